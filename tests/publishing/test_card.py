@@ -25,9 +25,8 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import as_read
 from ropepatch.extension.record import Record
 from ropepatch.model.weights import fingerprint, read_headers
-from ropepatch.pipeline.results import Results
 from ropepatch.publishing.card import Extended, card_text, write_card
-from ropepatch.publishing.card.model import shown_command, shown_name
+from ropepatch.publishing.card.model import shown_command
 from ropepatch.publishing.card.parts import address, bibtex, entries
 from ropepatch.publishing.card.writing import MARKER
 from ropepatch.report import print_results
@@ -211,7 +210,9 @@ def test_a_number_that_was_made_up_would_be_found():
 
 
 def test_the_tables_are_those_of_the_results_with_this_checkpoint_marked():
-    shown = tables(card_text(MADE["trained"]))
+    card = card_text(MADE["trained"])
+    assert card_text(replace(MADE["trained"], results=TRAINED[::-1])) == card
+    shown = tables(card)
     heads = ["", "baseline", "yarn", "**yarn + mine** (this checkpoint)"]
     losses, found = shown["Nats per token"], shown["Answers found"]
     assert (losses[0], found[0]) == ([*heads, "floor"], heads)
@@ -221,23 +222,14 @@ def test_the_tables_are_those_of_the_results_with_this_checkpoint_marked():
     assert [cell.partition(" (")[0] for cell in found[2]] == ["512 tokens", "0%", "75%", "100%"]
 
 
-def test_scores_of_lm_eval_stand_beside_those_of_the_base():
-    assert tables(card_text(MADE["scored"]))["Scores"] == [
-        ["Task", "Version", "Metric", "baseline", "**yarn** (this checkpoint)"],
-        ["long\\_task", "1", "acc", "0.1012 (0.06123 to 0.1412)", "0.4046 (0.3646 to 0.4446)"],
-        ["short\\_task", "1", "exact\\_match", "0.5 (0.46 to 0.54)", "–"],
-    ]
-
-
 def test_the_outcome_at_the_target_comes_first_and_the_old_context_is_told():
     card = card_text(MADE["trained"])
     outcome = card.partition("## How to load it")[0]
-    assert re.search(
-        r"at 1,024 tokens of books: this checkpoint 0\.450 \(.*\), the base model 12\.033", outcome
-    )
-    assert re.search(
-        r"Answers found at 1,024 tokens: this checkpoint 75% \(.*\), the base model 0% \(", outcome
-    )
+    for said in (
+        r"at 1,024 tokens of books: this checkpoint 0\.450 \(.*\), the base model 12\.033",
+        r"Answers found at 1,024 tokens: this checkpoint 75% \(.*\), the base model 0% \(",
+    ):
+        assert re.search(said, outcome)
     loss, found, watched, *_ = card.partition("### Within the old context\n\n")[2].splitlines()
     assert loss.endswith("256 tokens of books: 0.611 (0.511 to 0.711) before, 0.629 (0.529 to 0.729) after.")
     assert re.search(r"Answers found at 256 tokens: 100% \(.*\) before, 100% \(.*\) after\.$", found)
@@ -261,17 +253,13 @@ def test_every_warning_of_the_terminal_is_on_the_card_before_its_headline(docume
     assert card.count("Warning") == len(printed)
 
 
-def test_a_measure_that_nobody_registered_has_its_metric_on_the_hub_and_its_rows_in_a_frame():
-    result = TRAINED[2]
-    own = replace(result, rows=[row_of("brier", {"length": n}, [0.25, 0.5, 0.75]) for n in (256, 1024)])
-    card = card_text(Extended("x", record(), [own], weights=BASE))
-    assert [row[0] for row in tables(card)["brier"]] == ["", "256 tokens", "1,024 tokens"]
-    (metric,) = ModelCard(card).data.eval_results
+def test_a_measure_that_nobody_registered_has_its_metric_on_the_hub():
+    rows = [row_of("brier", {"length": n}, [0.25, 0.5, 0.75]) for n in (256, 1024)]
+    (metric,) = ModelCard(
+        card_text(Extended("x", record(), [replace(TRAINED[2], rows=rows)], weights=BASE))
+    ).data.eval_results
     stated = (metric.metric_type, metric.metric_name, metric.metric_value, metric.metric_args["n"])
     assert stated == ("brier", "brier at 1,024 tokens", 0.5, 300)
-    (_, at_target) = Results([own]).to_pandas("brier").to_dict("records")
-    wanted = {"measure": "brier", "length": 1024, "value": 0.5, "n": 300, "clusters": 3}
-    assert at_target | wanted == at_target
 
 
 def test_without_results_it_says_that_nothing_was_measured():
@@ -301,17 +289,6 @@ def test_results_of_another_scaling_or_of_other_weights_are_not_claimed():
     assert claimed(record(), TRAINED[:3], "sha256:other") == claimed(record(), TRAINED[:3], None) == []
     nameless = [replace(r, model={k: v for k, v in r.model.items() if k != "weights"}) for r in TRAINED[:3]]
     assert claimed(record(), nameless, None) == []
-
-
-def test_of_two_trainings_of_one_scaling_that_of_these_weights_is_quoted_in_whatever_order():
-    other = replace(TRAINED[3], label="a better one", model={**TRAINED[3].model, "weights": "sha256:89ab"})
-    cards = {
-        card_text(replace(MADE["trained"], results=results))
-        for results in ([*TRAINED, other], [other, *TRAINED], [other, *TRAINED[::-1]])
-    }
-    (card,) = cards
-    assert "**yarn + mine** (this checkpoint)" in card
-    assert "**a better one**" not in card
 
 
 def test_weights_that_were_replaced_after_the_measurement_are_given_no_results(copied):
@@ -349,14 +326,6 @@ def test_a_target_that_was_not_measured_gives_way_to_the_longest_length_below():
     assert "Nats per token at 512 tokens of books: this checkpoint 0.607" in card
     (metric,) = ModelCard(card).data.eval_results
     assert (metric.metric_name, metric.metric_value) == ("loss at 512 tokens", 0.6066)
-
-
-def test_a_perplexity_that_no_number_holds_is_infinite():
-    endless = reading("yarn", [0.6, 0.7, 800.0], method="yarn", width=None)
-    card = card_text(Extended("x", record(), [endless], weights=BASE))
-    assert tables(card)["Perplexity"][-1] == ["1,024 tokens", "∞"]
-    (result,) = ModelCard(card).data.eval_results
-    assert (result.metric_type, result.metric_value) == ("loss", 800.0)
 
 
 # The front matter
@@ -565,13 +534,6 @@ def test_the_base_model_and_ropepatch_are_cited():
 # Names of the user's own
 
 
-def test_of_a_path_the_last_part_is_shown():
-    for whole in ("meta-llama/Llama-2-7b-hf", "tiny", "held-out tales", "/"):
-        assert shown_name(whole) == whole
-    for folder in ("./", "../models/", "~/", "/home/alice/", "C:\\Users\\alice\\", "b/c/"):
-        assert shown_name(f"{folder}llama") == shown_name(f"{folder}llama/") == "llama"
-
-
 def test_a_command_keeps_its_words_and_loses_its_folders():
     typed = (
         "/home/alice/venv/bin/ropepatch extend '/home/alice/my models/llama 2' --to 32k "
@@ -591,7 +553,7 @@ PARTS = st.lists(
 
 
 @given(PARTS, st.sampled_from(["/home/zorro/", "~zorro/", "./zorro/", "../zorro/q/", "C:\\zorro\\"]))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_folder_of_the_user_is_on_the_card(parts, root):
     import shlex
 
@@ -610,7 +572,7 @@ def test_no_folder_of_the_user_is_on_the_card(parts, root):
 @example("-->\n<!--")
 @example("'quoted\n```\n# broken'")
 @example("]( http://evil.example )")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_no_name_breaks_the_card(name):
     results = [
         replace(r, label=name if r.scaling else r.label, parameters={**r.parameters, "text": name})
@@ -716,7 +678,7 @@ def places_of(content, path=()):
 
 
 @given(st.sampled_from([*places_of(FULL)]), ODD)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_record_makes_the_card_crash(path, value):
     damaged = json.loads(json.dumps(FULL))
     place = damaged
@@ -728,7 +690,6 @@ def test_no_record_makes_the_card_crash(path, value):
     except RopepatchError:
         return
     ModelCard(card_text(made))
-    card_text(replace(made, record=made.record.amended(command=None)))
 
 
 def test_a_record_with_a_text_that_is_no_unicode_is_refused_when_it_is_read(copied):
