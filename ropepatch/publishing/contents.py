@@ -55,16 +55,10 @@ class Judgement:
 
 
 def read_contents(folder: Path, token: str | None = None, include: Sequence[str] = ()) -> Contents:
-    """The files of a checkpoint or an adapter, its weights checked by their headers.
+    """The files of a checkpoint or an adapter, and those that `include` names by patterns.
 
-    Args:
-        folder: The folder of the checkpoint.
-        token: The user's token, which no file may hold.
-        include: Patterns of what is pushed beside it.
-
-    Raises:
-        RopepatchError: If it is no checkpoint, its weights are unsound or pickled, or a file is a link that
-            leads out of the folder, or holds a secret.
+    Unsound or pickled weights, links that lead out of the folder, and files that hold a secret, such as the
+    user's `token`, are refused.
     """
     checkpoint = None if is_adapter(folder) else Checkpoint(folder)
     weights = checkpoint.weights.files if checkpoint else read_header(folder / ADAPTER[1]).files
@@ -105,15 +99,7 @@ def is_adapter(folder: Path) -> bool:
 
 
 def judge(folder: Path, names: Iterable[str] = ()) -> Judgement:
-    """What speaks against pushing a folder: nothing verified it, it has changed since, or it failed its gate.
-
-    Args:
-        folder: The folder of a checkpoint or an adapter.
-        names: The files that are pushed.
-
-    Raises:
-        RopepatchError: If `config.json` or the weights cannot be read.
-    """
+    """What speaks against pushing these files: nothing verified them, they changed, or failed their gate."""
     if not records.exists(folder):
         return Judgement(("nothing has verified it (no ropepatch.json)",))
     checkpoint = None if is_adapter(folder) else Checkpoint(folder)

@@ -122,9 +122,6 @@ def query_weights(survey: Survey) -> dict[str, float]:
 
     Where queries are normalised these are the weights of the norm (o is 1 in families that multiply by
     1 + w), else those of the projection.
-
-    Raises:
-        RopepatchError: If the queries of a layer have no weights of their own.
     """
     model = blueprint(load_config(survey.raw))
     tensors: dict[str, float] = {}

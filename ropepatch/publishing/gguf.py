@@ -154,11 +154,7 @@ def fits_gguf(checkpoint: Checkpoint) -> bool:
 
 
 def check_architecture(checkpoint: Checkpoint) -> Survey:
-    """The survey of a checkpoint that llama.cpp's LLaMA can hold, by its config.json.
-
-    Raises:
-        RopepatchError: If it cannot.
-    """
+    """The survey of a checkpoint that llama.cpp's LLaMA can hold, by its config.json; others are refused."""
     raw = checkpoint.raw
     config: Any = load_text_config(raw)
     if raw.get("quantization_config"):
@@ -198,9 +194,6 @@ def read_tensors(checkpoint: Checkpoint, survey: Survey) -> list[GgufTensor]:
     """The tensors of a GGUF file in their order, of which none is read yet.
 
     First `ROPE_FREQS`, theta_i / theta'_i for every rotary pair in float32, unless the rope is plain.
-
-    Raises:
-        RopepatchError: If llama.cpp's LLaMA cannot hold one, or the weights are unsound.
     """
     rope = survey.rope
     tensors = [*_weights(checkpoint, survey)]
@@ -316,11 +309,7 @@ def _write_tensors(
 def _verify(
     gguf: ModuleType, written: Path, survey: Survey, tensors: Sequence[GgufTensor], vocabulary: Vocabulary
 ) -> None:
-    """Read the file back: every tensor's name, shape and dtype, and what carries the rope.
-
-    Raises:
-        RopepatchError: If anything differs.
-    """
+    """Read the file back: every tensor's name, shape and dtype, and what carries the rope."""
     reader, rope = gguf.GGUFReader(written), survey.rope
     shapes = {
         tensor.name: (tuple(int(size) for size in reversed(tensor.shape)), tensor.tensor_type.name)

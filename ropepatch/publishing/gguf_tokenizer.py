@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ropepatch.errors import RopepatchError
 from ropepatch.model.loading import load_tokenizer
@@ -33,13 +33,6 @@ LLAMA_3 = WORDS + r"\p{N}{1,3}" + REST
 QWEN_2 = WORDS + r"\p{N}" + REST
 
 
-class PreTokenizer(NamedTuple):
-    """How a byte-level tokenizer cuts a text into words, and whether whole words skip the merges."""
-
-    steps: tuple[dict[str, Any], ...]
-    ignore_merges: bool
-
-
 def _bytes(*, use_regex: bool) -> dict[str, Any]:
     return {"type": "ByteLevel", "add_prefix_space": False, "use_regex": use_regex}
 
@@ -49,13 +42,14 @@ def _split(pattern: str) -> tuple[dict[str, Any], ...]:
     return cut, _bytes(use_regex=False)
 
 
-# By the names in llama.cpp, src/llama-vocab.cpp; those that it only approximates are left out.
+# The steps that cut a text into words, and whether whole words skip the merges, by the names in llama.cpp,
+# src/llama-vocab.cpp; those that it only approximates are left out.
 PRE_TOKENIZERS = {
-    "gpt-2": PreTokenizer((_bytes(use_regex=True),), False),
-    "smollm": PreTokenizer(({"type": "Digits", "individual_digits": True}, _bytes(use_regex=True)), False),
-    "llama-bpe": PreTokenizer(_split(LLAMA_3), True),
-    "smaug-bpe": PreTokenizer(_split(LLAMA_3), False),
-    "qwen2": PreTokenizer(_split(QWEN_2), False),
+    "gpt-2": ((_bytes(use_regex=True),), False),
+    "smollm": (({"type": "Digits", "individual_digits": True}, _bytes(use_regex=True)), False),
+    "llama-bpe": (_split(LLAMA_3), True),
+    "smaug-bpe": (_split(LLAMA_3), False),
+    "qwen2": (_split(QWEN_2), False),
 }
 
 
@@ -65,29 +59,16 @@ class UnfaithfulError(Exception):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What GGUF says of a tokenizer.
-
-    Args:
-        model: `llama` (SentencePiece), `gpt2` (byte-level BPE) or `no_vocab`.
-        pre: The pre-tokenizer of llama.cpp.
-        tokens: By id.
-        types: Of every token, as gguf.TokenType numbers them.
-        scores: Of every token of SentencePiece: the best pair is merged first.
-        merges: Of byte-level BPE, first to last.
-        flags: add_bos_token, add_eos_token and add_space_prefix.
-        special: The ids of bos, eos, unk and pad.
-        chat_template: In Jinja.
-        notes: What the user should know.
-    """
+    """A tokenizer in GGUF's words: `llama` (SentencePiece), `gpt2` (byte-level BPE) or `no_vocab`."""
 
     model: str
-    pre: str = "default"
+    pre: str = "default"  # llama.cpp's name of the pre-tokenizer
     tokens: tuple[str, ...] = ()
-    types: tuple[int, ...] = ()
-    scores: tuple[float, ...] = ()
-    merges: tuple[str, ...] = ()
+    types: tuple[int, ...] = ()  # as gguf.TokenType numbers them
+    scores: tuple[float, ...] = ()  # of SentencePiece: the best pair is merged first
+    merges: tuple[str, ...] = ()  # of byte-level BPE, first to last
     flags: dict[str, bool] = field(default_factory=dict)
-    special: dict[str, int] = field(default_factory=dict)
+    special: dict[str, int] = field(default_factory=dict)  # the ids of bos, eos, unk and pad
     chat_template: str | None = None
     notes: tuple[str, ...] = ()
 
@@ -112,15 +93,7 @@ class Vocabulary:
 
 
 def read_vocabulary(folder: Path, size: int) -> Vocabulary:
-    """The tokenizer of a checkpoint folder as stock transformers loads it.
-
-    Args:
-        folder: The checkpoint.
-        size: The rows of the embedding; llama.cpp wants as many tokens.
-
-    Returns:
-        The vocabulary, or `no_vocab` with the reason among its notes.
-    """
+    """The tokenizer of a checkpoint, or `no_vocab` with the reason; llama.cpp wants `size` tokens."""
     try:
         return _vocabulary(load_tokenizer(folder), size)
     except (UnfaithfulError, RopepatchError) as error:
@@ -284,7 +257,7 @@ def _pre_tokenizer(stated: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
         {name: value for name, value in step.items() if name != "trim_offsets"}
         for step in _steps(stated["pre_tokenizer"])
     )
-    pre_tokenizer = PreTokenizer(steps, bool(stated["model"].get("ignore_merges")))
+    pre_tokenizer = steps, bool(stated["model"].get("ignore_merges"))
     for name, candidate in PRE_TOKENIZERS.items():
         if candidate == pre_tokenizer:
             return name, notes

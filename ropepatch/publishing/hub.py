@@ -240,14 +240,7 @@ def push(
 
 
 def check_repo(repo: str) -> None:
-    """Refuse before hours of work what could not be pushed after them.
-
-    Args:
-        repo: `owner/name`, or `name` in the user's own namespace.
-
-    Raises:
-        RopepatchError: If that is no name of a repository, there is no token, or the Hub does not know it.
-    """
+    """Refuse, before hours of work, an invalid name of a repository and a token that the Hub rejects."""
     _check_name(repo)
     token = get_token()
     if token is None:

@@ -49,13 +49,7 @@ ANSWERS = {
 
 @contextmanager
 def hub_errors(repo: str, token: str | None, endpoint: str | None = None) -> Iterator[None]:
-    """Limit the Hub's client in time, keep the token at the Hub, and raise its errors as `RopepatchError`.
-
-    Args:
-        repo: The repository that errors name.
-        token: The token that errors must not hold.
-        endpoint: The Hub; None for the usual one.
-    """
+    """Limit the Hub's client in time, keep the token at the Hub, and raise its errors as `RopepatchError`."""
     try:
         bars = nullcontext() if sys.stderr.isatty() else _no_bars()
         with _careful(endpoint or constants.ENDPOINT), bars, warnings.catch_warnings():

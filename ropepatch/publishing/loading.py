@@ -12,14 +12,7 @@ def quoted(text: str) -> str:
 
 
 def call(function: str, *texts: str, branch: str | None = None, code: bool = False) -> str:
-    """A call that loads a checkpoint.
-
-    Args:
-        function: What is called.
-        texts: Its arguments, the last one the folder or the Hub id.
-        branch: The branch of the Hub id; None for main.
-        code: Whether the checkpoint has an attention map, whose code has to be trusted.
-    """
+    """A call that loads a checkpoint; `code` says that it has a map, whose code has to be trusted."""
     words = [*map(quoted, texts)]
     words += [f"revision={quoted(branch)}"] if branch else []
     words += ["trust_remote_code=True"] if code else []
@@ -27,13 +20,6 @@ def call(function: str, *texts: str, branch: str | None = None, code: bool = Fal
 
 
 def load_adapter(name: str, *, branch: str | None = None, base: str | None = None, module: str = "") -> str:
-    """A call that loads an adapter.
-
-    Args:
-        name: Its folder or Hub id.
-        branch: The branch of the Hub id; None for main.
-        base: Where its base model is, if the record does not say so.
-        module: What `snapshot_download` is in, with a dot.
-    """
+    """A call that loads an adapter, whose `base` is named where its record does not say it."""
     folder = call(f"{module}snapshot_download", name, branch=branch) if "/" in name else quoted(name)
     return f"ropepatch.load_adapter({folder}{f', base={quoted(base)}' if base else ''})"

@@ -23,19 +23,12 @@ UNBOUNDED = "private-key"  # those of PGP may be long; a second header ends the 
 
 @dataclass(frozen=True)
 class Rule:
-    """One of gitleaks' rules.
-
-    Args:
-        name: What it finds.
-        keywords: In small letters, of which each secret holds one.
-        pattern: What it looks like.
-        entropy: Bits per character that it has at least.
-    """
+    """One of gitleaks' rules."""
 
     name: str
-    keywords: tuple[bytes, ...]
+    keywords: tuple[bytes, ...]  # in small letters, of which each secret holds one
     pattern: re.Pattern[bytes]
-    entropy: float
+    entropy: float  # bits per character, at least
 
     def finds(self, data: bytes, lowered: bytes) -> bool:
         """Whether there is one."""
@@ -51,17 +44,14 @@ class Rule:
 
 
 def check_secrets(files: Mapping[str, Path], token: str | None = None) -> tuple[str, ...]:
-    """Refuse files that hold a secret, in UTF-8 or UTF-16.
+    """Refuse files that hold a secret, which is not repeated, in UTF-8, UTF-16 or UTF-32.
 
     Args:
-        files: By the names they are known by.
+        files: The files by the names that an error says.
         token: One more secret: the user's.
 
     Returns:
-        The names of those too large to be looked into.
-
-    Raises:
-        RopepatchError: One holds a secret, or cannot be read; the secret is not repeated.
+        The names of those too large to be searched.
     """
     large = []
     for name, path in files.items():

@@ -51,19 +51,12 @@ def _shown_word(word: str) -> str:
 
 
 class Evidence(NamedTuple):
-    """One comparison that this checkpoint stands in.
+    """One comparison that this checkpoint stands in."""
 
-    Args:
-        group: The results side by side.
-        own: The name of this checkpoint's result.
-        before: The name of the base model's result, where it was measured.
-        stem: The name of the file of its figure, without its ending.
-    """
-
-    group: Comparison
-    own: str
-    before: str | None
-    stem: str
+    group: Comparison  # the results side by side
+    own: str  # the name of this checkpoint's result
+    before: str | None  # that of the base model's, where it was measured
+    stem: str  # the name of the file of its figure, without its ending
 
     def row(self, measure: str, length: int, name: str | None) -> Row | None:
         """A measure of a result at a length."""

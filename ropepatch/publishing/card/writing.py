@@ -44,7 +44,7 @@ MARKER = (
 def write_card(folder: Path, repo: str | None = None, revision: str | None = None) -> list[Path]:
     """Write README.md and its figures into a folder that ropepatch made, whole or not at all.
 
-    Figures need matplotlib; without it there are none.
+    Figures need matplotlib; without it there are none. A README.md that is not ropepatch's is not touched.
 
     Args:
         folder: The folder of a checkpoint or an adapter.
@@ -52,11 +52,7 @@ def write_card(folder: Path, repo: str | None = None, revision: str | None = Non
         revision: Its branch; None for main.
 
     Returns:
-        The files; none if README.md is there and not ropepatch's: it is not touched.
-
-    Raises:
-        RopepatchError: Not a folder that ropepatch made, a damaged record or result, weights that are missing
-            or damaged, or a disk that cannot be written.
+        The files that were written.
     """
     card = folder / CARD
     try:
