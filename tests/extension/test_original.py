@@ -1,11 +1,11 @@
 """`original`: the window that a model was trained on, where its config.json says another."""
 
 import json
-import shutil
 
 import pytest
 import torch
 from checkpoint_folders import VOCABULARY, write_checkpoint
+from methods import example
 from tiny_models import tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -13,6 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 import ropepatch
 from ropepatch import METHODS, RopepatchError
 from ropepatch.extension.record import read
+from ropepatch.extension.writing import extend
 from ropepatch.training.adapter import plan_of_record
 
 STATED, TRAINED, TARGET = 80, 64, 256
@@ -38,7 +39,7 @@ def test_yarn_of_qwen3_is_written_as_its_makers_publish_it(tmp_path):
     model.save_pretrained(tmp_path / "source")
     plan = ropepatch.plan(tmp_path / "source", to="4x", original="32k")
     assert plan.target == 131_072
-    written = ropepatch.extend(plan, tmp_path / "out").folder
+    written = extend(plan, tmp_path / "out")
     raw = json.loads((written / "config.json").read_text())
     assert raw["max_position_embeddings"] == 131_072
     theta = raw["rope_parameters"]["rope_theta"]
@@ -65,7 +66,8 @@ def test_a_patch_a_plan_and_a_reload_compute_the_same(method, source, tmp_path):
         assert torch.equal(logits(model), expected)
     with ropepatch.patch(model, method, to=TARGET):
         assert not torch.equal(logits(model), expected)
-    out = ropepatch.extend(source, tmp_path / "out", to="4x", method=method, original=TRAINED).folder
+    given = {"to": "4x", "method": method, "original": TRAINED, "reading": False}
+    out = ropepatch.extend(source, tmp_path / "out", **given).folder
     assert torch.equal(logits(ropepatch.load(out)[0]), expected)
     record = read(out)
     assert (record.original, record.original_max_position_embeddings) == (TRAINED, TRAINED)
@@ -75,8 +77,6 @@ def test_a_patch_a_plan_and_a_reload_compute_the_same(method, source, tmp_path):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_window_that_is_given_counts_as_if_config_json_said_it(method, source, tmp_path):
-    from methods import example
-
     saying = write_checkpoint(tmp_path / "source", max_position_embeddings=TRAINED)
     parameters = example(method, 8).parameters()
     given = ropepatch.plan(source, to=TARGET, method=method, original=TRAINED, **parameters)
@@ -107,7 +107,6 @@ def test_a_window_beyond_the_target_or_of_a_scaled_rope_is_refused(source, tmp_p
         ropepatch.patch(model, plan, original=TRAINED)
     with pytest.raises(RopepatchError, match=r"a plan says .* original"):
         ropepatch.extend(plan, tmp_path / "out", original=TRAINED)
-    shutil.rmtree(tmp_path / "out", ignore_errors=True)
-    out = ropepatch.extend(plan, tmp_path / "out").folder
+    out = extend(plan, tmp_path / "out")
     with pytest.raises(RopepatchError, match=f"original is {TRAINED}, but this rope is scaled already"):
         ropepatch.plan(out, to=4 * TARGET, original=TRAINED)
