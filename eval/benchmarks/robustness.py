@@ -24,7 +24,7 @@ SUPPORT = Path(__file__).parents[2] / "tests" / "support"  # where the attacks a
 def attack_configs(seeds: int, folder: Path) -> dict[str, Any]:
     """Ask every entry point for the damaged configuration of every seed."""
     from config_clinic import ENTRIES, Clinic
-    from mutated_configs import FAMILIES, mutant
+    from damaged_configs import FAMILIES, mutant
 
     clinic = Clinic(folder / "clinic")
     failures, answered = [], 0

@@ -33,10 +33,10 @@ def base_name(case: Case) -> tuple[str, str | None]:
     return name, revision if isinstance(revision, str) and not here else None
 
 
-def adapter_findings(case: Case, base: Case) -> Iterator[Finding]:
-    """What is wrong between an adapter and its base."""
+def adapter_findings(case: Case, base: Case, checkpoint: Checkpoint) -> Iterator[Finding]:
+    """What is wrong between an adapter and its base, a checkpoint."""
     try:
-        rope = survey_checkpoint(Checkpoint(base.folder)).rope
+        rope = survey_checkpoint(checkpoint).rope
     except RopepatchError as error:
         yield no_base(case, error)
         return

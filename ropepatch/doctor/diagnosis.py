@@ -15,7 +15,7 @@ from ropepatch.doctor.weights import look_at_weights, not_finite
 from ropepatch.errors import RopepatchError, printable
 from ropepatch.extension.record import sound_keys
 from ropepatch.files import json_text, read_json
-from ropepatch.model.checkpoint import CODE
+from ropepatch.model.checkpoint import CODE, Checkpoint
 from ropepatch.model.checks import check, has_errors, repaired, settled
 from ropepatch.model.checks.case import Case
 from ropepatch.model.checks.findings import ADAPTER, CONFIG, GENERATION, SEVERITIES, TOKENIZER, Finding, Key
@@ -77,17 +77,17 @@ def diagnose(model: str | Path, revision: str | None = None, *, measure: bool = 
         RopepatchError: If there is no such checkpoint, or its config.json is no JSON object.
     """
     if folder := _adapter_folder(model):
-        return _diagnose_adapter(read_case(str(model), folder), measure)
+        return _diagnose_adapter(read_case(Checkpoint(folder, str(model))), measure)
     source = find_source(model, revision, weights=measure, include=(CODE,))
-    if folder := _adapter_folder(source.folder):  # from the Hub
-        return _diagnose_adapter(read_case(source.name, folder), measure)
-    case = read_case(source.name, source.folder)
+    case = read_case(source)
+    if _adapter_folder(source.folder):  # from the Hub
+        return _diagnose_adapter(case, measure)
     whole = measure or source.revision is None  # else only config.json is here
     maps = settled(case, map_findings) if whole else []
     weights, of_weights = look_at_weights(case)
     findings = [*check(case), *maps, *unreadable_files(case), *of_weights]
     if measure and weights:
-        findings += [*not_finite(weights), *(() if maps else loaded_map(case, weights))]
+        findings += [*not_finite(weights), *(() if maps else loaded_map(source, weights))]
     if measure:
         findings = with_effects(case, findings, weights, repaired(case))
     names = [file.name for file in weights.files] if weights else ["no weights that can be read"]
@@ -98,8 +98,9 @@ def diagnose(model: str | Path, revision: str | None = None, *, measure: bool = 
 def _diagnose_adapter(case: Case, measure: bool) -> Diagnosis:
     try:
         name, revision = base_name(case)
-        base = read_case(name, find_source(name, revision, weights=False).folder)
-        findings = [*adapter_findings(case, base)]
+        source = find_source(name, revision, weights=False)
+        base = read_case(source)
+        findings = [*adapter_findings(case, base, source)]
         if measure:
             findings = with_effects(base, findings, look_at_weights(base)[0], base)
     except (RopepatchError, OSError) as error:  # OSError: a name that is too long
@@ -117,13 +118,13 @@ def _adapter_folder(model: str | Path) -> Path | None:
         return None
 
 
-def read_case(name: str, folder: Path) -> Case:
-    """Read the small files of a folder.
+def read_case(checkpoint: Checkpoint) -> Case:
+    """Read the small files of a checkpoint or an adapter.
 
     Raises:
         RopepatchError: If config.json, or of an adapter adapter_config.json, is missing or unreadable.
     """
-    files, unreadable = {}, {}
+    folder, files, unreadable = checkpoint.folder, {}, {}
     for file in (*SIDE_FILES, VOCABULARY):
         if (folder / file).exists():
             try:
@@ -132,8 +133,8 @@ def read_case(name: str, folder: Path) -> Case:
                 unreadable[file] = str(error).replace(f"{folder}/", "")
     files.pop(VOCABULARY, None)
     if ADAPTER not in files or (folder / CONFIG).exists():
-        files[CONFIG] = read_json(folder / CONFIG)
-    return Case(name, folder, files, unreadable, sound_keys(files.get(RECORD, {})))
+        files[CONFIG] = checkpoint.raw
+    return Case(checkpoint.name, folder, files, unreadable, sound_keys(files.get(RECORD, {})))
 
 
 def unreadable_files(case: Case) -> list[Finding]:

@@ -78,13 +78,13 @@ def map_findings(case: Case) -> Iterator[Finding]:
         )
 
 
-def loaded_map(case: Case, weights: Weights) -> Iterator[Finding]:
+def loaded_map(checkpoint: Checkpoint, weights: Weights) -> Iterator[Finding]:
     """A map that the loaded model does not bear out, such as one of other layers; only where it fits."""
-    if kind_of(case.raw) == "mapped" and 2 * weights.num_bytes <= available_bytes():
+    if checkpoint.kind == "mapped" and 2 * weights.num_bytes <= available_bytes():
         try:
-            load_checkpoint(Checkpoint(case.folder))
+            load_checkpoint(checkpoint)
         except RopepatchError as error:
-            yield Key(CONFIG, (KEY,), case.raw.get(KEY)).finding("map-wrong", str(error), AGAIN)
+            yield Key(CONFIG, (KEY,), checkpoint.raw.get(KEY)).finding("map-wrong", str(error), AGAIN)
 
 
 def _stock(raw: dict[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def look_at_weights(case: Case) -> tuple[Weights | None, list[Finding]]:
     """The weights of a checkpoint, None where they are missing or damaged, and what their headers say."""
     sets = weight_sets(case.folder)
     try:
-        weights = read_headers(case.folder)
+        weights = read_headers(case.folder, case.raw)
     except RopepatchError as error:
         return None, [*_unread(case, [*sets, ""][0], error)]
     findings = [*_misfit(case, weights)] or [*_saved_frequencies(case, weights)]

@@ -1,7 +1,7 @@
 """Base of all position encodings: frozen parameters, and a function from inputs of attention to others.
 
 Shapes, here and in the encodings: B sequences, H heads, K key-value heads, Q queries, T keys, D dimensions of
-a head, E those that attention works on, C channels of the residual stream.
+a head, E those that attention works on, C channels of the residual stream, q queries of a block, R distances.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ropepatch.attention.relative import Relative as Relative
 from ropepatch.errors import RopepatchError
 from ropepatch.model.survey import Survey
 from ropepatch.scaling.rope import Rope
@@ -61,6 +60,42 @@ class ModelShape:
     def window(self) -> int:
         """L: the tokens the model was built to read."""
         return self.rope.original_max_position_embeddings
+
+
+@dataclass(frozen=True, eq=False)
+class Relative:
+    """Additions of distances of 0 to R - 1 tokens; farther ones add what the last does.
+
+    Args:
+        numbers: Added to the scaled scores: [H or 1, R] float32.
+        vectors: Whose products with a query are added to its scaled scores: [H or 1, E, R] float32.
+        values: Added to the values: [E, R] float32.
+    """
+
+    numbers: Tensor
+    vectors: Tensor | None = None
+    values: Tensor | None = None
+
+    @property
+    def reach(self) -> int:
+        """R."""
+        return self.numbers.shape[-1]
+
+    def bias(self, query: Tensor, distances: Tensor) -> Tensor:
+        """The additions [B or 1, H, q, T] to scores of queries [B, H, q, E] at distances [B or 1, q, T]."""
+        index = distances.clamp(0, self.reach - 1)
+        if self.vectors is None:
+            return self.numbers[:, index].transpose(0, 1)
+        products = query.to(self.vectors) @ self.vectors + self.numbers[:, None]
+        return products.gather(-1, index[:, None].expand(*products.shape[:3], -1))
+
+    def read(self, weights: Tensor, distances: Tensor) -> Tensor | None:
+        """The addition [B, H, q, E] to the output by weights [B, H, q, T] at distances [B or 1, q, T]."""
+        if self.values is None:
+            return None
+        index = distances.clamp(0, self.reach - 1)[:, None].expand_as(weights)
+        summed = weights.new_zeros(*weights.shape[:3], self.reach)
+        return summed.scatter_add(-1, index, weights) @ self.values.mT
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 import pytest
 from config_clinic import ENTRIES, Clinic
-from mutated_configs import DAMAGES, Mutant, mutant
+from damaged_configs import DAMAGES, Mutant, mutant
 
 # As for a user: a warning of transformers is no error.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -3,7 +3,9 @@
 import copy
 import json
 import math
+import random
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,11 +21,10 @@ from damaged_configs import (
     blocks,
     change,
     drop,
+    mutant,
     planted,
+    with_rare_key,
 )
-from fuzzed_configs import CHANGES, DROPPED, fuzz
-from hypothesis import given
-from hypothesis import strategies as st
 from methods import example
 from oldest import needs
 from transformers import AutoConfig
@@ -32,6 +33,7 @@ import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.doctor import diagnose, repair
 from ropepatch.doctor.diagnosis import by_severity
+from ropepatch.files import parse_json
 from ropepatch.model.checks import RULES, check, repaired
 from ropepatch.model.checks.agreement import same_rope
 from ropepatch.model.checks.case import Case
@@ -280,20 +282,21 @@ def test_a_configuration_that_is_no_json_object_is_a_user_error(content, tmp_pat
         diagnose(tmp_path, measure=False)
 
 
-@given(changes=CHANGES, name=st.sampled_from([None, *SOUND, *INHERENT]), recorded=CHANGES | st.none())
-@fuzz(600)
-def test_no_json_makes_the_doctor_stumble_and_nothing_repairable_is_left(changes, name, recorded, template):
-    """In a small LLaMA or a published configuration, beside a record of anything."""
-    published = SOUND | {known: files for known, (files, _) in INHERENT.items()}
-    raw = json.loads((template / "config.json").read_text()) if name is None else published[name].config
-    raw = raw | {key: value for key, value in changes if value is not DROPPED}
-    raw = {key: value for key, value in raw.items() if (key, DROPPED) not in changes}
-    record = {"config_changes": {key: value for key, value in recorded or () if value is not DROPPED}}
-    case = Case("model", template, {"config.json": raw, "tokenizer_config.json": raw}, {}, record)
-    for finding in check(case):
-        assert str(finding)
-        json.dumps(finding.to_dict(), allow_nan=False)
-    assert not [finding for finding in check(repaired(case)) if finding.fixable]
+def test_no_json_makes_the_doctor_stumble_and_nothing_repairable_is_left():
+    """Of configurations damaged by chance, beside records of others."""
+    draw, raws = random.Random(0), []
+    for seed in range(600):
+        with suppress(ValueError, RecursionError):  # the damage may be to JSON itself
+            raws.append(with_rare_key(draw, parse_json(mutant(seed).text)))
+    assert len(raws) > 400
+    for raw, other in zip(raws, [{}, *raws], strict=False):
+        record = {"config_changes": other} if draw.random() < 0.5 else {}
+        files = {"config.json": raw, "tokenizer_config.json": raw}
+        case = Case("model", Path("model"), files, {}, record)
+        for finding in check(case):
+            assert str(finding)
+            json.dumps(finding.to_dict(), allow_nan=False)
+        assert not [finding for finding in check(repaired(case)) if finding.fixable], raw
 
 
 # --- how it is shown ------------------------------------------------------------------------------------

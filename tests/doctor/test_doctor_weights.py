@@ -509,3 +509,12 @@ def test_an_adapter_cannot_be_repaired_and_an_unreadable_one_is_a_user_error(ada
     (adapter / "adapter_config.json").write_text("[")
     with pytest.raises(RopepatchError):
         diagnose(adapter)
+
+
+def test_config_json_is_read_once(adapter, folder, monkeypatch):
+    read, opened = Path.read_text, []
+    monkeypatch.setattr(Path, "read_text", lambda path, **how: opened.append(path) or read(path, **how))
+    for place in (folder, adapter):
+        diagnose(place)
+        assert opened.count(folder / "config.json") == 1
+        opened.clear()

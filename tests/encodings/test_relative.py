@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ropepatch.attention import modeling_attention_map as modeling
 from ropepatch.attention.interchange import SLOT
-from ropepatch.attention.relative import Relative
 from ropepatch.encodings.attention import attend
+from ropepatch.encodings.encoding import Relative
 
 # Queries, keys, distances of the tables, window
 SIZES = [

@@ -5,52 +5,37 @@ from typing import Any
 
 import pytest
 import torch
-from caches import into
 from peft import LoraConfig, get_peft_model
+from readings import (
+    CHUNKS,
+    MASKS,
+    cached,
+    check_caches,
+    check_generation,
+    check_padding,
+    check_sliding,
+    check_weights,
+    shut_out,
+)
 from swaps import IDS, ONE, PARAMETERS, apart, cast, every_encoding, logits, put
 from tiny_models import tiny_model
 from torch import Tensor
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, StaticCache
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import ropepatch
 from ropepatch import ENCODINGS, RopepatchError, swap
 from ropepatch.attention.modeling_attention_map import Sight
-from ropepatch.attention.relative import Relative
 from ropepatch.data.haystack import Haystack, Question
 from ropepatch.encodings import swapped
-from ropepatch.encodings.encoding import AttentionInputs
+from ropepatch.encodings.encoding import AttentionInputs, Relative
 from ropepatch.evaluation.retrieval import ask
-
-# Of the second half of a row, after a first half in the cache.
-MASKS = {
-    "padded behind": [[1] * 12, [1] * 9 + [0] * 3],
-    "a hole in the cache": [[1] * 12, [1] * 4 + [0] * 2 + [1] * 6],
-    "a hole and padding ahead": [[1] * 12, [0] * 2 + [1] * 2 + [0] * 2 + [1] * 6],
-    "one token alone": [[1] * 12, [0] * 11 + [1]],
-}
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 @pytest.mark.parametrize("name", [*ENCODINGS])
-@torch.no_grad()
 def test_tokens_stand_where_their_position_ids_say_whatever_is_padding(model, name, mask):
-    mask, ids = torch.tensor(mask), IDS[:, :12]
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    with swap(model, name, **PARAMETERS.get(name, {})):
-        cache = DynamicCache(config=model.config)
-        parts = [
-            model(
-                ids[:, begin:end],
-                attention_mask=mask[:, :end],
-                position_ids=positions[:, begin:end],
-                **into(cache),
-            ).logits
-            for begin, end in ((0, 6), (6, 12))
-        ]
-        for row in range(2):
-            real = mask[row].bool()
-            alone = model(ids[row][real][None], use_cache=False).logits[0]
-            assert torch.allclose(torch.cat(parts, 1)[row][real], alone, atol=2e-4)
+    put(model, name)
+    check_padding(model, mask, [(15, 30)])
 
 
 def test_an_empty_row_and_a_static_cache_leave_the_other_rows_alone():
@@ -115,40 +100,16 @@ def test_parameters_follow_the_tokens_to_another_device(model):
 # Cached equals full, generation
 
 
-def cached(model: PreTrainedModel, sizes: list[int], cache: Any) -> Tensor:
-    """The logits of `ONE` that is read in pieces."""
-    pieces = [logits(model, piece, **into(cache)) for piece in ONE.split(sizes, 1)]
-    return torch.cat(pieces, 1)
-
-
-CHUNKS = [13, 1, 1, 9, 16]
-
-
 @every_encoding
 def test_reading_through_a_cache_equals_reading_at_once(model, name):
     put(model, name)
-    expected = logits(model)
-    for sizes in (CHUNKS, [1] * 40):
-        assert apart(cached(model, sizes, DynamicCache(config=model.config)), expected) < 5e-5
-    static = StaticCache(config=model.config, max_cache_len=56)
-    assert apart(cached(model, CHUNKS, static), expected) < 5e-5
+    check_caches(model)
 
 
 @every_encoding
 def test_generated_logits_are_those_of_each_row_read_alone_whatever_the_padding_and_the_cache(model, name):
-    """Rows of 24 and 17 tokens, the shorter one padded on the left; 9 tokens are generated."""
     put(model, name)
-    mask = (torch.arange(24) >= torch.tensor([[7], [0]])).long()
-    for cache in ({}, {"cache_implementation": "static", "disable_compile": True}):
-        out = model.generate(
-            IDS[:, :24] * mask, attention_mask=mask, max_new_tokens=9, do_sample=False, eos_token_id=None,
-            pad_token_id=0, output_logits=True, return_dict_in_generate=True, **cache,
-        )  # fmt: skip
-        said = torch.stack(out.logits, 1)
-        for row, padding in enumerate((7, 0)):
-            alone = logits(model, out.sequences[row : row + 1, padding:])[0, -10:-1]
-            assert apart(said[row], alone) < 5e-5
-            assert torch.equal(alone.argmax(-1), out.sequences[row, -9:])
+    check_generation(model)
 
 
 def test_the_cache_test_would_see_keys_that_are_one_token_off(model, monkeypatch):
@@ -161,7 +122,7 @@ def test_the_cache_test_would_see_keys_that_are_one_token_off(model, monkeypatch
     put(model, "rope")
     expected = logits(model)
     monkeypatch.setattr(Sight, "of", shifted)
-    assert apart(cached(model, CHUNKS, DynamicCache(config=model.config)), expected) > 1e-2
+    assert apart(cached(model, CHUNKS), expected) > 1e-2
 
 
 # Eager attention, sliding windows, blocks
@@ -174,13 +135,7 @@ def test_eager_attention_returns_its_weights_and_the_logits_of_sdpa(model, name)
     swapped(model).remove()
     model.set_attn_implementation("eager")
     put(model, name)
-    with torch.no_grad():
-        out = model(ONE, output_attentions=True)
-    assert apart(out.logits, expected) < 1e-5
-    assert [weights.shape for weights in out.attentions] == [(1, 4, 40, 40)] * 2
-    for weights in out.attentions:
-        assert apart(weights.sum(-1), torch.ones(1, 4, 40)) < 1e-5
-        assert weights.triu(1).abs().max() == 0
+    check_weights(model, expected)
 
 
 def mistral(window: int | None) -> PreTrainedModel:
@@ -194,16 +149,13 @@ def mistral(window: int | None) -> PreTrainedModel:
 
 @every_encoding
 def test_a_sliding_window_is_the_mask_that_shuts_out_older_keys(name):
-    age = torch.arange(40)[:, None] - torch.arange(40)
-    mask = ((age >= 0) & (age < 7))[None, None]
     whole = mistral(None)
     put(whole, name)
-    expected = logits(whole, attention_mask=mask)
+    expected = logits(whole, attention_mask=shut_out(7))
     assert apart(logits(whole), expected) > 1e-2
     model = mistral(7)
     put(model, name)
-    assert apart(logits(model), expected) < 1e-5
-    assert apart(cached(model, CHUNKS, DynamicCache(config=model.config)), expected) < 5e-5
+    check_sliding(model, expected)
 
 
 def test_an_encoding_is_given_the_layer_and_the_scale_of_its_scores(model):

@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from fuzzed_configs import fuzz
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from map_oracle import ORACLE
 from oldest import OLDEST
@@ -111,7 +110,7 @@ HOSTILE = st.sampled_from(
 HOSTILE |= st.text(max_size=6)
 
 
-@fuzz(40)
+@settings(max_examples=40, derandomize=True, deadline=None)
 @given(
     name=st.sampled_from(sorted(MAPS)),
     settings=st.dictionaries(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mutated_configs import Mutant
+from damaged_configs import Mutant
 
 import ropepatch
 from ropepatch import RopepatchError

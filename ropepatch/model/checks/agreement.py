@@ -17,8 +17,17 @@ from ropepatch.model.checks.case import (
     number,
     positive,
 )
-from ropepatch.model.checks.codes import Severity
-from ropepatch.model.checks.findings import DROP, GENERATION, TOKENIZER, Edit, Finding, Key, set_all, shown
+from ropepatch.model.checks.findings import (
+    DROP,
+    GENERATION,
+    TOKENIZER,
+    Edit,
+    Finding,
+    Key,
+    Severity,
+    set_all,
+    shown,
+)
 from ropepatch.model.checks.values import configured
 from ropepatch.model.config import SCALING_KEYS, WITH_ORIGINAL, is_known, legacy_keys
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from ropepatch.model.architectures import OPEN_RAMP, REBUILD_CACHE
 from ropepatch.model.checks.case import LEFT_BEHIND, ORIGINAL, Case, Stated, number, positive
-from ropepatch.model.checks.codes import Severity
-from ropepatch.model.checks.findings import DROP, Finding, set_all, shown
+from ropepatch.model.checks.findings import DROP, Finding, Severity, set_all, shown
 from ropepatch.model.config import REQUIRED, WITH_ORIGINAL
 from ropepatch.model.rotary import SEQUENCE, stated_window
 from ropepatch.scaling.ramps import yarn_temperature

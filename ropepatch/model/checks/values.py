@@ -12,8 +12,7 @@ from transformers import PreTrainedConfig
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import kind_of
 from ropepatch.model.checks.case import ORIGINAL, THETA_KEYS, WINDOW_KEYS, Case, Stated, number, positive
-from ropepatch.model.checks.codes import Severity
-from ropepatch.model.checks.findings import CONFIG, Finding, Key, set_all, shown
+from ropepatch.model.checks.findings import CONFIG, Finding, Key, Severity, set_all, shown
 from ropepatch.model.config import REQUIRED, SCALING_KEYS, is_known, load_text_config
 
 KNOWN_TYPES = {
