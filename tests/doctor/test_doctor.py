@@ -480,6 +480,15 @@ def test_ropes_by_layer_type_of_a_model_without_rope_are_no_traceback():
     assert (finding.code, finding.fixable) == ("only-new-keys", False)
 
 
+def test_a_scaling_of_the_sliding_layers_alone_is_no_older_key_and_not_repaired():
+    full, sliding = {"rope_type": "default", "rope_theta": 1e6}, {"rope_type": "linear", "factor": 2.0}
+    ropes = {"full_attention": full, "sliding_attention": sliding | {"rope_theta": 10000.0}}
+    files = changed("gemma-3-4b-it, text only", rope_parameters=ropes)
+    drop([files.config], "rope_theta", "rope_local_base_freq", "rope_scaling")
+    (finding,) = [one for one in check(case_of(files)) if one.severity != "remark"]
+    assert (finding.code, finding.fixable) == ("only-new-keys", False)
+
+
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
 def test_a_tokenizer_that_cannot_be_read_is_an_error(template, tmp_path, file, monkeypatch):
     """As after chmod 0, which does not bind the user of a container."""

@@ -137,7 +137,8 @@ def one_generation(case: Case) -> Iterator[Finding]:
 
 def _older_keys(case: Case, rope: Stated) -> tuple[Edit, ...]:
     """The keys to add for older readers, if transformers 5 goes on reading the same rope."""
-    if not rope.positive("rope_theta") or rope.kind is None:
+    others_scaled = any(other.scaled for other in case.newer if other is not rope)  # no older key says so
+    if not rope.positive("rope_theta") or rope.kind is None or others_scaled:
         return ()
     older: dict[str, Any] = legacy_keys(case.stated, rope.values | {"rope_type": rope.kind})
     if _only_share(case, rope):
