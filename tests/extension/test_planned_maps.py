@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from map_oracle import ORACLE
 from oldest import OLDEST
@@ -110,7 +110,12 @@ HOSTILE = st.sampled_from(
 HOSTILE |= st.text(max_size=6)
 
 
-@settings(max_examples=40, derandomize=True, deadline=None)
+@settings(
+    max_examples=40,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     name=st.sampled_from(sorted(MAPS)),
     settings=st.dictionaries(
