@@ -104,6 +104,8 @@ def test_a_command_of_the_documents_runs(workplace, monkeypatch, capsys, command
         shutil.rmtree(workplace / EXTENDED, ignore_errors=True)
     elif EXTENDED in command:
         extended(workplace)
+    elif command.startswith("ropepatch probe tiny-1k") and not (workplace / "tiny-1k").exists():
+        ropepatch.extend("tiny", workplace / "tiny-1k", to="4x")
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as end:
         main()

@@ -41,7 +41,7 @@ CANDIDATES = 16  # of which each is the one where the next token is least certai
 TOP = 20
 DIGITS = 4
 TOLD_APART = 4e-3  # nats: a mistake that differs by less is none that anybody would notice
-MOST_WORK = {"cpu": 2e13, "cuda": 1e16}  # operations in all that `extend` spends: a minute or two
+MOST_WORK = {"cpu": 1e13, "cuda": 1e16}  # operations in all that `extend` spends: a minute or two
 
 Say = Callable[[str], None]
 
