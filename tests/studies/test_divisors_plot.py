@@ -4,10 +4,10 @@ import math
 from xml.etree import ElementTree
 
 import pytest
-from divisors import Excess, LearnedDivisors, plot_divisors, plot_excess
+from divisors import LearnedDivisors, plot_divisors
 
 from ropepatch.errors import RopepatchError
-from ropepatch.report.plots.style import COLOURS, FAINT, PLAIN, save_figure
+from ropepatch.report.plots.style import COLOURS, FAINT, save_figure
 from ropepatch.scaling import make_scaling
 from ropepatch.scaling.rope import Rope
 
@@ -109,70 +109,11 @@ def test_vectors_that_do_not_fit_their_rope_and_nothing_to_draw_are_refused():
         plot_divisors([learned((1.0, 2.0, 3.0))])
     with pytest.raises(RopepatchError, match="no vectors to draw"):
         plot_divisors([])
-    with pytest.raises(RopepatchError, match="no losses to draw"):
-        plot_excess([])
-
-
-# Excess losses
-
-
-ROWS = [
-    Excess("small", 4.0, "learned", 0.06, (0.05, 0.07)),
-    Excess("small", 4.0, "yarn", 0.15, (0.13, 0.17)),
-    Excess("small", 4.0, "ntk", 0.10),
-    Excess("small", 8.0, "yarn", 0.30, (0.2, 0.4)),
-    Excess("other", 8.0, "learned", -0.01, (-0.03, 0.01)),
-]
-
-
-def panels(rows):
-    return {axes.get_title(loc="left"): axes for axes in plot_excess(rows).axes if axes.get_visible()}
-
-
-def test_every_checkpoint_and_factor_has_a_panel_of_its_rows():
-    drawn = panels(ROWS)
-    assert list(drawn) == ["small, 4 ×", "small, 8 ×", "other, 8 ×"]
-    dots = {
-        title: {line.get_label(): line.get_xdata()[0] for line in axes.lines if line.get_marker() == "o"}
-        for title, axes in drawn.items()
-    }
-    assert dots["small, 4 ×"] == {"learned": 0.06, "yarn": 0.15, "ntk": 0.10}
-    assert dots["small, 8 ×"] == {"yarn": 0.30}
-    assert dots["other, 8 ×"] == {"learned": -0.01}
-
-
-def test_a_dot_stands_beside_its_name_and_on_its_interval_and_what_was_learned_is_in_colour():
-    axes = panels(ROWS)["small, 4 ×"]
-    names = dict(zip(axes.get_yticks(), [t.get_text() for t in axes.get_yticklabels()], strict=True))
-    lines = [line for line in axes.lines if line.get_marker() == "o"]
-    colours = {line.get_label(): line.get_color() for line in lines}
-    assert colours == {"learned": COLOURS[0], "yarn": PLAIN, "ntk": PLAIN}
-    dots = {line.get_label(): line.get_ydata()[0] for line in lines}
-    assert {names[place]: place for place in names} == dots
-    intervals = {line.get_ydata()[0]: tuple(line.get_xdata()) for line in found(axes, "_interval")}
-    assert intervals == {dots["learned"]: (0.05, 0.07), dots["yarn"]: (0.13, 0.17)}
-
-
-def test_what_is_far_behind_is_named_at_the_edge_and_leaves_room_for_the_rest():
-    axes = panels([*ROWS[:3], Excess("small", 4.0, "linear", 3.456, (3.0, 4.0))])["small, 4 ×"]
-    assert words(axes) == ["3.46 →"]
-    assert not found(axes, "linear")
-    assert 0.17 < axes.get_xlim()[1] < 0.3
-
-
-def test_a_panel_holds_zero_its_losses_and_their_intervals():
-    above = [Excess("a", 2.0, "x", 0.0, (-0.01, 0.01)), Excess("a", 2.0, "y", 0.002, (-0.01, 0.03))]
-    below = [Excess("b", 2.0, "x", -0.05), Excess("b", 2.0, "z", -0.01)]
-    drawn = panels([*above, *below])
-    for title, least, most in (("a, 2 ×", -0.01, 0.03), ("b, 2 ×", -0.05, 0.0)):
-        left, right = drawn[title].get_xlim()
-        assert (left < least, right > most, words(drawn[title])) == (True, True, [])
 
 
 def test_any_name_and_a_stopped_pair_can_be_drawn(tmp_path):
     figure = plot_divisors([learned(model="$x_1"), other(factor=8.0)], methods=["p-rope"])
     assert math.inf in list(found(figure.axes[0], "p-rope")[0].get_ydata())
     assert figure.axes[0].get_ylim()[1] < 1000
-    for name, made in (("divisors", figure), ("excess", plot_excess(ROWS))):
-        _, svg = save_figure(made, tmp_path / name)
-        ElementTree.parse(svg)
+    _, svg = save_figure(figure, tmp_path / "divisors")
+    ElementTree.parse(svg)

@@ -1,15 +1,14 @@
-"""What fitting learned: divisors beside the published ones, and the loss that is left."""
+"""What fitting learned: divisors beside the published ones."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from itertools import cycle
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ropepatch.errors import RopepatchError
-from ropepatch.report.plots.style import DASHES, FAINT, INK, PLAIN, QUIET, canvas, looks, shown
+from ropepatch.report.plots.style import DASHES, FAINT, INK, QUIET, canvas, looks, shown
 from ropepatch.scaling import make_scaling
 from ropepatch.scaling.rope import Rope, wavelengths
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 REACH = 8  # the picture ends at divisors of so many times the largest factor, and of 1 over so many
-SHOWN = 3  # an excess of more than so many times the median of its panel leaves it
 
 
 @dataclass(frozen=True)
@@ -44,25 +42,6 @@ class LearnedDivisors:
     attention_factor: float
 
 
-@dataclass(frozen=True)
-class Excess:
-    """The loss above the base model's on the same tokens read through its own window, in nats per token.
-
-    Attributes:
-        model: The name of the checkpoint.
-        factor: s.
-        means: What was done: the name of a method, or "learned".
-        nats: The mean.
-        interval: Its 95 % interval; None if not known.
-    """
-
-    model: str
-    factor: float
-    means: str
-    nats: float
-    interval: tuple[float, float] | None = None
-
-
 def plot_divisors(
     curves: Sequence[LearnedDivisors], *, methods: Sequence[str] = ("yarn", "ntk", "linear")
 ) -> Figure:
@@ -79,7 +58,8 @@ def plot_divisors(
         RopepatchError: If there are no curves, one has not a divisor per pair, a method is unknown or
             undefined on a rope, or matplotlib is not installed.
     """
-    _need(curves, "vectors")
+    if not curves:
+        raise RopepatchError("no vectors to draw", hint="pass at least one")
     for curve in curves:
         if len(curve.divisors) != curve.rope.num_pairs:
             raise RopepatchError(
@@ -126,61 +106,6 @@ def plot_divisors(
         figure.legend(handles=handles, loc="outside upper left", ncols=2 + 2 * len(factors))
         figure.supxlabel("wavelength / trained context L", color=QUIET, fontsize=9)
     return figure
-
-
-def plot_excess(rows: Sequence[Excess], *, marked: str = "learned") -> Figure:
-    """The excess loss of methods and of what was learned: a row of panels per checkpoint, a panel per factor.
-
-    Lines are intervals. What is far behind leaves its panel and is named there with its value.
-
-    Args:
-        rows: What to draw; means stand from above in the order in which they first come.
-        marked: The means drawn in colour.
-
-    Raises:
-        RopepatchError: If there are no rows, or matplotlib is not installed.
-    """
-    _need(rows, "losses")
-    models = list(dict.fromkeys(row.model for row in rows))
-    factors = sorted({row.factor for row in rows})
-    names = {model: list(dict.fromkeys(r.means for r in rows if r.model == model)) for model in models}
-    colour = looks([marked])[marked].colour
-    height = 0.9 + sum(0.5 + 0.19 * len(names[model]) for model in models)
-    with canvas(height, width=max(4.2, 1.2 + 2.4 * len(factors))) as figure:
-        from matplotlib.ticker import MaxNLocator
-
-        grid = figure.subplots(
-            len(models),
-            len(factors),
-            squeeze=False,
-            sharey="row",
-            height_ratios=[len(names[model]) + 2 for model in models],
-        )
-        for model, panels in zip(models, grid, strict=True):
-            places = {name: place for place, name in enumerate(names[model])}
-            first = min(row.factor for row in rows if row.model == model)
-            for factor, axes in zip(factors, panels, strict=True):
-                here = [row for row in rows if (row.model, row.factor) == (model, factor)]
-                axes.set_visible(bool(here))
-                axes.xaxis.set_major_locator(MaxNLocator(4))
-                axes.tick_params(labelleft=factor == first)
-                axes.set_title(f"{shown(model)}, {factor:g} ×", color=INK)
-                axes.grid(visible=False, axis="y")
-                axes.axvline(0, color=FAINT, linewidth=0.9, zorder=0.9)
-                axes.set_xlim(*_limits(here))
-                for row in here:
-                    _dot(axes, row, places[row.means], colour if row.means == marked else PLAIN)
-            panels[0].set_yticks(list(places.values()), [shown(name) for name in places])
-            panels[0].set_ylim(len(places) - 0.5, -0.5)
-        figure.supxlabel(
-            "loss above that through the trained window, nats per token", color=QUIET, fontsize=9
-        )
-    return figure
-
-
-def _need(found: Sequence[object], what: str) -> None:
-    if not found:
-        raise RopepatchError(f"no {what} to draw", hint="pass at least one")
 
 
 def _turns(rope: Rope) -> list[float]:
@@ -255,30 +180,3 @@ def _temperatures(axes: Axes, curves: Sequence[LearnedDivisors], colours: dict[s
             color=colours[model],
             fontsize=8,
         )
-
-
-def _limits(rows: Sequence[Excess]) -> tuple[float, float]:
-    """Room for 0 and for the rows that are not far behind, with their intervals."""
-    most = SHOWN * median(abs(row.nats) for row in rows) if rows else 0.0
-    ends = [end for row in rows if row.nats <= most for end in (row.nats, *(row.interval or ()))]
-    least, end = min(0.0, *ends, 0.0), max(0.0, *ends, 0.0)
-    room = 0.06 * (end - least) or 0.01
-    return least - (room if least < 0 else 0), end + room
-
-
-def _dot(axes: Axes, row: Excess, place: int, colour: str) -> None:
-    end = axes.get_xlim()[1]
-    if row.nats > end:
-        axes.annotate(
-            f"{row.nats:.2f} →",
-            (1, place),
-            xycoords=("axes fraction", "data"),
-            ha="right",
-            va="center",
-            color=colour,
-            fontsize=8,
-        )
-        return
-    if row.interval is not None:
-        axes.plot(row.interval, [place, place], color=colour, linewidth=1.2, label="_interval")
-    axes.plot([row.nats], [place], "o", color=colour, markersize=4, label=row.means)
