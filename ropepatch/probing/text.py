@@ -67,7 +67,7 @@ def _tokens(vocabulary: int, length: int, seed: int) -> list[int]:
 
 
 def _tales(tokenizer: PreTrainedTokenizerBase, length: int, seed: int) -> list[int] | None:
-    """The first tokens of endless sentences; None if the tokenizer does not know their words."""
+    """The first tokens of endless sentences; None for a tokenizer that does not know their words."""
     draw, sentences, ids = random.Random(seed), list[str](), list[int]()
     shares = [sentence.share for sentence in SENTENCES]
     while len(ids) < length:
@@ -76,7 +76,10 @@ def _tales(tokenizer: PreTrainedTokenizerBase, length: int, seed: int) -> list[i
             value = draw.choice(sentence.values) if sentence.values else ""
             sentences.append(sentence.text.replace("{value}", value))
         # As servers split a prompt: with what the tokenizer adds in front; verbose=False: it may be long.
-        ids = list(tokenizer(" ".join(sentences), verbose=False).input_ids)
+        read = list(tokenizer(" ".join(sentences), verbose=False).input_ids)
+        if len(read) <= len(ids):  # a tokenizer without a vocabulary
+            return None
+        ids = read
     unknown = tokenizer.unk_token_id
     text = ids[:length]
     return None if unknown is not None and text.count(unknown) > UNKNOWN * length else text

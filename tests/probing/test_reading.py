@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -152,3 +153,8 @@ def test_mistakes_of_a_method_without_factor_or_window_are_left_out(tmp_path):
     assert torch.equal(tables[UNSCALED].inv_freq, base)
     assert torch.allclose(tables[TWICE].inv_freq, base / 16)
     assert torch.allclose(tables[DOUBLED].inv_freq, base / 8)
+
+
+def test_a_tokenizer_that_knows_no_words_ends_in_drawn_ids():
+    source = draw_source(lambda text, **_: SimpleNamespace(input_ids=[]), 48, 300, 0)
+    assert len(source_ids(source, None, 48, "empty")) == 300
