@@ -255,3 +255,9 @@ def test_a_copy_of_a_recipe_is_written_whole_or_not_at_all(tmp_path, monkeypatch
     with pytest.raises(RopepatchError, match="No space left on device"):
         show_recipes("tiny", copy=True, file=tmp_path / "mine.yaml")
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_folder_below_a_file_is_refused_by_name(tmp_path):
+    (tmp_path / "notes").write_text("")
+    with pytest.raises(RopepatchError, match=rf"cannot write {tmp_path}/notes/a/out: {tmp_path}/notes is a file"):
+        files.absent(tmp_path / "notes" / "a" / "out")
