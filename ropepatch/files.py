@@ -33,8 +33,8 @@ def absent(out: str | Path) -> Path:
         raise RopepatchError(f"cannot write {out}: {reason}", hint="choose another --out") from error
     if exists:
         raise RopepatchError(f"{folder} already exists", hint="choose another --out; nothing is overwritten")
-    if above := next((parent for parent in folder.parents if parent.exists() and not parent.is_dir()), None):
-        raise RopepatchError(f"cannot write {folder}: {above} is a file", hint="choose another --out")
+    if any(parent.exists() and not parent.is_dir() for parent in folder.parents):
+        raise RopepatchError(f"cannot write {folder}: Not a directory", hint="choose another --out")
     return folder
 
 

@@ -259,5 +259,5 @@ def test_a_copy_of_a_recipe_is_written_whole_or_not_at_all(tmp_path, monkeypatch
 
 def test_a_folder_below_a_file_is_refused_by_name(tmp_path):
     (tmp_path / "notes").write_text("")
-    with pytest.raises(RopepatchError, match=rf"cannot write {tmp_path}/notes/a/out: {tmp_path}/notes is a file"):
+    with pytest.raises(RopepatchError, match=f"cannot write {tmp_path}/notes/a/out: Not a directory"):
         files.absent(tmp_path / "notes" / "a" / "out")
