@@ -109,7 +109,7 @@ def test_stock_transformers_reads_the_planned_frequencies_on_the_geometry_of_the
 def test_a_small_model_with_these_heads_computes_the_same_patched_and_reloaded(name, planned):
     """At the end of the target, with the real head size, base, partial and multimodal rope."""
     extension = planned(name)
-    section = extension.section
+    section = extension.survey.section
     raw = PRESETS[name]["config"]
     before, after = (config if section is None else config[section] for config in (raw, extension.apply(raw)))
     torch.manual_seed(0)
