@@ -239,7 +239,7 @@ def plan_method(
 ) -> Plan:
     """The plan of a method by its name, or of a scaling file, for a model that is surveyed; see `plan`."""
     file = read_scaling(method, beside=parameters) if is_scaling_file(method) else None
-    target = target_of(survey, name, file.target if file and to is None else to)
+    target = file.target if file and to is None else target_of(survey, name, to)
     window = survey.rope.original_max_position_embeddings
     if file:
         file.check_model(method, survey.rope, name, target)
