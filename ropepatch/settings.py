@@ -112,11 +112,6 @@ def parse_length(text: str) -> int:
     return int(match[1]) * UNITS[match[2].lower()]
 
 
-def parse_lengths(text: str) -> list[int]:
-    """Lengths separated by commas, ascending and each once."""
-    return sorted({parse_length(part) for part in text.split(",")})
-
-
 def relative_length(text: str | int, trained: int) -> int:
     """Tokens, from what `parse_length` takes or from a multiple of the trained context: `4x`, `1.5x`."""
     match = re.fullmatch(MULTIPLE, str(text).strip())
@@ -405,15 +400,15 @@ class Named(Settings, metaclass=_Shown):
         return [key for key, default in cls.defaults().items() if default is ...]
 
     @classmethod
-    def refuse_unknown(cls, parameters: Iterable[object]) -> None:
-        """Refuse names that are no parameters; the hint is the nearest one and the list."""
+    def refuse_unknown(cls, parameters: Iterable[object], *, arguments: Iterable[str] = ()) -> None:
+        """Refuse names that are no parameters; the hint is the nearest one, or argument, and the list."""
         known = cls.defaults()
         for parameter in parameters:
             if parameter not in known:
                 listed = f"its parameters: {', '.join(known)}" if known else "it has none"
                 raise RopepatchError(
                     f"{cls.name} has no parameter {shown(parameter)}",
-                    hint=f"{_nearest(parameter, known)} {listed}".strip(),
+                    hint=f"{_nearest(parameter, [*known, *arguments])} {listed}".strip(),
                 )
 
     def parameters(self) -> dict[str, Any]:

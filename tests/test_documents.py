@@ -90,7 +90,7 @@ def test_a_command_of_the_documents_runs(workplace, monkeypatch, capsys, command
     for limit, number in {"examples.TALES": 8, "examples.HELD_OUT": 2, "descent.MIXTURES": 2}.items():
         monkeypatch.setattr(f"ropepatch.fitting.{limit}", number)
     monkeypatch.setattr("ropepatch.fitting.descent.BATCH_TOKENS", 512)
-    monkeypatch.setattr("ropepatch.pipeline.choice.candidates", lambda: ("linear", "yarn"))
+    monkeypatch.setattr("ropepatch.pipeline.evaluation.candidates", lambda: ("linear", "yarn"))
     for amount, number in {"windows": 8, "haystacks": 3}.items():
         monkeypatch.setitem(ropepatch.choose.__kwdefaults__, amount, number)
     monkeypatch.setitem(ropepatch.fit.__kwdefaults__, "steps", 5)

@@ -107,6 +107,15 @@ def a_length(text: str) -> None:
 
 
 @early
+def some_lengths(texts: str) -> None:
+    """Refuse what are no lengths, separated by commas."""
+    from ropepatch.settings import relative_length
+
+    for text in split_names([texts]):
+        relative_length(text, trained=1)
+
+
+@early
 def a_window(text: str) -> None:
     """Refuse what is no number of tokens."""
     from ropepatch.settings import parse_length
@@ -190,14 +199,8 @@ def parse_settings(method: str, settings: list[str] | None, *, learnable: bool =
     from ropepatch.scaling.file import AUTO, FIT, is_scaling_file
 
     pairs = [_pair(setting) for setting in settings or []]
-    if method in (FIT, AUTO):
-        if learnable:  # of the parameters of `fit`, the steps alone are a number
-            return {name: int(text) if name == "steps" and text.isdecimal() else text for name, text in pairs}
-        raise RopepatchError(
-            f"--method {method} is found by measuring a model, which `ropepatch extend` does",
-            hint=f"here name what it finds: `ropepatch {'fit' if method == FIT else 'compare'}` says; "
-            f"`ropepatch extend --method {method} --dry-run` shows its plan",
-        )
+    if learnable and method in (FIT, AUTO):  # of the parameters of `fit`, the steps alone are a number
+        return {name: int(text) if name == "steps" and text.isdecimal() else text for name, text in pairs}
     types = {} if is_scaling_file(method) else get_type_hints(find_method(method))
     parameters = {
         name: _value(method, name, text, types[name]) if name in types else text for name, text in pairs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -27,14 +27,12 @@ from ropepatch.cli.arguments import (
     complete,
     feedback,
     parse_settings,
+    some_lengths,
     some_methods,
     split_names,
 )
 from ropepatch.errors import RopepatchError
 from ropepatch.pipeline.running import is_first
-
-if TYPE_CHECKING:
-    from ropepatch.evaluation.suites import Method
 
 EXAMPLES = """\b
 Examples:
@@ -61,14 +59,17 @@ def evaluate(
     field: TextField = "text",
     split: TextSplit = "test",
     lengths: Annotated[
-        str | None, typer.Option(help="Tokens to read, e.g. 256,1k,4k; L/2, L, 2L ... --to if not given.")
+        str | None,
+        typer.Option(
+            help="Tokens to read, e.g. 256,1k,4x; L/2, L, 2L ... --to if not given.", callback=some_lengths
+        ),
     ] = None,
     method: Annotated[
         list[str] | None,
         typer.Option(
             *METHODS_OPTION,
-            help="Also measure the model scaled so, in memory; repeated or separated by commas. With --to "
-            "alone, yarn.",
+            help="Also measure the model scaled so, in memory; repeated or separated by commas; all, maps. "
+            "With --to alone, yarn.",
             callback=some_methods,
             autocompletion=complete("methods"),
         ),
@@ -113,10 +114,9 @@ def evaluate(
     """
     from ropepatch.pipeline.evaluation import evaluate as measure
     from ropepatch.report import print_results
-    from ropepatch.settings import parse_lengths
 
     task: dict[str, Any] = {
-        "lengths": parse_lengths(lengths) if lengths else None,
+        "lengths": lengths,
         "windows": windows,
         "documents": documents,
         "stride": stride,
@@ -148,13 +148,12 @@ def evaluate(
         print_results(results)
 
 
-def _methods(names: list[str], settings: list[str] | None) -> list[Method]:
-    from ropepatch.evaluation.suites import Method
-
-    if settings and not names:
-        names = ["yarn"]
-    if settings and len(names) != 1:
+def _methods(names: list[str], settings: list[str] | None) -> list[str | dict[str, Any]]:
+    if not settings:
+        return [*names]
+    if len(names) > 1:
         raise RopepatchError(
             "--set needs exactly one --method", hint="measure the methods one after the other"
         )
-    return [Method(name=name, parameters=parse_settings(name, settings)) for name in names]
+    name = names[0] if names else "yarn"
+    return [{"name": name} | parse_settings(name, settings)]

@@ -250,8 +250,8 @@ class _Screen:
         """Print what is known when all is done: the plan of a dry run, or what was pushed."""
         if not extension.record:
             print(extension.to_json() if self.as_json else extension.outcome())
-            if extension.forecast and extension.forecast.obstacles:
-                raise extension.forecast.obstacles[0]
+            if extension.obstacles:
+                raise extension.obstacles[0]
         elif extension.pushed and self.record is not None:
             self.record |= {"pushed": pushed_data(extension.pushed)}
             if not self.as_json:

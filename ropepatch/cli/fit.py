@@ -92,7 +92,7 @@ def fit(
     from ropepatch.fitting import fit as learn
     from ropepatch.fitting.fitting import remove_finished
     from ropepatch.pipeline.inputs import in_tokens
-    from ropepatch.pipeline.kept import kept_by_fit
+    from ropepatch.pipeline.learned import kept_by_fit
     from ropepatch.settings import short_length
 
     target = in_tokens(to, model, revision)

@@ -38,7 +38,7 @@ def plot(
         list[str] | None,
         typer.Option(
             *METHODS_OPTION,
-            help="With --to, repeated or separated by commas; yarn if not given.",
+            help="With --to, repeated or separated by commas; all, or maps; yarn if not given.",
             callback=some_methods,
             autocompletion=complete("methods"),
         ),
@@ -63,10 +63,12 @@ def plot(
 
 def _of_methods(model: str, to: str, methods: list[str]) -> dict[str, Figure]:
     from ropepatch.extension.planning import plan
+    from ropepatch.pipeline.evaluation import participants
+    from ropepatch.pipeline.inputs import in_tokens
     from ropepatch.report.plots import figures_of_plans
 
-    names = dict.fromkeys(methods or ["yarn"])
-    return figures_of_plans([plan(model, to=to, method=name) for name in names])
+    drawn, _ = participants(model, methods or ["yarn"], to=in_tokens(to, model, None))
+    return figures_of_plans([plan(model, to=to, method=method.name) for method in drawn])
 
 
 def _of_results(names: list[str]) -> dict[str, Figure]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
 from typing import Any
 
@@ -22,10 +23,12 @@ STANDS_FOR = {
     "suite": "SUITE",
     "revision": "REV",
 }
+OTHER_NAMES = {"evaluate": "eval", "settings": "set", "methods": "method"}  # of an argument in Python
+ARGUMENT = re.compile(r"`(\w+)(?:=([^`]+))?`")  # in a message: `to`, `to=32k`
 
 
 class Command(typer.core.TyperCommand):
-    """A command whose help says plainly what its values are."""
+    """A command whose help says plainly what its values are, and whose errors name its options."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -34,6 +37,28 @@ class Command(typer.core.TyperCommand):
                 parameter.display_type_rich = lambda ctx: ""  # type: ignore[method-assign]
             elif not parameter.metavar and not getattr(parameter, "is_flag", False):
                 parameter.metavar = STANDS_FOR.get(parameter.name or "", "NAME")
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; an error that names arguments, as in Python, names its options instead."""
+        try:
+            return super().invoke(ctx)
+        except RopepatchError as error:
+            error.args = (self._with_options(str(error)),)
+            error.hint = error.hint and self._with_options(error.hint)
+            raise
+
+    def _with_options(self, text: str) -> str:
+        options = {name for one in self.params for name in one.opts if name.startswith("--")}
+        arguments = {one.name: one.metavar for one in self.params if one.param_type_name == "argument"}
+
+        def spelled(match: re.Match[str]) -> str:
+            name, value = match.groups()
+            option = f"--{OTHER_NAMES.get(name, name).replace('_', '-')}"
+            if option in options:
+                return f"{option} {value}" if value else option
+            return arguments.get(name) or match[0]
+
+        return ARGUMENT.sub(spelled, text)
 
 
 def told(error: Any) -> RopepatchError:

@@ -31,7 +31,7 @@ from ropepatch.model.rotary import SEQUENCE, RotarySite, base_model, float32_on_
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import Survey, survey, survey_checkpoint
 from ropepatch.scaling import METHODS, Scaling, make_scaling
-from ropepatch.scaling.file import is_scaling_file, read_scaling
+from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, read_scaling
 from ropepatch.scaling.ramps import yarn_temperature
 from ropepatch.scaling.rope import Frequencies, Rope
 from ropepatch.settings import Length, find_named, parse_length, relative_length, shown
@@ -167,8 +167,8 @@ class Plan:
         return plan_text(self)
 
     def __repr__(self) -> str:
-        names = "model", "revision", "model_type", "rope", "method", "target", "site", "warnings"
-        return f"Plan({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+        window = self.rope.original_max_position_embeddings
+        return f"Plan({self.model}: {window} -> {self.target} tokens, {self.method.name})"
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
@@ -209,6 +209,7 @@ def plan(
     else:
         surveyed, name = survey(model.to_dict()), model.name_or_path or type(model).__name__
     surveyed = trained_on(surveyed, original)
+    check_method(str(method), parameters, arguments=("to", "method", "original", "revision"))
     return plan_method(surveyed, name, revision, str(method), parameters, to)
 
 
@@ -291,16 +292,26 @@ def plan_map(survey: Survey, name: str, revision: str | None, distances: Attenti
 
 def find_method(name: str) -> type[Scaling] | type[AttentionMap]:
     """The scaling or the attention map of that name; an error has the nearest name and the list."""
+    if name in (FIT, AUTO):
+        raise RopepatchError(
+            f"`method` {name} is found by measuring a model, which `ropepatch extend` does",
+            hint=f"here name what it finds: `ropepatch {'fit' if name == FIT else 'compare'}` says; "
+            f"`ropepatch extend --method {name} --dry-run` shows its plan",
+        )
     kinds: dict[str, type[Scaling] | type[AttentionMap]] = {**METHODS, **MAPS}
     return find_named(name, kinds, "method", METHODS.other_names | MAPS.other_names)
 
 
-def check_method(method: str, parameters: Collection[str]) -> None:
-    """Refuse what is no method or scaling file, or names that are no parameters of it; a file takes none."""
+def check_method(method: str, parameters: Collection[str], *, arguments: Collection[str] = ()) -> None:
+    """Refuse what is no method or scaling file, or names that are no parameters of it; a file takes none.
+
+    The arguments of the caller are suggested where a parameter looks like one.
+    """
     if is_scaling_file(method):
         read_scaling(method, beside=parameters)
         return
-    find_method(method).refuse_unknown(name for name in parameters if name != "factor")
+    unknown = [name for name in parameters if name != "factor"]
+    find_method(method).refuse_unknown(unknown, arguments=arguments)
 
 
 def _on_top(scaling: Scaling) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -10,7 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from ropepatch.attention import MAPS
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.evaluation.ranking import RULE, Ranking, rank
@@ -18,29 +18,25 @@ from ropepatch.evaluation.results import results_json
 from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.table import data_frame
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask, Task, check_text
-from ropepatch.extension.planning import plan_method
 from ropepatch.fitting import fitting
 from ropepatch.fitting.fitting import Fitted
 from ropepatch.model.loading import load_tokenizer
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey_checkpoint
-from ropepatch.pipeline.evaluation import check_places, measured
-from ropepatch.pipeline.inputs import in_tokens, model_name
+from ropepatch.pipeline.evaluation import ALL, EVERY_MAP, WINDOWS, measured, participants
+from ropepatch.pipeline.inputs import check_places, in_tokens, listed, model_name
 from ropepatch.pipeline.results import Results
 from ropepatch.pipeline.running import Feedback, Progress, Say, bar, say_on_stderr
 from ropepatch.pipeline.running import device as best_device
 from ropepatch.report import html_table, ranking_table
 from ropepatch.report.verdict import Verdict
-from ropepatch.scaling import formulas
 from ropepatch.scaling.file import FIT
-from ropepatch.settings import Length
+from ropepatch.settings import Length, refuse_unknown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-ALL, EVERY_MAP = "all", "maps"  # stand for every candidate, and every attention map, that the model allows
-WINDOWS = 24  # of text
 COMPARED = ("linear", "ntk", "ntk-by-parts", "llama3", "yarn")
 
 
@@ -48,7 +44,7 @@ class NothingHelpsError(RopepatchError):
     """No scaling helps the model significantly."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Choice:
     """What was chosen, and from what; a notebook shows the ranking.
 
@@ -86,6 +82,9 @@ class Choice:
         """A figure of what was measured; see `Results.plot`."""
         return self.results.plot(name)
 
+    def __repr__(self) -> str:
+        return f"Choice({self.method or 'none'} of {len(self.ranking.rows)})"
+
     def _repr_html_(self) -> str:
         verdict = "".join(f"<p>{escape(line)}</p>" for line in Verdict.of(self.ranking).lines)
         return html_table(ranking_table(self.ranking, self.results)) + verdict
@@ -95,7 +94,7 @@ def choose(
     model: str | os.PathLike[str],
     *,
     to: Length,
-    methods: Iterable[str] | None = None,
+    methods: str | Iterable[str] | None = None,
     allow_code: bool = False,
     text: str | None = None,
     field: str = "text",
@@ -123,7 +122,8 @@ def choose(
         to: The target, in tokens.
         methods: Names from `METHODS` or `MAPS`, scaling files, `all` for every static scaling that needs no
             parameters and that the model allows, `maps` for the attention maps that it allows, `fit` for
-            divisors fitted to the model. None for `all`, and a fit if one can be made.
+            divisors fitted to the model; a list, or a text with commas. None for `all`, and a fit if one can
+            be made.
         allow_code: Whether None stands for `maps`, too, which only transformers runs, by code that comes with
             the checkpoint.
         text: A file, a folder, a `datasets` id or a saved set; None for the tales of tiny.
@@ -150,7 +150,7 @@ def choose(
     check_text(text, name)
     folder, _ = check_places(out, report)
     everything = (ALL, *[EVERY_MAP] * allow_code, FIT)
-    names = dict.fromkeys(everything if methods is None else methods)
+    names = dict.fromkeys(everything if methods is None else listed(methods))
     target = in_tokens(to, name, revision)
     published = [method for method in names if method != FIT]
     entrants, left_out = participants(name, published, to=target, revision=revision)
@@ -189,50 +189,11 @@ def choose(
 
 
 def compare(
-    model: str | os.PathLike[str], *, to: Length, methods: Iterable[str] = COMPARED, **options: Any
+    model: str | os.PathLike[str], *, to: Length, methods: str | Iterable[str] = COMPARED, **options: Any
 ) -> Choice:
     """Rank scalings on a model, as `choose` does with a list of methods, whose options these are."""
+    refuse_unknown(options, inspect.signature(choose).parameters, "argument of compare")
     return choose(model, to=to, methods=methods, **options)
-
-
-# Who takes part, and what is measured
-
-
-def candidates() -> tuple[str, ...]:
-    """The methods of the registry that take part by themselves: static ones that need no parameters.
-
-    A method that follows the length is held at the target where it is measured, and there it is its static
-    twin, which takes part; let go, it contradicts the keys in the cache.
-    """
-    return tuple(name for name in formulas() if name != "none")  # the baseline
-
-
-def participants(
-    model: str | Path, names: Iterable[str], *, to: int, revision: str | None = None
-) -> tuple[list[Method], dict[str, str]]:
-    """The methods of a comparison, each once, and what `all` and `maps` leave out, with the reason.
-
-    Raises:
-        RopepatchError: The model does not allow a method that is named, or none at all.
-    """
-    groups = {ALL: candidates(), EVERY_MAP: tuple(MAPS)}
-    source = find_source(model, revision, weights=False)
-    surveyed = survey_checkpoint(source)
-    methods: dict[str, Method] = {}
-    errors: dict[str, RopepatchError] = {}
-    for name in names:
-        for candidate in groups.get(name, [name]):
-            try:
-                plan_method(surveyed, source.name, source.revision, candidate, {}, to)
-            except RopepatchError as error:
-                if name not in groups:
-                    raise
-                errors[candidate] = error
-            else:
-                methods[candidate] = Method(name=candidate)
-    if errors and not methods:
-        raise next(iter(errors.values()))
-    return list(methods.values()), {name: str(error) for name, error in errors.items()}
 
 
 def fit_beside(

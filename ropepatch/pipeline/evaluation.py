@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+from ropepatch.attention import MAPS
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation import measuring
 from ropepatch.evaluation.comparisons import few
 from ropepatch.evaluation.results import Result, measure_of, slug
 from ropepatch.evaluation.suites import Method, Suite, read_method, read_suite
 from ropepatch.evaluation.tasks import PerplexityTask, check_text
+from ropepatch.extension.planning import plan_method
 from ropepatch.model.loading import AUTO, check_device, known_dtype
-from ropepatch.pipeline.inputs import check_writable, in_tokens, model_name
+from ropepatch.model.source import find_source
+from ropepatch.model.survey import survey_checkpoint
+from ropepatch.pipeline.inputs import check_places, in_tokens, listed, model_name
 from ropepatch.pipeline.results import Results
 from ropepatch.pipeline.running import Feedback, Progress, Say, bar, interruptible, is_first, say_on_stderr
 from ropepatch.pipeline.running import device as best_device
-from ropepatch.settings import Length
+from ropepatch.scaling import formulas
+from ropepatch.settings import Length, refuse_unknown
 
+ALL, EVERY_MAP = "all", "maps"  # stand for every candidate, and every attention map, that the model allows
 WINDOWS = 24  # of text, if nothing else is said
 
 
@@ -29,7 +35,7 @@ def evaluate(
     model: str | os.PathLike[str] | None = None,
     suite: str | Path | Suite | None = None,
     *,
-    methods: Sequence[str | dict[str, Any] | Method] = (),
+    methods: str | Iterable[str | dict[str, Any] | Method] = (),
     to: Length | None = None,
     text: str | None = None,
     field: str = "text",
@@ -52,8 +58,9 @@ def evaluate(
         model: A checkpoint folder, a Hub id, or `tiny`; None for the models of the suite.
         suite: The name of a suite, its YAML file or a `Suite`; None to read text alone.
         methods: Without a suite: also measure the model extended so, in memory. Names from `METHODS` or
-            `MAPS`, scaling files, or mappings with a `name` and parameters.
-        to: Without a suite: the target of the methods, in tokens; without methods, of yarn.
+            `MAPS`, scaling files, `all` and `maps` as in `choose`, or mappings with a `name` and parameters;
+            a list, or a text with commas.
+        to: Without a suite: the target of the methods, in tokens or as `4x`; without methods, of yarn.
         text: A file, a folder, a `datasets` id or a saved set; None for that of the suite, or the tales of
             tiny.
         field: The column or key of a document's text.
@@ -71,55 +78,65 @@ def evaluate(
         say: Takes a line for every result.
         progress: See `Feedback`.
         command: The command line that asked, for the report.
-        **task: Without a suite: `lengths`, `windows`, `documents`, `stride` and what else
-            `ropepatch.evaluation.tasks.PerplexityTask` takes.
+        **task: Without a suite: `lengths`, a list or a text such as `"1x,4k"`, `windows`, `documents`,
+            `stride` and what else `ropepatch.evaluation.tasks.PerplexityTask` takes.
 
     Raises:
         RopepatchError: A model, method, suite or text that is not there or does not fit, before anything is
             measured; or a result in `out` that was measured with other settings.
     """
+    arguments = [name for name in inspect.signature(evaluate).parameters if name != "task"]
+    refuse_unknown(task, [*arguments, *PerplexityTask.model_fields], "argument of evaluate")
     name = None if model is None else model_name(model)
+    feedback = Feedback(say=say, progress=progress, command=command)
     if suite is None:
         task |= {"text": text, "field": field, "split": split}
-        suite = _reading(name, revision, methods, to, task)
+        suite = _reading(name, revision, listed(methods), to, task, say)
     else:
-        options = {"method": methods or None, "to": to} | task
-        if refused := [f"--{option}" for option, value in options.items() if value is not None]:
+        options = {"methods": methods or None, "to": to} | task
+        if refused := [f"`{option}`" for option, value in options.items() if value is not None]:
             raise RopepatchError(
-                f"{', '.join(refused)} beside --suite",
+                f"{', '.join(refused)} beside `suite`",
                 hint="the suite says it: copy its YAML file and change that",
             )
         suite = named_suite(suite, model=name, text=text, field=field, split=split)
-    suite = suite.narrowed(limit, seed)
     where: dict[str, Any] = {"revision": revision, "device": device, "dtype": dtype}
-    feedback = Feedback(say=say, progress=progress, command=command)
-    return measured(suite, out=out, report=report, **where, feedback=feedback)
+    return measured(suite.narrowed(limit, seed), out=out, report=report, **where, feedback=feedback)
 
 
 def _reading(
     model: str | None,
     revision: str | None,
-    methods: Sequence[str | dict[str, Any] | Method],
+    methods: list[str | dict[str, Any] | Method],
     to: Length | None,
     task: dict[str, Any],
+    say: Say,
 ) -> Suite:
     """The suite of one perplexity task."""
     if task.get("windows") and task.get("documents"):
-        raise RopepatchError("--windows beside --documents", hint="either join the documents or do not")
+        raise RopepatchError("`windows` beside `documents`", hint="either join the documents or do not")
     if model is None:
-        raise RopepatchError("MODEL is missing", hint="a checkpoint folder, a Hub id, or tiny")
+        raise RopepatchError("`model` is missing", hint="a checkpoint folder, a Hub id, or tiny")
     check_text(task["text"], model)
     if methods and to is None:
-        raise RopepatchError("--method needs a target", hint="--to 32k")
+        raise RopepatchError("`methods` needs a target", hint="`to=32k`")
     if to is not None and not methods:
-        methods = ("yarn",)
-    if lengths := task.get("lengths"):
-        task["lengths"] = tuple(sorted(in_tokens(length, model, revision) for length in lengths))
+        methods = ["yarn"]
+    if to is not None and any(method in (ALL, EVERY_MAP) for method in methods):
+        target = in_tokens(to, model, revision)
+        entrants, left_out = participants(model, methods, to=target, revision=revision)
+        for candidate, reason in left_out.items():
+            say(f"warning: without {candidate}: {reason}")
+    else:
+        entrants = [method if isinstance(method, Method) else read_method(method) for method in methods]
+    if task.get("lengths"):
+        tokens = {in_tokens(length, model, revision) for length in listed(task["lengths"])}
+        task["lengths"] = tuple(sorted(tokens))
     windows = None if task.get("documents") else task.get("windows") or WINDOWS
     return Suite(
         models=(model,),
-        methods=tuple(method if isinstance(method, Method) else read_method(method) for method in methods),
-        to=(to or (task["lengths"][-1] if lengths else "1x"),),
+        methods=tuple(entrants),
+        to=(to or (task["lengths"][-1] if task.get("lengths") else "1x"),),
         tasks=(PerplexityTask(**task | {"windows": windows}),),
     )
 
@@ -134,12 +151,54 @@ def named_suite(
     """
     if text is None and (field, split) != ("text", "test"):
         raise RopepatchError(
-            "--field and --split are of --text, which is missing", hint="a suite says them of its own text"
+            "`field` and `split` are of `text`, which is missing", hint="a suite says them of its own text"
         )
-
     named = suite if isinstance(suite, Suite) else read_suite(str(suite))
     tasks = tuple(task.with_text(text, field, split) if text else task for task in named.tasks)
     return named.model_copy(update={"tasks": tasks, "models": (model,) if model else named.models})
+
+
+def candidates() -> tuple[str, ...]:
+    """The methods of the registry that `all` stands for: static ones that need no parameters.
+
+    A method that follows the length is held at the target where it is measured, and there it is its static
+    twin, which takes part; let go, it contradicts the keys in the cache.
+    """
+    return tuple(name for name in formulas() if name != "none")  # the baseline
+
+
+def participants(
+    model: str | Path,
+    methods: Iterable[str | dict[str, Any] | Method],
+    *,
+    to: int,
+    revision: str | None = None,
+) -> tuple[list[Method], dict[str, str]]:
+    """The methods of a comparison, each once, and what `all` and `maps` leave out, with the reason.
+
+    Raises:
+        RopepatchError: The model does not allow a method that is named, or none at all.
+    """
+    groups = {ALL: candidates(), EVERY_MAP: tuple(MAPS)}
+    source = find_source(model, revision, weights=False)
+    surveyed = survey_checkpoint(source)
+    found: dict[str, Method] = {}
+    errors: dict[str, RopepatchError] = {}
+    for entry in methods:
+        group = groups.get(entry) if isinstance(entry, str) else None
+        for candidate in [entry] if group is None else group:
+            try:
+                method = candidate if isinstance(candidate, Method) else read_method(candidate)
+                plan_method(surveyed, source.name, source.revision, method.name, method.parameters, to)
+            except RopepatchError as error:
+                if group is None:
+                    raise
+                errors[str(candidate)] = error
+            else:
+                found[method.label] = method
+    if errors and not found:
+        raise next(iter(errors.values()))
+    return list(found.values()), {name: str(error) for name, error in errors.items()}
 
 
 def measured(
@@ -166,49 +225,21 @@ def measured(
         progress=feedback.progress,
         say=feedback.say,
     )
-    with interruptible(feedback.say, lambda: kept_by_suite(folder)):
+    kept = (
+        "nothing is kept; with --out DIR the same command would go on"
+        if folder is None
+        else f"every result that is finished is kept in {folder}; the same command goes on"
+    )
+    with interruptible(feedback.say, lambda: kept):
         return reported(results, page, feedback)
-
-
-def kept_by_suite(folder: Path | None) -> str:
-    """What is left of an interrupted measurement."""
-    if folder is None:
-        return "nothing is kept; with --out DIR the same command would go on"
-    return f"every result that is finished is kept in {folder}; the same command goes on"
-
-
-def check_places(out: str | Path | None, report: str | Path | None = None) -> tuple[Path | None, Path | None]:
-    """The folder for results and the file of a report as paths.
-
-    Raises:
-        RopepatchError: The folder is none, or the report cannot be written.
-    """
-    folder, page = (None if place is None else Path(place) for place in (out, report))
-    if page is not None and page.exists():
-        raise RopepatchError(f"{page} already exists", hint="choose another --report; nothing is overwritten")
-    if page is not None and not page.absolute().parent.is_dir():
-        raise RopepatchError(f"no folder {page.parent} for the report", hint="make it first")
-    if page is not None and not can_report():
-        raise RopepatchError("a report needs matplotlib and jinja2", hint='pip install "ropepatch[plot]"')
-    if folder is not None and folder.exists() and not folder.is_dir():
-        raise RopepatchError(f"{folder} is a file", hint="--out is a folder")
-    for place, option in ((page, "--report"), (folder, "--out")):
-        if place is not None:
-            check_writable(place, f"choose another {option}")
-    return folder, page
-
-
-def can_report() -> bool:
-    """Whether what a report is drawn and written with is installed."""
-    return all(find_spec(module) for module in ("matplotlib", "jinja2"))
 
 
 def reported(results: Iterator[Result], report: Path | None, feedback: Feedback) -> Results:
     """All results, each announced as it comes, and their report."""
     measured: list[Result] = []
     for result in results:
-        for warning in few(result):
-            if not any(other.task == result.task for other in measured):
+        if not any(other.task == result.task for other in measured):
+            for warning in few(result):
                 feedback.say(f"warning: {warning}")
         measured.append(result)
         if result.seconds is not None:
@@ -219,9 +250,8 @@ def reported(results: Iterator[Result], report: Path | None, feedback: Feedback)
         try:
             feedback.say(f"report: {write_report(measured, report, command=feedback.command)}")
         except (OSError, RopepatchError) as error:
-            raise RopepatchError(
-                f"no report: {error}", hint=f"the results are in {_kept(measured)}"
-            ) from error
+            hint = f"the results are in {_kept(measured)}"
+            raise RopepatchError(f"no report: {error}", hint=hint) from error
     return Results(measured)
 
 

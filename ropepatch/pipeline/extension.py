@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,16 @@ from ropepatch.evaluation.measuring import measure_extension
 from ropepatch.extension import record as records
 from ropepatch.extension import writing
 from ropepatch.extension.planning import Plan
+from ropepatch.extension.writing import check_savable
 from ropepatch.files import absent, json_text
-from ropepatch.pipeline.evaluation import can_report, check_places, named_suite, reported
-from ropepatch.pipeline.kept import kept
-from ropepatch.pipeline.learned import Learned, planned
-from ropepatch.pipeline.reading import add_reading
-from ropepatch.pipeline.request import Request, check_pairs, read_request
+from ropepatch.model import reading_file as readings
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.loading import load_tokenizer
+from ropepatch.model.weights import read_headers
+from ropepatch.pipeline.evaluation import named_suite, reported
+from ropepatch.pipeline.inputs import can_report, check_places
+from ropepatch.pipeline.learned import Learned, kept, planned
+from ropepatch.pipeline.request import Request, read_request
 from ropepatch.pipeline.results import Results
 from ropepatch.pipeline.running import (
     WEIGHTS,
@@ -36,6 +41,7 @@ from ropepatch.pipeline.running import (
     num_processes,
     say_on_stderr,
 )
+from ropepatch.probing.making import affordable, make_reading
 from ropepatch.publishing.scanning import check_secrets
 from ropepatch.scaling.file import AUTO, FIT
 from ropepatch.settings import Length
@@ -65,6 +71,7 @@ class Extension:
         gate: The loss within the old context before and after the training; None where nothing was trained.
         pushed: What was pushed to the Hub; None for nothing.
         forecast: After a dry run with a recipe, what the training will do.
+        obstacles: After a dry run, what would stop the same call.
     """
 
     folder: Path
@@ -74,6 +81,7 @@ class Extension:
     gate: records.Gate | None = None
     pushed: Pushed | None = None
     forecast: Forecast | None = field(default=None, repr=False)
+    obstacles: tuple[RopepatchError, ...] = field(default=(), repr=False)
 
     def __fspath__(self) -> str:
         return os.fspath(self.folder)
@@ -106,7 +114,8 @@ class Extension:
     def outcome(self) -> str:
         """From where to where, by what, and what stock transformers made of it; of a dry run all it found."""
         if not self.record:
-            return "\n\n".join(map(str, filter(None, (self.plan, self.forecast))))
+            place = f"to be written: {printable(str(self.folder.expanduser().absolute()))}"
+            return "\n\n".join(map(str, filter(None, (self.plan, self.forecast, place))))
         window = self.plan.rope.original_max_position_embeddings
         lines = [
             f"{printable(str(self.folder))}: {window} -> {self.plan.target} tokens, {self.plan.method.name}"
@@ -208,10 +217,7 @@ def extend(
             does not allow it, the folder exists or cannot be written, the result differs from the plan, or it
             cannot be pushed. Nothing half-written is left behind.
     """
-    command = (record or {}).get("command")
-    feedback = Feedback(say=say, progress=progress, show=show, command=command)
-    pairs: dict[str, Any] = {"distil": distil, "text": text, "link_weights": link_weights, "limit": limit}
-    check_pairs(recipe, evaluate, increase=max_short_loss_increase, **pairs)
+    feedback = Feedback(say=say, progress=progress, show=show, command=(record or {}).get("command"))
     suite = None
     if evaluate is not None:
         suite = named_suite(evaluate, text=text, field=field, split=split or "test").narrowed(limit, None)
@@ -223,25 +229,28 @@ def extend(
         method=method,
         original=original,
         parameters=dict(settings or {}) | parameters,
+        allow_code=allow_code,
         revision=revision,
         suite=suite,
-        text={"text": text, "field": field} | ({"split": split} if split else {}),
+        text={"text": text, "field": field, "split": split},
         distil=distil,
+        max_short_loss_increase=max_short_loss_increase,
+        link_weights=link_weights,
+        limit=limit,
+        reading=reading,
+        include=include,
+        record=record,
     )
     if push and not dry_run:
         from ropepatch.publishing.hub import check_repo
 
         check_repo(push)
     if dry_run and request.method in (FIT, AUTO):
-        say(f"--method {request.method} is searched for before there is a plan; nothing of it is kept")
+        say(f"method {request.method} is searched for before there is a plan; nothing of it is kept")
     with interruptible(say, lambda: kept(request, dry_run=dry_run)):
-        extras = dict(record or {})
-        plan, learned = planned(request, feedback, keep=not dry_run, allow_code=allow_code)
+        plan, learned = planned(request, feedback, keep=not dry_run)
         if dry_run:
-            request.check_suite(plan)
-            count, recipe = num_processes(), request.recipe
-            ahead = forecast(plan, recipe, request.folder, processes=count) if recipe else None
-            return Extension(request.folder, plan, {}, forecast=ahead)
+            return _foreseen(request, plan)
         if request.plan is None and plan.savable:
             for warning in plan.warnings:
                 say(f"warning: {warning}")
@@ -266,11 +275,11 @@ def extend(
                     include=include,
                     progress=advance,
                     source=source,
-                    record=(learned.record if learned else {}) | extras,
+                    record=(learned.record if learned else {}) | request.record,
                 )
-            extension = _finished(request, plan, folder, learned, feedback, reading)
+            extension = _finished(request, plan, folder, learned, feedback)
         else:
-            extension = _trained(request, plan, learned, max_short_loss_increase, extras, feedback, reading)
+            extension = _trained(request, plan, learned, feedback)
             if is_first():
                 writing.copy_files(extra, extension.folder)
         show(extension)
@@ -279,16 +288,36 @@ def extend(
         return extension if not (push and is_first()) else _pushed(extension, push, include, feedback)
 
 
-def _trained(
-    request: Request,
-    plan: Plan,
-    learned: Learned | None,
-    max_short_loss_increase: float | None,
-    extras: dict[str, Any],
-    feedback: Feedback,
-    reading: bool | None,
-) -> Extension:
-    """The checkpoint of a model that was trained under a plan; its record says `extras` if it is new."""
+def _foreseen(request: Request, plan: Plan) -> Extension:
+    """What a call would do, and what would stop it; no weights are read."""
+    request.check_suite(plan)
+    checks: list[Callable[[], object]] = []
+    ahead, obstacles = None, list[RopepatchError]()
+    if request.recipe is not None:
+        ahead = forecast(plan, request.recipe, request.folder, processes=num_processes())
+        obstacles += ahead.obstacles
+    else:
+        checks += [partial(check_savable, plan), partial(absent, request.folder)]
+    if plan.model == "tiny" or Path(plan.model).is_dir():  # of the Hub's, config.json alone is here
+        checks.append(partial(_find_files, plan, request))
+    for check in checks:
+        try:
+            check()
+        except RopepatchError as error:
+            obstacles.append(error)
+    return Extension(request.folder, plan, {}, forecast=ahead, obstacles=tuple(obstacles))
+
+
+def _find_files(plan: Plan, request: Request) -> None:
+    """Refuse a folder that lacks what the call needs, or that cannot be extended there."""
+    folder = writing.source_of(plan, beside=request.folder, include=request.include).folder
+    read_headers(folder)
+    if request.recipe is not None or request.suite is not None:
+        load_tokenizer(folder)
+
+
+def _trained(request: Request, plan: Plan, learned: Learned | None, feedback: Feedback) -> Extension:
+    """The checkpoint of a model that was trained under a plan; it is on record as the request says if new."""
     from ropepatch.training.adaptation import adapt
 
     assert request.recipe is not None
@@ -299,32 +328,52 @@ def _trained(
         plan,
         request.recipe,
         request.folder,
-        max_short_loss_increase=max_short_loss_increase,
+        max_short_loss_increase=request.max_short_loss_increase,
         say=feedback.say,
         progress=feedback.progress,
     )
-    extension = _finished(request, plan, adapted.folder, learned, feedback, reading)
-    record = records.read(adapted.folder)
+    extension = _finished(request, plan, adapted.folder, learned, feedback)
+    record, extras = records.read(adapted.folder), request.record
     if is_first() and not (old and old.evaluation == record.evaluation and extras.keys() <= {*old.to_dict()}):
         record = records.amend(adapted.folder, **extras)
     return replace(extension, record=record.to_dict(), gate=adapted.gate)
 
 
 def _finished(
-    request: Request,
-    plan: Plan,
-    folder: Path,
-    learned: Learned | None,
-    feedback: Feedback,
-    reading: bool | None,
+    request: Request, plan: Plan, folder: Path, learned: Learned | None, feedback: Feedback
 ) -> Extension:
     """A checkpoint whose record says where its scaling comes from, measured if a suite is given."""
-    if learned and is_first():
-        learned.put_on_record(folder)
-    if is_first() and reading is not False and (folder / "config.json").exists():
-        add_reading(folder, device(), unasked=reading is None, feedback=feedback)
+    if is_first():
+        if learned:
+            learned.put_on_record(folder)
+        if request.reading is not False and (folder / "config.json").exists():
+            add_reading(folder, device(), unasked=request.reading is None, feedback=feedback)
     results = _measured(request, plan, folder, feedback)
     return Extension(folder, plan, records.read(folder).to_dict(), results)
+
+
+def add_reading(folder: Path, device: str, *, unasked: bool, feedback: Feedback) -> None:
+    """Write the reading of a checkpoint, or say why there is none; one of the same weights stays.
+
+    Args:
+        folder: The checkpoint.
+        device: Where it is read.
+        unasked: Whether to read only what is read within a minute or two.
+        feedback: Takes the reason, and a bar.
+    """
+    checkpoint = Checkpoint(folder)
+    try:
+        if readings.exists(folder) and readings.read(folder).weights == checkpoint.fingerprint:
+            return
+        hypotheses = affordable(checkpoint, records.read(folder), device) if unasked else None
+        if isinstance(hypotheses, str):
+            feedback.say(f"no {readings.FILE}: {hypotheses}")
+            return
+        with feedback.progress("reading") as advance:
+            reading = make_reading(checkpoint, device=device, hypotheses=hypotheses, progress=advance)
+        readings.write(folder, reading)
+    except RopepatchError as error:  # the checkpoint is written and proven
+        feedback.say(f"no {readings.FILE}: {error}")
 
 
 def _measured(request: Request, plan: Plan, folder: Path, feedback: Feedback) -> Results:

@@ -1,10 +1,13 @@
-"""What a caller may write in several ways, read once: a model's name, a length."""
+"""What a caller may write in several ways, read once: a model's name, a length, a list, a place to write."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import trained_on
@@ -16,6 +19,25 @@ from ropepatch.settings import Length, parse_length, relative_length
 def model_name(model: str | os.PathLike[str]) -> str:
     """A model as a command line names it: a folder called tiny is not the bundled checkpoint."""
     return "./tiny" if model == Path("tiny") else os.fspath(model)
+
+
+def listed(values: Any) -> list[Any]:
+    """The entries of a list, or of a text that separates them by commas; one value alone is its own list."""
+    if isinstance(values, str):
+        return [value.strip() for value in values.split(",")]
+    return list(values) if isinstance(values, Iterable) and not isinstance(values, dict) else [values]
+
+
+def in_tokens(length: Length, model: str, revision: str | None, original: Length | None = None) -> int:
+    """A length in tokens: 32768, `32k`, or a multiple of the model's own context or of the original, `4x`.
+
+    Raises:
+        RopepatchError: If it is none of these, or there is no such model.
+    """
+    if not str(length).endswith("x"):
+        return parse_length(str(length))
+    survey = trained_on(survey_checkpoint(find_source(model, revision, weights=False)), original)
+    return relative_length(length, survey.rope.original_max_position_embeddings)
 
 
 def check_writable(place: Path, hint: str) -> None:
@@ -32,13 +54,30 @@ def check_writable(place: Path, hint: str) -> None:
         raise RopepatchError(f"cannot write {place}: {error.strerror or error}", hint=hint) from error
 
 
-def in_tokens(length: Length, model: str, revision: str | None, original: Length | None = None) -> int:
-    """A length in tokens: 32768, `32k`, or a multiple of the model's own context or of the original, `4x`.
+def check_places(out: str | Path | None, report: str | Path | None = None) -> tuple[Path | None, Path | None]:
+    """The folder for results and the file of a report as paths.
 
     Raises:
-        RopepatchError: If it is none of these, or there is no such model.
+        RopepatchError: The folder is none, or the report cannot be written.
     """
-    if not str(length).endswith("x"):
-        return parse_length(str(length))
-    survey = trained_on(survey_checkpoint(find_source(model, revision, weights=False)), original)
-    return relative_length(length, survey.rope.original_max_position_embeddings)
+    folder, page = (None if place is None else Path(place) for place in (out, report))
+    if page is not None:
+        if page.exists():
+            raise RopepatchError(
+                f"{page} already exists", hint="choose another `report`; nothing is overwritten"
+            )
+        if not page.absolute().parent.is_dir():
+            raise RopepatchError(f"no folder {page.parent} for the report", hint="make it first")
+        if not can_report():
+            raise RopepatchError("a report needs matplotlib and jinja2", hint='pip install "ropepatch[plot]"')
+        check_writable(page, "choose another `report`")
+    if folder is not None:
+        if folder.exists() and not folder.is_dir():
+            raise RopepatchError(f"{folder} is a file", hint="`out` is a folder")
+        check_writable(folder, "choose another `out`")
+    return folder, page
+
+
+def can_report() -> bool:
+    """Whether what a report is drawn and written with is installed."""
+    return all(find_spec(module) for module in ("matplotlib", "jinja2"))

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -37,9 +36,7 @@ from ropepatch.training.supply import RecipeReader
 START, WINDOWS, STATE, MEASURED = "start.json", "text.jsonl", fitting.STATE, "measured"
 EVIDENCE = ("fit", "ranking")  # in records: what the choice of the method rests on
 
-Search = Callable[
-    [Checkpoint, Path], dict[str, Any]
-]  # in a work folder; method, parameters, factor, `EVIDENCE`
+Search = Callable[[Path], dict[str, Any]]  # in a work folder; method, parameters, factor, `EVIDENCE`
 
 
 @dataclass(frozen=True)
@@ -59,74 +56,53 @@ class Learned:
     def put_on_record(self, folder: Path) -> None:
         """Say in a checkpoint's record where its scaling comes from; the work folder has served then."""
         records.amend(folder, **self.record)
-        if self.work.is_dir() and not _foreign_files(self.work):
+        if self.work.is_dir() and not _holds_other_files(self.work):
             shutil.rmtree(self.work)
 
 
-def planned(
-    request: Request, feedback: Feedback, *, keep: bool, allow_code: bool = False
-) -> tuple[Plan, Learned | None]:
+def planned(request: Request, feedback: Feedback, *, keep: bool) -> tuple[Plan, Learned | None]:
     """The plan of a request, and how its method was learned or chosen, if it is `fit` or `auto`.
 
     Args:
         request: The call of `extend`.
         feedback: Shows the `Fitted` of `fit` or the `Choice` of `auto`.
         keep: Whether a work folder beside the checkpoint is made, from which an interrupted search goes on.
-        allow_code: Whether `auto` may choose an attention map.
 
     Raises:
         NothingHelpsError: `auto` sees no scaling help.
         RopepatchError: The model, the target or the method does not allow it, the suite could not be
             measured, the folders hold something else, or a search would run in several processes.
     """
-    if allow_code:
-        _check_code(request)
-    where: dict[str, Any] = {"to": request.target, "revision": request.revision}
     if request.plan is not None:
         return request.plan, None
+    where: dict[str, Any] = {"to": request.target, "revision": request.revision}
     if request.method not in (FIT, AUTO):
-        where["original"] = request.original
-        return plan(request.model, **where, method=request.method, **request.parameters), None
+        where |= {"method": request.method, "original": request.original}
+        return plan(request.model, **where, **request.parameters), None
     request.check_suite(plan(request.model, **where, method="linear"))  # refused before the search, if at all
-    begin = partial(_choose, allow_code=allow_code) if request.method == AUTO else _fit
-    settings, search = begin(request, feedback)
     source = find_source(request.model, request.revision, weights=True)
-    weights = source.fingerprint
-    terms = as_read({"method": request.method} | settings | {"to": request.target, "weights": weights})
+    settings, search = (_choose if request.method == AUTO else _fit)(request, source, feedback)
+    asked = {"method": request.method} | settings | {"to": request.target, "weights": source.fingerprint}
     work = work_folder(request)
-    record = _remembered(terms, request.folder, work)
+    record = _remembered(as_read(asked), request.folder, work)
     if "method" not in record.get("start", {}):  # it was asked for, and the search did not end
         if num_processes() > 1:
             raise RopepatchError(
-                f"--method {request.method} runs in one process",
-                hint="`ropepatch fit` or `compare` before, and --method with what they give",
+                f"`method` {request.method} runs in one process",
+                hint="`ropepatch fit` or `compare` before, and `method` with what they give",
             )
         absent(request.folder)
         if keep:
-            record = _searched_in(work, terms, search, source)
+            record = _searched_in(work, as_read(asked), search)
         else:
             with TemporaryDirectory(prefix="ropepatch-") as place:
-                record = _record(terms, search(source, Path(place)))
+                record = _record(as_read(asked), search(Path(place)))
     start = record["start"]
     options = start["parameters"] | ({"factor": start["factor"]} if "factor" in start else {})
-    learned = plan(
-        source.name, to=request.target, method=start["method"], revision=source.revision, **options
-    )
+    of = {"to": request.target, "revision": source.revision, "method": start["method"]}
+    learned = plan(source.name, **of, **options)
     evidence = {key: record[key] for key in ("start", *EVIDENCE) if key in record}
     return learned, Learned(learned, evidence, work)
-
-
-def _check_code(request: Request) -> None:
-    """Refuse `allow_code` where no map could be chosen."""
-    if request.method != AUTO:
-        raise RopepatchError(
-            f"--allow-code beside --method {request.method}",
-            hint="it is of --method auto, which chooses; leave it out",
-        )
-    if request.recipe is not None:
-        raise RopepatchError(
-            "--allow-code beside --recipe: nothing is trained under an attention map", hint="leave one out"
-        )
 
 
 def work_folder(request: Request) -> Path:
@@ -135,12 +111,37 @@ def work_folder(request: Request) -> Path:
     return absolute.with_name(f"{absolute.name}.{FIT}")
 
 
-def _fit(request: Request, feedback: Feedback) -> tuple[dict[str, Any], Search]:
+def kept(request: Request, *, dry_run: bool) -> str:
+    """What an interrupted `extend` leaves: its checkpoint, that of the training, or of the search."""
+    if dry_run:
+        return "nothing is kept"
+    folder = request.folder.expanduser().absolute()
+    run, work = folder.with_name(f"{folder.name}.run"), work_folder(request)
+    if folder.exists():
+        after = (
+            "the same command goes on" if request.recipe else "`ropepatch eval` or `ropepatch push` goes on"
+        )
+        return f"{folder} is written; {after}"
+    if request.recipe is not None and run.is_dir():
+        steps = (path.name.rpartition("-")[2] for path in run.glob("checkpoint-*"))
+        last = max((int(step) for step in steps if step.isdigit()), default=0)
+        return f"{run} keeps step {last} of {request.recipe.max_steps}; the same command goes on from it"
+    if (work / START).is_file() and (work / MEASURED).is_dir():
+        return f"{work} keeps every result that is finished; the same command goes on"
+    return kept_by_fit(work)
+
+
+def kept_by_fit(work: Path) -> str:
+    """What an interrupted `fit` leaves in its work folder."""
+    if (work / STATE).is_file():
+        return f"{work} keeps the descent; the same command resumes it"
+    return "nothing is kept; the same command starts anew"
+
+
+def _fit(request: Request, source: Checkpoint, feedback: Feedback) -> tuple[dict[str, Any], Search]:
     """What decides the outcome of `fit`, and the search."""
     text, recipe = request.text, request.recipe
     refuse_unknown(request.parameters, Fit.model_fields, "parameter of fit")
-    if text["text"] and request.suite and not recipe and "text" not in request.parameters:
-        raise RopepatchError("--text is what --eval measures; a fit needs another", hint="--set text=FILE")
     settings = Fit(**(text if text["text"] and not request.suite else {}) | request.parameters)
     sources = recipe.data.sources if recipe and settings.text is None else ()
     texts = [source.text for source in sources if isinstance(source, Texts)]
@@ -148,11 +149,11 @@ def _fit(request: Request, feedback: Feedback) -> tuple[dict[str, Any], Search]:
         check_text(settings.text, request.model)
     seed = recipe.seed if recipe else 0
 
-    def search(source: Checkpoint, work: Path) -> dict[str, Any]:
+    def search(work: Path) -> dict[str, Any]:
         options = settings.model_dump()
         if texts and recipe:
-            windows = _windows(recipe, source, request.target, work / WINDOWS)
-            options |= {"text": windows, "field": "input_ids"}
+            _write_windows(recipe, source, request.target, work / WINDOWS)
+            options |= {"text": work / WINDOWS, "field": "input_ids"}
         fitted = fitting.fit(
             request.model,
             to=request.target,
@@ -171,26 +172,16 @@ def _fit(request: Request, feedback: Feedback) -> tuple[dict[str, Any], Search]:
     return settings.model_dump() | {"recipe_texts": texts, "seed": seed}, search
 
 
-def _choose(request: Request, feedback: Feedback, *, allow_code: bool) -> tuple[dict[str, Any], Search]:
+def _choose(request: Request, source: Checkpoint, feedback: Feedback) -> tuple[dict[str, Any], Search]:
     """What decides the outcome of `auto`, and the search."""
-    if request.parameters:
-        raise RopepatchError(
-            "--set beside --method auto, which sets the parameters itself",
-            hint="name the method, or leave it out",
-        )
-    if request.text["text"] and request.suite:
-        raise RopepatchError(
-            "--text is what --method auto chooses by, and --eval would measure on it",
-            hint="leave --eval out, and `ropepatch eval` the checkpoint on another text",
-        )
-    text = {"split": "test"} | request.text
+    reading = {"split": "test"} | request.text
 
-    def search(source: Checkpoint, work: Path) -> dict[str, Any]:
+    def search(work: Path) -> dict[str, Any]:
         chosen = choice.choose(
             request.model,
             to=request.target,
-            allow_code=allow_code,
-            **text,
+            allow_code=request.allow_code,
+            **reading,
             out=work / MEASURED,
             revision=request.revision,
             say=feedback.say,
@@ -205,55 +196,11 @@ def _choose(request: Request, feedback: Feedback, *, allow_code: bool) -> tuple[
             (outcome if chosen.ranking.recommended == FIT else ranking)["fit"] = chosen.fitted.record
         return outcome
 
-    return text | ({"allow_code": True} if allow_code else {}), search
+    return reading | ({"allow_code": True} if request.allow_code else {}), search
 
 
-def _remembered(terms: dict[str, Any], folder: Path, work: Path) -> dict[str, Any]:
-    """What the checkpoint or the work folder says of the same search; nothing where neither is there."""
-    earlier, finished = {}, {}
-    with suppress(OSError):  # a name that is too long: whoever writes says so
-        if records.exists(folder):
-            finished = records.read(folder).to_dict()
-        if (work / START).is_file():
-            earlier = read_json(work / START)
-    record = finished if finished.get("start", {}).get("asked") == terms else earlier
-    if record:
-        before = record["start"]["asked"]
-        hint = "choose another --out, or remove that folder to start anew"
-        what = f"{work} holds what something else was found by"
-        check_resumed(what, before, terms, hint=hint)
-    return record
-
-
-def _searched_in(work: Path, terms: dict[str, Any], search: Search, source: Checkpoint) -> dict[str, Any]:
-    """The record of a search in a folder from which it goes on where it is interrupted."""
-
-    def keep(record: dict[str, Any]) -> None:
-        work.mkdir(parents=True, exist_ok=True)
-        with whole_file(work / START) as partial:
-            write_json(partial, record)
-
-    if work.exists() and _foreign_files(work):
-        raise RopepatchError(f"{work} exists and holds other files", hint="choose another --out")
-    keep({"start": {"asked": terms}})
-    try:
-        record = _record(terms, search(source, work))
-    except RopepatchError:
-        if work.is_dir() and not any((work / state).exists() for state in (STATE, MEASURED)):
-            shutil.rmtree(work)
-        raise
-    keep(record)
-    return record
-
-
-def _record(terms: dict[str, Any], outcome: dict[str, Any]) -> dict[str, Any]:
-    outcome = as_read(outcome)
-    evidence = {key: outcome.pop(key) for key in EVIDENCE if key in outcome}
-    return {"start": {"asked": terms} | outcome} | evidence
-
-
-def _windows(recipe: Recipe, source: Checkpoint, to: int, file: Path) -> Path:
-    """A file of windows of what a recipe trains on."""
+def _write_windows(recipe: Recipe, source: Checkpoint, to: int, file: Path) -> None:
+    """Write windows of what a recipe trains on."""
     survey = survey_checkpoint(source)
     reader = RecipeReader(
         recipe=recipe,
@@ -264,9 +211,52 @@ def _windows(recipe: Recipe, source: Checkpoint, to: int, file: Path) -> Path:
         folder=source.folder,
     )
     reader.write_windows(file)
-    return file
 
 
-def _foreign_files(work: Path) -> list[str]:
+def _remembered(asked: dict[str, Any], folder: Path, work: Path) -> dict[str, Any]:
+    """What the checkpoint or the work folder says of the same search; nothing where neither is there."""
+    earlier, finished = {}, {}
+    with suppress(OSError):  # a name that is too long: whoever writes says so
+        if records.exists(folder):
+            finished = records.read(folder).to_dict()
+        if (work / START).is_file():
+            earlier = read_json(work / START)
+    record = finished if finished.get("start", {}).get("asked") == asked else earlier
+    if record:
+        hint = "choose another `out`, or remove that folder to start anew"
+        check_resumed(
+            f"{work} holds what something else was found by", record["start"]["asked"], asked, hint=hint
+        )
+    return record
+
+
+def _searched_in(work: Path, asked: dict[str, Any], search: Search) -> dict[str, Any]:
+    """The record of a search in a folder from which it goes on where it is interrupted."""
+    if work.exists() and _holds_other_files(work):
+        raise RopepatchError(f"{work} exists and holds other files", hint="choose another `out`")
+    _keep(work, {"start": {"asked": asked}})
+    try:
+        record = _record(asked, search(work))
+    except RopepatchError:
+        if work.is_dir() and not any((work / state).exists() for state in (STATE, MEASURED)):
+            shutil.rmtree(work)
+        raise
+    _keep(work, record)
+    return record
+
+
+def _keep(work: Path, record: dict[str, Any]) -> None:
+    work.mkdir(parents=True, exist_ok=True)
+    with whole_file(work / START) as partial:
+        write_json(partial, record)
+
+
+def _record(asked: dict[str, Any], outcome: dict[str, Any]) -> dict[str, Any]:
+    outcome = as_read(outcome)
+    evidence = {key: outcome.pop(key) for key in EVIDENCE if key in outcome}
+    return {"start": {"asked": asked} | outcome} | evidence
+
+
+def _holds_other_files(work: Path) -> bool:
     ours = {START, WINDOWS, STATE, MEASURED}
-    return [file.name for file in work.iterdir() if file.name not in ours and not file.name.startswith(".")]
+    return any(file.name not in ours and not file.name.startswith(".") for file in work.iterdir())

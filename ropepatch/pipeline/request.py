@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +23,8 @@ from ropepatch.settings import Length, name_of, relative_length, short_length
 from ropepatch.training.preparation import prepare
 from ropepatch.training.recipe import Recipe, read_recipe
 
-DISTIL = "distil"  # the recipe of --distil
+DISTIL = "distil"  # the recipe of that argument
+ARGUMENTS = ("to", "method", "original", "recipe", "distil", "evaluate", "text", "link_weights", "revision")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,7 @@ class Request:
         text: The text that `fit` or `auto` reads, with its `field` and, if the caller gave one, its `split`.
         folder: The checkpoint to make.
         label: What tables and figures call the model afterwards.
+        record: What `ropepatch.json` says beside what it says by itself.
     """
 
     model: str
@@ -45,12 +48,18 @@ class Request:
     original: Length | None
     method: str
     parameters: dict[str, Any]
+    allow_code: bool
     plan: Plan | None
     recipe: Recipe | None
     suite: Suite | None
     text: dict[str, Any]
     folder: Path
     label: str
+    max_short_loss_increase: float | None
+    link_weights: bool
+    reading: bool | None
+    include: Sequence[str]
+    record: dict[str, Any]
 
     def check_plan(self, plan: Plan) -> None:
         """Refuse what cannot be saved or trained, before its weights are downloaded.
@@ -78,7 +87,7 @@ class Request:
             return
         if self.recipe and self.recipe.save == "adapter":
             raise RopepatchError(
-                "--eval beside save: adapter", hint="a suite measures whole checkpoints: save: merged"
+                "`evaluate` beside save: adapter", hint="a suite measures whole checkpoints: save: merged"
             )
         measure_extension(self.suite, plan)
 
@@ -92,10 +101,17 @@ def read_request(
     method: str | None,
     original: Length | None,
     parameters: dict[str, Any],
+    allow_code: bool,
     revision: str | None,
     suite: Suite | None,
     text: dict[str, Any],
-    distil: bool = False,
+    distil: bool,
+    max_short_loss_increase: float | None,
+    link_weights: bool,
+    limit: int | None,
+    reading: bool | None,
+    include: Sequence[str],
+    record: Mapping[str, Any] | None,
 ) -> Request:
     """The request of a call of `extend`, whose arguments these are.
 
@@ -103,53 +119,134 @@ def read_request(
         RopepatchError: If two arguments contradict each other, one is missing, or one is not what it must be.
     """
     plan = model if isinstance(model, Plan) else None
-    training = recipe if isinstance(recipe, Recipe | None) else read_recipe(str(recipe))
-    if distil:
-        of = (plan.model, plan.revision) if plan else (model_name(model), revision)  # type: ignore[arg-type]
-        training = self_taught(*of, text)
-    if plan is None:
-        name = model_name(model)  # type: ignore[arg-type]
-        method = method_of(method, training)
-        if training and method == training.method.name:
-            parameters = training.method.parameters | parameters
-        if method not in (FIT, AUTO):
-            check_method(method, parameters)
-        if training:
-            _check_model(name, revision, training)
-        if original is not None and method in (FIT, AUTO):
-            raise RopepatchError(
-                f"--original beside --method {method}, which measures within the window of config.json",
-                hint="leave it out, or name another method",
-            )
-        target = _target(to or (training.to if training else None), method, name, revision, original)
-    elif any(value is not None for value in (to, method, original, revision)) or parameters:
+    if plan is not None and (
+        parameters or any(value is not None for value in (to, method, original, revision))
+    ):
         raise RopepatchError(
             "a plan says target, method, parameters, original and revision itself",
             hint="give the model, or the plan alone",
         )
+    named = DISTIL if distil and recipe is None else recipe
+    chosen = plan.method.name if plan else method_of(method, named)
+    measures, trains, searches = suite is not None, named is not None, chosen in (FIT, AUTO)
+    defaults = {"text": None, "field": "text", "split": None}
+    given = [f"`{key}`" for key, default in defaults.items() if text[key] != default]
+    learns_from_text = chosen == FIT and named is None and "text" not in parameters
+    for holds, words, hint in (
+        (distil and recipe is not None, "`distil` beside `recipe`", "a recipe says it itself: `distil: {}`"),
+        (
+            distil and measures and text["text"],
+            "`text` is what `distil` trains on, and `evaluate` would measure on it",
+            "leave `evaluate` out, and `ropepatch eval` the checkpoint on another text",
+        ),
+        (
+            max_short_loss_increase is not None and not trains,
+            "`max_short_loss_increase` needs a `recipe`",
+            "see `ropepatch recipes`",
+        ),
+        (
+            link_weights and trains,
+            f"`link_weights` beside `{'distil' if distil else 'recipe'}`, which makes new weights",
+            "leave one out",
+        ),
+        (
+            limit is not None and not measures,
+            "`limit` is of what `evaluate` measures",
+            "`evaluate=SUITE`, or leave it out",
+        ),
+        (
+            original is not None and searches,
+            f"`original` beside `method` {chosen}, which measures within the window of config.json",
+            "leave it out, or name another method",
+        ),
+        (
+            allow_code and chosen != AUTO,
+            f"`allow_code` beside `method` {chosen}",
+            "it is of `method=auto`, which chooses; leave it out",
+        ),
+        (
+            allow_code and trains,
+            "`allow_code` beside `recipe`: nothing is trained under an attention map",
+            "leave one out",
+        ),
+        (
+            chosen == AUTO and parameters,
+            "`settings` beside `method` auto, which sets the parameters itself",
+            "name the method, or leave it out",
+        ),
+        (
+            chosen == AUTO and measures and text["text"],
+            "`text` is what `method` auto chooses by, and `evaluate` would measure on it",
+            "leave `evaluate` out, and `ropepatch eval` the checkpoint on another text",
+        ),
+        (
+            learns_from_text and measures and text["text"],
+            "`text` is what `evaluate` measures; a fit needs another",
+            "`settings=text=FILE`",
+        ),
+        (
+            given and not (measures or distil or searches),
+            f"{', '.join(given)} beside `method` {chosen}: nothing reads a text",
+            "`evaluate=SUITE` measures on it, `method` fit and auto read it; else leave it out",
+        ),
+        (
+            given and text["text"] is None,
+            f"{' and '.join(given)} of `text`, which is missing",
+            "name the text, or leave it out",
+        ),
+    ):
+        if holds:
+            raise RopepatchError(words, hint=hint)
+    training = named if isinstance(named, Recipe | None) else read_recipe(str(named))
+    if plan is None:
+        name = model_name(model)  # type: ignore[arg-type]
+        if training and chosen == training.method.name:
+            parameters = training.method.parameters | parameters
+        if not searches:
+            check_method(chosen, parameters, arguments=ARGUMENTS)
+        if training:
+            _check_model(name, revision, training)
+        target = _target(to or (training.to if training else None), chosen, name, revision, original)
     else:
-        name, revision, target, method = plan.model, plan.revision, plan.target, plan.method.name
-    _check_text(text, method, is_read=suite is not None or distil)
-    if distil and method != AUTO:  # a fit reads what is trained on, less what is held out
-        text = {"text": None, "field": "text"}
-    label = method_label(method)
-    named = DISTIL if distil else recipe or ""
-    recipe_name = "recipe" if isinstance(named, Recipe) else name_of(str(named))
+        name, revision, target = plan.model, plan.revision, plan.target
+    if distil:
+        training = self_taught(name, revision, text)
+        if chosen != AUTO:  # a fit reads what is trained on, less what is held out
+            text = defaults
+    recipe_name = "recipe" if isinstance(named, Recipe) else name_of(str(named or ""))
+    label = method_label(chosen)
     parts = filter(None, (Path(name).name, label, short_length(target), recipe_name))
     return Request(
         model=name,
         revision=revision,
         target=target,
         original=original,
-        method=method,
+        method=chosen,
         parameters=parameters,
+        allow_code=allow_code,
         plan=plan,
         recipe=training,
         suite=suite,
-        text=text,
+        text={key: value for key, value in text.items() if key != "split" or value},
         folder=Path(out or "-".join(parts)),
         label=f"{label} + {recipe_name}" if recipe_name else "adapted",
+        max_short_loss_increase=max_short_loss_increase,
+        link_weights=link_weights,
+        reading=reading,
+        include=include,
+        record=dict(record or {}),
     )
+
+
+def method_of(method: str | None, recipe: str | Path | Recipe | None) -> str:
+    """The method that a call of `extend` means: its own, that of the recipe, or yarn.
+
+    Raises:
+        RopepatchError: If there is no such recipe.
+    """
+    if method is not None or recipe is None:
+        return method or "yarn"
+    return (recipe if isinstance(recipe, Recipe) else read_recipe(str(recipe))).method.name
 
 
 def self_taught(model: str, revision: str | None, text: dict[str, Any]) -> Recipe:
@@ -162,7 +259,8 @@ def self_taught(model: str, revision: str | None, text: dict[str, Any]) -> Recip
     survey = survey_checkpoint(find_source(model, revision, weights=False))
     trained = survey.rope.original_max_position_embeddings
     room = relative_length(recipe.data.tokens_per_batch, trained)
-    sources = (Texts(**text),) if text["text"] else recipe.data.sources
+    source = {key: value for key, value in text.items() if value is not None}
+    sources = (Texts(**source),) if text["text"] else recipe.data.sources
     data = recipe.data.model_copy(update={"windows": (min(trained, room),), "sources": sources})
     return recipe.model_copy(update={"model": model, "data": data})
 
@@ -178,72 +276,10 @@ def _check_model(name: str, revision: str | None, recipe: Recipe) -> None:
         raise RopepatchError(str(error), hint=hint) from error
 
 
-def _check_text(text: dict[str, Any], method: str, *, is_read: bool) -> None:
-    """Refuse a text that nothing reads, and a field or split of none."""
-    given = [
-        f"--{key}"
-        for key, unsaid in (("text", None), ("field", "text"), ("split", None))
-        if text.get(key, unsaid) != unsaid
-    ]
-    if given and not is_read and method not in (FIT, AUTO):
-        raise RopepatchError(
-            f"{', '.join(given)} beside --method {method}: nothing reads a text",
-            hint="--eval SUITE measures on it, --method fit and auto read it; else leave it out",
-        )
-    if given and text["text"] is None:
-        raise RopepatchError(
-            f"{' and '.join(given)} of --text, which is missing", hint="name the text, or leave it out"
-        )
-
-
-def check_pairs(
-    recipe: object,
-    evaluate: object,
-    *,
-    distil: bool,
-    text: str | None,
-    increase: float | None,
-    link_weights: bool,
-    limit: int | None,
-) -> None:
-    """Refuse arguments that are nothing without another, or beside it.
-
-    Raises:
-        RopepatchError: With the two.
-    """
-    if recipe is not None and distil:
-        raise RopepatchError("--distil beside --recipe", hint="a recipe says it itself: `distil: {}`")
-    if distil and evaluate is not None and text is not None:
-        raise RopepatchError(
-            "--text is what --distil trains on, and --eval would measure on it",
-            hint="leave --eval out, and `ropepatch eval` the checkpoint on another text",
-        )
-    training = "--distil" if distil else None if recipe is None else "--recipe"
-    if training is None and increase is not None:
-        raise RopepatchError("--max-short-loss-increase needs a --recipe", hint="see `ropepatch recipes`")
-    if training is not None and link_weights:
-        raise RopepatchError(
-            f"--link-weights beside {training}, which makes new weights", hint="leave one out"
-        )
-    if evaluate is None and limit is not None:
-        raise RopepatchError("--limit is of what --eval measures", hint="--eval SUITE, or leave it out")
-
-
-def method_of(method: str | None, recipe: str | Path | Recipe | None) -> str:
-    """The method that a call of `extend` means: its own, that of the recipe, or yarn.
-
-    Raises:
-        RopepatchError: If there is no such recipe.
-    """
-    if method is not None or recipe is None:
-        return method or "yarn"
-    return (recipe if isinstance(recipe, Recipe) else read_recipe(str(recipe))).method.name
-
-
 def _target(to: Length | None, method: str, model: str, revision: str | None, original: Length | None) -> int:
     """In tokens; a recipe may have a multiple of the model's context."""
     if to is not None:
         return in_tokens(to, model, revision, original)
     if is_scaling_file(method):
         return read_scaling(method).target
-    raise RopepatchError("--to is missing", hint="--to 32k, or a --recipe, which has a target")
+    raise RopepatchError("`to` is missing", hint="`to=32k`, or a `recipe`, which has a target")

@@ -95,7 +95,8 @@ def test_quiet_leaves_results_and_warnings(run_here):
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(checkpoint, tmp_path, run_here):
     done = run_here("extend", checkpoint, "--to", "256", "--dry-run", cwd=tmp_path)
-    assert done.stdout == run_here("plan", checkpoint, "--to", "256").stdout
+    planned = run_here("plan", checkpoint, "--to", "256").stdout
+    assert done.stdout == f"{planned}\nto be written: {tmp_path / checkpoint.name}-yarn-256\n"
     assert not list(tmp_path.iterdir())
 
 

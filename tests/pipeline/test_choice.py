@@ -37,7 +37,7 @@ def fits(monkeypatch):
 @pytest.fixture
 def two(monkeypatch):
     """Two candidates, for speed."""
-    monkeypatch.setattr("ropepatch.pipeline.choice.candidates", lambda: ("linear", "yarn"))
+    monkeypatch.setattr("ropepatch.pipeline.evaluation.candidates", lambda: ("linear", "yarn"))
 
 
 @pytest.fixture
@@ -147,9 +147,7 @@ def test_extend_with_auto_shows_why_on_stderr(fits, measures, run_here, tmp_path
     plan = json.loads(done.stdout)
     assert (plan["method"], plan["parameters"]["attention_factor"]) == ("custom", 1.1)
     assert plan["parameters"]["divisors"] == list(DIVISORS)
-    assert done.stderr.startswith(
-        "--method auto is searched for before there is a plan; nothing of it is kept"
-    )
+    assert done.stderr.startswith("method auto is searched for before there is a plan; nothing of it is kept")
     assert RULE in done.stderr
     assert "Take fit: it gains +8.000" in done.stderr
 
@@ -166,7 +164,7 @@ def test_extend_with_auto_ends_with_exit_code_1_where_nothing_helps(fits, measur
 
 def test_auto_takes_no_settings_and_no_other_processes(monkeypatch, fits, measures):
     measures[1].extend([BASE, of("yarn", 2.0)])
-    with pytest.raises(RopepatchError, match="--set beside --method auto"):
+    with pytest.raises(RopepatchError, match="`settings` beside `method` auto"):
         ropepatch.extend("tiny", to=1024, method="auto", beta=3, dry_run=True)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(RopepatchError, match="in one process"):

@@ -13,7 +13,8 @@ from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.suites import Method
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.fitting.examples import read_splits
-from ropepatch.pipeline.choice import candidates, fit_beside, participants, ranking_suite
+from ropepatch.pipeline.choice import fit_beside, ranking_suite
+from ropepatch.pipeline.evaluation import candidates, participants
 from ropepatch.pipeline.running import bar
 from ropepatch.scaling import METHODS
 from ropepatch.scaling.powers import PositionInterpolation
@@ -57,7 +58,7 @@ def test_a_method_that_follows_the_length_is_measured_as_a_static_one_that_takes
 
 
 def test_of_all_what_a_model_does_not_allow_is_left_out_with_the_reason(monkeypatch):
-    monkeypatch.setattr("ropepatch.pipeline.choice.candidates", lambda: ("linear", "yarn"))
+    monkeypatch.setattr("ropepatch.pipeline.evaluation.candidates", lambda: ("linear", "yarn"))
 
     def refuse(self, rope, length=None):
         raise RopepatchError("not on this rope")

@@ -106,8 +106,8 @@ def test_a_checkpoint_that_was_extended_and_not_trained_is_said_to_be(tmp_path, 
         ({"limit": 0}, "limit must be at least 1, got 0"),
         ({"dtype": "int8"}, "no dtype 'int8' of weights"),
         ({"device": "cuda:99"}, "no device 'cuda:99' here"),
-        ({"suite": "demo", "lengths": [64]}, "--lengths beside --suite"),
-        ({"windows": 2, "documents": 2}, "--windows beside --documents"),
+        ({"suite": "demo", "lengths": [64]}, "`lengths` beside `suite`"),
+        ({"windows": 2, "documents": 2}, "`windows` beside `documents`"),
     ],
 )
 def test_what_contradicts_itself_is_refused(options, message):

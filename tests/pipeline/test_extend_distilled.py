@@ -74,6 +74,13 @@ def test_a_fit_reads_the_text_that_is_trained_on_less_what_is_held_out(tmp_path)
         "suite": None,
         "distil": True,
         "original": None,
+        "allow_code": False,
+        "max_short_loss_increase": None,
+        "link_weights": False,
+        "limit": None,
+        "reading": None,
+        "include": (),
+        "record": None,
     }
     text = {"text": "tales.txt", "field": "body", "split": "train"}
     for method, read in (("fit", None), ("auto", "tales.txt")):

@@ -282,5 +282,5 @@ def test_tasks_of_lm_eval_run_on_all_three(extended):
 
 def test_a_field_or_a_split_of_no_text_is_refused():
     for field, split in (("body", "test"), ("text", "train")):
-        with pytest.raises(RopepatchError, match="--field and --split are of --text, which is missing"):
+        with pytest.raises(RopepatchError, match="`field` and `split` are of `text`, which is missing"):
             named_suite("demo", text=None, field=field, split=split)

@@ -184,7 +184,7 @@ def test_a_folder_of_that_name_that_is_not_ours_is_left_alone(place, fits):
     [
         ({"stesp": 3}, "unknown parameter of fit 'stesp'"),
         ({"steps": "many"}, "steps must be a whole number above 0, got 'many'"),
-        ({"evaluate": "demo", "text": "a.txt"}, "--text is what --eval measures"),
+        ({"evaluate": "demo", "text": "a.txt"}, "`text` is what `evaluate` measures"),
         ({"to": 256}, "already covers 256 tokens"),
     ],
 )

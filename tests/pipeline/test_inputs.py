@@ -1,0 +1,106 @@
+"""What a caller may write in several ways, in Python as on the command line."""
+
+import shutil
+
+import pytest
+
+import ropepatch
+from ropepatch.errors import RopepatchError
+from ropepatch.model.source import TINY
+from ropepatch.pipeline.evaluation import candidates
+from ropepatch.pipeline.inputs import listed
+
+WAYS = [("yarn,ntk", ["yarn", "ntk"]), (["yarn", "ntk"], ["yarn", "ntk"]), (" yarn ", ["yarn"]), (64, [64])]
+
+
+@pytest.mark.parametrize(("written", "read"), [*WAYS, ({"name": "yarn"}, [{"name": "yarn"}])])
+def test_a_list_may_be_a_text_with_commas_or_one_value(written, read):
+    assert listed(written) == read
+
+
+@pytest.fixture
+def suites(monkeypatch):
+    """What would be measured."""
+    seen = []
+    monkeypatch.setattr("ropepatch.pipeline.evaluation.measured", lambda suite, **_: seen.append(suite))
+    return seen
+
+
+@pytest.mark.parametrize("lengths", ["2x,64,0.5x", ["2x", 64, "0.5x"], [512, "64", "128"]])
+def test_lengths_may_be_multiples_of_the_trained_context(lengths, suites):
+    ropepatch.evaluate("tiny", lengths=lengths)
+    assert suites[0].tasks[0].lengths == (64, 128, 512)
+    assert suites[0].to == (512,)
+
+
+def test_lengths_on_the_command_line_are_those_of_python(suites, run_here):
+    with pytest.raises(TypeError):  # there is nothing to print
+        run_here("eval", "tiny", "--lengths", "2x,64")
+    assert suites[0].tasks[0].lengths == (64, 512)
+    assert run_here("eval", "tiny", "--lengths", "2y").stderr.startswith("error: '2y' is not a length")
+
+
+@pytest.mark.parametrize("methods", ["linear,all", ["all"]])
+def test_all_stands_for_every_candidate_where_methods_are_measured(methods, suites):
+    ropepatch.evaluate("tiny", methods=methods, to="2x")
+    assert {method.name for method in suites[0].methods} == {*candidates()}
+
+
+def test_a_method_that_must_be_found_is_named_with_the_way_to_find_it(run_here):
+    for call in (ropepatch.plan, ropepatch.compare):
+        with pytest.raises(RopepatchError, match="found by measuring a model") as refused:
+            call("tiny", to="2x", **{"methods" if call is ropepatch.compare else "method": "auto"})
+        assert "`ropepatch compare` says" in refused.value.hint
+    done = run_here("plot", "tiny", "--to", "2x", "--methods", "fit")
+    assert done.stderr.startswith("error: --method fit is found by measuring")
+
+
+@pytest.mark.parametrize(
+    ("call", "message", "hint"),
+    [
+        (
+            lambda: ropepatch.compare("tiny", to="2x", method="yarn"),
+            "argument of compare 'method'",
+            "methods?",
+        ),
+        (lambda: ropepatch.evaluate("tiny", method="yarn"), "argument of evaluate 'method'", "methods?"),
+        (lambda: ropepatch.plan("tiny", too="2x"), "yarn has no parameter 'too'", "did you mean to?"),
+        (
+            lambda: ropepatch.extend("tiny", to="2x", metod="ntk"),
+            "no parameter 'metod'",
+            "did you mean method?",
+        ),
+    ],
+)
+def test_an_unknown_argument_is_named_with_the_nearest_one(call, message, hint):
+    with pytest.raises(RopepatchError, match=message) as refused:
+        call()
+    assert hint in refused.value.hint
+
+
+def test_an_error_names_arguments_in_python_and_options_on_the_command_line(run_here):
+    with pytest.raises(RopepatchError, match="`link_weights` beside `recipe`"):
+        ropepatch.extend("tiny", recipe="tiny", link_weights=True)
+    done = run_here("extend", "tiny", "--recipe", "tiny", "--link-weights")
+    assert done.stderr.startswith("error: --link-weights beside --recipe, which makes new weights")
+
+
+@pytest.mark.parametrize("kept", [[], ["model.safetensors"]])
+def test_a_dry_run_says_what_is_missing_and_where_the_result_would_lie(kept, tmp_path, run_here):
+    (tmp_path / "src").mkdir()
+    for name in ("config.json", *kept):
+        shutil.copy(TINY / name, tmp_path / "src")
+    words = ["extend", "src", "--to", "2x", "--dry-run", *(["--recipe", "tiny"] if kept else [])]
+    done = run_here(*words, cwd=tmp_path)
+    assert f"to be written: {tmp_path}/src-yarn-512" in done.stdout
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        "error: " + ("transformers cannot load the tokenizer of src" if kept else "no weights in src")
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["src"]
+
+
+def test_what_a_notebook_cell_ends_with_is_short():
+    plan = ropepatch.plan("tiny", to="2x")
+    assert repr(plan) == "Plan(tiny: 256 -> 512 tokens, yarn)"
+    assert len(repr(ropepatch.extend("tiny", to="2x", dry_run=True))) < 200
