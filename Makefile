@@ -1,4 +1,4 @@
-# make demo   extend the bundled checkpoint without and with training, and measure it; figures in .demo
+# make demo   extend the bundled checkpoint without and with training, and measure it; reports in .demo
 # make quick  run the tests of the mathematics, the settings, a plan, a patch and an extension: under a minute
 # make test   run the tests that a newcomer needs to trust it: all but the markers slow and sweep
 # make sweep  run every test; PART=1/5 leaves four fifths of what is marked slow or sweep out, as CI does in turn
@@ -15,7 +15,7 @@ EXTRAS_site := [docs]
 
 demo: .venv/demo/installed
 	@rm -rf .demo
-	.venv/demo/bin/ropepatch demo --out .demo
+	.venv/demo/bin/ropepatch demo --out .demo/scaled
 	.venv/demo/bin/ropepatch extend tiny --recipe tiny --eval demo --out .demo/adapted
 
 # As CI runs it, without the training; tests/cli/test_demo.py reads what it leaves.

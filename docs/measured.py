@@ -11,6 +11,7 @@ from retrieval_speed import EACH, ONCE
 
 from ropepatch import METHODS
 from ropepatch.evaluation.intervals import Mean
+from ropepatch.evaluation.results import Result, read_result
 from ropepatch.report.printers import markdown_rows
 
 RESULTS = Path(__file__).parents[1] / "eval" / "results"
@@ -21,20 +22,27 @@ def result(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def demo(record: dict[str, Any]) -> str:
-    """What `ropepatch demo` found: losses and passkeys before and after."""
-    before, after, floor = record["results"]["before"], record["results"]["after"], record["floor"]
-    losses = [
-        (span, *(f"{nats[span]:.2f}" for nats in (before["nats"], after["nats"], floor))) for span in floor
-    ]
-    found = [
-        (f"{length} tokens", *(f"{one['correct']}/{one['n']}" for one in (cell, after["passkey"][length])))
-        for length, cell in before["passkey"].items()
-    ]
-    heads = ("nats per token at positions", "before", "after", "floor")
-    return "\n\n".join(
-        (markdown_rows(heads, losses), markdown_rows(("passkeys found at", "before", "after"), found))
-    )
+def results(folder: str) -> list[Result]:
+    """The results in a folder of eval/results."""
+    return [read_result(file) for file in sorted((RESULTS / folder).glob("*.json"))]
+
+
+def demo() -> str:
+    """What `ropepatch demo` found: losses and answers by length, before and after."""
+    heads = {"baseline": "before", "yarn": "after", "floor": "floor"}
+    tables = []
+    for measure, words in (("loss", "nats per token, first"), ("found", "passkeys found, of 20 at")):
+        cells = {
+            (result.label, row.length): f"{row.text} ({row.interval})" if row.interval else row.text
+            for result in results("demo")
+            for row in result.rows
+            if row.measure == measure and row.at.keys() == {"length"}
+        }
+        labels = [label for label in heads if any(label == known for known, _ in cells)]
+        lengths = sorted({length for _, length in cells})
+        rows = [(f"{length:,} tokens", *(cells[label, length] for label in labels)) for length in lengths]
+        tables.append(markdown_rows((words, *(heads[label] for label in labels)), rows))
+    return "\n\n".join(tables)
 
 
 def tiny_checkpoint() -> str:

@@ -3,8 +3,8 @@
     python docs/tables.py            writes what differs
     python docs/tables.py --check    names what differs, and exits 1
 
-A block stands between `<!-- NAME -->` and `<!-- /NAME -->`. Three are measured when they are written and are
-not here: the results of `ropepatch demo`, and the engines and families that tests/extension runs.
+A block stands between `<!-- NAME -->` and `<!-- /NAME -->`. Two are measured when they are written and
+are not here: the engines and families that tests/extension runs.
 """
 
 import argparse
@@ -30,10 +30,9 @@ import measured
 import parallel_tables
 import pretraining_recipe
 import registries
-from measured import RESULTS, result
+from measured import result
 
 from ropepatch.cli import catalogue
-from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Suite
 from ropepatch.files import json_text
 from ropepatch.gallery.explorer.content import MEASURED
@@ -54,7 +53,7 @@ def rows(name: str) -> list[dict[str, object]]:
 
 BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
     "README.md": {"adaptation": measured.adaptation_in_short},
-    "docs/start.md": {"demo": lambda: measured.demo(result("demo"))},
+    "docs/start.md": {"demo": measured.demo},
     "docs/guides/adapt.md": {"adaptation": measured.adaptation_in_short},
     "docs/guides/attention-maps.md": {
         "maps-measured": lambda: maps_tables.short_table(rows("attention-maps")),
@@ -119,12 +118,6 @@ FILES: Mapping[str, Make] = {
 }
 
 
-def suite_figure() -> str:
-    """The perplexity of tiny by length, as the guide shows it."""
-    drawn = figures([read_result(file) for file in sorted((RESULTS / "tiny-suite").glob("*.json"))])
-    return svg(drawn["perplexity"])
-
-
 def svg(figure: object) -> str:
     """A figure as it is saved."""
     with tempfile.TemporaryDirectory() as folder:
@@ -133,7 +126,10 @@ def svg(figure: object) -> str:
 
 
 FIGURES: Mapping[str, Make] = {
-    "eval/results/tiny-suite-perplexity.svg": suite_figure,
+    "eval/results/demo-loss.svg": lambda: svg(figures(measured.results("demo"))["positions"]),
+    "eval/results/tiny-suite-perplexity.svg": lambda: svg(
+        figures(measured.results("tiny-suite"))["perplexity"]
+    ),
     "eval/results/encodings-extrapolation.svg": lambda: svg(encoding_tables.figure(rows("encodings"))),
     "eval/results/fit-divisors.svg": lambda: svg(fit_tables.figure(rows("fit"))),
 }

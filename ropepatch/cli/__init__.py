@@ -47,7 +47,7 @@ GROUPS = {  # with a line for each, of at most 60 characters
         evaluate: "Perplexity by length, retrieval, or a whole suite",
         compare: "Rank methods on a model, training-free",
         plot: "Draw results as figures or a report",
-        demo: "See it all on the bundled model, in two minutes",
+        demo: "See it all on the bundled model, in a minute",
     },
     "Look before": {
         plan: "Show what an extension would change; no weights read",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -23,11 +23,8 @@ from ropepatch.cli.arguments import (
 )
 from ropepatch.errors import RopepatchError
 from ropepatch.files import json_text
-from ropepatch.pipeline.running import WEIGHTS, bar, interruptible, is_first, say_on_stderr
 from ropepatch.pipeline.running import device as best_device
-
-if TYPE_CHECKING:
-    from ropepatch.fitting import Fitted
+from ropepatch.pipeline.running import interruptible, is_first, say_on_stderr
 
 FILE = ".json"  # the end of the name of a scaling file
 EXAMPLES = """\b
@@ -88,22 +85,15 @@ def fit(
     No weight changes. Windows of the text that nothing is learned from validate, so that on them the outcome
     is no worse than the best published method. The same command resumes an interrupted fit.
     """
-    from ropepatch.files import absent, remove_leftovers
     from ropepatch.fitting import fit as learn
-    from ropepatch.fitting.fitting import remove_finished
+    from ropepatch.pipeline.extension import extend
     from ropepatch.pipeline.inputs import in_tokens
     from ropepatch.pipeline.learned import kept_by_fit
     from ropepatch.settings import short_length
 
     target = in_tokens(to, model, revision)
     out = out or Path(f"{Path(model).name}-fit-{short_length(target)}")
-    try:
-        place = absent(out)
-    except RopepatchError:
-        remove_leftovers(out)
-        remove_finished(out.with_name(f"{out.name}.fit"))
-        raise
-    _check_place(place, model, revision, link_weights=link_weights)
+    place = _new_place(out, model, revision, link_weights=link_weights)
     work = place.with_name(f"{place.name}.fit")
     with interruptible(say_on_stderr, lambda: kept_by_fit(work)):
         fitted = learn(
@@ -125,7 +115,11 @@ def fit(
         )
         if not is_first():
             return
-        _write(fitted, place, link_weights=link_weights)
+        if place.suffix == FILE:
+            fitted.save(place)
+        else:
+            record = {"fit": fitted.record, "command": command_line()}
+            extend(fitted.plan, place, link_weights=link_weights, record=record, **feedback(quiet))
     shutil.rmtree(work, ignore_errors=True)
     if as_json:
         print(json_text(fitted.record | {"out": str(place)}))
@@ -134,25 +128,24 @@ def fit(
     print(f"{place}: use it as a checkpoint" if place.is_dir() else f"{place}: use it as --method {place}")
 
 
-def _check_place(place: Path, model: str, revision: str | None, *, link_weights: bool) -> None:
+def _new_place(out: Path, model: str, revision: str | None, *, link_weights: bool) -> Path:
+    """The absolute path of what is to be made, refused where it exists or could not be written."""
     from ropepatch.extension.writing import check_room
+    from ropepatch.files import absent, remove_leftovers
+    from ropepatch.fitting.fitting import remove_finished
     from ropepatch.model.source import find_source
     from ropepatch.model.weights import read_headers
     from ropepatch.pipeline.inputs import check_writable
 
-    check_writable(place, "choose another --out")
+    try:
+        place = absent(out)
+    except RopepatchError:
+        remove_leftovers(out)
+        remove_finished(out.with_name(f"{out.name}.fit"))
+        raise
+    check_writable(place, "choose another `out`")
     if place.suffix == FILE and link_weights:
-        raise RopepatchError("--link-weights beside a scaling file, which has none", hint="leave it out")
+        raise RopepatchError("`link_weights` beside a scaling file, which has none", hint="leave it out")
     if place.suffix != FILE and not link_weights:
         check_room(read_headers(find_source(model, revision, weights=True).folder), place)
-
-
-def _write(fitted: Fitted, place: Path, *, link_weights: bool) -> None:
-    from ropepatch.extension.writing import extend
-
-    if place.suffix == FILE:
-        fitted.save(place)
-        return
-    record = {"fit": fitted.record, "command": command_line()}
-    with bar(WEIGHTS) as advance:
-        extend(fitted.plan, place, link_weights=link_weights, progress=advance, record=record)
+    return place
