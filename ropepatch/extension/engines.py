@@ -146,7 +146,8 @@ def _vllm(written: _Written) -> Engine:
     support = functools.partial(_says, "vLLM")
     kind, window, switch = written.kind, written.window, f"--max-model-len {written.target}"
     if kind == "dynamic":
-        return support("no", f"leaves it unscaled, with a table of {window} tokens")
+        garbage = ", and reads garbage beyond it" if written.factor > 1 else ""
+        return support("no", f"leaves it unscaled, with a table of {window} tokens{garbage}")
     if written.switches:
         note = f"one list at every length: the short one up to {window} tokens, the long one with {switch}"
         return support("partly", note, switch)
@@ -200,6 +201,8 @@ def _llama_cpp(written: _Written) -> Engine:
     if kind == "yarn":
         a, usual = written.by_yarn, written.is_written(written.by_yarn)
         off = [] if usual else [f"takes {a:.4f} for the attention factor"]
+        if (written.parameters.get("beta_fast", 32), written.parameters.get("beta_slow", 1)) != (32, 1):
+            off.append("takes 32 and 1 for beta_fast and beta_slow")
         off += [] if written.parameters.get("truncate", True) else ["it truncates the ramp"]
         if off:
             return support("partly", f"{' and '.join(off)}: convert with `ropepatch export --gguf`")

@@ -156,6 +156,11 @@ def fits_gguf(checkpoint: Checkpoint) -> bool:
 def check_architecture(checkpoint: Checkpoint) -> Survey:
     """The survey of a checkpoint that llama.cpp's LLaMA can hold, by its config.json; others are refused."""
     raw = checkpoint.raw
+    if checkpoint.kind == "mapped":
+        raise RopepatchError(
+            f"a GGUF file cannot hold an attention map, and {checkpoint.name} has one",
+            hint="transformers alone runs it; extend the checkpoint it was made from by a scaling",
+        )
     config: Any = load_text_config(raw)
     if raw.get("quantization_config"):
         raise RopepatchError("the weights are quantised", hint=UNQUANTISED)

@@ -27,7 +27,7 @@ from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.evaluation.subject import find_subject
 from ropepatch.extension import record as records
 from ropepatch.extension import writing
-from ropepatch.extension.map_code import map_changes, map_code, mapped_layers
+from ropepatch.extension.map_code import auto_map, map_changes, map_code, mapped_layers
 from ropepatch.files import read_json
 from ropepatch.model.checkpoint import CODE, Checkpoint
 from ropepatch.model.loading import load_model
@@ -35,7 +35,6 @@ from ropepatch.model.survey import survey
 from ropepatch.publishing.card import write_card
 from ropepatch.publishing.contents import judge, read_contents
 from ropepatch.publishing.folding import fold_attention
-from ropepatch.publishing.gguf import export_gguf
 
 WEIGHTS = "model.safetensors"
 SCRIPT = Path(__file__).parents[1] / "support" / "without_ropepatch.py"
@@ -147,6 +146,11 @@ def test_its_gradients_are_those_of_the_engine(answers):
 def test_no_other_attention_runs_it_unturned(answers):
     assert answers["more"]["backend"] is False
     assert "this model has an attention map, which 'sdpa' would ignore" in answers["more"]["sdpa"]
+
+
+def test_no_class_is_offered_to_engines_that_would_run_it_with_an_attention_of_their_own():
+    """vLLM and SGLang take a model by `AutoModel`; without it they refuse the checkpoint."""
+    assert auto_map("llama").keys() == {"AutoConfig", "AutoModelForCausalLM"}
 
 
 @pytest.mark.parametrize("load", [AutoConfig.from_pretrained, AutoModelForCausalLM.from_pretrained])
@@ -298,7 +302,6 @@ def test_ropepatch_reads_the_map_and_never_runs_the_code(source, copied):
         lambda folder, out: ropepatch.plan(folder, to=1024),
         lambda folder, out: ropepatch.extend(folder, out, to=1024, method="rerope"),
         lambda folder, out: fold_attention(folder, out),
-        lambda folder, out: export_gguf(folder, out),
         lambda folder, out: load_model(Checkpoint(folder)),
     ],
 )

@@ -245,6 +245,7 @@ REFUSED = {
     "dynamic": (other_rope(rope_type="dynamic"), r"\(dynamic\) .* a GGUF file holds one table"),
     "switching": (other_rope(rope_type="longrope", **LISTS), r"\(longrope\) .* a GGUF file holds one table"),
     "part of a head": (other_rope(rope_type="linear", partial_rotary_factor=0.5), "rotates 8 of 16"),
+    "attention map": ({"model_type": "llama-attention-map"}, "cannot hold an attention map, and .* has one"),
     "activation": ({"hidden_act": "gelu"}, "hidden_act is gelu"),
     "architecture": ({"model_type": "granite"}, "granite"),
     "quantised": ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),

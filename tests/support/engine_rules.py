@@ -233,7 +233,8 @@ def llama_cpp(config: Config, length: int, served: int | None = None) -> Reading
     The converter knows linear, yarn and, as the tensor rope_freqs, llama3; it marks a file as longrope
     without any factors, and warns of other types: both run unscaled. It writes attention_factor as
     yarn_attn_factor, which the runtime overwrites: 0.1 ln s + 1, times rope.scaling.attn_factor, which
-    the converter does not write. The ramp is always truncated. The context is max_position_embeddings.
+    the converter does not write. The ramp is always truncated, and its loader of LLaMA reads no beta. The
+    context is max_position_embeddings.
     """
     p, d = as_transformers_5(config), head_dim(config)
     theta, kind, reach = p["rope_theta"], p["rope_type"], config["max_position_embeddings"]
@@ -242,7 +243,8 @@ def llama_cpp(config: Config, length: int, served: int | None = None) -> Reading
     if kind == "llama3":
         return Reading(llama3(theta, d, p, p["original_max_position_embeddings"]), 1.0, reach)
     if kind == "yarn":
-        return Reading(yarn(theta, d, p, truncate=True), by_yarn(p["factor"]), reach)
+        usual = p | {"beta_fast": 32.0, "beta_slow": 1.0}
+        return Reading(yarn(theta, d, usual, truncate=True), by_yarn(p["factor"]), reach)
     return Reading(plain(theta, d), 1.0, reach)
 
 
