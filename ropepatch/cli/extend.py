@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,6 +31,7 @@ from ropepatch.cli.arguments import (
     parse_settings,
     parse_share,
 )
+from ropepatch.cli.listing import print_text
 from ropepatch.cli.push import print_pushed, pushed_data
 from ropepatch.files import json_text
 from ropepatch.pipeline.running import is_first, say_on_stderr
@@ -226,13 +226,13 @@ class _Screen:
         if isinstance(outcome, Choice):
             print_ranking(outcome.ranking, outcome.results, on_stderr=True)
         elif not isinstance(outcome, Extension):
-            print(outcome, file=sys.stderr, flush=True)
+            say_on_stderr(str(outcome))
         elif is_first():
             self.record = outcome.record
             if not self.as_json:
                 if outcome.results:
                     print_results(outcome.results)
-                print(outcome.outcome())
+                print_text(outcome.outcome())
 
     def show_next(self, extension: Extension) -> None:
         """Say on stderr how the checkpoint is loaded, measured and published."""
@@ -249,7 +249,7 @@ class _Screen:
     def show_last(self, extension: Extension) -> None:
         """Print what is known when all is done: the plan of a dry run, or what was pushed."""
         if not extension.record:
-            print(extension.to_json() if self.as_json else extension.outcome())
+            print(extension.to_json()) if self.as_json else print_text(extension.outcome())
             if extension.obstacles:
                 raise extension.obstacles[0]
         elif extension.pushed and self.record is not None:

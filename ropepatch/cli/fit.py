@@ -21,6 +21,7 @@ from ropepatch.cli.arguments import (
     command_line,
     feedback,
 )
+from ropepatch.cli.listing import print_text
 from ropepatch.errors import RopepatchError
 from ropepatch.files import json_text
 from ropepatch.pipeline.running import device as best_device
@@ -124,8 +125,8 @@ def fit(
     if as_json:
         print(json_text(fitted.record | {"out": str(place)}))
         return
-    print(fitted)
-    print(f"{place}: use it as a checkpoint" if place.is_dir() else f"{place}: use it as --method {place}")
+    use = "a checkpoint" if place.is_dir() else f"--method {place}"
+    print_text(f"{fitted}\n{place}: use it as {use}")
 
 
 def _new_place(out: Path, model: str, revision: str | None, *, link_weights: bool) -> Path:

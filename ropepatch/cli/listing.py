@@ -8,6 +8,9 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
+from ropepatch.errors import printable
+from ropepatch.pipeline.running import LONGEST
+
 REQUIRED = "required"  # stands for the default of a parameter that has none
 
 
@@ -38,9 +41,9 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, number
 
 
 def print_text(text: str) -> None:
-    """Print lines; on a screen those too long for it are folded between words, and indented."""
+    """Print lines, escaped; on a screen those too long for it are folded between words, and indented."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in text.splitlines():
+    for line in (printable(line, LONGEST) for line in text.split("\n")):
         if width is None or len(line) <= width:
             print(line)
             continue

@@ -17,6 +17,7 @@ from ropepatch.cli.arguments import (
     complete,
     parse_settings,
 )
+from ropepatch.cli.listing import print_text
 from ropepatch.errors import RopepatchError
 
 EXAMPLES = """\b
@@ -59,4 +60,4 @@ def plan(
     extension_plan = make_plan(
         model, to=to, method=method, original=original, revision=revision, **parameters
     )
-    print(extension_plan.to_json() if as_json else extension_plan)
+    print(extension_plan.to_json()) if as_json else print_text(str(extension_plan))

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ropepatch.cli.arguments import AsJson, Quiet, Revision
+from ropepatch.cli.listing import print_text
 
 EXAMPLES = """\b
 Examples:
@@ -66,6 +67,6 @@ def probe(
             say=(lambda line: None) if quiet else say_on_stderr,
             progress=advance,
         )
-    print(probed.to_json() if as_json else probed)
+    print(probed.to_json()) if as_json else print_text(str(probed))
     if not probed.is_right:
         raise typer.Exit(1)

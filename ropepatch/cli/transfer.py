@@ -17,6 +17,7 @@ from ropepatch.cli.arguments import (
     feedback,
     parse_share,
 )
+from ropepatch.cli.listing import print_text
 from ropepatch.files import json_text
 
 EXAMPLES = """\b
@@ -78,6 +79,9 @@ def transfer(
         record={"command": command_line()},
         say=feedback(quiet)["say"],
     )
-    print(json_text(records.read(done.folder).to_dict()) if as_json else f"{done.folder}\n{done}")
+    if as_json:
+        print(json_text(records.read(done.folder).to_dict()))
+    else:
+        print_text(f"{done.folder}\n{done}")
     if share is not None and not done.gate.passed:
         raise typer.Exit(1)

@@ -9,11 +9,14 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ropepatch.errors import printable
+
 Advance = Callable[[int, int | None], None]  # how much is done, and how much there is, if known
 Progress = Callable[[str], AbstractContextManager[Advance]]  # of the name of a stage
 Say = Callable[[str], None]
 Show = Callable[[Any], None]
 
+LONGEST = 10_000  # characters of a line
 WEIGHTS = "weights"  # the stage that copies them: its progress is in bytes
 
 
@@ -40,10 +43,10 @@ def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def say_on_stderr(line: str) -> None:
-    """A line on stderr, where a notebook shows it too; of several processes the first alone says it."""
+def say_on_stderr(text: str) -> None:
+    """Lines on stderr, where a notebook shows them too; of several processes the first alone says them."""
     if is_first():
-        sys.stderr.write(f"{line}\n")
+        sys.stderr.write("".join(f"{printable(line, LONGEST)}\n" for line in text.split("\n")))
         sys.stderr.flush()
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from ropepatch.cli import app
 from ropepatch.cli.arguments import parse_settings
 from ropepatch.evaluation.suites import Method, Suite, read_suite
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
+from ropepatch.model.source import TINY
 from ropepatch.report.terminal import print_results
 
 COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
@@ -457,6 +459,28 @@ def test_what_is_printed_fits_eighty_columns_and_loses_nothing(line, run_here, m
 def test_a_name_that_would_move_the_cursor_is_printed_as_it_is_written(capsys):
     print_results([made_results.reading("yarn", [1.0] * 3, model=made_results.model_record("a\x1b[2Jb"))])
     assert "a\\x1b[2Jb, trained on" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_no_name_of_a_folder_reaches_the_terminal_unescaped(tmp_path, run_here):
+    name = "a\x1b[2Jb"
+    shutil.copytree(TINY, tmp_path / name)
+    (tmp_path / "t.txt").write_text("<|endoftext|>".join("Once there was a fox. " * 99 for _ in range(40)))
+    extended = f"{name}-yarn-512"
+    for words in (
+        ["plan", name, "--to", "512"],
+        ["extend", name, "--to", "512", "--recipe", "tiny", "--dry-run"],
+        ["extend", name, "--to", "512", "--eval", "demo", "--text", "t.txt", "--limit", "1"],
+        ["fit", name, "--to", "512", "--text", "t.txt", "--steps", "1", "--init", "yarn"],
+        ["doctor", extended],
+        ["export", extended, "--fold-attention"],
+        ["probe", extended, "--engine", "transformers"],
+        ["push", extended, "me/it", "--dry-run"],
+        ["eval", f"{name}x", "--text", "t.txt"],
+    ):
+        done = run_here(*words, cwd=tmp_path)
+        assert done.returncode == (2 if words[0] == "eval" else 0), done.stderr
+        assert "\x1b" not in done.stdout + done.stderr, words
 
 
 @pytest.mark.parametrize("columns", [40, 80, 400])

@@ -1,0 +1,33 @@
+"""The tables of what real servers were found to compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ropepatch.model.reading_file import RIGHT
+from ropepatch.probing.judging import WORDS
+from ropepatch.report.printers import markdown_rows
+
+Rows = list[dict[str, Any]]
+
+
+def probed_table(rows: Rows) -> str:
+    """Each saved rope by engine: what `probe` says of it, and how many wrong ones it named."""
+    engines = list(dict.fromkeys((row["engine"], row["version"]) for row in rows))
+    table = []
+    for case in dict.fromkeys(row["case"] for row in rows):
+        cells = []
+        for engine in engines:
+            own = [row for row in rows if row["case"] == case and (row["engine"], row["version"]) == engine]
+            right = [row for row in own if row["served"] == RIGHT]
+            wrong = [row["verdict"] == row["served"] for row in own if row["served"] != RIGHT]
+            cells.append(f"{_found(right[0])}; {sum(wrong)} of {len(wrong)}" if right else "not asked")
+        table.append((case, *cells))
+    return markdown_rows(("saved as", *(" ".join(engine) for engine in engines)), table)
+
+
+def _found(row: dict[str, Any]) -> str:
+    if row["verdict"] is None:
+        return "no answer"
+    nats = "" if row["beyond"] is None else f" ({row['beyond']:.0e} nats)"
+    return WORDS.get(row["verdict"], row["verdict"]).partition(":")[0] + nats
