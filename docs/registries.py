@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from measured import result
 
 import ropepatch
 from ropepatch import ENCODINGS, MAPS, METHODS
@@ -57,7 +58,12 @@ SERVED = "yarn", "linear", "ntk", "llama3", "ntk-fixed"
 
 def engine_versions() -> str:
     """The version of every engine, and whether it was run or read."""
-    rows = [(name, version, "run" if name in RUN else "read") for name, version in VERSIONS.items()]
+    asked = {row["engine"]: row["version"] for row in result("engines")["rows"]}
+    rows = []
+    for name, version in VERSIONS.items():
+        known = ["run"] if name in RUN else ["read"]
+        known += [f"server of {asked[name]} probed"] if name in asked else []
+        rows.append((name, version, "; ".join(known)))
     return markdown_rows(("engine", "version", ""), rows)
 
 

@@ -23,6 +23,7 @@ sys.path.extend(str(folder) for folder in (Path(__file__).parents[1] / "eval" / 
 
 import distil_tables
 import encoding_tables
+import engines_tables
 import explorer_numbers
 import fit_tables
 import maps_tables
@@ -59,6 +60,10 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "maps-measured": lambda: maps_tables.short_table(rows("attention-maps")),
     },
     "docs/guides/extend.md": {"training-free": measured.training_free_chosen},
+    "docs/guides/probe.md": {
+        "engines-probed": lambda: engines_tables.probed_table(rows("engines")),
+        "trainers-probed": lambda: engines_tables.trainers_table(rows("trainers")),
+    },
     "docs/guides/serve.md": {
         "engine-versions": registries.engine_versions,
         "engine-notes": registries.engine_notes,

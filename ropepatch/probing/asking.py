@@ -276,7 +276,7 @@ class _Asking:
 
     def _read(self, answer: Answer) -> Top | None:
         """The log-probabilities by token id; None where the texts of tokens tell too little."""
-        if answer.by_id or self.tokenizer is None:
+        if answer.by_id or not answer.by_text or self.tokenizer is None:
             return answer.by_id or None
         best: Top = {}
         for table in self._spellings():

@@ -87,7 +87,7 @@ class Server:
             listed = None
         models = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
         own = next((one for one in models if self.model in ("", one.get("id"))), {})
-        self.model = self.model or str(own.get("id") or "default")
+        self.model = self.model or str(own.get("id") or "")
         limit = own.get("max_model_len")
         self.limit = limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None
 
@@ -99,14 +99,14 @@ class Server:
             RopepatchError: There is no server, or no sense in what it says.
         """
         if self.form is not None:
-            return self._answer(self.form, ids, text)
+            return self._said_something(self.form, ids, text)
         refusal = RefusedError("")
         for by_ids, way in itertools.product((True, False), WAYS):
             form = {"by_ids": by_ids, "way": way}
             if not by_ids and text is None:
                 continue
             try:
-                answer = self._answer(form, ids, text)
+                answer = self._said_something(form, ids, text)
             except RefusedError as error:
                 refusal = error
             else:
@@ -114,9 +114,21 @@ class Server:
                 return answer
         raise RefusedError(str(refusal), hint="it must answer /v1/completions with logprobs: see the guide")
 
+    def _said_something(self, form: dict[str, Any], ids: list[int], text: str | None) -> Answer:
+        """An answer; one without log-probabilities is asked for again.
+
+        llama.cpp gives none where it draws the end of the text, or a part of a letter.
+        """
+        for _ in range(TRIES):
+            answer = self._answer(form, ids, text)
+            if answer.by_id or answer.by_text:
+                return answer
+        if self.form is None:
+            raise RefusedError(f"{self.shown} answers without logprobs")
+        return answer
+
     def _answer(self, form: dict[str, Any], ids: list[int], text: str | None) -> Answer:
-        body = {
-            "model": self.model,
+        body = ({"model": self.model} if self.model else {}) | {
             "prompt": ids if form["by_ids"] else text,
             "max_tokens": 1,
             "temperature": 1.0,
@@ -176,7 +188,10 @@ def _tops(content: dict[str, Any], name: str) -> tuple[dict[int, float], dict[st
     """The log-probabilities of an answer, in the older form of OpenAI or that of chats (llama.cpp)."""
     try:
         told = content["choices"][0]["logprobs"]
-        entries = told["content"][0]["top_logprobs"] if "content" in told else told["top_logprobs"][0]
+        tokens = told and told["content" if "content" in told else "top_logprobs"]
+        if not tokens:
+            return {}, {}
+        entries = tokens[0]["top_logprobs"] if "content" in told else tokens[0]
         if isinstance(entries, dict):
             entries = [{"token": token, "logprob": log_prob} for token, log_prob in entries.items()]
         by_id, by_text = dict[int, float](), dict[str, float]()

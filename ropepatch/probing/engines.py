@@ -29,7 +29,7 @@ def _transformers(path: str) -> Engine:
     def read(ids: Sequence[int], positions: Sequence[int]) -> list[Top]:
         kept = torch.tensor(positions) - 1
         logits = model(torch.tensor([list(ids)]), use_cache=False, logits_to_keep=kept).logits[0]
-        return _tops(logits)
+        return most_probable(logits)
 
     return read
 
@@ -43,7 +43,7 @@ def _llama_cpp(path: str) -> Engine:
         kept = [position for position in positions if position <= llama.n_ctx()]
         llama.reset()
         llama.eval(list(ids[: max(kept)]))
-        return _tops(torch.tensor(llama.scores[[position - 1 for position in kept]]))
+        return most_probable(torch.tensor(llama.scores[[position - 1 for position in kept]]))
 
     return read
 
@@ -56,7 +56,7 @@ def _mlx_lm(path: str) -> Engine:
 
     def read(ids: Sequence[int], positions: Sequence[int]) -> list[Top]:
         logits = model(mx.array([list(ids)]))[0, mx.array(positions) - 1].astype(mx.float32)
-        return _tops(torch.tensor(logits.tolist()))
+        return most_probable(torch.tensor(logits.tolist()))
 
     return read
 
@@ -81,6 +81,7 @@ def load_engine(name: str, path: str) -> Engine:
         raise RopepatchError(f"{name} does not load {path}: {' '.join(str(error).split())[:300]}") from error
 
 
-def _tops(logits: torch.Tensor) -> list[Top]:
+def most_probable(logits: torch.Tensor) -> list[Top]:
+    """The log-probabilities of the most probable tokens, of logits [positions, vocabulary]."""
     values, ids = logits.float().log_softmax(-1).topk(min(TOP, logits.shape[-1]))
     return [dict(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]

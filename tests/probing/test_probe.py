@@ -129,6 +129,17 @@ def test_an_answer_without_an_end_is_given_up(probed, monkeypatch):
         probed(Manners(before=10**6, reply=(200, b" " * 5000)))
 
 
+@pytest.mark.parametrize("model", ["right", "unscaled"])
+def test_a_position_of_which_a_server_says_nothing_is_left_out(extended, probed, model):
+    """llama.cpp, where it draws the end of the text."""
+    positions = readings.read(extended).positions
+    ends = frozenset({positions[3], positions[30], positions[-1]})
+    assert {end % 2 for end in ends} == {0, 1}  # the server has two ways to say nothing
+    found = probed(Manners(style="chat", ends=ends), mistake=model)
+    assert found.judgement.verdict == model
+    assert [row for row, got in enumerate(found.answers) if got is None] == [3, 30, len(positions) - 1]
+
+
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", ""])
 def test_what_is_no_address_is_refused(extended, url):
     with pytest.raises(RopepatchError, match="no address of a server"):

@@ -26,6 +26,7 @@ class Manners:
         most: The most log-probabilities that it gives.
         limit: The most tokens; None for all.
         beyond: What it does with more: `refuse`, `last` and `first` drop the others, `silent` says nothing.
+        ends: After so many tokens it draws the end of the text, and gives no log-probabilities of it.
         model: What it calls its model.
         key: The key that it wants.
         before: Answers so many questions by `reply` first.
@@ -38,6 +39,7 @@ class Manners:
     most: int = 20
     limit: int | None = None
     beyond: str = "refuse"
+    ends: frozenset[int] = frozenset()
     model: str = "m"
     key: str = ""
     before: int = 0
@@ -71,6 +73,8 @@ def _read(manners: Manners, engine: Engine, tokenizer: Any, body: dict[str, Any]
     if manners.style in ("chat", "mlx"):
         entries = [{"id": token, "token": "?", "logprob": value} for token, value in top.items()]
         told: Any = {"content": [{"top_logprobs": entries}]}
+        if len(ids) in manners.ends:
+            told = None if len(ids) % 2 else {"content": []}
     elif manners.style == "ids" and body.get("return_tokens_as_token_ids"):
         told = {"top_logprobs": [{f"token_id:{token}": value for token, value in top.items()}]}
     else:

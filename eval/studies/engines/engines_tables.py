@@ -26,6 +26,18 @@ def probed_table(rows: Rows) -> str:
     return markdown_rows(("saved as", *(" ".join(engine) for engine in engines)), table)
 
 
+def trainers_table(rows: Rows) -> str:
+    """Of each way to load a checkpoint, how many of them, right and wrong, were named rightly."""
+    ways: dict[tuple[str, str], Rows] = {}
+    for row in rows:
+        ways.setdefault((row["engine"], row["version"]), []).append(row)
+    table = [
+        (*way, f"{sum(row['verdict'] == row['served'] for row in own)} of {len(own)}")
+        for way, own in ways.items()
+    ]
+    return markdown_rows(("loaded by", "version", "named rightly"), table)
+
+
 def _found(row: dict[str, Any]) -> str:
     if row["verdict"] is None:
         return "no answer"

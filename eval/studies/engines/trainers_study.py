@@ -1,0 +1,117 @@
+"""What the ways in which trainers load an extended checkpoint make of its rope, in this process.
+
+    pip install trl peft datasets
+    python eval/studies/engines/trainers_study.py
+
+Each loads the checkpoints of `engines_study.py` and gives the model that it would train; its next-token
+probabilities at the positions of reading.json are judged as those of a server are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from engines_study import CASES, RESULTS, Rows, checkpoints
+from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+
+import ropepatch
+from ropepatch.model import reading_file as readings
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.probing.engines import most_probable
+from ropepatch.probing.judging import judge
+from ropepatch.probing.making import tokenizer_of
+from ropepatch.probing.text import source_ids
+
+TEXT = Dataset.from_list([{"text": "Once there was a fox."}] * 2)
+PAIRS = Dataset.from_list([{"prompt": "Once", "chosen": " there", "rejected": " two"}] * 2)
+LORA = {"r": 4, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+
+
+def _arguments(kind: Any, place: Path, **options: Any) -> Any:
+    return kind(output_dir=str(place), report_to=[], use_cpu=True, **options)
+
+
+def _trl_sft(folder: Path, place: Path) -> Any:
+    return SFTTrainer(str(folder), _arguments(SFTConfig, place, bf16=False), train_dataset=TEXT).model
+
+
+def _trl_sft_lora(folder: Path, place: Path) -> Any:
+    adapter = LoraConfig(**LORA)
+    arguments = _arguments(SFTConfig, place, bf16=False)
+    return SFTTrainer(str(folder), arguments, train_dataset=TEXT, peft_config=adapter).model
+
+
+def _trl_dpo(folder: Path, place: Path) -> Any:
+    return DPOTrainer(str(folder), args=_arguments(DPOConfig, place, bf16=False), train_dataset=PAIRS).model
+
+
+def _peft_reloaded(folder: Path, place: Path) -> Any:
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder), LoraConfig(**LORA))
+    model.save_pretrained(place / "adapter")
+    return AutoPeftModelForCausalLM.from_pretrained(place / "adapter").merge_and_unload()
+
+
+def _trainer_saved(folder: Path, place: Path) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    Trainer(model, _arguments(TrainingArguments, place)).save_model(str(place / "saved"))
+    return AutoModelForCausalLM.from_pretrained(place / "saved")
+
+
+WAYS: dict[str, tuple[str, Callable[[Path, Path], Any]]] = {
+    "TRL SFTTrainer": ("trl", _trl_sft),
+    "TRL SFTTrainer, LoRA": ("trl", _trl_sft_lora),
+    "TRL DPOTrainer": ("trl", _trl_dpo),
+    "PEFT adapter, reloaded and merged": ("peft", _peft_reloaded),
+    "Trainer.save_model, reloaded": ("transformers", _trainer_saved),
+}
+
+
+@torch.inference_mode()
+def judged(model: Any, right: Path) -> dict[str, Any]:
+    """What a model is by the reading of a checkpoint."""
+    reading, checkpoint = readings.read(right), Checkpoint(right)
+    ids = source_ids(reading.source, tokenizer_of(right), reading.vocabulary, checkpoint.name)
+    logits = model.eval().float()(torch.tensor([ids[: reading.positions[-1]]]), use_cache=False).logits[0]
+    found = judge(reading, most_probable(logits[torch.tensor(reading.positions) - 1])).to_dict()
+    del found["divergences"]
+    return found
+
+
+def main() -> None:
+    """Add a row for each way and checkpoint."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, default=RESULTS.with_name("trainers.json"))
+    rows = Rows(parser.parse_args().json, "trainers")
+    tiny, _ = ropepatch.load("tiny")
+    for case in CASES:
+        with tempfile.TemporaryDirectory(prefix="ropepatch-") as place:
+            served = checkpoints(case, Path(place))
+            for way, (package, load) in WAYS.items():
+                for kind, folder in served.items():
+                    named = {"engine": way, "version": f"{package} {version(package)}"}
+                    named |= {"case": case, "served": kind}
+                    if rows.of(**named):
+                        continue
+                    try:
+                        with tempfile.TemporaryDirectory() as work:
+                            found = judged(load(folder, Path(work)), served["right"])
+                    except Exception as error:  # whatever a trainer raises: that is the finding
+                        found = {"verdict": None, "why": f"{type(error).__name__}: {error}"[:300]}
+                    rows.add(named | found | {"date": datetime.now(UTC).date().isoformat()}, tiny)
+                    print(f"{way}, {case}, {kind}: {found['verdict']}, {found['why']}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
