@@ -33,7 +33,7 @@ LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 MEASURES_A_PLAN = {
     "measuring.py",
     "subject.py",
-    "tasks",
+    "tasks.py",
     "suites.py",
 }  # of evaluation: the others know no patch
 TOUCH_TRANSFORMERS = {

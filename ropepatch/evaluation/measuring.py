@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,17 +36,21 @@ if TYPE_CHECKING:
     from ropepatch.evaluation.suites import Suite
     from ropepatch.evaluation.tasks import Measurement, Task
 
+Variant = tuple[Subject, str, Plan | None]  # label and scaling
 SAMPLE = 512  # tokens of the sequence by whose time all is forecast, at most
 Progress = Callable[[str], AbstractContextManager[Callable[[int, int | None], None]]]
 
 
 @dataclass(frozen=True, eq=False)
-class Variant:
-    """A model under one scaling; of an adapted one, whose checkpoint has it, the plan is only recorded."""
+class Job:
+    """One task on a model under one scaling."""
 
     subject: Subject
     label: str
-    plan: Plan | None
+    plan: Plan | None  # of an adapted model, whose checkpoint has the scaling, only recorded
+    to: int
+    measurement: Measurement
+    place: str  # the beginning of its files' names: model, target and task
 
     def patched(self) -> AbstractContextManager[Any]:
         """Its model under its scaling, within a block."""
@@ -53,32 +58,21 @@ class Variant:
             return nullcontext()
         return patch(self.subject.model, self.plan)
 
-
-@dataclass(frozen=True, eq=False)
-class Job:
-    """One task on one variant."""
-
-    variant: Variant
-    to: int
-    measurement: Measurement
-    place: str  # the beginning of its files' names: model, target and task
-
     @property
     def name(self) -> str:
         """Of its result file, without .json."""
-        return f"{self.place}-{slug(self.variant.label)}"
+        return f"{self.place}-{slug(self.label)}"
 
     @cached_property
     def request(self) -> dict[str, Any]:
         """All of its result that does not have to be measured."""
-        subject, plan = self.variant.subject, self.variant.plan
-        record = None if plan is None else plan.to_dict()
+        record = None if self.plan is None else self.plan.to_dict()
         keys = ("method", "factor", "parameters", "target", "attention_factor", "inv_freq")
         request: dict[str, Any] = as_read(
             {
                 "task": self.measurement.task.name,
-                "label": self.variant.label,
-                "model": subject.record,
+                "label": self.label,
+                "model": self.subject.record,
                 "scaling": None if record is None else {key: record[key] for key in keys},
                 "target": self.to,
                 "parameters": self.measurement.parameters,
@@ -121,8 +115,7 @@ def measure(
             for method in suite.methods:
                 planning = survey_checkpoint(source), source.name, source.revision
                 plans[method.label] = plan_method(*planning, method.name, method.parameters, to)
-            variants = [Variant(subject, label, scaled) for label, scaled in plans.items()]
-            jobs += _jobs(suite.tasks, variants, to)
+            jobs += _jobs(suite.tasks, [(subject, label, plan) for label, plan in plans.items()], to)
     return _resumed(jobs, out, progress)
 
 
@@ -154,7 +147,7 @@ def measure_extension(
     """
     subject = find_subject(plan.model, plan.revision, device, original=plan.survey.original)
     subject = replace(subject, say=say)
-    variants = [Variant(subject, BASELINE, None), Variant(subject, plan.method.name, plan)]
+    variants: list[Variant] = [(subject, BASELINE, None), (subject, plan.method.name, plan)]
     if adapted is not None:
         after = replace(subject, source=find_source(adapted, None, weights=True), base=subject)
         folder = after.source.folder
@@ -163,13 +156,13 @@ def measure_extension(
                 f"{folder} does not have the frequencies of {plan.method.name} to {plan.target} tokens",
                 hint="give the checkpoint that was made by this plan",
             )
-        variants.append(Variant(after, label, plan))
+        variants.append((after, label, plan))
     return _resumed(_jobs(suite.tasks, variants, plan.target), out, progress)
 
 
 def _jobs(tasks: Sequence[Task], variants: Sequence[Variant], to: int) -> list[Job]:
     """Every task on every variant of one model, in an order that loads each one's weights once."""
-    model = variants[0].subject
+    model = variants[0][0]
     seen: Counter[str] = Counter()
     measurements: dict[str, Measurement] = {}
     for task in tasks:
@@ -178,11 +171,11 @@ def _jobs(tasks: Sequence[Task], variants: Sequence[Variant], to: int) -> list[J
         place = "-".join(map(slug, (Path(model.name).name, short_length(to), f"{task.name}{number}")))
         measurements[place] = task.prepare(model.name, model.tokenizer, trained=model.trained, to=to)
     return [
-        Job(variant, to, measurement, place)
-        for subject in dict.fromkeys(variant.subject for variant in variants)
+        Job(subject, label, plan, to, measurement, place)
+        for _, group in groupby(variants, key=lambda variant: variant[0])
+        for alike in [list(group)]
         for place, measurement in measurements.items()
-        for variant in variants
-        if variant.subject is subject
+        for subject, label, plan in alike
     ]
 
 
@@ -203,25 +196,22 @@ def _run(
 ) -> Iterator[Result]:
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-    before = None
-    for job in jobs:
-        variant = job.variant
-        if before not in (None, variant.subject):
-            before.forget_model()
-        ahead = [one for one in jobs if one.variant.subject is variant.subject and not earlier.get(one.name)]
-        if variant.subject is not before and ahead:
-            mapped = [one.variant for one in ahead if one.variant.plan and one.variant.plan.distances]
+    for subject, group in groupby(jobs, key=lambda job: job.subject):
+        own = list(group)
+        if ahead := [job for job in own if not earlier.get(job.name)]:
+            mapped = [job for job in ahead if job.plan and job.plan.distances]
             with mapped[0].patched() if mapped else nullcontext():  # refused before its first job, or not
                 pass
-            variant.subject.say(forecast(variant.subject.model, [one.measurement for one in ahead]))
-        before = variant.subject
-        if variant.plan is None and (floor := job.measurement.floor) is not None:
-            result = Result(**job.request | {"label": FLOOR}, rows=floor, env={})
-            yield _written(result, out, f"{job.place}-{FLOOR}")
-        yield earlier.get(job.name) or _measured(job, out, progress)
-        if out is not None and is_first_process():
-            for folder in out.glob(_partial(glob.escape(job.name), "?" * 16)):
-                remove(folder)
+            subject.say(forecast(subject.model, [job.measurement for job in ahead]))
+        for job in own:
+            if job.plan is None and (floor := job.measurement.floor) is not None:
+                result = Result(**job.request | {"label": FLOOR}, rows=floor, env={})
+                yield _written(result, out, f"{job.place}-{FLOOR}")
+            yield earlier.get(job.name) or _measured(job, out, progress)
+            if out is not None and is_first_process():
+                for folder in out.glob(_partial(glob.escape(job.name), "?" * 16)):
+                    remove(folder)
+        subject.forget_model()
 
 
 def _earlier(job: Job, file: Path) -> Result | None:
@@ -231,21 +221,21 @@ def _earlier(job: Job, file: Path) -> Result | None:
     result, settings = read_result(file), job.request
     earlier = {key: identity(getattr(result, key)) for key in settings}
     now = {key: identity(value) for key, value in settings.items()}
-    if (dtype := job.variant.subject.dtype) and result.env.get("dtype") != str(dtype):
+    if (dtype := job.subject.dtype) and result.env.get("dtype") != str(dtype):
         earlier["dtype"], now["dtype"] = result.env.get("dtype"), str(dtype)
     check_resumed(f"{file} was measured with other settings", earlier, now, hint="choose another --out")
     return replace(result, **settings)
 
 
 def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
-    subject, label = job.variant.subject, job.variant.label
+    subject, label = job.subject, job.label
     env = environment(model := subject.model)
     # Settings, weights and environment tell apart what must not be resumed from one another.
     digest = f"{seed_of(job.request, env):016x}"
     keep = None if out is None else out / _partial(job.name, digest)
     began = time.perf_counter()
     with (
-        job.variant.patched(),
+        job.patched(),
         progress(f"{job.measurement.task.name}, {label}, {short_length(job.to)}") as advance,
     ):
         rows = job.measurement.run(model, subject.tokenizer, keep, advance)

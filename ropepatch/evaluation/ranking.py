@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from functools import cached_property
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from ropepatch.attention import MAPS
@@ -118,123 +117,101 @@ def rank(results: Sequence[Result], *, base: str) -> Ranking:
     for group in (reading, asking):
         if len({result.parameters.get("digest") for result in group.values()}) > 1:
             raise RopepatchError("the results are of different texts", hint="compare them in one suite")
-    return _Evidence(base, reading, asking if asking.keys() >= reading.keys() else {}).ranking
+    return _judged(base, reading, asking if asking.keys() >= reading.keys() else {}).ranking
+
+
+def _judged(base: str, reading: Mapping[str, Result], asking: Mapping[str, Result]) -> _Judged:
+    """The scalings beside the baseline, all their gains tested together.
+
+    Args:
+        base: The label of the baseline.
+        reading: The results of perplexity by label.
+        asking: The results of retrieval, of all of these labels or of none.
+    """
+    target, trained = reading[base].target, int(reading[base].model["trained"])
+    counted = _counted(asking[base], trained) if asking else []
+
+    def loss(label: str, length: int) -> Mean:
+        return _row(reading[label], "loss", length=length).mean
+
+    def answers(label: str, measure: str) -> Mean | None:
+        if not asking:
+            return None
+        kinds = counted or [str(row.at["kind"]) for row in asking[label].of(measure, "kind", "length")]
+        rows = [_row(asking[label], measure, kind=kind, length=target) for kind in dict.fromkeys(kinds)]
+        return joined(rows, {"length": target}).mean
+
+    base_log_prob = answers(base, "log_prob")
+    rows = {}
+    for label in reading:
+        log_prob = answers(label, "log_prob")
+        rows[label] = Ranked(
+            label=label,
+            loss=loss(label, target),
+            loss_gain=difference(loss(base, target), loss(label, target)),
+            short_context_loss=loss(label, trained),
+            short_context_cost=difference(loss(label, trained), loss(base, trained)),
+            log_prob=log_prob,
+            log_prob_gain=log_prob and base_log_prob and difference(log_prob, base_log_prob),
+            found=answers(label, "found"),
+            helps=False,
+        )
+    gains = {("loss", label): row.loss_gain for label, row in rows.items() if label != base}
+    if counted:
+        pairs = ((label, row.log_prob_gain) for label, row in rows.items() if label != base)
+        gains |= {("answers", label): gain for label, gain in pairs if gain}
+    apart = significant(gains)
+    better = {name for name in apart if gains[name].value > 0}
+    for label, row in rows.items():
+        names = {("loss", label), ("answers", label)}
+        helps = not row.loss.missing and bool(names & better) and not names & (apart - better)
+        rows[label] = replace(row, helps=helps)
+    return _Judged(base, reading, asking, counted, rows, better, apart - better)
+
+
+def _counted(result: Result, trained: int) -> list[str]:
+    """The kinds of questions of which the baseline finds more than by guessing, within its context."""
+    keys = result.parameters["keys"]
+    chance = 1 / keys if keys > 1 else 0.0
+    within = [row for row in result.of("found", "kind", "length") if row.length <= trained]
+    return list(dict.fromkeys(str(row.at["kind"]) for row in within if row.mean.interval()[0] > chance))
 
 
 @dataclass(frozen=True)
-class _Evidence:
-    """All that a ranking is made from.
+class _Judged:
+    """The scalings with their gains judged.
 
     Attributes:
         base: The label of the baseline.
         reading: The results of perplexity by label.
-        asking: The results of retrieval, of all of these labels or of none.
+        asking: Those of retrieval.
+        counted: The kinds of questions that count; without any, loss alone decides.
+        rows: By label.
+        better: Measures and labels, of the gains that are significantly above 0, over all of them.
+        worse: Those significantly below 0.
     """
 
     base: str
     reading: Mapping[str, Result]
     asking: Mapping[str, Result]
+    counted: Sequence[str]
+    rows: Mapping[str, Ranked]
+    better: set[tuple[str, str]]
+    worse: set[tuple[str, str]]
 
-    @cached_property
-    def rows(self) -> dict[str, Ranked]:
-        """By label, with the judgement."""
-        return {label: self._row(label) for label in self.reading}
-
-    def _row(self, label: str) -> Ranked:
-        cost = difference(self._loss(label, self.trained), self._loss(self.base, self.trained))
-        asked = label in self.asking
-        return Ranked(
-            label=label,
-            loss=self.losses[label],
-            loss_gain=difference(self.losses[self.base], self.losses[label]),
-            short_context_loss=self._loss(label, self.trained),
-            short_context_cost=cost,
-            log_prob=self.log_probs[label] if asked else None,
-            log_prob_gain=difference(self.log_probs[label], self.log_probs[self.base]) if asked else None,
-            found=self._answers(label, "found") if asked else None,
-            helps=label != self.base and self.helps(label),
-        )
-
-    @property
-    def target(self) -> int:
-        return self.reading[self.base].target
-
-    @property
-    def trained(self) -> int:
-        return int(self.reading[self.base].model["trained"])
-
-    @property
-    def scalings(self) -> list[str]:
-        return [label for label in self.reading if label != self.base]
-
-    @cached_property
-    def counted(self) -> list[str]:
-        """The kinds of questions of which the baseline finds more than by guessing, within its context."""
-        if not self.asking:
-            return []
-        result = self.asking[self.base]
-        keys = result.parameters["keys"]
-        chance = 1 / keys if keys > 1 else 0.0
-        within = [row for row in result.of("found", "kind", "length") if row.length <= self.trained]
-        return list(dict.fromkeys(str(row.at["kind"]) for row in within if row.mean.interval()[0] > chance))
-
-    def _loss(self, label: str, length: int) -> Mean:
-        return _row(self.reading[label], "loss", length=length).mean
-
-    def _answers(self, label: str, measure: str) -> Mean:
-        """Over the kinds that count, or over all."""
-        result = self.asking[label]
-        kinds = self.counted or [str(row.at["kind"]) for row in result.of(measure, "kind", "length")]
-        rows = [_row(result, measure, kind=kind, length=self.target) for kind in dict.fromkeys(kinds)]
-        return joined(rows, {"length": self.target}).mean
-
-    @cached_property
-    def losses(self) -> dict[str, Mean]:
-        """Over the target."""
-        return {label: self._loss(label, self.target) for label in self.reading}
-
-    @cached_property
-    def log_probs(self) -> dict[str, Mean]:
-        """Of the answers at the target, where retrieval was measured."""
-        return {label: self._answers(label, "log_prob") for label in self.asking}
-
-    @cached_property
-    def gains(self) -> dict[tuple[str, str], Mean]:
-        """By measure and label by how much a scaling is better than the baseline; what ranks alone."""
-        loss, log_prob = self.losses, self.log_probs
-        of_loss = {("loss", one): difference(loss[self.base], loss[one]) for one in self.scalings}
-        if not self.counted:
-            return of_loss
-        answers = {("answers", one): difference(log_prob[one], log_prob[self.base]) for one in self.scalings}
-        return of_loss | answers
-
-    @cached_property
-    def better(self) -> set[tuple[str, str]]:
-        """The gains that are significantly above 0, over all of them."""
-        return {name for name in significant(self.gains) if self.gains[name].value > 0}
-
-    @cached_property
-    def worse(self) -> set[tuple[str, str]]:
-        """Those significantly below 0."""
-        return significant(self.gains) - self.better
-
-    def helps(self, label: str) -> bool:
-        """Whether it is significantly better in one measure and not significantly worse in the other."""
-        names = {("loss", label), ("answers", label)}
-        return not self.losses[label].missing and bool(names & self.better) and not names & self.worse
-
-    def ordered(self, labels: Collection[str]) -> list[str]:
+    def ordered(self, rows: Collection[Ranked]) -> list[Ranked]:
         """The best first: those whose answers are not significantly less probable than the best's by loss."""
-        by_loss = sorted(labels, key=lambda label: _number(self.losses[label].value))
+        by_loss = sorted(rows, key=lambda row: _number(row.loss.value))
+        log_probs = {row.label: row.log_prob for row in by_loss if row.log_prob}
         if not self.counted or not by_loss:
             return by_loss
-        best, *others = sorted(by_loss, key=lambda label: -self.log_probs[label].value)
-        behind = significant({x: difference(self.log_probs[best], self.log_probs[x]) for x in others})
-        return sorted(by_loss, key=lambda x: -self.log_probs[x].value if x in behind else -math.inf)
+        best, *others = sorted(log_probs, key=lambda label: -log_probs[label].value)
+        behind = significant({x: difference(log_probs[best], log_probs[x]) for x in others})
+        return sorted(by_loss, key=lambda x: -log_probs[x.label].value if x.label in behind else -math.inf)
 
-    def helping(self, left_out: Collection[str]) -> list[str]:
+    def helping(self, left_out: Collection[str]) -> list[Ranked]:
         """The scalings that help, without some, the best first."""
-        return self.ordered([label for label in self.scalings if self.helps(label) and label not in left_out])
+        return self.ordered([row for row in self.rows.values() if row.helps and row.label not in left_out])
 
     @property
     def ranking(self) -> Ranking:
@@ -245,44 +222,46 @@ class _Evidence:
         if taken is None:
             advice = self._refusal()
         else:
-            advice = self._recommendation(self.rows[taken])
-            if taken in maps:
-                advice.append(self._engines(taken, self.helping(maps)))
+            advice = self._recommendation(taken)
+            if taken.label in maps:
+                advice.append(_engines(taken, self.helping(maps)))
         if controls:
             advice.append(
                 f"{enumeration(controls)} is a control, which forgets what is far: nothing to take."
             )
         return Ranking(
-            tuple(self.rows[label] for label in self.ordered(self.reading)),
-            taken,
+            tuple(self.ordered(self.rows.values())),
+            None if taken is None else taken.label,
             tuple(advice),
             tuple(w for group in (self.reading, self.asking) if group for w in few(group[self.base])),
         )
 
     def _recommendation(self, row: Ranked) -> list[str]:
-        base, taken = self.rows[self.base], row.label
+        base, at = self.rows[self.base], self.reading[self.base]
         reasons = []
-        if ("loss", taken) in self.better:
+        if ("loss", row.label) in self.better:
             reasons.append(
-                f"it gains {signed(row.loss_gain)} nats per token over the baseline at {self.target} tokens"
+                f"it gains {signed(row.loss_gain)} nats per token over the baseline at {at.target} tokens"
             )
-        if ("answers", taken) in self.better and row.log_prob_gain and row.found and base.found:
+        if ("answers", row.label) in self.better and row.log_prob_gain and row.found and base.found:
             reasons.append(
-                f"its answers at {self.target} tokens gain {signed(row.log_prob_gain)} nats per token in "
+                f"its answers at {at.target} tokens gain {signed(row.log_prob_gain)} nats per token in "
                 f"log-probability; it finds {_share(row.found)}, the baseline {_share(base.found)}"
             )
-        advice = [f"Take {taken}: {'; '.join(reasons)}."]
-        others = {label: difference(self.losses[label], row.loss) for label in self.helping([taken])}
+        advice = [f"Take {row.label}: {'; '.join(reasons)}."]
+        others = {other.label: difference(other.loss, row.loss) for other in self.helping([row.label])}
         apart = significant(others)
         if tied := [label for label in others if label not in apart]:
             advice.append(f"By loss it does not differ significantly from {enumeration(tied)}.")
         if row.short_context_cost.value > 0:
             cost = signed(row.short_context_cost)
-            advice.append(f"Its short-context cost: {cost} nats within the first {self.trained} tokens.")
+            advice.append(
+                f"Its short-context cost: {cost} nats within the first {at.model['trained']} tokens."
+            )
         if row.found is not None and self.counted and row.found.value < THRESHOLD:
             train = "train longer" if self._adapted else "train it"
             advice.append(
-                f"It finds {row.found.value:.0%} of the answers at {self.target} tokens: {train}, or choose "
+                f"It finds {row.found.value:.0%} of the answers at {at.target} tokens: {train}, or choose "
                 "a nearer target."
             )
         return [*advice, *self._no_retrieval()]
@@ -291,38 +270,46 @@ class _Evidence:
         """Why answers that were measured decide nothing."""
         if not self.asking or self.counted:
             return []
-        why = f"within {self.trained} tokens the baseline finds no more than by guessing"
-        if self.log_probs[self.base].missing:
-            (why,) = few(self.asking[self.base])
+        base = self.asking[self.base]
+        why = f"within {base.model['trained']} tokens the baseline finds no more than by guessing"
+        if (log_prob := self.rows[self.base].log_prob) and log_prob.missing:
+            (why,) = few(base)
         return [f"Retrieval does not rank: {why}."]
 
     def _refusal(self) -> list[str]:
-        if self.losses[self.base].missing:
-            (missing,) = few(self.reading[self.base])
+        base, scalings = (
+            self.reading[self.base],
+            [row for row in self.rows.values() if row.label != self.base],
+        )
+        if self.rows[self.base].loss.missing:
+            (missing,) = few(base)
             return [f"No advice: {missing}. Give more text.", *self._no_retrieval()]
-        first = min(self.scalings, key=lambda label: _number(self.losses[label].value))
-        why = f"by loss {first} gains {signed(self.rows[first].loss_gain)} nats per token"
-        names = {label: {("loss", label), ("answers", label)} for label in self.scalings}
+        first = min(scalings, key=lambda row: _number(row.loss.value))
+        why = f"by loss {first.label} gains {signed(first.loss_gain)} nats per token"
+        names = {row.label: {("loss", row.label), ("answers", row.label)} for row in scalings}
         if mixed := [label for label, own in names.items() if own & self.better and own & self.worse]:
             why = f"{enumeration(mixed)} is significantly better in one measure and worse in the other"
         tested = " or its answers" if self.counted else ""
         trained = ", fine-tuned or not," if self._adapted else ""
         return [
-            f"Do not extend: over {self.target} tokens none of these scalings{trained} improves the loss"
+            f"Do not extend: over {base.target} tokens none of these scalings{trained} improves the loss"
             f"{tested} significantly without harm ({why}).",
             *self._no_retrieval(),
         ]
 
-    def _engines(self, taken: str, plain: Sequence[str]) -> str:
-        only = f"Only transformers runs {taken}, by code that comes with the checkpoint"
-        if plain:
-            gap = self.losses[plain[0]].value - self.losses[taken].value
-            only += f"; the best that other engines run, too, is {plain[0]}, {gap:+.3f} nats over the target"
-        return f"{only}."
-
     @property
     def _adapted(self) -> bool:
         return any(result.adapted for result in self.reading.values())
+
+
+def _engines(taken: Ranked, plain: Sequence[Ranked]) -> str:
+    only = f"Only transformers runs {taken.label}, by code that comes with the checkpoint"
+    if plain:
+        gap = plain[0].loss.value - taken.loss.value
+        only += (
+            f"; the best that other engines run, too, is {plain[0].label}, {gap:+.3f} nats over the target"
+        )
+    return f"{only}."
 
 
 def _row(result: Result, measure: str, **at: int | str) -> Row:

@@ -92,15 +92,13 @@ def measured(groups: Sequence[Comparison]) -> str:
 
 
 def variant(group: Comparison, groups: Sequence[Comparison]) -> str:
-    """Parameters that set a comparison apart from the others of its task; empty where none does."""
+    """Settings that set a comparison apart from the others of its task; empty where none does."""
     others = [other.parameters for other in groups if other.task == group.task]
-    derived = task_of(group.task).derived
+    settings = task_of(group.task).model_fields.keys() - {"lengths", "metadata"}
     return ", ".join(
-        str(value)
-        if name == "text"
-        else f"{name} {value.get('name', '…') if isinstance(value, dict) else value}"
+        str(value) if name == "text" else f"{name} {value}"
         for name, value in group.parameters.items()
-        if name not in derived and any(other.get(name) != value for other in others)
+        if name in settings and any(other.get(name) != value for other in others)
     )
 
 

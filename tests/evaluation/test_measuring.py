@@ -401,7 +401,7 @@ def test_every_setting_of_lm_eval_is_handed_on(monkeypatch, lengths):
 
 
 def test_the_field_and_the_split_are_those_of_the_task(tiny, monkeypatch):
-    monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity.stream_documents", handed)
+    monkeypatch.setattr("ropepatch.evaluation.tasks.stream_documents", handed)
     task = PerplexityTask(text="some/books", field="body", split="train")
     with pytest.raises(HandedError) as caught:
         task.prepare("tiny", tiny[1], trained=256, to=512)

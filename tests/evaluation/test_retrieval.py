@@ -24,8 +24,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation import measuring, retrieval
 from ropepatch.evaluation.retrieval import Answer, Retrieval, ask, chat_parts, effective_length, retrieve
 from ropepatch.evaluation.suites import read_task
-from ropepatch.evaluation.tasks import LmEvalTask, RetrievalTask
-from ropepatch.evaluation.tasks.retrieval import retrieval_rows
+from ropepatch.evaluation.tasks import LmEvalTask, RetrievalTask, retrieval_rows
 
 LENGTHS = (40, 90, 150)
 TRAINED = {"max_position_embeddings": 64}

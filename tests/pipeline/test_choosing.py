@@ -113,7 +113,7 @@ def test_the_windows_that_rank_are_none_of_those_that_the_fit_reads(tiny, tmp_pa
         ranked.extend(pieces)
         return LossCurve(tuple(torch.zeros(511) for _ in pieces))
 
-    monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity.perplexity", look)
+    monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity", look)
     suite.tasks[0].prepare("tiny", tokenizer, trained=256, to=512).run(*tiny, None, None)
     fit_beside(suite, tmp_path, revision=None, device="cpu", progress=bar)
     read = {key: fits[0][key] for key in ("field", "split", "spare")}

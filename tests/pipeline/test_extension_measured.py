@@ -234,7 +234,7 @@ def test_the_models_are_put_on_the_device(extended, monkeypatch):
         seen.append(model.device.type)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity.perplexity", look)
+    monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity", look)
     monkeypatch.setattr("ropepatch.evaluation.measuring.forecast", lambda model, measurements: "")
     with pytest.raises(KeyboardInterrupt):
         list(measure_extension(ONLY_SHORT, PLAN, extended, device="meta"))

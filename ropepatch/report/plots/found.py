@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ropepatch.evaluation.results import Row
-from ropepatch.evaluation.tasks.retrieval import retrieval_rows
+from ropepatch.evaluation.tasks import retrieval_rows
 from ropepatch.report.plots.style import COLOURS, INK, QUIET, WIDTH, canvas, shown
 from ropepatch.settings import short_length
 

@@ -1,0 +1,497 @@
+"""The tasks of evaluation: settings and a measurement, whose rows make all tables, figures and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, GetJsonSchemaHandler
+from pydantic_core import CoreSchema
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ropepatch.data.haystack import KINDS, Haystacks
+from ropepatch.data.sources import stream_documents
+from ropepatch.data.texts import cut_windows, digest, first_documents, token_ids
+from ropepatch.data.tiny.tales import Tale, held_out_tales
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.curves import LossCurve
+from ropepatch.evaluation.perplexity import perplexity
+from ropepatch.evaluation.results import Row, rows_by_length, rows_by_position
+from ropepatch.evaluation.retrieval import Retrieval, ask, chat_parts
+from ropepatch.evaluation.windows import check_windows
+from ropepatch.files import shipped
+from ropepatch.settings import (
+    Count,
+    Length,
+    OneOf,
+    Settings,
+    Several,
+    Text,
+    Whole,
+    expected,
+    relative_length,
+)
+
+TALES = "held-out tales"  # what tiny reads where no text is given
+ONE_PASS = "Each piece is read once; its first N tokens give the figure at length N."
+SLIDING = (
+    "At length N, windows of N tokens move over each piece, {stride} tokens at a time; each token counts "
+    "once, in the first window that holds it."
+)
+DEPTHS = 5  # stretches of depth that a figure tells apart
+DOCUMENTS = 64  # of a text, from which haystacks are made
+NORMAL = 1.959964  # standard errors from a mean to the ends of its 95 % interval
+
+Advance = Callable[[int, int | None], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """A task made ready for one model and one target.
+
+    Args:
+        task: Its settings.
+        parameters: All that decides what is measured, for the result.
+        run: Gives the rows of the result. It takes the model; its tokenizer; a folder from which an
+            interrupted measurement resumes, or None; and what is called with how much is done and how much
+            there is.
+        floor: Rows that no model can beat, where they are known.
+    """
+
+    task: Task
+    parameters: Mapping[str, Any]
+    run: Callable[[PreTrainedModel, PreTrainedTokenizerBase, Path | None, Advance], list[Row]]
+    floor: list[Row] | None = None
+
+
+class Task(Settings):
+    """A task of evaluation: its fields are its settings in a suite."""
+
+    name: ClassVar[str]
+    title: ClassVar[str] = ""
+    identity: ClassVar[tuple[str, ...]] = ()  # parameters that tell measurements apart, quoted in summaries
+
+    def prepare(
+        self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int
+    ) -> Measurement:
+        """What the task needs beside the model, trained on ``trained`` tokens, for a target of ``to``."""
+        raise NotImplementedError
+
+    def with_text(self, text: str, field: str, split: str) -> Task:
+        """The same on another text, where the task reads one; see `PerplexityTask`."""
+        return self
+
+    def limited(self, limit: int) -> Task:
+        """The same with at most so many pieces of text, haystacks, or documents of a task."""
+        return self
+
+    def at_most(self, setting: str, limit: int) -> Task:
+        """The same with a setting no greater than a limit; None is without one."""
+        return self.model_copy(update={setting: min(limit, getattr(self, setting) or limit)})
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """As a suite has it: with its name."""
+        written = super().__get_pydantic_json_schema__(core, handler)
+        written["properties"] = {"task": {"const": cls.name}} | written["properties"]
+        written["required"] = ["task", *written.get("required", [])]
+        return written
+
+    @classmethod
+    def reads(cls, parameters: Mapping[str, Any]) -> Mapping[int, float] | None:
+        """How many sequences of how many tokens a measurement reads; None where that is not known."""
+        return None
+
+    @classmethod
+    def method(cls, parameters: Mapping[str, Any]) -> str:
+        """How it was measured, in sentences."""
+        return ""
+
+
+def doublings(trained: int, to: int) -> list[int]:
+    """L/2, L, 2L ... the target, in tokens."""
+    lengths = [min(trained // 2, to)]
+    while lengths[-1] < to:
+        lengths.append(min(2 * lengths[-1], to))
+    return lengths
+
+
+def resolved(lengths: Sequence[Length] | None, trained: int, to: int) -> list[int]:
+    """The lengths of a task in tokens, ascending; doublings up to the target where it names none."""
+    if lengths is None:
+        return doublings(trained, to)
+    tokens = sorted({relative_length(length, trained) for length in lengths})
+    if tokens[0] < 2:
+        raise RopepatchError(
+            f"lengths must be at least 2 tokens, got {tokens[0]}", hint="the first is never scored"
+        )
+    if tokens[-1] > to:
+        raise RopepatchError(
+            f"lengths go to {tokens[-1]}, beyond the target of {to}", hint=f"--to {tokens[-1]}"
+        )
+    return tokens
+
+
+# Perplexity
+
+
+class PerplexityTask(Task):
+    """Read text.
+
+    Args:
+        text: A file, a folder, a `datasets` id or a saved set; None for the text of the command line, or for
+            the tales of tiny.
+        field: The column or key of a document's text.
+        split: The split of a `datasets` id or a saved set.
+        windows: Join the documents and read at most so many windows, spread over all; None for all.
+        documents: Do not join, but read so many: the first that have the greatest length.
+        lengths: The lengths that get a figure, in tokens; None for L/2, L, 2L ... the target.
+        stride: Slide windows of each length over pieces of twice the greatest, so many tokens at a time; None
+            for one pass, which gives every length at once.
+        bos: Put the beginning-of-sequence token before each document.
+        gain: Also measure what the tokens beyond the trained context bring; by a further pass.
+    """
+
+    name: ClassVar[str] = "perplexity"
+    title: ClassVar[str] = "Perplexity"
+    identity: ClassVar[tuple[str, ...]] = ("stride", "bos", "text", "digest", "pieces", "tokens")
+
+    text: Text | None = None
+    field: Text = "text"
+    split: Text = "test"
+    windows: Count | None = 24
+    documents: Count | None = None
+    lengths: Several[Length] | None = None
+    stride: Count | None = None
+    bos: bool = True
+    gain: bool = False
+
+    def check(self) -> None:
+        """Refuse settings that exclude each other."""
+        if self.gain and self.stride is not None:
+            raise RopepatchError("gain is of one pass, got a stride", hint="leave one of them out")
+        if not self.bos and self.documents is None:
+            raise RopepatchError(
+                "without bos documents cannot be joined", hint="documents: 10, or --documents 10"
+            )
+
+    def prepare(
+        self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int
+    ) -> Measurement:
+        """The text as token ids, in pieces of one length."""
+        lengths = resolved(self.lengths, trained, to)
+        if self.stride is not None and self.lengths is None:
+            lengths = [length for length in lengths if length > self.stride] or lengths[-1:]
+        check_windows(lengths[0] if self.stride else None, self.stride)
+        size = 2 * lengths[-1] if self.stride else lengths[-1]
+        tales = [] if self.text is not None else self._tales(model, tokenizer, size)
+        pieces = [(number, tale.ids) for number, tale in enumerate(tales)]
+        if self.text is not None:
+            pieces = self._pieces(self.text, tokenizer, size)
+        documents, ids = zip(*pieces, strict=True)
+        # Also the trained context, for the short-context cost.
+        known = sorted({*lengths, *([trained] if trained < lengths[-1] else [])})
+        edges = _edges(trained, lengths[-1])
+
+        def of_one_pass(curve: LossCurve) -> list[Row]:
+            return rows_by_length(curve, known) + rows_by_position(curve, edges)
+
+        def run(model: Any, tokenizer: Any, keep: Path | None, advance: Advance) -> list[Row]:
+            def read(window: int | None = None, stride: int | None = None) -> LossCurve:
+                options: dict[str, Any] = {"keep": keep, "split": True, "progress": advance}
+                curve = perplexity(model, tokenizer, ids, window=window, stride=stride, **options)
+                return curve.of_documents(documents)
+
+            if self.stride is not None:
+                losses = {length: read(length, self.stride).between(0, size).loss for length in lengths}
+                return [Row.of("loss", {"length": length}, loss) for length, loss in losses.items()]
+            curve = read()
+            if not self.gain or size <= trained:
+                return of_one_pass(curve)
+            gain = curve.gain_over(read(trained, max(1, trained // 2)))
+            beyond = [edge for edge in edges if edge >= trained]
+            return of_one_pass(curve) + rows_by_position(gain, beyond, "gain")
+
+        parameters = self.model_dump() | {
+            "text": self.text or TALES,
+            "lengths": lengths,
+            "pieces": len(ids),
+            "tokens": sum(map(len, ids)),
+            "digest": digest(ids),
+        }
+        exact = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
+        return Measurement(self, parameters, run, of_one_pass(exact) if tales and not self.stride else None)
+
+    def with_text(self, text: str, field: str, split: str) -> PerplexityTask:
+        """The same on another text."""
+        return self.model_copy(update={"text": text, "field": field, "split": split})
+
+    def limited(self, limit: int) -> Task:
+        """The same with at most so many windows, or documents if these are not joined."""
+        return self.at_most("windows" if self.documents is None else "documents", limit)
+
+    def _tales(self, model: str, tokenizer: PreTrainedTokenizerBase, size: int) -> list[Tale]:
+        check_text(self.text, model)
+        if not self.bos:
+            raise RopepatchError(
+                "the tales of tiny begin with its beginning-of-sequence token", hint="give --text"
+            )
+        return held_out_tales(tokenizer, length=size, count=self.documents or self.windows or 24)
+
+    def _pieces(self, text: str, tokenizer: PreTrainedTokenizerBase, size: int) -> list[tuple[int, Tensor]]:
+        """Of each piece its document, and its tokens, beginning-of-sequence included."""
+        documents = stream_documents(text, field=self.field, split=self.split)
+        if self.documents is None:
+            joined = cut_windows(tokenizer, documents, length=size, count=self.windows)
+            return [(document, torch.tensor(window)) for document, window in joined]
+        first = first_documents(tokenizer, documents, length=size, count=self.documents, bos=self.bos)
+        return list(enumerate(first))
+
+    @classmethod
+    def reads(cls, parameters: Mapping[str, Any]) -> dict[int, float]:
+        """Its pieces, or their windows; a gain takes windows of the trained context on top, not counted."""
+        stride, pieces, tokens = (parameters[key] for key in ("stride", "pieces", "tokens"))
+        if stride is None:
+            return {tokens // pieces: pieces}
+        return dict.fromkeys(parameters["lengths"], tokens / stride)
+
+    @classmethod
+    def method(cls, parameters: Mapping[str, Any]) -> str:
+        """How much text, in one pass or by windows, with which intervals."""
+        pieces = f"{parameters['pieces']:,} pieces of" if "pieces" in parameters else "Text:"
+        tokens = f", {parameters['tokens']:,} tokens in all" if "tokens" in parameters else ""
+        stride, bos = parameters.get("stride"), parameters.get("bos", True)
+        words = [
+            f"{pieces} {parameters.get('text', 'text')}{tokens}.",
+            SLIDING.format(stride=stride) if stride else ONE_PASS,
+            "A beginning-of-sequence token stands before each document."
+            if bos
+            else "No beginning-of-sequence token is added.",
+            "Intervals: 95 %, Student's t over the documents from which the pieces are.",
+        ]
+        return " ".join(words)
+
+
+def _edges(trained: int, end: int) -> list[int]:
+    """Of the stretches of positions: half octaves around the trained context, from an 8th of it."""
+    marks = {round(trained * 2 ** (half / 2)) for half in range(-6, 100)}
+    return [0, *sorted(mark for mark in marks if 1 < mark < end), end]
+
+
+def check_text(text: str | None, model: str | None) -> None:
+    """Refuse to read nothing."""
+    if text is None and model != "tiny":
+        raise RopepatchError(
+            "--text is missing", hint="--text FILE, a folder, a JSONL file or a `datasets` id"
+        )
+
+
+# Retrieval
+
+
+class RetrievalTask(Task):
+    """Ask for what stands in a long text.
+
+    Args:
+        kinds: The kinds of questions; None for `number` and `sentence`, or `passkey` where keys is 1.
+        lengths: The lengths of the prompts, in tokens; None for L/2, L, 2L ... the target, without those that
+            have no room for the keys.
+        haystacks: How many long texts, each read once; None for 10, or 20 of each length where keys is 1.
+        keys: Questions of each kind, haystack and length; None for 8, or 1 for tiny, which cannot tell keys
+            apart.
+        seed: From which haystacks are drawn.
+        text: What stands around the keys: a file, a folder, a `datasets` id or a saved set; None for
+            ropepatch's own filler.
+        field: The column or key of a document's text.
+        split: The split of a `datasets` id or a saved set.
+        form: Whether a prompt is plain text, or a message in the model's own chat template.
+    """
+
+    name: ClassVar[str] = "retrieval"
+    title: ClassVar[str] = "Retrieval"
+    identity: ClassVar[tuple[str, ...]] = ("kinds", "haystacks", "keys", "seed", "text", "form")
+
+    kinds: Several[Annotated[str, OneOf(KINDS)]] | None = None
+    lengths: Several[Length] | None = None
+    haystacks: Count | None = None
+    keys: Count | None = None
+    seed: Whole = 0
+    text: Text | None = None
+    field: Text = "text"
+    split: Text = "test"
+    form: Annotated[Literal["plain", "chat"], expected("plain or chat")] = "plain"
+
+    def check(self) -> None:
+        """Refuse a kind that is named twice."""
+        if self.kinds is not None and len(set(self.kinds)) < len(self.kinds):
+            raise RopepatchError(f"kinds must differ, got {list(self.kinds)}", hint="leave one out")
+
+    def prepare(
+        self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int
+    ) -> Measurement:
+        """The haystacks, at the lengths that have room for the keys."""
+        keys = self.keys or (1 if model == "tiny" else 8)
+        texts = None
+        if self.text is not None:
+            documents = stream_documents(self.text, field=self.field, split=self.split)
+            texts = [document for document in islice(documents, DOCUMENTS) if isinstance(document, str)]
+            if not texts:
+                raise RopepatchError(
+                    f"{self.text} holds token ids, expected texts", hint="give texts, or leave it out"
+                )
+        plan = Haystacks(
+            lengths=resolved(self.lengths, trained, to),
+            count=self.haystacks or (20 if keys == 1 else 10),
+            keys=keys,
+            kinds=self.kinds or (("passkey",) if keys == 1 else ("number", "sentence")),
+            seed=self.seed,
+            texts=texts,
+            chat=chat_parts(tokenizer) if self.form == "chat" else ("", " "),
+        )
+        lengths, reason = plan.feasible(tokenizer)
+        if reason is not None and (self.lengths is not None or not lengths):
+            raise reason
+        haystacks = list(plan.at(lengths).make(tokenizer))
+        parameters = self.model_dump() | {
+            "lengths": lengths,
+            "haystacks": plan.count,
+            "keys": keys,
+            "kinds": list(plan.kinds),
+            "digest": digest(haystack.ids for haystack in haystacks),
+        }
+
+        def run(model: Any, tokenizer: Any, keep: Path | None, advance: Advance) -> list[Row]:
+            return retrieval_rows(ask(model, haystacks, keep=keep, split=True, progress=advance))
+
+        return Measurement(self, parameters, run)
+
+    def limited(self, limit: int) -> Task:
+        """The same with at most so many haystacks."""
+        return self.at_most("haystacks", limit)
+
+    @classmethod
+    def reads(cls, parameters: Mapping[str, Any]) -> dict[int, float]:
+        """Its haystacks, of every length with one key, and one whole prompt more of each as a check."""
+        lengths = parameters["lengths"] if parameters["keys"] == 1 else parameters["lengths"][-1:]
+        return dict.fromkeys(lengths, parameters["haystacks"] + 1)
+
+    @classmethod
+    def method(cls, parameters: Mapping[str, Any]) -> str:
+        """What is asked, and what counts."""
+        of = parameters
+        kinds = "; ".join(f"{kind}: {KINDS[kind].title}" for kind in of["kinds"] if kind in KINDS)
+        form = " in the model's chat template" if of["form"] == "chat" else ""
+        around = of["text"] or "ropepatch's own filler"
+        return (
+            f"{of['haystacks']:,} haystacks of {around}{form}, seed {of['seed']}, each read once and asked "
+            f"{of['keys']} question{'s' * (of['keys'] > 1)} of each kind at every length. {kinds}. An answer "
+            "is found if greedy decoding would give it, to the last token. Intervals: 95 %; Wilson's for the "
+            "share found, with the design effect of haystacks; Student's t over haystacks for "
+            "log-probabilities."
+        )
+
+
+def retrieval_rows(retrieval: Retrieval) -> list[Row]:
+    """The share found and the log-probability by length, also by kind; the share found by depth."""
+    rows = []
+    for length in retrieval.lengths:
+        rows.append(Row.of("found", {"length": length}, retrieval.found(length)))
+        rows.append(Row.of("log_prob", {"length": length}, retrieval.log_prob(length)))
+        for kind in retrieval.kinds:
+            at: dict[str, int | float | str] = {"kind": kind, "length": length}
+            rows.append(Row.of("found", at, retrieval.found(length, kind)))
+            rows.append(Row.of("log_prob", at, retrieval.log_prob(length, kind)))
+        for number in range(DEPTHS):
+            depths = number / DEPTHS, (number + 1) / DEPTHS
+            if any(a.length == length and depths[0] < a.depth <= depths[1] for a in retrieval.answers):
+                middle = round(sum(depths) / 2, 3)
+                at_depth = {"length": length, "depth": middle}
+                rows.append(Row.of("found", at_depth, retrieval.found(length, depths=depths)))
+    return rows
+
+
+# lm-eval
+
+
+class LmEvalTask(Task):
+    """Run tasks of lm-eval.
+
+    Args:
+        tasks: The names of the tasks: those of `eval/tasks` or of the harness.
+        metadata: What is passed to the tasks; `max_seq_lengths` is the target if it is not set.
+        limit: How many documents of each task are read; None for all.
+    """
+
+    name: ClassVar[str] = "lm-eval"
+    title: ClassVar[str] = "lm-eval"
+    identity: ClassVar[tuple[str, ...]] = ("tasks", "limit", "max_length")
+
+    tasks: Several[Text]
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    limit: Count | None = None
+
+    def prepare(
+        self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int
+    ) -> Measurement:
+        """What the tasks are given."""
+        if find_spec("lm_eval") is None:
+            raise RopepatchError("tasks of lm-eval need lm-eval", hint='pip install "ropepatch[eval]"')
+        metadata = {"max_seq_lengths": [to]} | self.metadata
+        parameters = self.model_dump() | {"metadata": metadata, "max_length": to}
+        if "text" in metadata:
+            parameters["digest"] = digest(token_ids(tokenizer, stream_documents(metadata["text"])))
+
+        def run(model: Any, tokenizer: Any, keep: Path | None, advance: Advance) -> list[Row]:
+            from ropepatch.evaluation.harness import run_tasks
+
+            options: dict[str, Any] = {"metadata": metadata, "limit": self.limit, "max_length": to}
+            return [
+                _row(score)
+                for score in run_tasks(
+                    model, tokenizer, self.tasks, include_path=shipped("eval/tasks"), **options
+                )
+            ]
+
+        return Measurement(self, parameters, run)
+
+    def with_text(self, text: str, field: str, split: str) -> LmEvalTask:
+        """The same, for tasks that read a text."""
+        return self.model_copy(update={"metadata": self.metadata | {"text": text}})
+
+    def limited(self, limit: int) -> Task:
+        """The same with at most so many documents of each task."""
+        return self.at_most("limit", limit)
+
+    @classmethod
+    def method(cls, parameters: Mapping[str, Any]) -> str:
+        """How many documents."""
+        limit = f", {parameters['limit']:,} documents each" if parameters.get("limit") else ""
+        return f"Tasks of lm-eval{limit}; intervals: 95 %, from its standard errors."
+
+
+def _row(score: Mapping[str, Any]) -> Row:
+    """A score, with the interval of lm-eval's standard error."""
+    value, error = score["value"], score["stderr"]
+    reach = None if value is None or error is None else NORMAL * error
+    return Row(
+        measure=score["metric"],
+        at={"task": score["task"], "version": score["version"]},
+        value=value,
+        low=None if reach is None else value - reach,
+        high=None if reach is None else value + reach,
+        n=score["n"] or 0,
+    )
+
+
+TASKS: dict[str, type[Task]] = {task.name: task for task in (PerplexityTask, RetrievalTask, LmEvalTask)}
+
+
+def task_of(name: str) -> type[Task]:
+    """The task of a result; one that shows nothing for a result of another version, which has others."""
+    return TASKS.get(name, Task)
