@@ -72,7 +72,7 @@ def _effect(case: Case, finding: Finding, model: Any) -> str:
     except RopepatchError as error:
         return f"not measured: {error}"
     reach = int(intended.reach() or TOKENS)
-    window = int(min([reach, *filter(None, map(intended.original, intended.ropes))]))
+    window = int(min([reach, *(rope.original for rope in intended.ropes if rope.original)]))
     try:
         actual = _rotary(site, case.with_edits(finding.read).raw)
         with stock_code("run the model"), torch.inference_mode():

@@ -35,9 +35,8 @@ from ropepatch.doctor import diagnose, repair
 from ropepatch.doctor.diagnosis import by_severity
 from ropepatch.files import parse_json
 from ropepatch.model.checks import RULES, check, repaired
-from ropepatch.model.checks.agreement import same_rope
 from ropepatch.model.checks.case import Case
-from ropepatch.model.checks.values import KNOWN_TYPES
+from ropepatch.model.checks.rules import KNOWN_TYPES, same_rope
 from ropepatch.model.config import is_known
 from ropepatch.scaling import METHODS
 
@@ -535,6 +534,11 @@ def test_a_factor_larger_than_the_window_needs_is_a_remark_and_a_smaller_one_an_
     error, remark = ("factor-contradicts-lengths", "error"), ("factor-exceeds-window", "remark")
     expected = {3.0: [error], 3.95: [error], 4.0: []}.get(factor, [remark])
     assert [(one.code, one.severity) for one in findings] == expected
+
+
+def test_windows_whose_ratio_is_too_small_for_a_float_are_no_traceback():
+    files = changed(YARN, original_max_position_embeddings=1e40, max_position_embeddings=1e-300)
+    assert "factor-contradicts-lengths" in codes(files)
 
 
 def test_an_extended_window_is_the_reach_however_large_the_factor():

@@ -2,54 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ropepatch.model.checks import agreement, scalings, values
-from ropepatch.model.checks.case import Case, Stated
+from ropepatch.model.checks.case import Case
 from ropepatch.model.checks.findings import CONFIG, Finding
+from ropepatch.model.checks.rules import RULES, refused
 
-Rule = Callable[[Case], Iterator[Finding]]
-
-
-def of_each(look: Callable[[Case, Stated], Iterator[Finding]]) -> Rule:
-    """A rule of one rope as a rule of them all."""
-
-    def look_at_all(case: Case) -> Iterator[Finding]:
-        for rope in case.ropes:
-            yield from look(case, rope)
-
-    look_at_all.__name__ = look.__name__
-    return look_at_all
-
-
-RULES: tuple[Rule, ...] = (
-    of_each(values.misspelled_keys),
-    values.broken_values,
-    of_each(values.longrope_lists),
-    of_each(values.required_keys),
-    of_each(values.unknown_types),
-    values.open_head_dim,
-    agreement.lost_theta,
-    agreement.contradictions,
-    of_each(scalings.lost_original),
-    of_each(scalings.factor_against_lengths),
-    of_each(scalings.small_factor),
-    of_each(scalings.whole_factor),
-    of_each(scalings.swapped_bounds),
-    of_each(scalings.attention_factors),
-    of_each(scalings.lone_mscale),
-    of_each(scalings.open_ramp),
-    of_each(scalings.switching),
-    of_each(scalings.unread_attention_factor),
-    of_each(scalings.linear_in_vllm),
-    agreement.one_generation,
-    agreement.tokenizer_behind,
-    agreement.generation_behind,
-    agreement.record_differs,
-)
 MAX_ROUNDS = 50  # of repairs, each of one finding
 
 
@@ -60,7 +21,7 @@ def check(case: Case) -> list[Finding]:
 
 def _check(case: Case) -> list[Finding]:
     findings = [finding for look in RULES for finding in look(case)]
-    return findings if has_errors(findings) else [*findings, *values.refused(case)]
+    return findings if has_errors(findings) else [*findings, *refused(case)]
 
 
 def has_errors(findings: Iterable[Finding]) -> bool:

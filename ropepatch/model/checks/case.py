@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import Any
 from ropepatch.model.checks.findings import CONFIG, Edit, Key, Keys, edited, shown
 from ropepatch.model.rotary import GLOBAL_LAYERS, SEQUENCE, stated_window
 
-DEFAULT_THETA = 10_000.0
 THETA_KEYS = ("rope_theta", "rotary_emb_base")  # the second is GPT-NeoX's
 WINDOW_KEYS = ("max_position_embeddings", "n_positions")
 ORIGINAL = "original_max_position_embeddings"
@@ -39,10 +38,12 @@ class Stated:
     """One rope as config.json states it: in `rope_parameters`, in `rope_scaling`, or in both.
 
     Args:
+        case: The checkpoint.
         objects: The JSON objects that describe it, by their paths, the one of `rope_parameters` first.
         layer_type: The layers it is for; None where there is one rope.
     """
 
+    case: Case = field(repr=False, compare=False)
     objects: dict[Keys, dict[str, Any]]
     layer_type: str | None = None
 
@@ -65,6 +66,11 @@ class Stated:
         """Whether its type changes the frequencies."""
         return self.kind not in (None, "default", "mrope", "axial")
 
+    @property
+    def original(self) -> float | None:
+        """The window of pretraining; a value at the top wins, as in transformers 5."""
+        return positive(self.case.stated.get(ORIGINAL)) or self.positive(ORIGINAL)
+
     def number(self, key: str) -> float | None:
         """The number under a key."""
         return number(self.values.get(key))
@@ -73,12 +79,15 @@ class Stated:
         """The number above 0 under a key."""
         return positive(self.values.get(key))
 
-    def at(self, name: str) -> Key:
-        """One of its keys, in all objects that have it; in all of its objects where none does."""
+    def at(self, *names: str) -> Key:
+        """One of its keys, the first of these names that it has; in all of its objects if it has none.
+
+        A key is edited in all objects that have it.
+        """
+        name = next((name for name in names if name in self.values), names[-1])
         holders = {path: stated for path, stated in self.objects.items() if name in stated} or self.objects
         first, *twins = sorted(holders, key=lambda path: holders[path].get(name) is None)
-        paths = tuple((*path, name) for path in twins)
-        return Key(CONFIG, (*first, name), self.values.get(name), paths)
+        return Key(CONFIG, (*first, name), self.values.get(name), tuple((*path, name) for path in twins))
 
 
 @dataclass(frozen=True)
@@ -122,32 +131,30 @@ class Case:
         """The architecture, in transformers' words."""
         return str(self.stated.get("model_type", self.raw.get("model_type")))
 
-    def _objects(self, name: str) -> Iterator[Stated]:
-        whole = self.stated.get(name)
+    def _ropes_in(self, name: str) -> tuple[Stated, ...]:
+        whole, path = self.stated.get(name), (*self.prefix, name)
         if not isinstance(whole, dict):
-            return
-        path = (*self.prefix, name)
-        flat = {"rope_type", "type", "factor"} & whole.keys()
-        nested = {} if flat else {key: value for key, value in whole.items() if isinstance(value, dict)}
-        for key, value in nested.items():
-            yield Stated({(*path, key): value}, key)
-        if not nested:
-            yield Stated({path: whole})
+            return ()
+        if not {"rope_type", "type", "factor"} & whole.keys():
+            by_layer = {key: value for key, value in whole.items() if isinstance(value, dict)}
+            if by_layer:
+                return tuple(Stated(self, {(*path, key): value}, key) for key, value in by_layer.items())
+        return (Stated(self, {path: whole}),)
 
     @cached_property
     def newer(self) -> tuple[Stated, ...]:
         """The ropes in rope_parameters, which transformers 5 writes and nothing else."""
-        return tuple(self._objects("rope_parameters"))
+        return self._ropes_in("rope_parameters")
 
     @cached_property
     def older(self) -> tuple[Stated, ...]:
         """The ropes in rope_scaling, all that readers older than transformers 5 know."""
-        return tuple(self._objects("rope_scaling"))
+        return self._ropes_in("rope_scaling")
 
     @property
-    def newest(self) -> tuple[Stated, ...]:
+    def newest(self) -> Stated | None:
         """The newer description that older keys repeat, if there is one."""
-        return tuple(rope for rope in self.newer if rope.layer_type in (None, GLOBAL_LAYERS))[:1]
+        return next((rope for rope in self.newer if rope.layer_type in (None, GLOBAL_LAYERS)), None)
 
     @property
     def pairs(self) -> list[tuple[Stated, Stated]]:
@@ -166,7 +173,7 @@ class Case:
         ropes, joined = list(self.newer), []
         for new, old in self.pairs:
             if (new.kind or "default") == (old.kind or "default") and new in ropes:
-                ropes[ropes.index(new)] = Stated(new.objects | old.objects, new.layer_type)
+                ropes[ropes.index(new)] = replace(new, objects=new.objects | old.objects)
                 joined.append(old)
         return (*ropes, *(old for old in self.older if old not in joined))
 
@@ -190,10 +197,6 @@ class Case:
         """The base that the older key states."""
         return number(self.stated.get(self.theta_key)) if self.theta_key else None
 
-    def original(self, rope: Stated) -> float | None:
-        """The window of pretraining; a value at the top wins, as in transformers 5."""
-        return positive(self.stated.get(ORIGINAL)) or rope.positive(ORIGINAL)
-
     def reach(self) -> float | None:
         """The tokens that the scaled model reads.
 
@@ -203,7 +206,7 @@ class Case:
         window = self.window or 0.0
         reaches = [window]
         for rope in self.ropes:
-            factor, original = rope.positive("factor"), self.original(rope)
+            factor, original = rope.positive("factor"), rope.original
             if rope.kind in ("yarn", "longrope") and factor and original and window <= LEFT_BEHIND * original:
                 reaches.append(original * factor)
             elif rope.kind == "linear" and factor and window:

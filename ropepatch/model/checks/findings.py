@@ -112,6 +112,68 @@ class Edit:
 
 
 @dataclass(frozen=True)
+class Finding:
+    """One thing to know about a checkpoint.
+
+    Args:
+        code: Its short name, a key of `CODES`.
+        severity: An error computes or loads something wrong, a warning does so for some readers or lengths,
+            and a remark is only to be known.
+        problem: What is wrong.
+        remedy: What to do.
+        file: The file it is in, or the folder's name.
+        key: The key in it, with dots; empty where it is about the whole file.
+        value: The value found, as it is written there.
+        edits: The changes that repair it; none where only a person can decide.
+        without: The tensors that a repaired copy leaves out.
+        meant: The changes after which config.json says what is meant; None where nobody can tell.
+        read: The changes after which config.json says what the affected reader assumes.
+        effect: What was measured, or why it was not; empty where the rope is not touched.
+    """
+
+    code: str
+    severity: Severity
+    problem: str
+    remedy: str
+    file: str = CONFIG
+    key: str = ""
+    value: str = ""
+    edits: tuple[Edit, ...] = field(default=(), repr=False)
+    without: frozenset[str] = field(default=frozenset(), repr=False)
+    meant: tuple[Edit, ...] | None = field(default=None, repr=False)
+    read: tuple[Edit, ...] = field(default=(), repr=False)
+    effect: str = ""
+
+    @property
+    def why(self) -> str:
+        """Why it matters."""
+        return CODES[self.code][1]
+
+    @property
+    def fixable(self) -> bool:
+        """Whether `--fix` repairs it."""
+        return bool(self.edits or self.without)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready data."""
+        names = ("code", "severity", "file", "key", "value", "problem", "why", "effect", "remedy")
+        return {name: getattr(self, name) for name in names} | {"fixable": self.fixable}
+
+    def __str__(self) -> str:
+        where = " ".join(filter(None, (self.file, self.key))) + (f" = {self.value}" if self.value else "")
+        lines = {
+            "where": where,
+            "what": self.problem,
+            "why": self.why,
+            "effect": self.effect,
+            "remedy": self.remedy,
+            "--fix": "repairs it" if self.fixable else "leaves it to you" * (self.severity != "remark"),
+        }
+        body = "".join(f"\n  {name:<8}{printable(line)}" for name, line in lines.items() if line)
+        return f"{self.severity}: {self.code}{body}"
+
+
+@dataclass(frozen=True)
 class Key:
     """A key of a JSON file, or the whole of a file.
 
@@ -151,72 +213,15 @@ class Key:
         severity: Severity | None = None,
         value: str | None = None,
     ) -> Finding:
-        """A finding about this key; see `Finding`."""
+        """A finding about this key, of the usual severity; a fix is meant, where nothing else is said."""
         if value is None:
             value = "" if self.value is None else shown(self.value)
-        meant = meant if meant is not None else fix or None
-        usual, why = CODES[code]
-        where = self.file, str(self), value
-        return Finding(code, severity or usual, problem, why, remedy, *where, fix, meant=meant, read=read)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing to know about a checkpoint.
-
-    Args:
-        code: Its short name, a key of `CODES`.
-        severity: An error computes or loads something wrong, a warning does so for some readers or lengths,
-            and a remark is only to be known.
-        problem: What is wrong.
-        why: Why it matters.
-        remedy: What to do.
-        file: The file it is in, or the folder's name.
-        key: The key in it, with dots; empty where it is about the whole file.
-        value: The value found, as it is written there.
-        edits: The changes that repair it; none where only a person can decide.
-        without: The tensors that a repaired copy leaves out.
-        meant: The changes after which config.json says what is meant; None where nobody can tell.
-        read: The changes after which config.json says what the affected reader assumes.
-        effect: What was measured, or why it was not; empty where the rope is not touched.
-    """
-
-    code: str
-    severity: Severity
-    problem: str
-    why: str
-    remedy: str
-    file: str = CONFIG
-    key: str = ""
-    value: str = ""
-    edits: tuple[Edit, ...] = field(default=(), repr=False)
-    without: frozenset[str] = field(default=frozenset(), repr=False)
-    meant: tuple[Edit, ...] | None = field(default=None, repr=False)
-    read: tuple[Edit, ...] = field(default=(), repr=False)
-    effect: str = ""
-
-    @property
-    def fixable(self) -> bool:
-        """Whether `--fix` repairs it."""
-        return bool(self.edits or self.without)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready data."""
-        names = ("code", "severity", "file", "key", "value", "problem", "why", "effect", "remedy")
-        return {name: getattr(self, name) for name in names} | {"fixable": self.fixable}
-
-    def __str__(self) -> str:
-        where = " ".join(filter(None, (self.file, self.key))) + (f" = {self.value}" if self.value else "")
-        lines = {
-            "where": where,
-            "what": self.problem,
-            "why": self.why,
-            "effect": self.effect,
-            "remedy": self.remedy,
-            "--fix": "repairs it" if self.fixable else "leaves it to you" * (self.severity != "remark"),
-        }
-        body = "".join(f"\n  {name:<8}{printable(line)}" for name, line in lines.items() if line)
-        return f"{self.severity}: {self.code}{body}"
+        return Finding(
+            *(code, severity or CODES[code][0], problem, remedy, self.file, str(self), value),
+            edits=fix,
+            meant=fix or None if meant is None else meant,
+            read=read,
+        )
 
 
 def set_all(keys: Iterable[Key], value: Any) -> tuple[Edit, ...]:
@@ -238,7 +243,7 @@ def edited(content: dict[str, Any], path: Keys, value: Any) -> dict[str, Any]:
     key, *rest = path
     if rest:
         inner = content.get(key)
-        return content | {key: edited(inner if isinstance(inner, dict) else {}, tuple(rest), value)}
-    if value is DROP:
+        value = edited(inner if isinstance(inner, dict) else {}, tuple(rest), value)
+    elif value is DROP:
         return {name: other for name, other in content.items() if name != key}
     return content | {key: value}

@@ -1,0 +1,640 @@
+"""What is wrong with the small files of a checkpoint: a function for each thing, which yields its findings.
+
+Most look at one rope at a time, as both generations of keys describe it; the others compare what is stated
+in several places.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from ropepatch.errors import RopepatchError
+from ropepatch.model.architectures import LOCAL_BASE, OPEN_RAMP, REBUILD_CACHE, STATE_THETA
+from ropepatch.model.checkpoint import kind_of
+from ropepatch.model.checks.case import (
+    LEFT_BEHIND,
+    ORIGINAL,
+    THETA_KEYS,
+    WINDOW_KEYS,
+    Case,
+    Stated,
+    number,
+    positive,
+)
+from ropepatch.model.checks.findings import (
+    CONFIG,
+    DROP,
+    GENERATION,
+    TOKENIZER,
+    Edit,
+    Finding,
+    Key,
+    Severity,
+    set_all,
+    shown,
+)
+from ropepatch.model.config import (
+    REQUIRED,
+    SCALING_KEYS,
+    WITH_ORIGINAL,
+    is_known,
+    legacy_keys,
+    load_text_config,
+)
+from ropepatch.model.rotary import SEQUENCE, stated_window
+from ropepatch.scaling.ramps import yarn_temperature
+from ropepatch.scaling.searched import longrope_attention_factor
+
+Rule = Callable[[Case], Iterator[Finding]]
+RopeRule = Callable[[Stated], Iterator[Finding]]
+
+RULES: list[Rule] = []  # in the order of their findings
+
+KNOWN_TYPES = {
+    *("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional"),
+    *("axial", "ntk_alpha", "mrope", "xdrope"),  # of single architectures
+}
+OTHER_KEYS = {
+    *("attn_factor", "extrapolation_factor", "finetuned", "alpha", "mixed_b", "partial_rotary_factor"),
+    *("mrope_section", "mrope_interleaved", "llama_4_scaling_beta", "xdrope_section"),
+    "long_factor_scale",
+}
+LISTS = ("short_factor", "long_factor")
+NUMBERS = (
+    *("factor", "rope_theta", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+    *("low_freq_factor", "high_freq_factor", "short_mscale", "long_mscale", "partial_rotary_factor"),
+    ORIGINAL,
+)
+LOCAL_THETA = "rope_local_base_freq"  # Gemma 3's base of the sliding layers
+SHARES = ("partial_rotary_factor", "rotary_pct")
+ABOVE_ZERO = ("factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", ORIGINAL)
+ABOVE = dict.fromkeys(ABOVE_ZERO, 0.0) | dict.fromkeys((*THETA_KEYS, *WINDOW_KEYS, LOCAL_THETA), 1.0)
+# Far above any published value, and far below any that computes.
+AT_MOST = dict.fromkeys(SHARES, 1.0) | dict.fromkeys((*WINDOW_KEYS, ORIGINAL), 1e10)
+AT_MOST |= {"factor": 1e6, "attention_factor": 100.0}
+BOUNDS = {  # of the fast pairs and of the slow ones
+    "yarn": ("betas-swapped", "beta_fast", "beta_slow"),
+    "llama3": ("bands-swapped", "high_freq_factor", "low_freq_factor"),
+}
+BOUND_DEFAULTS = {"beta_fast": 32.0, "beta_slow": 1.0}
+ROUNDING = 0.01  # by how much factor x original may miss the window
+USUAL = 1e-3  # how closely an attention factor agrees with a formula
+
+DEFAULT_THETA = 10_000.0
+LLAMA_3_VOCABULARY, LLAMA_3_SIZES = range(128_256, 128_512), (2048, 3072, 4096, 8192, 16_384)
+LLAMA_3_THETA = 500_000.0
+LOOK_IT_UP = "write the base that the model was pretrained with; its card or the original config.json says it"
+
+
+def rule(look: Rule) -> Rule:
+    """Add a rule."""
+    RULES.append(look)
+    return look
+
+
+def rope_rule(*kinds: str) -> Callable[[RopeRule], Rule]:
+    """Add a rule of every rope of these types; of all ropes without any."""
+
+    def add(look: RopeRule) -> Rule:
+        def look_at_each(case: Case) -> Iterator[Finding]:
+            for rope in case.ropes:
+                if not kinds or rope.kind in kinds:
+                    yield from look(rope)
+
+        look_at_each.__name__ = look.__name__
+        return rule(look_at_each)
+
+    return add
+
+
+# Single keys and values
+
+
+@rope_rule()
+def misspelled_keys(rope: Stated) -> Iterator[Finding]:
+    """A key that is nearly one of the known ones."""
+    known = SCALING_KEYS | OTHER_KEYS
+    for key in map(rope.at, sorted(rope.values.keys() - known)):
+        for near in difflib.get_close_matches(key.name, sorted(known), n=1, cutoff=0.85):
+            problem = f"no reader knows {key.name}; {near} is meant, perhaps"
+            severity: Severity = "warning" if near in rope.values else "error"
+            yield key.finding("key-misspelled", problem, f"rename it to {near}", severity=severity)
+
+
+@rule
+def broken_values(case: Case) -> Iterator[Finding]:
+    """Values that are no numbers, windows, switches or ropes, or none that a rope can have."""
+    for name in ("rope_scaling", "rope_parameters"):
+        yield from _of_kind(case.at(name), dict, "an object, or null")
+    for rope in case.ropes:
+        yield from _of_kind(rope.at("truncate"), bool, "true or false")
+        factor = rope.positive("factor") or 1.0
+        # Where the temperature 0.1 k ln s + 1 reaches 0; above it ropepatch writes a k below 0 too.
+        least = -10 / math.log(factor) if factor > 1 else 0.0
+        for name in NUMBERS:
+            yield from _broken_number(rope.at(name), least if name.startswith("mscale") else 0.0)
+    for name in filter(None, (case.window_key, case.theta_key, ORIGINAL, LOCAL_THETA, *SHARES)):
+        yield from _broken_number(case.at(name))
+
+
+def _of_kind(key: Key, kind: type, expected: str) -> Iterator[Finding]:
+    if key.value is not None and not isinstance(key.value, kind):
+        yield key.finding("impossible-value", f"{key.name} is {shown(key.value)}", f"write {expected}")
+
+
+def _broken_number(key: Key, least: float = 0.0) -> Iterator[Finding]:
+    problem, value = f"{key.name} is {shown(key.value)}", number(key.value)
+    above, most = ABOVE.get(key.name), AT_MOST.get(key.name, math.inf)
+    if key.value is None:
+        return
+    if value is None:
+        quoted = _number_in(key.value)
+        remedy = f"write {quoted:g} without quotes" if quoted else "write a number"
+        yield key.finding("not-a-number", problem, remedy, fix=key.set(quoted) if quoted else ())
+    elif value < min(least, above or 0) or (above is not None and value <= above):
+        yield key.finding("impossible-value", problem, f"write a number above {above or least:g}")
+    elif value > most:
+        yield key.finding("impossible-value", problem, f"write a number of at most {most:g}")
+    if isinstance(key.value, float) and key.name in (*WINDOW_KEYS, ORIGINAL):
+        whole = value is not None and value > 0 and value.is_integer()
+        remedy = f"write {value:.0f}" if whole else "write the window in tokens"
+        yield key.finding("window-not-integer", problem, remedy, fix=key.set(int(key.value)) if whole else ())
+
+
+def _number_in(value: object) -> float | None:
+    """The number in a text that is one; an integer where it is whole."""
+    try:
+        quoted = positive(float(value)) if isinstance(value, str) else None
+    except ValueError:
+        return None
+    return int(quoted) if quoted and quoted.is_integer() else quoted
+
+
+@rope_rule("longrope", "su")
+def longrope_lists(rope: Stated) -> Iterator[Finding]:
+    """Lists of factors of another length, or with impossible ones."""
+    pairs = rope.case.pair_count
+    for key in map(rope.at, LISTS):
+        if key.value is None:
+            continue
+        if not isinstance(key.value, list) or not all(map(positive, key.value)):
+            problem = f"{key.name} is no list of numbers above 0"
+            yield key.finding("impossible-value", problem, "write one divisor for each rotary pair")
+        elif pairs and len(key.value) != pairs:
+            problem = f"{key.name} has {len(key.value)} entries, the model has {pairs} rotary pairs"
+            yield key.finding("list-length", problem, "take the lists of this very model")
+
+
+@rope_rule(*REQUIRED)
+def required_keys(rope: Stated) -> Iterator[Finding]:
+    """A key without which a type cannot be computed."""
+    ratio = rope.case.window / rope.original if rope.case.window and rope.original else 0
+    for key in map(rope.at, REQUIRED[rope.kind or ""]):
+        if key.value is None:
+            fix = key.set(ratio) if rope.kind == "yarn" and ratio > 1 else ()
+            remedy = f'write "factor": {ratio:g}, the ratio of the windows' if fix else f"write {key.name}"
+            yield key.finding("key-missing", f"{rope.kind} scaling without {key.name}", remedy, fix=fix)
+
+
+@rope_rule()
+def unknown_types(rope: Stated) -> Iterator[Finding]:
+    """A type that readers do not know, is missing, or keeps its own factor from being used."""
+    kind, at = rope.kind, rope.at("rope_type", "type")
+    scaling = [rope.at(name) for name in ("factor", *LISTS) if rope.values.get(name)]
+    if kind is None and scaling:
+        problem = f"{scaling[0]} is there, but no rope_type says what it is for"
+        remedy = "write the rope_type that the model was made with"
+        yield rope.at("rope_type").finding("type-missing", problem, remedy)
+    elif kind == "default" and scaling and rope.values.get("factor") != 1:
+        problem = f"rope_type is default, so {scaling[0]} = {shown(scaling[0].value)} is ignored"
+        remedy = "write the rope_type that the model was made with, or drop the factor"
+        yield at.finding("scaling-ignored", problem, remedy)
+    elif kind is not None and kind not in KNOWN_TYPES:
+        lists = kind == "su" and all(isinstance(rope.values.get(name), list) for name in LISTS)
+        names = [rope.at(name) for name in ("rope_type", "type") if name in rope.values]
+        remedies = {
+            "su": 'write "longrope", its name today',
+            "ntk": "NTK-aware scaling is a larger rope_theta: write that, without a scaling",
+        }
+        remedy = remedies.get(kind, f"one of {', '.join(sorted(KNOWN_TYPES))}")
+        problem, fix = f"rope_type {shown(kind)} is unknown to transformers", set_all(names, "longrope")
+        yield at.finding("type-unknown", problem, remedy, fix=fix if lists else ())
+
+
+@rule
+def open_head_dim(case: Case) -> Iterator[Finding]:
+    """A head size that is left open, under a type that computes with it."""
+    kinds = [rope.kind for rope in case.ropes if rope.kind in ("yarn", "longrope", "dynamic")]
+    config = configured(case.raw) if kinds else ""
+    if isinstance(config, str):  # the reason why transformers does not read it
+        is_open = "head_dim" in config and "NoneType" in config
+    else:
+        is_open = getattr(config, "head_dim", 0) is None
+    if is_open:
+        hidden, heads = (positive(case.stated.get(key)) for key in ("hidden_size", "num_attention_heads"))
+        key, value = case.at("head_dim"), "null" if "head_dim" in case.stated else ""
+        fix = key.set(int(hidden // heads)) if hidden and heads and hidden >= heads else ()
+        problem = f"head_dim is {value or 'missing'} under rope_type {kinds[0]}"
+        remedy = "write hidden_size / num_attention_heads, which is what null stands for"
+        yield key.finding("head-dim-null", problem, remedy, fix=fix, value=value)
+
+
+# The base and the two generations of keys
+
+
+@rule
+def lost_theta(case: Case) -> Iterator[Finding]:
+    """A base that nobody states, or not where readers look for it."""
+    top = case.at(case.theta_key or "rope_theta")
+    stated = next((theta for rope in case.ropes if (theta := rope.number("rope_theta"))), None)
+    if case.theta_key and top.value is None:
+        yield _missing_theta(case, top, stated, null=True)
+    for rope in case.newer:
+        if rope.values.get("rope_theta") is None:
+            known, null = case.theta if rope is case.newest else None, "rope_theta" in rope.values
+            yield _missing_theta(case, rope.at("rope_theta"), known, null=null, scaled=rope.scaled)
+    if case.older and not case.theta_key and stated not in (None, DEFAULT_THETA):
+        within = any(rope.number("rope_theta") for rope in case.older)
+        readers = "transformers 4" if within else "transformers (also 5, where rope_scaling is there)"
+        problem = f"rope_theta ({stated:g}) is not beside rope_scaling, where {readers} and mlx-lm read it"
+        read = (*top.set(DEFAULT_THETA), *case.at("rope_parameters").set(DROP)) if within else ()
+        severity: Severity = "warning" if within else "error"
+        remedy = f"write {stated:g} there"
+        yield top.finding("theta-lost", problem, remedy, fix=top.set(stated), read=read, severity=severity)
+    if not case.newer and not stated and not case.theta_key:
+        scaled = any(rope.kind == "llama3" for rope in case.ropes)
+        if scaled or _is_llama_3(case) or (not case.prefix and case.model_type in STATE_THETA):
+            yield _missing_theta(case, top, None, scaled=scaled)
+    if (case.theta or stated) == DEFAULT_THETA and _is_llama_3(case):
+        yield _theta_of_llama_3(case, top, "rope_theta is 10000", "warning" if case.theta_key else "error")
+
+
+def _missing_theta(
+    case: Case, key: Key, known: float | None, *, null: bool = False, scaled: bool = False
+) -> Finding:
+    """A base that is missing, or null, at which transformers 5 ends in a TypeError."""
+    problem, value = f"{key} is {'null' if null else 'missing'}", "null" if null else None
+    if not known and _is_llama_3(case):
+        return _theta_of_llama_3(case, key, problem, "error")
+    remedy, fix = (f"write {known:g}, as stated elsewhere", key.set(known)) if known else (LOOK_IT_UP, ())
+    severity: Severity = "error" if null or (scaled and not known) else "warning"
+    return key.finding("theta-lost", problem, remedy, fix=fix, severity=severity, value=value)
+
+
+def _is_llama_3(case: Case) -> bool:
+    """Whether size and vocabulary are those of Llama 3, all of whose models have one base."""
+    vocabulary, hidden = case.stated.get("vocab_size"), case.stated.get("hidden_size")
+    return case.model_type == "llama" and vocabulary in LLAMA_3_VOCABULARY and hidden in LLAMA_3_SIZES
+
+
+def _theta_of_llama_3(case: Case, key: Key, problem: str, severity: Severity) -> Finding:
+    problem += f", and models of Llama 3's size and vocabulary were pretrained with {LLAMA_3_THETA:g}"
+    remedy = f"write {LLAMA_3_THETA:g} if the base model's own config.json says so"
+    meant = set_all([key, *(rope.at("rope_theta") for rope in case.newer)], LLAMA_3_THETA)
+    return key.finding("theta-lost", problem, remedy, meant=meant, severity=severity)
+
+
+@rule
+def contradictions(case: Case) -> Iterator[Finding]:
+    """Two places that say different things."""
+    older = set_all([case.at("rope_scaling"), case.at(case.theta_key or "rope_theta")], DROP)
+    read = case.at("rope_parameters").set(DROP)
+    for one, other in _stated_twice(case):
+        if one.value != other.value:
+            generations = {"rope_scaling", *THETA_KEYS} & {*one.path, *other.path}
+            value = shown(one.value)
+            problem = f"{one} is {value} and {other} is {shown(other.value)}"
+            remedy = "make them agree, by what the model was trained with, or drop the one that is wrong"
+            meant = older if case.newer and generations else None
+            yield one.finding("keys-contradict", problem, remedy, value=value, meant=meant, read=read)
+
+
+def _stated_twice(case: Case) -> Iterator[tuple[Key, Key]]:
+    """Pairs of keys that should hold the same; of two scalings also where one lacks it."""
+    if case.theta_key and case.theta is not None and case.newest and case.newest.number("rope_theta"):
+        yield case.at(case.theta_key), case.newest.at("rope_theta")
+    for rope in (*case.newer, *case.older):
+        for one, other in ((rope.at("rope_type"), rope.at("type")), (case.at(ORIGINAL), rope.at(ORIGINAL))):
+            if None not in (one.value, other.value):
+                yield one, other
+    for new, old in case.pairs:
+        if (old.kind or "default") != (new.kind or "default"):
+            yield replace(old.at("rope_type"), value=old.kind), replace(new.at("rope_type"), value=new.kind)
+            continue
+        for key in sorted(SCALING_KEYS - {"rope_type", "type", "rope_theta"}):
+            one, other = old.at(key), new.at(key)
+            if key != ORIGINAL or None not in (one.value, other.value):
+                yield one, other
+
+
+# A scaling
+
+
+@rope_rule(*WITH_ORIGINAL)
+def lost_original(rope: Stated) -> Iterator[Finding]:
+    """A type that needs the window of pretraining, without it."""
+    key, window, factor = rope.at(ORIGINAL), rope.case.window, rope.positive("factor")
+    if key.value is None and rope.case.stated.get(ORIGINAL) is None:
+        probable = window / factor if window and factor else None
+        remedy = "write the window of pretraining"
+        remedy += f": {probable:g} if max_position_embeddings is the extended one" if probable else ""
+        meant = key.set(round(probable)) if probable else None
+        yield key.finding("original-missing", f"{rope.kind} scaling without {ORIGINAL}", remedy, meant=meant)
+
+
+@rope_rule(*WITH_ORIGINAL)
+def factor_against_lengths(rope: Stated) -> Iterator[Finding]:
+    """Factor x original window that is not the window."""
+    key, original, window = rope.at("factor"), rope.original, rope.case.window
+    factor = number(key.value)
+    if not factor or not original or not window:
+        return
+    ratio, reach, of_window = window / original, factor * original, rope.case.window_key
+    # Beside an attention factor transformers computes nothing from LongRoPE's factor; Llama 3's is chosen by
+    # hand: Llama 3.1 reads 16 times its window by factor 8.
+    unused = rope.kind == "longrope" and rope.number("attention_factor") is not None
+    if ratio < 1 - ROUNDING:
+        contradiction = f"the window ({window:g}) is below {ORIGINAL} ({original:g})"
+    elif unused or rope.kind == "llama3" or abs(factor / ratio - 1) <= ROUNDING or factor < 1:
+        return
+    elif ratio <= LEFT_BEHIND:
+        problem = f"{of_window} is {window:g}, factor x original {reach:g}"
+        remedy = f"write {reach:g}, or pass the longer context to the engine"
+        yield rope.case.at(of_window).finding("window-left-behind", problem, remedy)
+        return
+    elif factor % 1 == 0 and ratio < factor < ratio + 1:
+        problem = f"factor {factor:g} is {window:g} / {original:g} = {ratio:.4g}, rounded up"
+        remedy = f"write {ratio:.6g}; if the model was trained under {factor:g}, a window of {reach:g}"
+        yield key.finding("factor-rounded", problem, remedy, meant=key.set(ratio))
+        return
+    elif factor > ratio and rope.kind == "yarn":
+        # YaRN computes from the factor alone; LongRoPE's readers differ in which of the two they take.
+        problem = f"factor x {ORIGINAL} is {reach:g}, {of_window} {window:g}"
+        yield key.finding("factor-exceeds-window", problem, "none, if it was trained so")
+        return
+    else:
+        contradiction = f"factor {factor:g} x {original:g} is {reach:g}, not {window:g}"
+    remedy = "find out which: the factor and the original window are what the model was trained under"
+    meant = key.set(ratio) if 1 < ratio < math.inf else None
+    yield key.finding("factor-contradicts-lengths", contradiction, remedy, meant=meant)
+
+
+@rope_rule(*REQUIRED)
+def small_factor(rope: Stated) -> Iterator[Finding]:
+    """A factor below one, which compresses no position."""
+    key, factor = rope.at("factor"), rope.positive("factor")
+    if factor and factor < 1:
+        remedy = f"write the extension, perhaps {1 / factor:g}"
+        yield key.finding("factor-below-one", f"factor is {factor:g}", remedy, meant=key.set(1 / factor))
+
+
+@rope_rule("linear", "dynamic")
+def whole_factor(rope: Stated) -> Iterator[Finding]:
+    """A factor written as an integer, which breaks a reader of these types."""
+    key = rope.at("factor")
+    if isinstance(key.value, int) and positive(key.value):
+        problem, fix = f"factor is {key.value}, an integer", key.set(float(key.value))
+        yield key.finding("factor-is-integer", problem, f"write {key.value}.0", fix=fix)
+
+
+@rope_rule(*BOUNDS)
+def swapped_bounds(rope: Stated) -> Iterator[Finding]:
+    """The bound of the fast pairs below that of the slow ones.
+
+    transformers computes with such bounds, so a model can have been trained under them. Equal ones are a
+    step, which transformers computes too.
+    """
+    code, *names = BOUNDS[rope.kind or ""]
+    fast, slow = map(rope.at, names)
+    high, low = (positive(rope.values.get(name, BOUND_DEFAULTS.get(name))) for name in names)
+    if high and low and high < low:
+        problem = f"{fast.name} ({high:g}) is not above {slow.name} ({low:g})"
+        remedy, meant = "swap them, unless the model was trained so", (*fast.set(low), *slow.set(high))
+        yield fast.finding(code, problem, remedy, value=shown(fast.value), meant=meant)
+
+
+@rope_rule("yarn", "longrope")
+def attention_factors(rope: Stated) -> Iterator[Finding]:
+    """An attention factor of zero, or below one where the context grew.
+
+    A model can have been trained under any of the latter, and ropepatch writes the one it is asked for.
+    """
+    key, case, original = rope.at("attention_factor"), rope.case, rope.original
+    a = number(key.value)
+    if a is None or not 0 <= a < 1:
+        return
+    factor = rope.positive("factor") or (case.window / original if case.window and original else 1.0)
+    if a == 0:
+        remedy = "leave it out, so that readers take the factor of the paper"
+        yield key.finding("attention-factor-zero", "attention_factor is 0", remedy, fix=key.set(DROP))
+    elif factor > 1 and (not case.recorded or key.path[len(case.prefix)] in case.changed):
+        usual = yarn_temperature(factor) if rope.kind == "yarn" else _of_longrope(factor, original)
+        exact = abs(a * usual - 1) < USUAL
+        problem = (
+            f"attention_factor is {a:g}, below 1, though the context grew {factor:g} times: the logits are "
+            f"multiplied by {a * a:.3g}" + ", the inverse of the paper's factor" * exact
+        )
+        severity: Severity = "error" if exact else "warning"
+        remedy, meant = f"write {1 / a:.6g}, unless the model was trained so", key.set(1 / a)
+        yield key.finding("attention-factor-inverted", problem, remedy, severity=severity, meant=meant)
+
+
+def _of_longrope(factor: float, original: float | None) -> float:
+    """The attention factor of the paper, where there is one."""
+    return longrope_attention_factor(factor, original) if original and original > 1 else 1.0
+
+
+@rope_rule("yarn")
+def lone_mscale(rope: Stated) -> Iterator[Finding]:
+    """One of two keys that count only together; mscale 1 alone says what every reader takes anyway."""
+    present = [name for name in ("mscale", "mscale_all_dim") if rope.number(name)]
+    if len(present) == 1 and rope.number("mscale") != 1 and not rope.number("attention_factor"):
+        problem = f"{present[0]} without the other of mscale and mscale_all_dim"
+        yield rope.at(present[0]).finding("mscale-alone", problem, "write both, or attention_factor")
+
+
+@rope_rule("yarn")
+def open_ramp(rope: Stated) -> Iterator[Finding]:
+    """`truncate: false`, which not every reader reads."""
+    key = rope.at("truncate")
+    if key.value is False:
+        problem = "truncate is false, which some readers ignore"
+        remedy = "serve the model with transformers or vLLM, or save the same frequencies as longrope"
+        severity: Severity = "remark" if rope.case.model_type in OPEN_RAMP else "warning"
+        read = key.set(True)
+        yield key.finding("truncate-ignored", problem, remedy, severity=severity, meant=(), read=read)
+
+
+@rope_rule("dynamic", "longrope")
+def switching(rope: Stated) -> Iterator[Finding]:
+    """Frequencies that change while keys rotated by the others are in the cache."""
+    lists = rope.values.get("short_factor"), rope.values.get("long_factor")
+    key = rope.at("rope_type", "type")
+    where = f"{rope.original or rope.case.window or 0:g} tokens"
+    if rope.kind == "dynamic" and "alpha" not in rope.values:
+        problem = f"from {where} on the frequencies grow with the sequence"
+        remedy = "a static scaling has one rotation for all lengths: ropepatch extend with another method"
+        yield key.finding("switches-against-cache", problem, remedy)
+    elif rope.kind == "longrope" and None not in lists and lists[0] != lists[1]:
+        rebuilt = rope.case.model_type in REBUILD_CACHE
+        problem = f"at {where} the frequencies switch from short_factor to long_factor"
+        problem += "; generate() of this architecture drops the cache there" * rebuilt
+        remedy = "set both lists to the one that fits the lengths served, or keep prompts on one side"
+        severity: Severity = "remark" if rebuilt else "warning"
+        yield key.finding("switches-against-cache", problem, remedy, severity=severity)
+
+
+@rope_rule("longrope")
+def unread_attention_factor(rope: Stated) -> Iterator[Finding]:
+    """LongRoPE's attention factor, where only transformers reads it."""
+    key, original, window = rope.at("attention_factor"), rope.original, rope.case.window
+    a = number(key.value)
+    if not a or not original or original <= 1 or not window:
+        return
+    derived = _of_longrope(max(window / original, 1), original)
+    mscales = [rope.at(name) for name in ("short_mscale", "long_mscale")]
+    if a < 1 or abs(a / derived - 1) < USUAL or [number(mscale.value) for mscale in mscales] == [a, a]:
+        return
+    problem = f"attention_factor is {a:g}; vLLM, SGLang, mlx-lm and llama.cpp derive {derived:.6g} instead"
+    remedy = "write short_mscale and long_mscale beside it, which vLLM and SGLang read"
+    read, fix = key.set(derived), set_all(mscales, a)
+    yield key.finding("attention-factor-unread", problem, remedy, fix=fix, meant=(), read=read)
+
+
+@rope_rule("linear")
+def linear_in_vllm(rope: Stated) -> Iterator[Finding]:
+    """Linear scaling whose window may be the one before it, by which vLLM multiplies it."""
+    key, factor, window = rope.at("factor"), rope.number("factor"), rope.case.window
+    if not factor or factor <= 1 or not window:
+        return
+    stated = stated_window(int(window), factor, rope.case.stated.get(SEQUENCE))
+    if stated and stated > window:
+        return  # both readings are told apart, and vLLM takes the right one
+    problem = f"vLLM takes max_position_embeddings x factor = {window * factor:g} for the window"
+    problem += f"; {SEQUENCE} says {stated}" if stated else ""
+    remedy = f"pass --max-model-len {window:g} to vLLM, if that is the extended window; "
+    remedy += f'"{SEQUENCE}": {window:g} or {window * factor:g} in config.json says which it is'
+    yield key.finding("linear-multiplied", problem, remedy)
+
+
+# Older readers, and the files beside
+
+
+@rule
+def one_generation(case: Case) -> Iterator[Finding]:
+    """A rope that older readers do not find."""
+    bases = [rope for rope in case.newer if rope.values.get("rope_theta", DEFAULT_THETA) != DEFAULT_THETA]
+    scaled = [rope for rope in case.newer if rope.scaled]
+    unseen = [] if case.older else [*scaled, *(bases if case.theta_key is None else [])]
+    if unseen := unseen or [rope for rope in case.newer if _only_share(rope)]:
+        kinds = dict.fromkeys(str(rope.kind) for rope in unseen)
+        key, fix = case.at("rope_parameters"), _older_keys(case.newest) if case.newest else ()
+        problem = f"the rope ({', '.join(kinds)}) stands in rope_parameters only"
+        remedy = "write the older keys beside rope_parameters, saying the same"
+        yield key.finding("only-new-keys", problem, remedy, fix=fix, meant=(), read=key.set(DROP))
+
+
+def _older_keys(rope: Stated) -> tuple[Edit, ...]:
+    """The keys to add for older readers, if transformers 5 goes on reading the same rope."""
+    case = rope.case
+    others_scaled = any(other.scaled for other in case.newer if other is not rope)  # no older key says so
+    if not rope.positive("rope_theta") or rope.kind is None or others_scaled:
+        return ()
+    older: dict[str, Any] = legacy_keys(case.stated, rope.values | {"rope_type": rope.kind})
+    if _only_share(rope):
+        older["partial_rotary_factor"] = rope.values["partial_rotary_factor"]
+    if rope.kind in WITH_ORIGINAL and rope.values.get(ORIGINAL) is not None:
+        older[ORIGINAL] = rope.values[ORIGINAL]
+    sliding = next((other for other in case.newer if other.layer_type == "sliding_attention"), None)
+    if sliding and case.model_type in LOCAL_BASE and sliding.number("rope_theta"):
+        older[LOCAL_THETA] = sliding.values["rope_theta"]
+    edits = tuple(edit for key, value in older.items() for edit in case.at(key).set(value))
+    judged = is_known(case.raw.get("model_type")) or rope.layer_type is not None
+    return () if judged and not same_rope(case.raw, case.with_edits(edits).raw) else edits
+
+
+def _only_share(rope: Stated) -> bool:
+    """Whether only this object says that part of each head rotates; `proportional` means something else."""
+    share = rope.number("partial_rotary_factor")
+    return (
+        share not in (None, 1.0) and rope.kind != "proportional" and not {*SHARES} & rope.case.stated.keys()
+    )
+
+
+def same_rope(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Whether transformers reads the same rope from two configurations."""
+    first, second = (getattr(configured(raw), "rope_parameters", None) for raw in (before, after))
+    return first is not None and bool(_plain(first) == _plain(second))
+
+
+def _plain(parameters: Any) -> Any:
+    """Parameters without `type`, the older name of `rope_type`."""
+    if not isinstance(parameters, dict):
+        return parameters
+    return {key: _plain(value) for key, value in parameters.items() if key != "type"}
+
+
+@rule
+def tokenizer_behind(case: Case) -> Iterator[Finding]:
+    """A tokenizer that truncates or warns before the window ends."""
+    yield from _behind("tokenizer-behind", case, case.companion(TOKENIZER, "model_max_length"))
+
+
+@rule
+def generation_behind(case: Case) -> Iterator[Finding]:
+    """A generation that stops at the window of pretraining."""
+    originals = [*(rope.original for rope in case.ropes), positive(case.record.get(ORIGINAL))]
+    pretrained = max(filter(None, originals), default=0.0)
+    key = case.companion(GENERATION, "max_length")
+    if (positive(key.value) or math.inf) <= pretrained:
+        yield from _behind("generation-behind", case, key)
+
+
+def _behind(code: str, case: Case, key: Key) -> Iterator[Finding]:
+    limit, reach = positive(key.value), case.reach()
+    if limit and reach and limit < reach:
+        problem = f"{key.name} is {key.value:g}, the model reads {reach:g} tokens"
+        yield key.finding(code, problem, f"write {reach:g}", fix=key.set(int(reach)))
+
+
+@rule
+def record_differs(case: Case) -> Iterator[Finding]:
+    """A configuration that is no longer what ropepatch wrote and verified."""
+    if case.changed:
+        key = case.at(case.changed[0])
+        problem = f"{', '.join(case.changed)}: not what ropepatch.json says was written"
+        remedy = "compare config.json with config_changes in ropepatch.json"
+        yield key.finding("differs-from-record", problem, remedy, value=shown(key.value))
+
+
+def refused(case: Case) -> Iterator[Finding]:
+    """A config.json that transformers does not read at all, whatever the reason; asked where all is sound."""
+    key, kind = Key(CONFIG, ("model_type",), case.raw.get("model_type")), kind_of(case.raw)
+    if kind == "swapped":
+        problem = "ropepatch has put another position encoding in the place of the rope"
+        remedy = "load it by ropepatch.load, or use the checkpoint that it was made from"
+        yield key.finding("encoding-swapped", problem, remedy)
+    elif kind == "mapped":
+        problem = "its distances are mapped, by the code beside its weights"
+        remedy = "load it with trust_remote_code=True, once you have read the code, or by ropepatch.load"
+        yield key.finding("attention-map", problem, remedy)
+    elif not is_known(key.value):
+        value = shown(key.value)
+        problem = f"transformers has no model_type {value}"
+        yield key.finding("not-in-transformers", problem, "none needed", value=value)
+    elif isinstance(reason := configured(case.raw), str):
+        yield Key(CONFIG, ()).finding("transformers-refuses", reason, "fix what the message names")
+
+
+def configured(raw: dict[str, Any]) -> PreTrainedConfig | str:
+    """The language model's part of a configuration as transformers reads it, or why it does not."""
+    try:
+        return load_text_config(raw)
+    except RopepatchError as error:
+        return str(error)
