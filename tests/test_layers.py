@@ -32,7 +32,6 @@ LAYERS = [
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 MEASURES_A_PLAN = {
     "measuring.py",
-    "subject.py",
     "tasks.py",
     "suites.py",
 }  # of evaluation: the others know no patch

@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
-from ropepatch.evaluation.windows import TokenizedDocument, windows
+from ropepatch.evaluation.perplexity import windows
 
 TARGET = {"curve: published / ours": 10.0, "memory: ours / published": 0.25, "sliding: published / ours": 1.0}
 AGREEMENT = 1e-4  # nats per token
@@ -99,7 +99,7 @@ def one_pass_floor(model: Any, documents: list[Tensor]) -> None:
 
 def sliding_floor(model: Any, documents: list[Tensor], window: int, stride: int) -> None:
     for index, ids in enumerate(documents):
-        for one in windows(TokenizedDocument(index, ids), window, stride):
+        for one in windows(index, ids, window, stride):
             model.model(one.ids[None], use_cache=False)
 
 

@@ -361,79 +361,76 @@ class Writer:
         return question, said
 
 
-class _Slot(NamedTuple):
-    """The position of a key: its number among those of its kind, its stretch, and its depth in it."""
+@dataclass(eq=False)
+class _Key:
+    """A fact and its position in a haystack that is being made."""
 
     kind: str
-    number: int
-    stretch: int
-    depths: tuple[float, float]  # of its needles, from 0 to 1
+    stretch: int  # the part beyond the next shorter length
+    depths: tuple[float, float]  # of its needles in the stretch, from 0 to 1
+    item: Item
+    question: list[int]
+    answer: list[int]
+    end: int = 0  # of its last needle, once that is written
 
 
 class _Page:
-    """Builder of one haystack; the stretch of a length is its part beyond the next shorter length."""
+    """Builder of one haystack."""
 
     def __init__(self, plan: Haystacks, writer: Writer, index: int) -> None:
         self._plan, self._writer, self._index = plan, writer, index
         self._draw = random.Random(seed_of("haystack", plan.seed, plan.lengths[-1], index))
-        self._slots = [slot for kind in plan.kinds for slot in self._place(kind)]
-
-    def _place(self, kind: str) -> Iterator[_Slot]:
-        """The slots of a kind, evenly spread over each stretch; a single key evenly over all haystacks."""
-        numbers = count()
-        for stretch, new in enumerate(self._plan.new):
-            for key in range(new):
-                first = self._index if self._plan.keys == 1 else key
-                depth = (first + self._draw.random()) / (self._plan.count if self._plan.keys == 1 else new)
-                yield _Slot(kind, next(numbers), stretch, (depth, self._draw.random()))
+        self._ids: list[int] = []
 
     @property
     def haystack(self) -> Haystack:
         plan, writer = self._plan, self._writer
-        items = {kind: KINDS[kind].draw(self._draw, sum(plan.new)) for kind in plan.kinds}
-        before, between = plan.chat
-        texts = {
-            (kind, number): writer.ask(kind, f" {item.question}{between}{item.stem}", item.answer)
-            for kind, drawn in items.items()
-            for number, item in enumerate(drawn)
-        }
-        room = max(len(question) + len(answer) for question, answer in texts.values())
-        ids = writer.begin(before + (PASSKEY.intro if tuple(plan.kinds) == ("passkey",) else INTRO))
-        ends, stops, text = dict[tuple[str, int], int](), dict[int, int](), self._sentences(plan.texts or [])
+        keys = self._keys()
+        before = plan.chat[0]
+        self._ids = writer.begin(before + (PASSKEY.intro if tuple(plan.kinds) == ("passkey",) else INTRO))
+        room = max(len(key.question) + len(key.answer) for key in keys)
+        stops = {length: length - room for length in plan.lengths}
+        text = self._sentences(plan.texts or [])
         for stretch, length in enumerate(plan.lengths):
-            stops[length] = length - room
-            needles = [
-                (depth, (slot.kind, slot.number), needle)
-                for slot in self._slots
-                if slot.stretch == stretch
-                for depth, needle in zip(slot.depths, items[slot.kind][slot.number].needles, strict=False)
-            ]
-            filler = (
-                text if plan.texts else cycle(writer.follow([f" {one}" for one in reversed(PASSKEY.filler)]))
+            ours = cycle(writer.follow([f" {one}" for one in reversed(PASSKEY.filler)]))
+            own = [key for key in keys if key.stretch == stretch]
+            self._fill(length, stops[length], own, text if plan.texts else ours)
+        return Haystack(torch.tensor(self._ids), stops, self._asked(keys))
+
+    def _keys(self) -> list[_Key]:
+        """Those of a kind evenly spread over each stretch; a single one evenly over all haystacks."""
+        plan, between = self._plan, self._plan.chat[1]
+        single = plan.keys == 1
+        places: dict[str, list[tuple[int, tuple[float, float]]]] = {kind: [] for kind in plan.kinds}
+        for of_kind in places.values():
+            for stretch, new in enumerate(plan.new):
+                for number in range(new):
+                    first, parts = (self._index, plan.count) if single else (number, new)
+                    depths = (first + self._draw.random()) / parts, self._draw.random()
+                    of_kind.append((stretch, depths))
+        items = {kind: KINDS[kind].draw(self._draw, len(of_kind)) for kind, of_kind in places.items()}
+        return [
+            _Key(
+                kind,
+                *place,
+                item,
+                *self._writer.ask(kind, f" {item.question}{between}{item.stem}", item.answer),
             )
-            self._fill(ids, length, stops[length], sorted(needles), filler, ends)
-        questions = {
-            key: Question(key[0], torch.tensor(question), torch.tensor(answer), ends[key])
-            for key, (question, answer) in texts.items()
-        }
-        return Haystack(torch.tensor(ids), stops, self._asked(questions))
+            for kind, of_kind in places.items()
+            for place, item in zip(of_kind, items[kind], strict=True)
+        ]
 
-    def _fill(
-        self,
-        ids: list[int],
-        length: int,
-        stop: int,
-        needles: Sequence[tuple[float, tuple[str, int], str]],
-        filler: Iterator[list[int]],
-        ends: dict[tuple[str, int], int],
-    ) -> None:
-        """Append needles and filler up to a stop, where a sentence ends; the first ones lose their beginning.
+    def _fill(self, length: int, stop: int, keys: Sequence[_Key], filler: Iterator[list[int]]) -> None:
+        """Append the needles of keys and filler up to a stop, where a sentence ends.
 
-        Needles, in order of depth, are the depth in this stretch, the key and the text; ``ends`` learns
-        where the last one of a key ends. Our own filler comes from its last sentence to its first.
+        The first filler sentences lose their beginning. Our own filler comes from its last to its first.
         """
+        pairs = (
+            (d, key, text) for key in keys for d, text in zip(key.depths, key.item.needles, strict=False)
+        )
+        needles = sorted(pairs, key=lambda needle: needle[0])
         written = self._writer.follow([f" {text}" for _, _, text in needles])
-        room = stop - len(ids) - sum(map(len, written))
+        room = stop - len(self._ids) - sum(map(len, written))
         if room < 1:
             raise RopepatchError(
                 f"a haystack of {length} tokens has no room for {len(needles)} more needles and a question",
@@ -448,23 +445,23 @@ class _Page:
         for number, sentence in enumerate([*fill, []]):
             while waiting and (round(waiting[0][0][0] * len(fill)) <= number or number == len(fill)):
                 (_, key, _), tokens = waiting.pop(0)
-                ids += tokens
-                ends[key] = max(ends.get(key, 0), len(ids))
+                self._ids += tokens
+                key.end = len(self._ids)
             cut = min(surplus, len(sentence))
-            ids += sentence[cut:]
+            self._ids += sentence[cut:]
             surplus -= cut
 
-    def _asked(self, questions: Mapping[tuple[str, int], Question]) -> dict[int, Sequence[Question]]:
+    def _asked(self, keys: Sequence[_Key]) -> dict[int, Sequence[Question]]:
         """At every length as many questions of each kind as there are keys, at even depths."""
+        questions = {
+            key: Question(key.kind, torch.tensor(key.question), torch.tensor(key.answer), key.end)
+            for key in keys
+        }
         asked: dict[int, Sequence[Question]] = {}
         before: dict[str, list[Question]] = {kind: [] for kind in self._plan.kinds}
         for stretch, length in enumerate(self._plan.lengths):
             for kind, old in before.items():
-                new = [
-                    questions[kind, slot.number]
-                    for slot in self._slots
-                    if (slot.kind, slot.stretch) == (kind, stretch)
-                ]
+                new = [q for key, q in questions.items() if (key.kind, key.stretch) == (kind, stretch)]
                 wanted = min(len(old), self._plan.keys - len(new))
                 shift = self._draw.random()  # over many haystacks every depth is drawn
                 kept = [old[int((at + shift) * len(old) / wanted)] for at in range(wanted)]

@@ -1,14 +1,18 @@
 """Perplexity at every length from one pass over the documents, or by windows that slide over them.
 
-Few logits are in memory at a time. Shapes: B windows of a batch, T tokens of each, C positions of a chunk, V
-vocabulary. Losses are in nats.
+The two protocols measure different quantities, whose numbers never belong in one column. Token 0 of a
+document is not scored. Few logits are in memory at a time. Losses are in nats. Shapes: B windows of a batch,
+T tokens of each, C positions of a chunk, V vocabulary.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from itertools import chain, islice
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +23,6 @@ from ropepatch.data.texts import token_ids
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve, check_length
 from ropepatch.evaluation.running import Kept, advancing, distribute, rank_and_ranks
-from ropepatch.evaluation.windows import TokenizedDocument, Window, batched, check_windows, key_of, windows
 from ropepatch.model.head import decoded_once, decoder_of, evaluating, input_device, token_losses
 
 if TYPE_CHECKING:
@@ -122,10 +125,10 @@ def perplexity(
         for block in _blocks(documents):
             rows: list[list[Window]] = []
             for ids in token_ids(tokenizer, block, bos=bos, length=length):
-                checked = _check_ids(ids, len(curve) + len(rows), vocabulary)[:length]
-                document = TokenizedDocument(len(curve) + len(rows), checked)
+                index = len(curve) + len(rows)
+                checked = _check_ids(ids, index, vocabulary)[:length]
                 longest = max(longest, len(checked))
-                rows.append(windows(document, window, stride))
+                rows.append(windows(index, checked, window, stride))
             batches = batched(chain(*rows), tokens=tokens_per_batch, rows=max(1, chunk // 2))
             if isinstance(documents, Sized):
                 tokens_in_all = sum(map(_tokens, batches[rank::ranks]))
@@ -140,7 +143,7 @@ def perplexity(
 
 
 def _tokens(batch: list[Window]) -> int:
-    return sum(map(len, batch))
+    return sum(len(window.ids) for window in batch)
 
 
 def _blocks(documents: Iterable[Any]) -> Iterator[Any]:
@@ -178,7 +181,7 @@ def _check_finite(nll: Tensor, window: Window) -> None:
     if broken.any():
         position = int(broken.nonzero()[0])
         raise RopepatchError(
-            f"documents[{window.document.index}]: the loss of token {window.scored + position} is "
+            f"documents[{window.document}]: the loss of token {window.begin + window.first + position} is "
             f"{nll[position]}, expected a number",
             hint="load the model in float32 or bfloat16; check its weights and its rope scaling",
         )
@@ -258,3 +261,81 @@ def _full_losses(model: PreTrainedModel, ids: Tensor, first: int, chunk: int) ->
     rows, targets = logits[0, first - 1 : -1], ids[first:]
     pairs = zip(torch.split(rows, chunk), torch.split(targets, chunk), strict=True)
     return torch.cat([token_losses(*pair).cpu() for pair in pairs])
+
+
+# Windows
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Tokens of a document that are read at once.
+
+    Attributes:
+        document: Its index among all that are read.
+        begin: Where in the document the window begins.
+        ids: The token ids [T], int64 on the CPU.
+        first: The index in the window of the first token that counts, at least 1.
+    """
+
+    document: int
+    begin: int
+    ids: Tensor
+    first: int
+
+    @cached_property
+    def identity(self) -> tuple[int, int, str]:
+        """The same for windows that have the same losses; shorter ones come first."""
+        return len(self.ids), self.first, hashlib.sha256(self.ids.numpy().tobytes()).hexdigest()
+
+
+def check_windows(window: int | None, stride: int | None) -> None:
+    """Refuse windows that leave tokens out."""
+    if window is None and stride is None:
+        return
+    if window is None or stride is None:
+        raise RopepatchError(
+            f"windows that slide need a length and a stride, got window={window}, stride={stride}",
+            hint="window=4096, stride=256; or neither, to read in one pass",
+        )
+    if window < 2:
+        raise RopepatchError(f"window must be at least 2 tokens, got {window}: the first is never scored")
+    if not 1 <= stride < window:
+        raise RopepatchError(
+            f"stride must be from 1 to {window - 1} for windows of {window} tokens, got {stride}",
+            hint=f"a half of the window: {window // 2}",
+        )
+
+
+def windows(document: int, ids: Tensor, window: int | None, stride: int | None) -> list[Window]:
+    """The windows whose scored tokens, one after another, are all tokens but the first.
+
+    Without a window the document is one: one pass, in which every token sees all tokens before it. Windows
+    that slide begin at the multiples of the stride, and each token counts in the first that holds it: it sees
+    at least window - stride and at most window - 1 tokens, in the first window all before it. The last ends
+    where the document does, and may be shorter.
+    """
+    if window is None or stride is None or len(ids) <= window:
+        return [Window(document, 0, ids, 1)]
+    ends = [*range(window, len(ids), stride), len(ids)]
+    places = zip(range(0, len(ids), stride), ends, [1, *ends[:-1]], strict=False)
+    return [Window(document, begin, ids[begin:end], scored - begin) for begin, end, scored in places]
+
+
+def batched(windows: Iterable[Window], *, tokens: int, rows: int) -> list[list[Window]]:
+    """The windows in batches of one length and one first scored token; their own order changes nothing.
+
+    A batch holds at most so many tokens, unless it is one window, and rows. The shortest come first, which
+    suits stock ``dynamic`` models: they forget the frequencies of a longer input only at one within their
+    window.
+    """
+    batches = []
+    ordered = sorted(windows, key=lambda window: window.identity)
+    for (length, _), alike in groupby(ordered, key=lambda window: window.identity[:2]):
+        together, size = list(alike), max(1, min(rows, tokens // length))
+        batches += [together[begin : begin + size] for begin in range(0, len(together), size)]
+    return batches
+
+
+def key_of(batch: list[Window]) -> str:
+    """Names the losses of a batch on disk, for one model."""
+    return hashlib.sha256(repr([window.identity for window in batch]).encode()).hexdigest()

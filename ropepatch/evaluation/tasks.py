@@ -21,10 +21,9 @@ from ropepatch.data.texts import cut_windows, digest, first_documents, token_ids
 from ropepatch.data.tiny.tales import Tale, held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
-from ropepatch.evaluation.perplexity import perplexity
+from ropepatch.evaluation.perplexity import check_windows, perplexity
 from ropepatch.evaluation.results import Row, rows_by_length, rows_by_position
 from ropepatch.evaluation.retrieval import Retrieval, ask, chat_parts
-from ropepatch.evaluation.windows import check_windows
 from ropepatch.files import shipped
 from ropepatch.settings import (
     Count,

@@ -19,7 +19,7 @@ from ropepatch import ENCODINGS, RopepatchError
 from ropepatch.doctor.diagnosis import diagnose
 from ropepatch.encodings import swapped
 from ropepatch.encodings.loading import load_checkpoint
-from ropepatch.evaluation.subject import find_subject
+from ropepatch.evaluation.measuring import find_subject
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import TINY
 from ropepatch.publishing.contents import judge

@@ -19,7 +19,7 @@ from tiny_models import tiny_model
 import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation import measuring, subject
+from ropepatch.evaluation import measuring
 from ropepatch.evaluation.comparisons import BASELINE, FLOOR
 from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.results import read_result
@@ -133,7 +133,7 @@ def of_tiny(*tasks, to="2x", methods=(), **options):
 
 
 def test_what_is_there_already_is_not_measured_again_and_loads_no_model(results, monkeypatch):
-    monkeypatch.setattr("ropepatch.evaluation.subject.load_checkpoint", unmeasurable)
+    monkeypatch.setattr("ropepatch.evaluation.measuring.load_checkpoint", unmeasurable)
     measured, out = results
     again = list(measure(SUITE, out=out, progress=unmeasurable))
     assert again == measured
@@ -342,7 +342,7 @@ def test_the_revision_is_that_of_the_model_and_of_its_plans_which_need_one_surve
         return find_blueprint(config)
 
     _survey_of.cache_clear()
-    monkeypatch.setattr("ropepatch.evaluation.subject.find_source", find)
+    monkeypatch.setattr("ropepatch.evaluation.measuring.find_source", find)
     monkeypatch.setattr("ropepatch.evaluation.measuring.plan_method", plan)
     monkeypatch.setattr("ropepatch.model.survey.blueprint", blueprint)
     methods = tuple(Method(name=name) for name in ("yarn", "linear", "ntk"))
@@ -418,11 +418,11 @@ def test_the_texts_are_as_long_as_the_greatest_length(stranger, options):
 @pytest.mark.parametrize("first", [True, False])
 def test_of_several_processes_the_first_decides_in_which_precision_all_of_them_read(monkeypatch, first):
     monkeypatch.setattr(
-        subject, "load_checkpoint", lambda checkpoint, *_: load_model(checkpoint, dtype=torch.bfloat16)
+        measuring, "load_checkpoint", lambda checkpoint, *_: load_model(checkpoint, dtype=torch.bfloat16)
     )
-    monkeypatch.setattr(subject, "prefers_float32", lambda model, device: not first)
-    monkeypatch.setattr(subject, "distribute", lambda items, work, **how: [first] if how["split"] else [])
-    tiny = subject.Subject(
+    monkeypatch.setattr(measuring, "prefers_float32", lambda model, device: not first)
+    monkeypatch.setattr(measuring, "distribute", lambda items, work, **how: [first] if how["split"] else [])
+    tiny = measuring.Subject(
         "tiny", find_source("tiny", weights=True), survey_checkpoint(Checkpoint(TINY)), "cpu"
     )
     assert tiny.model.dtype == (torch.float32 if first else torch.bfloat16)

@@ -23,8 +23,7 @@ from transformers import PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation import perplexity as module
-from ropepatch.evaluation.perplexity import LossReader, perplexity
-from ropepatch.evaluation.windows import TokenizedDocument, Window, batched, key_of, windows
+from ropepatch.evaluation.perplexity import LossReader, Window, batched, key_of, perplexity, windows
 
 BOS = 1
 NEARLY = (60, 58, 60, 60, 33, 33, 60, 7, 7, 60)  # some of them so alike that they are read together
@@ -104,8 +103,8 @@ def test_a_length_counts_bos(llama, bos):
 
 
 def places(length: int, window: int, stride: int) -> list[tuple[int, int, int]]:
-    document = TokenizedDocument(0, torch.arange(length))
-    return [(one.begin, one.end, one.scored) for one in windows(document, window, stride)]
+    read = windows(0, torch.arange(length), window, stride)
+    return [(one.begin, one.begin + len(one.ids), one.begin + one.first) for one in read]
 
 
 @settings(deadline=None)
@@ -185,8 +184,7 @@ def shapes_read(model: PreTrainedModel, documents: object, **options: object) ->
 
 
 def whole(lengths: list[int]) -> list[Window]:
-    documents = [TokenizedDocument(index, ids) for index, ids in enumerate(tokens(*lengths))]
-    return [Window(document, 0, len(document.ids), 1) for document in documents]
+    return [Window(index, 0, ids, 1) for index, ids in enumerate(tokens(*lengths))]
 
 
 def test_documents_of_one_length_are_read_together(llama):
@@ -224,24 +222,20 @@ def test_a_rope_that_follows_the_length_reads_each_document_as_if_it_were_alone(
         torch.testing.assert_close(nll, expected(model, ids), rtol=1e-5, atol=2e-5)
 
 
+SHAPES = st.integers(2, 30).flatmap(lambda length: st.tuples(st.just(length), st.integers(1, length - 1)))
+
+
 @settings(deadline=None)
-@given(st.lists(st.integers(2, 30), min_size=1, max_size=40), st.integers(1, 200), st.integers(1, 9))
-def test_batches_hold_every_window_once_and_keep_all_bounds(lengths, tokens_per_batch, rows):
-    read = whole(lengths)
+@given(st.lists(SHAPES, min_size=1, max_size=40), st.integers(1, 200), st.integers(1, 9))
+def test_batches_hold_every_window_once_and_keep_all_bounds(shapes, tokens_per_batch, rows):
+    read = [Window(0, 0, torch.arange(length), first) for length, first in shapes]
     batches = batched(read, tokens=tokens_per_batch, rows=rows)
     assert sorted(map(id, (one for batch in batches for one in batch))) == sorted(map(id, read))
     for batch in batches:
-        assert len({one.shape for one in batch}) == 1
+        assert len({(len(one.ids), one.first) for one in batch}) == 1
         assert len(batch) <= rows
-        assert len(batch) == 1 or sum(map(len, batch)) <= tokens_per_batch
-    assert [len(batch[0]) for batch in batches] == sorted(len(batch[0]) for batch in batches)
-
-
-def test_windows_scored_from_different_tokens_are_not_read_together_and_the_shortest_are_first():
-    document = TokenizedDocument(0, torch.arange(20))
-    read = [(0, 8, 1), (4, 12, 8), (8, 16, 12), (12, 20, 13), (8, 12, 9), (0, 20, 1)]
-    batches = batched([Window(document, *place) for place in read], tokens=100, rows=9)
-    assert [sorted(one.begin for one in batch) for batch in batches] == [[8], [0, 12], [4, 8], [0]]
+        assert len(batch) == 1 or sum(len(one.ids) for one in batch) <= tokens_per_batch
+    assert [len(batch[0].ids) for batch in batches] == sorted(len(batch[0].ids) for batch in batches)
 
 
 def test_the_losses_of_a_window_do_not_hold_those_of_its_batch(llama):
@@ -249,19 +243,12 @@ def test_the_losses_of_a_window_do_not_hold_those_of_its_batch(llama):
         assert nll.untyped_storage().nbytes() == 4 * len(nll)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"ids": torch.tensor([1, 2, 3, 4, 5, 7])}, {"end": 5}, {"begin": 1}, {"scored": 2}],
-    ids=lambda change: next(iter(change)),
-)
-def test_the_key_of_a_batch_says_what_is_read_and_scored(change):
-    fields = {"ids": torch.arange(1, 7), "begin": 0, "end": 6, "scored": 1}
+def test_the_key_of_a_batch_says_what_is_read_and_scored():
+    def key(index: int = 0, begin: int = 0, ids: tuple[int, ...] = (1, 2, 3, 4, 5, 6), first: int = 1) -> str:
+        return key_of([Window(index, begin, torch.tensor(ids), first)])
 
-    def key(index: int, ids: Tensor, **place: int) -> str:
-        return key_of([Window(TokenizedDocument(index, ids), **place)])
-
-    assert key(0, **fields) == key(7, **fields)
-    assert key(0, **fields) != key(0, **(fields | change))
+    assert key() == key(index=7) == key(begin=9)
+    assert len({key(), key(ids=(1, 2, 3, 4, 5, 7)), key(ids=(1, 2, 3, 4, 5)), key(first=2)}) == 4
 
 
 # Streams

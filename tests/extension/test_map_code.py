@@ -24,7 +24,7 @@ from ropepatch import RopepatchError
 from ropepatch.attention import MAPS, map_attention, mapped
 from ropepatch.doctor import diagnose, repair
 from ropepatch.encodings.loading import load_checkpoint
-from ropepatch.evaluation.subject import find_subject
+from ropepatch.evaluation.measuring import find_subject
 from ropepatch.extension import record as records
 from ropepatch.extension import writing
 from ropepatch.extension.map_code import auto_map, map_changes, map_code, mapped_layers

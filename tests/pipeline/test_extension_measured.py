@@ -221,7 +221,7 @@ def test_each_model_is_loaded_once_and_gone_before_the_other_comes(extended, mon
         loaded.append((checkpoint.folder, weakref.ref(model)))
         return model
 
-    monkeypatch.setattr("ropepatch.evaluation.subject.load_checkpoint", load)
+    monkeypatch.setattr("ropepatch.evaluation.measuring.load_checkpoint", load)
     tasks = (SHORT, SHORT.model_copy(update={"windows": 2}))
     assert len(list(measure_extension(SUITE.model_copy(update={"tasks": tasks}), PLAN, extended))) == 8
     assert [folder for folder, _ in loaded] == [source.TINY, extended]
@@ -243,9 +243,9 @@ def test_the_models_are_put_on_the_device(extended, monkeypatch):
 
 def test_the_texts_are_read_by_the_tokenizer_of_the_base_once(extended, monkeypatch):
     folders = []
-    load = ropepatch.evaluation.subject.load_tokenizer
+    load = ropepatch.evaluation.measuring.load_tokenizer
     monkeypatch.setattr(
-        "ropepatch.evaluation.subject.load_tokenizer", lambda folder: folders.append(folder) or load(folder)
+        "ropepatch.evaluation.measuring.load_tokenizer", lambda folder: folders.append(folder) or load(folder)
     )
     list(measure_extension(ONLY_SHORT, PLAN, extended))
     assert folders == [source.TINY]
