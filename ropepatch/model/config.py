@@ -34,7 +34,10 @@ SCALING_KEYS = frozenset({
 }).union(*REQUIRED.values())  # fmt: skip
 # The last two are GPT-NeoX's names of rope_theta and partial_rotary_factor.
 LEGACY_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor", "rotary_emb_base", "rotary_pct")
-SIZES = ("max_position_embeddings", "original_max_position_embeddings", "factor")
+ORIGINAL = "original_max_position_embeddings"
+SIZES = ("max_position_embeddings", ORIGINAL, "factor")
+AGREE = "readers differ in which they follow: make them agree or drop one"
+PRETRAINED = "it is the window the model was pretrained with: make them agree or drop one"
 MAX_LAYERS = 1000  # beyond these config.json is damaged, and a model takes all memory
 
 
@@ -161,27 +164,20 @@ def legacy_keys(raw: dict[str, Any], parameters: dict[str, Any]) -> dict[str, An
 
 def check_agreement(raw: dict[str, Any]) -> None:
     """Refuse a config.json whose older and newer keys differ."""
-    parameters = raw.get("rope_parameters")
-    if not isinstance(parameters, dict):
+    newer, scaling = raw.get("rope_parameters"), raw.get("rope_scaling")
+    if not isinstance(newer, dict):
         return
-    scaling = raw.get("rope_scaling")
-    older = {"rope_theta": raw.get("rope_theta")} | (scaling if isinstance(scaling, dict) else {})
-    newer = _with_rope_type(parameters)
-    if not any(isinstance(value, dict) for value in parameters.values()):
-        for key, value in _with_rope_type(older).items():
-            hint = "readers differ in which they follow: make them agree or drop one"
-            _check_equal(key, value, "in the older keys", newer.get(key), hint)
-    key = "original_max_position_embeddings"
-    hint = "it is the window the model was pretrained with: make them agree or drop one"
-    _check_equal(key, raw.get(key), "at the top level", parameters.get(key), hint)
-
-
-def _check_equal(key: str, older: Any, where: str, newer: Any, hint: str) -> None:
-    if None not in (older, newer) and older != newer:
-        raise RopepatchError(
-            f"config.json contradicts itself: {key} is {older!r} {where} and {newer!r} in rope_parameters",
-            hint=hint,
-        )
+    twice = []
+    if not any(isinstance(value, dict) for value in newer.values()):
+        older = {"rope_theta": raw.get("rope_theta")} | (scaling if isinstance(scaling, dict) else {})
+        newer = _with_rope_type(newer)
+        twice = [(key, value, "in the older keys", AGREE) for key, value in _with_rope_type(older).items()]
+    twice.append((ORIGINAL, raw.get(ORIGINAL), "at the top level", PRETRAINED))
+    for key, value, where, hint in twice:
+        other = newer.get(key)
+        if None not in (value, other) and value != other:
+            problem = f"{key} is {value!r} {where} and {other!r} in rope_parameters"
+            raise RopepatchError(f"config.json contradicts itself: {problem}", hint=hint)
 
 
 def _with_rope_type(parameters: dict[str, Any]) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def read_headers(folder: Path, raw: dict[str, Any] | None = None) -> Weights:
     if sets[:1] == [SINGLE]:
         return read_header(folder / SINGLE)
     if sets:
-        return _indexed(folder, folder / INDEX)
+        return _indexed(folder / INDEX)
     pickles = [name for name in PICKLES if (folder / name).exists()]
     if pickles:
         raise RopepatchError(
@@ -114,7 +114,7 @@ def weight_sets(folder: Path) -> list[str]:
     return [name for name in (SINGLE, INDEX) if (folder / name).exists()]
 
 
-def _indexed(folder: Path, index: Path) -> Weights:
+def _indexed(index: Path) -> Weights:
     shard_of = read_json(index).get("weight_map")
     hint = "copy the index again from where the checkpoint came from"
     if not isinstance(shard_of, dict):
@@ -124,7 +124,7 @@ def _indexed(folder: Path, index: Path) -> Weights:
             raise RopepatchError(
                 f"{index} names {name!r}, expected a *.safetensors file beside it", hint=hint
             )
-    shards = {name: read_header(folder / name).tensors for name in sorted(set(shard_of.values()))}
+    shards = {name: read_header(index.with_name(name)).tensors for name in sorted(set(shard_of.values()))}
     for tensor, name in shard_of.items():
         if tensor not in shards[name]:
             raise RopepatchError(
@@ -132,7 +132,7 @@ def _indexed(folder: Path, index: Path) -> Weights:
                 hint="the index and the files come from different checkpoints: copy both again",
             )
     tensors = {tensor: entry for shard in shards.values() for tensor, entry in shard.items()}
-    return Weights((index, *(folder / name for name in shards)), tensors)
+    return Weights((index, *(index.with_name(name) for name in shards)), tensors)
 
 
 def read_header(file: Path) -> Weights:

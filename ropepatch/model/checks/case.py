@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ropepatch.model.checks.findings import CONFIG, Edit, Key, Keys, edited, shown
+from ropepatch.model.config import ORIGINAL
 from ropepatch.model.rotary import GLOBAL_LAYERS, SEQUENCE, stated_window
 
 THETA_KEYS = ("rope_theta", "rotary_emb_base")  # the second is GPT-NeoX's
 WINDOW_KEYS = ("max_position_embeddings", "n_positions")
-ORIGINAL = "original_max_position_embeddings"
 # Up to this ratio to the window of pretraining a window counts as left behind: Qwen3's 40960 beside 32768.
 LEFT_BEHIND = 1.25
 LARGEST = 1e40  # beyond this a number is damage; ropepatch writes 1e30 for a frequency of zero
@@ -188,14 +188,9 @@ class Case:
         return positive(self.stated.get(self.window_key))
 
     @cached_property
-    def theta_key(self) -> str | None:
-        """The older key of the base, if it is there."""
-        return next((key for key in THETA_KEYS if key in self.stated), None)
-
-    @cached_property
-    def theta(self) -> float | None:
-        """The base that the older key states."""
-        return number(self.stated.get(self.theta_key)) if self.theta_key else None
+    def theta(self) -> Key:
+        """The older key of the base."""
+        return self.at(next((key for key in THETA_KEYS if key in self.stated), THETA_KEYS[0]))
 
     def reach(self) -> float | None:
         """The tokens that the scaled model reads.

@@ -19,7 +19,6 @@ from ropepatch.model.architectures import LOCAL_BASE, OPEN_RAMP, REBUILD_CACHE, 
 from ropepatch.model.checkpoint import kind_of
 from ropepatch.model.checks.case import (
     LEFT_BEHIND,
-    ORIGINAL,
     THETA_KEYS,
     WINDOW_KEYS,
     Case,
@@ -40,6 +39,7 @@ from ropepatch.model.checks.findings import (
     shown,
 )
 from ropepatch.model.config import (
+    ORIGINAL,
     REQUIRED,
     SCALING_KEYS,
     WITH_ORIGINAL,
@@ -139,7 +139,7 @@ def broken_values(case: Case) -> Iterator[Finding]:
         least = -10 / math.log(factor) if factor > 1 else 0.0
         for name in NUMBERS:
             yield from _broken_number(rope.at(name), least if name.startswith("mscale") else 0.0)
-    for name in filter(None, (case.window_key, case.theta_key, ORIGINAL, LOCAL_THETA, *SHARES)):
+    for name in (case.window_key, case.theta.name, ORIGINAL, LOCAL_THETA, *SHARES):
         yield from _broken_number(case.at(name))
 
 
@@ -251,15 +251,16 @@ def open_head_dim(case: Case) -> Iterator[Finding]:
 @rule
 def lost_theta(case: Case) -> Iterator[Finding]:
     """A base that nobody states, or not where readers look for it."""
-    top = case.at(case.theta_key or "rope_theta")
+    top = case.theta
+    older, at_top = number(top.value), top.name in case.stated
     stated = next((theta for rope in case.ropes if (theta := rope.number("rope_theta"))), None)
-    if case.theta_key and top.value is None:
+    if at_top and top.value is None:
         yield _missing_theta(case, top, stated, null=True)
     for rope in case.newer:
         if rope.values.get("rope_theta") is None:
-            known, null = case.theta if rope is case.newest else None, "rope_theta" in rope.values
+            known, null = older if rope is case.newest else None, "rope_theta" in rope.values
             yield _missing_theta(case, rope.at("rope_theta"), known, null=null, scaled=rope.scaled)
-    if case.older and not case.theta_key and stated not in (None, DEFAULT_THETA):
+    if case.older and not at_top and stated not in (None, DEFAULT_THETA):
         within = any(rope.number("rope_theta") for rope in case.older)
         readers = "transformers 4" if within else "transformers (also 5, where rope_scaling is there)"
         problem = f"rope_theta ({stated:g}) is not beside rope_scaling, where {readers} and mlx-lm read it"
@@ -267,12 +268,12 @@ def lost_theta(case: Case) -> Iterator[Finding]:
         severity: Severity = "warning" if within else "error"
         remedy = f"write {stated:g} there"
         yield top.finding("theta-lost", problem, remedy, fix=top.set(stated), read=read, severity=severity)
-    if not case.newer and not stated and not case.theta_key:
+    if not case.newer and not stated and not at_top:
         scaled = any(rope.kind == "llama3" for rope in case.ropes)
         if scaled or _is_llama_3(case) or (not case.prefix and case.model_type in STATE_THETA):
             yield _missing_theta(case, top, None, scaled=scaled)
-    if (case.theta or stated) == DEFAULT_THETA and _is_llama_3(case):
-        yield _theta_of_llama_3(case, top, "rope_theta is 10000", "warning" if case.theta_key else "error")
+    if (older or stated) == DEFAULT_THETA and _is_llama_3(case):
+        yield _theta_of_llama_3(case, top, "rope_theta is 10000", "warning" if at_top else "error")
 
 
 def _missing_theta(
@@ -303,7 +304,7 @@ def _theta_of_llama_3(case: Case, key: Key, problem: str, severity: Severity) ->
 @rule
 def contradictions(case: Case) -> Iterator[Finding]:
     """Two places that say different things."""
-    older = set_all([case.at("rope_scaling"), case.at(case.theta_key or "rope_theta")], DROP)
+    older = set_all([case.at("rope_scaling"), case.theta], DROP)
     read = case.at("rope_parameters").set(DROP)
     for one, other in _stated_twice(case):
         if one.value != other.value:
@@ -317,8 +318,8 @@ def contradictions(case: Case) -> Iterator[Finding]:
 
 def _stated_twice(case: Case) -> Iterator[tuple[Key, Key]]:
     """Pairs of keys that should hold the same; of two scalings also where one lacks it."""
-    if case.theta_key and case.theta is not None and case.newest and case.newest.number("rope_theta"):
-        yield case.at(case.theta_key), case.newest.at("rope_theta")
+    if number(case.theta.value) is not None and case.newest and case.newest.number("rope_theta"):
+        yield case.theta, case.newest.at("rope_theta")
     for rope in (*case.newer, *case.older):
         for one, other in ((rope.at("rope_type"), rope.at("type")), (case.at(ORIGINAL), rope.at(ORIGINAL))):
             if None not in (one.value, other.value):
@@ -531,7 +532,7 @@ def one_generation(case: Case) -> Iterator[Finding]:
     """A rope that older readers do not find."""
     bases = [rope for rope in case.newer if rope.values.get("rope_theta", DEFAULT_THETA) != DEFAULT_THETA]
     scaled = [rope for rope in case.newer if rope.scaled]
-    unseen = [] if case.older else [*scaled, *(bases if case.theta_key is None else [])]
+    unseen = [] if case.older else [*scaled, *(bases if case.theta.name not in case.stated else [])]
     if unseen := unseen or [rope for rope in case.newer if _only_share(rope)]:
         kinds = dict.fromkeys(str(rope.kind) for rope in unseen)
         key, fix = case.at("rope_parameters"), _older_keys(case.newest) if case.newest else ()
