@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save_file
 from torch import nn
 
 from ropepatch.errors import RopepatchError
@@ -24,6 +24,7 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import blueprint, load_config
 from ropepatch.model.loading import load_model
 from ropepatch.model.source import find_source
+from ropepatch.model.stock import stock_code
 from ropepatch.model.survey import Survey, survey_checkpoint
 from ropepatch.model.weights import Progress, clone_files, read_header
 from ropepatch.scaling import make_scaling
@@ -162,7 +163,9 @@ def _write(
     if not ours:
         clone_files((file,), folder, link=False, progress=None)
         return
-    tensors = load_file(file)
+    # Read, not mapped: a file that another program shortens ends in an error, not in a signal.
+    with stock_code(f"read {file}", "fold it again when nothing writes it"):
+        tensors = load(file.read_bytes())
     for name in ours:
         tensor, offset = tensors[name], offsets[name]
         scaled = scale * (tensor.double() + offset) - offset

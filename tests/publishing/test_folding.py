@@ -247,6 +247,23 @@ def test_rounding_that_moves_the_logits_of_a_deep_bfloat16_model_is_not_taken_fo
     assert largest_difference(made, out) > 0.05
 
 
+def test_weights_that_are_shortened_while_they_are_folded_are_one_line_and_leave_nothing(
+    yarn, tmp_path, monkeypatch
+):
+    source, save = Path(shutil.copytree(yarn, tmp_path / "source")), folding.save_file
+
+    def shortened(tensors, file, metadata):
+        with (source / file.name).open("r+b") as opened:
+            opened.truncate(4096)  # of a mapped file a page that is not there any more is a SIGBUS
+        save(tensors, file, metadata)
+
+    monkeypatch.setattr(folding, "save_file", shortened)
+    with pytest.raises(RopepatchError, match="SafetensorError") as caught:
+        fold_attention(source, tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_norm_taken_for_one_of_the_other_kind_would_be_refused(tmp_path, monkeypatch):
     random_model("qwen3").save_pretrained(tmp_path / "source")
     made = ropepatch.extend(ropepatch.plan(tmp_path / "source", to=512), tmp_path / "made").folder
