@@ -1,6 +1,7 @@
 """Suites are measured once, resumed where they stopped, and say what stands behind every figure."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -24,7 +25,7 @@ from ropepatch.evaluation.comparisons import BASELINE, FLOOR
 from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Method, Suite
-from ropepatch.evaluation.tasks import LmEvalTask, PerplexityTask, RetrievalTask, doublings
+from ropepatch.evaluation.tasks import LmEvalTask, PerplexityTask, RetrievalTask
 from ropepatch.extension.planning import plan_method
 from ropepatch.model import source
 from ropepatch.model.checkpoint import Checkpoint
@@ -111,16 +112,10 @@ def test_every_result_carries_its_provenance(results):
 
 def test_every_result_is_a_file_that_reads_back(results):
     measured, out = results
-    files = sorted(out.iterdir())
-    assert [file.name for file in files] == sorted(
-        f"tiny-512-{task}-{label}.json"
-        for task in ("perplexity", "retrieval")
-        for label in ("baseline", "yarn", "ntk", "floor")
-        if (task, label) != ("retrieval", "floor")
-    )
-    read = {(result.task, result.label): result for result in map(read_result, files)}
-    for result in measured:
-        assert json.loads(read[result.task, result.label].to_json()) == json.loads(result.to_json())
+    files = {f"tiny-512-{result.task}-{result.label}.json": result for result in measured}
+    assert {file.name for file in out.iterdir()} == files.keys()
+    for name, result in files.items():
+        assert (out / name).read_text() == read_result(out / name).to_json() == result.to_json()
 
 
 def unmeasurable(name):
@@ -151,7 +146,7 @@ def interrupted(suite, out, *, after=0):
         list(measure(suite, out=out, progress=lambda name: nullcontext(advance)))
 
 
-@pytest.mark.parametrize("after", [0, 3, 7])
+@pytest.mark.parametrize("after", [0, 7])
 def test_a_suite_that_is_killed_ends_with_the_same_results(results, tmp_path, after):
     interrupted(SUITE, tmp_path, after=after)
     assert rows(measure(SUITE, out=tmp_path)) == rows(results[0])
@@ -320,12 +315,6 @@ def stranger(tmp_path_factory):
     return folder
 
 
-def test_multiples_are_of_the_context_that_the_model_was_trained_on(stranger):
-    task = PerplexityTask(text=str(stranger.parent / "text.txt"), windows=1, lengths=("0.5x", "2x"))
-    (result,) = measure(Suite(models=(str(stranger),), to=("4x",), tasks=(task,)))
-    assert (result.target, result.parameters["lengths"]) == (256, [32, 128])
-
-
 def test_the_revision_is_that_of_the_model_and_of_its_plans_which_need_one_survey(monkeypatch):
     asked = []
 
@@ -354,24 +343,32 @@ def test_the_revision_is_that_of_the_model_and_of_its_plans_which_need_one_surve
 # What the tasks hand on
 
 
-def test_the_stretches_of_positions_are_half_octaves_from_an_eighth_of_the_trained_context():
-    (_, result) = of_tiny(PerplexityTask(windows=1))
-    begins = [row.at["begin"] for row in result.of("loss", "begin", "end")]
-    assert begins == [0, 32, 45, 64, 91, 128, 181, 256, 362]
+@pytest.mark.parametrize(
+    ("settings", "trained", "to", "lengths"),
+    [
+        ({}, 256, 512, [128, 256, 512]),
+        ({}, 256, 64, [64]),
+        ({"lengths": ("0.5x", 128)}, 64, 256, [32, 128]),
+        ({"stride": 128}, 256, 512, [256, 512]),  # windows no longer than the stride are left out
+    ],
+)
+def test_the_lengths_are_multiples_of_the_trained_context(tiny, settings, trained, to, lengths):
+    task = PerplexityTask(documents=1, **settings)
+    assert task.prepare("tiny", tiny[1], trained=trained, to=to).parameters["lengths"] == lengths
+
+
+@pytest.mark.parametrize(
+    ("trained", "edges"), [(256, [0, 32, 45, 64, 91, 128, 181, 256, 362, 512]), (4, [0, 2, 3, 4, 6, 8])]
+)
+def test_stretches_of_positions_are_half_octaves_from_an_eighth_of_the_trained_context(tiny, trained, edges):
+    ready = PerplexityTask(windows=2).prepare("tiny", tiny[1], trained=trained, to=2 * trained)
+    assert [0, *(row.at["end"] for row in ready.floor if "end" in row.at)] == edges
+    assert all(math.isfinite(row.value) for row in ready.floor)
 
 
 def test_no_gain_is_measured_within_the_trained_context():
     for result in of_tiny(PerplexityTask(windows=1, gain=True), to="1x"):
         assert {row.measure for row in result.rows} == {"loss"}
-
-
-def test_windows_no_longer_than_the_stride_are_left_out():
-    (result,) = of_tiny(PerplexityTask(documents=1, stride=128))
-    assert result.parameters["lengths"] == [256, 512]
-
-
-def test_a_target_below_half_the_trained_context_is_the_only_length():
-    assert doublings(256, 64) == [64]
 
 
 class HandedError(Exception):

@@ -1,7 +1,6 @@
 """What the tasks of a suite read: the right tokens, and a mistake found before anything is measured."""
 
 import json
-import math
 
 import pytest
 import torch
@@ -71,27 +70,21 @@ def test_a_document_has_its_length_wherever_the_first_token_stands(jsonl, tiny, 
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("given", "message"),
     [
-        ({"stride": 128, "lengths": (128,)}, "stride must be from 1 to 127 for windows of 128 tokens"),
-        ({"stride": 64, "gain": True}, "gain is of one pass, got a stride"),
-        ({"bos": False, "documents": None}, "without bos documents cannot be joined"),
+        (PerplexityTask(documents=2, bos=False), "begin with its beginning-of-sequence token"),
+        (
+            PerplexityTask(stride=128, lengths=(128,)),
+            "stride must be from 1 to 127 for windows of 128 tokens",
+        ),
+        (PerplexityTask(lengths=(1,)), "lengths must be at least 2 tokens, got 1"),
+        (PerplexityTask(lengths=(257,)), "lengths go to 257, beyond the target of 256"),
+        (RetrievalTask(lengths=(24, 256)), "a haystack of 24 tokens has no room"),
     ],
 )
-def test_settings_that_exclude_each_other_are_refused(jsonl, tiny, options, message):
+def test_what_fits_no_model_is_refused_before_anything_is_measured(given, message):
     with pytest.raises(RopepatchError, match=message):
-        prepared(PerplexityTask(**{"text": str(jsonl), "field": "body", "documents": 2} | options), tiny[1])
-
-
-def test_the_tales_of_tiny_have_their_first_token():
-    given = PerplexityTask(documents=2, windows=None, bos=False)
-    with pytest.raises(RopepatchError, match="begin with its beginning-of-sequence token"):
         measure(suite(given))
-
-
-def test_a_length_without_room_for_a_prompt_is_refused_before_anything_is_measured():
-    with pytest.raises(RopepatchError, match="a haystack of 24 tokens has no room"):
-        measure(suite(RetrievalTask(lengths=(24, 256))))
 
 
 def test_windows_of_one_document_are_one_cluster(tiny, tmp_path):
@@ -129,11 +122,3 @@ def test_a_target_that_is_named_twice_is_measured_once():
     given = suite(PerplexityTask(windows=2))
     results = list(measure(given.model_copy(update={"to": ("1x", 256)})))
     assert [result.label for result in results] == ["floor", "baseline"]
-
-
-def test_stretches_of_a_tiny_context_hold_a_token_each(tiny):
-    ready = PerplexityTask(windows=2, lengths=(16,)).prepare("tiny", tiny[1], trained=4, to=16)
-    edges = [0, *(row.at["end"] for row in ready.floor if "end" in row.at)]
-    assert edges == sorted(set(edges))
-    assert 1 not in edges
-    assert not math.isnan(ready.floor[-1].value)

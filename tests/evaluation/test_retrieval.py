@@ -23,7 +23,6 @@ from ropepatch.data.haystack import Haystack, Question
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation import measuring, retrieval
 from ropepatch.evaluation.retrieval import Answer, Retrieval, ask, chat_parts, effective_length, retrieve
-from ropepatch.evaluation.suites import read_task
 from ropepatch.evaluation.tasks import LmEvalTask, RetrievalTask, retrieval_rows
 
 LENGTHS = (40, 90, 150)
@@ -472,18 +471,3 @@ def test_rows_are_by_length_by_kind_and_by_depth():
     logs = [row for row in retrieval_rows(SOME) if row.measure == "log_prob"]
     assert [row.mean for row in logs[:2]] == [SOME.log_prob(64), SOME.log_prob(64, "number")]
     assert len(logs) == 6
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"kinds": ["number", "number"]}, "kinds must differ"),
-        ({"kinds": ["riddle"]}, "riddle"),
-        ({"haystacks": 0}, "haystacks"),
-        ({"form": "verse"}, "plain or chat"),
-        ({"threshold": 0.8}, "threshold"),
-    ],
-)
-def test_settings_that_are_none_are_refused(settings, message):
-    with pytest.raises(RopepatchError, match=message):
-        read_task({"task": "retrieval"} | settings)

@@ -81,6 +81,10 @@ def test_every_suite_that_comes_with_ropepatch_is_read(name):
         (("windows: 3", "bos: false"), "without bos documents cannot be joined"),
         (("{task: retrieval, kinds: [fact], haystacks: 2}", "retrieval"), "a task must be a mapping"),
         (("[fact]", "[fact, fact]"), "kinds must differ"),
+        (("[fact]", "[riddle]"), "riddle"),
+        (("haystacks: 2", "haystacks: 0"), "haystacks"),
+        (("haystacks: 2", "form: verse"), "plain or chat"),
+        (("haystacks: 2", "threshold: 0.8"), "threshold"),
     ],
 )
 def test_a_mistake_is_named_with_its_file_and_keeps_its_hint(suite_file, change, message):
