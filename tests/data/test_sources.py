@@ -184,19 +184,14 @@ def test_what_is_not_there_and_cannot_be_an_id_is_refused(tmp_path, monkeypatch,
     assert "owner/name" in (caught.value.hint or "")
 
 
-def test_a_path_goes_before_an_id_of_the_same_name(tmp_path, monkeypatch):
+def test_a_path_goes_before_an_id_of_the_same_name_and_a_home_folder_is_expanded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "owner" / "name").mkdir(parents=True)
     write(tmp_path / "owner" / "name" / "a.txt", b"local")
-    assert read("owner/name") == ["local"]
+    assert read("owner/name") == read("~/owner/name/a.txt") == ["local"]
     with pytest.raises(RopepatchError, match="owner/name is a path on this machine, which has no config"):
         stream_documents("owner/name:config")
-
-
-def test_a_home_folder_is_expanded(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    write(tmp_path / "a.txt", b"at home")
-    assert read("~/a.txt") == ["at home"]
 
 
 # hostile input
