@@ -113,33 +113,20 @@ FACTS = (  # a sentence on somebody, and a question that it answers without a wo
 
 
 class Item(NamedTuple):
-    """A fact that a haystack states somewhere, and a question about it.
+    """A fact that a haystack states somewhere, and a question about it."""
 
-    Args:
-        needles: Sentences; the answer follows from all of them.
-        question: The question.
-        stem: The beginning of the answer.
-        answer: Its end, which is scored.
-    """
-
-    needles: tuple[str, ...]
+    needles: tuple[str, ...]  # sentences; the answer follows from all of them
     question: str
-    stem: str
-    answer: str
+    stem: str  # the beginning of the answer
+    answer: str  # its end, which is scored
 
 
 class Kind(NamedTuple):
-    """A kind of question.
+    """A kind of question."""
 
-    Args:
-        draw: Draws a number of items, no two alike, with a generator.
-        most: The largest number of items.
-        title: Describes what is asked for.
-    """
-
-    draw: Callable[[random.Random, int], list[Item]]
-    most: int
-    title: str
+    draw: Callable[[random.Random, int], list[Item]]  # so many items, no two alike
+    most: int  # the largest number of items
+    title: str  # what is asked for
 
 
 def _numbers(draw: random.Random, count: int) -> list[str]:
@@ -202,19 +189,12 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """A question in tokens.
+    """A question in tokens."""
 
-    Attributes:
-        kind: A name from `KINDS`.
-        ids: The question and the beginning of its answer [Q].
-        answer: The rest of the answer, which is scored [A].
-        end: The position in the haystack after the last needle that the answer needs.
-    """
-
-    kind: str
-    ids: Tensor
-    answer: Tensor
-    end: int
+    kind: str  # a name from `KINDS`
+    ids: Tensor  # [Q], the question and the beginning of its answer
+    answer: Tensor  # [A], the rest of the answer, which is scored
+    end: int  # the position in the haystack after the last needle that the answer needs
 
     def __len__(self) -> int:
         return len(self.ids) + len(self.answer)

@@ -46,36 +46,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Reading:
-    """How a source was read.
+    """How a source was read."""
 
-    Attributes:
-        source: The path or id of the source.
-        min_tokens: Shorter documents were left out.
-        short: How many were.
-        complete: Whether it was read to its end.
-    """
-
-    source: str
-    min_tokens: int
-    short: int
-    complete: bool
+    source: str  # a path or an id
+    min_tokens: int  # shorter documents were left out
+    short: int  # how many were
+    complete: bool  # whether it was read to its end
 
 
 @dataclass(frozen=True, eq=False)
 class TokenStore:
-    """The documents of an entry up to a number of tokens; in another process it opens the entry again.
-
-    Attributes:
-        folder: The entry.
-        tokens: Those of all documents, int32 [N], mapped from the file.
-        starts: Where each document begins, and the last ends, int64 [D + 1].
-        reading: How the source was read for this entry.
-    """
+    """The documents of an entry up to a number of tokens; in another process it opens the entry again."""
 
     folder: Path
-    tokens: Tensor
-    starts: Tensor
-    reading: Reading
+    tokens: Tensor  # of all documents, int32 [N], mapped from the file
+    starts: Tensor  # of each document, and the end of the last, int64 [D + 1]
+    reading: Reading  # of the source for this entry
 
     @cached_property
     def digest(self) -> str:
@@ -135,14 +121,8 @@ def tokenised(
     The tokens are cached by tokenizer, settings of the source, and sizes and times of its files or its
     revision on the Hub; if the Hub does not say which it has, the latest entry serves. An entry also serves
     requests for fewer tokens, with the same tokens as a new one. One of several processes reads, others wait.
-
-    Args:
-        source: Of its settings only the weight does not matter.
-        tokenizer: The model's.
-        trained: The trained context of the model, in tokens, for a `min_tokens` relative to it.
-        vocabulary: How many tokens the model knows.
-        tokens: How many are wanted.
-        cache: The folder of all entries; see `default_cache`.
+    A `min_tokens` may be relative to the context on which the model was ``trained``; see also
+    `default_cache`.
     """
     min_tokens = max(relative_length(source.min_tokens, trained), 1)
     name, revision = _identity(source.text)
@@ -206,9 +186,6 @@ def write(
     """Write an entry as the documents come, up to so many tokens; if interrupted, the earlier entry stays.
 
     The caller holds the lock of its folder. Shorter documents than ``min_tokens`` are left out.
-
-    Raises:
-        OSError: The disk does not take it.
     """
     lengths, taken, short, longest = array("i"), 0, 0, 0
     with whole_file(folder / TOKENS) as partial, partial.open("wb") as out:
@@ -237,9 +214,6 @@ def append(folder: Path, documents: Sequence[Tensor], *, source: str) -> TokenSt
     """Add documents to an entry, or begin it; if interrupted, what was there before stays.
 
     The caller holds the lock of its folder.
-
-    Raises:
-        OSError: The disk does not take it.
     """
     before = find(folder, 1)
     lengths = [] if before is None else before.starts.diff().tolist()

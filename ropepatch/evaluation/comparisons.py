@@ -20,27 +20,16 @@ UNITS = {"perplexity": "document", "retrieval": "haystack"}
 
 @dataclass(frozen=True)
 class Comparison:
-    """Results side by side.
+    """Results side by side, all measured alike."""
 
-    Attributes:
-        model: The name of the model.
-        trained: The context it was trained on, in tokens; or was extended to.
-        target: The context to reach, in tokens.
-        task: The name of their task.
-        parameters: How all of them were measured.
-        results: By a name that is theirs alone; without the floor.
-        floor: What no model can beat, where it is known.
-        extended_from: The context it was trained on, if it was extended since and not trained; else None.
-    """
-
-    model: str
-    trained: int
-    target: int
-    task: str
+    model: str  # its name
+    trained: int  # the context it was trained on, in tokens; or was extended to
+    target: int  # the context to reach, in tokens
+    task: str  # its name
     parameters: Mapping[str, Any]
-    results: Mapping[str, Result]
-    floor: Result | None
-    extended_from: int | None = None
+    results: Mapping[str, Result]  # by a name that is theirs alone; without the floor
+    floor: Result | None  # what no model can beat, where it is known
+    extended_from: int | None = None  # the context it was trained on, if extended since without training
 
     @property
     def history(self) -> str:
@@ -149,13 +138,9 @@ def _comparison(group: Sequence[Result]) -> Comparison:
 def summary(results: Sequence[Result]) -> dict[str, Any]:
     """What is known at the trained context and at the target, by task and label, as JSON-ready data.
 
-    Args:
-        results: What was measured of one model for one target.
-
-    Returns:
-        ``model``, ``trained`` and ``target`` (both in tokens), and ``tasks``: each with its settings and, by
-        label, the rows of every measure at the trained context and at the target, or the next length below
-        that was measured; of lm-eval all scores.
+    It has ``model``, ``trained`` and ``target``, both in tokens, and ``tasks``: each with its settings and,
+    by label, the rows of every measure at these two lengths, or the next below that was measured; of lm-eval
+    all scores.
     """
     groups = comparisons(results)
     places = {(group.model, group.trained, group.target) for group in groups}

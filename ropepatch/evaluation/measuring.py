@@ -46,25 +46,15 @@ Progress = Callable[[str], AbstractContextManager[Callable[[int, int | None], No
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A model that is measured; its weights are loaded when they are needed.
+    """A model that is measured; its weights are loaded when they are needed."""
 
-    Args:
-        name: As the user gave it.
-        source: Where its weights are.
-        survey: Of its rope before any scaling.
-        device: `auto` for all devices, by accelerate.
-        dtype: None for that in which the device reads it fastest.
-        say: Takes a line on where it is read.
-        base: What the weights were adapted from: results name it, and its tokenizer reads the texts.
-    """
-
-    name: str
+    name: str  # as the user gave it
     source: Checkpoint
-    survey: Survey
-    device: str
-    dtype: torch.dtype | None = None
-    say: Callable[[str], None] = lambda line: None
-    base: Subject | None = None
+    survey: Survey  # of its rope before any scaling
+    device: str  # `auto` for all devices, by accelerate
+    dtype: torch.dtype | None = None  # None for that in which the device reads it fastest
+    say: Callable[[str], None] = lambda line: None  # takes a line on where it is read
+    base: Subject | None = None  # before an adaptation: named by results, and its tokenizer reads the texts
 
     @property
     def trained(self) -> int:
@@ -182,11 +172,11 @@ def measure(
         out: A folder for the results, one JSON file each. Those it holds are not measured again, and a text
             that was being read is taken up where it stopped. Several processes may share it.
         revision: The branch, tag or commit of models from the Hub.
-        device: Where the models are put.
-        dtype: The precision in which they are read; None for that in which the device reads them fastest.
+        device: See `Subject`, as for dtype.
+        dtype: In which precision they are read.
         progress: Takes the name of a job; gives a context manager around a callback that takes how much is
             done and how much there is.
-        say: Takes a line for every model that is loaded, how long it will take, and what is known so far.
+        say: Takes a line for every model that is loaded, and how long it will take.
     """
     if not suite.models:
         raise RopepatchError("the suite names no models", hint="give MODEL on the command line")
@@ -217,17 +207,8 @@ def measure_extension(
     """The results of one extension, side by side: the model as it is, patched, and adapted.
 
     All are measured with the same texts, lengths and passkeys: those of the model as it is, for the target
-    of the plan.
-
-    Args:
-        suite: Its tasks; the models, methods and targets are those of the plan.
-        plan: How its rope is scaled.
-        adapted: The checkpoint whose weights were trained under the plan; None to measure the others alone.
-        label: What tables and figures call the adapted one.
-        out: As in `measure`. What was measured before the adaptation is not measured again after it.
-        device: As in `measure`.
-        progress: As in `measure`.
-        say: As in `measure`.
+    of the plan; of the suite the tasks count alone. What was measured before the adaptation is not measured
+    again after it. The checkpoint ``adapted``, called ``label``, was trained under the plan. See `measure`.
     """
     subject = find_subject(plan.model, plan.revision, device, original=plan.survey.original)
     subject = replace(subject, say=say)

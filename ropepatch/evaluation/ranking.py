@@ -121,13 +121,7 @@ def rank(results: Sequence[Result], *, base: str) -> Ranking:
 
 
 def _judged(base: str, reading: Mapping[str, Result], asking: Mapping[str, Result]) -> _Judged:
-    """The scalings beside the baseline, all their gains tested together.
-
-    Args:
-        base: The label of the baseline.
-        reading: The results of perplexity by label.
-        asking: The results of retrieval, of all of these labels or of none.
-    """
+    """The scalings beside the baseline, all their gains tested together."""
     target, trained = reading[base].target, int(reading[base].model["trained"])
     counted = _counted(asking[base], trained) if asking else []
 
@@ -179,25 +173,15 @@ def _counted(result: Result, trained: int) -> list[str]:
 
 @dataclass(frozen=True)
 class _Judged:
-    """The scalings with their gains judged.
+    """The scalings with their gains judged."""
 
-    Attributes:
-        base: The label of the baseline.
-        reading: The results of perplexity by label.
-        asking: Those of retrieval.
-        counted: The kinds of questions that count; without any, loss alone decides.
-        rows: By label.
-        better: Measures and labels, of the gains that are significantly above 0, over all of them.
-        worse: Those significantly below 0.
-    """
-
-    base: str
-    reading: Mapping[str, Result]
-    asking: Mapping[str, Result]
-    counted: Sequence[str]
-    rows: Mapping[str, Ranked]
-    better: set[tuple[str, str]]
-    worse: set[tuple[str, str]]
+    base: str  # the label of the baseline
+    reading: Mapping[str, Result]  # of perplexity, by label
+    asking: Mapping[str, Result]  # of retrieval, of all of these labels or of none
+    counted: Sequence[str]  # the kinds of questions that count; without any, loss alone decides
+    rows: Mapping[str, Ranked]  # by label
+    better: set[tuple[str, str]]  # measures and labels of gains significantly above 0, over all of them
+    worse: set[tuple[str, str]]  # and below 0
 
     def ordered(self, rows: Collection[Ranked]) -> list[Ranked]:
         """The best first: those whose answers are not significantly less probable than the best's by loss."""
