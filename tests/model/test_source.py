@@ -69,12 +69,8 @@ class CommandLine:
             check=False,
         )
 
-    def fails(self, *words: str, **environment: str) -> tuple[str, str]:
-        """The message and the hint of a command that ends as a user error should."""
-        return self.refused(self(*words, **environment))
-
     def refused(self, done: subprocess.CompletedProcess[str]) -> tuple[str, str]:
-        """The same of a command that has ended."""
+        """The message and the hint of a command that has ended as a user error should."""
         lines = done.stderr.splitlines()
         (error,) = [line for line in lines if line.startswith("error: ")]
         (hint,) = [line for line in lines if line.startswith("hint: ")]
@@ -108,8 +104,8 @@ def test_plan_downloads_config_json_alone(hub, ropepatch):
     assert TOKEN not in done.stdout + done.stderr
 
 
-def test_extend_downloads_the_checkpoint_and_records_its_commit(hub, ropepatch, template):
-    done = ropepatch("extend", NAME, "--to", "256", "--json")
+def test_extend_downloads_the_checkpoint_and_records_its_commit(ropepatch, template, run_at):
+    done = run_at("extend", NAME, "--to", "256", "--json")
     assert done.returncode == 0, done.stderr
     (out,) = ropepatch.folder.iterdir()
     assert out.name == "tiny-llama-yarn-256"
@@ -139,8 +135,7 @@ def test_a_commit_can_be_named(hub, ropepatch):
     done = ropepatch("find", NAME, "--revision", COMMIT)
     assert done.returncode == 0, done.stderr
     assert hub.downloaded == ["config.json"]
-    done = ropepatch("find", NAME, "--revision", COMMIT[:-1] + "0")
-    assert done.returncode == 2
+    ropepatch.refused(ropepatch("find", NAME, "--revision", COMMIT[:-1] + "0"))
 
 
 def test_a_target_that_exists_is_noticed_before_the_weights_are_downloaded(hub, ropepatch, run_at):
@@ -185,7 +180,7 @@ def test_what_goes_wrong_at_the_hub_is_said_with_what_to_do(
     if prepare:
         prepare(hub, ropepatch.cache)
     words = ["--revision", revision] if revision else []
-    message, hint = ropepatch.fails("find", NAME, *words, **environment)
+    message, hint = ropepatch.refused(ropepatch("find", NAME, *words, **environment))
     assert message.startswith(problem)
     assert advice in hint
 
