@@ -23,7 +23,7 @@ STANDS_FOR = {
     "suite": "SUITE",
     "revision": "REV",
 }
-OTHER_NAMES = {"evaluate": "eval", "settings": "set", "methods": "method"}  # of an argument in Python
+OTHER_NAMES = {"evaluate": "eval", "settings": "set", "out": "fix"}  # of an argument, as an option
 ARGUMENT = re.compile(r"`(\w+)(?:=([^`]+))?`")  # in a message: `to`, `to=32k`
 
 
@@ -53,9 +53,10 @@ class Command(typer.core.TyperCommand):
 
         def spelled(match: re.Match[str]) -> str:
             name, value = match.groups()
-            option = f"--{OTHER_NAMES.get(name, name).replace('_', '-')}"
-            if option in options:
-                return f"{option} {value}" if value else option
+            for one in (name, OTHER_NAMES.get(name, name)):
+                option = f"--{one.replace('_', '-')}"
+                if option in options:
+                    return f"{option} {value}" if value else option
             return arguments.get(name) or match[0]
 
         return ARGUMENT.sub(spelled, text)

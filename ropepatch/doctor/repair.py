@@ -37,10 +37,10 @@ def repair(diagnosis: Diagnosis, out: str | Path, *, progress: Progress | None =
     """
     case = diagnosis.case
     if not any(finding.fixable for finding in diagnosis.findings):
-        raise RopepatchError(f"nothing in {case.name} can be fixed without guessing", hint="leave --fix out")
+        raise RopepatchError(f"nothing in {case.name} can be fixed without guessing", hint="leave `fix` out")
     folder = absent(out)
     if folder.resolve().is_relative_to(case.folder.resolve()):
-        raise RopepatchError(f"{folder} lies inside the checkpoint", hint="choose an --out beside it")
+        raise RopepatchError(f"{folder} lies inside the checkpoint", hint="choose an `out` beside it")
     of_maps = (finding for finding in diagnosis.findings if finding.code.startswith("map-"))
     after = repaired(case).with_edits(edit for finding in of_maps for edit in finding.edits)
     # By identity: what differs may be 4 and 4.0.

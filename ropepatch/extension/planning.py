@@ -267,7 +267,7 @@ def target_of(survey: Survey, name: str, to: Length | None) -> int:
     source = "original" if survey.original else next(stating, "factor x original_max_position_embeddings")
     raise RopepatchError(
         f"{name} already covers {window} tokens ({source}); nothing to extend to {target}",
-        hint=f"--to is the target context, e.g. --to {4 * window}",
+        hint=f"`to` is the target context, e.g. `to={4 * window}`",
     )
 
 

@@ -49,7 +49,7 @@ WRITTEN = {
     "README.md",
     "evaluation.html",
 }
-NO_ROOM = "free some space, or use --link-weights on the file system of the source"
+NO_ROOM = "free some space, or use `link_weights` on the file system of the source"
 
 
 def extend(
@@ -119,7 +119,7 @@ def check_savable(plan: Plan) -> None:
     if not plan.savable:
         raise RopepatchError(
             f"no stock rope type can hold {plan.scaling.name}",
-            hint=f"--method {plan.scaling.name.removeprefix('dynamic-')} "
+            hint=f"`method={plan.scaling.name.removeprefix('dynamic-')}` "
             "has the same frequencies at the target, and saves",
         )
 
@@ -174,7 +174,7 @@ def save_trained(
                 model.save_pretrained(partial)
         except SafetensorError as error:
             raise RopepatchError(
-                f"cannot write {folder}: {error}", hint="make room, or choose another --out"
+                f"cannot write {folder}: {error}", hint="make room, or choose another `out`"
             ) from error
         (partial / "generation_config.json").unlink(missing_ok=True)
         copy_small_files(source.folder, partial)
@@ -197,7 +197,7 @@ def source_of(plan: Plan, *, beside: Path, include: Sequence[str] = ()) -> Check
     revision = plan.revision if not Path(plan.model).is_dir() else None
     source = find_source(plan.model, revision, weights=True, include=include)
     if beside.resolve().is_relative_to(source.folder.resolve()):
-        raise RopepatchError(f"{beside} lies inside the source checkpoint", hint="choose an --out beside it")
+        raise RopepatchError(f"{beside} lies inside the source checkpoint", hint="choose an `out` beside it")
     return source
 
 

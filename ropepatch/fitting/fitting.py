@@ -154,7 +154,7 @@ def fit(
     if rank_and_ranks(True)[1] < int(os.environ.get("WORLD_SIZE", "1")):
         raise RopepatchError(
             f"torch.distributed is not initialised, but WORLD_SIZE is {os.environ['WORLD_SIZE']}",
-            hint="leave --device out",
+            hint="leave `device` out",
         )
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
@@ -163,18 +163,18 @@ def fit(
     if keep >= survey.rope.num_pairs:
         raise RopepatchError(
             f"keep must be below the {survey.rope.num_pairs} rotary pairs of {source.name}, got {keep}",
-            hint="--keep 0",
+            hint="`keep=0`",
         )
     window = survey.rope.original_max_position_embeddings
     target = relative_length(to, window)
     if target <= window:
         raise RopepatchError(
             f"{source.name} already covers {window} tokens; nothing to fit at {target}",
-            hint=f"--to {4 * window}",
+            hint=f"`to={4 * window}`",
         )
     if text is None and source.name != "tiny":
         raise RopepatchError(
-            "--text is missing", hint="--text FILE, a folder, a JSONL file or a `datasets` id"
+            "`text` is missing", hint="`text=FILE`, a folder, a JSONL file or a `datasets` id"
         )
     tokenizer = load_tokenizer(source.folder)
     splits = read_splits(tokenizer, text, field=field, split=split, length=target, spare=spare)
@@ -279,7 +279,7 @@ def read_state(work: Path | None, request: dict[str, Any]) -> dict[str, Any]:
     """The state of a fit that a work folder keeps; empty where it keeps none."""
     if work is None or not (file := work / STATE).exists():
         return {}
-    hint = "remove it, or choose another --out"
+    hint = "remove it, or choose another `out`"
     try:
         state: dict[str, Any] = torch.load(file, weights_only=True)
     except (OSError, EOFError, RuntimeError, UnpicklingError) as error:

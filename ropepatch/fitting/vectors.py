@@ -81,11 +81,11 @@ def named(name: str, rope: Rope, factor: float) -> Vector:
     """The vector of one method."""
     if name in MAPS:
         raise RopepatchError(
-            f"{name} is an attention map: it has no frequencies to start from", hint="--init auto"
+            f"{name} is an attention map: it has no frequencies to start from", hint="`init=auto`"
         )
     scaling = make_scaling(name, factor=factor)
     if scaling.length_dependent:
-        raise RopepatchError(f"{name} follows the length: nothing static to start from", hint="--init auto")
+        raise RopepatchError(f"{name} follows the length: nothing static to start from", hint="`init=auto`")
     return Vector.of(scaling.frequencies(rope), rope)
 
 

@@ -110,7 +110,7 @@ def export_gguf(
     vocabulary = read_vocabulary(source.folder, survey.config.vocab_size)
     try:
         size = sum(tensor.num_bytes for tensor in tensors)
-        check_space("the file", file.parent, size, hint="free some space, or choose another --out")
+        check_space("the file", file.parent, size, hint="free some space, or choose another `out`")
         with whole_file(file) as partial_file:
             writer = gguf.GGUFWriter(partial_file, "llama")
             try:
@@ -124,10 +124,10 @@ def export_gguf(
         # numpy does not pass on why a write fell short.
         reason = os.strerror(error.errno) if error.errno else f"not all of it fits ({error})"
         hints = {
-            errno.ENOENT: "make the folder first, or choose another --out",
+            errno.ENOENT: "make the folder first, or choose another `out`",
             errno.EACCES: "choose a folder you may write to",
         }
-        hint = hints.get(error.errno or 0, "make room, or choose another --out")
+        hint = hints.get(error.errno or 0, "make room, or choose another `out`")
         raise RopepatchError(f"cannot write {file}: {reason}", hint=hint) from error
     return GgufFile(
         file=file,

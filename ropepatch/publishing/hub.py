@@ -174,7 +174,7 @@ def push(
         raise RopepatchError(f"no folder {place}", hint="DIR is the folder that `ropepatch extend` wrote")
     _check_name(repo)
     if not BRANCH.fullmatch(branch):
-        raise RopepatchError(f"{branch!r} is no name of a branch", hint="--revision long-context, say")
+        raise RopepatchError(f"{branch!r} is no name of a branch", hint="`revision=long-context`, say")
     token = api.token if api and isinstance(api.token, str) else get_token()
     contents = read_contents(place, token, include)
     judgement = judge(place, contents.files)

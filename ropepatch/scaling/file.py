@@ -80,7 +80,7 @@ class ScalingFile(Settings):
         if to != self.target:
             raise RopepatchError(
                 f"{file} is for a target of {self.target} tokens, got {to}",
-                hint=f"--to {self.target}, or fit it for {to}: {FIT_COMMAND}",
+                hint=f"`to={self.target}`, or fit it for {to}: {FIT_COMMAND}",
             )
 
 
@@ -99,7 +99,7 @@ def write_scaling(
 ) -> Path:
     """Write a scaling, whole or not at all, into a new file; the arguments are those of `ScalingFile`."""
     if not is_scaling_file(str(file)):
-        raise RopepatchError(f"{file} must end in .json", hint="by that, --method knows a file from a name")
+        raise RopepatchError(f"{file} must end in .json", hint="by that, `method` knows a file from a name")
     content = ScalingFile(
         ropepatch_scaling=VERSION,
         method=scaling.name,

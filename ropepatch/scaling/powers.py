@@ -19,7 +19,7 @@ def ntk_theta(rope: Rope, factor: float) -> float:
     d = rope.rotary_dim
     if d < 4:
         raise RopepatchError(
-            f"NTK-aware scaling needs a rotary dimension of at least 4, got {d}", hint="use --method linear"
+            f"NTK-aware scaling needs a rotary dimension of at least 4, got {d}", hint="use `method=linear`"
         )
     return float(rope.rope_theta * factor ** (d / (d - 2)))
 

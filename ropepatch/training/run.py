@@ -68,7 +68,7 @@ class Run:
         run = cls(plan, recipe, source, folder, sharing, precision, sharing.join(recipe), tokenizer)
         if run.folder.is_symlink() or (run.folder.exists() and not run.folder.is_dir()):
             raise RopepatchError(
-                f"{run.folder} is no folder, and the run is kept there", hint="choose another --out"
+                f"{run.folder} is no folder, and the run is kept there", hint="choose another `out`"
             )
         return run
 
@@ -141,7 +141,7 @@ class Run:
             lock.acquire(timeout=0)
         except Timeout as error:
             raise RopepatchError(
-                f"another process trains in {self.folder}", hint="wait for it, or choose another --out"
+                f"another process trains in {self.folder}", hint="wait for it, or choose another `out`"
             ) from error
         try:
             yield
@@ -155,13 +155,13 @@ class Run:
         file = self.folder / RECORD
         if file.exists():
             earlier = read_json(file)
-            hint = "choose another --out, or remove that folder to start anew"
+            hint = "choose another `out`, or remove that folder to start anew"
             decided = {key: earlier[key] for key in earlier if key not in ("base", "precision")}  # measured
             check_resumed(f"{self.folder} is of another run", decided, record, hint=hint)
             return {"precision": {"dtype": FLOAT32}} | earlier  # what a run of before had that stated none
         names = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
         if any(not name.startswith(".") for name in names):  # hidden: the lock, a record half written
-            raise RopepatchError(f"{self.folder} exists and is no run", hint="choose another --out")
+            raise RopepatchError(f"{self.folder} exists and is no run", hint="choose another `out`")
         return None
 
     def begin(self, record: dict[str, Any], base: float) -> dict[str, Any]:

@@ -153,7 +153,7 @@ class LongContextTrainer(Trainer):
         if not math.isfinite(logs.get("loss", 0.0)):
             raise RopepatchError(
                 f"the loss is {logs['loss']} at step {self.state.global_step}",
-                hint="lower learning_rate, or raise warmup_steps, and start again with another --out",
+                hint="lower learning_rate, or raise warmup_steps, and start again with another `out`",
             )
         if self.is_world_process_zero():
             write_history(self.folder / HISTORY, self.state.log_history)

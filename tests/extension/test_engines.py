@@ -26,6 +26,7 @@ from ropepatch.extension.engines import Engine, engine_support
 from ropepatch.extension.planning import Plan, plan_scaling
 from ropepatch.model.architectures import IGNORED_BY_4, REFUSED_BY_4
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.reading_file import RIGHT
 from ropepatch.model.survey import Survey, survey, survey_checkpoint
 from ropepatch.scaling import METHODS, make_scaling
 from ropepatch.scaling.rope import Rope
@@ -326,7 +327,13 @@ def test_mlx_lm_computes_what_the_plan_and_the_readme_say(plans, folders, measur
 def test_the_readme_says_what_the_rules_of_an_engine_give(engine):
     stated = {name: planned(surveyed("llama-2"), name).engines for name in METHODS}
     lines = [(name, line) for name in METHODS for line in stated[name] if line.engine == engine]
-    check_column(engine, {name: f"{line.reads}, derived" for name, line in lines})
+    rows = json.loads((README.parent / "eval" / "results" / "engines.json").read_text())["rows"]
+    probed = {row["case"]: row for row in rows if row["engine"] == engine and row["served"] == RIGHT}
+    for name, line in lines:
+        if name in probed and engine == "vLLM":  # of llama.cpp the files of `export --gguf` were served
+            assert (probed[name]["verdict"] == RIGHT) == (line.reads == "yes"), probed[name]
+    known = {name: "probed" if engine == "vLLM" and name in probed else "derived" for name, _ in lines}
+    check_column(engine, {name: f"{line.reads}, {known[name]}" for name, line in lines})
 
 
 def test_the_readme_says_of_gguf_files_what_llama_cpp_computed():

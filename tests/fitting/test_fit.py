@@ -176,7 +176,7 @@ def test_a_fit_of_nonsense_is_refused(arguments, message):
 
 
 def test_a_checkpoint_without_tales_of_its_own_needs_a_text(shared):
-    with pytest.raises(RopepatchError, match="--text is missing"):
+    with pytest.raises(RopepatchError, match="`text` is missing"):
         ropepatch.fit(shared / "checkpoints" / "babyllama-361", to=512)
 
 

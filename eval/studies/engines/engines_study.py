@@ -38,16 +38,18 @@ from ropepatch.probing.mistakes import UNSCALED, ropes
 
 RESULTS = Path(__file__).parents[2] / "results" / "engines.json"
 RISING = [1.0 + 0.2 * pair for pair in range(16)]
+METHODS: dict[str, dict[str, Any]] = {  # that a static rope type holds, with what tiny's rope asks for
+    **{name: {} for name in ("linear", "ntk", "ntk-by-parts", "yarn", "llama3", "ntk-fixed", "ntk-mixed")},
+    **{name: {} for name in ("giraffe-power", "giraffe-truncated", "p-rope", "resonance", "cope")},
+    "longrope": {"long_factor": RISING},
+    "abf": {"rope_theta": 80_000.0},
+    "custom": {"divisors": RISING, "attention_factor": 1.1},
+}
 CASES: dict[str, dict[str, Any]] = {
-    "linear": {"method": "linear"},
-    "default (ntk)": {"method": "ntk"},
-    "llama3": {"method": "llama3"},
-    "yarn": {"method": "yarn"},
+    **{name: {"method": name} | parameters for name, parameters in METHODS.items()},
     "yarn, truncate false": {"method": "yarn", "truncate": False},
     "yarn, attention factor 1.5": {"method": "yarn", "attention_factor": 1.5},
     "yarn, betas 16 and 2": {"method": "yarn", "beta_fast": 16.0, "beta_slow": 2.0},
-    "longrope (ntk-mixed)": {"method": "ntk-mixed"},
-    "longrope": {"method": "longrope", "long_factor": RISING},
 }
 STARTS = 300  # seconds, at most
 
