@@ -20,7 +20,6 @@ from ropepatch.evaluation.tasks import doublings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
@@ -83,7 +82,7 @@ def passkey_scores(doc: dict[str, Any], results: list[tuple[float, bool]]) -> di
 
 
 def long_documents(*, text: str = "", add_bos_token: bool | None = None, **metadata: Any) -> Splits:
-    """One row per document, with its tokens, words and bytes."""
+    """One row per document, with the number of its tokens."""
     tokenizer = _tokenizer(metadata)
     if add_bos_token is not False and tokenizer.encode("a") != tokenizer.encode(
         "a", add_special_tokens=False
@@ -94,24 +93,15 @@ def long_documents(*, text: str = "", add_bos_token: bool | None = None, **metad
         )
     documents = _documents("ropepatch_long_perplexity", text)
     encoded = tokenizer(documents, add_special_tokens=False, verbose=False)["input_ids"]
-    return _test_split(
-        [
-            {
-                "text": document,
-                "tokens": len(ids),
-                "words": len(re.split(r"\s+", document)),
-                "bytes": len(document.encode()),
-            }
-            for document, ids in zip(documents, encoded, strict=True)
-        ]
-    )
+    pairs = zip(documents, encoded, strict=True)
+    return _test_split([{"text": document, "tokens": len(ids)} for document, ids in pairs])
 
 
 def perplexity_scores(doc: dict[str, Any], results: list[float]) -> dict[str, tuple[float, int]]:
     """The document's log-likelihood and its length, in each unit."""
-    (log_likelihood,) = results
-    units = {"token": "tokens", "word": "words", "byte": "bytes"}
-    return {f"{unit}_perplexity": (log_likelihood, doc[count]) for unit, count in units.items()}
+    (log_likelihood,), text = results, doc["text"]
+    units = {"token": doc["tokens"], "word": len(re.split(r"\s+", text)), "byte": len(text.encode())}
+    return {f"{unit}_perplexity": (log_likelihood, count) for unit, count in units.items()}
 
 
 # Key tokens
@@ -146,9 +136,8 @@ def key_spans(
     for beginning in beginnings:
         marked = _key_tokens(judge, judge_tokenizer, beginning, short)
         found = _spans_of(tokenizer, beginning, marked)
-        rows += (
-            [found[index * len(found) // spans] for index in range(spans)] if len(found) > spans else found
-        )
+        asked = min(spans, len(found))
+        rows += [found[index * len(found) // asked] for index in range(asked)]
     if not rows:
         raise RopepatchError(
             f"{evaluator} finds no key token in {len(beginnings)} documents of {length} tokens",
@@ -184,23 +173,14 @@ def _key_tokens(
         return []
     blocks = [(begin, min(begin + stride, len(body))) for begin in range(short, len(body), stride)]
     nearby = [bos + body[begin - short : end] for begin, end in blocks]
-    (far,) = _log_probs(evaluator, [bos + body])
-    near = torch.cat(
-        [
-            read[-(end - begin) :]
-            for read, (begin, end) in zip(_log_probs(evaluator, nearby), blocks, strict=True)
-        ]
-    )
-    far = far[-len(near) :]
-    is_key = F.pad((far - near > GAIN) & (far > LIKELY), (short + 1, 1)).int()  # the first tokens are none
+    (far,) = ropepatch.perplexity(evaluator, None, [bos + body]).nll
+    windows = ropepatch.perplexity(evaluator, None, nearby).nll
+    near = torch.cat([nll[begin - end :] for nll, (begin, end) in zip(windows, blocks, strict=True)])
+    far = far[-len(near) :]  # both losses, in nats
+    is_key = F.pad((near - far > GAIN) & (far < -LIKELY), (short + 1, 1)).int()  # the first tokens are none
     edges = is_key.diff()
     runs = zip(*((edges == edge).nonzero().flatten().tolist() for edge in (1, -1)), strict=True)
     return [(offsets[begin][0], offsets[end - 1][1]) for begin, end in runs]
-
-
-def _log_probs(model: PreTrainedModel, documents: list[list[int]]) -> list[Tensor]:
-    """The log-probability [T - 1] of every token but the first."""
-    return [-nll for nll in ropepatch.perplexity(model, None, documents).nll]
 
 
 def _spans_of(
