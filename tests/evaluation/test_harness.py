@@ -25,6 +25,9 @@ RIGHT, WRONG = (
 )  # what tiny says next, or not
 
 
+UNREAD = r"(?m)cannot read the data of wheel: no route$"
+
+
 def write_task(folder, name, rows, *, output_type="loglikelihood", metrics=("acc: mean",), **settings):
     """A task of rows {text, target}; more code goes to the end of its helper ``NAME_data``."""
     code = settings.pop("code", "")
@@ -296,22 +299,18 @@ def test_offline_a_task_that_downloads_is_refused_and_online_it_is_tried(tiny, t
 
 
 @pytest.mark.parametrize(
-    ("offline", "hint"), [(True, "only data sets in the cache"), (False, "check the network")]
+    ("code", "offline", "message", "hint"),
+    [
+        ("raise ConnectionError('no route\\nmore')", True, UNREAD, "only data sets in the cache"),
+        ("raise ConnectionError('no route\\nmore')", False, UNREAD, "check the network"),
+        ("import a_package_of_none", False, "a package of wheel is missing", "pip install a_package_of_none"),
+    ],
 )
-def test_data_that_cannot_be_reached_are_an_error_of_one_line(tiny, tmp_path, monkeypatch, offline, hint):
+def test_what_a_task_cannot_read_or_import_is_an_error_of_one_line(
+    tiny, tmp_path, monkeypatch, code, offline, message, hint
+):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
-    code = "raise ConnectionError('no route to data\\nmore')"
     write_task(tmp_path, "wheel", [RIGHT], code=code)
-    with pytest.raises(
-        RopepatchError, match=r"(?m)cannot read the data of wheel: no route to data$"
-    ) as error:
+    with pytest.raises(RopepatchError, match=message) as error:
         run(tiny, tmp_path, "wheel")
     assert hint in error.value.hint
-
-
-def test_a_package_that_a_task_needs_is_named(tiny, tmp_path):
-    code = "import a_package_that_is_not_there"
-    write_task(tmp_path, "wheel", [RIGHT], code=code)
-    with pytest.raises(RopepatchError, match="a package of wheel is missing") as error:
-        run(tiny, tmp_path, "wheel")
-    assert error.value.hint == "pip install a_package_that_is_not_there"

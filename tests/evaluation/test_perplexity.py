@@ -191,6 +191,9 @@ def test_ids_may_come_as_lists_rows_or_narrow_integers(llama):
     reference = perplexity(llama, None, [ids]).nll[0]
     for documents in ([ids.tolist()], [tuple(ids.tolist())], ids[None], [ids.to(torch.uint8)], [ids.numpy()]):
         assert torch.equal(perplexity(llama, None, documents).nll[0], reference)
+    assert (reference.dtype, reference.device.type) == (torch.float32, "cpu")
+    assert not reference.is_inference()
+    assert not reference.requires_grad
 
 
 def test_a_curve_prints_as_a_table():
@@ -239,12 +242,6 @@ def test_modes_hooks_and_forwards_are_put_back_also_after_an_exception(fails, wr
     assert vars(model.model).get("forward") is own
     assert not any(modes)
     handle.remove()
-
-
-def test_losses_are_ordinary_tensors_on_the_cpu(llama):
-    (nll,) = perplexity(llama, None, tokens(12)).nll
-    assert (nll.dtype, nll.device.type, nll.is_inference()) == (torch.float32, "cpu", False)
-    assert not nll.requires_grad
 
 
 @pytest.mark.parametrize(("kind", "total"), [(list, 32), (iter, None)])
