@@ -1,7 +1,6 @@
 """A map within a model: its formula at every length, through every cache, and gone without a trace."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -10,19 +9,9 @@ from families import every_family, refusal
 from loss_models import Largest
 from map_oracle import ORACLE, SMALL, by_oracle, distances
 from oldest import NOT_YET, OLDEST
-from readings import (
-    MASKS,
-    cached,
-    check_caches,
-    check_generation,
-    check_padding,
-    check_sliding,
-    check_weights,
-    shut_out,
-)
-from swaps import IDS, ONE, apart, cast, logits, lora, pickled
+from swaps import IDS, ONE, apart, logits, lora, put, sliding
 from tiny_models import tiny_config, tiny_model
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 import ropepatch
@@ -37,23 +26,6 @@ every_map = pytest.mark.parametrize("name", MAPS)
 @pytest.fixture
 def model() -> PreTrainedModel:
     return tiny_model("llama")
-
-
-def put(model: nn.Module, name: str, **more: Any) -> Any:
-    """A map whose every band matters to a text of 40 tokens."""
-    return map_attention(model, name, to=model.config.max_position_embeddings + 1, **SMALL[name] | more)
-
-
-def sliding(window: int | None) -> PreTrainedModel:
-    """A mistral of 16 tokens, with the same weights whatever its sliding window."""
-    config = tiny_config("mistral")
-    config.sliding_window, config.max_position_embeddings = window, 16
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(6 if parameter.ndim > 1 else 1)
-    return model
 
 
 # The formula
@@ -87,33 +59,7 @@ def test_log_n_multiplies_the_scores_of_late_queries(model):
     assert apart(scaled[:, 20:], plain[:, 20:]) > 1e-2
 
 
-# Through caches
-
-
-@every_map
-def test_reading_through_a_cache_equals_reading_at_once(model, name):
-    put(model, name)
-    check_caches(model)
-
-
-@pytest.mark.parametrize("name", ["rerope", "self-extend"])
-def test_the_cache_test_would_see_keys_that_are_one_token_off(model, name, monkeypatch):
-    right = modeling.Sight.of
-
-    def shifted(*given):
-        sight = right(*given)
-        return sight._replace(keys=sight.keys - 1)
-
-    put(model, name)
-    expected = logits(model)
-    monkeypatch.setattr(modeling.Sight, "of", shifted)
-    assert apart(cached(model, [1] * 40), expected) > 1e-2
-
-
-@every_map
-def test_generated_logits_are_those_of_each_row_read_alone_whatever_the_padding_and_the_cache(model, name):
-    put(model, name)
-    check_generation(model)
+# Generation and packed rows
 
 
 def test_beams_and_drafts_leave_in_a_cache_what_reading_without_one_reads(model):
@@ -125,13 +71,6 @@ def test_beams_and_drafts_leave_in_a_cache_what_reading_without_one_reads(model)
         assert torch.equal(model.generate(ONE[:, :24], **told, **more), expected)
     drafted = model.generate(ONE[:, :24].repeat(1, 2), **told, prompt_lookup_num_tokens=3)
     assert torch.equal(drafted, model.generate(ONE[:, :24].repeat(1, 2), **told))
-
-
-@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-@pytest.mark.parametrize("name", ["self-extend", "dca", "lampe"])
-def test_tokens_stand_where_their_position_ids_say_whatever_is_padding(model, name, mask):
-    put(model, name)
-    check_padding(model, mask, [(15, 30), (30,), (15, *range(16, 31))])
 
 
 @pytest.mark.parametrize("scores", [1 << 22, 3 * 4 * 40 * 7])
@@ -163,17 +102,6 @@ def test_positions_that_jump_keep_their_distances(model):
     read = logits(model, attention_mask=torch.ones_like(ONE), position_ids=positions)
     assert apart(read, expected[:, seen[0].bool()]) < 5e-5
     assert handle.in_force
-
-
-@pytest.mark.parametrize("name", ["self-extend", "dca", "lambda"])
-def test_a_sliding_window_beyond_the_model_shuts_out_older_keys(name):
-    whole = sliding(None)
-    put(whole, name)
-    expected = logits(whole, attention_mask=shut_out(20))
-    assert apart(logits(whole), expected) > (1e-2 if name != "lambda" else -1)
-    model = sliding(20)
-    put(model, name)
-    check_sliding(model, expected)
 
 
 # Blocks and gradients
@@ -218,15 +146,6 @@ def test_a_text_that_is_read_before_a_checkpointed_backward_pass_changes_no_grad
         model.zero_grad()
     for one, other in zip(*gradients, strict=True):
         assert torch.equal(one, other)
-
-
-def test_eager_attention_returns_its_weights_and_the_logits_of_sdpa(model):
-    put(model, "self-extend")
-    expected = logits(model)
-    mapped(model).remove()
-    model.set_attn_implementation("eager")
-    put(model, "self-extend")
-    check_weights(model, expected)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "cohere", "glm", "gpt_neox"])
@@ -322,35 +241,6 @@ def test_the_window_is_that_which_the_rope_reads_now_and_comes_back_as_it_was_wr
         assert handle.distances.window == 128
         assert model.config.max_position_embeddings == 1024
     assert model.config.max_position_embeddings == 64
-
-
-def test_another_instance_is_not_touched(model):
-    other = tiny_model("llama")
-    expected = logits(other)
-    put(model, "rerope")
-    assert torch.equal(logits(other), expected)
-
-
-def test_copies_and_pickles_of_a_mapped_model_are_mapped_and_independent(model):
-    stock = logits(model)
-    put(model, "dca")
-    expected = logits(model)
-    for twin in (copy.deepcopy(model), pickled(model)):
-        assert torch.equal(logits(twin), expected)
-        mapped(twin).remove()
-        assert torch.equal(logits(twin), stock)
-    assert torch.equal(logits(model), expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_model_that_is_cast_before_or_after_the_map_is_the_same(dtype):
-    one, other = tiny_model("llama"), cast(tiny_model("llama"), dtype)
-    put(one, "self-extend")
-    put(other, "self-extend")
-    one.to(dtype)
-    assert torch.equal(logits(one), logits(other))
-    stepwise = cached(one, [39, 1], DynamicCache(config=one.config))
-    assert apart(stepwise, logits(one)) < 0.1 * float(logits(one).abs().max())
 
 
 def test_an_adapter_is_trained_and_merged_on_a_mapped_model(model):

@@ -1,6 +1,5 @@
 """The invariants of a model whose position encoding is swapped, on tiny random models."""
 
-import copy
 import gc
 import logging
 import weakref
@@ -10,7 +9,7 @@ import pytest
 import torch
 from families import every_family
 from oldest import OLDEST
-from swaps import ONE, TRAINED, apart, cast, every_encoding, logits, lora, pickled, put
+from swaps import ONE, TRAINED, apart, cast, every_encoding, logits, lora, put
 from tiny_models import tiny_config, tiny_model
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -124,19 +123,6 @@ def test_the_rope_swapped_in_equals_the_stock_model_to_the_bit(family, dtype, at
 # Nothing global, visible
 
 
-def test_two_models_do_not_see_each_other():
-    one, other, third = (tiny_model("llama") for _ in range(3))
-    expected = logits(third)
-    put(one, "alibi")
-    alone = logits(one)
-    with put(other, "learned"):
-        assert torch.equal(logits(one), alone)
-        assert torch.equal(logits(third), expected)
-        assert apart(logits(other), alone) > 1e-2
-    assert torch.equal(logits(one), alone)
-    assert torch.equal(logits(other), expected)
-
-
 def test_a_swap_is_visible(model, caplog):
     caplog.set_level(logging.INFO, logger="ropepatch")
     handle = put(model, "shaw")
@@ -212,25 +198,6 @@ def test_lora_trains_the_parameters_of_an_encoding_by_the_name_of_its_module(mod
     assert apart(logits(merged), trained) < 1e-4
     swapped(merged).remove()
     logits(merged)
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
-@every_encoding
-def test_a_copy_is_swapped_on_its_own(model, name, copied):
-    put(model, name)
-    expected = logits(model)
-    twin = copied(model)
-    for parameter in swapped(twin).module.parameters():
-        nn.init.zeros_(parameter)
-    assert torch.equal(logits(model), expected)
-    assert (apart(logits(twin), expected) > 1e-3) == (name in TRAINED)
-    twin = copied(model)
-    swapped(model).remove()
-    assert torch.equal(logits(twin), expected)
-    swapped(twin).remove()
-    assert torch.equal(logits(twin), logits(model))
-    assert twin.config.to_dict() == model.config.to_dict()
-    assert twin.model.rotary_emb is not model.model.rotary_emb
 
 
 def test_dropout_of_an_adapter_in_training_is_no_reason_to_refuse_a_model(model):

@@ -1,41 +1,20 @@
 """What the attention of a swapped model makes of masks, precisions, adapters and unlike models."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from readings import (
-    CHUNKS,
-    MASKS,
-    cached,
-    check_caches,
-    check_generation,
-    check_padding,
-    check_sliding,
-    check_weights,
-    shut_out,
-)
-from swaps import IDS, ONE, PARAMETERS, apart, cast, every_encoding, logits, put
+from swaps import IDS, ONE, PARAMETERS, every_encoding, logits, put
 from tiny_models import tiny_model
-from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import ropepatch
-from ropepatch import ENCODINGS, RopepatchError, swap
+from ropepatch import RopepatchError, swap
 from ropepatch.attention.modeling_attention_map import Sight
 from ropepatch.data.haystack import Haystack, Question
 from ropepatch.encodings import swapped
 from ropepatch.encodings.encoding import AttentionInputs, Relative
 from ropepatch.evaluation.retrieval import ask
-
-
-@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-@pytest.mark.parametrize("name", [*ENCODINGS])
-def test_tokens_stand_where_their_position_ids_say_whatever_is_padding(model, name, mask):
-    put(model, name)
-    check_padding(model, mask, [(15, 30)])
 
 
 def test_an_empty_row_and_a_static_cache_leave_the_other_rows_alone():
@@ -97,65 +76,7 @@ def test_parameters_follow_the_tokens_to_another_device(model):
     assert module(inputs).relative.numbers.device.type == "meta"
 
 
-# Cached equals full, generation
-
-
-@every_encoding
-def test_reading_through_a_cache_equals_reading_at_once(model, name):
-    put(model, name)
-    check_caches(model)
-
-
-@every_encoding
-def test_generated_logits_are_those_of_each_row_read_alone_whatever_the_padding_and_the_cache(model, name):
-    put(model, name)
-    check_generation(model)
-
-
-def test_the_cache_test_would_see_keys_that_are_one_token_off(model, monkeypatch):
-    right = Sight.of
-
-    def shifted(mask: Tensor | None, query: Tensor, *others: Any) -> Sight:
-        sight = right(mask, query, *others)
-        return sight._replace(keys=sight.keys - int(query.shape[2] == 1))
-
-    put(model, "rope")
-    expected = logits(model)
-    monkeypatch.setattr(Sight, "of", shifted)
-    assert apart(cached(model, CHUNKS), expected) > 1e-2
-
-
-# Eager attention, sliding windows, blocks
-
-
-@every_encoding
-def test_eager_attention_returns_its_weights_and_the_logits_of_sdpa(model, name):
-    put(model, name)
-    expected = logits(model)
-    swapped(model).remove()
-    model.set_attn_implementation("eager")
-    put(model, name)
-    check_weights(model, expected)
-
-
-def mistral(window: int | None) -> PreTrainedModel:
-    model = tiny_model("mistral")
-    config = model.config
-    config.sliding_window = window
-    twin = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    twin.load_state_dict(model.state_dict())
-    return twin
-
-
-@every_encoding
-def test_a_sliding_window_is_the_mask_that_shuts_out_older_keys(name):
-    whole = mistral(None)
-    put(whole, name)
-    expected = logits(whole, attention_mask=shut_out(7))
-    assert apart(logits(whole), expected) > 1e-2
-    model = mistral(7)
-    put(model, name)
-    check_sliding(model, expected)
+# What an encoding is given
 
 
 def test_an_encoding_is_given_the_layer_and_the_scale_of_its_scores(model):
@@ -169,15 +90,6 @@ def test_an_encoding_is_given_the_layer_and_the_scale_of_its_scores(model):
 
 
 # Precision
-
-
-@pytest.mark.parametrize("name", ["sinusoidal", "learned", "shaw", "t5", "alibi", "rope", "xpos"])
-def test_a_model_that_is_cast_before_or_after_the_swap_is_the_same(name):
-    one, other = tiny_model("llama"), cast(tiny_model("llama"), torch.bfloat16)
-    put(one, name)
-    put(other, name).module.load_state_dict(swapped(one).module.state_dict())
-    one.bfloat16()
-    assert torch.equal(logits(one), logits(other))
 
 
 @every_encoding

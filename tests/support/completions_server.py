@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import listening
 from engines import Engine
 
 Reply = tuple[int, bytes]
@@ -87,42 +86,26 @@ def _read(manners: Manners, engine: Engine, tokenizer: Any, body: dict[str, Any]
 def serving(engine: Engine, tokenizer: Any, manners: Manners) -> Iterator[str]:
     """The address of a server that runs within the block."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *args: object) -> None:
-            pass
+    class Handler(listening.Handler):
+        protocol_version = "HTTP/1.0"  # connections end with their answer
 
-        def _send(self, make: Callable[[], Reply]) -> None:
-            length = int(self.headers.get("Content-Length", 0))
-            self.body = json.loads(self.rfile.read(length) or "{}")
+        def serve(self) -> None:
+            sent = json.loads(self.body() or "{}")
             if manners.key and self.headers.get("Authorization") != f"Bearer {manners.key}":
                 status, content = 401, b"no key"
             elif manners.before:
                 manners.before -= 1
                 status, content = manners.reply
+            elif self.command == "POST":
+                manners.asked.append(sent)
+                status, content = _read(manners, engine, tokenizer, sent)
+            elif self.path == "/v1/models":
+                status, content = 200, json.dumps({"data": [{"id": manners.model}]}).encode()
             else:
-                status, content = make()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+                status, content = 404, b"none"
+            self.send(status, {}, content)
 
-        def do_GET(self) -> None:
-            listed = json.dumps({"data": [{"id": manners.model}]}).encode()
-            self._send(lambda: (200, listed) if self.path == "/v1/models" else (404, b"none"))
+        do_GET = do_POST = serve  # noqa: N815  # the names http.server calls
 
-        def do_POST(self) -> None:
-            def answer() -> Reply:
-                manners.asked.append(self.body)
-                return _read(manners, engine, tokenizer, self.body)
-
-            self._send(answer)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with listening.listening(Handler) as address:
+        yield address

@@ -6,12 +6,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
-from hub_server import COMMIT, etag, listening
+import listening
+from hub_server import COMMIT, etag
 
 
 def asked_elsewhere(code: str, *words: str, home: Path, url: str, offline: bool = False) -> list[Any]:
@@ -94,14 +94,11 @@ class DatasetHub:
 def serving(hub: DatasetHub) -> Iterator[DatasetHub]:
     """The hub at `hub.url` on this machine."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
+    class Handler(listening.Handler):
+        def serve(self) -> None:
             path = unquote(self.path.partition("?")[0])
             hub.asked.append(path)
-            sent = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-            status, headers, body = hub.answer(path, parse_qs(sent).get("paths", []))
+            status, headers, body = hub.answer(path, parse_qs(self.body().decode()).get("paths", []))
             if self.command == "GET" and "/resolve/" in path and status == 200:
                 hub.read.append(path.partition("/resolve/")[2].partition("/")[2])
             if (asked := self.headers.get("Range")) and status == 200:
@@ -109,17 +106,9 @@ def serving(hub: DatasetHub) -> Iterator[DatasetHub]:
                 end = min(int(last or len(body)), len(body) - 1)
                 headers["Content-Range"] = f"bytes {first}-{end}/{len(body)}"
                 status, body = 206, body[int(first) : end + 1]
-            self.send_response(status)
-            for key, value in (headers | {"Content-Length": str(len(body))}).items():
-                self.send_header(key, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
+            self.send(status, headers, body)
 
-        do_HEAD = do_POST = do_GET  # noqa: N815  # the names http.server calls
+        do_GET = do_HEAD = do_POST = serve  # noqa: N815  # the names http.server calls
 
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with listening(Handler) as hub.url:
+    with listening.listening(Handler) as hub.url:
         yield hub

@@ -12,13 +12,13 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Event, RLock, Thread
+from threading import Event, RLock
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
+import listening
 import pytest
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -346,77 +346,48 @@ def speak_to(hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str | None = "hf_
 def serving(hub: Hub) -> Iterator[Hub]:
     """The hub at `hub.url` on this machine."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # or every answer waits 40 ms for the client's acknowledgement
-
+    class Handler(listening.Handler):
         def serve(self) -> None:
             raw = self.path.partition("?")[0]
             path, token = unquote(raw), self.headers.get("Authorization")
-            length = int(self.headers.get("Content-Length") or 0)
             with hub.lock:
                 hub.tokens.add(token)
                 hub.told.add((self.headers["Host"].partition(":")[0], token))
                 hub.requests.append((self.command, path))
                 fault = next((fault for fault in hub.faults if fault.hits(self.command, path)), None)
-            if fault is not None and fault.how in ("cut", "hang"):
-                self.rfile.read(length // 2)
-                if fault.how == "hang":
+            how = None if fault is None else fault.how
+            if how in ("cut", "hang"):
+                self.rfile.read(int(self.headers.get("Content-Length") or 0) // 2)
+                if how == "hang":
                     hub.released.wait()
                 self.close_connection = True
                 return
-            body = self.rfile.read(length)
-            if fault is not None and isinstance(fault.how, str) and fault.how != "lost":
-                answer = 200, {"Content-Type": "application/json"}, fault.how.encode()
-            elif fault is not None and isinstance(fault.how, int):
+            body = self.body()
+            if isinstance(how, str) and how != "lost":
+                answer = 200, {"Content-Type": "application/json"}, how.encode()
+            elif isinstance(how, int):
                 said = json.dumps({"error": fault.message})  # of a header a second line would be illegal
-                answer = fault.how, {"X-Error-Code": fault.code}, said.encode()
+                answer = how, {"X-Error-Code": fault.code}, said.encode()
             else:
                 with hub.lock:
-                    if fault is not None and callable(fault.how):
-                        fault.how()
+                    if callable(how):
+                        how()
                     answer = hub.answer(self.command, raw, token, body)
-            if fault is not None and fault.how == "lost":
+            if how == "lost":
                 self.close_connection = True
-            else:
-                self.send(path, *answer)
-
-        def send(self, path: str, status: int, headers: dict[str, str], body: bytes) -> None:
-            name = path.rpartition("/")[2]
-            if self.command == "GET" and "/resolve/" in path:
-                hub.downloaded.append(name)
-            self.send_response(status)
-            for key, value in (headers | {"Content-Length": str(len(body))}).items():
-                self.send_header(key, value)
-            self.end_headers()
-            if self.command == "GET" and name == hub.hung_up:
-                self.wfile.write(body[: len(body) // 2])
-                self.close_connection = True
-            elif self.command != "HEAD":
-                self.wfile.write(body)
+                return
+            name, hung_up = path.rpartition("/")[2], None
+            if self.command == "GET":
+                if "/resolve/" in path:
+                    hub.downloaded.append(name)
+                if name == hub.hung_up:
+                    hung_up = len(answer[2]) // 2
+            self.send(*answer, most=hung_up)
 
         do_GET = do_HEAD = do_POST = do_PUT = serve  # noqa: N815  # the names http.server calls
 
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with listening(Handler) as hub.url:
+    with listening.listening(Handler) as hub.url:
         try:
             yield hub
         finally:
             hub.released.set()
-
-
-@contextmanager
-def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """The address on this machine at which a thread answers."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

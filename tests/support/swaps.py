@@ -1,15 +1,18 @@
-"""Tiny models with swapped encodings, whose parameters matter to a text of 40 tokens."""
+"""Tiny models with swapped encodings or attention maps, whose parameters matter to a text of 40 tokens."""
 
 import io
 from typing import Any
 
 import pytest
 import torch
+from map_oracle import SMALL
 from peft import LoraConfig, get_peft_model
+from tiny_models import tiny_config
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ropepatch.encodings import ENCODINGS, Swap, swap
+from ropepatch.attention import MAPS, map_attention
+from ropepatch.encodings import ENCODINGS, swap
 
 # Values at which every part of an encoding matters to a model of two layers that reads some 40 tokens.
 PARAMETERS: dict[str, dict[str, Any]] = {
@@ -33,14 +36,29 @@ every_encoding = pytest.mark.parametrize(
 )
 
 
-def put(model: nn.Module, name: str) -> Swap:
-    """Swap an encoding in, its new parameters always the same, and large enough to matter."""
+def put(model: nn.Module, name: str, **parameters: Any) -> Any:
+    """Put in a map whose every band matters, or an encoding, its new parameters always the same and large."""
+    if name in MAPS:
+        to = model.config.max_position_embeddings + 1
+        return map_attention(model, name, to=to, **SMALL[name] | parameters)
     torch.manual_seed(3)
-    handle = swap(model, name, **PARAMETERS.get(name, {}))
+    handle = swap(model, name, **PARAMETERS.get(name, {}) | parameters)
     with torch.no_grad():
         for parameter in handle.module.parameters():
             parameter.mul_(20)
     return handle
+
+
+def sliding(window: int | None) -> PreTrainedModel:
+    """A mistral of 16 tokens, with the same weights whatever its sliding window."""
+    config = tiny_config("mistral")
+    config.sliding_window, config.max_position_embeddings = window, 16
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(6 if parameter.ndim > 1 else 1)
+    return model
 
 
 @torch.no_grad()

@@ -1,0 +1,174 @@
+"""Models with an attention map or a swapped encoding read alike in pieces, padded, by a cache or at once."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from caches import into
+from swaps import IDS, ONE, TRAINED, apart, cast, every_encoding, logits, pickled, put, sliding
+from tiny_models import tiny_model
+from torch import Tensor, nn
+from transformers import DynamicCache, StaticCache
+
+from ropepatch import ENCODINGS
+from ropepatch.attention import MAPS, mapped
+from ropepatch.attention.modeling_attention_map import Sight
+from ropepatch.encodings import swapped
+
+every_change = pytest.mark.parametrize("name", [*MAPS, *every_encoding.args[1]])
+CHUNKS = [13, 1, 1, 9, 16]
+TOKENS = 30
+MASKS = {  # of the second row, read in several parts
+    "padded ahead": [0] * 11 + [1] * 19,
+    "padded behind": [1] * 24 + [0] * 6,
+    "a hole in the cache": [1] * 4 + [0] * 2 + [1] * 24,
+    "a hole and padding ahead": [0] * 2 + [1] * 2 + [0] * 2 + [1] * 24,
+    "one token alone": [0] * 29 + [1],
+}
+
+
+def handle_of(model: nn.Module) -> Any:
+    return swapped(model) or mapped(model)
+
+
+def cached(model: nn.Module, sizes: list[int], cache: Any = None) -> Tensor:
+    """The logits of `ONE` that is read in pieces."""
+    cache = cache or DynamicCache(config=model.config)
+    return torch.cat([logits(model, piece, **into(cache)) for piece in ONE.split(sizes, 1)], 1)
+
+
+@every_change
+def test_reading_through_a_cache_of_either_kind_equals_reading_at_once(model, name):
+    put(model, name)
+    expected = logits(model)
+    for sizes in (CHUNKS, [1] * 40):
+        for cache in (None, StaticCache(config=model.config, max_cache_len=56)):
+            assert apart(cached(model, sizes, cache), expected) < 5e-5
+
+
+@pytest.mark.parametrize("name", ["rope", "rerope", "self-extend"])
+def test_the_cache_test_would_see_keys_that_are_one_token_off(model, name, monkeypatch):
+    right = Sight.of
+
+    def shifted(mask: Tensor | None, query: Tensor, *others: Any) -> Sight:
+        sight = right(mask, query, *others)
+        return sight._replace(keys=sight.keys - int(query.shape[2] == 1))
+
+    put(model, name)
+    expected = logits(model)
+    monkeypatch.setattr(Sight, "of", shifted)
+    assert apart(cached(model, CHUNKS), expected) > 1e-2
+
+
+@every_change
+def test_generated_logits_are_those_of_each_row_read_alone_whatever_the_padding_and_the_cache(model, name):
+    """Rows of 24 and 17 tokens, the shorter one padded on the left; 9 tokens are generated."""
+    put(model, name)
+    mask = (torch.arange(24) >= torch.tensor([[7], [0]])).long()
+    for cache in ({}, {"cache_implementation": "static", "disable_compile": True}):
+        out = model.generate(
+            IDS[:, :24] * mask, attention_mask=mask, max_new_tokens=9, do_sample=False, eos_token_id=None,
+            pad_token_id=0, output_logits=True, return_dict_in_generate=True, **cache,
+        )  # fmt: skip
+        said = torch.stack(out.logits, 1)
+        for row, padding in enumerate((7, 0)):
+            alone = logits(model, out.sequences[row : row + 1, padding:])[0, -10:-1]
+            assert apart(said[row], alone) < 5e-5
+            assert torch.equal(alone.argmax(-1), out.sequences[row, -9:])
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("name", ["self-extend", "dca", "lampe", *ENCODINGS])
+def test_tokens_stand_where_their_position_ids_say_whatever_is_padding(model, name, mask):
+    """Read in two parts; by a map also at once, and token by token."""
+    put(model, name)
+    ids, seen = IDS[:, :TOKENS], torch.tensor([[1] * TOKENS, mask])
+    positions = (seen.cumsum(-1) - 1).clamp(min=0)
+    for ends in [(15, 30)] + [(30,), (15, *range(16, 31))] * (name in MAPS):
+        cache, parts = DynamicCache(config=model.config), []
+        for begin, end in zip((0, *ends), ends, strict=False):
+            where = {"attention_mask": seen[:, :end], "position_ids": positions[:, begin:end]}
+            parts.append(logits(model, ids[:, begin:end], **where, **into(cache)))
+        for row, text, real in zip(torch.cat(parts, 1), ids, seen.bool(), strict=True):
+            assert apart(row[real], logits(model, text[real][None], use_cache=False)[0]) < 2e-4
+
+
+@pytest.mark.parametrize("name", ["self-extend", *every_encoding.args[1]])
+def test_eager_attention_returns_its_weights_and_the_logits_of_sdpa(model, name):
+    with put(model, name):
+        expected = logits(model)
+    model.set_attn_implementation("eager")
+    put(model, name)
+    with torch.no_grad():
+        out = model(ONE, output_attentions=True)
+    assert apart(out.logits, expected) < 1e-5
+    assert [weights.shape for weights in out.attentions] == [(1, 4, 40, 40)] * 2
+    for weights in out.attentions:
+        assert apart(weights.sum(-1), torch.ones(1, 4, 40)) < 1e-5
+        assert weights.triu(1).abs().max() == 0
+
+
+@pytest.mark.parametrize("name", ["self-extend", "dca", "lambda", *every_encoding.args[1]])
+def test_a_sliding_window_is_the_mask_that_shuts_out_older_keys(name):
+    whole, model = sliding(None), sliding(20)
+    put(whole, name)
+    put(model, name)
+    age = torch.arange(40)[:, None] - torch.arange(40)
+    expected = logits(whole, attention_mask=((age >= 0) & (age < 20))[None, None])
+    assert apart(logits(whole), expected) > 1e-2
+    assert apart(logits(model), expected) < 5e-5
+    assert apart(cached(model, CHUNKS), expected) < 5e-5
+
+
+@pytest.mark.parametrize("name", ["alibi", "learned", "rerope"])
+def test_two_models_do_not_see_each_other(name):
+    one, other, third = (tiny_model("llama") for _ in range(3))
+    expected = logits(third)
+    put(one, "shaw")
+    alone = logits(one)
+    with put(other, name):
+        assert torch.equal(logits(one), alone)
+        assert torch.equal(logits(third), expected)
+        assert apart(logits(other), alone) > 1e-2
+    assert torch.equal(logits(one), alone)
+    assert torch.equal(logits(other), expected)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+@pytest.mark.parametrize("name", ["dca", *every_encoding.args[1]])
+def test_a_copy_is_changed_on_its_own(model, name, copied):
+    stock = logits(model)
+    put(model, name)
+    expected = logits(model)
+    if name in ENCODINGS:
+        twin = copied(model)
+        for parameter in swapped(twin).module.parameters():
+            nn.init.zeros_(parameter)
+        assert torch.equal(logits(model), expected)
+        assert (apart(logits(twin), expected) > 1e-3) == (name in TRAINED)
+    twin = copied(model)
+    handle_of(model).remove()
+    assert torch.equal(logits(twin), expected)
+    handle_of(twin).remove()
+    assert torch.equal(logits(twin), stock)
+    assert torch.equal(logits(model), stock)
+    assert twin.config.to_dict() == model.config.to_dict()
+    assert twin.model.rotary_emb is not model.model.rotary_emb
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, torch.bfloat16) for name in ("sinusoidal", "learned", "shaw", "t5", "alibi", "rope", "xpos")]
+    + [("self-extend", torch.bfloat16), ("self-extend", torch.float16)],
+)
+def test_a_model_that_is_cast_before_or_after_the_change_is_the_same(name, dtype):
+    one, other = tiny_model("llama"), cast(tiny_model("llama"), dtype)
+    put(one, name)
+    put(other, name)
+    if name in ENCODINGS:
+        swapped(other).module.load_state_dict(swapped(one).module.state_dict())
+    one.to(dtype)
+    assert torch.equal(logits(one), logits(other))
+    if name in MAPS:
+        assert apart(cached(one, [39, 1]), logits(one)) < 0.1 * float(logits(one).abs().max())
