@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,79 +29,75 @@ DYNAMIC_TOLERANCE = 0.02
 MAP_TOLERANCE = 1e-3
 
 
-def verify(written: Checkpoint, source: Checkpoint, plan: Plan, num_bytes: int) -> Verdict:
-    """Reload a written checkpoint with stock transformers and compare it with the patched source model.
-
-    Args:
-        written: The checkpoint to judge.
-        source: The checkpoint it was made from.
-        plan: What it should compute.
-        num_bytes: The size of its weights; logits are compared where they fit into memory.
-    """
-    check_frequencies(written, plan)
-    if "quantization_config" in written.raw:
-        return _uncompared("quantised weights")
-    if 2 * num_bytes > available_bytes():
-        return _uncompared("the weights do not fit into memory")
-    # The source first: where stock transformers cannot run it, the error names the user's folder.
-    model = load_model(source)
-    patch(model, plan)
-    return _compare(probe_logits(model, plan.target, source.folder.name), written, plan)
-
-
-def verify_trained(written: Checkpoint, model: Any, plan: Plan) -> Verdict:
-    """Reload a written checkpoint with stock transformers and compare it with the patched model in memory."""
-    check_frequencies(written, plan)
-    if sum(weight.numel() * weight.element_size() for weight in model.parameters()) > available_bytes():
-        return _uncompared("the weights do not fit into memory twice")
-    return _compare(probe_logits(model.eval(), plan.target, written.folder.name), written, plan)
-
-
-def read_mapped(source: Checkpoint, plan: Plan, num_bytes: int) -> tuple[Plan, Tensor]:
-    """The source model under the attention map of a plan, in float32.
-
-    Args:
-        source: The checkpoint.
-        plan: Which map it has.
-        num_bytes: The size of its weights.
+def read_source(source: Checkpoint, plan: Plan) -> tuple[Plan, Tensor | str]:
+    """Compute what a checkpoint must compute that is written by a plan: the logits of the patched source.
 
     Returns:
-        The plan, which then names the layers that turn where not all do; and the logits to be expected.
+        The plan, which then names the layers that rotate by its map where not all do; and the logits of
+        `probe`, or why there are none to compare.
     """
-    assert plan.distances is not None
-    if (needed := 2 * num_bytes) > available_bytes():
+    needed, available = 2 * source.weights.num_bytes, available_bytes()
+    if "quantization_config" in source.raw:
+        return plan, "quantised weights"
+    if needed > available and plan.distances is None:
+        return plan, "the weights do not fit into memory"
+    if needed > available:
         raise RopepatchError(
             f"a checkpoint with an attention map is compared before it is kept, which takes "
-            f"{needed / 1e9:.1f} GB of memory; there are {available_bytes() / 1e9:.1f}",
+            f"{needed / 1e9:.1f} GB of memory; there are {available / 1e9:.1f}",
             hint="extend it on a machine with more memory, or patch it in memory",
         )
-    model = load_model(source, dtype=torch.float32)
+    model = load_model(source, dtype=None if plan.distances is None else torch.float32)
     try:
         patch(model, plan)
     except RopepatchError:  # to the probe of attention a NaN looks like one that cannot be mapped
         check_finite(model, source.folder.name)
         raise
-    changes = map_changes(plan.survey, plan.distances, plan.target, mapped_layers(model))
-    logits = probe_logits(model, plan.target, source.folder.name)
-    return replace(plan, changes=plan.changes | changes), logits
+    if plan.distances is not None:
+        layers = mapped_layers(model)
+        changes = map_changes(plan.survey, plan.distances, plan.target, layers)
+        plan = replace(plan, changes=plan.changes | changes)
+    return plan, probe_logits(model, plan.target, source.folder.name)
 
 
-def verify_mapped(written: Checkpoint, expected: Tensor, plan: Plan) -> Verdict:
-    """Reload a checkpoint with an attention map where there is no ropepatch, and compare what it computes.
+def read_trained(model: PreTrainedModel, plan: Plan, name: str) -> Tensor | str:
+    """The logits of a trained model under the patch of a plan, or why there are none to compare."""
+    if sum(weight.numel() * weight.element_size() for weight in model.parameters()) > available_bytes():
+        return "the weights do not fit into memory twice"
+    return probe_logits(model.eval(), plan.target, name)
+
+
+def verify(written: Checkpoint, plan: Plan, expected: Tensor | str) -> Verdict:
+    """Reload a written checkpoint without ropepatch and compare what it computes.
 
     Args:
-        written: The folder to judge, whose code is what we have just put there.
-        expected: The logits of the patched source.
-        plan: What it should compute.
+        written: The checkpoint to judge; the code of an attention map is what we have just put there.
+        plan: Says the frequencies that it must compute.
+        expected: The logits that it must compute, or why they are not compared.
     """
-    read = read_without_ropepatch(written.folder, *probe(plan.survey.config.vocab_size, plan.target))
-    planned = plan.frequencies().inv_freq
-    if not torch.equal(inv_freq := read[plan.site.attribute("inv_freq")], planned):
-        raise _differs("frequencies", float((inv_freq - planned).abs().max()))
-    difference = (read["logits"] - expected).abs().max().item()
-    if not difference <= MAP_TOLERANCE * expected.abs().max().item():
+    mapped = plan.distances is not None
+    if mapped:
+        read = read_without_ropepatch(written.folder, *probe(plan.survey.config.vocab_size, plan.target))
+        inv_freq, planned = read[plan.site.attribute("inv_freq")], plan.frequencies().inv_freq
+        if not torch.equal(inv_freq, planned):
+            raise _differs("frequencies", float((inv_freq - planned).abs().max()))
+    else:
+        check_frequencies(written, plan)
+    if isinstance(expected, str):
+        return Verdict(
+            frequencies="equal", logits=f"not compared: {expected}", compared=False, difference=None
+        )
+    logits = read["logits"] if mapped else probe_logits(load_model(written), plan.target, written.folder.name)
+    largest, tolerance = expected.abs().max().item(), TOLERANCE
+    if mapped:
+        tolerance = MAP_TOLERANCE * largest
+    elif plan.rope_parameters["rope_type"] == "dynamic":
+        tolerance = DYNAMIC_TOLERANCE * largest
+    difference = (logits - expected).abs().max().item()
+    if not difference <= tolerance:
         raise _differs("logits", difference)
-    return _equal(difference)
+    said = "equal" if difference == 0 else f"within {difference:.1e}"
+    return Verdict(frequencies="equal", logits=said, compared=True, difference=difference)
 
 
 def frequency_error(config: PreTrainedConfig, plan: Plan) -> float:
@@ -118,24 +113,6 @@ def check_frequencies(written: Checkpoint, plan: Plan) -> None:
         raise _differs("frequencies", error)
     if other_tables(config, plan.site) != other_tables(plan.survey.config, plan.site):
         raise _differs("frequencies for the other layers", float("nan"))
-
-
-def _equal(difference: float) -> Verdict:
-    logits = "equal" if difference == 0 else f"within {difference:.1e}"
-    return Verdict(frequencies="equal", logits=logits, compared=True, difference=difference)
-
-
-def _uncompared(reason: str) -> Verdict:
-    return Verdict(frequencies="equal", logits=f"not compared: {reason}", compared=False, difference=None)
-
-
-def _compare(patched: Tensor, written: Checkpoint, plan: Plan) -> Verdict:
-    reloaded = probe_logits(load_model(written), plan.target, written.folder.name)
-    difference = (reloaded - patched).abs().max().item()
-    dynamic = plan.rope_parameters["rope_type"] == "dynamic"
-    if not difference <= (DYNAMIC_TOLERANCE * patched.abs().max().item() if dynamic else TOLERANCE):
-        raise _differs("logits", difference)
-    return _equal(difference)
 
 
 def probe(vocabulary: int, target: int) -> tuple[Tensor, Tensor]:

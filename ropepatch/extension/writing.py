@@ -14,7 +14,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.map_code import check_holds_map, check_no_other_code, code_of, map_code
 from ropepatch.extension.planning import Plan
-from ropepatch.extension.verification import read_mapped, verify, verify_mapped, verify_trained
+from ropepatch.extension.verification import read_source, read_trained, verify
 from ropepatch.files import absent, check_space, new_folder, read_json, write_json
 from ropepatch.model.checkpoint import CODE, Checkpoint
 from ropepatch.model.config import blueprint, load_config, text_config
@@ -86,28 +86,22 @@ def extend(
     survey = survey_checkpoint(source).trained_on(plan.survey.original)
     if survey.rope != plan.rope:
         raise RopepatchError(f"{source.name} has changed since the plan was made", hint="make the plan again")
-    raw = survey.raw
     origin = origin_of(source)
     weights = source.weights
-    if "quantization_config" not in raw:
-        check_weights(weights, blueprint(load_config(raw)))
-    said = None
+    if "quantization_config" not in survey.raw:
+        check_weights(weights, blueprint(load_config(survey.raw)))
+    carried = included_files(source.folder, include)
     if plan.distances is not None:
-        check_no_other_code(source.folder, included_files(source.folder, include))
-        plan, said = read_mapped(source, plan, weights.num_bytes)
+        check_no_other_code(source.folder, carried)
+    if not link_weights:
+        check_room(weights, folder.parent)
+    plan, expected = read_source(source, plan)
     with new_folder(folder) as partial:
-        if not link_weights:
-            check_room(weights, partial.parent)
-        copy_small_files(source.folder, partial)
-        copy_files(included_files(source.folder, include), partial)
-        write_configuration(source.folder, raw, partial, plan)
+        copy_files(small_files(source.folder) | carried, partial)
+        write_configuration(source.folder, survey.raw, partial, plan)
         clone_files(weights.files, partial, link=link_weights, progress=progress)
         written = Checkpoint(partial)
-        if said is None:
-            verdict = verify(written, source, plan, weights.num_bytes)
-        else:
-            verdict = verify_mapped(written, said, plan)
-        proof = proof_of(written, verdict, linked=link_weights)
+        proof = proof_of(written, verify(written, plan, expected), linked=link_weights)
         records.write(partial, records.Record.of(plan, **proof | origin | dict(record or {})))
     return folder
 
@@ -180,7 +174,7 @@ def save_trained(
         copy_small_files(source.folder, partial)
         write_configuration(source.folder, plan.survey.raw, partial, plan)
         written = Checkpoint(partial)
-        verdict = verify_trained(written, model, plan)
+        verdict = verify(written, plan, read_trained(model, plan, written.folder.name))
         enclose(partial)
         proof = proof_of(written, verdict)
         records.write(partial, records.Record.of(plan, **proof | record | origin))
