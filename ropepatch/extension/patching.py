@@ -246,30 +246,25 @@ def _planned(
             f"an attention map needs its target, and no other length, got to={to!r}, length={length!r}",
             hint="ropepatch.patch(model, 'self-extend', to=...)",
         )
-    named = isinstance(scaling, str)
-    odd = (
-        not isinstance(scaling, Plan | Scaling | AttentionMap | str)
-        or (to is not None and not (named or is_map))
-        or (parameters and not named)
-        or (original is not None and isinstance(scaling, Plan))
-    )
-    if odd:
-        raise RopepatchError(
-            f"patch takes a plan, a scaling, or a name with its target and parameters, got {scaling!r}",
-            hint="ropepatch.patch(model, 'yarn', to=...) or ropepatch.patch(model, plan)",
-        )
-    if isinstance(scaling, Plan):
-        plan = scaling
-        _check_same(plan, survey.trained_on(plan.survey.original))
-    else:
-        survey, name = trained_on(survey, original), name_of(base)
-        if isinstance(scaling, str):
-            plan = plan_method(survey, name, None, scaling, parameters, to)
-        elif isinstance(scaling, AttentionMap):
-            plan = plan_map(survey, name, None, scaling, target_of(survey, name, to))
-        else:
+    name = name_of(base)
+    match scaling:
+        case Plan() if to is None and original is None and not parameters:
+            plan = scaling
+            _check_same(plan, survey.trained_on(plan.survey.original))
+        case Scaling() if to is None and not parameters:
+            survey = trained_on(survey, original)
             target = round(scaling.factor * survey.rope.original_max_position_embeddings)
             plan = plan_scaling(survey, name, None, scaling, target)
+        case AttentionMap() if not parameters:
+            survey = trained_on(survey, original)
+            plan = plan_map(survey, name, None, scaling, target_of(survey, name, to))
+        case str():
+            plan = plan_method(trained_on(survey, original), name, None, scaling, parameters, to)
+        case _:
+            raise RopepatchError(
+                f"patch takes a plan, a scaling, or a name with its target and parameters, got {scaling!r}",
+                hint="ropepatch.patch(model, 'yarn', to=...) or ropepatch.patch(model, plan)",
+            )
     if length is not None and not (plan.distances is None and plan.scaling.length_dependent):
         raise _static(plan)
     return plan

@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 Texts = Text | list[Text]
+Keys = dict[Text, Any]  # which nothing executes, or prints one by one
 TAKEN = {
     "model",
     "to",
@@ -107,18 +108,6 @@ class Gate(Part):
         return f"{loss}, {'within' if self.passed else 'beyond'} the {self.most:.2%} allowed"
 
 
-class LearnedRope(Part):
-    """Frequencies that were trained with the weights: parameters of the method `custom`.
-
-    Args:
-        start: The parameters before training.
-        end: The parameters after it.
-    """
-
-    start: dict[Text, Any]
-    end: dict[Text, Any]
-
-
 class Adaptation(Part):
     """How the weights were trained.
 
@@ -132,19 +121,19 @@ class Adaptation(Part):
         device: The device on which it ran.
         gate: What it did to the old context.
         precision: In which precision, and how that was chosen.
-        frequencies: What it did to the rope, where that was trained.
+        frequencies: The parameters of `custom` at the `start` and the `end`, where the rope was trained too.
     """
 
-    recipe: dict[Text, Any]
+    recipe: Keys
     run: Text
     steps: Whole
     tokens: Whole
     processes: Whole = 1
     seconds: Number | None = None
     device: Text | None = None
-    precision: dict[Text, Any] | None = None
+    precision: Keys | None = None
     gate: Gate
-    frequencies: LearnedRope | None = None
+    frequencies: Keys | None = None
 
 
 class Transfer(Part):
@@ -163,58 +152,6 @@ class Transfer(Part):
     base_weights: Text
     training_free: Number
     target_loss: Number
-
-
-class Start(Part):
-    """What `--method fit` and `--method auto` were asked, and what they found.
-
-    Args:
-        asked: All settings that decide the outcome.
-        method: The name of the scaling method.
-        parameters: The method's own parameters.
-        factor: The factor, where it is not target / L.
-    """
-
-    asked: dict[Text, Any]
-    method: Text | None = None
-    parameters: dict[Text, Any] | None = None
-    factor: Number | None = None
-
-
-class Ranking(Part):
-    """The scalings that `--method auto` measured; see `ropepatch.evaluation.ranking`.
-
-    Args:
-        rule: By which they were ranked, in sentences.
-        rows: Best first.
-        recommended: The label of the one to take; None where none helps.
-        advice: Why, in sentences.
-        warnings: What makes the order doubtful.
-        fit: How a fitted one among them was found that was not taken.
-    """
-
-    rule: Text
-    rows: list[dict[Text, Any]]
-    recommended: Text | None
-    advice: list[Text]
-    warnings: list[Text] | None = None
-    fit: dict[Text, Any] | None = None
-
-
-class Evaluation(Part):
-    """What `--eval` measured, in few numbers; see `ropepatch.evaluation.comparisons`.
-
-    Args:
-        model: The base.
-        trained: Its context, in tokens.
-        target: The context to reach.
-        tasks: Each with its settings, and results by label.
-    """
-
-    model: Text
-    trained: Tokens
-    target: Tokens
-    tasks: list[dict[Text, Any]]
 
 
 class Record(Part):
@@ -252,10 +189,10 @@ class Record(Part):
         transfer: Whose adaptation that is, where it is another model's.
         base: What the base's card says.
         earlier: The record of the base, where ropepatch made that.
-        start: What `--method fit` or `auto` was asked, and found.
+        start: What `--method fit` or `auto` was asked (all settings that decide), and what they found.
         fit: How `ropepatch.fit` found the frequencies; see `ropepatch.fitting.fitting`.
-        ranking: How `--method auto` chose.
-        evaluation: What `--eval` measured.
+        ranking: How `--method auto` chose: the rule, the rows (best first), the advice and its warnings.
+        evaluation: What `--eval` measured: each task with its settings, and results by label.
         command: The command that made it.
     """
 
@@ -265,7 +202,7 @@ class Record(Part):
     model_type: Text
     method: Text
     factor: Number
-    parameters: dict[Text, Any]
+    parameters: Keys
     paper: Text
     original_max_position_embeddings: Tokens
     original: Tokens | None = None
@@ -278,8 +215,8 @@ class Record(Part):
     attention_factor: Number
     inv_freq_before: list[Number]
     inv_freq: list[Number]
-    config_before: dict[Text, Any]
-    config_changes: dict[Text, Any]
+    config_before: Keys
+    config_changes: Keys
     engines: list[Engine]
     warnings: list[Text]
     versions: dict[Text, Text]
@@ -293,10 +230,10 @@ class Record(Part):
     transfer: Transfer | None = None
     base: Base = Field(default_factory=Base)
     earlier: Record | None = None
-    start: Start | None = None
-    fit: dict[Text, Any] | None = None
-    ranking: Ranking | None = None
-    evaluation: Evaluation | None = None
+    start: Keys | None = None
+    fit: Keys | None = None
+    ranking: Keys | None = None
+    evaluation: Keys | None = None
     command: Text | None = None
 
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,7 +61,7 @@ def read_source(source: Checkpoint, plan: Plan) -> tuple[Plan, Tensor | str]:
     return plan, probe_logits(model, plan.target, source.folder.name)
 
 
-def read_trained(model: PreTrainedModel, plan: Plan, name: str) -> Tensor | str:
+def read_trained(model: Any, plan: Plan, name: str) -> Tensor | str:
     """The logits of a trained model under the patch of a plan, or why there are none to compare."""
     if sum(weight.numel() * weight.element_size() for weight in model.parameters()) > available_bytes():
         return "the weights do not fit into memory twice"

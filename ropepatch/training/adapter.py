@@ -219,7 +219,7 @@ def check_trained_from(record: Record, base: Checkpoint) -> None:
 
 def plan_of_record(record: Record, model: str | Path, revision: str | None = None) -> Plan:
     """The plan of a record, for its base or for a sibling of that."""
-    scaling = {"method": record.method, "factor": record.factor} | record.parameters
+    scaling: dict[str, Any] = {"method": record.method, "factor": record.factor} | record.parameters
     return make_plan(model, to=record.target, original=record.original, revision=revision, **scaling)
 
 
