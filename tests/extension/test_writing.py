@@ -533,7 +533,7 @@ def test_too_little_space_is_noticed_before_anything_is_copied(source, out, tmp_
     monkeypatch.setattr(checkpoint_module, "clone_files", lambda *a, **k: pytest.fail("copied"))
     with pytest.raises(RopepatchError, match=r"needs [\d.]+ [kM]B, .* has 1\.0 kB free") as caught:
         extend(source, out)
-    assert "--link-weights" in caught.value.hint
+    assert "`link_weights`" in caught.value.hint
     assert left(tmp_path) == ["source"]
 
 
