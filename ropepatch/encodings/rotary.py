@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ropepatch.encodings.encoding import AttentionInputs, Encoding, ModelShape
 from ropepatch.errors import RopepatchError
+from ropepatch.scaling.rope import Rope
 from ropepatch.settings import Amount, Count, Share, expected
 
 Extents = Annotated[
@@ -49,12 +50,12 @@ class RoPE(Encoding):
     formula = "pair i rotates by p·b^(−2i/D)"
     paper = "arXiv:2104.09864"
 
-    def constants(self, shape: ModelShape) -> dict[str, Tensor]:
-        return {"inv_freq": shape.rope.inv_freq()}
+    def rope(self, shape: ModelShape) -> Rope:
+        """The rope by which channels rotate."""
+        return shape.rope
 
-    def scale(self, shape: ModelShape) -> float:
-        """The factor of cos and sin."""
-        return shape.rope.carried_attention_factor
+    def constants(self, shape: ModelShape) -> dict[str, Tensor]:
+        return {"inv_freq": self.rope(shape).inv_freq()}
 
     def angles(self, positions: Tensor, inv_freq: Tensor) -> Tensor:
         """The radians [B, T, n] of positions [B, T], float32."""
@@ -62,7 +63,7 @@ class RoPE(Encoding):
 
     def apply(self, inputs: AttentionInputs, shape: ModelShape, *, inv_freq: Tensor) -> AttentionInputs:
         query, key = (
-            rotated(x, self.angles(positions, inv_freq), self.scale(shape))
+            rotated(x, self.angles(positions, inv_freq), self.rope(shape).carried_attention_factor)
             for x, positions in ((inputs.query, inputs.query_positions), (inputs.key, inputs.key_positions))
         )
         return replace(inputs, query=query, key=key)
@@ -88,12 +89,8 @@ class PartialRotary(RoPE):
                 hint=f"use a share of {2 / shape.head_dim:g} or more, or nope",
             )
 
-    def constants(self, shape: ModelShape) -> dict[str, Tensor]:
-        pairs = self._pairs(shape)
-        return {"inv_freq": 1.0 / shape.rope.rope_theta ** (torch.arange(pairs).float() / pairs)}
-
-    def scale(self, shape: ModelShape) -> float:
-        return 1.0
+    def rope(self, shape: ModelShape) -> Rope:
+        return Rope(2 * self._pairs(shape), shape.rope.rope_theta, shape.window)
 
     def _pairs(self, shape: ModelShape) -> int:
         return int(self.share * shape.head_dim) // 2
@@ -113,7 +110,7 @@ class ProportionalRotary(RoPE):
     share: Share = 0.75
 
     def constants(self, shape: ModelShape) -> dict[str, Tensor]:
-        inv_freq = shape.rope.inv_freq()
+        inv_freq = self.rope(shape).inv_freq()
         return {"inv_freq": inv_freq * (torch.arange(len(inv_freq)) < int(self.share * len(inv_freq)))}
 
 
@@ -140,13 +137,8 @@ class Axial(RoPE):
                 hint="use a grid of fewer axes",
             )
 
-    def constants(self, shape: ModelShape) -> dict[str, Tensor]:
-        channels = shape.head_dim // (len(self.grid) + 1)  # of an axis
-        exponents = torch.arange(0, channels, 2).float() / channels
-        return {"inv_freq": 1.0 / shape.rope.rope_theta**exponents}
-
-    def scale(self, shape: ModelShape) -> float:
-        return 1.0
+    def rope(self, shape: ModelShape) -> Rope:
+        return Rope(shape.head_dim // (len(self.grid) + 1), shape.rope.rope_theta, shape.window)
 
     def angles(self, positions: Tensor, inv_freq: Tensor) -> Tensor:
         return super().angles(coordinates(positions, self.grid), inv_freq).flatten(-2)
@@ -198,7 +190,7 @@ class XPos(RoPE):
 
         def stretched(x: Tensor, positions: Tensor, sign: int) -> Tensor:
             behind = (positions - origin).clamp(max=0)[..., None].float()  # a cache has empty columns ahead
-            power: Tensor = self.scale(shape) * decay ** (sign * behind / self.scale_base)
+            power: Tensor = shape.rope.carried_attention_factor * decay ** (sign * behind / self.scale_base)
             return rotated(x, self.angles(positions, inv_freq), power)
 
         return replace(
