@@ -38,16 +38,6 @@ def both(adapted, adapter):
     return {"merged": adapted, "adapter": adapter}
 
 
-@pytest.fixture(params=["merged", "adapter"])
-def either(both, request):
-    return both[request.param]
-
-
-@pytest.fixture
-def merged(adapted):
-    return adapted
-
-
 def sibling(folder, **changes):
     """A copy of tiny with a chat template whose weights were fine-tuned, and other keys in its config."""
     shutil.copytree(TINY, folder)
@@ -61,24 +51,35 @@ def sibling(folder, **changes):
     return folder
 
 
-def test_put_onto_its_own_base_it_is_the_adapted_model(merged, tales, tmp_path):
-    done = transfer(merged, "tiny", "tiny", tmp_path / "out", text=tales)
-    before, after = load_file(merged / WEIGHTS), load_file(done.folder / WEIGHTS)
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    return sibling(tmp_path_factory.mktemp("sibling") / "tuned")
+
+
+@pytest.fixture(scope="module", params=["adapted", "adapter"])
+def onto(request, tuned, tales, tmp_path_factory):
+    """What was trained, merged or apart, and the sibling with it."""
+    trained = request.getfixturevalue(request.param)
+    out = tmp_path_factory.mktemp("onto") / "out"
+    return trained, transfer(trained, "tiny", tuned, out, text=tales, max_short_loss_increase=0.9)
+
+
+def test_put_onto_its_own_base_it_is_the_adapted_model(adapted, tales, tmp_path):
+    done = transfer(adapted, "tiny", "tiny", tmp_path / "out", text=tales)
+    before, after = load_file(adapted / WEIGHTS), load_file(done.folder / WEIGHTS)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_every_weight_is_the_siblings_plus_what_the_adaptation_changed(either, tales, tmp_path):
-    adapted = either
-    tuned = sibling(tmp_path / "tuned")
-    done = transfer(adapted, "tiny", tuned, tmp_path / "out", text=tales)
+def test_every_weight_is_the_siblings_plus_what_the_adaptation_changed(onto, tuned):
+    trained, done = onto
     base, own, now = (load_file(folder / WEIGHTS) for folder in (TINY, tuned, done.folder))
-    if (adapted / WEIGHTS).exists():
+    if (trained / WEIGHTS).exists():
         change = {
-            n: w.double().numpy() - base[n].double().numpy() for n, w in load_file(adapted / WEIGHTS).items()
+            n: w.double().numpy() - base[n].double().numpy() for n, w in load_file(trained / WEIGHTS).items()
         }
     else:
-        change = adapter_change(adapted)
+        change = adapter_change(trained)
     changed = {name for name, difference in change.items() if np.abs(difference).max() > 0}
     assert QUERY in changed
     assert "model.layers.0.mlp.up_proj.weight" in own.keys() - changed
@@ -104,9 +105,8 @@ def adapter_change(folder):
     return change
 
 
-def test_stock_transformers_loads_it_at_the_target_with_the_siblings_chat_template(merged, tales, tmp_path):
-    tuned = sibling(tmp_path / "tuned")
-    done = transfer(merged, "tiny", tuned, tmp_path / "out", text=tales)
+def test_stock_transformers_loads_it_at_the_target_with_the_siblings_chat_template(onto, tuned):
+    trained, done = onto
     model = AutoModelForCausalLM.from_pretrained(done.folder)
     assert model.config.max_position_embeddings == 512
     assert model.config.rope_parameters["rope_type"] == "yarn"
@@ -116,21 +116,20 @@ def test_stock_transformers_loads_it_at_the_target_with_the_siblings_chat_templa
     assert record["verified"]["logits"] == "equal"
     assert record["transfer"]["base"] == "tiny"
     assert record["transfer"]["target_loss"] == done.target_loss
-    assert record["adaptation"]["steps"] == record_of(merged)["adaptation"]["steps"]
+    assert record["adaptation"]["steps"] == record_of(trained)["adaptation"]["steps"]
     write_card(done.folder)
     card = (done.folder / "README.md").read_text()
     assert "with what tiny learned in training for 6 steps" in card
     assert "arXiv:2212.04089" in card
 
 
-def test_a_loss_that_rose_too_far_is_a_red_gate(merged, tales, tmp_path):
-    tuned = sibling(tmp_path / "tuned")
-    green = transfer(merged, "tiny", tuned, tmp_path / "a", text=tales, max_short_loss_increase=0.9).gate
-    red = transfer(merged, "tiny", tuned, tmp_path / "b", text=tales, max_short_loss_increase=0.0).gate
-    assert green.passed
-    assert red.increase > 0
-    assert not red.passed
-    assert record_of(tmp_path / "b")["adaptation"]["gate"]["passed"] is False
+def test_a_loss_that_rose_too_far_fails_the_check_and_is_on_record(onto, tuned, tales, tmp_path):
+    trained, done = onto
+    failed = transfer(trained, "tiny", tuned, tmp_path / "out", text=tales, max_short_loss_increase=0.0).gate
+    assert done.gate.passed
+    assert failed.increase == done.gate.increase > 0
+    assert not failed.passed
+    assert record_of(tmp_path / "out")["adaptation"]["gate"]["passed"] is False
 
 
 def other_tokenizer(folder):
@@ -143,21 +142,29 @@ def other_tokenizer(folder):
     Tokenizer.from_file(str(file))
 
 
+def deeper(folder):
+    config = AutoModelForCausalLM.from_pretrained(folder).config
+    config.num_hidden_layers += 1
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+
+
 REFUSED = {
-    "other shapes": (lambda folder: None, {"vocab_size": 1000}, "no sibling of|not those of|shape"),
+    "other shapes": (None, {"vocab_size": 1000}, "no sibling of|not those of|shape"),
+    "more layers": (deeper, {}, r"no sibling of tiny: 9 of its tensors .* expected none"),
     "other tokens": (other_tokenizer, {}, "its tokenizer has '"),
-    "another rope": (lambda folder: None, {"rope_theta": 5e5, "rope_parameters": ROPE}, "another rope"),
-    "another window": (lambda folder: None, {"max_position_embeddings": 320}, "320 tokens"),
+    "another rope": (None, {"rope_theta": 5e5, "rope_parameters": ROPE}, "another rope"),
+    "another window": (None, {"max_position_embeddings": 320}, "320 tokens"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_sibling_is_refused_and_nothing_is_written(case, merged, tales, tmp_path):
+def test_what_is_no_sibling_is_refused_and_nothing_is_written(case, adapted, tales, tmp_path):
     change, keys, message = REFUSED[case]
     tuned = sibling(tmp_path / "tuned", **keys)
-    change(tuned)
+    if change:
+        change(tuned)
     with pytest.raises(RopepatchError, match=message):
-        transfer(merged, "tiny", tuned, tmp_path / "out", text=tales)
+        transfer(adapted, "tiny", tuned, tmp_path / "out", text=tales)
     assert not (tmp_path / "out").exists()
 
 
@@ -217,19 +224,9 @@ def test_a_damaged_adaptation_is_refused_and_nothing_is_written(case, both, tale
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_of_more_layers_is_no_sibling(merged, tales, tmp_path):
-    config = AutoModelForCausalLM.from_pretrained(TINY).config
-    config.num_hidden_layers += 1
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "deep")
-    shutil.copy(TINY / "tokenizer.json", tmp_path / "deep")
-    shutil.copy(TINY / "tokenizer_config.json", tmp_path / "deep")
-    with pytest.raises(RopepatchError, match=r"no sibling of tiny: 9 of its tensors .* expected none"):
-        transfer(merged, "tiny", tmp_path / "deep", tmp_path / "out", text=tales)
-
-
-def test_another_base_than_it_was_adapted_from_is_refused(merged, tales, tmp_path):
+def test_another_base_than_it_was_adapted_from_is_refused(adapted, tales, tmp_path):
     with pytest.raises(RopepatchError, match="other weights than the adapter was trained on"):
-        transfer(merged, sibling(tmp_path / "tuned"), "tiny", tmp_path / "out", text=tales)
+        transfer(adapted, sibling(tmp_path / "tuned"), "tiny", tmp_path / "out", text=tales)
 
 
 def test_what_was_extended_without_training_has_nothing_to_transfer(tales, tmp_path):
