@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from made_results import adapted, asking, model_record, reading, scoring
 from map_oracle import ORACLE, SABOTAGE, SMALL, distances
 
+import ropepatch
 from ropepatch.attention import MAPS, make_map
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import comparisons
-from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.results import Result
-from ropepatch.evaluation.retrieval import Answer, Retrieval
 from ropepatch.report import plots
 from ropepatch.report.plots.found import plot_found
 from ropepatch.report.plots.lines import _perplexities, plot_gain, plot_perplexity, plot_positions
@@ -30,15 +29,6 @@ from ropepatch.report.plots.style import COLOURS, PLAIN, Look, shown, spread
 from ropepatch.scaling import METHODS, make_scaling
 from ropepatch.scaling.rope import Frequencies, Rope
 
-CURVE = LossCurve((torch.linspace(3.0, 1.0, 999), torch.linspace(4.0, 2.0, 999)))
-FOUND = {(256, 0.1): 1, (512, 0.1): 2, (256, 0.95): 5, (512, 0.95): 6}  # of 8, by length and depth
-RETRIEVAL = Retrieval(
-    tuple(
-        Answer(number, length, "passkey", depth, number < count, -1.0)
-        for (length, depth), count in FOUND.items()
-        for number in range(8)
-    )
-)
 ROPE = Rope(16, 10_000.0, 256)
 
 
@@ -67,43 +57,12 @@ def drawn(plot, *results: Result):
     return plot(comparison, plots.looks_of(results)).axes[0]
 
 
-# Losses of curves in memory
-
-
-def test_the_loss_drawn_is_the_mean_over_each_stretch():
-    figure = plots.plot_loss({"one": CURVE}, trained=256)
-    assert figure._repr_png_().startswith(b"\x89PNG")  # which a notebook shows without pyplot
-    (axes,) = figure.axes
-    middles, means = labelled(axes)["one"].get_data()
-    assert list(means) == sorted(means, reverse=True)
-    assert 0 < middles[0] < middles[-1] < 1000
-    first = torch.cat([nll[:8] for nll in CURVE.nll]).mean().item()
-    assert means[0] == pytest.approx(first, abs=1e-6)
-
-
-def test_every_token_is_in_one_stretch():
-    (axes,) = plots.plot_loss({"ones": LossCurve((torch.ones(999),))}, trained=256).axes
-    assert set(labelled(axes)["ones"].get_ydata()) == {1.0}
-    spike = torch.zeros(999)
-    spike[-1] = 1.0
-    (axes,) = plots.plot_loss({"spike": LossCurve((spike,))}, trained=256).axes
-    assert labelled(axes)["spike"].get_ydata()[-1] > 0
-
-
-def test_curves_floor_and_trained_context_are_told_apart():
-    (axes,) = plots.plot_loss({"one": CURVE, "two": CURVE}, trained=256, floor=CURVE).axes
-    assert list(labelled(axes)) == ["one", "two", "floor"]
-    assert set(names(axes)) == {"one", "two", "floor"}
-    assert len({line.get_color() for line in labelled(axes).values()}) == 3
-    assert [256, 256] in [list(line.get_xdata()) for line in axes.lines]
-    assert ticks(axes.xaxis)[256] == "256\ntrained"
-
-
 # Losses of results
 
 
 def test_perplexity_is_drawn_at_every_length_with_its_interval():
     axes = drawn(plot_perplexity, reading("yarn", [2.0, 1.5, 1.0], method="yarn", width=0.25))
+    assert axes.figure._repr_png_().startswith(b"\x89PNG")  # which a notebook shows without pyplot
     line = labelled(axes)["yarn"]
     assert list(line.get_xdata()) == [256, 512, 1024]
     assert list(line.get_ydata()) == pytest.approx([2.0, 1.5, 1.0], rel=1e-12)
@@ -207,23 +166,30 @@ def test_few_lengths_are_drawn_too(lengths, tmp_path):
 # Answers found
 
 
-def test_the_map_shows_the_share_of_every_cell_with_depth_downwards():
-    figure = plots.plot_retrieval({"base": RETRIEVAL, "yarn": RETRIEVAL}, trained=256)
+@pytest.fixture
+def quarters():
+    """Answers to two kinds of questions at two lengths: none, one, two and three of four."""
+    counts, options = {"number": [0, 1], "sentence": [2, 3]}, {"lengths": (256, 512), "depths": (0.5,)}
+    (comparison,) = comparisons([asking(label, counts, **options) for label in ("base", "yarn")])
+    return comparison
+
+
+def test_the_map_shows_the_share_of_every_cell_downwards(quarters):
+    figure = plot_found(quarters, "kind")
     axes = figure.axes[0]
     assert axes.get_title(loc="left") == "base"
     written = {tuple(text.get_position()): text.get_text() for text in axes.texts}
-    assert written == {(0, 0): "12%", (1, 0): "25%", (0, 1): "62%", (1, 1): "75%"}
+    assert written == {(0, 0): "0%", (1, 0): "25%", (0, 1): "50%", (1, 1): "75%"}
     alphas = {(round(p.get_x() + 0.48), round(p.get_y() + 0.46)): p.get_alpha() for p in axes.patches}
     assert sorted(alphas, key=lambda cell: alphas[cell]) == [(0, 0), (1, 0), (0, 1), (1, 1)]
     assert axes.get_ylim()[0] > axes.get_ylim()[1]
     assert list(ticks(axes.xaxis).values()) == ["256", "512"]
-    assert list(ticks(axes.yaxis).values()) == ["10%", "90%"]  # the middles of the fifths they lie in
-    assert "of 8 in each cell" in figure.get_suptitle()
+    assert "of 4 in each cell" in figure.get_suptitle()
 
 
 @pytest.mark.parametrize(("trained", "place"), [(256, 0.5), (4096, 1.5)])
-def test_the_trained_context_lies_between_the_lengths_inside_and_beyond(trained, place):
-    axes = plots.plot_retrieval({"base": RETRIEVAL}, trained=trained).axes[0]
+def test_the_trained_context_lies_between_the_lengths_inside_and_beyond(quarters, trained, place):
+    axes = plot_found(replace(quarters, trained=trained), "kind").axes[0]
     assert list(axes.lines[0].get_xdata()) == [place, place]
 
 
@@ -238,6 +204,7 @@ def test_answers_of_results_are_mapped_by_kind_and_over_all_kinds_by_depth():
     assert written["retrieval-kinds"] == {(0, 0): "100%", (1, 0): "50%", (0, 1): "50%", (1, 1): "0%"}
     assert written["retrieval"] == {(0, 0): "75%", (1, 0): "25%", (0, 1): "75%", (1, 1): "25%"}
     assert list(ticks(drawn["retrieval-kinds"].axes[0].yaxis).values()) == ["number", "sentence"]
+    assert list(ticks(drawn["retrieval"].axes[0].yaxis).values()) == ["10%", "90%"]  # the middles of fifths
 
 
 def test_cells_too_small_for_numbers_are_explained_by_a_key():
@@ -540,18 +507,18 @@ def test_any_label_can_be_drawn(label, tmp_path):
 
 def test_drawing_changes_no_setting(tmp_path):
     before = dict(matplotlib.rcParams)
-    plots.save_figure(plots.plot_retrieval({"base": RETRIEVAL}, trained=256), tmp_path / "a")
-    plots.figures([reading("yarn", [1.0] * 3, method="yarn", gain=[0.1, 0.2])])
+    results = [reading("yarn", [1.0] * 3, method="yarn", gain=[0.1, 0.2]), asking("yarn", [1, 2, 3])]
+    for name, figure in plots.figures(results).items():
+        plots.save_figure(figure, tmp_path / name)
     assert dict(matplotlib.rcParams) == before
 
 
 @pytest.mark.slow
 def test_drawing_needs_no_window_system():
     code = """
-import sys, torch
-from ropepatch.evaluation.curves import LossCurve
-from ropepatch.report.plots import plot_loss
-plot_loss({"one": LossCurve((torch.ones(99),))}, trained=16)
+import sys, ropepatch
+from ropepatch.report.plots import plot_plan
+plot_plan(ropepatch.plan("tiny", to=512))
 assert "matplotlib.figure" in sys.modules and "matplotlib.pyplot" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -560,5 +527,5 @@ assert "matplotlib.figure" in sys.modules and "matplotlib.pyplot" not in sys.mod
 def test_a_missing_matplotlib_is_answered_with_the_line_to_type(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(RopepatchError, match="figures need matplotlib") as error:
-        plots.plot_loss({"one": CURVE}, trained=256)
+        plots.plot_plan(ropepatch.plan("tiny", to=512))
     assert error.value.hint == 'pip install "ropepatch[plot]"'

@@ -3,9 +3,7 @@
 All of them need matplotlib; without it a `RopepatchError` says what to install.
 """
 
-from ropepatch.report.plots.distances import plot_effective_distances
-from ropepatch.report.plots.found import plot_retrieval
-from ropepatch.report.plots.lines import plot_loss
+from ropepatch.report.plots.changes import Rescaling, plot_effective_distances, plot_wavelengths
 from ropepatch.report.plots.pictures import (
     Picture,
     figures,
@@ -14,7 +12,6 @@ from ropepatch.report.plots.pictures import (
     pictures_of_results,
     plot_plan,
 )
-from ropepatch.report.plots.rescaling import Rescaling, plot_wavelengths
 from ropepatch.report.plots.style import Look, looks, save_figure
 
 __all__ = [
@@ -27,9 +24,7 @@ __all__ = [
     "looks_of",
     "pictures_of_results",
     "plot_effective_distances",
-    "plot_loss",
     "plot_plan",
-    "plot_retrieval",
     "plot_wavelengths",
     "save_figure",
 ]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 from ropepatch.evaluation.results import Row
-from ropepatch.evaluation.tasks import retrieval_rows
 from ropepatch.report.plots.style import COLOURS, INK, QUIET, WIDTH, canvas, shown
 from ropepatch.settings import short_length
 
@@ -15,44 +14,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ropepatch.evaluation.comparisons import Comparison
-    from ropepatch.evaluation.retrieval import Retrieval
 
 PER_ROW = 3  # maps beside each other, at most
 CELL = (0.27, 0.15)  # inches that a number needs
 KEY = (0, 0.25, 0.5, 0.75, 1)  # shares, where cells have no room for numbers
+AXES = {  # by key of the rows: the name of the axis, and inches that its ticks need beyond a depth's
+    "depth": ("depth of the needle", 0.0),
+    "kind": ("kind of question", 0.6),
+}
 
 
-def plot_retrieval(retrievals: Mapping[str, Retrieval], *, trained: int) -> Figure:
-    """The share of answers found by length and depth, one map per model.
-
-    Args:
-        retrievals: What to draw, by name.
-        trained: The context the model was trained on, in tokens; marked.
-    """
-    rows = {
-        name: [
-            row
-            for row in retrieval_rows(retrieval)
-            if row.measure == "found" and row.at.keys() == {"length", "depth"}
-        ]
-        for name, retrieval in retrievals.items()
-    }
-    return _maps(rows, trained, "answers found", by="depth")
-
-
-def plot_found(comparison: Comparison, by: str) -> Figure:
-    """The share of answers found of results, by length and ``depth`` or ``kind``."""
-    title = f"{shown(comparison.model)}: answers found"
-    return _maps(comparison.rows("found", "length", by), comparison.trained, title, by=by)
-
-
-def _maps(tables: Mapping[str, Sequence[Row]], trained: int, title: str, *, by: str) -> Figure:
-    lengths = sorted({row.length for rows in tables.values() for row in rows})
-    places = list(dict.fromkeys(row.at[by] for rows in tables.values() for row in rows))
-    label, beside = "kind of question", 0.6  # inches that a kind's name needs beyond a depth
+def plot_found(comparison: Comparison, by: Literal["depth", "kind"]) -> Figure:
+    """The share of answers found by length and depth or kind, one map per result."""
+    tables = comparison.rows("found", "length", by)
+    cells = [row for rows in tables.values() for row in rows]
+    lengths = sorted({row.length for row in cells})
+    places = list(dict.fromkeys(row.at[by] for row in cells))
     if by == "depth":
-        label, beside = "depth of the needle", 0.0
         places.sort(key=float)
+    label, beside = AXES[by]
     across = min(len(tables), PER_ROW if len(lengths) * CELL[0] * PER_ROW < WIDTH - 0.6 else 2)
     down = -(-len(tables) // across)
     wide = min(0.62, (WIDTH - 0.6 - beside - 0.2 * across) / across / len(lengths))
@@ -63,10 +43,16 @@ def _maps(tables: Mapping[str, Sequence[Row]], trained: int, title: str, *, by: 
     with canvas(height, max(width, 2.6)) as figure:
         panels = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).flatten()
         for axes, (name, rows) in zip(panels, tables.items(), strict=False):
-            _map(axes, rows, lengths, places, by=by, written=written)
+            _map(axes, [(lengths.index(row.length), places.index(row.at[by]), row) for row in rows], written)
+            axes.set(xlim=(-0.55, len(lengths) - 0.45), ylim=(len(places) - 0.5, -0.5))
             axes.set_title(shown(name, max(12, int(12.5 * wide * len(lengths)))), color=INK)
-            inside = sum(n <= trained for n in lengths)
+            inside = sum(n <= comparison.trained for n in lengths)
             axes.axvline(inside - 0.5, color=INK, linewidth=1, linestyle=(0, (4, 2)))
+        skipped = 2 if len(lengths) > 9 else 1
+        ticks = ["" if (len(lengths) - 1 - k) % skipped else short_length(n) for k, n in enumerate(lengths)]
+        panels[0].set_xticks(range(len(lengths)), ticks)
+        names = [at if isinstance(at, str) else f"{at:.0%}" for at in places]
+        panels[0].set_yticks(range(len(places)), names)
         for axes in panels[len(tables) :]:
             axes.set_visible(False)
         for axes in panels[max(0, len(tables) - across) : len(tables)]:
@@ -78,41 +64,29 @@ def _maps(tables: Mapping[str, Sequence[Row]], trained: int, title: str, *, by: 
             figure.legend(
                 handles=handles, loc="outside upper left", ncols=len(KEY), handlelength=1.2, columnspacing=1
             )
-        below = f"prompt, tokens (dashed: the trained {short_length(trained)})"
+        below = f"prompt, tokens (dashed: the trained {short_length(comparison.trained)})"
         figure.supxlabel(below, color=QUIET, fontsize=9)
         figure.supylabel(label, color=QUIET, fontsize=9)
-        trials = sorted({row.n for rows in tables.values() for row in rows})
+        trials = sorted({row.n for row in cells})
         each = " to ".join(map(str, dict.fromkeys((trials[0], trials[-1]))))
-        figure.suptitle(f"{title}, of {each} in each cell", x=0.01, ha="left", color=QUIET, fontsize=9)
+        title = f"{shown(comparison.model)}: answers found, of {each} in each cell"
+        figure.suptitle(title, x=0.01, ha="left", color=QUIET, fontsize=9)
     return figure
 
 
-def _map(
-    axes: Axes,
-    rows: Sequence[Row],
-    lengths: Sequence[int],
-    places: Sequence[int | float | str],
-    *,
-    by: str,
-    written: bool,
-) -> None:
+def _map(axes: Axes, cells: Sequence[tuple[int, int, Row]], written: bool) -> None:
     from matplotlib.patches import Rectangle
 
-    for row in rows:
-        x, y, share = lengths.index(row.length), places.index(row.at[by]), row.value or 0.0
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    for x, y, row in cells:
+        share = row.value or 0.0
         cell = Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=COLOURS[0], alpha=_alpha(share), linewidth=0)
         axes.add_patch(cell)
         if written:
             colour = "#ffffff" if share > 0.55 else INK
             axes.text(x, y, f"{share:.0%}", ha="center", va="center_baseline", fontsize=6.5, color=colour)
-    axes.grid(False)
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
-    axes.set(xlim=(-0.55, len(lengths) - 0.45), ylim=(len(places) - 0.5, -0.5))
-    skipped = 2 if len(lengths) > 9 else 1
-    ticks = ["" if (len(lengths) - 1 - k) % skipped else short_length(n) for k, n in enumerate(lengths)]
-    axes.set_xticks(range(len(lengths)), ticks)
-    axes.set_yticks(range(len(places)), [at if isinstance(at, str) else f"{at:.0%}" for at in places])
 
 
 def _alpha(share: float) -> float:

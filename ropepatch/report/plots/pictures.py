@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ropepatch.evaluation.comparisons import Comparison, by_place, comparisons, training_free
 from ropepatch.evaluation.results import Result, slug
-from ropepatch.report.plots.distances import plot_effective_distances
+from ropepatch.report.plots.changes import Rescaling, plot_effective_distances, plot_wavelengths
 from ropepatch.report.plots.found import plot_found
 from ropepatch.report.plots.lines import plot_gain, plot_perplexity, plot_positions
-from ropepatch.report.plots.rescaling import Rescaling, plot_wavelengths
 from ropepatch.report.plots.style import Look, looks
 from ropepatch.settings import short_length
 
