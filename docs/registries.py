@@ -15,7 +15,7 @@ from measured import result
 import ropepatch
 from ropepatch import ENCODINGS, MAPS, METHODS
 from ropepatch.errors import RopepatchError
-from ropepatch.extension.engines import VERSIONS
+from ropepatch.extension.engines import KNOWN, VERSIONS
 from ropepatch.extension.planning import Plan, plan_scaling
 from ropepatch.model.survey import survey
 from ropepatch.report.printers import markdown_rows
@@ -52,7 +52,6 @@ def _formulas(kinds: Iterable[Any], head: str) -> str:
 
 # Other engines
 
-RUN = "transformers 5.x", "transformers 4.x", "mlx-lm"  # by tests/extension/test_engines.py
 SERVED = "yarn", "linear", "ntk", "llama3", "ntk-fixed"
 
 
@@ -61,7 +60,7 @@ def engine_versions() -> str:
     asked = {row["engine"]: row["version"] for row in result("engines")["rows"]}
     rows = []
     for name, version in VERSIONS.items():
-        known = ["run"] if name in RUN else ["read"]
+        known = ["run"] if KNOWN.get(name) == "run" else ["read"]
         known += [f"server of {asked[name]} probed"] if name in asked else []
         rows.append((name, version, "; ".join(known)))
     return markdown_rows(("engine", "version", ""), rows)

@@ -1,7 +1,8 @@
 """Which inference engine reads an extended checkpoint, and how much of it.
 
-Derived from the engines' sources, not from running them, for LLaMA's architecture; of llama.cpp its converter
-and its runtime. Of other architectures there are rows in `ropepatch.model.architectures`.
+Derived from the engines' sources for LLaMA's architecture, and for some of them proven by running (`KNOWN`);
+of llama.cpp its converter and its runtime. Of other architectures there are rows in
+`ropepatch.model.architectures`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ VERSIONS = {  # whose sources were read
     "llama.cpp": "0c1e57098",
     "mlx-lm": "0.32.2",
 }
+KNOWN = {  # how, where its sources alone were not read: its logits were compared, or its server was probed
+    **dict.fromkeys(("transformers 5.x", "transformers 4.x", "mlx-lm"), "run"),
+    "vLLM": "probed",
+}
 STALE = "recomputed as the sequence grows: cached keys go stale"
 
 
@@ -47,6 +52,14 @@ class Engine(Part):
     reads: Literal["yes", "partly", "no"]
     note: Text
     switches: list[Switch]
+
+
+def known(engine: Engine, *, of_map: bool = False) -> str:
+    """How it is known what an engine reads of a rope: run, probed, or read in its sources."""
+    how = KNOWN.get(engine.engine, "read")
+    if engine.reads == "yes":  # what a server reads wrongly was not asked
+        return how
+    return how if how == "run" and not of_map else "read"
 
 
 def _says(engine: str, reads: Literal["yes", "partly", "no"], note: str = "", *switches: str) -> Engine:

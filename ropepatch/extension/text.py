@@ -13,6 +13,7 @@ from rich.table import Table
 
 from ropepatch.attention import AttentionMap
 from ropepatch.errors import printable
+from ropepatch.extension.engines import known
 from ropepatch.model.architectures import IN_LLAMA_CPP
 from ropepatch.model.config import LEGACY_KEYS
 from ropepatch.model.rotary import float32_on_cpu
@@ -58,10 +59,14 @@ def plan_text(plan: Plan) -> str:
         console.print("config.json")
         console.print(_grid(("", "", ""), _changes(plan)))
         basis = "" if plan.model_type in IN_LLAMA_CPP else ", derived for LLaMA's architecture"
-        console.print(f"engines and the rope type they read{basis}")
+        console.print(f"engines, the rope type they read, and how that is known{basis}")
         kind = plan.distances.name if plan.distances else plan.rope_parameters["rope_type"]
-        rows = ((f"  {engine.engine}", engine.reads, kind, engine.note) for engine in plan.engines)
-        console.print(_grid(("", "", "", ""), rows))
+        of_map = plan.distances is not None
+        rows = (
+            (f"  {engine.engine}", engine.reads, kind, known(engine, of_map=of_map), engine.note)
+            for engine in plan.engines
+        )
+        console.print(_grid([""] * 5, rows))
     for warning in plan.warnings:
         console.print(f"warning: {printable(warning)}")
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).rstrip()

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import ropepatch
-from ropepatch.extension.engines import Engine, engine_support
+from ropepatch.extension.engines import KNOWN, Engine, engine_support, known, map_support
 from ropepatch.extension.planning import Plan, plan_scaling
 from ropepatch.model.architectures import IGNORED_BY_4, REFUSED_BY_4
 from ropepatch.model.checkpoint import Checkpoint
@@ -332,8 +332,18 @@ def test_the_readme_says_what_the_rules_of_an_engine_give(engine):
     for name, line in lines:
         if name in probed and engine == "vLLM":  # of llama.cpp the files of `export --gguf` were served
             assert (probed[name]["verdict"] == RIGHT) == (line.reads == "yes"), probed[name]
-    known = {name: "probed" if engine == "vLLM" and name in probed else "derived" for name, _ in lines}
-    check_column(engine, {name: f"{line.reads}, {known[name]}" for name, line in lines})
+    assert (KNOWN.get(engine) == "probed") == (engine == "vLLM" and bool(probed))
+    how = {name: "probed" if engine == "vLLM" and name in probed else "derived" for name, _ in lines}
+    check_column(engine, {name: f"{line.reads}, {how[name]}" for name, line in lines})
+
+
+def test_what_was_not_asked_of_a_server_is_not_called_probed():
+    stated = {name: planned(surveyed("llama-2"), name).engines for name in ("yarn", "dynamic")}
+    shown = {name: {line.engine: known(line) for line in lines} for name, lines in stated.items()}
+    assert (shown["yarn"]["vLLM"], shown["dynamic"]["vLLM"]) == ("probed", "read")
+    assert {shown[name]["mlx-lm"] for name in shown} == {"run"}
+    of_map = {line.engine: known(line, of_map=True) for line in map_support()}
+    assert of_map == dict.fromkeys(of_map, "read") | {"transformers 5.x": "run"}
 
 
 def test_the_readme_says_of_gguf_files_what_llama_cpp_computed():
