@@ -305,7 +305,7 @@ def test_a_plan_from_a_file_is_that_from_its_parameters(checkpoint, fitted):
 def test_another_target_is_refused(checkpoint, fitted, to):
     with pytest.raises(RopepatchError, match=rf"for a target of {TARGET} tokens, got {to}") as caught:
         ropepatch.plan(checkpoint, to=to, method=str(fitted))
-    assert caught.value.hint.startswith(f"--to {TARGET}, or fit it for {to}: `ropepatch fit")
+    assert caught.value.hint.startswith(f"`to={TARGET}`, or fit it for {to}: `ropepatch fit")
 
 
 @pytest.mark.parametrize(
