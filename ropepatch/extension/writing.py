@@ -61,6 +61,7 @@ def extend(
     progress: Progress | None = None,
     record: Mapping[str, Any] | None = None,
     source: Checkpoint | None = None,
+    finish: Callable[[Path], object] = lambda folder: None,
 ) -> Path:
     """Write the checkpoint of a plan, proven by reloading it with stock transformers.
 
@@ -75,6 +76,7 @@ def extend(
         progress: Called with the bytes cloned so far and in all.
         record: Further keys of the record.
         source: The checkpoint of the plan, by `source_of`, where it is found already.
+        finish: Called with the complete folder before it gets its name.
 
     Raises:
         RopepatchError: If the plan cannot be saved, the source is unsound, the folder exists or cannot be
@@ -103,6 +105,7 @@ def extend(
         written = Checkpoint(partial)
         proof = proof_of(written, verify(written, plan, expected), linked=link_weights)
         records.write(partial, records.Record.of(plan, **proof | origin | dict(record or {})))
+        finish(partial)
     return folder
 
 

@@ -38,6 +38,7 @@ from ropepatch.pipeline.running import (
     device,
     interruptible,
     is_first,
+    no_bar,
     num_processes,
     say_on_stderr,
 )
@@ -276,6 +277,7 @@ def extend(
                     progress=advance,
                     source=source,
                     record=(learned.record if learned else {}) | request.record,
+                    finish=lambda folder: add_reading(request, folder, feedback),
                 )
             extension = _finished(request, plan, folder, learned, feedback)
         else:
@@ -346,31 +348,31 @@ def _finished(
     if is_first():
         if learned:
             learned.put_on_record(folder)
-        if request.reading is not False and (folder / "config.json").exists():
-            add_reading(folder, device(), unasked=request.reading is None, feedback=feedback)
+        if request.recipe is not None and (folder / "config.json").exists():
+            add_reading(request, folder, feedback)
     results = _measured(request, plan, folder, feedback)
     return Extension(folder, plan, records.read(folder).to_dict(), results)
 
 
-def add_reading(folder: Path, device: str, *, unasked: bool, feedback: Feedback) -> None:
-    """Write the reading of a checkpoint, or say why there is none; one of the same weights stays.
+def add_reading(request: Request, folder: Path, feedback: Feedback) -> None:
+    """Write the reading of a checkpoint if it is asked for or quick, or say why there is none.
 
-    Args:
-        folder: The checkpoint.
-        device: Where it is read.
-        unasked: Whether to read only what is read within a minute or two.
-        feedback: Takes the reason, and a bar.
+    One of the same weights stays.
     """
+    if request.reading is False:
+        return
     checkpoint = Checkpoint(folder)
     try:
         if readings.exists(folder) and readings.read(folder).weights == checkpoint.fingerprint:
             return
-        hypotheses = affordable(checkpoint, records.read(folder), device) if unasked else None
+        unasked = request.reading is None
+        hypotheses = affordable(checkpoint, records.read(folder), device()) if unasked else None
         if isinstance(hypotheses, str):
             feedback.say(f"no {readings.FILE}: {hypotheses}")
             return
-        with feedback.progress("reading") as advance:
-            reading = make_reading(checkpoint, device=device, hypotheses=hypotheses, progress=advance)
+        progress = no_bar if request.recipe is None else feedback.progress  # that of the weights still shows
+        with progress("reading") as advance:
+            reading = make_reading(checkpoint, device=device(), hypotheses=hypotheses, progress=advance)
         readings.write(folder, reading)
     except RopepatchError as error:  # the checkpoint is written and proven
         feedback.say(f"no {readings.FILE}: {error}")
