@@ -9,9 +9,9 @@ from typing import Any
 import robustness
 from retrieval_speed import EACH, ONCE
 
+import ropepatch
 from ropepatch import METHODS
 from ropepatch.evaluation.intervals import Mean
-from ropepatch.evaluation.results import Result, read_result
 from ropepatch.report.printers import markdown_rows
 
 RESULTS = Path(__file__).parents[1] / "eval" / "results"
@@ -22,19 +22,14 @@ def result(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def results(folder: str) -> list[Result]:
-    """The results in a folder of eval/results."""
-    return [read_result(file) for file in sorted((RESULTS / folder).glob("*.json"))]
-
-
 def demo() -> str:
-    """What `ropepatch demo` found: losses and answers by length, before and after."""
+    """Losses and answers by length, before and after, as `ropepatch demo` measures them."""
     heads = {"baseline": "before", "yarn": "after", "floor": "floor"}
     tables = []
     for measure, words in (("loss", "nats per token, first"), ("found", "passkeys found, of 20 at")):
         cells = {
             (result.label, row.length): f"{row.text} ({row.interval})" if row.interval else row.text
-            for result in results("demo")
+            for result in ropepatch.read_results(RESULTS / "demo")
             for row in result.rows
             if row.measure == measure and row.at.keys() == {"length"}
         }

@@ -31,8 +31,9 @@ import measured
 import parallel_tables
 import pretraining_recipe
 import registries
-from measured import result
+from measured import RESULTS, result
 
+import ropepatch
 from ropepatch.cli import catalogue
 from ropepatch.evaluation.suites import Suite
 from ropepatch.files import json_text
@@ -131,9 +132,9 @@ def svg(figure: object) -> str:
 
 
 FIGURES: Mapping[str, Make] = {
-    "eval/results/demo-loss.svg": lambda: svg(figures(measured.results("demo"))["positions"]),
+    "eval/results/demo-loss.svg": lambda: svg(figures(ropepatch.read_results(RESULTS / "demo"))["positions"]),
     "eval/results/tiny-suite-perplexity.svg": lambda: svg(
-        figures(measured.results("tiny-suite"))["perplexity"]
+        figures(ropepatch.read_results(RESULTS / "tiny-suite"))["perplexity"]
     ),
     "eval/results/encodings-extrapolation.svg": lambda: svg(encoding_tables.figure(rows("encodings"))),
     "eval/results/fit-divisors.svg": lambda: svg(fit_tables.figure(rows("fit"))),

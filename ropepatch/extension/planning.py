@@ -209,7 +209,8 @@ def plan(
     else:
         surveyed, name = survey(model.to_dict()), model.name_or_path or type(model).__name__
     surveyed = trained_on(surveyed, original)
-    check_method(str(method), parameters, arguments=("to", "method", "original", "revision"))
+    if parameters:
+        check_method(str(method), parameters, arguments=("to", "method", "original", "revision"))
     return plan_method(surveyed, name, revision, str(method), parameters, to)
 
 

@@ -185,7 +185,7 @@ class Server:
 
 
 def _tops(content: dict[str, Any], name: str) -> tuple[dict[int, float], dict[str, float]]:
-    """The log-probabilities of an answer, in the older form of OpenAI or that of chats (llama.cpp)."""
+    """The log-probabilities of an answer, in the older form of OpenAI or that of chats; empty without any."""
     try:
         told = content["choices"][0]["logprobs"]
         tokens = told and told["content" if "content" in told else "top_logprobs"]
@@ -208,6 +208,4 @@ def _tops(content: dict[str, Any], name: str) -> tuple[dict[int, float], dict[st
                 by_text[token] = log_prob
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise RefusedError(f"{name} answers without usable logprobs") from error
-    if not by_id and not by_text:
-        raise RefusedError(f"{name} answers without logprobs")
     return by_id, by_text

@@ -38,7 +38,7 @@ def done(folder) -> subprocess.CompletedProcess[str]:
 
 def test_the_demo_finds_again_what_the_documents_say(done, folder):
     found = {(one.task, one.label): one for one in read_results(folder / "out" / "evaluation")}
-    stated = {(one.task, one.label): one for one in measured.results("demo")}
+    stated = {(one.task, one.label): one for one in read_results(measured.RESULTS / "demo")}
     assert found.keys() == stated.keys()
     for key, result in stated.items():
         rows = {(row.measure, *row.at.items()): row.value for row in found[key].rows}

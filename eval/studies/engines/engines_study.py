@@ -3,7 +3,7 @@
     python eval/studies/engines/engines_study.py vLLM 0.32.0 "vllm serve {folder} --port {port} {switches}"
     python eval/studies/engines/engines_study.py llama.cpp b11739 "llama-server -m {gguf} --port {port}"
 
-Every saved rope type of tiny at 4 times its window is served as it is, and without its scaling; yarn also
+Every saved rope type of tiny at 4 times its window is served, right and without its scaling; yarn also
 with every other mistake that a reading knows. What is served wrongly must be called so: the control. Rows
 that are in the file already stay. {switches} are those that `ropepatch plan` names for the engine.
 """

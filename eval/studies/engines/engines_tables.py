@@ -27,7 +27,7 @@ def probed_table(rows: Rows) -> str:
 
 
 def trainers_table(rows: Rows) -> str:
-    """Of each way to load a checkpoint, how many of them, right and wrong, were named rightly."""
+    """Count, by the way of loading, the checkpoints whose verdict is right."""
     ways: dict[tuple[str, str], Rows] = {}
     for row in rows:
         ways.setdefault((row["engine"], row["version"]), []).append(row)

@@ -1,4 +1,4 @@
-"""What the ways in which trainers load an extended checkpoint make of its rope, in this process.
+"""Judge the rope of an extended checkpoint as trainers load it, in this process.
 
     pip install trl peft datasets
     python eval/studies/engines/trainers_study.py
