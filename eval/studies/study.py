@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 import ropepatch
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import cut_windows, digest
@@ -108,8 +110,11 @@ class Rows:
     """
 
     def __init__(self, file: Path, task: str) -> None:
-        held = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         self._file, self._task = file, task
+        self._read()
+
+    def _read(self) -> None:
+        held = json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else {}
         self.rows: list[Row] = held.get("rows", [])
         self._env: Row = held.get("env", {})
 
@@ -118,12 +123,14 @@ class Rows:
         return [row for row in self.rows if all(row.get(name) == value for name, value in named.items())]
 
     def add(self, row: Row, model: Any) -> None:
-        """Append a row that was measured on a model."""
-        self.rows.append(row)
-        self._env[row.get("model", "tiny")] = environment(model)
-        with whole_file(self._file) as partial:
-            record = {"task": self._task, "rows": self.rows, "env": self._env}
-            partial.write_text(results_json(record) + "\n", encoding="utf-8")
+        """Append a row that was measured on a model; several processes may do so."""
+        with FileLock(f"{self._file}.lock"):
+            self._read()
+            self.rows.append(row)
+            self._env[row.get("model", "tiny")] = environment(model)
+            with whole_file(self._file) as partial:
+                record = {"task": self._task, "rows": self.rows, "env": self._env}
+                partial.write_text(results_json(record) + "\n", encoding="utf-8")
 
 
 def chosen(cases: tuple[Any, ...], only: str | None) -> list[Any]:

@@ -298,7 +298,7 @@ def ask(
         return [Answer(index, *answer) for answer in answered]
 
     with evaluating(model), advancing(progress, "haystacks") as advance, torch.inference_mode():
-        reader = _Reader(model, tokens_per_batch, read_once=read_once)
+        reader = Reader(model, tokens_per_batch, read_once=read_once)
         indices = list(range(len(haystacks)))
         of_all = distribute(indices, answers, key=lambda i: digest([haystacks[i].ids]), split=split)
     return Retrieval(tuple(answer for of_one in of_all for answer in of_one))
@@ -336,10 +336,10 @@ def _follows_length(model: PreTrainedModel) -> bool:
     return False
 
 
-class _Reader:
-    """Reads haystacks under one model and asks their questions."""
+class Reader:
+    """Reads haystacks under one model and asks their questions; see `retrieve` for its arguments."""
 
-    def __init__(self, model: PreTrainedModel, tokens_per_batch: int, *, read_once: bool) -> None:
+    def __init__(self, model: PreTrainedModel, tokens_per_batch: int, *, read_once: bool = True) -> None:
         self._model, self._tokens = model, tokens_per_batch
         self._gives_positions = any(map(gives_positions, model.modules()))  # any: PEFT passes keywords on
         self._cache = cache_keyword(model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -116,6 +117,7 @@ class Sharing:
         self.announce(recipe)
         # The others wait while the first tokenises, merges and saves, which may take hours.
         state = PartialState(cpu=on_cpu(), timeout=timedelta(days=2))
+        atexit.register(state.destroy_process_group)  # or its threads may abort a process that has ended well
         if state.num_processes != self.processes:
             raise RopepatchError(
                 f"accelerate counts {state.num_processes} where {self.processes} processes were started",

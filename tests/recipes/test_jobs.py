@@ -116,7 +116,7 @@ def test_a_job_that_is_killed_goes_on_on_an_empty_disk_and_ends_with_the_same_we
         again = subprocess.run(
             line, cwd=tmp_path / "second", env=variables, check=True, capture_output=True, text=True
         )
-        assert f"going on from {kept}" in again.stderr
+        assert f"resuming from {kept}" in again.stderr
     recipe = str(tmp_path / "first" / "six.yaml")
     weights = model_bytes(ropepatch.extend("tiny", recipe=recipe, out=tmp_path / "alone").folder)
     assert model_bytes(tmp_path / "second" / "out") == weights
