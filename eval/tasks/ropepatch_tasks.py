@@ -15,6 +15,7 @@ import ropepatch
 from ropepatch.data.haystack import Haystacks
 from ropepatch.data.texts import read_documents
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.curves import KEY_GAIN, KEY_LIKELY
 from ropepatch.evaluation.tasks import doublings
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 
 SHORTEST = 256  # tokens, of the lengths that are asked for if none are given
-GAIN, LIKELY = 2.0, -2.0  # alpha and beta of LongPPL, in nats
 
 Splits = dict[str, datasets.Dataset]
 
@@ -177,7 +177,8 @@ def _key_tokens(
     windows = ropepatch.perplexity(evaluator, None, nearby).nll
     near = torch.cat([nll[begin - end :] for nll, (begin, end) in zip(windows, blocks, strict=True)])
     far = far[-len(near) :]  # both losses, in nats
-    is_key = F.pad((near - far > GAIN) & (far < -LIKELY), (short + 1, 1)).int()  # the first tokens are none
+    is_key = (near - far > KEY_GAIN) & (far < -KEY_LIKELY)
+    is_key = F.pad(is_key, (short + 1, 1)).int()  # the first tokens are none
     edges = is_key.diff()
     runs = zip(*((edges == edge).nonzero().flatten().tolist() for edge in (1, -1)), strict=True)
     return [(offsets[begin][0], offsets[end - 1][1]) for begin, end in runs]

@@ -94,8 +94,18 @@ def evaluate(
         bool, typer.Option("--bos/--no-bos", help="A beginning-of-sequence token before each document.")
     ] = True,
     gain: Annotated[
-        bool, typer.Option("--gain", help="Also measure what tokens beyond the trained context bring.")
+        bool,
+        typer.Option(
+            "--gain", help="Also measure what tokens beyond the trained context bring, and LongPPL."
+        ),
     ] = False,
+    scorer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="A checkpoint that chooses the key tokens of LongPPL; each model if not given.",
+        ),
+    ] = None,
     out: Out = None,
     report: Report = None,
     revision: Revision = None,
@@ -122,6 +132,7 @@ def evaluate(
         "stride": stride,
         "bos": None if bos else False,
         "gain": gain or None,
+        "scorer": scorer,
     }
     results = measure(
         model,

@@ -80,7 +80,8 @@ class Comparison:
 
 def few(result: Result) -> list[str]:
     """A warning where a result rests on too few documents or haystacks."""
-    sizes = {len(row.clusters) for row in result.rows if row.clusters and row.at.keys() == {"length"}}
+    rows = [row for row in result.rows if row.clusters and row.at.keys() == {"length"}]
+    sizes = {len(row.clusters) for row in rows if row.measure == rows[0].measure}  # not all have key tokens
     if not sizes or (clusters := min(sizes)) >= FEW:
         return []
     unit = UNITS.get(result.task, "cluster")

@@ -19,6 +19,8 @@ from ropepatch.evaluation.table import aligned, data_frame
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+KEY_GAIN, KEY_LIKELY = 2.0, -2.0  # alpha and beta of LongPPL, in nats
+
 
 @dataclass(frozen=True)
 class Perplexity:
@@ -115,6 +117,42 @@ class LossCurve:
         if not all(gain.isfinite().all() for gain in gains):
             raise RopepatchError("a gain is not finite", hint="both curves must hold numbers only")
         return LossCurve(gains, self.documents)
+
+    def key_tokens(
+        self, limited: LossCurve, *, gain: float = KEY_GAIN, likely: float = KEY_LIKELY
+    ) -> tuple[Tensor, ...]:
+        """Which tokens need the context that ``limited``, a curve of the same tokens, did not give.
+
+        Those of LongPPL (Fang et al. 2024, arXiv:2410.23771): with all the context a token is more likely, by
+        more than ``gain`` nats, and its log-probability is above ``likely``.
+
+        Returns:
+            For each row a mask [T - 1], True for a key token, as `long_perplexity` takes it.
+
+        Raises:
+            RopepatchError: As `gain_over`.
+        """
+        gains = self.gain_over(limited).nll
+        return tuple((by > gain) & (-full > likely) for by, full in zip(gains, self.nll, strict=True))
+
+    def long_perplexity(self, keys: Sequence[Tensor], length: int | None = None) -> Perplexity:
+        """LongPPL: the perplexity of the key tokens among the first ``length`` of every row, or among all.
+
+        Args:
+            keys: Masks by `key_tokens`, of this curve or of that of another model, for the same tokens. A
+                model that chooses its own has one below exp(-``likely``) by their definition.
+            length: In tokens.
+
+        Raises:
+            RopepatchError: Masks of other tokens. Where there is no key token, its loss has no documents.
+        """
+        if [len(mask) for mask in keys] != [len(nll) for nll in self.nll]:
+            raise RopepatchError(
+                f"the key tokens are not those of {self!r}", hint="read the same documents in the same order"
+            )
+        end = None if length is None else length - 1
+        read = [nll[:end][mask[:end]] for nll, mask in zip(self.nll, keys, strict=True)]
+        return self._sum(read, "a key token") if any(map(len, read)) else Perplexity(Mean(()))
 
     def of_documents(self, documents: Sequence[int]) -> LossCurve:
         """The same where row i, such as a window, is of document ``documents[i]``."""

@@ -17,6 +17,7 @@ import torch
 import transformers
 from pydantic import ConfigDict, StrictFloat, StrictInt, ValidationError
 from pydantic.dataclasses import dataclass
+from torch import Tensor
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
@@ -52,6 +53,9 @@ class Measure(NamedTuple):
 MEASURES: dict[str, Measure] = {
     "loss": Measure("Nats per token", "{:z.3f}".format, -1, hub="loss"),
     "gain": Measure("Nats gained from beyond the trained context", "{:z.3f}".format, 1, hub="gain"),
+    "key_loss": Measure("Nats per key token", "{:z.3f}".format, -1, hub="key_loss"),
+    # Not ranked: each model's own tokens are others, and it finds them likely.
+    "own_key_loss": Measure("Nats per key token of its own", "{:z.3f}".format, hub="own_key_loss"),
     "found": Measure("Answers found", "{:.0%}".format, 1, share=True, hub="accuracy"),
     "log_prob": Measure(
         "Log-probability of the answers, nats per token", "{:z.2f}".format, 1, hub="log_prob"
@@ -251,6 +255,17 @@ def rows_by_position(curve: LossCurve, edges: Sequence[int], measure: str = "los
     ]
 
 
+def rows_of_keys(
+    curve: LossCurve, keys: Sequence[Tensor], lengths: Sequence[int], trained: int, measure: str
+) -> list[Row]:
+    """The loss of the key tokens up to each length beyond the trained context."""
+    return [
+        Row.of(measure, {"length": length}, curve.long_perplexity(keys, length).loss)
+        for length in lengths
+        if length > trained
+    ]
+
+
 def joined(rows: Sequence[Row], at: Mapping[str, int | float | str]) -> Row:
     """Rows of the same documents or haystacks as one, cluster by cluster."""
     clusters = [
@@ -282,4 +297,5 @@ def identity(value: Any) -> Any:
     """Without the names of model and text, which fingerprint and hash tell better than any spelling."""
     if not isinstance(value, dict) or not {"weights", "digest"} & value.keys():
         return value
-    return {key: item for key, item in value.items() if key not in ("name", "text", "extended_from")}
+    names = ("name", "text", "extended_from", "scorer")
+    return {key: item for key, item in value.items() if key not in names}

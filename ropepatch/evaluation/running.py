@@ -69,7 +69,8 @@ class Kept:
         """Keep a value."""
         if self._folder is not None:
             with _disk_errors(self._folder):
-                self._folder.mkdir(exist_ok=True)  # another process that ended first may have removed it
+                # Another process that ended first may have removed it.
+                self._folder.mkdir(parents=True, exist_ok=True)
                 with (self._folder / self._name).open("a", encoding="utf-8") as file:
                     file.write(f"\n{json.dumps([key, value])}")  # the line before may be half a one
 

@@ -19,12 +19,17 @@ from ropepatch.data.haystack import KINDS, Haystacks
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import cut_windows, digest, first_documents, token_ids
 from ropepatch.data.tiny.tales import Tale, held_out_tales
+from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.perplexity import check_windows, perplexity
-from ropepatch.evaluation.results import Row, rows_by_length, rows_by_position
+from ropepatch.evaluation.results import Row, rows_by_length, rows_by_position, rows_of_keys
 from ropepatch.evaluation.retrieval import Retrieval, ask, chat_parts
 from ropepatch.files import shipped
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.head import input_device
+from ropepatch.model.loading import load_tokenizer
+from ropepatch.model.source import find_source
 from ropepatch.settings import (
     Count,
     Length,
@@ -42,6 +47,10 @@ ONE_PASS = "Each piece is read once; its first N tokens give the figure at lengt
 SLIDING = (
     "At length N, windows of N tokens move over each piece, {stride} tokens at a time; each token counts "
     "once, in the first window that holds it."
+)
+KEY_TOKENS = (
+    "LongPPL is of the tokens that {} finds likelier by more than 2 nats with all the context than in "
+    "windows of the trained one that move by half of it, and likelier than exp(-2)."
 )
 DEPTHS = 5  # stretches of depth that a figure tells apart
 DOCUMENTS = 64  # of a text, from which haystacks are made
@@ -154,7 +163,10 @@ class PerplexityTask(Task):
         stride: Slide windows of each length over pieces of twice the greatest, so many tokens at a time; None
             for one pass, which gives every length at once.
         bos: Put the beginning-of-sequence token before each document.
-        gain: Also measure what the tokens beyond the trained context bring; by a further pass.
+        gain: Also measure what the tokens beyond the trained context bring; by a further pass. It gives
+            LongPPL, too: the perplexity of the tokens that need them.
+        scorer: The checkpoint that chooses these key tokens, which has the same tokenizer and is read as
+            often; None for each model by itself.
     """
 
     name: ClassVar[str] = "perplexity"
@@ -170,11 +182,14 @@ class PerplexityTask(Task):
     stride: Count | None = None
     bos: bool = True
     gain: bool = False
+    scorer: Text | None = None
 
     def check(self) -> None:
         """Refuse settings that exclude each other."""
         if self.gain and self.stride is not None:
             raise RopepatchError("gain is of one pass, got a stride", hint="leave one of them out")
+        if self.scorer is not None and not self.gain:
+            raise RopepatchError("scorer chooses the key tokens of gain", hint="gain: true, or --gain")
         if not self.bos and self.documents is None:
             raise RopepatchError(
                 "without bos documents cannot be joined", hint="documents: 10, or --documents 10"
@@ -197,32 +212,53 @@ class PerplexityTask(Task):
         # Also the trained context, for the short-context cost.
         known = sorted({*lengths, *([trained] if trained < lengths[-1] else [])})
         edges = _edges(trained, lengths[-1])
+        scorer = None if self.scorer is None else _scorer(self.scorer, model, tokenizer)
 
         def of_one_pass(curve: LossCurve) -> list[Row]:
             return rows_by_length(curve, known) + rows_by_position(curve, edges)
 
-        def run(model: Any, tokenizer: Any, keep: Path | None, advance: Advance) -> list[Row]:
-            def read(window: int | None = None, stride: int | None = None) -> LossCurve:
-                options: dict[str, Any] = {"keep": keep, "split": True, "progress": advance}
-                curve = perplexity(model, tokenizer, ids, window=window, stride=stride, **options)
-                return curve.of_documents(documents)
+        def read(
+            model: Any,
+            keep: Path | None,
+            advance: Advance,
+            window: int | None = None,
+            stride: int | None = None,
+        ) -> LossCurve:
+            options: dict[str, Any] = {"keep": keep, "split": True, "progress": advance}
+            curve = perplexity(model, None, ids, window=window, stride=stride, **options)
+            return curve.of_documents(documents)
 
+        limits = trained, max(1, trained // 2)
+        chosen: list[tuple[Tensor, ...]] = []  # by the scorer, once for all models
+
+        def run(model: Any, tokenizer: Any, keep: Path | None, advance: Advance) -> list[Row]:
             if self.stride is not None:
-                losses = {length: read(length, self.stride).between(0, size).loss for length in lengths}
+                slid = {length: read(model, keep, advance, length, self.stride) for length in lengths}
+                losses = {length: curve.between(0, size).loss for length, curve in slid.items()}
                 return [Row.of("loss", {"length": length}, loss) for length, loss in losses.items()]
-            curve = read()
+            curve = read(model, keep, advance)
             if not self.gain or size <= trained:
                 return of_one_pass(curve)
-            gain = curve.gain_over(read(trained, max(1, trained // 2)))
+            limited = read(model, keep, advance, *limits)
             beyond = [edge for edge in edges if edge >= trained]
-            return of_one_pass(curve) + rows_by_position(gain, beyond, "gain")
+            rows = of_one_pass(curve) + rows_by_position(curve.gain_over(limited), beyond, "gain")
+            if scorer is None:
+                return rows + rows_of_keys(curve, curve.key_tokens(limited), known, trained, "own_key_loss")
+            if not chosen:
+                other: Any = load_checkpoint(scorer, model.dtype)
+                reading = other.to(input_device(model)), keep and keep / "scorer", advance
+                chosen.append(read(*reading).key_tokens(read(*reading, *limits)))
+            return rows + rows_of_keys(curve, chosen[0], known, trained, "key_loss")
 
-        parameters = self.model_dump() | {
+        scored = {} if scorer is None else {"scorer_weights": scorer.fingerprint}
+        unscored = {"scorer"} if scorer is None else None
+        parameters = self.model_dump(exclude=unscored) | {
             "text": self.text or TALES,
             "lengths": lengths,
             "pieces": len(ids),
             "tokens": sum(map(len, ids)),
             "digest": digest(ids),
+            **scored,
         }
         exact = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
         return Measurement(self, parameters, run, of_one_pass(exact) if tales and not self.stride else None)
@@ -266,15 +302,29 @@ class PerplexityTask(Task):
         pieces = f"{parameters['pieces']:,} pieces of" if "pieces" in parameters else "Text:"
         tokens = f", {parameters['tokens']:,} tokens in all" if "tokens" in parameters else ""
         stride, bos = parameters.get("stride"), parameters.get("bos", True)
+        by = parameters.get("scorer", "each model itself")
+        chosen = KEY_TOKENS.format(by) if parameters.get("gain") else ""
         words = [
             f"{pieces} {parameters.get('text', 'text')}{tokens}.",
             SLIDING.format(stride=stride) if stride else ONE_PASS,
             "A beginning-of-sequence token stands before each document."
             if bos
             else "No beginning-of-sequence token is added.",
+            chosen,
             "Intervals: 95 %, Student's t over the documents from which the pieces are.",
         ]
-        return " ".join(words)
+        return " ".join(filter(None, words))
+
+
+def _scorer(name: str, model: str, tokenizer: PreTrainedTokenizerBase) -> Checkpoint:
+    """The checkpoint that chooses key tokens, if it splits text as the model does."""
+    scorer = find_source(name, weights=True)
+    if load_tokenizer(scorer.folder).get_vocab() != tokenizer.get_vocab():
+        raise RopepatchError(
+            f"the scorer {name} has another tokenizer than {model}",
+            hint="key tokens are chosen one by one: name a scorer of the same family, or none",
+        )
+    return scorer
 
 
 def _edges(trained: int, end: int) -> list[int]:

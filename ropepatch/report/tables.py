@@ -15,6 +15,10 @@ from ropepatch.report.verdict import variant
 from ropepatch.settings import short_length
 
 EFFECTIVE = f"Effective length at {THRESHOLD:.1%}"
+LONG_PERPLEXITY = {
+    "key_loss": "LongPPL",
+    "own_key_loss": "LongPPL by each model's own key tokens",
+}
 Form = Callable[[Row], Cell]
 
 
@@ -92,6 +96,8 @@ def _by_length(comparison: Comparison, measure: str) -> list[Table]:
     forms: dict[str, Form] = {known.title: row_cell}
     if measure == "loss":
         forms["Perplexity"] = _perplexity_cell
+    elif measure in LONG_PERPLEXITY:
+        forms = {LONG_PERPLEXITY[measure]: _key_cell}
     tables = []
     for caption, form in forms.items():
         columns = [_marked(comparison.at(measure, length=n), form, known.better) for n in lengths]
@@ -201,6 +207,11 @@ def _perplexity_cell(row: Row) -> Cell:
         return Cell(perplexity_text(row.value), "", row.value)
     interval = f"{perplexity_text(row.low)} to {perplexity_text(row.high)}"
     return Cell(perplexity_text(row.value), interval, row.value)
+
+
+def _key_cell(row: Row) -> Cell:
+    cell = _perplexity_cell(row)
+    return cell._replace(detail=", ".join(filter(None, [cell.detail, f"{row.n:,} tokens"])))
 
 
 def perplexity_text(nats: float) -> str:

@@ -13,6 +13,7 @@ from itertools import count
 import pytest
 import torch
 from checkpoint_folders import edit_json
+from long_context_oracle import long_perplexity
 from oldest import needs
 from tiny_checkpoint import tiny_llama_folder
 from tiny_models import tiny_model
@@ -216,6 +217,44 @@ def test_what_tokens_beyond_the_trained_context_bring_is_the_loss_without_them_l
     brought = sum(row.value * row.n for row in gain)
     expected = torch.stack(limited.nll)[:, 255:].sum() - torch.stack(full.nll)[:, 255:].sum()
     assert brought == pytest.approx(expected.item(), rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def scorer(tmp_path_factory):
+    """The bundled checkpoint, extended by linear."""
+    out = tmp_path_factory.mktemp("scorer") / "linear"
+    ropepatch.extend("tiny", to=512, method="linear", out=out, say=lambda line: None)
+    return out
+
+
+@pytest.mark.parametrize("scored", [False, True], ids=["own", "scorer"])
+def test_long_perplexity_has_the_key_tokens_of_the_model_or_of_its_scorer(tiny, scorer, tmp_path, scored):
+    model, tokenizer = tiny
+    task = PerplexityTask(windows=4, gain=True, scorer=str(scorer) if scored else None)
+    first = list(of_tiny(task, methods=YARN, out=tmp_path))
+    measured = of(first, "perplexity", "yarn")
+    tales = [tale.ids for tale in held_out_tales(tokenizer, length=512, count=4)]
+
+    def losses(model):
+        sliding = ropepatch.perplexity(model, None, tales, window=256, stride=128)
+        return [torch.cat(curve.nll).numpy() for curve in (ropepatch.perplexity(model, None, tales), sliding)]
+
+    with ropepatch.patch(model, ropepatch.plan("tiny", to=512, method="yarn")):
+        own = losses(model)
+    full, short = losses(ropepatch.load(scorer)[0]) if scored else own
+    value, tokens = long_perplexity(full, short, own[0])
+    (row,) = measured.of("key_loss" if scored else "own_key_loss", "length")
+    assert (row.length, row.n, math.exp(row.value)) == (512, tokens, pytest.approx(value, rel=1e-5))
+    assert tokens > 20
+    assert row.low < row.value < row.high
+    assert of(first, "perplexity", BASELINE).of(row.measure, "length")[0].n == tokens or not scored
+    assert rows(of_tiny(task, methods=YARN, out=tmp_path)) == rows(first)
+
+
+def test_a_scorer_with_another_tokenizer_is_refused_before_anything_is_measured(tmp_path):
+    task = PerplexityTask(windows=4, gain=True, scorer=str(tiny_llama_folder(tmp_path)))
+    with pytest.raises(RopepatchError, match=r"the scorer .* has another tokenizer than tiny"):
+        of_tiny(task, methods=YARN)
 
 
 @pytest.mark.slow

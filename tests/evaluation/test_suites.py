@@ -78,6 +78,7 @@ def test_every_suite_that_comes_with_ropepatch_is_read(name):
         (("windows: 3", "windoes: 3"), "tasks[0]: unknown perplexity task key 'windoes'"),
         (("task: perplexity", "task: perplexities"), "unknown task 'perplexities'"),
         (("windows: 3", "stride: 8, gain: true"), "gain is of one pass, got a stride"),
+        (("windows: 3", "scorer: tiny"), "scorer chooses the key tokens of gain"),
         (("windows: 3", "bos: false"), "without bos documents cannot be joined"),
         (("{task: retrieval, kinds: [fact], haystacks: 2}", "retrieval"), "a task must be a mapping"),
         (("[fact]", "[fact, fact]"), "kinds must differ"),

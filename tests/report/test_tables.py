@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from made_results import asking, reading
+from made_results import asking, reading, row_of, spread
 
+from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.ranking import RULE, rank
+from ropepatch.evaluation.results import Row
 from ropepatch.report import print_ranking, ranking_table, results_tables
 
 
@@ -73,6 +75,17 @@ def test_stretches_of_positions_are_joined_to_the_trained_context_and_its_doubli
     heads, rows = table("Nats gained from beyond the trained context, by position", result)
     assert heads == ["256 to 512", "512 to 700"]
     assert lines(rows["yarn"]) == ["0.400 (0.300 to 0.500)", "0.700 (0.600 to 0.800)"]
+
+
+def test_long_perplexity_has_its_interval_and_how_many_tokens_are_key():
+    result = reading("yarn", [1.0] * 3)
+    rows = [row_of(measure, {"length": 512}, spread(2.0, 0.1), 7) for measure in ("key_loss", "own_key_loss")]
+    for caption, row in zip(("LongPPL", "LongPPL by each model's own key tokens"), rows, strict=True):
+        heads, lines_of = table(caption, replace(result, rows=[*result.rows, row]))
+        assert heads == ["512 tokens"]
+        assert lines(lines_of["yarn"]) == ["7.389 (6.686 to 8.166, 70 tokens)"]
+    none = Row.of("key_loss", {"length": 512}, Mean(()))
+    assert (none.text, none.n, none.low) == ("–", 0, None)
 
 
 def test_kinds_of_questions_have_a_table_of_their_own_where_there_are_several():
