@@ -57,7 +57,7 @@ def prefers_float32(model: PreTrainedModel, device: str | torch.device) -> bool:
     on_cpu = torch.device(device).type == "cpu"
     if not on_cpu or model.dtype != torch.bfloat16 or getattr(model, "hf_quantizer", None) is not None:
         return False
-    return 8 * num_parameters(model) <= _memory() and fastest(device).dtype == FLOAT32
+    return 8 * num_parameters(model) <= memory_of(device) and fastest(device).dtype == FLOAT32
 
 
 def describe_placement(model: PreTrainedModel) -> list[str]:
@@ -79,8 +79,10 @@ def num_parameters(model: PreTrainedModel) -> int:
     return sum(weight.numel() for weight in model.parameters())
 
 
-def _memory() -> int:
-    """The machine's memory in bytes; 0 where the system does not say."""
+def memory_of(device: str | torch.device) -> int:
+    """A device's memory in bytes; 0 where the system does not say."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):

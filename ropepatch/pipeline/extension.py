@@ -246,6 +246,8 @@ def extend(
         from ropepatch.publishing.hub import check_repo
 
         check_repo(push)
+    if request.note:
+        say(request.note)
     if dry_run and request.method in (FIT, AUTO):
         say(f"method {request.method} is searched for before there is a plan; nothing of it is kept")
     with interruptible(say, lambda: kept(request, dry_run=dry_run)):

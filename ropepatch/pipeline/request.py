@@ -19,11 +19,11 @@ from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey_checkpoint
 from ropepatch.pipeline.inputs import in_tokens, model_name
 from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, method_label, read_scaling
-from ropepatch.settings import Length, name_of, relative_length, short_length
+from ropepatch.settings import Length, name_of, short_length
 from ropepatch.training.preparation import prepare
 from ropepatch.training.recipe import Recipe, read_recipe
+from ropepatch.training.self_taught import DISTIL, self_taught
 
-DISTIL = "distil"  # the recipe of that argument
 ARGUMENTS = ("to", "method", "original", "recipe", "distil", "evaluate", "text", "link_weights", "revision")
 
 
@@ -39,6 +39,7 @@ class Request:
         text: The text that `fit` or `auto` reads, with its `field` and, if the caller gave one, its `split`.
         folder: The checkpoint to make.
         label: What tables and figures call the model afterwards.
+        note: What the user is told of the recipe that was chosen.
         record: What `ropepatch.json` says beside what it says by itself.
     """
 
@@ -55,6 +56,7 @@ class Request:
     text: dict[str, Any]
     folder: Path
     label: str
+    note: str | None
     max_short_loss_increase: float | None
     link_weights: bool
     reading: bool | None
@@ -209,8 +211,9 @@ def read_request(
         target = _target(to or (training.to if training else None), chosen, name, revision, original)
     else:
         name, revision, target = plan.model, plan.revision, plan.target
+    note = None
     if distil:
-        training = self_taught(name, revision, text)
+        training, note = _distilled(name, revision, plan, target, original, text)
         if chosen != AUTO:  # a fit reads what is trained on, less what is held out
             text = defaults
     recipe_name = "recipe" if isinstance(named, Recipe) else name_of(str(named or ""))
@@ -230,6 +233,7 @@ def read_request(
         text={key: value for key, value in text.items() if key != "split" or value},
         folder=Path(out or "-".join(parts)),
         label=f"{label} + {recipe_name}" if recipe_name else "adapted",
+        note=note,
         max_short_loss_increase=max_short_loss_increase,
         link_weights=link_weights,
         reading=reading,
@@ -249,20 +253,24 @@ def method_of(method: str | None, recipe: str | Path | Recipe | None) -> str:
     return (recipe if isinstance(recipe, Recipe) else read_recipe(str(recipe))).method.name
 
 
-def self_taught(model: str, revision: str | None, text: dict[str, Any]) -> Recipe:
-    """The recipe `distil` for a model, on a text or, without one, on what the model writes itself.
-
-    Raises:
-        RopepatchError: There is no such model.
-    """
-    recipe = read_recipe(DISTIL)
-    survey = survey_checkpoint(find_source(model, revision, weights=False))
-    trained = survey.rope.original_max_position_embeddings
-    room = relative_length(recipe.data.tokens_per_batch, trained)
-    source = {key: value for key, value in text.items() if value is not None}
-    sources = (Texts(**source),) if text["text"] else recipe.data.sources
-    data = recipe.data.model_copy(update={"windows": (min(trained, room),), "sources": sources})
-    return recipe.model_copy(update={"model": model, "data": data})
+def _distilled(
+    model: str,
+    revision: str | None,
+    plan: Plan | None,
+    target: int,
+    original: Length | None,
+    text: dict[str, Any],
+) -> tuple[Recipe, str]:
+    """The recipe of `distil`, on a text or on what the model writes itself, and which rows it reads."""
+    if plan is None:
+        survey = survey_checkpoint(find_source(model, revision, weights=False))
+        trained = survey.rope.original_max_position_embeddings
+        trained = trained if original is None else in_tokens(original, model, revision)
+    else:
+        survey, trained = plan.survey, plan.rope.original_max_position_embeddings
+    own = {key: value for key, value in text.items() if value is not None}
+    recipe, note = self_taught(survey, target, trained, Texts(**own) if text["text"] else None)
+    return recipe.model_copy(update={"model": model}), note
 
 
 def _check_model(name: str, revision: str | None, recipe: Recipe) -> None:

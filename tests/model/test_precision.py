@@ -64,7 +64,7 @@ def test_a_torch_that_does_not_tell_of_units_computes_in_float32(hardware, monke
 
 def test_a_model_for_which_memory_is_short_stays_as_it_is(hardware, model, monkeypatch):
     hardware()
-    monkeypatch.setattr(precision, "_memory", lambda: 1 << 20)
+    monkeypatch.setattr(precision, "memory_of", lambda device: 1 << 20)
     assert not prefers_float32(model, "cpu")
 
 

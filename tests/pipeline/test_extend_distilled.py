@@ -12,6 +12,7 @@ from ropepatch.model.source import TINY
 from ropepatch.pipeline import request
 from ropepatch.publishing.card.parts import teaching
 from ropepatch.publishing.card.writing import write_card
+from ropepatch.training import self_taught
 from ropepatch.training.recipe import read_recipe
 
 TWO_STEPS = {"max_steps": 2, "bf16": False}
@@ -23,7 +24,7 @@ def short(monkeypatch):
     recipe = read_recipe("distil")
     watch = recipe.watch.model_copy(update={"max_short_loss_increase": 0.99})
     two = recipe.model_copy(update={"trainer": recipe.trainer | TWO_STEPS, "watch": watch})
-    monkeypatch.setattr(request, "read_recipe", lambda name: two)
+    monkeypatch.setattr(self_taught, "read_recipe", lambda name: two)
 
 
 @pytest.mark.slow
@@ -37,7 +38,7 @@ def test_in_one_line_and_without_a_text_a_stock_checkpoint_comes_out(short, tmp_
     folder = tmp_path / "tiny-yarn-512-distil"
     record = record_of(folder)
     assert record["verified"]["logits"] == "equal"
-    assert record["adaptation"]["recipe"]["distil"]["map"] == "rerope"
+    assert record["adaptation"]["recipe"]["distil"]["map"] == {"name": "rerope", "window": 192}
     assert record["adaptation"]["recipe"]["data"]["sources"] == [{"generated": "self", "weight": 1.0}]
     assert [row["step"] for row in history_of(folder)] == [0, 2]
     assert not any("target_loss" in row for row in history_of(folder))
@@ -52,18 +53,65 @@ def test_in_one_line_and_without_a_text_a_stock_checkpoint_comes_out(short, tmp_
     assert card in write_card(folder)[0].read_text()
 
 
-@pytest.mark.parametrize(("trained", "window"), [(256, 256), (8192, 2048)])
-def test_it_reads_rows_of_the_old_context_or_of_what_has_room_in_a_batch(tmp_path, trained, window):
+TARGET = (4096, False, "true-length")
+BETWEEN = (1024, False, "pose")
+SHORT = (256, False, "pose")
+
+
+@pytest.mark.parametrize(
+    ("gib", "hour", "rows", "reason"),
+    [
+        (24, 1e15, TARGET, None),
+        (0.2, 1e15, (4096, True, "true-length"), None),
+        (0.08, 1e15, (1024, True, "pose"), "of 4,096 tokens they take 0.075 GiB of 0.06"),
+        (24, 3e13, BETWEEN, "of 4,096 tokens they take 5e+13 operations"),
+        (24, 1e12, SHORT, "of 4,096 tokens they take 5e+13 operations"),
+    ],
+)
+def test_it_reads_the_longest_rows_that_the_device_trains_on(gib, hour, rows, reason, monkeypatch):
+    monkeypatch.setattr(self_taught, "memory_of", lambda device: int(gib * 2**30))
+    monkeypatch.setattr(self_taught, "HOUR", dict.fromkeys(("cpu", "cuda"), hour))
+    said = []
+    ahead = ropepatch.extend("tiny", to="16x", distil=True, dry_run=True, say=said.append).forecast.content
+    recipe = ahead["recipe"]
+    assert (ahead["windows"], recipe["gradient_checkpointing"], recipe["positions"]["name"]) == (
+        [rows[0]],
+        *rows[1:],
+    )
+    longer = rows[0] > 256
+    assert recipe["data"]["boundaries"] is not longer  # what it writes itself ends within the old context
+    assert recipe["distil"]["map"] == ({"name": "rerope", "window": 192} if longer else "rerope")
+    assert (reason or ", the target") in said[0]
+
+
+def test_a_base_that_no_map_can_be_put_on_reads_within_its_context(tmp_path):
     source = shutil.copytree(TINY, tmp_path / "source")
     config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(config | {"max_position_embeddings": trained}))
+    sliding = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 64}
+    (source / "config.json").write_text(json.dumps(config | sliding))
+    said = []
+    ahead = ropepatch.extend(source, to="4x", distil=True, dry_run=True, say=said.append).forecast
+    assert ahead.content["windows"] == [256]
+    assert "rows of 256 tokens at skipped positions: the base cannot be mapped (" in said[0]
+
+
+@pytest.mark.parametrize(("hidden", "rate"), [(96, 4e-3), (192, 2.7e-3), (1536, 3.3e-4)])
+def test_the_learning_rate_falls_with_the_width(hidden, rate, tmp_path):
+    source = shutil.copytree(TINY, tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"hidden_size": hidden}))
+    ahead = ropepatch.extend(source, to="4x", distil=True, dry_run=True).forecast
+    assert ahead.content["recipe"]["trainer"]["learning_rate"] == rate
+
+
+def test_a_text_takes_the_place_of_what_it_writes(tmp_path):
     (tmp_path / "tales.txt").write_text("Once upon a time there was a fox.")
-    for text, name in ((None, "self"), (str(tmp_path / "tales.txt"), str(tmp_path / "tales.txt"))):
-        ahead = ropepatch.extend(source, to="4x", distil=True, text=text, dry_run=True).forecast
-        assert ahead.content["windows"] == [window]
-        assert ahead.content["sources"][0]["name"] == name
-        assert not ahead.warnings
-        assert not ahead.obstacles
+    ahead = ropepatch.extend(
+        "tiny", to="4x", distil=True, text=str(tmp_path / "tales.txt"), dry_run=True
+    ).forecast
+    assert ahead.content["sources"][0]["name"] == str(tmp_path / "tales.txt")
+    assert not ahead.warnings
+    assert not ahead.obstacles
 
 
 def test_a_fit_reads_the_text_that_is_trained_on_less_what_is_held_out(tmp_path):
