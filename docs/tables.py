@@ -26,6 +26,7 @@ import encoding_tables
 import engines_tables
 import explorer_numbers
 import fit_tables
+import longppl_tables
 import maps_tables
 import measured
 import parallel_tables
@@ -91,6 +92,9 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "learned": lambda: fit_tables.table(list(fit_tables.summaries(rows("fit")))),
         "other-means": lambda: fit_tables.means_table(rows("other-means")),
         "starts": lambda: fit_tables.starts_table(result("fit-starts")),
+    },
+    f"{STUDIES}/longppl/longppl.md": {
+        "longppl": lambda: longppl_tables.longppl_table(rows("longppl")),
     },
     f"{STUDIES}/maps/maps.md": {
         "maps": lambda: maps_tables.maps_table(rows("attention-maps")),
