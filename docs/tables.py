@@ -32,6 +32,7 @@ import measured
 import parallel_tables
 import pretraining_recipe
 import registries
+import smollm2_tables
 from measured import RESULTS, result
 
 import ropepatch
@@ -79,6 +80,11 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "adaptation": measured.adaptation,
         "babyllama": measured.babyllama,
         "llama-cpp": measured.llama_cpp,
+    },
+    f"{STUDIES}/smollm2/smollm2.md": {
+        "smollm2-answers": lambda: smollm2_tables.answers_table(rows("smollm2")),
+        "smollm2-differences": lambda: smollm2_tables.differences_table(rows("smollm2")),
+        "smollm2-pairs": lambda: smollm2_tables.pairs_table(rows("smollm2")),
     },
     f"{STUDIES}/distil/distil.md": {"distil": lambda: distil_tables.distil_table(rows("distil"))},
     f"{STUDIES}/encodings/encodings.md": {

@@ -1,0 +1,118 @@
+"""The tables of `smollm2_study.py`, from its result file; docs/tables.py writes them into the pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from smollm2_study import BLOCK, KINDS, SHORTEST
+from study import Row, signed
+
+from ropepatch.evaluation.comparisons import BASELINE
+from ropepatch.evaluation.intervals import Mean, difference, significant
+from ropepatch.report.printers import markdown_rows
+
+WINDOW = 8192  # L of SmolLM2
+Pages = Mapping[int, Row]  # the rows of a method by page
+
+
+def by_method(rows: list[Row], target: int) -> dict[str, Pages]:
+    """The pages that each method has read, the baseline's first."""
+    found: dict[str, dict[int, Row]] = {BASELINE: {}}
+    for row in rows:
+        if row["target"] == target:
+            found.setdefault(row["method"], {})[row["page"]] = row
+    return found
+
+
+def mean(pages: Pages, of: Callable[[Row], tuple[float, float]], *, share: bool = False) -> Mean:
+    """A mean whose clusters are pages."""
+    return Mean(tuple(of(pages[number]) for number in sorted(pages)), share)
+
+
+def log_prob(row: Row, length: int) -> tuple[float, float]:
+    """The sum of the answers' log-probabilities at a length, and their number."""
+    every = [value for kind in KINDS for value in row[f"{kind} {length}"]["log_prob"]]
+    return sum(every), float(len(every))
+
+
+def found(row: Row, length: int) -> tuple[float, float]:
+    """The answers found at a length, and all."""
+    every = "".join(row[f"{kind} {length}"]["found"] for kind in KINDS)
+    return float(every.count("1")), float(len(every))
+
+
+def loss(row: Row, begin: int, end: int) -> tuple[float, float]:
+    """The sum of the losses of tokens ``begin`` to ``end``, and their number."""
+    blocks = row["losses"][begin // BLOCK : end // BLOCK]
+    return sum(blocks), float(BLOCK * len(blocks))
+
+
+def over(pages: Pages, base: Pages, of: Callable[[Row], tuple[float, float]]) -> Mean:
+    """The difference to the baseline, page by page, on the pages that both have read."""
+    both = sorted(pages.keys() & base.keys())
+    return difference(mean({one: pages[one] for one in both}, of), mean({one: base[one] for one in both}, of))
+
+
+def lengths_of(target: int) -> list[int]:
+    """The lengths at which questions were asked."""
+    return [SHORTEST << step for step in range((target // SHORTEST).bit_length())]
+
+
+def answers_table(rows: list[Row], target: int = 16384) -> str:
+    """What is found, and the log-probability of the answers, by length; the best at the target first."""
+    methods, lengths = by_method(rows, target), lengths_of(target)
+    ordered = sorted(methods, key=lambda name: -mean(methods[name], lambda row: log_prob(row, target)).value)
+    lines = []
+    for name in ordered:
+        pages, line = methods[name], [f"`{name}`" if name != BASELINE else name]
+        for length in lengths:
+            share = mean(pages, lambda row, n=length: found(row, n), share=True)
+            low, high = share.interval()
+            nats = mean(pages, lambda row, n=length: log_prob(row, n)).value
+            count = f"{share.value * share.weight:.0f}/{share.weight:.0f}"
+            line.append(f"{count} ({low:.0%} to {high:.0%}), {nats:.2f}")
+        lines.append(line)
+    return markdown_rows(["", *(f"{length:,}" for length in lengths)], lines)
+
+
+def differences_table(rows: list[Row], target: int = 16384) -> str:
+    """Each method less the baseline: log-probability at the target, loss beyond the window and within it."""
+    methods = by_method(rows, target)
+    base = methods.pop(BASELINE)
+    parts = {
+        "answers at the target": lambda row: log_prob(row, target),
+        "loss beyond the window": lambda row: loss(row, WINDOW, target),
+        "loss within it": lambda row: loss(row, 0, WINDOW),
+    }
+    columns = {
+        part: {name: over(pages, base, of) for name, pages in methods.items()} for part, of in parts.items()
+    }
+    named = {part: significant(means) for part, means in columns.items()}
+    ordered = sorted(methods, key=lambda name: -columns["answers at the target"][name].value)
+    lines = [
+        [
+            f"`{name}`",
+            str(len(methods[name].keys() & base.keys())),
+            *(signed(columns[part][name]) + "*" * (name in named[part]) for part in parts),
+        ]
+        for name in ordered
+    ]
+    return markdown_rows(["", "pages", *parts], lines)
+
+
+def pairs_table(rows: list[Row], target: int = 16384) -> str:
+    """Neighbours in the order of the answers' log-probability at the target, paired by page."""
+    methods = by_method(rows, target)
+
+    def own(row: Row) -> tuple[float, float]:
+        return log_prob(row, target)
+
+    ordered = sorted(methods, key=lambda name: -mean(methods[name], own).value)
+    pairs = {
+        (one, other): over(methods[one], methods[other], own)
+        for place, one in enumerate(ordered)
+        for other in ordered[place + 1 :]
+    }
+    named = significant(pairs)
+    lines = [[f"{a} above {b}", signed(pairs[a, b]) + "*" * ((a, b) in named)] for a, b in pairs]
+    return markdown_rows(["", "nats of an answer's token"], lines)
