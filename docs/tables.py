@@ -101,6 +101,7 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
     },
     f"{STUDIES}/longppl/longppl.md": {
         "longppl": lambda: longppl_tables.longppl_table(rows("longppl")),
+        "long-ce": lambda: longppl_tables.long_ce_table(rows("long-ce")),
     },
     f"{STUDIES}/maps/maps.md": {
         "maps": lambda: maps_tables.maps_table(rows("attention-maps")),

@@ -1,6 +1,9 @@
-"""The table of LongPPL: known rows give known cells."""
+"""The tables of LongPPL and LongCE: known rows give known cells; and what their trainings differ in."""
 
+import long_ce_study
 import longppl_tables
+import pytest
+from distil_study import CROSS_ENTROPY, DISTILLED, Case
 
 PLACE = {"model": "m", "factor": 4, "target": 1024}
 
@@ -18,3 +21,24 @@ def test_a_long_perplexity_stands_beside_its_scorer_with_its_tokens():
     ]
     found = longppl_tables.longppl_table(rows)
     assert "| `ntk` | 2.718 | –, 0 tokens | 2.718 [2.718, 2.718], 6 tokens |" in found
+
+
+def test_what_long_ce_changes_is_paired_with_the_plain_loss():
+    key = [[2.0, 2.0]] * 3
+    trained = {"steps": 3, "seconds": 2.0}
+    rows = [
+        row(1.0, key, loss="untrained"),
+        row(0.5, key, loss=CROSS_ENTROPY, long_ce=False, **trained),
+        row(0.7, key, loss=CROSS_ENTROPY, long_ce=True, **trained),
+    ]
+    found = longppl_tables.long_ce_table(rows)
+    by, none = "+0.2000 [+0.2000, +0.2000]", "+0.0000 [+0.0000, +0.0000]"
+    assert f"| {by} | {by} | {none} | 3, 2 |" in found
+
+
+@pytest.mark.parametrize("loss", [CROSS_ENTROPY, DISTILLED])
+def test_trainings_differ_in_long_ce_alone(loss, tmp_path, shared):
+    recipes = (long_ce_study.recipe_of(Case("tiny", 4), loss, weighed, tmp_path) for weighed in (False, True))
+    plain, weighed = (recipe.model_dump() for recipe in recipes)
+    assert (plain.pop("long_ce"), weighed.pop("long_ce")["clip"]) == (None, 5.0)
+    assert plain == weighed

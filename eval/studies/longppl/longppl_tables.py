@@ -1,9 +1,9 @@
-"""The table of `longppl_study.py`, from its result file; docs/tables.py writes it into the page."""
+"""The tables of `longppl_study.py` and `long_ce_study.py`, from their files; docs/tables.py writes them."""
 
 from __future__ import annotations
 
 from longppl_study import OWN, YARN
-from study import Row, by_case
+from study import Row, by_case, excess, signed
 
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.report.printers import markdown_rows
@@ -35,5 +35,27 @@ def longppl_table(rows: list[Row]) -> str:
             cells += [long_perplexity(of[scorer, 2]) for scorer in (OWN, YARN)]
             lines.append([f"`{method}`", perplexity_text(Mean.of(of[OWN, 4]["all"]).value), *cells])
         title = f"**{model}, {target // factor:,} to {target:,} tokens**, {len(paper[0]['all'])} documents"
+        blocks.append(f"{title}\n\n{markdown_rows(heads, lines)}")
+    return "\n\n".join(blocks)
+
+
+def long_ce_table(rows: list[Row]) -> str:
+    """For each checkpoint the trainings, and what LongCE changes in the same one, paired by document."""
+    heads = ["loss", "LongCE", "perplexity", "first L", "LongPPL", "LongCE less plain, nats: all", "first L"]
+    heads += ["key tokens", "steps, seconds"]
+    blocks = []
+    for (model, factor, target), here in by_case(rows).items():
+        plain = {row["loss"]: row for row in here if not row.get("long_ce")}
+        lines = []
+        for row in here:
+            texts = [perplexity_text(Mean.of(row[span]).value) for span in ("all", "short")]
+            named, changed, cost = "–", ["–"] * 3, "–"
+            if "long_ce" in row:
+                named, cost = ("yes" if row["long_ce"] else "no"), f"{row['steps']}, {row['seconds']:.0f}"
+            if row.get("long_ce"):
+                spans = ("all", "short", "key")
+                changed = [signed(excess(row, plain[row["loss"]], span)) for span in spans]
+            lines.append([row["loss"], named, *texts, long_perplexity(row), *changed, cost])
+        title = f"**{model}, {target // factor:,} to {target:,} tokens**"
         blocks.append(f"{title}\n\n{markdown_rows(heads, lines)}")
     return "\n\n".join(blocks)

@@ -1,0 +1,90 @@
+"""LongCE beside the plain loss, in cross-entropy and in distillation, at equal steps.
+
+    python eval/studies/longppl/long_ce_study.py --json eval/results/long-ce.json --work DIR [--only CASE]
+
+Checkpoints are extended 4 times by YaRN and trained by the recipe of the study of distillation, with and
+without `long_ce`. They are judged by the loss of held-out text and by LongPPL, whose key tokens the
+checkpoint under YaRN chooses before training. What `--json` holds already is not trained again; an
+interrupted training resumes from its folder in `--work`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import ropepatch
+from ropepatch.data.texts import digest
+from ropepatch.training.recipe import Recipe
+
+sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "distil")]
+
+from distil_study import BY_TEXT, CROSS_ENTROPY, DISTILLED, Case, Trial, said
+from longppl_study import curves
+from study import Row, Rows, chosen
+
+STEPS = 40
+CASES = (Case("tiny", 4), Case("babyllama-361", 4))
+LOSSES = (CROSS_ENTROPY, DISTILLED)
+
+
+def recipe_of(case: Case, loss: str, weighed: bool, work: Path) -> Recipe:
+    """Cross-entropy on rows of the checkpoint's own kind, and distillation on fairy tales."""
+    trial = Trial(rows="own kind", **BY_TEXT) if loss == CROSS_ENTROPY else Trial()
+    recipe: dict[str, Any] = case.recipe(trial, work).model_dump()
+    if case.name == "tiny" and loss == CROSS_ENTROPY:
+        recipe["data"]["sources"] = [{"generated": "tales"}]
+        recipe["watch"]["text"] = None
+    recipe["trainer"] |= {"max_steps": STEPS, "save_steps": STEPS}
+    recipe["watch"]["every"] = STEPS
+    return Recipe.model_validate(recipe | {"method": "yarn", "long_ce": {} if weighed else None})
+
+
+def main() -> None:
+    """Train what the file does not hold yet, and write it after every training."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True, help="the file of results")
+    parser.add_argument("--work", type=Path, required=True, help="the folder of the trainings")
+    parser.add_argument("--only", help='cases, separated by ";": "babyllama-361 4"')
+    arguments = parser.parse_args()
+    rows = Rows(arguments.json, "long-ce")
+    for case in chosen(CASES, arguments.only):
+        work = arguments.work / case.name
+        work.mkdir(parents=True, exist_ok=True)
+        documents, pieces = zip(*case.pieces, strict=True)
+        before = curves(case, "yarn")
+        keys = before[0].key_tokens(before[4])
+
+        def judged(curve: Any, case: Case = case, keys: Any = keys, pieces: Any = pieces) -> Row:
+            spans = {"all": curve.at(case.target), "short": curve.at(case.trained)}
+            losses = {name: read.loss.clusters for name, read in spans.items()}
+            return losses | {"key": curve.long_perplexity(keys).loss.clusters, "digest": digest(pieces)}
+
+        if not rows.of(**case.named, loss="untrained"):
+            rows.add(case.named | {"loss": "untrained"} | judged(before[0]), case.loaded[0])
+        for loss in LOSSES:
+            for weighed in (False, True):
+                if rows.of(**case.named, loss=loss, long_ce=weighed):
+                    continue
+                plan, out = (
+                    ropepatch.plan(case.place, to=case.target, method="yarn"),
+                    work / f"{loss}-{weighed}",
+                )
+                began = time.perf_counter()
+                adapted = ropepatch.adapt(plan, recipe_of(case, loss, weighed, work), out, say=said)
+                seconds = json.loads((adapted.folder / "ropepatch.json").read_text())["adaptation"]["seconds"]
+                model = ropepatch.load(adapted.folder)[0].float()
+                curve = ropepatch.perplexity(model, None, pieces).of_documents(documents)
+                row = {"loss": loss, "long_ce": weighed, "steps": STEPS, "seconds": seconds}
+                rows.add(case.named | row | judged(curve), model)
+                shutil.rmtree(out)
+                said(f"{case.name}, {loss}, LongCE {weighed}: {time.perf_counter() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
