@@ -56,7 +56,10 @@ def rows(name: str) -> list[dict[str, object]]:
 
 
 BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
-    "README.md": {"adaptation": measured.adaptation_in_short},
+    "README.md": {
+        "adaptation": measured.adaptation_in_short,
+        "smollm2-answers": lambda: smollm2_tables.answers_table(rows("smollm2")),
+    },
     "docs/start.md": {"demo": measured.demo},
     "docs/guides/adapt.md": {"adaptation": measured.adaptation_in_short},
     "docs/guides/attention-maps.md": {
