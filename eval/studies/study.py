@@ -157,6 +157,12 @@ def excess(row: Row, base: Row, span: str = "all") -> Mean:
     return difference(Mean.of(row[span]), Mean.of(base[span]))
 
 
+def counted(share: Mean) -> str:
+    """How many of how many, with the interval of the share."""
+    low, high = share.interval()
+    return f"{share.value * share.weight:.0f}/{share.weight:.0f} ({low:.0%} to {high:.0%})"
+
+
 def signed(mean: Mean) -> str:
     """A difference with its interval."""
     low, high = mean.interval()

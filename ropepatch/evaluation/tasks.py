@@ -21,7 +21,7 @@ from ropepatch.data.texts import cut_windows, digest, first_documents, token_ids
 from ropepatch.data.tiny.tales import Tale, held_out_tales
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.curves import LossCurve
+from ropepatch.evaluation.curves import KEY_GAIN, KEY_LIKELY, LossCurve
 from ropepatch.evaluation.perplexity import check_windows, perplexity
 from ropepatch.evaluation.results import Row, rows_by_length, rows_by_position, rows_of_keys
 from ropepatch.evaluation.retrieval import Retrieval, ask, chat_parts
@@ -49,8 +49,8 @@ SLIDING = (
     "once, in the first window that holds it."
 )
 KEY_TOKENS = (
-    "LongPPL is of the tokens that {} finds likelier by more than 2 nats with all the context than in "
-    "windows of the trained one that move by half of it, and likelier than exp(-2)."
+    "LongPPL is of the tokens that {} finds likelier by more than {:g} nats with all the context than in "
+    "windows of the trained one that move by half of it, and likelier than exp({:g})."
 )
 DEPTHS = 5  # stretches of depth that a figure tells apart
 DOCUMENTS = 64  # of a text, from which haystacks are made
@@ -303,7 +303,7 @@ class PerplexityTask(Task):
         tokens = f", {parameters['tokens']:,} tokens in all" if "tokens" in parameters else ""
         stride, bos = parameters.get("stride"), parameters.get("bos", True)
         by = parameters.get("scorer", "each model itself")
-        chosen = KEY_TOKENS.format(by) if parameters.get("gain") else ""
+        chosen = KEY_TOKENS.format(by, KEY_GAIN, KEY_LIKELY) if parameters.get("gain") else ""
         words = [
             f"{pieces} {parameters.get('text', 'text')}{tokens}.",
             SLIDING.format(stride=stride) if stride else ONE_PASS,

@@ -94,6 +94,18 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     return text
 
 
+def head_dim_of(config: Any) -> int:
+    """The dimensions of a head, which older configurations leave to be derived."""
+    size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return size
+
+
+def forward_operations(config: Any, weights: int, tokens: int) -> int:
+    """Count the operations of reading a text: two a weight and token, and those of causal attention."""
+    queries = int(config.num_attention_heads) * head_dim_of(config)
+    return 2 * tokens * (weights + int(config.num_hidden_layers) * queries * tokens)
+
+
 def _decode_floats(value: Any) -> Any:
     """Copy a value deeply, with transformers' {"__float__": "Infinity"} as the number."""
     if isinstance(value, dict):

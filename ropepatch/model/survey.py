@@ -18,7 +18,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.config import blueprint, check_agreement, check_rope_types, load_config, text_config
+from ropepatch.model.config import (
+    blueprint,
+    check_agreement,
+    check_rope_types,
+    head_dim_of,
+    load_config,
+    text_config,
+)
 from ropepatch.model.rotary import (
     RotarySite,
     base_model,
@@ -92,9 +99,7 @@ class Survey:
     @property
     def head_dim(self) -> int:
         """The dimensions of one head."""
-        config: Any = self.config
-        size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return size
+        return head_dim_of(self.config)
 
     @cached_property
     def ties_softmax(self) -> bool:

@@ -13,7 +13,7 @@ from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import measure_extension
 from ropepatch.evaluation.suites import Suite
-from ropepatch.extension.planning import Plan, check_method
+from ropepatch.extension.planning import Plan, check_method, trained_on
 from ropepatch.extension.writing import check_savable
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey_checkpoint
@@ -263,13 +263,11 @@ def _distilled(
 ) -> tuple[Recipe, str]:
     """The recipe of `distil`, on a text or on what the model writes itself, and which rows it reads."""
     if plan is None:
-        survey = survey_checkpoint(find_source(model, revision, weights=False))
-        trained = survey.rope.original_max_position_embeddings
-        trained = trained if original is None else in_tokens(original, model, revision)
+        survey = trained_on(survey_checkpoint(find_source(model, revision, weights=False)), original)
     else:
-        survey, trained = plan.survey, plan.rope.original_max_position_embeddings
+        survey = plan.survey
     own = {key: value for key, value in text.items() if value is not None}
-    recipe, note = self_taught(survey, target, trained, Texts(**own) if text["text"] else None)
+    recipe, note = self_taught(survey, target, Texts(**own) if text["text"] else None)
     return recipe.model_copy(update={"model": model}), note
 
 

@@ -21,7 +21,7 @@ from ropepatch.extension import record as records
 from ropepatch.extension.record import Record
 from ropepatch.extension.verification import available_bytes
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.config import load_text_config
+from ropepatch.model.config import forward_operations, load_text_config
 from ropepatch.model.head import decoded_once, decoder_of, input_device
 from ropepatch.model.loading import load_model, load_tokenizer
 from ropepatch.model.reading_file import RIGHT, Reading, Tops
@@ -212,12 +212,11 @@ def _told_apart(tops: dict[str, Tops], beyond: list[bool]) -> dict[str, Tops]:
     return {name: top for name, top in tops.items() if name == RIGHT or apart(top) > TOLD_APART}
 
 
-def _operations(checkpoint: Checkpoint, record: Record) -> float:
-    """Of one reading: two for every weight and token, and those of attention."""
+def _operations(checkpoint: Checkpoint, record: Record) -> int:
+    """Count the operations of one reading."""
     config: Any = load_text_config(checkpoint.raw)
     weights = sum(map(math.prod, checkpoint.weights.shapes.values()))
-    heads = config.num_attention_heads * (getattr(config, "head_dim", None) or record.rotary_dim)
-    return float(2 * record.target * (weights + config.num_hidden_layers * heads * record.target))
+    return forward_operations(config, weights, record.target)
 
 
 def _bytes_needed(checkpoint: Checkpoint, record: Record) -> int:

@@ -38,7 +38,7 @@ class LongCE:
     def weigh(
         self, model: nn.Module, batch: Mapping[str, Any], head: nn.Linear | None
     ) -> Callable[[Tensor, slice], Tensor]:
-        """Of the losses of some tokens of a batch, each predicting the next, the weights."""
+        """Make the function that weighs some tokens of a batch by their losses, each predicting the next."""
         short = self.short_losses(model, batch, head)
         return lambda losses, rows: token_weights(losses, short[rows].to(losses), self.clip)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,11 +9,11 @@ import torch
 from ropepatch.attention.mapping import check_mappable
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
-from ropepatch.model.config import blueprint, load_config, text_config
+from ropepatch.model.config import blueprint, forward_operations, load_config, text_config
 from ropepatch.model.precision import fastest, memory_of
 from ropepatch.model.survey import Survey
 from ropepatch.settings import relative_length
-from ropepatch.training.forecast import GIB, Widths, memory
+from ropepatch.training.forecast import GIB, memory
 from ropepatch.training.positions import TrueLength
 from ropepatch.training.preparation import Weights
 from ropepatch.training.recipe import Recipe, map_of, read_recipe
@@ -28,7 +27,7 @@ SMALL = 128  # the hidden size above which the learning rate falls as its invers
 PASSES = 4  # forward passes that a step is worth: the teacher's, the student's, and the backward pass
 
 
-def self_taught(survey: Survey, target: int, trained: int, text: Texts | None) -> tuple[Recipe, str]:
+def self_taught(survey: Survey, target: int, text: Texts | None) -> tuple[Recipe, str]:
     """Fit the recipe `distil` to a model: rows of the target, if the device can train on them.
 
     Can means: it has the memory, and is done in about an hour. Else rows of 4 or 2 times the old context at
@@ -37,94 +36,71 @@ def self_taught(survey: Survey, target: int, trained: int, text: Texts | None) -
     Args:
         survey: The model's.
         target: N, in tokens.
-        trained: L, in tokens.
         text: What is read; None for what the model writes itself.
 
     Returns:
         The recipe, and a line that says which rows it reads, and why no longer ones.
+
+    Raises:
+        RopepatchError: The model takes no adapter.
     """
-    recipe = read_recipe(DISTIL)
-    config: Any = text_config(load_config(survey.raw))
-    rate = recipe.trainer["learning_rate"] * min(1.0, SMALL / config.hidden_size)
+    trained = survey.rope.original_max_position_embeddings
+    model: Any = blueprint(load_config(survey.raw))
+    recipe = _fitted(read_recipe(DISTIL), text_config(model.config).hidden_size, text)
+    distances = {"name": "rerope", "window": max(1, int(WINDOW * trained))}
+    reason = ""  # why the rows are not those of the target
+    try:
+        check_mappable(model, trained)
+        map_of(distances).fitted(trained, target)
+    except RopepatchError as error:
+        reason = f": the base cannot be mapped ({error})"
+    else:
+        counted = Weights.of(model, recipe)
+        for length in [target, *(times * trained for times in BETWEEN if times * trained < target)]:
+            longer = _longer(recipe, length, target, trained, distances)
+            for recomputed in (False, True):
+                tried = longer.model_copy(update={"gradient_checkpointing": recomputed})
+                refused = _too_long(tried, model, counted, target, trained)
+                if refused is None:
+                    rows = ", the target" if length == target else " at skipped positions"
+                    return tried, f"distil reads rows of {length:,} tokens{rows}{reason}"
+            reason = reason or f": of {length:,} tokens they {refused}"
+    length = min(trained, relative_length(recipe.data.tokens_per_batch, trained))
+    data = recipe.data.model_copy(update={"windows": (length,)})
+    note = f"distil reads rows of {length:,} tokens at skipped positions{reason}"
+    return recipe.model_copy(update={"data": data}), note
+
+
+def _fitted(recipe: Recipe, hidden_size: int, text: Texts | None) -> Recipe:
+    """The recipe with the learning rate of a width, and with a text in the place of its source."""
+    rate = recipe.trainer["learning_rate"] * min(1.0, SMALL / hidden_size)
     changes: dict[str, Any] = {"trainer": recipe.trainer | {"learning_rate": float(f"{rate:.2g}")}}
     if text is not None:
         changes["data"] = recipe.data.model_copy(update={"sources": (text,)})
-    recipe = recipe.model_copy(update=changes)
-    room = relative_length(recipe.data.tokens_per_batch, trained)
-    reasons: list[str] = []  # the first is that of rows of the target
-    try:
-        device = Device.of(survey, recipe, target, trained)
-        for length in [target, *(times * trained for times in BETWEEN if times * trained < target)]:
-            longer = _rows(recipe, length, max(room, length), target, trained)
-            for recomputed in (False, True):
-                tried = longer.model_copy(update={"gradient_checkpointing": recomputed})
-                if (reason := device.refusal(tried)) is None:
-                    return tried, f"distil reads {_described(length, target)}" + "".join(reasons[:1])
-            reasons.append(f": of {length:,} tokens they {reason}")
-    except RopepatchError as error:
-        reasons.append(f": the base cannot be mapped ({error})")
-    length = min(trained, room)
-    return _rows(
-        recipe, length, room, target, trained
-    ), f"distil reads {_described(length, target)}{reasons[0]}"
+    return recipe.model_copy(update=changes)
 
 
-def _rows(recipe: Recipe, length: int, room: int, target: int, trained: int) -> Recipe:
-    """The recipe with rows of a length; documents are shorter than those beyond the old context."""
-    changes: dict[str, Any] = {"windows": (length,), "tokens_per_batch": room}
-    update: dict[str, Any] = {}
-    if length > trained:
-        assert recipe.distil is not None
-        window = max(1, int(WINDOW * trained))
-        update["distil"] = recipe.distil.model_copy(update={"map": {"name": "rerope", "window": window}})
-        changes["boundaries"] = False
+def _longer(recipe: Recipe, length: int, target: int, trained: int, distances: dict[str, Any]) -> Recipe:
+    """The recipe with rows beyond the old context, which documents may be shorter than."""
+    room = max(length, relative_length(recipe.data.tokens_per_batch, trained))
+    windows = {"windows": (length,), "tokens_per_batch": room, "boundaries": False}
+    changes: dict[str, Any] = {"data": recipe.data.model_copy(update=windows)}
+    assert recipe.distil is not None
+    changes["distil"] = recipe.distil.model_copy(update={"map": distances})
     if length == target:
-        update["positions"] = TrueLength()
-    return recipe.model_copy(update=update | {"data": recipe.data.model_copy(update=changes)})
+        changes["positions"] = TrueLength()
+    return recipe.model_copy(update=changes)
 
 
-def _described(length: int, target: int) -> str:
-    return f"rows of {length:,} tokens" + (", the target" if length == target else " at skipped positions")
-
-
-@dataclass(frozen=True, eq=False)
-class Device:
-    """The device that trains, and what it trains."""
-
-    name: str
-    dtype: str
-    config: Any
-    counted: Weights
-    target: int
-    trained: int
-
-    @classmethod
-    def of(cls, survey: Survey, recipe: Recipe, target: int, trained: int) -> Device:
-        """That of this process.
-
-        Raises:
-            RopepatchError: If no map can be put on the model.
-        """
-        model: Any = blueprint(load_config(survey.raw))
-        check_mappable(model, trained)
-        longest = _rows(recipe, target, target, target, trained).distil
-        assert longest is not None
-        map_of(longest.map).fitted(trained, target)
-        name, config = "cuda" if torch.cuda.is_available() else "cpu", text_config(model.config)
-        counted = Weights.of(model, recipe)
-        return cls(name, recipe.precision or fastest(name).dtype, config, counted, target, trained)
-
-    def refusal(self, recipe: Recipe) -> str | None:
-        """Why rows are too long; None where they are not."""
-        needed = memory(recipe, self.config, self.counted, self.dtype, self.trained, self.target).total_gib
-        if needed > (there := SHARE * memory_of(self.name) / GIB):
-            return f"take {needed:.2g} GiB of {there:.2g}"
-        (length,), room = recipe.data.lengths(self.trained)
-        layers, queries = int(self.config.num_hidden_layers), Widths.of(self.config).queries
-        for_token = 2 * self.counted.all + 2 * layers * queries * length
-        work = PASSES * recipe.max_steps * room // length * length * for_token
-        if work > HOUR[self.name]:
-            return (
-                f"take {work:.0e} operations, and a {self.name} does about {HOUR[self.name]:.0e} in an hour"
-            )
-        return None
+def _too_long(recipe: Recipe, model: Any, counted: Weights, target: int, trained: int) -> str | None:
+    """Why the rows of a recipe are too long for the device; None where they are not."""
+    device, config = "cuda" if torch.cuda.is_available() else "cpu", text_config(model.config)
+    dtype = recipe.precision or fastest(device).dtype
+    needed = memory(recipe, config, counted, dtype, trained, target).total_gib
+    if needed > (there := SHARE * memory_of(device) / GIB):
+        return f"take {needed:.2g} GiB of {there:.2g}"
+    (length,), room = recipe.data.lengths(trained)
+    work = PASSES * recipe.max_steps * (room // length) * forward_operations(config, counted.all, length)
+    if work > HOUR[device]:
+        return f"take {work:.0e} operations, and a {device} does about {HOUR[device]:.0e} in an hour"
+    return None

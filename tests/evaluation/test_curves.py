@@ -48,7 +48,7 @@ def test_a_gain_is_what_the_limited_curve_pays_more_for_each_token():
 
 
 def drawn_curves() -> tuple[LossCurve, LossCurve, LossCurve]:
-    """Of full context, of a short window, and of another model."""
+    """Curves with full context and in a short window, and those of another model."""
     torch.manual_seed(0)
     rows = [torch.rand(3, 400) * 5 for _ in range(3)]
     full, short, other = (LossCurve(tuple(row[k] for row in rows), (4, 4, 9)) for k in range(3))

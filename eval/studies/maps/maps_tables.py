@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from maps_study import OWN
-from study import Row, by_case, excess, signed
+from study import Row, by_case, counted, excess, signed
 
 from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.evaluation.intervals import Mean
@@ -26,8 +26,7 @@ def found(row: Row | None) -> str:
     if row is None:
         return "–"
     correct, n = row["correct"], row["n"]
-    low, high = Mean.of([(1, 1)] * correct + [(0, 1)] * (n - correct), share=True).interval()
-    return f"{correct}/{n} ({low:.0%} to {high:.0%})"
+    return counted(Mean.of([(1, 1)] * correct + [(0, 1)] * (n - correct), share=True))
 
 
 def cells(rows: list[Row], method: str) -> Iterator[str]:

@@ -56,7 +56,7 @@ def page(index: int, target: int, tokenizer: Any) -> tuple[str, Haystack]:
 
 @contextmanager
 def reading(model: Any, ids: Tensor) -> Iterator[list[Tensor]]:
-    """Collect the decoder's output [1, T, H] for each part of a page as it is read, without the questions."""
+    """Collect the decoder's outputs [1, T, H] for the parts of a page, but not for its questions."""
     decoder = decoder_of(model)
     assert decoder is not None
     usual, states, read = decoder.forward, [], 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from smollm2_study import BLOCK, KINDS, SHORTEST
-from study import Row, signed
+from study import Row, counted, signed
 
 from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.evaluation.intervals import Mean, difference, significant
@@ -53,24 +53,26 @@ def over(pages: Pages, base: Pages, of: Callable[[Row], tuple[float, float]]) ->
     return difference(mean({one: pages[one] for one in both}, of), mean({one: base[one] for one in both}, of))
 
 
+def in_order(methods: Mapping[str, Pages], target: int) -> list[str]:
+    """The methods by the log-probability of their answers at the target, the best first."""
+    return sorted(methods, key=lambda name: -mean(methods[name], lambda row: log_prob(row, target)).value)
+
+
 def lengths_of(target: int) -> list[int]:
     """The lengths at which questions were asked."""
     return [SHORTEST << step for step in range((target // SHORTEST).bit_length())]
 
 
 def answers_table(rows: list[Row], target: int = 16384) -> str:
-    """What is found, and the log-probability of the answers, by length; the best at the target first."""
+    """Tabulate answers found and their log-probability by length, the best at the target first."""
     methods, lengths = by_method(rows, target), lengths_of(target)
-    ordered = sorted(methods, key=lambda name: -mean(methods[name], lambda row: log_prob(row, target)).value)
     lines = []
-    for name in ordered:
+    for name in in_order(methods, target):
         pages, line = methods[name], [f"`{name}`" if name != BASELINE else name]
         for length in lengths:
             share = mean(pages, lambda row, n=length: found(row, n), share=True)
-            low, high = share.interval()
             nats = mean(pages, lambda row, n=length: log_prob(row, n)).value
-            count = f"{share.value * share.weight:.0f}/{share.weight:.0f}"
-            line.append(f"{count} ({low:.0%} to {high:.0%}), {nats:.2f}")
+            line.append(f"{counted(share)}, {nats:.2f}")
         lines.append(line)
     return markdown_rows(["", *(f"{length:,}" for length in lengths)], lines)
 
@@ -104,12 +106,9 @@ def pairs_table(rows: list[Row], target: int = 16384) -> str:
     """Neighbours in the order of the answers' log-probability at the target, paired by page."""
     methods = by_method(rows, target)
 
-    def own(row: Row) -> tuple[float, float]:
-        return log_prob(row, target)
-
-    ordered = sorted(methods, key=lambda name: -mean(methods[name], own).value)
+    ordered = in_order(methods, target)
     pairs = {
-        (one, other): over(methods[one], methods[other], own)
+        (one, other): over(methods[one], methods[other], lambda row: log_prob(row, target))
         for place, one in enumerate(ordered)
         for other in ordered[place + 1 :]
     }
