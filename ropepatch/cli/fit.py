@@ -31,7 +31,7 @@ FILE = ".json"  # the end of the name of a scaling file
 EXAMPLES = """\b
 Examples:
   ropepatch fit tiny --to 2k
-  ropepatch fit ./llama-2-7b --to 16k --text books/ --out fitted.json
+  ropepatch fit ./llama-2-7b --to 16k --out fitted.json
   ropepatch fit ./llama-2-7b --to 16k --text books/ --short 2 --out ./llama-2-7b-16k
   ropepatch extend ./llama-2-7b --method fitted.json --recipe llama2-7b-yarn-32k"""
 
@@ -70,6 +70,13 @@ def fit(
     keep: Annotated[
         int, typer.Option(min=0, help="So many of the fastest pairs keep their frequencies.")
     ] = 0,
+    teacher: Annotated[
+        str,
+        typer.Option(
+            help="The attention map under which the base model teaches; auto: rerope, where the model can "
+            "have a map; none: the text's own tokens."
+        ),
+    ] = "auto",
     seed: Annotated[
         int, typer.Option(min=0, help="The seed of random starts and of the order of the text.")
     ] = 0,
@@ -83,8 +90,10 @@ def fit(
 ) -> None:
     """Learn the frequencies and the attention factor by which a model reads at a target.
 
-    No weight changes. Windows of the text that nothing is learned from validate, so that on them the outcome
-    is no worse than the best published method. The same command resumes an interrupted fit.
+    No weight changes, and no text is needed: the model learns to expect what it expects under an attention
+    map, on text that it writes itself. Windows that nothing is learned from validate, so that on them the
+    outcome is no worse than any published method that reads the trained context as well as YaRN. The same
+    command resumes an interrupted fit.
     """
     from ropepatch.fitting import fit as learn
     from ropepatch.pipeline.extension import extend
@@ -107,6 +116,7 @@ def fit(
             init=init,
             short=short,
             keep=keep,
+            teacher=teacher,
             seed=seed,
             revision=revision,
             device=device or best_device(),

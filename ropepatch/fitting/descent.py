@@ -81,6 +81,7 @@ class Validated:
     loss: float
     start: str
     step: int = 0
+    short: float = 0.0  # the loss of the tokens within the trained context
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +92,7 @@ class FitState:
     first: Validated  # the best of the published or named methods
     best: Validated
     num_candidates: int  # at first
+    limit: float = math.inf  # no vector is the best whose `short` is above it: that of YaRN
     forward_tokens: int = 0
     steps: int = 0  # of all candidates
     checks_without_improvement: int = 0
@@ -123,11 +125,11 @@ class FitState:
     def validated(self, name: str, validation: FitLoss) -> FitState:
         """With the running mean of a candidate validated."""
         descent = self.candidates[name]
-        loss = _validated(validation, Vector.from_flat(descent.mean))
+        loss, short = _validated(validation, Vector.from_flat(descent.mean))
         row = {"start": name, "step": descent.step, "train": descent.loss, "held_out": loss}
         best, checks = self.best, self.checks_without_improvement + 1
-        if loss < best.loss:
-            best, checks = Validated(descent.mean, loss, name, descent.step), 0
+        if loss < best.loss and short <= self.limit:
+            best, checks = Validated(descent.mean, loss, name, descent.step, short), 0
         history = (*self.history, row)
         return replace(self, history=history, best=best, checks_without_improvement=checks)
 
@@ -208,20 +210,24 @@ def begin(
         raise RopepatchError(
             "no method reads this text with a finite loss", hint="load the model in float32 or bfloat16"
         )
-    tried = {
-        name: Validated(starts[name].flat(), _validated(validation, starts[name]), name)
-        for name in dict.fromkeys([*methods, *racing])
-    }
+    tried = {}
+    for name in dict.fromkeys([*methods, *racing]):
+        loss, short = _validated(validation, starts[name])
+        tried[name] = Validated(starts[name].flat(), loss, name, short=short)
+    limit = tried["yarn"].short if "yarn" in methods else math.inf
     first = min((tried[name] for name in methods), key=lambda start: start.loss)
-    best = min(tried.values(), key=lambda start: start.loss)
+    best = min((start for start in tried.values() if start.short <= limit), key=lambda start: start.loss)
     candidates = {name: Descent.at(starts[name]) for name in racing}
-    return FitState(candidates, first, best, len(racing), train.spent + validation.spent)
+    return FitState(
+        candidates, first, best, len(racing), limit, forward_tokens=train.spent + validation.spent
+    )
 
 
-def _validated(validation: FitLoss, vector: Vector) -> float:
-    """The loss on the validation windows; one that is not finite is the worst there is."""
-    loss = validation.by_window(vector).mean().item()
-    return loss if math.isfinite(loss) else sys.float_info.max
+def _validated(validation: FitLoss, vector: Vector) -> tuple[float, float]:
+    """The loss on the validation windows and within the trained context; the worst there is if not finite."""
+    loss, short = validation.validate(vector)
+    finite = math.isfinite(loss) and math.isfinite(short)
+    return (loss, short) if finite else (sys.float_info.max, sys.float_info.max)
 
 
 # Steps

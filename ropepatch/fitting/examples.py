@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,14 +11,16 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ropepatch.data.sources import stream_documents
-from ropepatch.data.texts import cut_windows, digest
+from ropepatch.data.texts import TextOrIds, cut_windows, digest
 from ropepatch.data.tiny.tales import Narrator
+from ropepatch.data.tokens import TokenStore
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import seed_of
 
 HELD_OUT = 16  # windows, at most, to validate, and as many to test; else 1 in 6
 FEWEST = 10  # windows without which nothing is learned
 TALES = 200  # that tiny learns from
+WRITTEN = 64  # windows that a model writes itself to learn from
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +55,7 @@ class Splits:
 
 def read_splits(
     tokenizer: PreTrainedTokenizerBase,
-    text: str | Path | None,
+    text: str | Path | TokenStore | None,
     *,
     field: str,
     split: str,
@@ -62,6 +64,7 @@ def read_splits(
 ) -> Splits:
     """Windows cut from a text, joined as `ropepatch.data.texts.cut_windows` joins it; without one tales.
 
+    The tokens that a model has written are a text, too.
     With ``spare`` the windows are left out that a perplexity task with so many would read.
     """
     if text is None:
@@ -69,7 +72,12 @@ def read_splits(
         tales = [narrator.tale(length, seed_of("fit", i)).ids for i in range(TALES + 2 * HELD_OUT)]
         validation, test = tales[:HELD_OUT], tales[HELD_OUT : 2 * HELD_OUT]
         return Splits(tales[2 * HELD_OUT :], validation, test, range(HELD_OUT), "tales")
-    documents = stream_documents(text, field=field, split=split)
+    documents: Iterable[TextOrIds]
+    if isinstance(text, TokenStore):
+        documents = [ids.long() for ids in torch.split(text.tokens, text.starts.diff().tolist())]
+        text = text.reading.source
+    else:
+        documents = stream_documents(text, field=field, split=split)
     joined = cut_windows(tokenizer, documents, length=length, count=None)
     cut = [(document, torch.tensor(window)) for document, window in joined]
     spared = {index * len(cut) // spare for index in range(spare)}

@@ -17,6 +17,8 @@ from typing import Any, cast
 
 import torch
 
+from ropepatch.attention import Mapped, map_attention
+from ropepatch.data.tokens import default_cache
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.measuring import Progress
@@ -26,11 +28,12 @@ from ropepatch.evaluation.running import distribute, is_first_process, rank_and_
 from ropepatch.extension.planning import Plan, plan_scaling
 from ropepatch.files import check_resumed, whole_file
 from ropepatch.fitting.descent import FitSettings, FitState, begin, proceed, stopped
-from ropepatch.fitting.examples import read_splits
+from ropepatch.fitting.examples import HELD_OUT, WRITTEN, read_splits
 from ropepatch.fitting.loss import FitLoss, learnable
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.loading import check_device, load_model, load_tokenizer
 from ropepatch.model.precision import describe_placement, prefers_float32
+from ropepatch.model.self_written import self_written
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey_checkpoint
 from ropepatch.scaling.file import write_scaling
@@ -40,6 +43,7 @@ from ropepatch.settings import Length, relative_length
 logger = logging.getLogger(__name__)
 
 STATE = "fit.pt"  # in the work folder
+TEACHER, NO_TEACHER = "rerope", "none"  # the map that `auto` takes, and the word for no map
 STARTING = 3  # of a budget of time, one part in so many goes to the starts
 
 
@@ -107,6 +111,7 @@ def fit(
     init: str = "auto",
     short: float = 1.0,
     keep: int = 0,
+    teacher: str = "auto",
     seed: int = 0,
     spare: int = 0,
     revision: str | None = None,
@@ -118,8 +123,12 @@ def fit(
 ) -> Fitted:
     """Learn the divisors and the attention factor by which a model reads at a target; no weight changes.
 
-    Returns the vector with the lowest validation loss over all starts and steps: on the validation windows it
-    is never worse than any start. The record holds the loss on test windows, which decided nothing.
+    The loss is the Kullback-Leibler divergence from what the base model expects under an attention map, which
+    holds every distance within the trained context. So any text serves, also one that the model writes.
+
+    Returns the vector with the lowest validation loss over all starts and steps whose loss within the trained
+    context is not above YaRN's, where that is a start. The record holds the cross-entropy of test windows,
+    which decided nothing.
 
     The processes of torch.distributed share the starts, the race of the best of them and the validation
     windows; what they return is the same, to the bit that of one process with as many threads.
@@ -127,14 +136,17 @@ def fit(
     Args:
         model: A checkpoint folder, a Hub id, or `tiny`.
         to: The target context in tokens: 32768, `32k`, or a multiple of the trained context, `4x`.
-        text: A file, a folder, a `datasets` id or a saved set; None for the tales of tiny.
+        text: A file, a folder, a `datasets` id or a saved set; None for text that the model writes itself,
+            by its own probabilities, or for the tales of tiny.
         field: The column or key of a document's text.
         split: The split of a `datasets` id or a saved set.
         steps: Steps of gradient descent.
         init: `auto`, or methods to start from, separated by commas.
         short: The weight of a token within the trained context, against 1 beyond it.
         keep: How many of the fastest pairs keep their frequencies.
-        seed: Decides the order of the windows and the random starts.
+        teacher: The attention map under which the base model is read; `auto` for rerope where the model can
+            have it; `none`, and `auto` elsewhere, for the cross-entropy of a text.
+        seed: Decides the order of the windows, the random starts and what the model writes.
         spare: Leave out the windows that a perplexity task with so many windows of the target would read.
         revision: The revision of a Hub id.
         device: Where the model is put; None for the GPU, if there is one.
@@ -172,13 +184,21 @@ def fit(
             f"{source.name} already covers {window} tokens; nothing to fit at {target}",
             hint=f"`to={4 * window}`",
         )
-    if text is None and source.name != "tiny":
-        raise RopepatchError(
-            "`text` is missing", hint="`text=FILE`, a folder, a JSONL file or a `datasets` id"
-        )
-    tokenizer = load_tokenizer(source.folder)
-    splits = read_splits(tokenizer, text, field=field, split=split, length=target, spare=spare)
     loaded: Any = load_model(source)
+    mapped = _teacher(loaded, teacher, target, say)
+    tokenizer = load_tokenizer(source.folder)
+    if text is None and source.name != "tiny":
+        if mapped is None:
+            raise RopepatchError(
+                "`text` is missing", hint="`text=FILE`, a folder, a JSONL file or a `datasets` id"
+            )
+        wanted = (WRITTEN + 2 * HELD_OUT) * target
+        written = self_written(
+            source, tokenizer, length=window, tokens=wanted, seed=seed, cache=default_cache(), say=say
+        )
+        splits = read_splits(tokenizer, written, field=field, split=split, length=target, spare=0)
+    else:
+        splits = read_splits(tokenizer, text, field=field, split=split, length=target, spare=spare)
     splits.check_ids(loaded.config.get_text_config().vocab_size)
     request = {
         "model": source.name,
@@ -188,6 +208,7 @@ def fit(
         "text": splits.text,
         "digest": splits.digest,
         "windows": len(splits.train),
+        "teacher": NO_TEACHER if mapped is None else TEACHER if teacher == "auto" else teacher,
         **settings.model_dump(),
     }
     kept = read_state(work, request)
@@ -195,7 +216,7 @@ def fit(
         for line in describe_placement(loaded):
             say(line)
         train, validation = (
-            FitLoss(loaded, module, survey.rope, windows, short)
+            FitLoss(loaded, module, survey.rope, windows, short, mapped)
             for windows in (splits.train, splits.validation)
         )
         began -= kept.get("seconds", 0.0)
@@ -254,6 +275,20 @@ def _outcome(test: FitLoss, sources: Sequence[int], state: FitState) -> dict[str
         "short_after": after[:, : window - 1].mean().item(),
         "own_window": torch.stack(list(own.nll)).mean().item(),
     }
+
+
+def _teacher(model: Any, name: str, target: int, say: Callable[[str], None]) -> Mapped | None:
+    """The map that the teacher reads under, taken out of the model again."""
+    if name == NO_TEACHER:
+        return None
+    try:
+        with map_attention(model, TEACHER if name == "auto" else name, to=target) as mapped:
+            return mapped
+    except RopepatchError as error:
+        if name != "auto":
+            raise RopepatchError(error.args[0], hint=f'`teacher="{NO_TEACHER}"`, and a text') from error
+        say(f"no teacher, the cross-entropy of the text instead: {error.args[0]}")
+        return None
 
 
 def _placed(model: Any, device: str, kept: dict[str, Any]) -> Any:

@@ -1,5 +1,8 @@
 """The loss of a model as a function of a vector, with its gradient, and what each pass costs.
 
+The loss of a token is its cross-entropy or, with a teacher, the Kullback-Leibler divergence from what the
+base model under an attention map expects there to what the model expects.
+
 Shapes: N windows of T tokens; B of them at once; P rotary pairs; C positions of a chunk.
 """
 
@@ -17,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from ropepatch.attention import Mapped
 from ropepatch.data.texts import digest
 from ropepatch.evaluation.running import distribute
 from ropepatch.fitting.vectors import Vector
@@ -26,6 +30,7 @@ from ropepatch.model.survey import Survey
 from ropepatch.scaling.rope import Frequencies, Rope
 
 CHUNK = 2048  # positions whose logits are held at a time
+TAUGHT = 1 << 30  # bytes of the teacher's hidden states that are held
 AT_ONCE = 8192  # tokens of a forward pass, unless one window is longer
 ACTIVATIONS = 4 << 30  # bytes of them that are held
 VALUES = 16  # that a layer holds for every token, in units of the hidden size: counted on LLaMA in bfloat16
@@ -79,11 +84,14 @@ class FitLoss:
 
     ``short`` is the weight of a token within the trained context, against 1 beyond it.
 
+    Args:
+        teacher: A map that was taken out of the model; None for the cross-entropy of the text.
+
     Attributes:
         ids: [N, T] int64.
         weights: [T - 1] float32, of the tokens from the second on; their mean is 1.
         factor: s, the length of a window over the trained context.
-        spent: Forward tokens so far.
+        spent: Forward tokens so far, without those of the teacher.
     """
 
     def __init__(
@@ -93,6 +101,7 @@ class FitLoss:
         rope: Rope,
         windows: Sequence[Tensor],
         short: float = 1.0,
+        teacher: Mapped | None = None,
     ) -> None:
         self.model, self.module, self.rope, self.spent = model, module, rope, 0
         self.ids = torch.stack([torch.as_tensor(window, dtype=torch.long) for window in windows])
@@ -100,7 +109,9 @@ class FitLoss:
         weights = torch.full((length - 1,), 1 / (length - 1))
         weights[: trained - 1] *= short
         self.weights, self.factor = weights / weights.mean(), length / trained
+        self.teacher, self._trained = teacher, trained
         self._decoder = decoder_of(model)
+        self._taught: dict[str, Tensor] = {}  # by the digest of a window
 
     def cost(self, windows: int) -> int:
         """Forward tokens of `score` on so many windows."""
@@ -122,9 +133,13 @@ class FitLoss:
 
     def by_window(self, vector: Vector) -> Tensor:
         """The loss of every window on its own, float64 [N]; their mean is the loss over all."""
-        weights = self._spread(len(self.ids))
-        losses = self.token_losses(vector).double() * weights.double()
-        return losses.sum(dim=1) * len(weights) / weights.double().sum()
+        return (self.token_losses(vector).double() * self.weights.double()).mean(dim=1)
+
+    def validate(self, vector: Vector) -> tuple[float, float]:
+        """The loss over all windows, and that of the tokens within the trained context."""
+        losses = self.token_losses(vector).double()
+        whole = (losses * self.weights.double()).mean().item()
+        return whole, losses[:, : self._trained - 1].mean().item()
 
     def token_losses(self, vector: Vector) -> Tensor:
         """The loss [N, T - 1] of every token, float32 on the CPU; processes share the work."""
@@ -156,32 +171,76 @@ class FitLoss:
         The head is run in chunks whose graphs are gone at once, so that no more than C positions' logits are
         ever held; the gradient reaches the decoder in one piece.
         """
+        taught = None if self.teacher is None else self._teach(ids, self.teacher)
         self.module.vector = vector
         ids = ids.to(input_device(self.model))
         if self._decoder is None:
-            logits = self.model(input_ids=ids, use_cache=False).logits[:, :-1]
-            return _backward(logits, ids, torch.arange(ids.shape[1] - 1), weights)
+            logits = self.model(input_ids=ids, use_cache=False).logits
+            if taught is not None:
+                logits = torch.cat([logits, taught.to(logits)])
+            return _backward(logits[:, :-1], ids, torch.arange(ids.shape[1] - 1), weights)
         whole: list[Tensor] = []
 
         def cut(hidden: Tensor) -> Tensor:
             whole.append(hidden)
-            return hidden.detach().requires_grad_(weights is not None)
+            both = hidden if taught is None else torch.cat([hidden, taught.to(hidden)])
+            return both.detach().requires_grad_(weights is not None)
 
         losses = []
         with decoded_once(self.model, self._decoder, ids, through=cut) as (logits_at, leaves):
-            for positions in torch.split(torch.arange(ids.shape[1] - 1), max(1, CHUNK // len(ids))):
+            for positions in torch.split(torch.arange(ids.shape[1] - 1), max(1, CHUNK // (2 * len(ids)))):
                 losses.append(_backward(logits_at(positions), ids, positions, weights))
         if weights is not None:
-            torch.autograd.backward(whole[0], leaves[0].grad)
+            assert leaves[0].grad is not None
+            torch.autograd.backward(whole[0], leaves[0].grad[: len(ids)])
         return torch.cat(losses, dim=1)
+
+    def _teach(self, ids: Tensor, teacher: Mapped) -> Tensor:
+        """The hidden states [B, T, H] of the base model under the map, or its logits if it has no decoder.
+
+        On the CPU; those of each window are computed once, as far as `TAUGHT` goes.
+        """
+        names = [digest([row]) for row in ids]
+        unread = [row for row, name in enumerate(names) if name not in self._taught]
+        found = {name: self._taught[name] for name in names if name in self._taught}
+        if unread:
+            rows, states = ids[unread].to(input_device(self.model)), list[Tensor]()
+
+            def keep(hidden: Tensor) -> Tensor:
+                states.append(hidden)
+                return hidden
+
+            with torch.no_grad(), teacher.again():
+                if self._decoder is None:
+                    keep(self.model(input_ids=rows, use_cache=False).logits)
+                else:
+                    with decoded_once(self.model, self._decoder, rows, through=keep) as (logits_at, _):
+                        logits_at(torch.zeros(1, dtype=torch.long))
+            found |= {names[row]: hidden for row, hidden in zip(unread, states[0].cpu(), strict=True)}
+            size = states[0][0].numel() * states[0].element_size()
+            free = max(0, TAUGHT // size - len(self._taught))
+            self._taught |= {name: found[name].clone() for name in [names[row] for row in unread][:free]}
+        return torch.stack([found[name] for name in names])
 
 
 def _backward(logits: Tensor, ids: Tensor, positions: Tensor, weights: Tensor | None) -> Tensor:
-    """The losses [B, C] of the tokens after some positions; with weights, after their backward pass."""
-    losses = token_losses(logits, ids[:, positions + 1])
+    """The losses [B, C] of the tokens after some positions; with weights, after their backward pass.
+
+    Logits are [B, C, V], or with those of the teacher below them [2B, C, V].
+    """
+    if len(logits) == len(ids):
+        losses = token_losses(logits, ids[:, positions + 1])
+    else:
+        losses = divergence(*torch.split(logits, len(ids)))
     if weights is not None:
         (losses * weights[positions].to(losses.device)).sum().backward()  # type: ignore[no-untyped-call]
     return losses.detach()
+
+
+def divergence(student: Tensor, teacher: Tensor) -> Tensor:
+    """KL(teacher || student) of logits [..., V] in nats, float32 [...]; no gradient goes to the teacher."""
+    log_p = teacher.detach().float().log_softmax(-1)
+    return (log_p.exp() * (log_p - student.float().log_softmax(-1))).sum(-1)
 
 
 def _batches(ids: Tensor) -> list[Tensor]:

@@ -14,7 +14,6 @@ from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.ranking import RULE
 from ropepatch.evaluation.results import as_read
-from ropepatch.evaluation.tasks import check_text
 from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan, plan
 from ropepatch.files import absent, check_resumed, read_json, whole_file, write_json
@@ -145,8 +144,6 @@ def _fit(request: Request, source: Checkpoint, feedback: Feedback) -> tuple[dict
     settings = Fit(**(text if text["text"] and not request.suite else {}) | request.parameters)
     sources = recipe.data.sources if recipe and settings.text is None else ()
     texts = [source.text for source in sources if isinstance(source, Texts)]
-    if not texts:
-        check_text(settings.text, request.model)
     seed = recipe.seed if recipe else 0
 
     def search(work: Path) -> dict[str, Any]:

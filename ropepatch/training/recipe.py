@@ -215,6 +215,8 @@ class Fit(Settings):
         split: The split of that text.
         steps: The steps of descent of a fit.
         init: The methods that a fit starts from, separated by commas; `auto` tries all.
+        teacher: The attention map under which the base model is the teacher of a fit; `none` for the
+            cross-entropy of the text, `auto` for rerope where the model can have a map.
     """
 
     text: Text | None = None
@@ -222,6 +224,7 @@ class Fit(Settings):
     split: Text = "train"
     steps: Count = 100
     init: Text = "auto"
+    teacher: Text = "auto"
 
 
 class Watch(Settings):

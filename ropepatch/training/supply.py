@@ -19,10 +19,10 @@ from ropepatch.errors import RopepatchError
 from ropepatch.files import whole_file
 from ropepatch.fitting.examples import FEWEST, HELD_OUT, TALES
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.self_written import self_written
 from ropepatch.settings import seed_of
 from ropepatch.training.recipe import SELF, Generated, Recipe
 from ropepatch.training.rows import Batches, GeneratedRows, Schedule, Stream, TokenRows, held_out
-from ropepatch.training.self_written import self_written
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rank_processes import on_processes
+from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -20,6 +21,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
 from ropepatch.fitting import descent, examples, fitting, published
 from ropepatch.fitting.loss import FitLoss
+from ropepatch.model.source import TINY
 
 TO = 320
 
@@ -84,14 +86,62 @@ def test_the_record_says_how_much_better_the_held_out_windows_are_read(fitted, l
     assert "95 % 0.100 to 0.250; " in str(more)
 
 
-def test_no_published_method_reads_the_windows_that_decide_better(fitted, loss):
+def test_no_published_method_is_nearer_to_the_teacher_on_the_windows_that_decide(fitted, tiny):
+    splits = examples.read_splits(tiny[1], None, field="text", split="", length=TO, spare=0)
+    ids = torch.stack([*splits.validation])
+
+    def log_probs(*scaling, **options):
+        with torch.no_grad(), ropepatch.patch(tiny[0], *scaling, **options):
+            return tiny[0](ids).logits[:, :-1].double().log_softmax(-1)
+
+    teacher = log_probs("rerope", to=TO)
+
+    def divergence(scaling):
+        return torch.nn.functional.kl_div(log_probs(scaling), teacher, reduction="none", log_target=True).sum(
+            -1
+        )
+
     decided = fitted.record["decided_by"]
-    assert decided["after"] == pytest.approx(loss(fitted.plan, "validation"), abs=1e-5)
-    methods = published(fitted.plan.rope, TO / 256)
-    losses = {name: loss(ropepatch.make_scaling(name, factor=TO / 256), "validation") for name in methods}
+    assert fitted.record["teacher"] == "rerope"
+    assert decided["after"] == pytest.approx(divergence(fitted.plan).mean().item(), abs=1e-6)
+    factor = TO / 256
+    methods = published(fitted.plan.rope, factor)
+    found = {name: divergence(ropepatch.make_scaling(name, factor=factor)) for name in methods}
+    losses = {name: each.mean().item() for name, each in found.items()}
     assert fitted.record["start"] == min(losses, key=losses.get)
-    assert decided["before"] == pytest.approx(min(losses.values()), abs=1e-5)
+    assert decided["before"] == pytest.approx(min(losses.values()), abs=1e-6)
     assert decided["after"] <= decided["before"]
+    assert divergence(fitted.plan)[:, :255].mean() <= found["yarn"][:, :255].mean()
+
+
+def test_without_a_text_a_model_learns_from_what_it_writes_and_stock_reads_the_outcome(
+    tmp_path, monkeypatch, tiny
+):
+    monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(fitting, "WRITTEN", 8)
+    monkeypatch.setattr(fitting, "HELD_OUT", 2)
+    monkeypatch.setattr("ropepatch.model.self_written.SHARD", 2048)
+    stranger = tmp_path / "stranger"
+    shutil.copytree(TINY, stranger)
+    found = ropepatch.fit(stranger, to=TO, steps=2, init="yarn")
+    assert (found.record["text"], found.record["teacher"]) == ("self-generated text", "rerope")
+    assert found.record["held_out"]["windows"] == 2
+    ids = held_out_tales(tiny[1], length=TO, count=1)[0].ids[None]
+    with torch.no_grad(), ropepatch.patch(tiny[0], found.scaling):
+        expected = tiny[0](ids).logits
+    stock = AutoModelForCausalLM.from_pretrained(ropepatch.extend(found.plan, tmp_path / "out").folder)
+    with torch.no_grad():
+        assert torch.equal(stock(ids).logits, expected)
+
+
+def test_a_model_that_can_have_no_map_has_no_teacher_and_says_so():
+    said = []
+    model = tiny_model("deepseek_v3")
+    assert fitting._teacher(model, "auto", 4096, said.append) is None
+    assert said[0].startswith("no teacher, the cross-entropy of the text instead: ")
+    with pytest.raises(RopepatchError, match="cannot have an attention map") as refused:
+        fitting._teacher(model, "rerope", 4096, said.append)
+    assert refused.value.hint == '`teacher="none"`, and a text'
 
 
 @pytest.mark.slow
@@ -175,9 +225,9 @@ def test_a_fit_of_nonsense_is_refused(arguments, message):
         ropepatch.fit("tiny", **arguments)
 
 
-def test_a_checkpoint_without_tales_of_its_own_needs_a_text(shared):
+def test_without_a_teacher_a_checkpoint_without_tales_of_its_own_needs_a_text(shared):
     with pytest.raises(RopepatchError, match="`text` is missing"):
-        ropepatch.fit(shared / "checkpoints" / "babyllama-361", to=512)
+        ropepatch.fit(shared / "checkpoints" / "babyllama-361", to=512, teacher="none")
 
 
 # the command

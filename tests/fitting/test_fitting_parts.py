@@ -11,6 +11,7 @@ import torch
 from tiny_models import tiny_model
 
 import ropepatch
+from ropepatch.attention import map_attention
 from ropepatch.data.texts import cut_windows
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
@@ -139,6 +140,50 @@ def test_score_and_gradient_are_those_of_all_logits_at_once(model_type, monkeypa
     assert len({*each.tolist()}) == 3
     assert gradient.abs().max() > 0
     torch.testing.assert_close(gradient, flat.grad, rtol=1e-3, atol=1e-5)
+
+
+def divergences(p, q):
+    """KL(p || q) [N, T - 1] of logits [N, T, V], in float64."""
+    log_p, log_q = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (p[:, :-1], q[:, :-1]))
+    return (np.exp(log_p) * (log_p - log_q)).sum(-1)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "cohere"])
+def test_with_a_teacher_a_token_loses_its_divergence_from_the_base_under_the_map(model_type, monkeypatch):
+    """And neither the reverse divergence, nor one from a base without a map, nor from a scaled one."""
+    monkeypatch.setattr("ropepatch.fitting.loss.CHUNK", 20)
+    model, found = surveyed(model_type)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)  # what a model expects depends on the rope
+    windows = some_windows(length=2 * found.rope.original_max_position_embeddings)
+    vector = some_vector(found.rope.num_pairs)
+
+    def logits(*scaling, **options):
+        with torch.no_grad(), ropepatch.patch(model, *scaling, **options):
+            return model(input_ids=windows, use_cache=False).logits.double().numpy()
+
+    student = logits(vector.scaling(2.0))
+    teacher, plain = logits("rerope", to=windows.shape[1]), logits("none", to=windows.shape[1])
+    expected = divergences(teacher, student)
+    with map_attention(model, "rerope", to=windows.shape[1]) as mapped:
+        pass
+    with learnable(model, found) as module:
+        loss = FitLoss(model, module, found.rope, windows, teacher=mapped)
+        first, again = (loss.token_losses(vector).double().numpy() for _ in range(2))
+        value, gradient = loss.gradient(vector, [0, 1, 2])
+        flat = vector.flat().requires_grad_()
+        module.vector = Vector.from_flat(flat)
+        log_q = model(input_ids=windows, use_cache=False).logits.log_softmax(-1)[:, :-1]
+        p = torch.tensor(teacher)[:, :-1].softmax(-1).float()
+        (p * (p.log() - log_q)).sum(-1).mean().backward()
+    tolerance = 1e-3 * expected.max()
+    np.testing.assert_allclose(first, expected, atol=tolerance)
+    assert np.array_equal(first, again)
+    assert value == pytest.approx(expected.mean(), rel=1e-3)
+    torch.testing.assert_close(gradient, flat.grad, rtol=1e-2, atol=1e-3 * flat.grad.abs().max().item())
+    for mistake in (divergences(student, teacher), divergences(plain, student)):
+        assert np.abs(mistake - expected).max() > 10 * tolerance
 
 
 def test_the_gradient_of_slow_pairs_is_the_difference_quotient(tiny):
@@ -279,8 +324,8 @@ class Bowl:
         noise = sum(0.01 * math.sin(window) for window in windows)
         return self.score(vector, windows), 2 * (vector.flat() - self.point) + noise
 
-    def by_window(self, vector):
-        return torch.full((4,), self.score(vector, range(4)), dtype=torch.float64)
+    def validate(self, vector):
+        return self.score(vector, range(4)), 0.0
 
 
 class Worse(Bowl):
@@ -290,9 +335,17 @@ class Worse(Bowl):
         super().__init__()
         self.calls = 0
 
-    def by_window(self, vector):
+    def validate(self, vector):
         self.calls += 1
-        return torch.full((4,), float(self.calls), dtype=torch.float64)
+        return float(self.calls), 0.0
+
+
+class Short(Bowl):
+    """Windows whose beginning every vector but YaRN's reads worse."""
+
+    def validate(self, vector):
+        yarn = published(ROPE, 4.0)["yarn"].flat()
+        return super().validate(vector)[0], float((vector.flat() - yarn).abs().max())
 
 
 def run(settings, train=None, validation=None, state=None):
@@ -313,6 +366,14 @@ def test_a_descent_that_gets_worse_on_the_held_out_windows_stops_and_returns_the
     assert last.steps < 300
     assert last.best is last.first
     assert last.best.start == "yarn"
+
+
+def test_no_vector_is_the_best_that_reads_the_trained_context_worse_than_yarn():
+    settings = FitSettings(steps=40, init="yarn,none,linear")
+    last = run(settings, validation=Short())[-1]
+    assert (last.best.start, last.best.step) == ("yarn", 0)
+    assert min(row["held_out"] for row in last.history) < last.best.loss
+    assert run(FitSettings(steps=40, init="linear"), validation=Short())[-1].best.step > 0
 
 
 def test_starts_that_lose_the_race_do_not_stop_the_one_that_wins():

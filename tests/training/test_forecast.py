@@ -253,7 +253,7 @@ def own_text(**changes):
 def test_what_is_held_out_is_what_the_training_holds_out(make, tmp_path, monkeypatch):
     """Bug: 2 windows of 1,024 tokens were promised where 8 pieces of 256 were read."""
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("ropepatch.training.self_written.SHARD", 256)
+    monkeypatch.setattr("ropepatch.model.self_written.SHARD", 256)
     watched = forecast(PLAN, make(), tmp_path / "out").content["watched"]
     pieces = Run.of(PLAN, make(), tmp_path / "out").supply().pieces
     assert [len(piece) for piece in pieces] == [watched["length"]] * watched["windows"]

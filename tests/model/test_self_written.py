@@ -11,12 +11,12 @@ from run_recipes import history_of, small_recipe
 import ropepatch
 from ropepatch.data.tokens import TOKENS, find
 from ropepatch.errors import RopepatchError
+from ropepatch.model import self_written as module
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.self_written import generated, self_written
 from ropepatch.model.source import TINY
-from ropepatch.training import self_written as module
 from ropepatch.training.adaptation import adapt
 from ropepatch.training.recipe import Data, Distil, Generated, Watch
-from ropepatch.training.self_written import generated, self_written
 
 
 class Marks:
