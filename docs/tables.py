@@ -99,6 +99,7 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
     },
     f"{STUDIES}/fit/frequencies.md": {
         "learned": lambda: fit_tables.table(list(fit_tables.summaries(rows("fit")))),
+        "taught": lambda: fit_tables.taught_table(rows("fit-taught")),
         "other-means": lambda: fit_tables.means_table(rows("other-means")),
         "starts": lambda: fit_tables.starts_table(result("fit-starts")),
     },

@@ -121,7 +121,8 @@ class Cell:
                     learnt = [one for one in found if _key(one) == self._key(one["label"], seed)]
                     scaling = self._bound(model, pieces, min(learnt, key=lambda one: sum(one["nats"])))
                 else:
-                    fitted = fit(self.model, to=self.to, text=learned, seed=seed, steps=self.steps)
+                    options = {"seed": seed, "steps": self.steps, "teacher": "none"}
+                    fitted = fit(self.model, to=self.to, text=learned, **options)
                     scaling = fitted.scaling
                     row |= {key: fitted.record[key] for key in OF_A_FIT}
                 if seed is not None:

@@ -1,11 +1,11 @@
-"""Frequencies learned from the model's own distributions: what they leave of YaRN's excess, on text never shown.
+"""Frequencies learned from the model's own distributions: what they leave of YaRN's excess on other text.
 
     python eval/studies/fit/taught_study.py CHECKPOINT... --text tinystories=FILE --text fairytales=FOLDER \
         --json eval/results/fit-taught.json [--learn fairytales=FOLDER]
 
-A fit without a text (`ropepatch.fit(model, to=...)`) learns on rows that the model writes itself; with --learn,
-on that text. Then 24 windows of each text are read by the baseline through its own window, by the teacher, by
-YaRN and by what was learned. Rows in the file are not measured again.
+A fit without a text (`ropepatch.fit(model, to=...)`) learns on rows that the model writes itself; with
+--learn, on that text. Then 24 windows of each text are read by the baseline through its own window, by the
+teacher, by YaRN and by what was learned. Rows in the file are not measured again.
 """
 
 from __future__ import annotations
