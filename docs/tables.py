@@ -29,10 +29,11 @@ import fit_tables
 import longppl_tables
 import maps_tables
 import measured
+import pages_study
+import pages_tables
 import parallel_tables
 import pretraining_recipe
 import registries
-import smollm2_tables
 from measured import RESULTS, result
 
 import ropepatch
@@ -42,11 +43,13 @@ from ropepatch.files import json_text
 from ropepatch.gallery.explorer.content import MEASURED
 from ropepatch.report.plots import figures, save_figure
 from ropepatch.settings import RECIPES, find_shipped, shipped_names
+from ropepatch.training.forecast import published_config
 from ropepatch.training.recipe import Recipe
 
 Make = Callable[[], str]
 ROOT = Path(__file__).parents[1]
 STUDIES = "eval/studies"
+SMOLLM2 = (8192, 16384)  # window and target of what is measured
 
 
 def rows(name: str) -> list[dict[str, object]]:
@@ -55,10 +58,19 @@ def rows(name: str) -> list[dict[str, object]]:
     return found
 
 
+def pages_cost() -> str:
+    """What the study of long pages takes on some published models."""
+    smol, base, long = "HuggingFaceTB/SmolLM2-135M", "meta-llama/Meta-Llama-3-8B", "meta-llama/Llama-3.1-8B"
+    cases = (smol, *SMOLLM2), (base, 8192, 16384), (base, 8192, 32768), (long, 131072, 262144)
+    return pages_study.costs_table(
+        [pages_study.full_cost(name, published_config(name) or {}, *lengths) for name, *lengths in cases]
+    )
+
+
 BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
     "README.md": {
         "adaptation": measured.adaptation_in_short,
-        "smollm2-answers": lambda: smollm2_tables.answers_table(rows("smollm2")),
+        "smollm2-answers": lambda: pages_tables.answers_table(rows("smollm2"), SMOLLM2[1]),
     },
     "docs/start.md": {"demo": measured.demo},
     "docs/guides/adapt.md": {"adaptation": measured.adaptation_in_short},
@@ -84,10 +96,11 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "babyllama": measured.babyllama,
         "llama-cpp": measured.llama_cpp,
     },
-    f"{STUDIES}/smollm2/smollm2.md": {
-        "smollm2-answers": lambda: smollm2_tables.answers_table(rows("smollm2")),
-        "smollm2-differences": lambda: smollm2_tables.differences_table(rows("smollm2")),
-        "smollm2-pairs": lambda: smollm2_tables.pairs_table(rows("smollm2")),
+    f"{STUDIES}/pages/pages.md": {
+        "pages-cost": pages_cost,
+        "smollm2-answers": lambda: pages_tables.answers_table(rows("smollm2"), SMOLLM2[1]),
+        "smollm2-differences": lambda: pages_tables.differences_table(rows("smollm2"), *SMOLLM2),
+        "smollm2-pairs": lambda: pages_tables.pairs_table(rows("smollm2"), SMOLLM2[1]),
     },
     f"{STUDIES}/distil/distil.md": {"distil": lambda: distil_tables.distil_table(rows("distil"))},
     f"{STUDIES}/encodings/encodings.md": {

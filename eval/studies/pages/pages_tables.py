@@ -1,17 +1,20 @@
-"""The tables of `smollm2_study.py`, from its result file; docs/tables.py writes them into the pages."""
+"""The tables of `pages_study.py`, from its rows; the study prints them, docs/tables.py writes them.
+
+A row is a page under a method: `losses`, the sum of each block, and `KIND LENGTH`, its answers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from smollm2_study import BLOCK, KINDS, SHORTEST
 from study import Row, counted, signed
 
+from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.evaluation.intervals import Mean, difference, significant
 from ropepatch.report.printers import markdown_rows
 
-WINDOW = 8192  # L of SmolLM2
+KINDS = ("number", "sentence")
 Pages = Mapping[int, Row]  # the rows of a method by page
 
 
@@ -41,10 +44,15 @@ def found(row: Row, length: int) -> tuple[float, float]:
     return float(every.count("1")), float(len(every))
 
 
-def loss(row: Row, begin: int, end: int) -> tuple[float, float]:
+def block_of(window: int) -> int:
+    """How many tokens' losses are added up, by the window."""
+    return min(512, window // 4)
+
+
+def loss(row: Row, begin: int, end: int, block: int) -> tuple[float, float]:
     """The sum of the losses of tokens ``begin`` to ``end``, and their number."""
-    blocks = row["losses"][begin // BLOCK : end // BLOCK]
-    return sum(blocks), float(BLOCK * len(blocks))
+    blocks = row["losses"][begin // block : end // block]
+    return sum(blocks), float(block * len(blocks))
 
 
 def over(pages: Pages, base: Pages, of: Callable[[Row], tuple[float, float]]) -> Mean:
@@ -58,14 +66,20 @@ def in_order(methods: Mapping[str, Pages], target: int) -> list[str]:
     return sorted(methods, key=lambda name: -mean(methods[name], lambda row: log_prob(row, target)).value)
 
 
-def lengths_of(target: int) -> list[int]:
+def lengths_of(row: Row) -> list[int]:
     """The lengths at which questions were asked."""
-    return [SHORTEST << step for step in range((target // SHORTEST).bit_length())]
+    return sorted(int(key.removeprefix(KINDS[0])) for key in row if key.startswith(f"{KINDS[0]} "))
 
 
-def answers_table(rows: list[Row], target: int = 16384) -> str:
+def keys_of(row: Row) -> int:
+    """How many questions of each kind were asked at each length."""
+    return len(row[f"{KINDS[0]} {lengths_of(row)[0]}"]["found"])
+
+
+def answers_table(rows: list[Row], target: int) -> str:
     """Tabulate answers found and their log-probability by length, the best at the target first."""
-    methods, lengths = by_method(rows, target), lengths_of(target)
+    methods = by_method(rows, target)
+    lengths = lengths_of(next(row for row in rows if row["target"] == target))
     lines = []
     for name in in_order(methods, target):
         pages, line = methods[name], [f"`{name}`" if name != BASELINE else name]
@@ -77,14 +91,14 @@ def answers_table(rows: list[Row], target: int = 16384) -> str:
     return markdown_rows(["", *(f"{length:,}" for length in lengths)], lines)
 
 
-def differences_table(rows: list[Row], target: int = 16384) -> str:
+def differences_table(rows: list[Row], window: int, target: int) -> str:
     """Each method less the baseline: log-probability at the target, loss beyond the window and within it."""
     methods = by_method(rows, target)
-    base = methods.pop(BASELINE)
+    base, block = methods.pop(BASELINE), block_of(window)
     parts = {
         "answers at the target": lambda row: log_prob(row, target),
-        "loss beyond the window": lambda row: loss(row, WINDOW, target),
-        "loss within it": lambda row: loss(row, 0, WINDOW),
+        "loss beyond the window": lambda row: loss(row, window, target, block),
+        "loss within it": lambda row: loss(row, 0, window, block),
     }
     columns = {
         part: {name: over(pages, base, of) for name, pages in methods.items()} for part, of in parts.items()
@@ -102,10 +116,9 @@ def differences_table(rows: list[Row], target: int = 16384) -> str:
     return markdown_rows(["", "pages", *parts], lines)
 
 
-def pairs_table(rows: list[Row], target: int = 16384) -> str:
-    """Neighbours in the order of the answers' log-probability at the target, paired by page."""
+def pairs_table(rows: list[Row], target: int) -> str:
+    """Every two methods in the order of the answers' log-probability at the target, paired by page."""
     methods = by_method(rows, target)
-
     ordered = in_order(methods, target)
     pairs = {
         (one, other): over(methods[one], methods[other], lambda row: log_prob(row, target))
@@ -115,3 +128,20 @@ def pairs_table(rows: list[Row], target: int = 16384) -> str:
     named = significant(pairs)
     lines = [[f"{a} above {b}", signed(pairs[a, b]) + "*" * ((a, b) in named)] for a, b in pairs]
     return markdown_rows(["", "nats of an answer's token"], lines)
+
+
+def all_tables(rows: list[Row], window: int, target: int) -> str:
+    """The tables of one model at one target, each below what it says."""
+    if not any(row["target"] == target for row in rows):
+        raise RopepatchError(f"the file holds no page of this model to {target} tokens")
+    apart = "a star: different from 0, at an error rate of 5 % over the column (Holm)"
+    parts = {
+        "Found (95 % interval over pages), and the mean log-probability of the answers": answers_table(
+            rows, target
+        ),
+        f"Less the baseline, paired by page, in nats per token; {apart}": differences_table(
+            rows, window, target
+        ),
+        f"By the log-probability of the answers at {target:,} tokens; {apart}": pairs_table(rows, target),
+    }
+    return "\n\n".join(f"{title}:\n\n{table}" for title, table in parts.items())

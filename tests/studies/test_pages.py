@@ -1,0 +1,187 @@
+"""The study of long pages from end to end on tiny, and its tables on pages whose truth is known."""
+
+import json
+
+import pages_study
+import pages_tables
+import pytest
+from pages_tables import KINDS
+
+import ropepatch
+from ropepatch.data.tiny.tales import held_out_tales
+from ropepatch.evaluation.retrieval import ask
+from ropepatch.model.config import load_config
+from ropepatch.model.source import TINY
+
+# End to end
+
+TARGET = 512
+
+
+@pytest.fixture(scope="module")
+def command(tiny, tmp_path_factory):
+    """The words of the command on tiny, two keys of each kind on each of three pages, and its file."""
+    place = tmp_path_factory.mktemp("pages")
+    (place / "texts").mkdir()
+    for number, tale in enumerate(held_out_tales(tiny[1], length=2 * TARGET, count=3)):
+        text = tiny[1].decode(tale.ids.tolist(), skip_special_tokens=True)
+        (place / "texts" / f"{number}.txt").write_text(text, encoding="utf-8")
+    extended = ropepatch.extend("tiny", place / "extended", to=TARGET, say=lambda line: None).folder
+    words = ["tiny", "--to", "2x", "--lengths", f"256,{TARGET}", "--pages", "3", "--keys", "2"]
+    words += ["--texts", place / "texts", "--methods", f"baseline,yarn,{extended}"]
+    file = place / "rows.json"
+    return [*map(str, words), "--json", str(file)], file
+
+
+def dry_run(words, capsys):
+    pages_study.main([*words, "--dry-run"])
+    cells = capsys.readouterr().out.splitlines()[-1].replace(",", "").strip("| ").split(" | ")
+    return dict(zip(("readings", "questions", "prompts", "tokens"), map(int, cells[2:6]), strict=True))
+
+
+def test_the_command_resumes_and_reads_what_its_dry_run_says(command, tiny, capsys, monkeypatch):
+    words, file = command
+    ahead = dry_run(words, capsys)
+    assert ahead["readings"] == 9
+    assert ahead["questions"] == 9 * 2 * 2 * 2
+    assert not file.exists()
+    read, tokens, usual = [], 0, pages_study.measured
+
+    def seen(module, inputs):
+        nonlocal tokens
+        tokens += inputs[0].numel()
+
+    def measured(model, *how):
+        if len(read) == 4 and not file.with_suffix(".stopped").exists():
+            file.with_suffix(".stopped").touch()
+            raise KeyboardInterrupt
+        read.append(model)
+        with model.get_input_embeddings().register_forward_pre_hook(seen):
+            return usual(model, *how)
+
+    monkeypatch.setattr(pages_study, "measured", measured)
+    with pytest.raises(KeyboardInterrupt):
+        pages_study.main(words)
+    left = dry_run(words, capsys)
+    assert left["readings"] == 5
+    assert left["prompts"] == 4
+    pages_study.main(words)
+    assert len(read) == 9
+    again = 256 + TARGET  # the first answers of a method, checked by both runs
+    assert 0.85 * ahead["tokens"] < tokens - again <= ahead["tokens"]
+    printed = capsys.readouterr().out
+    pages_study.main([*words, "--table"])
+    assert capsys.readouterr().out == printed
+    assert dry_run(words, capsys)["tokens"] == 0
+    rows = json.loads(file.read_text())["rows"]
+    assert len({(row["method"], row["page"], row["novel"]) for row in rows}) == 9
+    by_method = pages_tables.by_method(rows, TARGET)
+    kept = ("seconds", "method")
+    for page, row in by_method["extended"].items():  # a checkpoint, beside the patched model
+        patched = by_method["yarn"][page]
+        assert {key: row[key] for key in row if key not in kept} == {
+            k: patched[k] for k in row if k not in kept
+        }
+    loss = pages_tables.differences_table(rows, 256, TARGET).splitlines()[2].split(" | ")[3]
+    assert loss.startswith("-")
+    assert loss.endswith("*")
+    with pytest.raises(SystemExit, match="differs in keys"):
+        pages_study.main([*words, "--methods", "linear", "--keys", "1"])
+
+
+def test_a_reading_gives_the_losses_and_answers_that_the_package_measures(command, tiny):
+    words, _ = command
+    model, tokenizer = tiny
+    given = pages_study.arguments(words)
+    pages = pages_study.Pages(256, TARGET, (256, TARGET), 3, 2, given.texts)
+    _, haystack = pages.page(1, tokenizer)
+    with ropepatch.patch(model, "yarn", to=TARGET):
+        row = pages_study.measured(model, pages_study.Reader(model, 2**14), haystack, 64)
+        curve = ropepatch.perplexity(model, None, [haystack.ids.tolist()])
+        answers = ask(model, [haystack]).answers
+    blocks = [curve.between(begin + 1, begin + 65).loss for begin in range(0, 448, 64)]
+    assert row["losses"][:7] == pytest.approx([block.value * block.weight for block in blocks], rel=1e-4)
+    kinds = [f"{kind} {length}" for length in (256, TARGET) for kind in KINDS]
+    assert [nats for kind in kinds for nats in row[kind]["log_prob"]] == pytest.approx(
+        [answer.log_prob for answer in answers], abs=1e-3
+    )
+
+
+def test_what_cannot_be_read_is_refused_before_a_model_is_loaded(command, tmp_path, monkeypatch):
+    words, _ = command
+    monkeypatch.setattr(pages_study, "measured", None)
+    with pytest.raises(SystemExit, match=r"the texts of page 3 .* are 512 tokens short"):
+        pages_study.main([*words, "--pages", "4", "--json", str(tmp_path / "a.json")])
+    with pytest.raises(SystemExit, match="unknown method"):
+        pages_study.main([*words, "--methods", "yarrn", "--dry-run"])
+
+
+def test_a_page_of_short_texts_takes_several_that_no_other_page_has(command, tiny):
+    folder = pages_study.arguments(command[0]).texts
+    pages = pages_study.Pages(256, 1200, (256, 1200), 1, 2, folder)
+    assert pages.page(0, tiny[1])[0] == "0 + 1"
+    two = pages_study.Pages(256, 600, (256, 600), 2, 2, folder)
+    assert [two.page(index, tiny[1])[0] for index in range(2)] == ["0", "1"]
+
+
+def test_the_cost_of_a_reading_is_that_of_its_tokens_and_what_they_attend_to():
+    config = load_config(json.loads((TINY / "config.json").read_text()))
+    one = pages_study.Pages(256, 512, (512,), 1, 1, TINY)
+    weights, queries = config.num_hidden_layers * config.hidden_size, 2 * pages_study.QUESTION
+    cost = pages_study.cost(config, one, [1])
+    more = pages_study.cost(config, one, [2])
+    assert (cost.readings, cost.questions, cost.prompts, cost.tokens) == (1, 2, 2, 512 * 3 + queries)
+    assert more.operations < 2 * cost.operations  # the whole prompts are of a method
+    attention = 4 * weights * sum(range(512)) + 4 * weights * 2 * sum(range(462, 512))  # pairs of tokens
+    linear = 2 * ropepatch.load("tiny")[0].num_parameters() * (512 + queries)
+    assert more.operations - cost.operations == pytest.approx(attention + linear, rel=0.01)
+
+
+# Tables
+
+NATS = {"baseline": -5.0, "good": -1.0, "alike": -1.0}
+
+
+@pytest.fixture
+def rows():
+    """Eight pages, of which each is as much easier or harder for every method; of `alike` there are five."""
+    return [
+        {
+            "target": 16384,
+            "method": method,
+            "page": page,
+            "losses": [512.0 * (3 - nats / 10 * (block >= 16) + page / 100) for block in range(31)],
+            **{
+                f"{kind} {length}": {"found": "01" * 8, "log_prob": [nats + page / 10 + noise] * 16}
+                for kind in KINDS
+                for length in pages_study.doubled(8192, 16384)
+            },
+        }
+        for method, nats in NATS.items()
+        for page in range(5 if method == "alike" else 8)
+        for noise in [0.01 * ((page * 7 + len(method)) % 5 - 2)]
+    ]
+
+
+def test_a_method_is_compared_with_the_baseline_on_the_pages_that_both_have_read(rows):
+    methods = pages_tables.by_method(rows, 16384)
+    for name in ("good", "alike"):
+        gain = pages_tables.over(
+            methods[name], methods["baseline"], lambda row: pages_tables.log_prob(row, 16384)
+        )
+        low, high = gain.interval()
+        assert low < 4 < high  # unpaired, `alike` would be 0.15 lower: its pages are the harder ones
+        assert high - low < 0.1
+        loss = pages_tables.over(
+            methods[name], methods["baseline"], lambda row: pages_tables.loss(row, 8192, 15872, 512)
+        )
+        assert loss.value == pytest.approx(-0.4)
+
+
+def test_only_differences_that_are_there_get_a_star(rows):
+    lines = pages_tables.pairs_table(rows, 16384).splitlines()[2:]
+    starred = {line.split(" | ")[0].strip("| "): line.endswith("* |") for line in lines}
+    assert sorted(starred.values()) == [False, True, True]
+    assert not starred.get("good above alike", starred.get("alike above good"))
+    (good,) = (line for line in pages_tables.answers_table(rows, 16384).splitlines() if "`good`" in line)
+    assert "128/256" in good
