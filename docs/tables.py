@@ -70,6 +70,7 @@ def pages_cost() -> str:
 BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
     "README.md": {
         "adaptation": measured.adaptation_in_short,
+        "engines-in-short": lambda: engines_tables.in_short(rows("engines")),
         "smollm2-answers": lambda: pages_tables.answers_table(rows("smollm2"), SMOLLM2[1]),
     },
     "docs/start.md": {"demo": measured.demo},

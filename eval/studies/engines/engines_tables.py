@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ropepatch.model.reading_file import RIGHT
-from ropepatch.probing.judging import WORDS
+from ropepatch.probing.judging import UNDECIDED, WORDS
 from ropepatch.report.printers import markdown_rows
 
 Rows = list[dict[str, Any]]
+LARGEST = re.compile(r"largest (\S+) nats beyond the old window")
 
 
 def probed_table(rows: Rows) -> str:
@@ -24,6 +26,22 @@ def probed_table(rows: Rows) -> str:
             cells.append(f"{_found(right[0])}; {sum(wrong)} of {len(wrong)}" if right else "not asked")
         table.append((case, *cells))
     return markdown_rows(("saved as", *(" ".join(engine) for engine in engines)), table)
+
+
+def in_short(rows: Rows) -> str:
+    """How many of the saved ropes each engine computes, and the largest divergence, in a sentence."""
+    engines = []
+    for engine in dict.fromkeys((row["engine"], row["version"]) for row in rows):
+        own = [row for row in rows if (row["engine"], row["version"]) == engine and row["served"] == RIGHT]
+        right = [row for row in own if row["verdict"] == RIGHT]
+        largest = max((LARGEST.findall(row["why"])[0] for row in right), key=float)
+        undecided = sum(row["verdict"] == UNDECIDED for row in own)
+        left = f"; {undecided} undecided" if undecided else ""
+        engines.append(f"{' '.join(engine)} {len(right)} of {len(own)} ({largest} nats{left})")
+    return (
+        "Written once, read the same: of the saved ropes of `tiny` that were probed on a CPU, each computes "
+        f"as transformers does (largest divergence beyond the old window): {', '.join(engines)}."
+    )
 
 
 def trainers_table(rows: Rows) -> str:
