@@ -4,14 +4,15 @@ import os
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import ropepatch
-from ropepatch.cli import main
+from ropepatch.cli import catalogue, main
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,6 +39,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         gone = set(left_out)
         items[:] = [item for item in items if item not in gone]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def recipes_described_once() -> Iterator[None]:
+    """Where torch is imported every command describes all recipes anew, which takes seconds."""
+    compiled, described = catalogue.compiled, cache(catalogue.compiled)
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(
+            catalogue,
+            "compiled",
+            lambda *parts: described(*parts) if parts == ("recipes",) else compiled(*parts),
+        )
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -218,12 +218,12 @@ def assert_close(got: Tensor, wanted: Any, atol: float = 1e-5, what: str = "") -
 @pytest.mark.parametrize(
     ("name", "parameters", "situation"),
     [
-        (*variant, one)
-        for variant in VARIANTS
+        (name, NEEDED.get(name, {}), one)
+        for name in ENCODINGS
         for one in READINGS
-        if one == "counted" or variant[0] not in ABSOLUTE
+        if one == "counted" or name not in ABSOLUTE
     ]
-    + [(*end, "jumping") for end in ENDS if end[0] not in ABSOLUTE],
+    + [(*other, "jumping") for other in OTHERS + ENDS if other[0] not in ABSOLUTE],
     ids=lambda value: str(value or ""),
 )
 def test_attention_is_that_of_the_formula(name, parameters, situation, monkeypatch):
@@ -311,10 +311,10 @@ def test_buckets_are_those_of_t5(half, more):
         assert torch.equal(relative.buckets_of(distances, buckets, half + more), theirs)
 
 
-@pytest.mark.parametrize("heads", range(1, 33))
-def test_slopes_are_those_of_bloom(heads):
-    theirs = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]
-    torch.testing.assert_close(relative.slopes(heads), theirs, rtol=1e-6, atol=0)
+def test_slopes_are_those_of_bloom():
+    for heads in range(1, 33):
+        theirs = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]
+        torch.testing.assert_close(relative.slopes(heads), theirs, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -815,7 +815,7 @@ def test_an_xpos_that_would_overflow_is_refused():
     assert "scale_base" in error.value.hint
 
 
-@pytest.mark.parametrize("tokens", [1000, 3000, 4200, 4400])
+@pytest.mark.parametrize("tokens", [1000, 4200, 4400])
 def test_xpos_in_half_precision_is_finite_or_refused(tokens):
     inputs = [8 * x.half() for x in drawn(1, tokens, tokens, rows=1, heads=1)]
     module = EncodingModule(encoding_of("xpos"), shape(heads=1, key_value_heads=1))

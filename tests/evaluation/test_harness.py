@@ -223,7 +223,7 @@ def test_seeds_environment_and_logging_are_as_before(tiny, tmp_path, monkeypatch
 
 def test_nothing_is_printed_to_standard_output(tiny, tmp_path, capsys):
     write_task(tmp_path, "wheel", [RIGHT], code="print('hello')")
-    run(tiny, tmp_path, "wheel", batch_size="auto")
+    run(tiny, tmp_path, "wheel")
     assert capsys.readouterr().out == ""
 
 
@@ -287,7 +287,7 @@ def test_the_tables_name_all_of_ruler_and_nothing_else():
     assert not {*OFFLINE} & DOWNLOADING
 
 
-@pytest.mark.parametrize("name", ["ruler_qa_squad", "niah_single_2", "ruler"])
+@pytest.mark.parametrize("name", ["ruler_qa_squad", "ruler"])
 def test_offline_a_task_that_downloads_is_refused_and_online_it_is_tried(tiny, tmp_path, monkeypatch, name):
     write_task(tmp_path, name, [RIGHT])
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

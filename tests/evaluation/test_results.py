@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.intervals import Mean
@@ -18,7 +16,6 @@ from ropepatch.evaluation.results import (
     SCHEMA,
     Result,
     Row,
-    environment,
     joined,
     measure_of,
     read_result,
@@ -224,16 +221,3 @@ def test_a_metric_of_lm_eval_is_a_measure_of_its_own_name():
 
 
 # environment
-
-
-def test_the_environment_names_versions_device_and_dtype():
-    class Stub(torch.nn.Module):
-        device, dtype = torch.device("cpu"), torch.bfloat16
-
-    assert environment(Stub()) == {  # type: ignore[arg-type]
-        "ropepatch": ropepatch.__version__,
-        "transformers": transformers.__version__,
-        "torch": torch.__version__,
-        "device": "cpu",
-        "dtype": "torch.bfloat16",
-    }

@@ -111,7 +111,7 @@ JSON = st.recursive(
 )
 
 
-@settings(derandomize=True, deadline=None, max_examples=200, database=None)
+@settings(derandomize=True, deadline=None, max_examples=60, database=None)
 @given(
     key=st.sampled_from(["models", "methods", "to", "tasks"]),
     value=JSON

@@ -65,10 +65,10 @@ def slow_losses(model: PreTrainedModel, ids: Tensor, window: int = 10**9, stride
 
 
 LENGTHS = (23, 9, 2, 16, 17, 16)
-SLIDING = ((8, 3), (8, 7), (8, 1), (8, 4), (3, 2), (2, 1), (22, 5), (23, 9), (50, 3))
+SLIDING = ((8, 3), (8, 7), (2, 1), (22, 5), (50, 3))
 
 
-@pytest.mark.parametrize("tokens_per_batch", [1, 30, 4096])
+@pytest.mark.parametrize("tokens_per_batch", [1, 30])
 @pytest.mark.parametrize("protocol", [{}, *starmap(sliding, SLIDING)], ids=protocol_name)
 def test_every_token_gets_the_context_that_its_protocol_says(llama, protocol, tokens_per_batch):
     options = protocol | {"tokens_per_batch": tokens_per_batch, "chunk": 6}
@@ -134,7 +134,7 @@ def test_a_uniform_model_has_its_vocabulary_for_a_perplexity_by_every_protocol(p
 
 
 @pytest.mark.parametrize("protocol", [{}, sliding(8, 3)], ids=protocol_name)
-@pytest.mark.parametrize("step", [-1, 0, 1, 2])
+@pytest.mark.parametrize("step", [0, 1, 2])
 @pytest.mark.parametrize(("probability", "chunk"), [(0.9, 5), (0.25, 1)])
 def test_only_the_model_of_the_next_token_scores_well_by_every_protocol(protocol, step, probability, chunk):
     counting = [torch.arange(30) % 20, torch.arange(3, 20)]

@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ WEIGHTS = "model.safetensors"
 SCRIPT = Path(__file__).parents[1] / "support" / "without_ropepatch.py"
 # Layers that never turn, ropes by layer type, names that are converted, interleaved pairs of a part, experts.
 ODD = ["smollm3", "gemma3_text", "gpt_neox", "glm", "qwen3_moe", "qwen3"]
+OFTEN = ["self-extend", "modified", "smollm3", "gemma3_text"]
 every_map = pytest.mark.parametrize("name", MAPS)
 
 
@@ -88,8 +91,15 @@ def expected(here) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def answers(here, expected) -> dict[str, Any]:
-    return read_elsewhere(here, [here / name for name in ["self-extend", *expected, "wrong"]])
+def answers(here, expected) -> Callable[[str], Any]:
+    """What each computes elsewhere: a few, and in the slow tests all others, each in one process."""
+
+    @cache
+    def read(often: bool) -> dict[str, Any]:
+        names = OFTEN if often else ["rerope", *(expected.keys() - {*OFTEN}), "wrong"]
+        return read_elsewhere(here, [here / name for name in names])
+
+    return lambda name: read(name in (*OFTEN, "more"))[name]
 
 
 @pytest.mark.slow
@@ -98,31 +108,32 @@ def test_a_saved_map_is_the_model_with_these_distances_where_there_is_no_ropepat
     model = tiny_model("llama")
     with by_oracle(model, distances(ORACLE[name](**SMALL[name]), 40)):
         by_formula = logits(model, IDS)
-    assert apart(answers[name]["logits"], by_formula) < 5e-5
-    assert apart(answers[name]["logits"], expected[name]) < 5e-5
-    assert apart(answers["wrong"]["logits"], expected["self-extend"]) > 1e-2
+    assert apart(answers(name)["logits"], by_formula) < 5e-5
+    assert apart(answers("wrong")["logits"], expected["self-extend"]) > 1e-2
 
 
-@pytest.mark.parametrize("name", ["modified", *ODD])
-def test_modifiers_and_other_families_are_read_as_by_the_engine(answers, expected, name):
-    assert apart(answers[name]["logits"], expected[name]) < 5e-5
-
-
-@pytest.mark.parametrize("name", [*MAPS, "modified", *ODD])
-def test_a_saved_map_reads_through_caches_what_it_reads_at_once(answers, name):
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow)
+        for name in [*MAPS, "modified", *ODD]
+    ],
+)
+def test_a_saved_map_is_read_as_by_the_engine_at_once_and_through_caches(answers, expected, name):
+    assert apart(answers(name)["logits"], expected[name]) < 5e-5
     for way in ("cached", "one by one", "static"):
-        assert apart(answers[name][way], answers[name]["logits"]) < 5e-5
+        assert apart(answers(name)[way], answers(name)["logits"]) < 5e-5
 
 
 def test_documents_of_a_packed_row_are_read_as_if_alone(answers):
     model = tiny_model("llama")
     map_attention(model, "self-extend", to=65, **SMALL["self-extend"])
     parts = [logits(model, IDS[:, :18], use_cache=False), logits(model, IDS[:, 18:], use_cache=False)]
-    assert apart(answers["self-extend"]["packed"], torch.cat(parts, 1)) < 5e-5
+    assert apart(answers("self-extend")["packed"], torch.cat(parts, 1)) < 5e-5
 
 
 def test_a_saved_map_generates_trains_and_is_saved_and_pickled(answers, expected):
-    more, read = answers["more"], answers["self-extend"]["logits"]
+    more, read = answers("more"), answers("self-extend")["logits"]
     assert apart(more["generated"], more["alone"]) < 5e-5
     assert torch.equal(more["alone"].argmax(-1), more["sequences"][:, -9:])
     assert torch.equal(more["again"], read)
@@ -140,12 +151,12 @@ def test_its_gradients_are_those_of_the_engine(answers):
     map_attention(model, "self-extend", to=65, **SMALL["self-extend"])
     model(IDS, labels=IDS, use_cache=False).loss.backward()
     own = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-    assert apart(answers["more"]["gradients"], own) < 1e-4 * float(own.abs().max())
+    assert apart(answers("more")["gradients"], own) < 1e-4 * float(own.abs().max())
 
 
 def test_no_other_attention_runs_it_unturned(answers):
-    assert answers["more"]["backend"] is False
-    assert "this model has an attention map, which 'sdpa' would ignore" in answers["more"]["sdpa"]
+    assert answers("more")["backend"] is False
+    assert "this model has an attention map, which 'sdpa' would ignore" in answers("more")["sdpa"]
 
 
 def test_no_class_is_offered_to_engines_that_would_run_it_with_an_attention_of_their_own():

@@ -65,40 +65,30 @@ def place(tmp_path) -> Path:
     return tmp_path
 
 
-def test_no_command_asks_the_network_about_a_local_folder_and_one_that_needs_it_is_seen_to_ask(place):
-    lines = [
-        ["plan", "source", "--to", "256"],
-        ["extend", "source", "--to", "256", "--out", "out"],
-        ["eval", "out", "--text", "text.txt", "--lengths", "64,256", "--windows", "2"],
-        ["eval", "tiny", "--method", "yarn", "--to", "512", "--windows", "1"],
-        ["compare", "source", "--to", "256", "--text", "text.txt", "--windows", "1", "--methods", "yarn,ntk"],
-        ["doctor", "out"],
-        ["export", "out", "--fold-attention", "--out", "folded"],
-    ]
-    outcome = shut_in(place, *lines, ["plan", "a-lab/a-model", "--to", "256"])
-    assert outcome["codes"] == [*[0] * len(lines), 2], outcome["stderr"]
-    *local, remote = outcome["attempts"]
-    assert local == [[]] * len(lines)
-    assert remote
-
-
-def test_code_in_a_checkpoint_is_not_run_by_any_command(place):
+def test_no_command_asks_the_network_about_a_local_folder_or_runs_code_in_it(place):
+    """One that needs the network is seen to ask."""
     (place / "source" / "modeling.py").write_text("open('ran', 'w')\n")
     named = {f"Auto{kind}": "modeling.Model" for kind in ("Config", "Model", "ModelForCausalLM")}
     edit_json(place / "source" / "config.json", auto_map=named)
     tokenizer = {"auto_map": {"AutoTokenizer": ["modeling.Model", None]}}
     edit_json(place / "source" / "tokenizer_config.json", **tokenizer)
+    measure = ["--text", "text.txt", "--windows", "1"]
     lines = [
         ["plan", "source", "--to", "256"],
         ["extend", "source", "--to", "256", "--out", "out"],
-        ["eval", "source", "--text", "text.txt", "--windows", "1"],
-        ["compare", "source", "--to", "256", "--text", "text.txt", "--windows", "1", "--haystacks", "0"],
-        ["export", "source", "--gguf", "--out", "source.gguf"],
-        ["doctor", "source"],
+        ["eval", "source", *measure],
+        ["compare", "source", "--to", "256", *measure, "--methods", "yarn,ntk", "--haystacks", "0"],
+        ["doctor", "out"],
+        ["export", "out", "--fold-attention", "--out", "folded"],
+        ["eval", "tiny", "--method", "yarn", "--to", "512", "--windows", "1"],
     ]
-    outcome = shut_in(place, *lines)
-    assert outcome["codes"][:4] == [0, 0, 0, 0]
-    assert not any(outcome["attempts"])
+    unsure = [["export", "source", "--gguf", "--out", "source.gguf"], ["doctor", "source"]]
+    outcome = shut_in(place, *lines, *unsure, ["plan", "a-lab/a-model", "--to", "256"])
+    assert outcome["codes"][: len(lines)] == [0] * len(lines), outcome["stderr"]
+    *local, remote = outcome["attempts"]
+    assert not any(local)
+    assert outcome["codes"][-1] == 2
+    assert remote
     assert "warning: config.json asks for remote code" in outcome["stdout"]
     assert not list(place.rglob("ran"))
     assert not (place / "out" / "modeling.py").exists()

@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 import ropepatch
 from ropepatch import METHODS, RopepatchError
 from ropepatch.attention import MAPS, map_attention, mapped
-from ropepatch.attention.interchange import attending_by
 from ropepatch.encodings import swap, swapped
 from ropepatch.training.packed_attention import packed_attention
 
@@ -81,8 +80,7 @@ def test_a_model_with_the_same_configuration_is_as_before_and_saves_as_before(tw
     assert torch.equal(logits(one, IDS), changed)
 
 
-@pytest.mark.parametrize("second", WAYS)
-@every_way
+@pytest.mark.parametrize(("way", "second"), [("patch", "map"), ("map", "swap"), ("swap", "patch")])
 def test_both_models_are_changed_and_put_back_in_any_order(two, way, second):
     one, other = two
     held, before = configs(one), [logits(model, IDS) for model in two]
@@ -186,7 +184,7 @@ def quick_switches():
     sys.setswitchinterval(before)
 
 
-PAIRS = [("patch", "patch"), ("map", "map"), ("swap", "swap"), ("patch", "map"), ("map", "swap")]
+PAIRS = [("patch", "patch"), ("patch", "map"), ("map", "swap")]
 
 
 @pytest.mark.parametrize(("way", "second"), PAIRS)
@@ -232,24 +230,6 @@ def test_a_thread_that_measures_meanwhile_reads_the_model_with_or_without_it(way
         assert all(torch.equal(one, without) or torch.equal(one, through) for one in reads.result())
 
 
-@every_way
-def test_a_thread_that_plans_meanwhile_plans_for_the_model_without_it_or_is_refused(way, quick_switches):
-    model = tiny_model("llama")
-    expected = ropepatch.plan(model, to=512)
-
-    def planned() -> Any:
-        with suppress(RopepatchError):
-            return ropepatch.plan(model, to=512)
-        return expected
-
-    with ThreadPoolExecutor(1) as pool:
-        plans = pool.submit(lambda: [planned() for _ in range(40)])
-        while not plans.done():
-            with WAYS[way](model):
-                pass
-        assert all(plan == expected for plan in plans.result())
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("way", ["map", "swap"])
 def test_a_thread_that_runs_a_model_while_it_is_looked_at_sees_nothing_of_it(way, attention):
@@ -273,28 +253,20 @@ def test_a_thread_that_runs_a_model_while_it_is_looked_at_sees_nothing_of_it(way
     assert torch.equal(logits(model, IDS), expected)
 
 
-def test_attention_within_a_block_is_put_back_where_it_was_set():
-    model = tiny_model("llama")
-    attention = model.config._attn_implementation
-    with pytest.raises(ZeroDivisionError), attending_by(model, "eager"):
-        _ = (model.config._attn_implementation == "eager") / 0
-    assert model.config._attn_implementation == attention
-
-
 # Nothing of the process
 
 
-@pytest.fixture(params=[torch.bfloat16, torch.float64], ids=["bfloat16", "float64"])
-def default(request, monkeypatch):
+@pytest.fixture
+def default(monkeypatch):
     """A default dtype that nobody may set."""
-    torch.set_default_dtype(request.param)
+    torch.set_default_dtype(torch.bfloat16)
     set_it = torch.set_default_dtype
 
     def refused(dtype: torch.dtype) -> None:
         raise AssertionError(f"the default dtype of the process was set to {dtype}")
 
     monkeypatch.setattr(torch, "set_default_dtype", refused)
-    yield request.param
+    yield torch.bfloat16
     set_it(torch.float32)
 
 

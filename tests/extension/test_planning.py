@@ -143,9 +143,9 @@ def test_numbers_beyond_the_range_are_refused_in_one_line(tmp_path):
         ropepatch.plan(config(tmp_path, rope_theta=1e308), to=256, method="ntk")
 
 
-@pytest.mark.parametrize("size", [1e20, 1e300, 1e308, -1e300, 10**300], ids=str)
+@pytest.mark.parametrize("size", [1e20, -1e300, 10**300], ids=str)
 @pytest.mark.parametrize("key", ["factor", "original_max_position_embeddings"])
-@pytest.mark.parametrize("kind", ["yarn", "linear", "llama3", "longrope"])
+@pytest.mark.parametrize("kind", ["yarn", "longrope"])
 def test_a_factor_or_a_window_beyond_the_range_is_refused_in_one_line(tmp_path, kind, key, size):
     rope = (
         LLAMA_3 | {"original_max_position_embeddings": 16, "factor": 4.0} | LISTS | {"type": kind, key: size}
@@ -197,9 +197,13 @@ def test_a_default_rope_says_null_where_transformers_4_would_scale_it(tmp_path, 
         assert torch.equal(model(ids).logits, reloaded(ids).logits)
 
 
-@pytest.mark.parametrize("stated", [{}, {"text_config": None}, {"text_config": {}}], ids=str)
 @pytest.mark.parametrize(
-    "model_type", ["gemma3", "fuyu", "emu3", "got_ocr2", "llama4", "mllama", "qwen3_5", "qwen3_5_moe"]
+    ("model_type", "stated"),
+    [
+        *(("gemma3", {"text_config": said}) for said in (None, {})),
+        *((name, {}) for name in ("gemma3", "fuyu", "emu3", "got_ocr2", "llama4", "mllama", "qwen3_5")),
+    ],
+    ids=str,
 )
 def test_a_text_part_that_config_json_leaves_out_is_that_of_transformers(tmp_path, model_type, stated):
     raw = {"model_type": model_type} | stated

@@ -55,7 +55,7 @@ def test_the_two_deepseeks_and_their_kin_are_among_them():
     assert {"deepseek_v3", "longcat_flash", "youtu"} | later <= {*TIED}
 
 
-@pytest.mark.parametrize("model_type", [*TIED, "llama", "mistral", "qwen2"])
+@pytest.mark.parametrize("model_type", [*TIED, "llama"])
 def test_a_pair_of_mscales_gives_the_logits_of_the_published_configuration(model_type, tmp_path):
     model = tiny_model(model_type)
     before, expected = logits(model), logits(published(model, **PAIR))

@@ -57,12 +57,6 @@ def test_a_target_is_tokens_or_a_length_in_words():
     assert caught.value.__notes__ == [f"hint: {caught.value.hint}"]
 
 
-def test_plans_of_the_same_model_are_equal():
-    plan = ropepatch.plan("tiny", to=1024)
-    assert plan == ropepatch.plan("tiny", to=1024)
-    assert plan != ropepatch.plan("tiny", to=512)
-
-
 def test_names_and_values_of_strangers_can_neither_move_the_cursor_nor_fill_the_screen(tmp_path):
     folder = tmp_path / "evil\x1b[2J\nfolder\u202e"
     shutil.copytree(TINY, folder)

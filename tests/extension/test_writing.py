@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_folders import PAIRS, VOCABULARY, WINDOW, contents, edit_json, write_checkpoint
-from largest_file import largest_file
 from methods import example
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
@@ -96,11 +95,10 @@ def test_every_saveable_method_reloads_in_stock_transformers_as_patched(template
 
 
 @pytest.mark.parametrize("head_dim", [{"head_dim": None}, {}])
-@pytest.mark.parametrize("method", ["yarn", "dynamic", "longrope"])
-def test_a_llama_without_a_head_dim_extends_like_one_with_it(source, out, extended, method, head_dim):
+def test_a_llama_without_a_head_dim_extends_like_one_with_it(source, out, extended, head_dim):
     edit_json(source / "config.json", drop=("head_dim",), **head_dim)
-    extend(source, out, method)
-    assert torch.equal(logits(load(out)), logits(load(extended(method))))
+    extend(source, out)
+    assert torch.equal(logits(load(out)), logits(load(extended("yarn"))))
 
 
 def test_a_head_dim_of_null_that_yarn_cannot_read_is_written_as_a_number(tmp_path, out):
@@ -164,7 +162,9 @@ def test_config_json_says_the_lengths_and_the_rope_to_older_and_newer_readers(ex
         assert "Infinity" not in file.read_text()
 
 
-@pytest.mark.parametrize("method", SAVED)
+@pytest.mark.parametrize(
+    "method", ["ntk", "linear", "yarn", "llama3", "dynamic", "longrope"]
+)  # a rope type each
 def test_a_reader_of_the_older_keys_alone_computes_the_same(extended, tmp_path, method):
     older = tmp_path / "older"
     shutil.copytree(extended(method), older)
@@ -252,25 +252,15 @@ def test_the_licence_and_the_language_of_the_base_are_passed_on(source, out, tmp
 
 @pytest.mark.parametrize(
     "card",
-    [
-        None,
-        b"no front matter",
-        b"---\nlicense: [\n---\n",
-        b"---\n- a\n---\n",
-        b"\xff",
-        b"---\nlicense: 3\n---\n",
-    ],
+    [b"no front matter", b"---\nlicense: [\n---\n", b"---\n- a\n---\n", b"\xff", b"---\nlicense: 3\n---\n"],
 )
 def test_a_base_whose_card_says_nothing_readable_passes_nothing_on(source, out, card):
-    if card is not None:
-        (source / "README.md").write_bytes(card)
+    (source / "README.md").write_bytes(card)
     extend(source, out)
     assert read(out / "ropepatch.json")["base"] == {}
 
 
-@pytest.mark.parametrize(
-    "name", ["tokenizer_config.json", "generation_config.json", "ropepatch.json", "README.md", "vocab.txt"]
-)
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "ropepatch.json", "README.md", "vocab.txt"])
 def test_a_link_that_leads_out_of_the_checkpoint_is_not_followed(source, out, tmp_path, name):
     (tmp_path / "secret.json").write_text('{"auths": "a secret"}')
     (source / name).unlink(missing_ok=True)
@@ -324,8 +314,9 @@ def test_a_checkpoint_in_the_hubs_cache_extends_into_real_files(template, tmp_pa
     assert torch.isfinite(logits(load(out))).all()
 
 
-@pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM, errno.EMLINK])
-def test_a_hard_link_that_cannot_be_made_is_an_error_and_no_copy(source, out, tmp_path, monkeypatch, code):
+def test_a_hard_link_that_cannot_be_made_is_an_error_and_no_copy(source, out, tmp_path, monkeypatch):
+    code = errno.EXDEV
+
     def refuse(*paths) -> None:
         raise OSError(code, os.strerror(code))
 
@@ -419,8 +410,7 @@ def test_a_written_config_of_other_numbers_is_refused(
     assert left(tmp_path) == ["source"]
 
 
-@pytest.mark.parametrize("method", ["yarn", "self-extend"])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("method", "value"), [("yarn", float("nan")), ("self-extend", float("inf"))])
 def test_weights_that_are_not_numbers_are_named(source, out, method, value):
     tensors = load_file(source / WEIGHTS)
     name = "model.layers.1.self_attn.q_proj.weight"
@@ -458,29 +448,6 @@ def test_weights_damaged_while_being_copied_are_refused(source, out, tmp_path, m
 
 
 # --- failures leave nothing ---
-
-
-def test_an_interruption_leaves_nothing_and_until_the_end_the_folder_has_another_name(source, tmp_path):
-    def interrupt(done: int, total: int) -> None:
-        assert [path.name[:5] for path in (tmp_path / "new/parents").iterdir()] == [".out."]
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        extend(source, tmp_path / "new/parents/out", progress=interrupt)
-    assert left(tmp_path) == ["source"]
-
-
-def test_parents_are_made_and_on_failure_removed_again(source, tmp_path, monkeypatch):
-    (tmp_path / "there").mkdir()
-    extend(source, tmp_path / "a/b/out")
-    sabotage(monkeypatch, "config.json", lambda content: with_rope(content, factor=5.0))
-    with pytest.raises(RopepatchError):
-        extend(source, tmp_path / "there/c/d/out")
-    with pytest.raises(RopepatchError):
-        extend(source, tmp_path / "a/b/again")
-    assert left(tmp_path) == ["a", "source", "there"]
-    assert left(tmp_path / "there") == []
-    assert left(tmp_path / "a/b") == ["out"]
 
 
 def test_a_folder_that_appears_meanwhile_is_not_overwritten(source, out, tmp_path):
@@ -537,33 +504,16 @@ def test_too_little_space_is_noticed_before_anything_is_copied(source, out, tmp_
     assert left(tmp_path) == ["source"]
 
 
-def test_a_write_that_the_system_cuts_short_leaves_nothing(source, tmp_path):
-    made = plan(source)
-    size = (source / WEIGHTS).stat().st_size
-    with largest_file(size // 2), pytest.raises(RopepatchError, match=os.strerror(errno.EFBIG)):
-        ropepatch.extend(made, tmp_path / "new/out")
-    assert left(tmp_path) == ["source"]
-
-
-FULL, READ_ONLY, CLOSED = errno.ENOSPC, errno.EROFS, errno.EACCES
-
-
-@pytest.mark.parametrize(
-    ("step", "code"),
-    [
-        *((step, FULL) for step in ("mkdir", "copyfile", "write_text", "_copy", "rename")),
-        *(("mkdir", code) for code in (READ_ONLY, CLOSED, errno.EDQUOT, errno.EIO)),
-    ],
-)
-def test_a_disk_that_fails_at_any_step_leaves_nothing(source, out, tmp_path, monkeypatch, code, step):
+@pytest.mark.parametrize("step", ["mkdir", "copyfile", "write_text", "_copy", "rename"])
+def test_a_disk_that_fails_at_any_step_leaves_nothing(source, out, tmp_path, monkeypatch, step):
     def fail(*arguments, **options):
-        raise OSError(code, os.strerror(code))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     made = plan(source)
     owner = {"copyfile": shutil, "_copy": weights_module}.get(step, Path)
     monkeypatch.setattr(owner, step, fail)
     with pytest.raises(RopepatchError) as caught:
         ropepatch.extend(made, out)
-    assert str(caught.value) == f"cannot write {out}: {os.strerror(code)}"
+    assert str(caught.value) == f"cannot write {out}: {os.strerror(errno.ENOSPC)}"
     assert caught.value.hint
     assert left(tmp_path) == ["source"]

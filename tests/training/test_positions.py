@@ -159,7 +159,7 @@ def released(window: int, factor: int, x: float, coin: bool) -> set[tuple[int, .
 
 
 @pytest.mark.parametrize("coin", [True, False])
-@pytest.mark.parametrize("x", [-3.0, 2.0, 2.99, 3.0, 4.5, 5.0, 7.9, 8.0, 30.0])
+@pytest.mark.parametrize("x", [-3.0, 2.99, 3.0, 4.5, 8.0, 30.0])
 @pytest.mark.parametrize(("window", "factor"), [(48, 4), (53, 4), (60, 2), (64, 3)])
 def test_cream_gives_the_rows_of_the_released_code(window, factor, x, coin):
     drawn = outcomes(

@@ -161,12 +161,6 @@ def test_generated_rows_are_those_of_the_material_less_the_first_label(tiny, nar
     assert len(digests) == (2 if material == "copies" else 4)
 
 
-def test_a_material_that_is_not_known_is_refused_with_the_nearest(tiny):
-    with pytest.raises(RopepatchError, match="unknown material 'tale'") as caught:
-        GeneratedRows("tale", tiny[1], 0)
-    assert caught.value.hint == "did you mean tales?"
-
-
 # which rows
 
 
@@ -344,13 +338,6 @@ def test_a_source_that_is_read_more_than_once_is_told_of(caplog):
         f"books: {read[0]} tokens are read, {read[0] / 100:.1f} times what it has",
         f"web: {read[1]} tokens are read, 0.0 times what it has",
     ]
-
-
-def test_generated_rows_never_come_again(caplog, tiny):
-    generated = batches_of(data_of(1.0, windows=(16,)), [GeneratedRows("tales", tiny[1], 0)])
-    assert generated.times(0) == 0
-    assert generated.report == ["generated tales: 192 tokens are read"]
-    assert not caplog.records
 
 
 def test_the_digest_names_all_that_decides_the_batches():

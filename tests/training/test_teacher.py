@@ -116,9 +116,10 @@ LORAS = {
 }
 
 
-@pytest.mark.parametrize("lengths", [SHORT, LONG], ids=["within L", "longer"])
+@pytest.mark.parametrize(
+    ("lengths", "fields"), [(SHORT, {"head_dim": 8}), (LONG, {"tie_word_embeddings": True})], ids=str
+)
 @pytest.mark.parametrize("lora", LORAS.values(), ids=LORAS)
-@pytest.mark.parametrize("fields", [{"tie_word_embeddings": True}, {"head_dim": 8}], ids=["tied", "untied"])
 def test_the_teacher_is_the_base_model_however_the_student_has_changed(lora, lengths, fields):
     student, teacher, stock = school(lora, frequencies=True, **fields)
     packed = batch(lengths, jump=20)
@@ -158,8 +159,7 @@ def naive(student: nn.Module, stock: nn.Module, packed: dict, lengths) -> Tensor
     return 4 * (p.exp() * (p - q)).sum(-1)[scored].mean()
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("lengths", [SHORT, LONG], ids=["within L", "longer"])
+@pytest.mark.parametrize(("lengths", "checkpointing"), [(SHORT, True), (LONG, False), (LONG, True)], ids=str)
 def test_a_step_is_that_of_two_models_side_by_side(lengths, checkpointing):
     student, teacher, stock = school(LORAS["norms"], attention_dropout=0.0)
     packed = batch(lengths, jump=20)
@@ -199,22 +199,6 @@ def test_a_student_that_is_its_teacher_learns_nothing(family):
     assert not any(p.grad.any() for p in student.parameters() if p.requires_grad)
     with packed_attention(moved(student)):
         assert causal_lm_loss(student, packed, head=head, distilled=teacher.loss(packed)) > 1e-4
-
-
-def test_in_a_few_steps_the_student_comes_nearer_to_its_teacher_also_with_a_part_of_the_vocabulary():
-    for top_k in (None, 5):
-        student, teacher, _ = school(LORAS["norms"], distil=Distil(top_k=top_k), attention_dropout=0.0)
-        packed, losses = batch(LONG, jump=20), []
-        optimizer = torch.optim.Adam([p for p in student.parameters() if p.requires_grad], lr=1e-2)
-        with packed_attention(student):
-            head = linear_head(student)
-            for _ in range(20):
-                loss = causal_lm_loss(student, packed, head=head, distilled=teacher.loss(packed))
-                loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                losses.append(loss.item())
-        assert losses[-1] < losses[0] / 3
 
 
 def test_whatever_fails_while_the_teacher_reads_the_student_is_itself_again():
@@ -263,6 +247,7 @@ def test_a_run_that_is_interrupted_where_the_next_row_is_a_far_one_ends_like_one
     assert history_of(resumed) == history_of(distilled)
 
 
+@pytest.mark.slow
 def test_the_record_says_how_it_was_taught(distilled):
     assert record_of(distilled)["adaptation"]["recipe"]["distil"] == {
         "map": "rerope",
@@ -271,13 +256,6 @@ def test_the_record_says_how_it_was_taught(distilled):
         "top_k": None,
     }
     assert read_recipe(str(distilled / "adaptation" / "recipe.yaml")) == recipe()
-
-
-def test_a_recipe_without_it_is_still_the_run_that_it_was():
-    run = Run.of(yarn(), small_recipe(), "out")
-    assert "distil" not in run.record(run.supply())["recipe"]
-    run = Run.of(yarn(), recipe(), "out")
-    assert run.record(run.supply())["recipe"]["distil"]["temperature"] == 3.0
 
 
 def test_what_has_no_teacher_is_refused_before_anything_is_read(tmp_path, monkeypatch):

@@ -1,6 +1,4 @@
 import copy
-import sys
-import types
 from typing import ClassVar
 
 import pytest
@@ -190,19 +188,6 @@ def test_a_student_that_is_its_teacher_has_no_loss_and_no_gradient(k):
     assert gradients(moved, hidden)[0].abs().max() > 1e-3
 
 
-def test_the_more_of_the_teacher_is_told_apart_the_nearer_it_comes_from_below():
-    hidden, weight, labels, _ = inputs(64, 8, 50, bias=False)
-    teacher = TeacherOutput(
-        torch.randn(64, 50, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 2
-    )
-    values = [
-        linear_distillation(hidden, weight, labels, teacher=teacher, top_k=k) for k in (1, 4, 16, 49, 50)
-    ]
-    assert values == sorted(values)
-    assert values[0] < 0.9 * values[-1]
-    assert values[-1] == linear_distillation(hidden, weight, labels, teacher=teacher)
-
-
 def test_in_sixteen_bits_a_student_is_still_its_teacher():
     hidden, weight, labels, _ = inputs(60, 16, 40, dtype=torch.bfloat16, bias=False)
     found = linear_distillation(
@@ -215,30 +200,6 @@ def test_in_sixteen_bits_a_student_is_still_its_teacher():
         assert (
             linear_distillation(*wide, labels, teacher=TeacherOutput(hidden.detach(), weight.detach())) == 0
         )
-
-
-# liger-kernel, which no test can run
-
-
-def test_liger_is_called_with_its_own_arguments(monkeypatch):
-    def stand_in(
-        hidden,
-        weight,
-        target,
-        bias=None,
-        ce_weight=None,
-        ignore_index=-100,
-        reduction="mean",
-        accum_dtype=None,
-    ):
-        assert (ignore_index, ce_weight, accum_dtype) == (-100, None, torch.float32)
-        return F.cross_entropy(F.linear(hidden, weight, bias), target, reduction=reduction)
-
-    functional = types.SimpleNamespace(liger_fused_linear_cross_entropy=stand_in)
-    monkeypatch.setitem(sys.modules, "liger_kernel.transformers.functional", functional)
-    hidden, weight, labels, bias = inputs(9, 4, 7)
-    found = fused_loss._by_liger(hidden, weight, labels, bias, 4)
-    torch.testing.assert_close(found, summed(hidden, weight, labels, bias))
 
 
 # The loss of a model
@@ -359,8 +320,10 @@ SCALED = {
 }
 
 
-@pytest.mark.parametrize("family", SCALED)
-@pytest.mark.parametrize("weights", [1.0, 1e-3])  # so small that a cap makes no difference yet
+@pytest.mark.parametrize(
+    ("family", "weights"),
+    [*((family, 1.0) for family in SCALED), ("gemma2", 1e-3)],  # so small that a cap makes no difference yet
+)
 def test_a_family_that_does_more_to_its_logits_is_trained_through_all_of_them(family, weights, caplog):
     model = build(family, **SCALED[family])
     with torch.no_grad():
