@@ -9,14 +9,7 @@ from parallel_study import WAYS
 from ropepatch.report.printers import markdown_rows
 
 Row = dict[str, Any]
-HEADS = (
-    "way",
-    "processes",
-    "seconds per step",
-    "tokens per second",
-    "MiB per process",
-    "loss, greatest difference",
-)
+HEADS = ("way", "processes", "MiB per process", "loss, greatest difference")
 
 
 def difference(row: Row, alone: Row) -> str:
@@ -32,8 +25,6 @@ def ways_table(rows: list[Row]) -> str:
         (
             row["way"],
             str(row["processes"]),
-            f"{row['step']:.2f}",
-            f"{row['tokens']:,}",
             f"{row['memory']:,}",
             "–" if row is alone else difference(row, alone),
         )
