@@ -11,12 +11,15 @@ import torch
 
 from ropepatch.errors import RopepatchError
 from ropepatch.model.architectures import SCALED_BY_DEFAULT
-from ropepatch.model.config import SCALING_KEYS, legacy_keys, load_text_config
+from ropepatch.model.config import ORIGINAL, SCALING_KEYS, legacy_keys, load_text_config
 from ropepatch.model.rotary import SEQUENCE, float32_on_cpu, other_tables, stock_table
 from ropepatch.model.survey import Survey
 from ropepatch.scaling import Scaling
 from ropepatch.scaling.rope import Frequencies, Rope, divisors
 from ropepatch.scaling.searched import longrope_attention_factor, longrope_parameters
+
+# Ministral 3: the query at m is multiplied by 1 + beta ln(1 + floor(m / original_max_position_embeddings)).
+QUERY_TEMPERATURE = "llama_4_scaling_beta"
 
 
 @dataclass(frozen=True)
@@ -41,14 +44,16 @@ def saved_ropes(scaling: Scaling, rope: Rope, current: dict[str, Any], to: int) 
     # partial_rotary_factor is the share of pairs that rotate under `proportional`, else D / head_dim.
     proportional = {"partial_rotary_factor"} if current.get("rope_type") == "proportional" else set()
     own = {key: value for key, value in current.items() if key not in SCALING_KEYS | proportional}
+    # A query temperature reads this L, also of an earlier scaling, and stays as the model was trained.
+    kept = {ORIGINAL: current[ORIGINAL]} if {QUERY_TEMPERATURE, ORIGINAL} <= current.keys() else {}
     if native := scaling.native(rope):
-        parameters = own | {"rope_theta": rope.rope_theta} | native
+        parameters = own | {"rope_theta": rope.rope_theta} | native | kept
         if native["rope_type"] == "longrope":
             a = native["attention_factor"]
-            parameters |= _mscales(a) if scaling.length_dependent else _lengths(a, rope, to)
+            parameters |= _mscales(a) if scaling.length_dependent else _lengths(a, rope, to, kept)
         yield SavedRope(parameters, scaling.frequencies(rope))
     if not scaling.length_dependent:
-        yield as_longrope(scaling.frequencies(rope), rope, to, own)
+        yield as_longrope(scaling.frequencies(rope), rope, to, own | kept)
 
 
 def as_longrope(frequencies: Frequencies, rope: Rope, to: int, own: dict[str, Any]) -> SavedRope:
@@ -60,17 +65,20 @@ def as_longrope(frequencies: Frequencies, rope: Rope, to: int, own: dict[str, An
     ratios = divisors(rope.unscaled(), frequencies.inv_freq).tolist()
     a = frequencies.attention_factor
     longrope = longrope_parameters(rope, 1.0, a, short=tuple(ratios), long=tuple(ratios))
-    parameters = own | {"rope_theta": rope.rope_theta} | longrope | _lengths(a, rope, to)
+    parameters = own | {"rope_theta": rope.rope_theta} | longrope | _lengths(a, rope, to, own)
     inv_freq = 1.0 / (torch.tensor(ratios, dtype=torch.float32) * rope.rope_theta ** rope.exponents())
     return SavedRope(parameters, Frequencies(inv_freq, a))
 
 
-def _lengths(attention_factor: float, rope: Rope, to: int) -> dict[str, Any]:
+def _lengths(attention_factor: float, rope: Rope, to: int, own: dict[str, Any]) -> dict[str, Any]:
     """The lengths beside equal lists: only the attention factor that engines derive from them matters.
 
     They take max_position_embeddings / original_max_position_embeddings for s. With the target for L they
-    take 1 for a, and none serves only L tokens (vLLM) or loses its place at L (SGLang).
+    take 1 for a, and none serves only L tokens (vLLM) or loses its place at L (SGLang). The L of
+    a query temperature stays.
     """
+    if ORIGINAL in own:
+        return {"factor": to / own[ORIGINAL], ORIGINAL: own[ORIGINAL]} | _mscales(attention_factor)
     window = rope.original_max_position_embeddings
     derived = longrope_attention_factor(to / window, window)
     if derived != 1 and math.isclose(attention_factor, derived, rel_tol=1e-9):

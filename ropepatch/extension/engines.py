@@ -158,6 +158,8 @@ def _transformers_4(written: _Written, model_type: str) -> Engine:
 def _vllm(written: _Written) -> Engine:
     support = functools.partial(_says, "vLLM")
     kind, window, switch = written.kind, written.window, f"--max-model-len {written.target}"
+    if written.parameters.get("llama_4_scaling_beta"):
+        return support("partly", "lets queries grow with the position by Mistral's params.json alone")
     if kind == "dynamic":
         garbage = ", and reads garbage beyond it" if written.factor > 1 else ""
         return support("no", f"leaves it unscaled, with a table of {window} tokens{garbage}")

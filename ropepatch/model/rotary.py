@@ -308,9 +308,6 @@ def check_table_rules(config: PreTrainedConfig, site: RotarySite) -> None:
 def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
     """Read the rope of a configuration; of an already scaled one, with the frequencies it carries."""
     parameters = site.of(config.rope_parameters)
-    if parameters.get("llama_4_scaling_beta"):
-        reason = "its query temperature reads the same rope_parameters (llama_4_scaling_beta)"
-        raise _refusal(config.model_type, reason)
     kind = parameters.get("rope_type", "default")
     lists = parameters.get("short_factor"), parameters.get("long_factor")
     if kind == "dynamic" or (kind == "longrope" and lists[0] != lists[1]):

@@ -269,8 +269,8 @@ REFUSED = {
         axk1 deepseek_v3 gemma3n_text glm4_moe_lite longcat_flash minicpm3 youtu
     """,
     "its layers that turn see no farther than 64 of its 64 tokens": """
-        afmoe cohere2 cohere2_moe exaone4 exaone_moe kolibri1 ministral mistral mixtral phi3
-        phi4_multimodal starcoder2
+        afmoe cohere2 cohere2_moe exaone4 exaone_moe kolibri1 ministral ministral3 mistral mixtral
+        phi3 phi4_multimodal starcoder2
     """,
     "its layers make masks of their own": "doge",
     "is not told where its queries stand": "cohere_compass_text dory fuyu persimmon",

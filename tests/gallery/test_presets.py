@@ -35,6 +35,7 @@ GEOMETRY = {
     "llama-3.2-3b": (131072, 128, 28, 28),
     "llama-3.3-70b": (131072, 128, 80, 80),
     "mistral-7b-v0.3": (32768, 128, 32, 32),
+    "ministral-3-8b": (262144, 128, 34, 34),
     "gemma-3-4b": (131072, 256, 5, 34),
     "gpt-oss-20b": (131072, 64, 12, 24),
     "smollm3-3b": (65536, 128, 27, 36),
@@ -46,7 +47,6 @@ GEOMETRY = {
 }
 REFUSED = {
     "mistral-small-3.2": "is not a causal language model in transformers",
-    "ministral-3-8b": "its query temperature reads the same rope_parameters",
     "phi-4-mini": "already follows the sequence length",
 }
 
@@ -54,7 +54,7 @@ REFUSED = {
 SMALL = {"intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 64}
 SMALL |= {"linear_num_key_heads": 1, "linear_num_value_heads": 1, "num_experts_per_tok": 1}
 SMALL |= {"num_local_experts": 2, "bos_token_id": 1, "eos_token_id": 2}
-UNLIKE = "gemma-3-4b", "gpt-oss-20b", "smollm3-3b"
+UNLIKE = "gemma-3-4b", "gpt-oss-20b", "smollm3-3b", "ministral-3-8b"
 
 
 @pytest.fixture(scope="module")

@@ -144,7 +144,6 @@ function readRope(config) {
   const part = config.text_config ?? config;
   const numbers = part.rope_parameters?.full_attention ?? part.rope_parameters ?? {};
   const given = { ...numbers, ...(part.rope_scaling ?? {}) };
-  if (given.llama_4_scaling_beta) throw new Error("its query temperature reads the same rope_parameters");
   const theta = part.rope_theta ?? part.rotary_emb_base ?? given.rope_theta ?? 10000;
   const heads = part.num_attention_heads ?? part.n_head, width = part.hidden_size ?? part.n_embd;
   const head = part.qk_rope_head_dim ?? part.head_dim ?? width / heads;

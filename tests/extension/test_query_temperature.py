@@ -1,0 +1,83 @@
+"""Ministral 3: the query at m is multiplied by 1 + beta ln(1 + floor(m / L)), whatever scales the rope."""
+
+import numpy as np
+import pytest
+import torch
+from oldest import needs
+from tiny_models import tiny_model
+
+import ropepatch
+from ropepatch import METHODS, patch, plan
+
+BETA, WINDOW, TRAINED = 0.1, 24, 64  # the temperature's L is not the rope's
+POSITIONS = torch.tensor([[0, 1, 23, 24, 47, 48, 63, 64, 200, 255]])
+ABF = {"rope_theta": 500_000.0}
+
+
+def methods() -> list[str]:
+    """The static methods that need no more than a target."""
+    named = (name for name, kind in METHODS.items() if not kind.length_dependent)
+    return [name for name in named if name == "abf" or not METHODS[name].required()]
+
+
+def growth(window: int) -> np.ndarray:
+    """By how much each query grows, in float64 from the formula."""
+    return 1 + BETA * np.log1p(np.floor(POSITIONS[0].numpy() / window))
+
+
+def grown(model: torch.nn.Module) -> np.ndarray:
+    """The same by the function of stock transformers, from the configuration of every layer."""
+    from transformers.models.ministral3 import modeling_ministral3 as stock
+
+    ropes = [layer.self_attn.config.rope_parameters for layer in model.model.layers]
+    scales = [
+        stock.get_llama_4_attn_scale(
+            POSITIONS, rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"]
+        )
+        for rope in ropes
+    ]
+    assert all(torch.equal(scale, scales[0]) for scale in scales)
+    return scales[0].flatten().numpy()
+
+
+@pytest.fixture(scope="module")
+def model():
+    needs("ministral3")
+    small = tiny_model("ministral3")
+    small.config.rope_parameters |= {"original_max_position_embeddings": WINDOW}
+    return small
+
+
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    ids = torch.arange(1, 1 + POSITIONS.shape[1])[None]
+    with torch.no_grad():
+        return model(ids, position_ids=POSITIONS, attention_mask=torch.ones_like(ids), use_cache=False).logits
+
+
+@pytest.mark.parametrize("name", methods())
+def test_a_query_grows_as_before_under_every_scaling_patched_and_reloaded(name, model, tmp_path):
+    before = logits(model)
+    with patch(model, name, to=4 * TRAINED, **(ABF if name == "abf" else {})):
+        patched = logits(model)
+        assert grown(model) == pytest.approx(growth(WINDOW), rel=1e-6)
+        model.save_pretrained(tmp_path)
+    reloaded = type(model).from_pretrained(tmp_path)
+    assert torch.equal(logits(reloaded), patched)
+    assert grown(reloaded) == pytest.approx(growth(WINDOW), rel=1e-6)
+    assert grown(reloaded) != pytest.approx(growth(4 * TRAINED), rel=1e-6)  # the target for L
+    assert torch.equal(logits(model), before)
+
+
+def test_an_extended_checkpoint_extends_again_and_its_queries_grow_on(model, tmp_path):
+    model.save_pretrained(tmp_path / "source")
+    for place, to in (("source", 128), ("once", 256)):
+        out = {"source": "once", "once": "twice"}[place]
+        ropepatch.extend(plan(tmp_path / place, to=to, method="yarn"), tmp_path / out)
+    twice = type(model).from_pretrained(tmp_path / "twice")
+    assert twice.config.max_position_embeddings == 256
+    assert grown(twice) == pytest.approx(growth(WINDOW), rel=1e-6)
+
+
+def test_an_engine_that_reads_the_growth_elsewhere_is_named(model):
+    reads = {engine.engine: engine.reads for engine in plan(model, to=128, method="yarn").engines}
+    assert (reads["vLLM"], reads["transformers 5.x"]) == ("partly", "yes")
