@@ -72,6 +72,7 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "adaptation": measured.adaptation_in_short,
         "engines-in-short": lambda: engines_tables.in_short(rows("engines")),
         "smollm2-answers": lambda: pages_tables.answers_table(rows("smollm2"), SMOLLM2[1]),
+        "smollm2-in-short": lambda: pages_tables.in_short(rows("smollm2"), SMOLLM2[1]),
     },
     "docs/start.md": {"demo": measured.demo},
     "docs/guides/adapt.md": {"adaptation": measured.adaptation_in_short},

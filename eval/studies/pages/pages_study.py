@@ -47,6 +47,8 @@ from pages_tables import KINDS, Row, all_tables, block_of, keys_of, lengths_of
 from study import SHARED, Rows
 
 NOVELS = SHARED / "texts" / "novels"
+PAGES = 8
+KEYS = 16
 METHODS = (BASELINE, "yarn", "ntk", "self-extend", "llama3", "dca", "rerope", "linear")
 QUESTION = 50  # tokens of a question and its answer, at most: 49 by the tokenizer of tiny, 26 by SmolLM2's
 
@@ -165,7 +167,7 @@ def costs_table(costs: Sequence[tuple[str, Pages, Cost]]) -> str:
 
 def full_cost(name: str, raw: dict[str, Any], window: int, target: int) -> tuple[str, Pages, Cost]:
     """The cost of the study as it comes, all methods on eight pages, of a configuration."""
-    pages = Pages(window, target, doubled(window, target), 8, 16, NOVELS)
+    pages = Pages(window, target, doubled(window, target), PAGES, KEYS, NOVELS)
     return name, pages, cost(load_config(raw), pages, [pages.count] * len(METHODS))
 
 
@@ -294,8 +296,8 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, required=True, help="the file of results")
     parser.add_argument("--texts", type=Path, default=NOVELS, help="a folder of .txt files")
     parser.add_argument("--methods", default=",".join(METHODS), help="scalings, maps, or checkpoint folders")
-    parser.add_argument("--pages", type=int, default=8)
-    parser.add_argument("--keys", type=int, default=16, help="questions of each kind and length")
+    parser.add_argument("--pages", type=int, default=PAGES)
+    parser.add_argument("--keys", type=int, default=KEYS, help="questions of each kind and length")
     parser.add_argument("--lengths", help="L/4, doubled up to the target, if not given; e.g. 4k,8k,16k")
     parser.add_argument("--device", help="a GPU, if there is one, if not given")
     parser.add_argument("--dtype", help="that of the weights, or the faster one on a CPU, if not given")

@@ -130,6 +130,31 @@ def pairs_table(rows: list[Row], target: int) -> str:
     return markdown_rows(["", "nats of an answer's token"], lines)
 
 
+def in_short(rows: list[Row], target: int) -> str:
+    """Which methods differ from the baseline by their answers at the target, in a sentence."""
+    methods = by_method(rows, target)
+    base = methods.pop(BASELINE)
+    gains = {
+        name: over(methods[name], base, lambda row: log_prob(row, target))
+        for name in in_order(methods, target)
+    }
+    apart = significant(gains)
+    groups = {
+        "above it": [name for name in gains if name in apart and gains[name].value > 0],
+        "below it": [name for name in gains if name in apart and gains[name].value < 0],
+        "not told from it": [name for name in gains if name not in apart],
+    }
+    told = [
+        f"{title} {', '.join(f'`{name}` ({gains[name].value:+.2f} nats)' for name in names)}"
+        for title, names in groups.items()
+        if names
+    ]
+    return (
+        f"Against the baseline at {target:,} tokens, by the log-probability of the answers, paired by page, "
+        f"at an error rate of 5 % over all {len(gains)} methods: {'; '.join(told)}."
+    )
+
+
 def all_tables(rows: list[Row], window: int, target: int) -> str:
     """The tables of one model at one target, each below what it says."""
     if not any(row["target"] == target for row in rows):
