@@ -24,7 +24,7 @@ from ropepatch.model.loading import load_tokenizer
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey_checkpoint
 from ropepatch.pipeline.evaluation import ALL, EVERY_MAP, WINDOWS, measured, participants
-from ropepatch.pipeline.inputs import check_places, in_tokens, listed, model_name
+from ropepatch.pipeline.inputs import check_places, in_tokens, listed, model_name, text_name
 from ropepatch.pipeline.results import Results
 from ropepatch.pipeline.running import Feedback, Progress, Say, bar, say_on_stderr
 from ropepatch.pipeline.running import device as best_device
@@ -96,7 +96,7 @@ def choose(
     to: Length,
     methods: str | Iterable[str] | None = None,
     allow_code: bool = False,
-    text: str | None = None,
+    text: str | Path | None = None,
     field: str = "text",
     split: str = "test",
     windows: int = WINDOWS,
@@ -147,6 +147,7 @@ def choose(
         RopepatchError: The model, the target, a method that is named or the text does not allow it.
     """
     name, feedback = model_name(model), Feedback(say=say, progress=progress, command=command)
+    text = text_name(text)
     check_text(text, name)
     folder, _ = check_places(out, report)
     everything = (ALL, *[EVERY_MAP] * allow_code, FIT)

@@ -20,7 +20,7 @@ from ropepatch.extension.planning import plan_method
 from ropepatch.model.loading import AUTO, check_device, known_dtype
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey_checkpoint
-from ropepatch.pipeline.inputs import check_places, in_tokens, listed, model_name
+from ropepatch.pipeline.inputs import check_places, in_tokens, listed, model_name, text_name
 from ropepatch.pipeline.results import Results
 from ropepatch.pipeline.running import Feedback, Progress, Say, bar, interruptible, is_first, say_on_stderr
 from ropepatch.pipeline.running import device as best_device
@@ -37,7 +37,7 @@ def evaluate(
     *,
     methods: str | Iterable[str | dict[str, Any] | Method] = (),
     to: Length | None = None,
-    text: str | None = None,
+    text: str | Path | None = None,
     field: str = "text",
     split: str = "test",
     out: str | Path | None = None,
@@ -88,7 +88,7 @@ def evaluate(
     arguments = [name for name in inspect.signature(evaluate).parameters if name != "task"]
     refuse_unknown(task, [*arguments, *PerplexityTask.model_fields], "argument of evaluate")
     name = None if model is None else model_name(model)
-    feedback = Feedback(say=say, progress=progress, command=command)
+    text, feedback = text_name(text), Feedback(say=say, progress=progress, command=command)
     if suite is None:
         task |= {"text": text, "field": field, "split": split}
         suite = _reading(name, revision, listed(methods), to, task, say)

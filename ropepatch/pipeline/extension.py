@@ -24,7 +24,7 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import load_tokenizer
 from ropepatch.model.weights import read_headers
 from ropepatch.pipeline.evaluation import named_suite, reported
-from ropepatch.pipeline.inputs import can_report, check_places
+from ropepatch.pipeline.inputs import can_report, check_places, text_name
 from ropepatch.pipeline.learned import Learned, kept, planned
 from ropepatch.pipeline.request import Request, read_request
 from ropepatch.pipeline.results import Results
@@ -156,7 +156,7 @@ def extend(
     distil: bool = False,
     max_short_loss_increase: float | None = None,
     evaluate: str | Path | Suite | None = None,
-    text: str | None = None,
+    text: str | Path | None = None,
     field: str = "text",
     split: str | None = None,
     limit: int | None = None,
@@ -218,6 +218,7 @@ def extend(
             does not allow it, the folder exists or cannot be written, the result differs from the plan, or it
             cannot be pushed. Nothing half-written is left behind.
     """
+    text = text_name(text)
     feedback = Feedback(say=say, progress=progress, show=show, command=(record or {}).get("command"))
     suite = None
     if evaluate is not None:

@@ -21,6 +21,11 @@ def model_name(model: str | os.PathLike[str]) -> str:
     return "./tiny" if model == Path("tiny") else os.fspath(model)
 
 
+def text_name(text: str | os.PathLike[str] | None) -> str | None:
+    """A text as a command line names it."""
+    return os.fspath(text) if isinstance(text, os.PathLike) else text
+
+
 def listed(values: Any) -> list[Any]:
     """The entries of a list, or of a text that separates them by commas; one value alone is its own list."""
     if isinstance(values, str):

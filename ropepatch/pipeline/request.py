@@ -207,7 +207,7 @@ def read_request(
         if not searches:
             check_method(chosen, parameters, arguments=ARGUMENTS)
         if training:
-            _check_model(name, revision, training)
+            _check_model(name, revision, "" if distil else training.model)
         target = _target(to or (training.to if training else None), chosen, name, revision, original)
     else:
         name, revision, target = plan.model, plan.revision, plan.target
@@ -271,14 +271,14 @@ def _distilled(
     return recipe.model_copy(update={"model": model}), note
 
 
-def _check_model(name: str, revision: str | None, recipe: Recipe) -> None:
-    """Refuse a model that is not there; the hint names the one that the recipe is for."""
+def _check_model(name: str, revision: str | None, usual: str) -> None:
+    """Refuse a model that is not there; the hint names the one that the recipe is for, if there is one."""
     try:
         find_source(name, revision, weights=False)
     except RopepatchError as error:
-        if not recipe.model or recipe.model == name:
+        if usual in ("", name):
             raise
-        hint = f"the recipe is for {recipe.model}; {error.hint}"
+        hint = f"the recipe is for {usual}; {error.hint}"
         raise RopepatchError(str(error), hint=hint) from error
 
 

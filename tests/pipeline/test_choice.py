@@ -108,7 +108,7 @@ def test_keys_that_the_tokenizer_cannot_write_are_left_out_with_one_warning(fits
     seen, results = measures
     results += [BASE, of("yarn", 2.0)]
     lines = []
-    choice = choose(folder, to=1024, methods=["yarn"], text=str(tmp_path / "text.txt"), say=lines.append)
+    choice = choose(folder, to=1024, methods=["yarn"], text=tmp_path / "text.txt", say=lines.append)
     (warning,) = (line for line in lines if line.startswith("warning: no retrieval: "))
     assert "cannot write" in warning
     assert choice.left_out == {"retrieval": warning.removeprefix("warning: no retrieval: ")}

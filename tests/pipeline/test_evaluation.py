@@ -92,7 +92,7 @@ def test_a_checkpoint_that_was_extended_and_not_trained_is_said_to_be(tmp_path, 
     once = ropepatch.extend("tiny", tmp_path / "once", to=512, say=lambda line: None)
     twice = ropepatch.extend(once, tmp_path / "twice", to=1024, say=lambda line: None)
     (tmp_path / "text.txt").write_text("a bear went to find a ball near an old tree. " * 300)
-    results = ropepatch.evaluate(twice, text=str(tmp_path / "text.txt"), windows=1)
+    results = ropepatch.evaluate(twice, text=tmp_path / "text.txt", windows=1)
     model = results[0].model
     assert (model["trained"], model["extended_from"]) == (1024, 256)
     print_results(results)
