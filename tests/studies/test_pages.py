@@ -5,7 +5,10 @@ import json
 import pages_study
 import pages_tables
 import pytest
+import torch
 from pages_tables import KINDS
+from tiny_models import tiny_config
+from transformers import AutoModelForCausalLM
 
 import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
@@ -89,9 +92,15 @@ def test_the_command_resumes_and_reads_what_its_dry_run_says(command, tiny, caps
         pages_study.main([*words, "--methods", "linear", "--keys", "1"])
 
 
-def test_a_reading_gives_the_losses_and_answers_that_the_package_measures(command, tiny):
+@pytest.mark.parametrize("family", ["tiny", "granite", "gpt_neox"])  # one scales its logits
+def test_a_reading_gives_the_losses_and_answers_that_the_package_measures(command, tiny, family):
     words, _ = command
     model, tokenizer = tiny
+    if family != "tiny":
+        config = tiny_config(family)
+        config.update({"vocab_size": len(tokenizer), "max_position_embeddings": 256})
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config).eval()
     given = pages_study.arguments(words)
     pages = pages_study.Pages(256, TARGET, (256, TARGET), 3, 2, given.texts)
     _, haystack = pages.page(1, tokenizer)

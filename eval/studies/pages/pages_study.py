@@ -110,7 +110,7 @@ class Cost:
             are checked.
         questions: How many are asked on the key-value caches of the readings.
         tokens: That the model reads in all, at most.
-        operations: Of the forward passes under causal attention; a map computes up to three attentions.
+        operations: Of the forward passes under causal attention, without what a map adds.
         memory: Of a reading to the target in 16 bits, weights and key-value cache included, in bytes.
     """
 
@@ -185,7 +185,8 @@ def reading(decoder: Any, ids: Tensor) -> Iterator[list[Any]]:
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         nonlocal read, whole
-        output, rows = usual(*args, **kwargs), kwargs["input_ids"].cpu()
+        output = usual(*args, **kwargs)
+        rows = (kwargs["input_ids"] if "input_ids" in kwargs else args[0]).cpu()  # GPT-NeoX's comes first
         whole += not kwargs.get("use_cache", True)
         if whole > 2:
             raise RopepatchError("this model reads every prompt whole", hint="its pages cannot be read once")
