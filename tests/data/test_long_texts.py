@@ -67,7 +67,7 @@ def split_small(tokenizer: PreTrainedTokenizerFast, text: str) -> tuple[list[int
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(parts=st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from([" ", "\n"])), max_size=60))
 @example(parts=[("Once", " ")] * 60)
 @example(parts=[("Once", "\n")] * 60)
@@ -78,7 +78,7 @@ def test_a_text_that_is_cut_between_words_or_lines_has_the_tokens_of_the_whole(n
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(parts=st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(GAPS)), max_size=60))
 @example(parts=[("中文", "")] * 60)
 def test_nothing_of_any_text_is_lost_or_doubled_and_few_tokens_are_others(name, parts, tokenizers):

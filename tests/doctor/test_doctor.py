@@ -284,10 +284,10 @@ def test_a_configuration_that_is_no_json_object_is_a_user_error(content, tmp_pat
 def test_no_json_makes_the_doctor_stumble_and_nothing_repairable_is_left():
     """Of configurations damaged by chance, beside records of others."""
     draw, raws = random.Random(0), []
-    for seed in range(600):
+    for seed in range(250):
         with suppress(ValueError, RecursionError):  # the damage may be to JSON itself
             raws.append(with_rare_key(draw, parse_json(mutant(seed).text)))
-    assert len(raws) > 400
+    assert len(raws) > 160
     for raw, other in zip(raws, [{}, *raws], strict=False):
         record = {"config_changes": other} if draw.random() < 0.5 else {}
         files = {"config.json": raw, "tokenizer_config.json": raw}
@@ -486,23 +486,6 @@ def test_a_scaling_of_the_sliding_layers_alone_is_no_older_key_and_not_repaired(
     drop([files.config], "rope_theta", "rope_local_base_freq", "rope_scaling")
     (finding,) = [one for one in check(case_of(files)) if one.severity != "remark"]
     assert (finding.code, finding.fixable) == ("only-new-keys", False)
-
-
-@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
-def test_a_tokenizer_that_cannot_be_read_is_an_error(template, tmp_path, file, monkeypatch):
-    """As after chmod 0, which does not bind the user of a container."""
-    folder, read = Path(shutil.copytree(template, tmp_path / "model")), Path.read_text
-    (folder / file).write_text("{}")
-
-    def read_text(path: Path, **options: str) -> str:
-        if path.name == file:
-            raise PermissionError(13, "Permission denied", str(path))
-        return read(path, **options)
-
-    monkeypatch.setattr(Path, "read_text", read_text)
-    (finding,) = diagnose(folder, measure=False).findings
-    assert (finding.code, finding.severity, finding.file) == ("file-unreadable", "error", file)
-    assert finding.problem == f"cannot read {file}: Permission denied"
 
 
 @pytest.mark.parametrize("factor", [0.8278, 1 / (0.1 * math.log(4) + 1), 0.05, 1.9])

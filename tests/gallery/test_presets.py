@@ -79,15 +79,6 @@ def seeing_everything(config: Any) -> int:
     return types.count("full_attention")
 
 
-def test_every_preset_is_named_once_and_says_where_its_numbers_are_from():
-    listed = json.loads(FILE.read_text(encoding="utf-8"))
-    assert len(PRESETS) == len(listed)
-    assert PRESETS.keys() == GEOMETRY.keys() | REFUSED.keys()
-    for preset in listed:
-        assert preset.keys() == {"name", "title", "model", "to", "source", "config"}
-        assert all(preset.values())
-
-
 @pytest.mark.parametrize("name", GEOMETRY)
 def test_stock_transformers_reads_the_planned_frequencies_on_the_geometry_of_the_model(name, planned):
     extension, raw = planned(name), PRESETS[name]["config"]
@@ -174,12 +165,3 @@ def test_a_checkpoint_with_vision_is_extended_whole_and_stock_reads_the_scaled_r
 def test_a_family_that_cannot_be_extended_is_refused_with_its_reason(name, reason, planned):
     with pytest.raises(RopepatchError, match=re.escape(reason)):
         planned(name)
-
-
-def test_engines_that_leave_a_family_unscaled_are_named(planned):
-    reads = {line.engine: line.reads for line in planned("qwen3.5-9b").engines}
-    assert [engine for engine, how in reads.items() if how == "no"] == [
-        "transformers 4.x",
-        "mlx-vlm",
-        "ollama (MLX)",
-    ]

@@ -25,8 +25,8 @@ def loss(model, ids):
     return ropepatch.perplexity(model, None, [ids], length=LENGTH).at(LENGTH).mean
 
 
-@pytest.mark.parametrize("threads", [2, 16])
-def test_threads_that_measure_one_model_get_what_one_after_the_other_gets(model, threads):
+def test_threads_that_measure_one_model_get_what_one_after_the_other_gets(model):
+    threads = 8
     texts = torch.randint(0, 64, (threads, LENGTH), generator=torch.Generator().manual_seed(0))
     model.train()
     with torch.no_grad():

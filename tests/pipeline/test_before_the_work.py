@@ -75,8 +75,15 @@ def test_a_report_that_fails_after_all_leaves_the_results(tmp_path, monkeypatch)
     assert {read_result(file).task for file in folder.glob("*.json")} == {"perplexity"}
 
 
-@pytest.mark.parametrize("key", ["value", "low", "at", "length", "n", "clusters"])
-@pytest.mark.parametrize("value", ["null", "9e400", '"x"', "[]", '{"a": [1]}'])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *((key, "null") for key in ("value", "at", "n")),
+        *(("value", value) for value in ("9e400", '"x"')),
+        *((key, "[]") for key in ("length", "clusters")),
+        ("low", '{"a": [1]}'),
+    ],
+)
 def test_a_result_that_was_edited_is_drawn_or_refused_in_a_line(key, value, tmp_path, run_here):
     reading("yarn", [2.0, 1.9, 1.8]).write(tmp_path / "a.json")
     text = (tmp_path / "a.json").read_text()

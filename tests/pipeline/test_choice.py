@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from fake_fits import DIVISORS, fake_fits
-from made_results import asking, reading
+from made_results import reading
 from tokenizer_makes import whole_words
 
 import ropepatch
@@ -190,19 +190,6 @@ def test_auto_chooses_a_map_only_where_its_code_is_allowed_and_puts_that_on_reco
     assert ropepatch.plan("tiny", to=1024, method=result.method) == chosen.plan
 
 
-def test_a_notebook_shows_table_warnings_and_advice_and_a_frame_has_the_fields_words(measures):
-    few = [reading(label, [[nats] * 4] * 3) for label, nats in (("baseline", 2.0), ("yarn", 1.0))]
-    measures[1].extend([*few, asking("baseline", [4, 0, 0]), asking("yarn", [4, 4, 4])])
-    choice = choose("tiny", to=1024, methods=["yarn"])
-    shown = choice._repr_html_()
-    assert "<table" in shown
-    assert [shown.count(f"<p>Warning: 4 {unit}: ") for unit in ("documents", "haystacks")] == [1, 1]
-    assert "<p>Take yarn: " in shown
-    first = choice.to_pandas().iloc[0]
-    assert (first.label, first.nats_per_token, first.documents, first.haystacks) == ("yarn", 1.0, 4, 4)
-    assert (first.found_low < first.found == 1.0, first.short_context_cost) == (True, -1.0)
-
-
 @pytest.fixture
 def compared(monkeypatch, capsys):
     """What compare measures, and what it prints of results."""
@@ -219,18 +206,6 @@ def compared(monkeypatch, capsys):
         return calls, capsys.readouterr()
 
     return compare
-
-
-def test_compare_without_haystacks_ranks_by_loss_alone_and_says_nothing_of_retrieval(compared, two):
-    words = ("--methods", "yarn,all", "--haystacks", "0")
-    ((suite, _),), printed = compared([BASE, of("linear", 2.0), of("yarn", 1.0)], *words)
-    assert [method.label for method in suite.methods] == ["yarn", "linear"]
-    assert [task.name for task in suite.tasks] == ["perplexity"]
-    table, advice, rule = printed.out.partition("Take yarn: ")[0], *printed.out.split("\n\n")[1:]
-    assert [line.split()[0] for line in table.splitlines()[1:4]] == ["yarn", "linear", "baseline"]
-    assert rule.startswith("Rule: ")
-    for word in ("etriev", "answer", "found", "haystack"):
-        assert word not in table + advice + printed.err
 
 
 def test_compare_gives_no_command_where_nothing_helps(compared):

@@ -1,7 +1,5 @@
 """Models are measured from Python, and what is measured is shown in a notebook."""
 
-import re
-
 import pytest
 import torch
 from made_results import asking
@@ -10,7 +8,6 @@ import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
-from ropepatch.model.precision import describe_placement
 from ropepatch.report import print_results
 
 
@@ -79,13 +76,6 @@ def test_a_limit_a_seed_and_a_precision_decide_what_is_measured_and_are_on_recor
         ropepatch.evaluate("tiny", Suite(to=(128,), tasks=tasks), out=tmp_path, **again)
     frame = ropepatch.read_results(tmp_path).to_pandas()
     assert set(frame.label) == {"floor", "baseline"}
-
-
-def test_a_model_too_large_for_a_cpu_is_said_to_take_long(tiny, monkeypatch):
-    monkeypatch.setattr("ropepatch.model.precision.LARGE", 10)
-    where, warning = describe_placement(tiny[0])
-    assert where.startswith("on cpu, float32, ")
-    assert re.fullmatch(r"warning: .* billion parameters are read on the CPU, which takes long", warning)
 
 
 def test_a_checkpoint_that_was_extended_and_not_trained_is_said_to_be(tmp_path, capsys):

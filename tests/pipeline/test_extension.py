@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.progress import Progress
 from run_recipes import write_recipe_and_suite
 from transformers import AutoModelForCausalLM
 
@@ -16,7 +15,6 @@ import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
 from ropepatch.model.source import TINY
-from ropepatch.pipeline.running import bar
 from ropepatch.settings import RECIPES, find_shipped
 
 
@@ -118,21 +116,6 @@ def test_it_has_record_results_and_gate(extension, place):
     assert extension.pushed is None
 
 
-def test_a_notebook_shows_what_was_done_and_measured(extension):
-    shown = extension._repr_html_()
-    assert "256 -&gt; 512 tokens, yarn" in shown
-    assert "short-context loss" in shown
-    assert shown.count("<table") >= 2
-    assert "yarn + six" in shown
-
-
-def test_a_figure_shows_itself(extension):
-    figure = extension.plot("retrieval")
-    assert figure._repr_png_().startswith(b"\x89PNG")
-    with pytest.raises(RopepatchError, match="unknown figure 'passkey'"):
-        extension.plot("passkey")
-
-
 def test_a_frame_holds_what_was_read_at_every_length(extension):
     frame = extension.to_pandas("loss")
     rows = frame[(frame.label == "yarn + six") & frame.length.notna()]
@@ -209,23 +192,6 @@ def test_a_folder_called_tiny_is_not_the_bundled_checkpoint(plain, tmp_path, mon
 
 
 # Progress
-
-
-@pytest.mark.parametrize("notebook", [False, True])
-def test_a_bar_shows_in_a_notebook_and_is_silent_where_nobody_looks(monkeypatch, capfd, notebook):
-    disabled = []
-
-    def progress(*columns, disable, **options):
-        disabled.append(disable)
-        return Progress(*columns, disable=True, **options)
-
-    monkeypatch.setattr("rich.progress.Progress", progress)
-    progress.get_default_columns = Progress.get_default_columns
-    monkeypatch.setattr("rich.console._is_jupyter", lambda: notebook)
-    with bar("reading") as advance:
-        advance(1, 2)
-    assert disabled == [not notebook]
-    assert capfd.readouterr() == ("", "")
 
 
 @pytest.fixture

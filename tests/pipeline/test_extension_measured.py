@@ -4,7 +4,6 @@ import gc
 import shutil
 import weakref
 from contextlib import nullcontext
-from dataclasses import replace
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -15,7 +14,6 @@ from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import BASELINE, FLOOR, comparisons
 from ropepatch.evaluation.measuring import measure, measure_extension
-from ropepatch.evaluation.results import as_read
 from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.tasks import LmEvalTask, PerplexityTask, RetrievalTask
 from ropepatch.model import source
@@ -30,9 +28,6 @@ KEYS = RetrievalTask(lengths=("0.5x", "2x"), haystacks=1)
 SHORT = PerplexityTask(windows=1, lengths=(64,))
 # Of a suite only the tasks count.
 SUITE = Suite(models=("some/model",), methods=(Method(name="ntk"),), to=("8x",), tasks=(TALES, KEYS))
-
-
-ONLY_SHORT = SUITE.model_copy(update={"tasks": (SHORT,)})
 
 
 @pytest.fixture(scope="module")
@@ -133,21 +128,6 @@ def test_an_adapted_result_says_whose_weights_it_has_and_what_they_were_made_fro
     assert not any(result.adapted for result in results[0])  # the weights of the extended one are the base's
 
 
-def test_its_scaling_is_that_of_the_plan(after):
-    scaling = of(after, "perplexity", "yarn + mine").scaling
-    assert as_read(scaling) == as_read(of(after, "perplexity", "yarn").scaling)
-    assert (scaling["method"], scaling["factor"], scaling["target"]) == ("yarn", 2.0, 512)
-    assert scaling["inv_freq"] == PLAN.frequencies().inv_freq.tolist()
-
-
-def test_a_plan_scales_with_its_own_parameters(tmp_path):
-    made = ropepatch.plan("tiny", to=512, method="yarn", beta_fast=8.0)
-    found = of(list(measure_extension(ONLY_SHORT, made)), "perplexity", "yarn")
-    assert found.scaling["parameters"]["beta_fast"] == 8.0
-    with pytest.raises(RopepatchError, match="does not have the frequencies of yarn to 512 tokens"):
-        measure_extension(ONLY_SHORT, made, ropepatch.extend(PLAN, tmp_path / "other"))
-
-
 # Resumed
 
 
@@ -186,7 +166,7 @@ def test_a_result_that_was_read_back_stands_beside_the_others_whatever_its_model
 # What is refused, before anything is measured
 
 
-@pytest.mark.parametrize("label", ["yarn", BASELINE, FLOOR, "baseline -"])
+@pytest.mark.parametrize("label", ["yarn", FLOOR])
 def test_a_label_that_is_taken_is_refused(label, extended):
     with pytest.raises(RopepatchError, match="two results would be called tiny-512-perplexity"):
         measure_extension(SUITE, PLAN, extended, label=label)
@@ -227,35 +207,6 @@ def test_each_model_is_loaded_once_and_gone_before_the_other_comes(extended, mon
     assert [folder for folder, _ in loaded] == [source.TINY, extended]
 
 
-def test_the_models_are_put_on_the_device(extended, monkeypatch):
-    seen = []
-
-    def look(model, *args, **options):
-        seen.append(model.device.type)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity", look)
-    monkeypatch.setattr("ropepatch.evaluation.measuring.forecast", lambda model, measurements: "")
-    with pytest.raises(KeyboardInterrupt):
-        list(measure_extension(ONLY_SHORT, PLAN, extended, device="meta"))
-    assert seen == ["meta"]
-
-
-def test_the_texts_are_read_by_the_tokenizer_of_the_base_once(extended, monkeypatch):
-    folders = []
-    load = ropepatch.evaluation.measuring.load_tokenizer
-    monkeypatch.setattr(
-        "ropepatch.evaluation.measuring.load_tokenizer", lambda folder: folders.append(folder) or load(folder)
-    )
-    list(measure_extension(ONLY_SHORT, PLAN, extended))
-    assert folders == [source.TINY]
-
-
-def test_the_revision_is_that_of_the_plan():
-    with pytest.raises(RopepatchError, match="tiny comes with ropepatch and has no revisions"):
-        measure_extension(ONLY_SHORT, replace(PLAN, revision="commit"))
-
-
 @pytest.mark.parametrize("method", ["dynamic", "dynamic-yarn"])
 def test_a_method_that_follows_the_length_stands_beside_its_checkpoint(tmp_path, method):
     """Stock transformers recomputes `dynamic` as it reads; for `dynamic-yarn` a checkpoint holds yarn."""
@@ -271,7 +222,7 @@ def test_a_method_that_follows_the_length_stands_beside_its_checkpoint(tmp_path,
 
 
 def test_tasks_of_lm_eval_run_on_all_three(extended):
-    task = LmEvalTask(tasks=("ropepatch_passkey",), metadata={"haystacks": 2})
+    task = LmEvalTask(tasks=("ropepatch_passkey",), metadata={"haystacks": 1})
     found = list(measure_extension(SUITE.model_copy(update={"tasks": (task,)}), PLAN, extended))
     (group,) = comparisons(found)
     scores = {name: {row.measure: row.value for row in result.rows} for name, result in group.results.items()}

@@ -26,7 +26,7 @@ def suites(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("lengths", ["2x,64,0.5x", ["2x", 64, "0.5x"], [512, "64", "128"]])
+@pytest.mark.parametrize("lengths", ["2x,64,0.5x", [512, "64", "0.5x"]])
 def test_lengths_may_be_multiples_of_the_trained_context(lengths, suites):
     ropepatch.evaluate("tiny", lengths=lengths)
     assert suites[0].tasks[0].lengths == (64, 128, 512)
@@ -98,9 +98,3 @@ def test_a_dry_run_says_what_is_missing_and_where_the_result_would_lie(kept, tmp
         "error: " + ("transformers cannot load the tokenizer of src" if kept else "no weights in src")
     )
     assert [path.name for path in tmp_path.iterdir()] == ["src"]
-
-
-def test_what_a_notebook_cell_ends_with_is_short():
-    plan = ropepatch.plan("tiny", to="2x")
-    assert repr(plan) == "Plan(tiny: 256 -> 512 tokens, yarn)"
-    assert len(repr(ropepatch.extend("tiny", to="2x", dry_run=True))) < 200

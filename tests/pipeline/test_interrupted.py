@@ -52,14 +52,6 @@ def interrupt(monkeypatch):
             "out.run keeps step 0 of 6; the same command goes on from it",
         ),
         (
-            EXTEND,
-            adaptation,
-            "save_trained",
-            0,
-            "out.run keeps step 6 of 6; the same command goes on from it",
-        ),
-        (["demo", "--out", "shown"], ropepatch.extension.writing, "extend", 0, "nothing is kept; the same"),
-        (
             [*EVAL, "--out", "out"],
             ropepatch.evaluation.measuring,
             "_measured",
@@ -68,7 +60,7 @@ def interrupt(monkeypatch):
         ),
         (EVAL, ropepatch.evaluation.measuring, "_measured", 0, "nothing is kept; with --out DIR"),
     ],
-    ids=["starts", "descent", "training", "saving", "demo", "eval with --out", "eval"],
+    ids=["starts", "descent", "training", "eval with --out", "eval"],
 )
 def test_ctrl_c_says_in_one_line_what_is_kept(
     run_here, tmp_path, interrupt, words, place, name, number, line
@@ -80,4 +72,3 @@ def test_ctrl_c_says_in_one_line_what_is_kept(
     said = [told for told in done.stderr.splitlines() if told.startswith("interrupted: ")]
     assert len(said) == 1
     assert line in said[0]
-    assert not (tmp_path / "shown").exists()

@@ -63,6 +63,7 @@ def test_a_notebook_opens_in_colab_installs_itself_there_alone_and_is_kept_witho
     assert package.endswith(f"@ git+{repository}")
 
 
+@pytest.mark.slow
 def test_a_first_model_is_extended(place):
     (before, plan, pairs, found, extension, losses, window), _ = shown("extend")
     assert "<table" in before._repr_html_()

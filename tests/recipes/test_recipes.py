@@ -25,7 +25,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.config import load_config
 from ropepatch.settings import RECIPES, find_shipped, relative_length, shipped_names
 from ropepatch.training.forecast import Estimate, published_config
-from ropepatch.training.recipe import Recipe, TrainerArguments, read_recipe
+from ropepatch.training.recipe import TrainerArguments, read_recipe
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 README = FOLDER / "README.md"
@@ -76,29 +76,6 @@ def test_a_recipe_for_a_gpu_is_kept_small_and_its_header_says_what_it_fits_into(
         assert estimate(name).memory.total_gib * 2**30 < 0.9 * needed * 10**9 <= 72e9
 
 
-@pytest.mark.parametrize("other", ["llama2-7b-linear-32k", "llama2-7b-ntk-32k"])
-def test_counterparts_differ_in_the_method_alone(other):
-    one, two = read_recipe("llama2-7b-yarn-32k"), read_recipe(other)
-    assert {key for key in Recipe.model_fields if getattr(one, key) != getattr(two, key)} == {"method"}
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in NAMES if relative_length(read_recipe(name).to, window_of(name)) >= 2**17]
-)
-def test_from_128k_on_little_is_evaluated(name):
-    watch = read_recipe(name).watch
-    assert watch.windows <= 2
-    assert not watch.passkey_trials, "keys and values of so many tokens take more than the training"
-
-
-def test_short_rows_and_long_ones_are_compared_at_equal_tokens():
-    names = ("llama2-7b-yarn-32k-pose", "llama2-7b-yarn-32k")
-    (short, long), costs = map(read_recipe, names), [estimate(name) for name in names]
-    assert costs[0].tokens == costs[1].tokens
-    assert costs[0].memory.activations_gib < costs[1].memory.activations_gib / 7
-    assert short.trainer | {"gradient_accumulation_steps": 8} == long.trainer
-
-
 # Headers
 
 
@@ -146,11 +123,6 @@ def test_the_commands_of_the_readme_parse():
     assert len(lines) >= 6
     for line in lines:
         parse(line)
-
-
-def test_the_readme_and_the_folder_name_the_same_accelerate_files():
-    named = set(re.findall(r"`accelerate/(\w+)\.yaml`", README.read_text(encoding="utf-8")))
-    assert named == {file.stem for file in (FOLDER / "accelerate").glob("*.yaml")}
 
 
 # Hostile files
@@ -311,27 +283,6 @@ def test_accelerate_knows_every_key_of_its_files(file):
     assert config.num_machines == 1
 
 
-def test_the_files_ask_for_what_their_names_say():
-    kinds = {file.stem: load_config_from_file(str(file)) for file in CONFIGS}
-    assert {name: config.distributed_type.value for name, config in kinds.items()} == {
-        "ddp": "MULTI_GPU",
-        "fsdp2": "FSDP",
-        "zero2": "DEEPSPEED",
-        "zero3": "DEEPSPEED",
-        "alst": "DEEPSPEED",
-    }
-    assert kinds["alst"].deepspeed_config == kinds["zero3"].deepspeed_config
-    assert kinds["zero2"].deepspeed_config == {"zero_stage": 2, "offload_optimizer_device": "none"}
-    assert kinds["zero3"].deepspeed_config == {
-        "zero_stage": 3,
-        "offload_optimizer_device": "none",
-        "offload_param_device": "none",
-        "zero3_init_flag": False,  # a model that is split while it is read cannot be patched
-        "zero3_save_16bit_model": True,  # or nothing could be saved
-    }
-    assert kinds["fsdp2"].parallelism_config == {}
-
-
 def test_fsdp_shards_by_layer_and_leaves_loading_and_checkpointing_to_us(monkeypatch):
     config = load_config_from_file(str(FOLDER / "accelerate" / "fsdp2.yaml")).fsdp_config
     for key, value in config.items():
@@ -352,15 +303,6 @@ def ask(*words):
     app = typer.Typer()
     app.command()(recipes)
     return CliRunner().invoke(app, [str(word) for word in words])
-
-
-def test_recipes_lists_all_of_them():
-    done = ask()
-    assert done.exit_code == 0
-    lines = {line.split()[0]: line.split() for line in done.stdout.partition("\n\n")[0].splitlines()}
-    assert list(lines) == ["recipe", *NAMES]
-    row = ["4k", "to", "32k", "yarn", "1,000", "262.1", "M", "18.1"]
-    assert lines["llama2-7b-yarn-32k-pose"][1:] == row
 
 
 def test_recipes_prints_a_file_with_its_header():

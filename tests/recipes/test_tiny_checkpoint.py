@@ -1,11 +1,9 @@
 """The bundled checkpoint reads and retrieves within 256 tokens and is blind beyond, as its card says."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 import ropepatch
@@ -24,30 +22,15 @@ def test_stock_transformers_loads_it_in_float32(tiny):
     assert AutoTokenizer.from_pretrained(TINY)("The river runs.").input_ids == ids[0].tolist()
 
 
-def test_its_shape_is_that_of_a_small_llama(tiny):
-    config = tiny[0].config
-    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 10_000.0}
-    assert json.loads((TINY / "config.json").read_text())["rope_theta"] == 10_000.0  # for older loaders
-    assert config.max_position_embeddings == tiny[1].model_max_length == 256
-    assert config.head_dim in (32, 64)
-    assert 1.8e6 < sum(weight.numel() for weight in tiny[0].parameters()) < 4e6
-
-
-def test_its_folder_is_small_and_holds_bfloat16_safetensors():
-    assert sum(file.stat().st_size for file in TINY.iterdir()) < 8e6
-    with safe_open(TINY / "model.safetensors", "pt") as weights:
-        assert {weights.get_slice(name).get_dtype() for name in weights.keys()} == {"BF16"}  # noqa: SIM118  # not a dict
-
-
 def test_it_retrieves_at_every_depth_within_its_window(tiny):
-    answers = ropepatch.passkey(*tiny, lengths=[160, 256], haystacks=100, seed=2)
+    answers = ropepatch.passkey(*tiny, lengths=[160, 256], haystacks=40, seed=2)
     for length in answers.lengths:
         for depths in ((0, 0.4), (0.4, 0.6), (0.6, 0.8), (0.8, 1)):
             assert answers.found(length, depths=depths).value >= 0.95
 
 
 def test_its_loss_within_the_window_is_at_most_5_percent_above_the_floor(tiny):
-    tales = held_out_tales(tiny[1], length=256, count=100)
+    tales = held_out_tales(tiny[1], length=256, count=40)
     floor = -torch.stack([tale.log_probs()[1:] for tale in tales]).mean().item()
     loss = ropepatch.perplexity(tiny[0], None, [tale.ids for tale in tales]).at(256).mean
     assert floor < loss <= 1.05 * floor

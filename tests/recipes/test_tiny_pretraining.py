@@ -1,9 +1,6 @@
 """The recipe of the bundled checkpoint, the rows it is trained on, and its training in miniature."""
 
 import hashlib
-import shutil
-from collections import Counter
-from operator import attrgetter
 from pathlib import Path
 
 import pretrain as program
@@ -12,11 +9,10 @@ import pytest
 import torch
 import typer
 import yaml
-from pretraining import Rows, make_tokenizer, pretrain
-from pretraining_recipe import Recipe, Stage, read_recipe
+from pretraining import Rows, make_tokenizer
+from pretraining_recipe import Stage, read_recipe
 from pretraining_rows import MATERIALS, Stock
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, Trainer
+from transformers import AutoTokenizer, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from ropepatch.data.tiny.grammar import BOS, EOS
@@ -167,11 +163,6 @@ def test_a_row_that_cannot_be_drawn_is_refused(stock, name, length, message):
         MATERIALS[name](stock, length, 0)
 
 
-def test_the_shortest_rows_can_be_drawn(stock):
-    assert len(MATERIALS["copies"](stock, 11, 0)[0]) == 11
-    assert all(len(MATERIALS["passkey"](stock, 80, seed)[0]) == 80 for seed in range(20))
-
-
 # Rows
 
 
@@ -198,82 +189,6 @@ def test_the_rows_of_a_stage_are_always_the_same(stock):
 
 # Training
 
-STAGES = [
-    {"name": "one", "mixture": {"strings": 0.5, "tales": 0.5}, "windows": [11, 13], "steps": 7},
-    {"name": "two", "mixture": {"recalls": 0.6, "stories": 0.4}, "windows": [64], "steps": 6, "bf16": True},
-]
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    """Two stages of a few steps, with a text of their own."""
-    text = tmp_path_factory.mktemp("texts") / "text.txt"
-    text.write_text(TEXT)
-    common = {"tokens_per_step": 128, "learning_rate": 5.0e-2}
-    stages = [Stage(**common | stage) for stage in STAGES]
-    return Recipe(**content(texts=[str(text)]) | {"stages": stages})
-
-
-@pytest.fixture(scope="module")
-def finished(small, tmp_path_factory):
-    """An uninterrupted run."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretraining, "SAVE_EVERY", 2)
-        return pretrain(small, tmp_path_factory.mktemp("finished"))
-
-
-@pytest.fixture(scope="module")
-def made(finished):
-    """The tokenizer and the stock of the finished run, so that not every run makes them again."""
-    tokenizer = AutoTokenizer.from_pretrained(finished)
-    return tokenizer, Stock.of(tokenizer, [TEXT.strip()])
-
-
-@pytest.fixture
-def quick(small, made, monkeypatch):
-    """The recipe of the finished run, without making what is made already."""
-    monkeypatch.setattr(pretraining, "SAVE_EVERY", 2)
-    monkeypatch.setattr(pretraining, "make_tokenizer", lambda *_: made[0])
-    monkeypatch.setattr(Stock, "of", lambda *_: made[1])
-    return small
-
-
-def weights(folder):
-    return {
-        str(file.relative_to(folder)): file.read_bytes()
-        for part in ("one/done", "two/done", "checkpoint")
-        for file in (folder / part).glob("model.safetensors")
-    }
-
-
-@pytest.mark.slow
-def test_stock_transformers_loads_the_finished_checkpoint(finished, small):
-    stored = load_file(finished / "model.safetensors")
-    assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
-    model = AutoModelForCausalLM.from_pretrained(finished)
-    assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32}
-    assert all(torch.equal(model.state_dict()[name], tensor.float()) for name, tensor in stored.items())
-    trained = load_file(finished.parent / "two" / "done" / "model.safetensors")
-    assert all(torch.equal(trained[name].bfloat16(), tensor) for name, tensor in stored.items())
-    assert model.config.use_cache
-    assert (model.config.bos_token_id, model.config.eos_token_id, model.config.pad_token_id) == (
-        BOS,
-        EOS,
-        None,
-    )
-    config = yaml.safe_load((finished / "config.json").read_text())
-    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 10000
-    assert config["dtype"] == "float32"
-    tokenizer = AutoTokenizer.from_pretrained(finished)
-    assert len(tokenizer) == small.vocab_size == config["vocab_size"]
-    assert tokenizer.model_max_length == 96
-    assert yaml.safe_load((finished / "tokenizer_config.json").read_text())["tokenizer_class"] == (
-        "PreTrainedTokenizerFast"
-    )
-    assert (finished / "model.safetensors").stat().st_mode & 0o777 == 0o644
-    before = load_file(finished.parent / "one" / "done" / "model.safetensors")
-    assert all((before[name] - trained[name]).abs().max() > 1e-4 for name in before)
-
 
 @pytest.mark.slow
 def test_the_tokenizer_of_the_shipped_recipe_is_the_bundled_one(shared, tokenizer, monkeypatch):
@@ -282,153 +197,6 @@ def test_the_tokenizer_of_the_shipped_recipe_is_the_bundled_one(shared, tokenize
     documents = pretraining.read_documents(shared / "texts" / "tinystories")
     made = make_tokenizer(recipe, documents).backend_tokenizer
     assert made.to_str() == tokenizer.backend_tokenizer.to_str()
-
-
-class StoppedError(Exception):
-    pass
-
-
-def interrupted(recipe, out, name, calls):
-    """A run that stops when a stage draws one more step than so many."""
-    draw, drawn = Rows.__getitem__, Counter()
-
-    def draw_or_stop(rows, step):
-        drawn[rows.stage.name] += 1
-        if drawn[name] > calls:
-            raise StoppedError
-        return draw(rows, step)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Rows, "__getitem__", draw_or_stop)
-        with pytest.raises(StoppedError):
-            pretrain(recipe, out)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "calls", "saved", "left"),
-    [("one", 1, [], 7 + 6), ("two", 0, [], 6), ("two", 5, ["checkpoint-4"], 6 - 4)],
-)
-def test_an_interrupted_run_goes_on_to_the_same_weights_and_draws_only_what_is_left(
-    quick, finished, tmp_path, monkeypatch, name, calls, saved, left
-):
-    interrupted(quick, tmp_path, name, calls)
-    assert [folder.name for folder in (tmp_path / name).glob("checkpoint-*")] == saved
-    assert not (tmp_path / "checkpoint").exists()
-    (tmp_path / name / "checkpoint-5").mkdir()  # half written: no trainer_state.json, which comes last
-    steps, draw = [], Rows.__getitem__
-    monkeypatch.setattr(Rows, "__getitem__", lambda rows, step: steps.append(step) or draw(rows, step))
-    assert pretrain(quick, tmp_path) == tmp_path / "checkpoint"
-    assert len(steps) == left
-    assert weights(tmp_path) == weights(finished.parent)
-    assert not list(tmp_path.rglob("*.partial"))
-
-
-def test_the_last_of_several_checkpoints_is_the_one_of_the_most_steps(tmp_path):
-    assert pretraining._last_checkpoint(tmp_path / "not begun") is None
-    for name in ("checkpoint-750", "checkpoint-1000", "checkpoint-1250"):
-        (tmp_path / name).mkdir()
-    for name in ("checkpoint-750", "checkpoint-1000"):
-        (tmp_path / name / "trainer_state.json").write_text("{}")
-    assert pretraining._last_checkpoint(tmp_path) == tmp_path / "checkpoint-1000"
-
-
-@pytest.mark.slow
-def test_a_checkpoint_that_could_not_be_written_leaves_the_one_before_it(
-    quick, finished, tmp_path, monkeypatch
-):
-    shutil.copytree(finished.parent, tmp_path / "run")
-    before = contents(tmp_path / "run" / "checkpoint")
-
-    def publish(model, tokenizer, folder):
-        (folder / "config.json").write_text("{")
-        raise StoppedError
-
-    monkeypatch.setattr(pretraining, "_publish", publish)
-    with pytest.raises(StoppedError):
-        pretrain(quick, tmp_path / "run")
-    assert contents(tmp_path / "run" / "checkpoint") == before
-
-
-@pytest.mark.slow
-def test_the_trainer_is_told_what_each_stage_says(quick, tmp_path, monkeypatch):
-    arguments = []
-    monkeypatch.setattr(Trainer, "train", lambda self, **_: arguments.append(self.args))
-    pretrain(changed(quick, stages={"two": {"lr_scheduler_type": "cosine", "learning_rate": 0.25}}), tmp_path)
-    names = "max_steps learning_rate lr_scheduler_type bf16 warmup_steps seed save_total_limit"
-    assert [attrgetter(*names.split())(stage) for stage in arguments] == [
-        (7, 0.05, "constant_with_warmup", False, 50, 0, 1),
-        (6, 0.25, "cosine", True, 50, 0, 1),
-    ]
-
-
-def changed(recipe, **changes):
-    of_stages = changes.pop("stages", {})
-    stages = [Stage(**vars(stage) | of_stages.get(stage.name, {})) for stage in recipe.stages]
-    return Recipe(**vars(recipe) | {"stages": stages} | changes)
-
-
-def contents(folder):
-    return {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changes", "differs", "where"),
-    [
-        ({"seed": 1}, "seed", "one"),
-        ({"stages": {"two": {"steps": 60}}}, "stages", "two"),
-    ],
-)
-def test_the_run_of_another_recipe_is_not_gone_on_with(quick, finished, changes, differs, where):
-    run = finished.parent
-    before = contents(run)
-    with pytest.raises(
-        RopepatchError, match=rf"{where} is of another recipe: it differs in {differs}"
-    ) as caught:
-        pretrain(changed(quick, **changes), run)
-    assert "give another --out" in caught.value.hint
-    assert contents(run) == before
-
-
-@pytest.mark.slow
-def test_a_finished_run_is_handed_back_where_its_texts_have_moved_and_not_where_they_say_something_else(
-    quick, finished, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(Trainer, "train", lambda *_, **__: pytest.fail("trained again"))
-    before = weights(finished.parent)
-    file = tmp_path / "moved.txt"
-    file.write_text(TEXT)
-    assert pretrain(changed(quick, texts=[str(file)]), finished.parent) == finished
-    assert weights(finished.parent) == before
-    file.write_text(f"{TEXT} And more.")
-    with pytest.raises(RopepatchError, match="differs in texts"):
-        pretrain(changed(quick, texts=[str(file)]), finished.parent)
-
-
-@pytest.mark.slow
-def test_a_folder_that_is_not_of_a_run_is_not_written_into(quick, tmp_path):
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "thesis.txt").write_text("")
-    with pytest.raises(RopepatchError, match="one is of another recipe"):
-        pretrain(quick, tmp_path)
-    assert [file.name for file in tmp_path.rglob("*")] == ["one", "thesis.txt"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"stages": {"two": {"mixture": {"passkey": 1.0}}}}, "a row of passkey takes 80 tokens, got 64"),
-        ({"stages": {"two": {"windows": [64, 3000], "tokens_per_step": 3000}}}, "too few for a row of 3000"),
-        ({"texts": ["nowhere"]}, "no such file or folder: nowhere"),
-    ],
-)
-def test_what_a_later_stage_cannot_draw_fails_before_anything_is_trained(quick, tmp_path, changes, message):
-    out = tmp_path / "run"
-    with pytest.raises(RopepatchError, match=message):
-        pretrain(changed(quick, **changes), out)
-    assert not out.exists()
 
 
 # The command

@@ -5,11 +5,10 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import yaml
-from checkpoint_folders import PAIRS, WINDOW, contents, write_checkpoint
+from checkpoint_folders import PAIRS, WINDOW, write_checkpoint
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from methods import example as example_of
@@ -21,8 +20,7 @@ from ropepatch.cli.arguments import parse_settings
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.results import as_read, read_result
-from ropepatch.evaluation.suites import Method, Suite, read_method, read_suite
-from ropepatch.evaluation.tasks import PerplexityTask
+from ropepatch.evaluation.suites import Method, read_method, read_suite
 from ropepatch.scaling import METHODS, CustomDivisors
 from ropepatch.scaling.file import ScalingFile, method_label, read_scaling, write_scaling
 from ropepatch.scaling.rope import Rope
@@ -123,18 +121,6 @@ def test_a_file_is_not_overwritten(fitted):
     assert fitted.read_bytes() == before
 
 
-def test_where_nothing_can_be_written_it_says_so(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(RopepatchError, match=r"cannot write .*x\.json: File exists"):
-        written(tmp_path / "file" / "x.json", custom())
-
-
-def test_the_home_of_nobody_is_one_line():
-    with pytest.raises(RopepatchError, match=r"cannot write ~nobody-of-that-name/x\.json: ") as caught:
-        written("~nobody-of-that-name/x.json", custom())
-    assert caught.value.hint == "name another file"
-
-
 @pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
 def test_a_file_is_written_whole_and_one_that_appears_meanwhile_is_not_overwritten(
     tmp_path, monkeypatch, links
@@ -159,14 +145,6 @@ def test_a_file_is_written_whole_and_one_that_appears_meanwhile_is_not_overwritt
         written(tmp_path / "y.json", custom())
     assert (tmp_path / "y.json").read_bytes() == b"theirs"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["x.json", "y.json"]
-
-
-@pytest.mark.parametrize("number", [np.float32(4), np.float64(4), np.int64(4), torch.tensor(4.0)])
-def test_numbers_of_other_libraries_are_written_as_pythons(tmp_path, number):
-    file = written(tmp_path / "x.json", CustomDivisors(factor=number, divisors=[np.float32(2)] * 8))
-    content = json.loads(file.read_text(encoding="utf-8"))
-    assert (content["factor"], content["parameters"]["divisors"]) == (4, [2.0] * 8)
-    assert read_scaling(file).scaling == custom(divisors=(2.0,) * 8, attention_factor=1.0)
 
 
 # What is no scaling
@@ -394,19 +372,6 @@ def test_a_suite_takes_a_file_and_its_results_hold_the_parameters(tmp_path, chec
     assert losses["fitted"] not in (losses["baseline"], losses["ntk"])
 
 
-def test_a_file_that_changed_is_not_taken_for_what_was_measured(tmp_path, checkpoint, fitted):
-    task = PerplexityTask(text=str(checkpoint.parent / "text.txt"), windows=1)
-    suite = Suite(models=(str(checkpoint),), methods=(Method(name=str(fitted)),), to=(TARGET,), tasks=(task,))
-    assert [result.label for result in measure(suite, out=tmp_path / "results")] == ["baseline", "fitted"]
-    before = contents(tmp_path / "results")
-    assert len(list(measure(suite, out=tmp_path / "results"))) == 2
-    assert contents(tmp_path / "results") == before
-    fitted.unlink()
-    written(fitted, custom(attention_factor=1.5))
-    with pytest.raises(RopepatchError, match="measured with other settings"):
-        list(measure(suite, out=tmp_path / "results"))
-
-
 # Commands
 
 
@@ -439,11 +404,3 @@ def test_extend_and_eval_take_a_file(run_here, tmp_path, checkpoint, fitted):
         for words in (("eval", checkpoint, *scaled, *text), ("eval", held, *text))
     )
     assert patched["fitted"] == reloaded["baseline"] != patched["baseline"]
-
-
-def test_methods_describes_a_file(run_here, fitted):
-    out = run_here("methods", fitted).stdout
-    assert out.startswith(f"{fitted}: 64 -> 256 tokens, rotary_dim 16, rope_theta 10000\ncustom (")
-    assert f"--set divisors={','.join(map(str, DIVISORS))}\n  --set attention_factor={ATTENTION}\n" in out
-    out = run_here("methods", fitted, "--json").stdout
-    assert json.loads(out)[0]["parameters"] == CONTENT["parameters"]

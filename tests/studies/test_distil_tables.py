@@ -27,6 +27,7 @@ def test_what_is_left_is_a_share_of_what_the_same_scaling_left():
     assert table.index("fairy tales") < table.index("– (yarn)") < table.index("– (llama3)")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("trial", dict.fromkeys(replace(trial, method="yarn") for trial in TRIALS))
 def test_every_trial_is_a_recipe_of_as_many_tokens_a_step(trial, tmp_path, shared):
     case = Case("babyllama-361", 4)

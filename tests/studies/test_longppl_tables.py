@@ -36,6 +36,7 @@ def test_what_long_ce_changes_is_paired_with_the_plain_loss():
     assert f"| {by} | {by} | {none} | 3, 2 |" in found
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("loss", [CROSS_ENTROPY, DISTILLED])
 def test_trainings_differ_in_long_ce_alone(loss, tmp_path, shared):
     recipes = (long_ce_study.recipe_of(Case("tiny", 4), loss, weighed, tmp_path) for weighed in (False, True))

@@ -24,6 +24,7 @@ def test_the_interval_of_keys_counts_each_as_a_haystack():
     assert maps_tables.found({"correct": 40, "n": 40}) == "40/40 (91% to 100%)"
 
 
+@pytest.mark.slow
 def test_an_interrupted_study_resumes_with_what_is_missing(monkeypatch, tmp_path):
     methods = ("own window", "baseline", "rerope", "string")
     case = maps_study.Case("tiny", 2, windows=3, methods=methods, haystacks=3)

@@ -455,7 +455,6 @@ def planted(each: int) -> Iterator[Damaged]:
 
 # --- by chance ------------------------------------------------------------------------------------------
 
-Json = Any  # as json.loads makes it, with Objects in place of dicts
 METHODS = ("yarn", "linear", "ntk", "llama3", "dynamic", "p-rope", "none")
 ALL_FAMILIES = (
     *("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "gpt_neox", "glm4", "olmo3"),
@@ -479,14 +478,6 @@ SCALED: tuple[Config, ...] = (
     {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
     {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8},
 )
-
-
-class Objects(list[tuple[str, Json]]):
-    """An object of JSON as pairs, in which a key may stand twice."""
-
-
-class Raw(str):
-    """A piece of JSON that is written as it is, whether it is JSON or not."""
 
 
 @dataclass(frozen=True)
@@ -547,22 +538,6 @@ def mutant(seed: int) -> Mutant:
     return Mutant(seed, family, damage, text, draw.choice(METHODS), to)
 
 
-def damaged(draw: random.Random, content: Config, times: int) -> tuple[tuple[str, ...], str]:
-    """What was done to which keys of an object, mostly those of the rope; and its text."""
-    tree, damage = as_objects(content), []
-    for _ in range(times):
-        if not (places := [*walk(tree)]):
-            break
-        of_rope = [
-            place for place in places if re.search(r"rope|rotary|position|head_dim|model_type", place.name)
-        ]
-        place = draw.choice(of_rope if of_rope and draw.random() < 0.6 else places)
-        kind = draw.choice([*DAMAGES])
-        DAMAGES[kind](draw, place)
-        damage.append(f"{kind} {place.name}")
-    return tuple(damage), written(tree)
-
-
 # Not num_labels: transformers makes a name for each.
 RARE = """
     auto_map base_model_tp_plan id2label is_encoder_decoder layer_types original_max_position_embeddings
@@ -577,61 +552,7 @@ def with_rare_key(draw: random.Random, config: Config) -> Config:
     return config | {draw.choice(RARE.split()): draw.choice(values)} if draw.random() < 0.7 else config
 
 
-@dataclass(frozen=True)
-class Place:
-    """A key of an object.
-
-    Args:
-        name: The keys that lead there.
-        holder: The object.
-        index: Where in it the key is.
-    """
-
-    name: str
-    holder: Objects
-    index: int
-
-    @property
-    def key(self) -> str:
-        return self.holder[self.index][0]
-
-    @property
-    def value(self) -> Json:
-        return self.holder[self.index][1]
-
-    def put(self, value: Json) -> None:
-        self.holder[self.index] = self.key, value
-
-
-def walk(tree: Objects, above: str = "") -> Iterator[Place]:
-    """Every key of an object and of those within it."""
-    for index, (key, value) in enumerate(tree):
-        name = f"{above}{key[:40]}"
-        yield Place(name, tree, index)
-        if isinstance(value, Objects):
-            yield from walk(value, f"{name}.")
-
-
-def as_objects(value: Json) -> Json:
-    """A copy in which objects are pairs."""
-    if isinstance(value, dict):
-        return Objects((key, as_objects(item)) for key, item in value.items())
-    return [as_objects(item) for item in value] if isinstance(value, list) else value
-
-
-def written(value: Json) -> str:
-    """The text of a value."""
-    if isinstance(value, Raw):
-        return value
-    if isinstance(value, Objects):
-        return "{" + ", ".join(f"{written(key)}: {written(item)}" for key, item in value) + "}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(written, value))}]"
-    return json.dumps(value)
-
-
-# --- what is done to a key ---------------------------------------------------------------------------
-
+# Pieces of JSON, or of what is none, and what else is done to a key.
 NOT_FINITE = (
     *("NaN", "Infinity", "-Infinity", '"nan"', '"Infinity"'),
     *('{"__float__": "NaN"}', '{"__float__": 3}'),
@@ -642,92 +563,71 @@ TOO_LARGE = (
 ILL_TEXTS = (
     *(r"\ud800", r"x\udfffy", r"\u001b[31mred", r"a\u0000b", r"two\nlines", r"\u202eback", r"\ud83d\ude00"),
 )
-OTHER_TYPES: tuple[Json, ...] = (
-    *(None, True, False, "yarn", "16", "", [], [[]], Objects(), [1, "x", None] * 2, 0, 0.5),
+OTHER_TYPES: tuple[Any, ...] = (
+    *(None, True, False, "yarn", "16", "", [], [[]], {}, [1, "x", None] * 2, 0, 0.5),
 )
-
-
-def retyped(draw: random.Random, place: Place) -> None:
-    as_text = place.value if isinstance(place.value, str) else written(place.value)
-    place.put(draw.choice([*OTHER_TYPES, as_text, [place.value]]))
-
-
-def resigned(draw: random.Random, place: Place) -> None:
-    place.put(Raw(f"-{written(place.value).lstrip('-')}") if is_number(place.value) else -1)
-
-
-def resized(draw: random.Random, place: Place) -> None:
-    if isinstance(place.value, list):
-        place.put(place.value * draw.choice((0, 2, 50)))
-    elif is_number(place.value) and abs(place.value) < 1e100:
-        # Not thousands of layers or experts, which are no error and take minutes to build.
-        place.put(
-            draw.choice((0, 1, 3, place.value + 1, place.value - 1, place.value / 3, place.value * 10**12))
-        )
-    else:
-        place.put(draw.choice((0, 1, 10**12)))
-
-
-def dropped(draw: random.Random, place: Place) -> None:
-    del place.holder[place.index]
-
-
-def doubled(draw: random.Random, place: Place) -> None:
-    place.holder.append((place.key, draw.choice([*OTHER_TYPES, place.value])))
-
-
-def nested(draw: random.Random, place: Place) -> None:
-    depth = draw.choice((1, 1, 2, 3000))
-    if depth == 3000:
-        place.put(Raw('{"x":' * depth + "1" + "}" * depth))
-        return
-    key = draw.choice((place.key, "full_attention", "text_config", "0"))
-    for _ in range(depth):
-        place.put(Objects([(key, place.value)]))
-
-
-def swapped(draw: random.Random, place: Place) -> None:
-    other = Place("", place.holder, draw.randrange(len(place.holder)))
-    mine = place.value
-    place.put(other.value)
-    other.put(mine)
-
-
-def not_finite(draw: random.Random, place: Place) -> None:
-    place.put(Raw(draw.choice(NOT_FINITE)))
-
-
-def too_large(draw: random.Random, place: Place) -> None:
-    place.put(Raw(draw.choice(TOO_LARGE)))
-
-
-def ill_text(draw: random.Random, place: Place) -> None:
-    place.put(Raw(f'"{draw.choice(ILL_TEXTS)}"'))
-
-
-def ill_key(draw: random.Random, place: Place) -> None:
-    place.holder[place.index] = Raw(f'"{draw.choice(ILL_TEXTS)}"'), place.value
-
-
-def huge(draw: random.Random, place: Place) -> None:
-    place.put(draw.choice(("x" * 10**5, [0.5] * 10**4, Objects((f"k{i}", 1.0) for i in range(300)))))
-
-
-def is_number(value: Json) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-DAMAGES: dict[str, Callable[[random.Random, Place], None]] = {
-    "type of": retyped,
-    "sign of": resigned,
-    "size of": resized,
-    "without": dropped,
-    "twice": doubled,
-    "nested": nested,
-    "swapped": swapped,
-    "not finite:": not_finite,
-    "too large:": too_large,
-    "ill text in": ill_text,
-    "ill name for": ill_key,
-    "huge": huge,
+HUGE = ("x" * 10**5, [0.5] * 10**4, {f"k{i}": 1.0 for i in range(300)})
+PIECES: dict[str, tuple[str, ...]] = {
+    "not finite:": NOT_FINITE,
+    "too large:": TOO_LARGE,
+    "ill text in": tuple(f'"{text}"' for text in ILL_TEXTS),
+    "huge": tuple(map(json.dumps, HUGE)),
 }
+DAMAGES = ("type of", "sign of", "size of", "without", "twice", "nested", "swapped", "ill name for", *PIECES)
+
+
+def walk(tree: Config, above: str = "") -> Iterator[tuple[str, Config, str]]:
+    """Every key of an object and of those within it: the keys that lead there, the object, the key."""
+    for key, value in tree.items():
+        name = f"{above}{key[:40]}"
+        yield name, tree, key
+        if isinstance(value, dict):
+            yield from walk(value, f"{name}.")
+
+
+def damaged(draw: random.Random, content: Config, times: int) -> tuple[tuple[str, ...], str]:
+    """What was done to which keys of an object, mostly those of the rope; and its text."""
+    tree, damage, pieces = deepcopy(content), [], []
+
+    def piece(text: str) -> str:
+        """What stands for a piece of the text until all is done."""
+        pieces.append(text)
+        return f"<piece {len(pieces) - 1}>"
+
+    for _ in range(times):
+        if not (places := [*walk(tree)]):
+            break
+        of_rope = [one for one in places if re.search(r"rope|rotary|position|head_dim|model_type", one[0])]
+        name, holder, key = draw.choice(of_rope if of_rope and draw.random() < 0.6 else places)
+        kind, value = draw.choice(DAMAGES), holder[key]
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        match kind:
+            case "type of":
+                holder[key] = draw.choice([*OTHER_TYPES, json.dumps(value), [value]])
+            case "sign of":
+                holder[key] = -value if is_number else -1
+            case "size of" if is_number and abs(value) < 1e100:
+                # Not thousands of layers or experts, which are no error and take minutes to build.
+                holder[key] = draw.choice((0, 1, 3, value + 1, value - 1, value / 3, value * 10**12))
+            case "size of":
+                holder[key] = value * draw.choice((0, 2, 50)) if isinstance(value, list) else 10**12
+            case "without":
+                del holder[key]
+            case "twice":
+                holder[piece(json.dumps(key))] = draw.choice([*OTHER_TYPES, value])
+            case "nested" if draw.random() < 0.25:
+                holder[key] = piece('{"x":' * 3000 + "1" + "}" * 3000)
+            case "nested":
+                holder[key] = {draw.choice((key, "full_attention", "text_config", "0")): value}
+            case "swapped":
+                other = draw.choice([*holder])
+                holder[key], holder[other] = holder[other], value
+            case "ill name for":
+                holder[piece(f'"{draw.choice(ILL_TEXTS)}"')] = holder.pop(key)
+            case _:
+                holder[key] = piece(draw.choice(PIECES[kind]))
+        damage.append(f"{kind} {name}")
+    text = json.dumps(tree)
+    for number, one in enumerate(pieces):
+        text = text.replace(json.dumps(f"<piece {number}>"), one)
+    return tuple(damage), text
