@@ -168,7 +168,7 @@ def test_explore_writes_a_page_that_starts_with_the_model(checkpoint, tmp_path):
 
 
 def test_compare_ranks_and_recommends(tmp_path, run_here):
-    sizes = ("--windows", "4", "--haystacks", "3")
+    sizes = ("--windows", "8", "--haystacks", "5")
     words = ("compare", "tiny", "--methods", "linear,yarn", "--to", "512", *sizes)
     done = run_here(*words, "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -95,8 +95,8 @@ def run_at(hub, ropepatch, run_here, monkeypatch):
     return partial(run_here, cwd=ropepatch.folder)
 
 
-def test_plan_downloads_config_json_alone(hub, run_at):
-    done = run_at("plan", NAME, "--to", "256")
+def test_plan_downloads_config_json_alone(hub, ropepatch):
+    done = ropepatch("plan", NAME, "--to", "256")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{NAME} at {COMMIT} (llama): 64 -> 256 tokens")
     assert hub.downloaded == ["config.json"]

@@ -222,7 +222,7 @@ def test_a_method_that_follows_the_length_stands_beside_its_checkpoint(tmp_path,
 
 
 def test_tasks_of_lm_eval_run_on_all_three(extended):
-    task = LmEvalTask(tasks=("ropepatch_passkey",), metadata={"haystacks": 1})
+    task = LmEvalTask(tasks=("ropepatch_passkey",), metadata={"haystacks": 2})
     found = list(measure_extension(SUITE.model_copy(update={"tasks": (task,)}), PLAN, extended))
     (group,) = comparisons(found)
     scores = {name: {row.measure: row.value for row in result.rows} for name, result in group.results.items()}

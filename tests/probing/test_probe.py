@@ -1,5 +1,6 @@
 """`probe` against a server of ours that computes rightly, makes each mistake, cuts texts off, or lies."""
 
+import functools
 import json
 from itertools import pairwise
 
@@ -16,10 +17,7 @@ from ropepatch.probing import client
 from ropepatch.probing.judging import CUT_OFF, OTHER_MODEL
 from ropepatch.probing.mistakes import DOUBLED, FACTORLESS, TWICE, UNSCALED
 
-
-@pytest.fixture(scope="module")
-def extended(tmp_path_factory):
-    return ropepatch.extend("tiny", tmp_path_factory.mktemp("extended") / "out", to="4x").folder
+engine_of = functools.cache(Engine)
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +29,7 @@ def impatient(monkeypatch):
 @pytest.fixture(scope="module")
 def probed(extended):
     def ask(manners=None, checkpoint=extended, timeout=60.0, **engine):
-        with serving(Engine(extended, **engine), load_tokenizer(extended), manners or Manners()) as url:
+        with serving(engine_of(extended, **engine), load_tokenizer(extended), manners or Manners()) as url:
             return ropepatch.probe(url, checkpoint, timeout=timeout)
 
     return ask
@@ -188,14 +186,14 @@ def test_an_engine_in_process_that_loads_the_unscaled_model_is_named(extended, t
 
 
 def test_the_command_prints_a_line_a_position_and_the_verdict(run_here, extended):
-    with serving(Engine(extended), load_tokenizer(extended), Manners()) as url:
+    with serving(engine_of(extended), load_tokenizer(extended), Manners()) as url:
         done = run_here("probe", url, extended, "--quiet")
         assert done.returncode == 0, done.stderr
         assert "computes it" in done.stdout.splitlines()[-1]
         numbers = [line.split()[0] for line in done.stdout.splitlines() if line]
         positions = readings.read(extended).positions
         assert set(map(str, positions)) <= set(numbers)
-    with serving(Engine(extended, UNSCALED), load_tokenizer(extended), Manners()) as url:
+    with serving(engine_of(extended, UNSCALED), load_tokenizer(extended), Manners()) as url:
         done = run_here("probe", url, extended, "--json")
         assert done.returncode == 1
         assert json.loads(done.stdout)["verdict"] == UNSCALED

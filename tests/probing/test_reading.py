@@ -22,11 +22,6 @@ from ropepatch.probing.mistakes import DOUBLED, FACTORLESS, MISREAD, TWICE, UNSC
 from ropepatch.probing.text import draw_source, source_ids
 
 
-@pytest.fixture(scope="module")
-def extended(tmp_path_factory):
-    return ropepatch.extend("tiny", tmp_path_factory.mktemp("extended") / "out", to="4x").folder
-
-
 @pytest.fixture
 def copied(extended, tmp_path):
     return shutil.copytree(extended, tmp_path / "copy")

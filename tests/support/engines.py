@@ -32,6 +32,7 @@ class Engine:
     ) -> None:
         dtype = PRECISIONS.get(precision, torch.float32)
         self.model = load_model(Checkpoint(folder), dtype=dtype)
+        self.told: dict[object, list[dict[int, float]]] = {}
         self.site = find_rotary(self.model)
         table = None if mistake == RIGHT else ropes(records.read(folder))[mistake]
         stock = self.model.get_submodule(self.site.path)
@@ -52,9 +53,14 @@ class Engine:
         return logits.float().log_softmax(-1)
 
     def tops(self, ids: list[int], positions: list[int], count: int = 20) -> list[dict[int, float]]:
-        """The most probable next tokens after so many tokens."""
-        values, top = self.log_probs(ids)[torch.tensor(positions) - 1].topk(count)
-        return [dict(zip(*pair, strict=True)) for pair in zip(top.tolist(), values.tolist(), strict=True)]
+        """The most probable next tokens after so many tokens; what is asked again is not computed again."""
+        asked = (*ids, *positions, count)
+        if asked not in self.told:
+            values, top = (
+                part.tolist() for part in self.log_probs(ids)[torch.tensor(positions) - 1].topk(count)
+            )
+            self.told[asked] = [dict(zip(*pair, strict=True)) for pair in zip(top, values, strict=True)]
+        return self.told[asked]
 
 
 def in_8_bits(weight: Tensor) -> Tensor:
