@@ -34,6 +34,7 @@ import pages_tables
 import parallel_tables
 import pretraining_recipe
 import registries
+import temperature_tables
 from measured import RESULTS, result
 
 import ropepatch
@@ -129,6 +130,10 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
     f"{STUDIES}/parallel/parallel.md": {
         "parallel": lambda: parallel_tables.ways_table(rows("parallel")),
         "killed": lambda: parallel_tables.killed_table(result("killed_together")),
+    },
+    f"{STUDIES}/temperature/temperature.md": {
+        "temperature": lambda: temperature_tables.picked_table(rows("temperature")),
+        "temperature-growth": lambda: temperature_tables.growth_table(rows("temperature")),
     },
     "recipes/README.md": {
         "models": registries.models,
