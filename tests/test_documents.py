@@ -23,6 +23,8 @@ from ropepatch.evaluation.results import Result
 from ropepatch.evaluation.suites import Suite
 from ropepatch.model.source import TINY
 from ropepatch.probing import making
+from ropepatch.training.forecast import Estimate
+from ropepatch.training.recipe import Recipe
 
 RESULTS = ROOT / "eval" / "results"
 PROTOCOL = ROOT / "eval" / "README.md"
@@ -64,6 +66,22 @@ def extended(workplace: Path) -> None:
         ropepatch.extend(plan, workplace / EXTENDED, reading=False)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def estimated_once() -> Iterator[None]:
+    """Recipes, of which their files, the catalogue and the pages all hold the estimate."""
+    known, estimate = dict[str, Estimate | None](), Estimate.of
+
+    def of(recipe: Recipe) -> Estimate | None:
+        key = recipe.model_dump_json()
+        if key not in known:
+            known[key] = estimate(recipe)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(Estimate, "of", of)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def no_long_readings(monkeypatch):
     """`extend` leaves out the reading of 32k tokens, as it does where it would take minutes."""
@@ -71,8 +89,8 @@ def no_long_readings(monkeypatch):
 
 
 def measure_few(suite: Suite, **options) -> Iterator[Result]:
-    """A suite with eight windows and three haystacks."""
-    few = {"perplexity": {"windows": 8}, "retrieval": {"haystacks": 3}}
+    """A suite with three windows and two haystacks."""
+    few = {"perplexity": {"windows": 3}, "retrieval": {"haystacks": 2}}
     tasks = tuple(task.model_copy(update=few.get(task.name, {})) for task in suite.tasks)
     return measure(suite.model_copy(update={"tasks": tasks}), **options)
 
@@ -99,7 +117,7 @@ def test_a_command_of_the_documents_runs(workplace, monkeypatch, capsys, command
         monkeypatch.setattr(f"ropepatch.fitting.{limit}", number)
     monkeypatch.setattr("ropepatch.fitting.descent.BATCH_TOKENS", 512)
     monkeypatch.setattr("ropepatch.pipeline.evaluation.candidates", lambda: ("linear", "yarn"))
-    for amount, number in {"windows": 8, "haystacks": 3}.items():
+    for amount, number in {"windows": 3, "haystacks": 2}.items():
         monkeypatch.setitem(ropepatch.choose.__kwdefaults__, amount, number)
     monkeypatch.setitem(ropepatch.fit.__kwdefaults__, "steps", 5)
     if "--suite" not in command:  # what a suite measures is there, if it is the same

@@ -187,14 +187,13 @@ def test_dropout_drops_weights_in_training(model):
 
 
 @pytest.mark.parametrize(
-    "told",
+    ("name", "told"),
     [
-        {"attention_mask": (torch.arange(512) >= torch.tensor([[7], [0]])).long()},
-        {"position_ids": torch.cat((torch.arange(200), torch.arange(312))).expand(2, -1)},
+        ("self-extend", {"attention_mask": (torch.arange(512) >= torch.tensor([[7], [0]])).long()}),
+        ("dca", {"position_ids": torch.cat((torch.arange(200), torch.arange(312))).expand(2, -1)}),
     ],
     ids=["padded", "packed"],
 )
-@pytest.mark.parametrize("name", ["self-extend", "dca"])
 def test_no_tensor_grows_with_the_square_of_the_tokens(model, name, told, monkeypatch):
     monkeypatch.setitem(modeling.SCORES, "cpu", 1 << 14)
     map_attention(model, name, to=1024)

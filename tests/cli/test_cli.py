@@ -75,8 +75,8 @@ def test_plan_prints_the_plan_and_json_of_the_same(checkpoint, run_here):
     assert [engine["engine"] for engine in plan["engines"]][:2] == ["transformers 5.x", "transformers 4.x"]
 
 
-def test_extend_writes_a_folder_named_after_what_it_is(checkpoint, tmp_path):
-    done = ropepatch("extend", checkpoint, "--to", "1k", "--method", "ntk", cwd=tmp_path)
+def test_extend_writes_a_folder_named_after_what_it_is(checkpoint, tmp_path, run_here):
+    done = run_here("extend", checkpoint, "--to", "1k", "--method", "ntk", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (folder,) = tmp_path.iterdir()
     assert folder.name == "tiny-llama-ntk-1k"

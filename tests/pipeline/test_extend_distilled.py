@@ -106,9 +106,7 @@ def test_the_learning_rate_falls_with_the_width(hidden, rate, tmp_path):
 
 def test_a_text_takes_the_place_of_what_it_writes(tmp_path):
     (tmp_path / "tales.txt").write_text("Once upon a time there was a fox.")
-    ahead = ropepatch.extend(
-        "tiny", to="4x", distil=True, text=tmp_path / "tales.txt", dry_run=True
-    ).forecast
+    ahead = ropepatch.extend("tiny", to="4x", distil=True, text=tmp_path / "tales.txt", dry_run=True).forecast
     assert ahead.content["sources"][0]["name"] == str(tmp_path / "tales.txt")
     assert not ahead.warnings
     assert not ahead.obstacles

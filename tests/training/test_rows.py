@@ -190,7 +190,7 @@ def test_every_number_that_stands_in_a_row_is_the_answer_to_one_question_at_its_
 
 
 def test_keys_that_leave_no_room_for_the_text_are_refused(tiny):
-    with pytest.raises(RopepatchError, match="20 keys and their questions take [0-9]+ of a row of 512"):
+    with pytest.raises(RopepatchError, match=r"20 keys and their questions take [0-9]+ of a row of 512"):
         AskedRows(GeneratedRows("tales", tiny[1], 5), tiny[1], 10, 0).row(0, 512)
 
 
