@@ -22,6 +22,7 @@ sys.path.append(str(Path(__file__).parents[1] / "eval" / "studies"))
 sys.path.extend(str(folder) for folder in (Path(__file__).parents[1] / "eval" / "studies").glob("*/"))
 
 import distil_tables
+import drope_tables
 import encoding_tables
 import engines_tables
 import explorer_numbers
@@ -106,6 +107,7 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "smollm2-pairs": lambda: pages_tables.pairs_table(rows("smollm2"), SMOLLM2[1]),
     },
     f"{STUDIES}/distil/distil.md": {"distil": lambda: distil_tables.distil_table(rows("distil"))},
+    f"{STUDIES}/drope/drope.md": {"drope": lambda: drope_tables.drope_table(rows("drope"))},
     f"{STUDIES}/encodings/encodings.md": {
         "properties": encoding_tables.properties_table,
         "loss": lambda: encoding_tables.loss_table(rows("encodings")),

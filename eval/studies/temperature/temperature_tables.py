@@ -42,7 +42,13 @@ def picked_table(rows: list[Row]) -> str:
 
 def growth_table(rows: list[Row]) -> str:
     """What a constant changes, and what the growth changes beside it, over all documents."""
-    heads = ["checkpoint", "scaling", "c", "c less c = 1", *(f"β = {beta:g} less β = 0" for beta in BETAS[1:])]
+    heads = [
+        "checkpoint",
+        "scaling",
+        "c",
+        "c less c = 1",
+        *(f"β = {beta:g} less β = 0" for beta in BETAS[1:]),
+    ]
     lines = []
     for (model, factor, _), here in by_case(rows).items():
         for method in dict.fromkeys(row["method"] for row in here):
