@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
@@ -146,7 +146,8 @@ class AskedRows:
         draw.shuffle(items)
         needles = writer.follow([f" {item.needles[0]}" for _, item in items])
         asked = [
-            sum(writer.ask(kind, f" {item.question} {item.stem}", item.answer), []) for kind, item in items
+            list(chain.from_iterable(writer.ask(kind, f" {item.question} {item.stem}", item.answer)))
+            for kind, item in items
         ]
         row = self._rows.row(index, window)
         room = window - sum(map(len, needles)) - sum(map(len, asked))

@@ -1,6 +1,6 @@
 """Rows of several documents, masked from each other or not: what a training at the target makes of either.
 
-    python eval/studies/boundaries/boundaries_study.py --json eval/results/boundaries.json --work DIR [--only CASE]
+    python eval/studies/boundaries/boundaries_study.py --json eval/results/boundaries.json --work DIR
 
 A checkpoint is extended 4 times by YaRN and trained by the same recipe on the same rows of the target, most
 of which hold several documents, with `data.boundaries` true (a token attends to its own document, whose
@@ -17,7 +17,7 @@ import random
 import shutil
 import sys
 import time
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,10 @@ def pieces(case: Case) -> dict[str, list[tuple[int, Any]]]:
         quarter = case.target // 4
         narrator = Narrator(case.loaded[1])
         short = [narrator.tale(quarter, seed_of("joined", n)).ids.tolist() for n in range(4 * case.windows)]
-        joined = [sum(short[begin:end], []) for begin, end in pairwise(range(0, len(short) + 1, 4))]
+        joined = [
+            list(chain.from_iterable(short[begin:end]))
+            for begin, end in pairwise(range(0, len(short) + 1, 4))
+        ]
         return {JOINED: list(enumerate(joined)), LONG: tales}
     tokenizer = case.loaded[1]
     texts = (str(one) for one in stream_documents(FAIRY_TALES))
@@ -112,7 +115,7 @@ def pieces(case: Case) -> dict[str, list[tuple[int, Any]]]:
 
 
 def judged(case: Case, model: Any) -> Row:
-    """Nats and tokens by document, of either reading: in all, within the first L tokens, and in the last quarter."""
+    """Nats and tokens by document, of either reading: in all, within L, and in the last quarter."""
     row: Row = {}
     for name, windows in pieces(case).items():
         documents, ids = zip(*windows, strict=True)

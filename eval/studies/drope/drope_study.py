@@ -2,11 +2,12 @@
 
     python eval/studies/drope/drope_study.py --json eval/results/drope.json --work DIR [--only CASE]
 
-Every training is a recipe of its own with rows of L tokens: all weights by cross-entropy on text of the model's
-own kind, as in the paper, or an adapter of full rank with embeddings and norms, distilled from the base model.
-It drops the rope of all layers (`p-rope` with `partial` 0), or of some, as a `smollm3` checkpoint, whose other
-layers are scaled by YaRN; YaRN on all layers is trained alike. Read is what was not trained on: the first L
-tokens, and those up to 2 L and 4 L; tiny is asked for keys. What `--json` holds already is not trained again.
+Every training is a recipe of its own with rows of L tokens: all weights by cross-entropy on text of the
+model's own kind, as in the paper, or an adapter of full rank with embeddings and norms, distilled from the
+base model. It drops the rope of all layers (`p-rope` with `partial` 0), or of some, as a `smollm3` checkpoint,
+whose other layers are scaled by YaRN; YaRN on all layers is trained alike. Read is what was not trained on:
+the first L tokens, and those up to 2 L and 4 L; tiny is asked for keys. What `--json` holds already is not
+trained again.
 """
 
 from __future__ import annotations
@@ -140,12 +141,12 @@ class Case(study.Case):
     def judged(self, model: Any) -> Row:
         """Nats and tokens of each document, within L and up to 2 L and 4 L; of tiny the keys found."""
         documents, pieces = zip(*self.pieces, strict=True)
-        curve, L = ropepatch.perplexity(model, None, pieces).of_documents(documents), self.trained
-        spans = {"short": (0, L), "2 L": (L, 2 * L), "4 L": (2 * L, 4 * L)}
+        curve, length = ropepatch.perplexity(model, None, pieces).of_documents(documents), self.trained
+        spans = {"short": (0, length), "2 L": (length, 2 * length), "4 L": (2 * length, 4 * length)}
         row: Row = {name: curve.between(*span).loss.clusters for name, span in spans.items()}
         row["digest"] = digest(pieces)
         if self.name == "tiny":
-            lengths = [L, 2 * L, 4 * L]
+            lengths = [end for _, end in spans.values()]
             found = ropepatch.passkey(model, self.loaded[1], lengths=lengths, haystacks=HAYSTACKS)
             row["keys"] = {str(length): found.found(length).clusters for length in lengths}
         return row
