@@ -3,8 +3,8 @@
     python eval/studies/distil/keys_study.py --json eval/results/distil-keys.json --work DIR [--only CASE]
 
 A checkpoint is extended by YaRN and distilled by the recipe of the study of distillation, on rows that it
-wrote itself, with `data.keys` 0 and 1. It is judged by passkeys and by the loss of held-out text. What `--json`
-holds already is not trained again; an interrupted training resumes from its folder in `--work`.
+wrote itself, with `data.keys` 0 and 1. It is judged by passkeys and by the loss of held-out text. What
+`--json` holds already is not trained again; an interrupted training resumes from its folder in `--work`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Every training is a recipe of its own with rows of L tokens: all weights by cross-entropy on text of the
 model's own kind, as in the paper, or an adapter of full rank with embeddings and norms, distilled from the
-base model. It drops the rope of all layers (`p-rope` with `partial` 0), or of some, as a `smollm3` checkpoint,
+base model. It drops the rope of all layers (`p-rope` with `partial` 0), or of some, as a `smollm3` checkpoint
 whose other layers are scaled by YaRN; YaRN on all layers is trained alike. Read is what was not trained on:
 the first L tokens, and those up to 2 L and 4 L; tiny is asked for keys. What `--json` holds already is not
 trained again.
