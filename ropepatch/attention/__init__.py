@@ -10,3 +10,4 @@ from ropepatch.attention.mapping import mapped as mapped
 from ropepatch.attention.maps import MAPS as MAPS
 from ropepatch.attention.maps import AttentionMap as AttentionMap
 from ropepatch.attention.maps import make_map as make_map
+from ropepatch.attention.maps import teaching_window as teaching_window

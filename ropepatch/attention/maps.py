@@ -296,6 +296,11 @@ MAPS: Registry[AttentionMap] = Registry(
 )
 
 
+def teaching_window(window: int) -> int:
+    """The window of ReRoPE under which a model of L = `window` teaches a longer context: three quarters of L."""
+    return max(1, 3 * window // 4)
+
+
 def make_map(name: str, /, **parameters: Any) -> AttentionMap:
     """The map of that name with these parameters; those that are left out follow from L and N."""
     return MAPS.make(name, **parameters)

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import torch
 
-from ropepatch.attention import Mapped, map_attention
+from ropepatch.attention import Mapped, map_attention, teaching_window
 from ropepatch.data.tokens import default_cache
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
@@ -185,7 +185,7 @@ def fit(
             hint=f"`to={4 * window}`",
         )
     loaded: Any = load_model(source)
-    mapped = _teacher(loaded, teacher, target, say)
+    mapped, taught_by = _teacher(loaded, teacher, window, target, say)
     tokenizer = load_tokenizer(source.folder)
     if text is None and source.name != "tiny":
         if mapped is None:
@@ -208,7 +208,7 @@ def fit(
         "text": splits.text,
         "digest": splits.digest,
         "windows": len(splits.train),
-        "teacher": NO_TEACHER if mapped is None else TEACHER if teacher == "auto" else teacher,
+        "teacher": taught_by,
         **settings.model_dump(),
     }
     kept = read_state(work, request)
@@ -277,18 +277,22 @@ def _outcome(test: FitLoss, sources: Sequence[int], state: FitState) -> dict[str
     }
 
 
-def _teacher(model: Any, name: str, target: int, say: Callable[[str], None]) -> Mapped | None:
-    """The map that the teacher reads under, taken out of the model again."""
+def _teacher(
+    model: Any, name: str, window: int, target: int, say: Callable[[str], None]
+) -> tuple[Mapped | None, str | dict[str, Any]]:
+    """The map that the teacher reads under, taken out of the model again, and what it is called."""
     if name == NO_TEACHER:
-        return None
+        return None, NO_TEACHER
+    given = {"window": teaching_window(window)} if name == "auto" else {}
     try:
-        with map_attention(model, TEACHER if name == "auto" else name, to=target) as mapped:
-            return mapped
+        with map_attention(model, TEACHER if name == "auto" else name, to=target, **given) as mapped:
+            distances = mapped.distances
+            return mapped, {"name": distances.name, **distances.parameters()}
     except RopepatchError as error:
         if name != "auto":
             raise RopepatchError(error.args[0], hint=f'`teacher="{NO_TEACHER}"`, and a text') from error
         say(f"no teacher, the cross-entropy of the text instead: {error.args[0]}")
-        return None
+        return None, NO_TEACHER
 
 
 def _placed(model: Any, device: str, kept: dict[str, Any]) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ropepatch.attention import teaching_window
 from ropepatch.attention.mapping import check_mappable
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
@@ -19,7 +20,6 @@ from ropepatch.training.preparation import Weights
 from ropepatch.training.recipe import Recipe, map_of, read_recipe
 
 DISTIL = "distil"  # the name of the recipe
-WINDOW = 3 / 4  # of L: the window of ReRoPE, under which the teacher reads
 BETWEEN = (4, 2)  # in multiples of L, the rows that are tried where those of the target are too long
 HOUR = {"cpu": 5e14, "cuda": 1e18}  # operations, about, of two cores and of an H100
 SHARE = 3 / 4  # of the memory of a device
@@ -47,7 +47,7 @@ def self_taught(survey: Survey, target: int, text: Texts | None) -> tuple[Recipe
     trained = survey.rope.original_max_position_embeddings
     model: Any = blueprint(load_config(survey.raw))
     recipe = _fitted(read_recipe(DISTIL), text_config(model.config).hidden_size, text)
-    distances = {"name": "rerope", "window": max(1, int(WINDOW * trained))}
+    distances = {"name": "rerope", "window": teaching_window(trained)}
     reason = ""  # why the rows are not those of the target
     try:
         check_mappable(model, trained)

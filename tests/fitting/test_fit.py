@@ -94,7 +94,7 @@ def test_no_published_method_is_nearer_to_the_teacher_on_the_windows_that_decide
         with torch.no_grad(), ropepatch.patch(tiny[0], *scaling, **options):
             return tiny[0](ids).logits[:, :-1].double().log_softmax(-1)
 
-    teacher = log_probs("rerope", to=TO)
+    teacher = log_probs("rerope", to=TO, window=192)
 
     def divergence(scaling):
         return torch.nn.functional.kl_div(log_probs(scaling), teacher, reduction="none", log_target=True).sum(
@@ -102,7 +102,7 @@ def test_no_published_method_is_nearer_to_the_teacher_on_the_windows_that_decide
         )
 
     decided = fitted.record["decided_by"]
-    assert fitted.record["teacher"] == "rerope"
+    assert (fitted.record["teacher"]["name"], fitted.record["teacher"]["window"]) == ("rerope", 192)
     assert decided["after"] == pytest.approx(divergence(fitted.plan).mean().item(), abs=1e-6)
     factor = TO / 256
     methods = published(fitted.plan.rope, factor)
@@ -124,7 +124,7 @@ def test_without_a_text_a_model_learns_from_what_it_writes_and_stock_reads_the_o
     stranger = tmp_path / "stranger"
     shutil.copytree(TINY, stranger)
     found = ropepatch.fit(stranger, to=TO, steps=2, init="yarn")
-    assert (found.record["text"], found.record["teacher"]) == ("self-generated text", "rerope")
+    assert (found.record["text"], found.record["teacher"]["name"]) == ("self-generated text", "rerope")
     assert found.record["held_out"]["windows"] == 2
     ids = held_out_tales(tiny[1], length=TO, count=1)[0].ids[None]
     with torch.no_grad(), ropepatch.patch(tiny[0], found.scaling):
@@ -137,10 +137,10 @@ def test_without_a_text_a_model_learns_from_what_it_writes_and_stock_reads_the_o
 def test_a_model_that_can_have_no_map_has_no_teacher_and_says_so():
     said = []
     model = tiny_model("deepseek_v3")
-    assert fitting._teacher(model, "auto", 4096, said.append) is None
+    assert fitting._teacher(model, "auto", 1024, 4096, said.append) == (None, "none")
     assert said[0].startswith("no teacher, the cross-entropy of the text instead: ")
     with pytest.raises(RopepatchError, match="cannot have an attention map") as refused:
-        fitting._teacher(model, "rerope", 4096, said.append)
+        fitting._teacher(model, "rerope", 1024, 4096, said.append)
     assert refused.value.hint == '`teacher="none"`, and a text'
 
 

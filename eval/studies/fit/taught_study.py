@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 import ropepatch
+from ropepatch.attention import teaching_window
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import cut_windows
 from ropepatch.evaluation.results import environment, results_json
@@ -83,8 +84,10 @@ def measured(path: str, arguments: argparse.Namespace, known: list[dict[str, Any
             curve = ropepatch.perplexity(model, None, pieces, window=window, stride=window // 2)
             row["documents"] = [document for document, _ in cut]
         else:
-            how = (found.scaling,) if label == fitted and found else (label,)
-            with ropepatch.patch(model, *how, **({} if label == fitted else {"to": to})):
+            how: dict[str, Any] = {} if label == fitted else {"to": to}
+            if label == TEACHER:
+                how |= {"window": teaching_window(window)}
+            with ropepatch.patch(model, found.scaling if label == fitted and found else label, **how):
                 curve = ropepatch.perplexity(model, None, pieces)
         row["nats"] = [round(nll.mean().item(), 6) for nll in curve.nll]
         row["short"] = [round(nll[: window - 1].mean().item(), 6) for nll in curve.nll]
