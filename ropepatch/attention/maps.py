@@ -297,7 +297,7 @@ MAPS: Registry[AttentionMap] = Registry(
 
 
 def teaching_window(window: int) -> int:
-    """The window of ReRoPE under which a model of L = `window` teaches a longer context: three quarters of L."""
+    """The window of ReRoPE under which a model of L = `window` teaches a longer context: 3/4 L."""
     return max(1, 3 * window // 4)
 
 
