@@ -450,3 +450,22 @@ def test_no_name_of_a_folder_reaches_the_terminal_unescaped(tmp_path, run_here):
         done = run_here(*words, cwd=tmp_path)
         assert done.returncode == (2 if words[0] == "eval" else 0), done.stderr
         assert "\x1b" not in done.stdout + done.stderr, words
+
+
+@pytest.mark.parametrize("columns", [40, 80, 400])
+def test_tables_fit_the_terminal_and_lose_nothing(columns, capsys, monkeypatch):
+    names = ["baseline", "linear", "llama3", "yarn"]
+    results = [
+        made_results.reading(name, [1.0, 2.0, 3.0], method=None if name == names[0] else name)
+        for name in names
+    ]
+    print_results(results)
+    whole = capsys.readouterr().out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    print_results(results)
+    folded = capsys.readouterr().out
+    table = folded.splitlines()[1:]
+    assert max(map(len, table)) <= columns
+    whole = whole if columns == 400 else whole.replace("(", "").replace(")", "")  # around the intervals
+    assert sorted("".join(folded.split())) == sorted("".join(whole.split()))

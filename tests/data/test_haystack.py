@@ -8,7 +8,7 @@ import pytest
 import torch
 from tokenizer_makes import TOKENIZERS, whole_words
 
-from ropepatch.data.haystack import INTRO, KINDS, PASSKEY, Haystack, Haystacks, sentences
+from ropepatch.data.haystack import FACTS, INTRO, KINDS, PASSKEY, Haystack, Haystacks, sentences
 from ropepatch.data.texts import digest
 from ropepatch.errors import RopepatchError
 
@@ -116,6 +116,19 @@ def test_the_haystacks_of_a_seed_are_the_same_in_every_release():
     for haystacks, expected in ((made(), "41ffe27ceeb14261"), (one, "3884c2f393fce5f0")):
         asked = [question.ids for h in haystacks for of in h.asked.values() for question in of]
         assert digest([*(haystack.ids for haystack in haystacks), *asked])[:16] == expected
+
+
+def test_no_fact_shares_a_word_with_a_question():
+    common = {"who", "has", "the", "from", "and", "was", "for"}
+
+    def stems(text: str) -> set[str]:
+        words = re.findall(r"[a-z]{3,}", text.replace("{name}", "").lower())
+        return {word[:4] for word in words} - common
+
+    facts, questions = (set().union(*map(stems, part)) for part in zip(*FACTS, strict=True))
+    assert not facts & questions
+    assert all(stems(question) for _, question in FACTS)
+    assert stems("{name} sells honey.") & questions  # it would be seen
 
 
 def test_a_text_of_the_user_stands_around_the_needles_in_its_order():

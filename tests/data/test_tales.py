@@ -10,7 +10,7 @@ from tale_oracle import Assignments, Words
 from tokenization import train_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from ropepatch.data.tiny.grammar import Sentence
+from ropepatch.data.tiny.grammar import BOS, KINDS, Sentence
 from ropepatch.data.tiny.passkey import PASSKEY, passkey_prompt
 from ropepatch.data.tiny.tales import Narrator
 from ropepatch.errors import RopepatchError
@@ -142,6 +142,15 @@ def test_a_window_that_may_not_hold_a_sentence_is_refused(narrator):
         tale.log_probs(window)
 
 
+@pytest.mark.parametrize("length", [1, 2, 3, 11, 12, 100, 1025])
+def test_a_tale_has_exactly_the_length_asked_for_and_begins_every_longer_one(narrator, length):
+    document, longer = narrator.tale(length, 3), narrator.tale(2 * length + 1, 3)
+    assert document.ids.shape == document.prior.shape == document.distance.shape == (length,)
+    assert torch.equal(document.ids, longer.ids[:length])
+    assert torch.equal(document.log_probs(), longer.log_probs()[:length])
+    assert document.ids[0] == BOS
+
+
 # Tales and prompts as documents
 
 
@@ -177,6 +186,12 @@ def test_a_passkey_prompt_that_has_no_room_for_its_filler_is_refused_with_the_sh
     with pytest.raises(RopepatchError, match="a passkey prompt of 66 tokens has no room") as caught:
         passkey_prompt(tokenizer, 66, seed=0)
     assert "the shortest takes 67 tokens" in caught.value.hint
+
+
+def test_names_belong_to_one_kind_and_stand_in_one_token_each(tokenizer):
+    names = [name for kind in KINDS for name in [*kind.subjects, *kind.values] if not name.isdigit()]
+    assert len(names) == len(set(names))
+    assert {len(tokenizer(f" {name}", add_special_tokens=False).input_ids) for name in names} == {1}
 
 
 # The grammar

@@ -49,6 +49,12 @@ def test_a_text_gets_the_beginning_token_once_if_there_is_one_and_it_is_wanted(t
         assert ids.tolist() == [*first, *ids_of("abc")]
 
 
+def test_token_ids_are_whole_numbers_however_few_they_are():
+    (ids,) = token_ids(letter_tokenizer(), [""])
+    assert ids.shape == (0,)
+    assert ids.dtype == torch.long
+
+
 def test_more_documents_than_are_split_at_one_time_keep_their_order(tokenizer, monkeypatch):
     monkeypatch.setattr(texts, "CHARACTERS", 3)
     documents = ["a", [5], "b", "c", [6], [7], [8], "d"]
@@ -77,6 +83,11 @@ def test_the_first_documents_that_are_long_enough_are_cut_to_length(tokenizer):
     documents = ["abcd", "ab", [2, 3], [7, 6, 5, 4], "efgh", "bbbb"]
     read = first_documents(tokenizer, documents, length=3, count=4)
     assert [ids.tolist() for ids in read] == [[BOS, 2, 3], [BOS, 2, 3], [7, 6, 5], [BOS, 6, 7]]
+
+
+def test_without_a_beginning_token_the_length_is_that_of_the_text(tokenizer):
+    read = first_documents(tokenizer, ["ab", "abc", "cdef"], length=3, count=2, bos=False)
+    assert [ids.tolist() for ids in read] == [ids_of("abc"), ids_of("cde")]
 
 
 @pytest.mark.parametrize(("count", "left"), [(1, ["a", "ddd", "eee", "fff"]), (2, ["eee", "fff"])])

@@ -271,6 +271,14 @@ def test_a_new_text_in_a_folder_and_a_new_format_have_it_read_again_and_other_fi
     assert len(readings) == 3
 
 
+def test_what_a_tokenizer_was_last_asked_does_not_matter():
+    tokenizer = letter_tokenizer(**BOTH, pad_token="</s>")
+    before = tokenizer_digest(tokenizer)
+    tokenizer(["ab", "abcdef"], padding="max_length", truncation=True, max_length=4)
+    assert tokenizer.backend_tokenizer.padding is not None
+    assert tokenizer_digest(tokenizer) == before
+
+
 def test_a_tokenizer_is_known_by_its_class_and_one_without_a_backend_by_its_files():
     class Other(PreTrainedTokenizerFast):
         pass
@@ -408,6 +416,16 @@ def test_of_two_who_want_the_same_one_reads_and_both_have_it(text, cache, monkey
         thread.join(60)
     assert [documents(store) for store in stores] == [list(map(ids_of, LINES))] * 2
     assert len(readings) == 1
+
+
+def test_a_store_goes_to_another_process_without_its_tokens(tmp_path, cache):
+    file = write_lines(tmp_path / "a.jsonl", *[{"input_ids": [i % 10] * 50} for i in range(400)])
+    keep(file, cache)
+    store = keep(file, cache, tokens=10_001)  # a part of what is kept
+    sent = pickle.dumps(store)
+    there = pickle.loads(sent)
+    assert len(sent) < 2000
+    assert (documents(there), there.digest, there.report) == (documents(store), store.digest, store.report)
 
 
 # pieces

@@ -488,6 +488,23 @@ def test_a_scaling_of_the_sliding_layers_alone_is_no_older_key_and_not_repaired(
     assert (finding.code, finding.fixable) == ("only-new-keys", False)
 
 
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_tokenizer_that_cannot_be_read_is_an_error(template, tmp_path, file, monkeypatch):
+    """As after chmod 0, which does not bind the user of a container."""
+    folder, read = Path(shutil.copytree(template, tmp_path / "model")), Path.read_text
+    (folder / file).write_text("{}")
+
+    def read_text(path: Path, **options: str) -> str:
+        if path.name == file:
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path, **options)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    (finding,) = diagnose(folder, measure=False).findings
+    assert (finding.code, finding.severity, finding.file) == ("file-unreadable", "error", file)
+    assert finding.problem == f"cannot read {file}: Permission denied"
+
+
 @pytest.mark.parametrize("factor", [0.8278, 1 / (0.1 * math.log(4) + 1), 0.05, 1.9])
 def test_an_attention_factor_that_ropepatch_was_asked_for_is_no_fault(factor, template, tmp_path):
     plan = ropepatch.plan(template, to=256, attention_factor=factor)

@@ -1,6 +1,7 @@
 """The doctor over weights and adapters, and what it measures on the model itself."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -205,6 +206,15 @@ def test_weights_that_are_no_numbers_are_an_error(folder, value, where):
     assert codes(folder) == []  # without a measurement no tensor is read
 
 
+@pytest.mark.parametrize(("where", "found"), [(5, []), (-1, ["weights-not-finite"])])
+def test_of_a_great_many_tensors_fewer_numbers_each_are_read(folder, monkeypatch, where, found):
+    monkeypatch.setattr("ropepatch.doctor.weights.SAMPLES", 1)
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    tensors[sorted(tensors)[1]].flatten()[where] = math.nan
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert codes(folder, measure=True) == found
+
+
 @pytest.mark.parametrize("keep", [0, 4, 2000])
 def test_a_file_that_was_cut_is_named(folder, keep):
     weights = (folder / "model.safetensors").read_bytes()
@@ -240,6 +250,13 @@ def with_frequencies_in_a_shard(sharded: Path) -> Path:
     save(sharded, tensors, first.name)
     edit_json(sharded / INDEX, weight_map=index(sharded) | {INV_FREQ.format(0): first.name})
     return first
+
+
+def test_leaving_frequencies_out_keeps_the_index_to_the_files_it_names(sharded, tmp_path):
+    places = index(sharded)
+    shutil.copy(min(sharded.glob("model-*.safetensors")), sharded / "model-00001-of-00099.safetensors")
+    with_frequencies_in_a_shard(sharded)
+    assert index(repair(diagnose(sharded, measure=False), tmp_path / "out")) == places
 
 
 def test_pickled_weights_are_named_and_never_loaded_and_no_weights_are_no_fault(folder):

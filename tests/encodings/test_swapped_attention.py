@@ -13,7 +13,7 @@ from ropepatch import RopepatchError, swap
 from ropepatch.attention.modeling_attention_map import Sight
 from ropepatch.data.haystack import Haystack, Question
 from ropepatch.encodings import swapped
-from ropepatch.encodings.encoding import AttentionInputs
+from ropepatch.encodings.encoding import AttentionInputs, Relative
 from ropepatch.evaluation.retrieval import ask
 
 
@@ -34,6 +34,22 @@ def test_large_scores_in_half_precision_stay_finite(name):
         layer.self_attn.k_proj.weight.mul_(60)
     with ropepatch.swap(model, name):
         assert model(IDS).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["alibi", "t5", "shaw", "transformer-xl"])
+@torch.no_grad()
+def test_biases_are_float32_under_autocast(model, name, monkeypatch):
+    seen = []
+    right = Relative.bias
+
+    def recorded(relative, *call):
+        seen.append(right(relative, *call).dtype)
+        return right(relative, *call)
+
+    monkeypatch.setattr(Relative, "bias", recorded)
+    with ropepatch.swap(model, name), torch.autocast("cpu", torch.bfloat16):
+        model(IDS)
+    assert set(seen) == {torch.float32}
 
 
 def test_peft_cannot_train_a_copy_that_attention_does_not_see(model):
@@ -58,6 +74,16 @@ def test_parameters_follow_the_tokens_to_another_device(model):
     module, positions = ropepatch.swap(model, "t5").module, torch.zeros(1, 2, dtype=torch.long)
     inputs = AttentionInputs(*torch.zeros(3, 1, 4, 2, 16, device="meta"), positions, positions, 0, 1.0)
     assert module(inputs).relative.numbers.device.type == "meta"
+
+
+def test_an_encoding_is_given_the_layer_and_the_scale_of_its_scores(model):
+    for scale, layer in zip((0.3, 0.4), model.model.layers, strict=True):
+        layer.self_attn.scaling = scale
+    seen: list[tuple[int, float]] = []
+    handle = put(model, "shaw")
+    handle.module.register_forward_pre_hook(lambda _, call: seen.append((call[0].layer, call[0].scaling)))
+    logits(model)
+    assert seen == [(0, 0.3), (1, 0.4)]
 
 
 # What an encoding is given

@@ -363,6 +363,11 @@ def test_stretches_of_positions_are_half_octaves_from_an_eighth_of_the_trained_c
     assert all(math.isfinite(row.value) for row in ready.floor)
 
 
+def test_no_gain_is_measured_within_the_trained_context():
+    for result in of_tiny(PerplexityTask(windows=1, gain=True), to="1x"):
+        assert {row.measure for row in result.rows} == {"loss"}
+
+
 class HandedError(Exception):
     """Raised in place of a measurement, with what it was given."""
 

@@ -8,6 +8,7 @@ from oldest import needs
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
+import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.perplexity import LossReader, perplexity
@@ -266,3 +267,12 @@ def test_a_curve_of_documents_that_are_all_shorter_than_the_length_says_so(llama
     assert caplog.messages == []
     assert perplexity(llama, None, [[1, 2, 3], [4, 5]], length=8).at(3).num_tokens == 2
     assert caplog.messages == ["no document has 8 tokens: the longest has 3"]
+
+
+def test_a_model_is_loaded_in_the_dtype_and_on_the_device_asked_for():
+    model, _ = ropepatch.load("tiny", dtype="bfloat16", device="cpu")
+    assert model.dtype == torch.bfloat16
+    assert model.model.rotary_emb.inv_freq.dtype == torch.float32
+    for wrong in ({"dtype": "int8"}, {"dtype": "brain"}, {"device": "gpu"}, {"device": "mps:7"}):
+        with pytest.raises(RopepatchError, match=str(next(iter(wrong.values())))):
+            ropepatch.load("tiny", **wrong)

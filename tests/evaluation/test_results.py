@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.intervals import Mean
@@ -16,6 +18,7 @@ from ropepatch.evaluation.results import (
     SCHEMA,
     Result,
     Row,
+    environment,
     joined,
     measure_of,
     read_result,
@@ -218,6 +221,19 @@ def test_a_metric_of_lm_eval_is_a_measure_of_its_own_name():
     acc, other = measure_of("acc"), measure_of("word_perplexity")
     assert (acc.title, acc.hub, acc.text(0.25), acc.share) == ("acc", "accuracy", "0.25", False)
     assert (other.hub, other.better) == ("word_perplexity", 0)
+
+
+def test_the_environment_names_versions_device_and_dtype():
+    class Stub(torch.nn.Module):
+        device, dtype = torch.device("cpu"), torch.bfloat16
+
+    assert environment(Stub()) == {  # type: ignore[arg-type]
+        "ropepatch": ropepatch.__version__,
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "device": "cpu",
+        "dtype": "torch.bfloat16",
+    }
 
 
 # environment

@@ -285,6 +285,14 @@ def test_a_wrapped_model_is_read_once_and_without_its_adapter_answers_the_same(c
     assert apart(ask(wrapped, made), ask(wrapped, made, read_once=False)) < 1e-4
 
 
+def test_a_model_in_training_goes_back_to_it_and_its_dropout_is_off():
+    model = build("llama", **TRAINED, attention_dropout=0.9)
+    made = haystacks(model)
+    expected = ask(model, made)
+    assert ask(model.train(), made) == expected
+    assert model.training
+
+
 def test_nan_logits_and_a_tokenizer_of_another_model_are_refused():
     model = MODELS["grouped queries"]()
     (made,) = haystacks(model, 1)

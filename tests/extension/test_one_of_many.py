@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 import ropepatch
 from ropepatch import METHODS, RopepatchError
 from ropepatch.attention import MAPS, map_attention, mapped
+from ropepatch.attention.interchange import attending_by
 from ropepatch.encodings import swap, swapped
 from ropepatch.training.packed_attention import packed_attention
 
@@ -230,6 +231,24 @@ def test_a_thread_that_measures_meanwhile_reads_the_model_with_or_without_it(way
         assert all(torch.equal(one, without) or torch.equal(one, through) for one in reads.result())
 
 
+@every_way
+def test_a_thread_that_plans_meanwhile_plans_for_the_model_without_it_or_is_refused(way, quick_switches):
+    model = tiny_model("llama")
+    expected = ropepatch.plan(model, to=512)
+
+    def planned() -> Any:
+        with suppress(RopepatchError):
+            return ropepatch.plan(model, to=512)
+        return expected
+
+    with ThreadPoolExecutor(1) as pool:
+        plans = pool.submit(lambda: [planned() for _ in range(40)])
+        while not plans.done():
+            with WAYS[way](model):
+                pass
+        assert all(plan == expected for plan in plans.result())
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("way", ["map", "swap"])
 def test_a_thread_that_runs_a_model_while_it_is_looked_at_sees_nothing_of_it(way, attention):
@@ -251,6 +270,14 @@ def test_a_thread_that_runs_a_model_while_it_is_looked_at_sees_nothing_of_it(way
     assert all(torch.equal(one, expected) for one in seen)
     handle.remove()
     assert torch.equal(logits(model, IDS), expected)
+
+
+def test_attention_within_a_block_is_put_back_where_it_was_set():
+    model = tiny_model("llama")
+    attention = model.config._attn_implementation
+    with pytest.raises(ZeroDivisionError), attending_by(model, "eager"):
+        _ = (model.config._attn_implementation == "eager") / 0
+    assert model.config._attn_implementation == attention
 
 
 # Nothing of the process

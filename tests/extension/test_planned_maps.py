@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from map_oracle import ORACLE
 from oldest import OLDEST
@@ -107,3 +108,31 @@ HOSTILE = st.sampled_from(
     [*map(str, NUMBERS), "", "none", "true", "1,2", "x.json", "٣", "{}", "\n", "\ud800"]
 )
 HOSTILE |= st.text(max_size=6)
+
+
+@pytest.mark.sweep
+@settings(
+    max_examples=40,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(
+    name=st.sampled_from(sorted(MAPS)),
+    settings=st.dictionaries(
+        st.sampled_from(["window", "group", "divisor", "clip", "chunk", "length", "mapped", "head", "tail"])
+        | st.sampled_from(["sinks", "shift", "log_n", "attention_factor", "factor", "name"])
+        | st.text(max_size=4),
+        HOSTILE,
+        min_size=1,
+        max_size=3,
+    ),
+)
+def test_whatever_a_map_is_set_to_is_a_plan_or_one_line_and_a_hint(run_here, name, settings):
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    done = run_here("plan", "tiny", "--to", "480", "--method", name, *words)
+    if done.returncode == 0:
+        assert "no distance leaves the 256 that were trained" in done.stdout
+        return
+    assert (done.returncode, done.stdout) == (2, "")
+    assert [line.partition(": ")[0] for line in done.stderr.splitlines()] == ["error", "hint"]

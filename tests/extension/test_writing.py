@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_folders import PAIRS, VOCABULARY, WINDOW, contents, edit_json, write_checkpoint
+from largest_file import largest_file
 from methods import example
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
@@ -501,6 +502,14 @@ def test_too_little_space_is_noticed_before_anything_is_copied(source, out, tmp_
     with pytest.raises(RopepatchError, match=r"needs [\d.]+ [kM]B, .* has 1\.0 kB free") as caught:
         extend(source, out)
     assert "`link_weights`" in caught.value.hint
+    assert left(tmp_path) == ["source"]
+
+
+def test_a_write_that_the_system_cuts_short_leaves_nothing(source, tmp_path):
+    made = plan(source)
+    size = (source / WEIGHTS).stat().st_size
+    with largest_file(size // 2), pytest.raises(RopepatchError, match=os.strerror(errno.EFBIG)):
+        ropepatch.extend(made, tmp_path / "new/out")
     assert left(tmp_path) == ["source"]
 
 

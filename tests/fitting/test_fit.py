@@ -261,6 +261,31 @@ def test_the_command_writes_a_checkpoint_with_the_record_of_the_fit(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_the_command_refuses_an_output_that_exists_before_it_works(tmp_path, monkeypatch):
+    monkeypatch.setattr("ropepatch.fitting.fit", lambda *args, **kwargs: pytest.fail("it worked"))
+    (tmp_path / "here.json").write_text("{}")
+    done = command("fit", "tiny", "--to", TO, "--out", tmp_path / "here.json")
+    assert isinstance(done.exception, RopepatchError)
+    assert "already exists" in str(done.exception)
+
+
+def test_the_command_asks_for_the_room_of_a_checkpoint_before_it_works(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+
+    def work(*args, **kwargs):
+        raise RopepatchError("it worked")
+
+    monkeypatch.setattr("ropepatch.fitting.fit", work)
+    for words, message in (
+        (["--out", tmp_path / "new" / "out"], "the copy needs"),
+        (["--out", tmp_path / "out.json"], "it worked"),
+        (["--out", tmp_path / "out", "--link-weights"], "it worked"),
+    ):
+        done = command("fit", "tiny", "--to", TO, *words)
+        assert message in str(done.exception)
+
+
 def test_processes_without_a_process_group_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(RopepatchError, match=r"torch\.distributed is not initialised, but WORLD_SIZE is 2"):

@@ -257,6 +257,20 @@ def test_the_gradient_of_a_float16_model_is_that_of_the_same_in_float32(tiny):
     torch.testing.assert_close(*gradients, rtol=0.1, atol=0.02 * gradients[0].abs().max().item())
 
 
+def test_no_token_of_a_backward_pass_weighs_what_float16_rounds_away(monkeypatch):
+    model, found = surveyed()
+    weighed, read = [], FitLoss._read
+
+    def reads(loss, vector, ids, weights=None):
+        weighed.append(weights)
+        return read(loss, vector, ids, weights)
+
+    monkeypatch.setattr(FitLoss, "_read", reads)
+    with learnable(model, found) as module:
+        fit_loss(model, module, found.rope, some_windows(rows=8)).gradient(some_vector(8), range(8))
+    assert all(0.25 < weights.mean() < 4 for weights in weighed)
+
+
 def test_text_that_no_method_reads_with_a_finite_loss_is_refused():
     with pytest.raises(RopepatchError, match="no method reads this text with a finite loss"):
         run(FitSettings(init="yarn"), train=Bowl(offset=math.nan))

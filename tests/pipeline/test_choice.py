@@ -208,6 +208,18 @@ def compared(monkeypatch, capsys):
     return compare
 
 
+def test_compare_without_haystacks_ranks_by_loss_alone_and_says_nothing_of_retrieval(compared, two):
+    words = ("--methods", "yarn,all", "--haystacks", "0")
+    ((suite, _),), printed = compared([BASE, of("linear", 2.0), of("yarn", 1.0)], *words)
+    assert [method.label for method in suite.methods] == ["yarn", "linear"]
+    assert [task.name for task in suite.tasks] == ["perplexity"]
+    table, advice, rule = printed.out.partition("Take yarn: ")[0], *printed.out.split("\n\n")[1:]
+    assert [line.split()[0] for line in table.splitlines()[1:4]] == ["yarn", "linear", "baseline"]
+    assert rule.startswith("Rule: ")
+    for word in ("etriev", "answer", "found", "haystack"):
+        assert word not in table + advice + printed.err
+
+
 def test_compare_gives_no_command_where_nothing_helps(compared):
     _, printed = compared([of("baseline", 1.0), of("yarn", 1.5)])
     assert "Do not extend" in printed.out

@@ -4,6 +4,7 @@ import gc
 import shutil
 import weakref
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -28,6 +29,7 @@ KEYS = RetrievalTask(lengths=("0.5x", "2x"), haystacks=1)
 SHORT = PerplexityTask(windows=1, lengths=(64,))
 # Of a suite only the tasks count.
 SUITE = Suite(models=("some/model",), methods=(Method(name="ntk"),), to=("8x",), tasks=(TALES, KEYS))
+ONLY_SHORT = SUITE.model_copy(update={"tasks": (SHORT,)})
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +130,14 @@ def test_an_adapted_result_says_whose_weights_it_has_and_what_they_were_made_fro
     assert not any(result.adapted for result in results[0])  # the weights of the extended one are the base's
 
 
+def test_a_plan_scales_with_its_own_parameters(tmp_path):
+    made = ropepatch.plan("tiny", to=512, method="yarn", beta_fast=8.0)
+    found = of(list(measure_extension(ONLY_SHORT, made)), "perplexity", "yarn")
+    assert found.scaling["parameters"]["beta_fast"] == 8.0
+    with pytest.raises(RopepatchError, match="does not have the frequencies of yarn to 512 tokens"):
+        measure_extension(ONLY_SHORT, made, ropepatch.extend(PLAN, tmp_path / "other"))
+
+
 # Resumed
 
 
@@ -205,6 +215,25 @@ def test_each_model_is_loaded_once_and_gone_before_the_other_comes(extended, mon
     tasks = (SHORT, SHORT.model_copy(update={"windows": 2}))
     assert len(list(measure_extension(SUITE.model_copy(update={"tasks": tasks}), PLAN, extended))) == 8
     assert [folder for folder, _ in loaded] == [source.TINY, extended]
+
+
+def test_the_models_are_put_on_the_device(extended, monkeypatch):
+    seen = []
+
+    def look(model, *args, **options):
+        seen.append(model.device.type)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity", look)
+    monkeypatch.setattr("ropepatch.evaluation.measuring.forecast", lambda model, measurements: "")
+    with pytest.raises(KeyboardInterrupt):
+        list(measure_extension(ONLY_SHORT, PLAN, extended, device="meta"))
+    assert seen == ["meta"]
+
+
+def test_the_revision_is_that_of_the_plan():
+    with pytest.raises(RopepatchError, match="tiny comes with ropepatch and has no revisions"):
+        measure_extension(ONLY_SHORT, replace(PLAN, revision="commit"))
 
 
 @pytest.mark.parametrize("method", ["dynamic", "dynamic-yarn"])

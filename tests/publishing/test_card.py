@@ -7,6 +7,7 @@ import shutil
 import sys
 from dataclasses import asdict, replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -317,6 +318,16 @@ def test_two_measurements_of_one_task_stand_apart():
     assert {(r.dataset_name, r.metric_value) for r in found} == {("books", 0.5577), ("plays", 0.5577)}
 
 
+def test_a_target_that_was_not_measured_gives_way_to_the_longest_length_below():
+    rows = [
+        replace(row, at={"length": 4096}) if row.at == {"length": 1024} else row for row in TRAINED[2].rows
+    ]
+    card = card_text(Extended("x", record(), [replace(TRAINED[2], rows=rows)], weights=BASE))
+    assert "Nats per token at 512 tokens of books: this checkpoint 0.607" in card
+    (metric,) = ModelCard(card).data.eval_results
+    assert (metric.metric_name, metric.metric_value) == ("loss at 512 tokens", 0.6066)
+
+
 # The front matter
 
 
@@ -339,6 +350,14 @@ def test_the_hub_is_told_what_this_checkpoint_reads_and_finds():
     stated = (result.dataset_name, result.metric_type, result.metric_name, result.metric_value)
     assert stated == ("long_task", "accuracy", "accuracy", 0.4046)
     assert result.metric_args == {"task": "long_task", "version": "1", "n": 20}
+
+
+def test_a_score_that_is_none_is_left_out():
+    scores = scoring("yarn", {("long_task", "acc"): 0.4, ("short_task", "acc"): 0.0}, method="yarn")
+    rows = [scores.rows[0], replace(scores.rows[1], value=None, low=None, high=None)]
+    card = card_text(Extended("x", record(), [replace(scores, rows=rows)], weights=BASE))
+    assert len(ModelCard(card).data.eval_results) == 1
+    assert tables(card)["Scores"][-1] == ["short\\_task", "1", "acc", "–"]
 
 
 @pytest.mark.parametrize(
@@ -589,6 +608,22 @@ def test_a_card_of_the_user_is_never_touched(copied):
     assert write_card(copied) == []
     assert (copied / "README.md").read_bytes() == own
     assert sorted(copied.rglob("*")) == before
+
+
+def test_a_card_that_fails_leaves_everything_as_it_was(copied, monkeypatch):
+    write_card(copied)
+    (copied / "evaluation" / "retrieval.png").unlink()
+    before = {file: file.read_bytes() for file in copied.rglob("*") if file.is_file()}
+    writing = import_module("ropepatch.publishing.card.writing")
+
+    def full(figure, file):
+        file.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writing, "_save", full)
+    with pytest.raises(RopepatchError, match=r"cannot write .*README\.md: No space left"):
+        write_card(copied, "me/other")
+    assert {file: file.read_bytes() for file in copied.rglob("*") if file.is_file()} == before
 
 
 def test_without_matplotlib_there_is_a_card_without_figures(copied, monkeypatch):

@@ -3,8 +3,10 @@
 The transfer is LFS over HTTP: the real Hub's Xet was not run.
 """
 
+import errno
 import itertools
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -335,6 +337,19 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(hub, folder, name):
     assert message.startswith(name)
     assert message.endswith(f"is a link to no file within {folder}")
     assert hub.requests == []
+
+
+def test_a_file_that_cannot_be_read_is_said_so(hub, folder, monkeypatch):
+    """Root may read anything, so the system's refusal is played."""
+    read = Path.read_bytes
+
+    def closed(path: Path) -> bytes:
+        if path.name == "merges.txt":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", closed)
+    assert refused(folder)[0] == f"cannot read {folder / 'merges.txt'}: Permission denied"
 
 
 def test_a_link_within_the_folder_is_sent_as_the_file_it_leads_to(hub, folder, tmp_path):

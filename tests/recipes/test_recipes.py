@@ -25,7 +25,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.config import load_config
 from ropepatch.settings import RECIPES, find_shipped, relative_length, shipped_names
 from ropepatch.training.forecast import Estimate, published_config
-from ropepatch.training.recipe import TrainerArguments, read_recipe
+from ropepatch.training.recipe import Recipe, TrainerArguments, read_recipe
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 README = FOLDER / "README.md"
@@ -74,6 +74,29 @@ def test_a_recipe_for_a_gpu_is_kept_small_and_its_header_says_what_it_fits_into(
         assert recipe.trainer["save_total_limit"] == 2
         needed = int(re.search(r"needs a GPU of (\d+) GB", "\n".join(header(name)))[1])
         assert estimate(name).memory.total_gib * 2**30 < 0.9 * needed * 10**9 <= 72e9
+
+
+@pytest.mark.parametrize("other", ["llama2-7b-linear-32k", "llama2-7b-ntk-32k"])
+def test_counterparts_differ_in_the_method_alone(other):
+    one, two = read_recipe("llama2-7b-yarn-32k"), read_recipe(other)
+    assert {key for key in Recipe.model_fields if getattr(one, key) != getattr(two, key)} == {"method"}
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if relative_length(read_recipe(name).to, window_of(name)) >= 2**17]
+)
+def test_from_128k_on_little_is_evaluated(name):
+    watch = read_recipe(name).watch
+    assert watch.windows <= 2
+    assert not watch.passkey_trials, "keys and values of so many tokens take more than the training"
+
+
+def test_short_rows_and_long_ones_are_compared_at_equal_tokens():
+    names = ("llama2-7b-yarn-32k-pose", "llama2-7b-yarn-32k")
+    (short, long), costs = map(read_recipe, names), [estimate(name) for name in names]
+    assert costs[0].tokens == costs[1].tokens
+    assert costs[0].memory.activations_gib < costs[1].memory.activations_gib / 7
+    assert short.trainer | {"gradient_accumulation_steps": 8} == long.trainer
 
 
 # Headers

@@ -1,6 +1,7 @@
 """The recipe of the bundled checkpoint, the rows it is trained on, and its training in miniature."""
 
 import hashlib
+import json
 from pathlib import Path
 
 import pretrain as program
@@ -199,7 +200,28 @@ def test_the_tokenizer_of_the_shipped_recipe_is_the_bundled_one(shared, tokenize
     assert made.to_str() == tokenizer.backend_tokenizer.to_str()
 
 
+def test_the_last_of_several_checkpoints_is_the_one_of_the_most_steps(tmp_path):
+    assert pretraining._last_checkpoint(tmp_path / "not begun") is None
+    for name in ("checkpoint-750", "checkpoint-1000", "checkpoint-1250"):
+        (tmp_path / name).mkdir()
+    for name in ("checkpoint-750", "checkpoint-1000"):
+        (tmp_path / name / "trainer_state.json").write_text("{}")
+    assert pretraining._last_checkpoint(tmp_path) == tmp_path / "checkpoint-1000"
+
+
 # The command
+
+
+@pytest.mark.parametrize("begun", [{"recipe.json": {"seed": 1}}, {"thesis.txt": ""}])
+def test_what_is_not_of_the_same_run_is_not_written_into(begun, tokenizer, stock, tmp_path, monkeypatch):
+    monkeypatch.setattr(pretraining, "make_tokenizer", lambda *_: tokenizer)
+    monkeypatch.setattr(Stock, "of", lambda *_: stock)
+    (tmp_path / "one").mkdir()
+    for name, content_of_it in begun.items():
+        (tmp_path / "one" / name).write_text(json.dumps(content_of_it))
+    with pytest.raises(RopepatchError, match="one is of another recipe"):
+        pretraining.pretrain(read_recipe(written(tmp_path, content())), tmp_path)
+    assert [file.name for file in (tmp_path / "one").iterdir()] == [*begun]
 
 
 def test_the_command_says_what_is_wrong_in_two_lines_and_exits_with_2(tmp_path):

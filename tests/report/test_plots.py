@@ -251,6 +251,11 @@ def test_only_results_measured_alike_are_compared():
     assert [len(group.results) for group in groups] == [2, 1, 1, 1, 1, 1, 1]
 
 
+def test_results_of_one_label_get_names_of_their_own():
+    (group,) = comparisons([reading("yarn", [nats] * 3, method="yarn") for nats in (1.0, 2.0, 3.0)])
+    assert list(group.results) == ["yarn", "yarn (2)", "yarn (3)"]
+
+
 def test_the_figures_are_those_that_the_results_allow():
     assert plots.figures([scoring("baseline", {("task", "acc"): 0.5})]) == {}
     assert plots.figures([reading("floor", [0.5] * 3)]) == {}
@@ -262,6 +267,19 @@ def test_the_figures_are_those_that_the_results_allow():
     drawn_of_all = plots.figures(full)
     assert " ".join(drawn_of_all) == ("perplexity positions gain retrieval distances wavelengths-yarn")
     assert drawn_of_all["gain"].axes[0].get_title(loc="left").startswith("tiny: gained")
+
+
+def test_names_of_figures_tell_models_targets_and_protocols_apart():
+    found = plots.figures(
+        [
+            reading("baseline", [1.0] * 3, model=model_record("a/b")),
+            reading("baseline", [1.0] * 3, model=model_record("c")),
+            reading("baseline", [1.0] * 3, model=model_record("c"), stride=128),
+            reading("baseline", [1.0] * 2, model=model_record("c"), lengths=[256, 512]),
+        ]
+    )
+    kinds = [name for name in found if "perplexity" in name]
+    assert kinds == ["b-1k-perplexity", "c-1k-perplexity", "c-1k-perplexity-2", "c-512-perplexity"]
 
 
 def test_a_name_of_a_figure_is_a_file_in_its_folder():

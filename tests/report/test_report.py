@@ -1,6 +1,7 @@
 """A report says what was measured, in one file that opens anywhere."""
 
 import html
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 from browser import chromium
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from made_results import adapted, asking, model_record, reading, scoring
 from markupsafe import escape
 
@@ -15,6 +18,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import comparisons
 from ropepatch.evaluation.ranking import rank
 from ropepatch.report import print_ranking, print_results, write_report
+from ropepatch.report.tables import perplexity_text
 from ropepatch.report.verdict import Verdict, measured, origin
 
 EVIL = '<script>document.title = "taken"</script>&"\'$x'
@@ -185,6 +189,14 @@ def test_below_the_title_stands_where_it_all_comes_from(tmp_path):
     assert origin([replace(measured, label="floor", env={}), measured]) == origin([measured])
 
 
+def test_without_several_documents_or_scalings_there_is_no_advice():
+    results = [reading("baseline", [0.6, 2.0, 9.0]), reading("yarn", [0.65, 0.6, 0.55], method="yarn")]
+    assert advice(*results).startswith("Take yarn")
+    assert not advice(*map(without_clusters, results))
+    assert not advice(results[1])
+    assert not advice(*results, replace(results[0], scaling=results[1].scaling))
+
+
 def test_the_best_of_a_column_is_marked_and_the_floor_is_not(page):
     marked = [plain(cell) for cell in re.findall(r'<td class="best".*?</td>', page, re.DOTALL)]
     assert [cell.partition(" ")[0] for cell in marked[:4]] == ["0.550", "1.733", "75%", "-0.83"]
@@ -225,6 +237,13 @@ def test_models_targets_and_protocols_stand_apart(tmp_path):
     assert "Perplexity: stride 128, bos True" in text
     assert "128 tokens at a time" in text
     assert "before each document" in text
+
+
+@settings(deadline=None)
+@given(st.floats(0, 2000))
+def test_any_loss_has_a_perplexity_to_write(nats):
+    text = perplexity_text(nats)
+    assert text == "∞" or float(text) == pytest.approx(math.exp(nats), rel=0.05)
 
 
 # The file
@@ -295,6 +314,16 @@ def test_nothing_is_overwritten_and_what_cannot_be_written_is_an_error_of_one_li
             write_report(results, file)
     assert taken.read_text() == "mine"
     assert list(tmp_path.iterdir()) == [taken]
+
+
+def test_a_report_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
+    def full(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(RopepatchError, match="No space left"):
+        write_report([scoring("baseline", {("a", "b"): 0.5})], tmp_path / "r.html")
+    assert not list(tmp_path.iterdir())
 
 
 # In a browser

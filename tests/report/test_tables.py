@@ -148,6 +148,21 @@ def test_only_the_gains_of_the_baseline_are_empty():
     assert all(cell.text for cell in rows["rerope"])
 
 
+def test_without_retrieval_a_ranking_has_no_column_of_it():
+    heads, rows = ranked(*LOSSES)
+    assert len(heads) == 5
+    assert not any("found" in head or "log-prob" in head for head in heads)
+    assert lines(rows["floor"]) == ["0.125", "", "", ""]
+
+
+def test_an_interval_that_is_not_known_is_left_out():
+    two = [
+        reading(label, [[nats] * 2] * 3, method=method)
+        for label, nats, method in (("baseline", 2.0, None), ("yarn", 1.0, "yarn"))
+    ]
+    assert lines(ranked(*two)[1]["yarn"]) == ["1.000", "+1.000", "1.000", "-1.000"]
+
+
 def test_ranking_advice_and_rule_fit_the_screen(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")

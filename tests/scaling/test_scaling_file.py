@@ -5,6 +5,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -121,6 +122,18 @@ def test_a_file_is_not_overwritten(fitted):
     assert fitted.read_bytes() == before
 
 
+def test_where_nothing_can_be_written_it_says_so(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RopepatchError, match=r"cannot write .*x\.json: File exists"):
+        written(tmp_path / "file" / "x.json", custom())
+
+
+def test_the_home_of_nobody_is_one_line():
+    with pytest.raises(RopepatchError, match=r"cannot write ~nobody-of-that-name/x\.json: ") as caught:
+        written("~nobody-of-that-name/x.json", custom())
+    assert caught.value.hint == "name another file"
+
+
 @pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
 def test_a_file_is_written_whole_and_one_that_appears_meanwhile_is_not_overwritten(
     tmp_path, monkeypatch, links
@@ -145,6 +158,14 @@ def test_a_file_is_written_whole_and_one_that_appears_meanwhile_is_not_overwritt
         written(tmp_path / "y.json", custom())
     assert (tmp_path / "y.json").read_bytes() == b"theirs"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["x.json", "y.json"]
+
+
+@pytest.mark.parametrize("number", [np.float32(4), np.float64(4), np.int64(4), torch.tensor(4.0)])
+def test_numbers_of_other_libraries_are_written_as_pythons(tmp_path, number):
+    file = written(tmp_path / "x.json", CustomDivisors(factor=number, divisors=[np.float32(2)] * 8))
+    content = json.loads(file.read_text(encoding="utf-8"))
+    assert (content["factor"], content["parameters"]["divisors"]) == (4, [2.0] * 8)
+    assert read_scaling(file).scaling == custom(divisors=(2.0,) * 8, attention_factor=1.0)
 
 
 # What is no scaling

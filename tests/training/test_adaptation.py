@@ -4,6 +4,7 @@ import errno
 import functools
 import itertools
 import json
+import re
 import shutil
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Tr
 from transformers.models.llama.modeling_llama import LlamaModel
 
 import ropepatch
+from ropepatch.data.texts import Texts
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.model.precision import Precision
@@ -116,6 +118,14 @@ def test_one_passkey_at_each_of_five_depths_of_the_target_is_in_the_history_wher
     recipe = small_recipe(trainer={"max_steps": 1}, watch=Watch(every=1, windows=1, passkey_trials=1))
     rows = history_of(adapt(yarn(), recipe, tmp_path / "out").folder)
     assert [row["target_passkey"] in (0, 0.2, 0.4, 0.6, 0.8, 1) for row in rows] == [True, True]
+
+
+def test_the_source_is_not_touched(tmp_path):
+    source = shutil.copytree(TINY, tmp_path / "source")
+    before = {file.name: file.read_bytes() for file in source.iterdir()}
+    plan = ropepatch.plan(source, to=512, method="yarn")
+    adapt(plan, small_recipe(trainer={"max_steps": 1}), tmp_path / "out")
+    assert {file.name: file.read_bytes() for file in source.iterdir()} == before
 
 
 @pytest.mark.parametrize(
@@ -260,6 +270,13 @@ def test_an_adapter_goes_on_a_model_with_its_patch(adapter):
     assert torch.equal(logits(patched), logits(loaded))
 
 
+def test_an_adapter_goes_on_the_extended_checkpoint_which_has_the_same_rope(adapter, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(ropepatch.extend(yarn(), tmp_path / "out").folder)
+    stock, _ = ropepatch.load_adapter(adapter, model)
+    loaded, _ = ropepatch.load_adapter(adapter)
+    assert torch.equal(logits(stock), logits(loaded))
+
+
 def patched(target):
     model, _ = ropepatch.load("tiny")
     if target:
@@ -329,6 +346,20 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
     with pytest.raises(RopepatchError, match=r"the loss is (nan|inf) at step \d"):
         adapt(yarn(), small_recipe(lora=None, trainer={"learning_rate": 1e30}), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_text_is_trained_on_and_its_beginning_is_held_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "stories.txt"
+    file.write_text(
+        "<|endoftext|>".join(f"Once there were {n} mice. They ate cheese. " * 30 for n in range(40))
+    )
+    data = small_recipe().data.model_copy(update={"sources": (Texts(text=str(file)),)})
+    lines = []
+    recipe = small_recipe(data=data, trainer={"max_steps": 2})
+    folder = adapt(yarn(), recipe, tmp_path / "out", say=lines.append).folder
+    assert re.match(rf"{file}: .*documents.*tokens", lines[0])
+    assert "short_loss" in history_of(folder)[0]
 
 
 def test_a_folder_that_is_no_run_is_left_alone(tmp_path):

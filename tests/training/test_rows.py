@@ -162,6 +162,12 @@ def test_generated_rows_are_those_of_the_material_less_the_first_label(tiny, nar
     assert len(digests) == (2 if material == "copies" else 4)
 
 
+def test_a_material_that_is_not_known_is_refused_with_the_nearest(tiny):
+    with pytest.raises(RopepatchError, match="unknown material 'tale'") as caught:
+        GeneratedRows("tale", tiny[1], 0)
+    assert caught.value.hint == "did you mean tales?"
+
+
 # keys
 
 

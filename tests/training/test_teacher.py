@@ -258,6 +258,13 @@ def test_the_record_says_how_it_was_taught(distilled):
     assert read_recipe(str(distilled / "adaptation" / "recipe.yaml")) == recipe()
 
 
+def test_a_recipe_without_it_is_still_the_run_that_it_was():
+    run = Run.of(yarn(), small_recipe(), "out")
+    assert "distil" not in run.record(run.supply())["recipe"]
+    run = Run.of(yarn(), recipe(), "out")
+    assert run.record(run.supply())["recipe"]["distil"]["temperature"] == 3.0
+
+
 def test_what_has_no_teacher_is_refused_before_anything_is_read(tmp_path, monkeypatch):
     with pytest.raises(RopepatchError, match="distil beside lora: null: the teacher is the base model"):
         recipe(lora=None)
