@@ -21,6 +21,7 @@ sys.path.append(str(Path(__file__).parents[1] / "recipes" / "tiny"))
 sys.path.append(str(Path(__file__).parents[1] / "eval" / "studies"))
 sys.path.extend(str(folder) for folder in (Path(__file__).parents[1] / "eval" / "studies").glob("*/"))
 
+import boundaries_tables
 import distil_tables
 import drope_tables
 import encoding_tables
@@ -114,6 +115,9 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "recall": lambda: encoding_tables.recall_table(rows("encodings")),
         "recalibration": lambda: encoding_tables.recalibration_table(rows("encodings")),
         "cost": lambda: encoding_tables.cost_table(result("encoding_cost")),
+    },
+    f"{STUDIES}/boundaries/boundaries.md": {
+        "boundaries": lambda: boundaries_tables.boundaries_table(rows("boundaries")),
     },
     f"{STUDIES}/fit/frequencies.md": {
         "learned": lambda: fit_tables.table(list(fit_tables.summaries(rows("fit")))),
