@@ -39,7 +39,7 @@ sweep: .venv/test/installed
 	$(PYTEST) $(if $(PART),--part $(PART))
 
 ENDS := tests/scaling/test_scaling.py tests/model/test_head.py tests/attention/test_mapping.py \
-  tests/encodings/test_swapped_attention.py tests/training/test_self_written.py tests/doctor/test_doctor_weights.py \
+  tests/encodings/test_swapped_attention.py tests/model/test_self_written.py tests/doctor/test_doctor_weights.py \
   $(addprefix tests/extension/test_,patching.py families.py forms.py map_code.py) \
   $(addprefix tests/evaluation/test_,retrieval.py perplexity.py windows.py)
 TRANSFORMERS_oldest := $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/==\1/p' pyproject.toml)
