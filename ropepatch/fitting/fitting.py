@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import torch
 
-from ropepatch.attention import Mapped, map_attention, teaching_window
+from ropepatch.attention import Mapped, make_map, map_attention, teaching_window
 from ropepatch.data.tokens import default_cache
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
@@ -184,21 +184,28 @@ def fit(
             f"{source.name} already covers {window} tokens; nothing to fit at {target}",
             hint=f"`to={4 * window}`",
         )
+    writes = text is None and source.name != "tiny"
+    missing = RopepatchError(
+        "`text` is missing", hint="`text=FILE`, a folder, a JSONL file or a `datasets` id"
+    )
+    if writes and teacher == NO_TEACHER:
+        raise missing
+    if teacher not in ("auto", NO_TEACHER):
+        make_map(teacher)
+    tokenizer = load_tokenizer(source.folder)
+    reading: dict[str, Any] = {"field": field, "split": split, "length": target}
+    if not writes:  # a text that does not serve is refused before weights are loaded
+        splits = read_splits(tokenizer, text, spare=spare, **reading)
     loaded: Any = load_model(source)
     mapped, taught_by = _teacher(loaded, teacher, window, target, say)
-    tokenizer = load_tokenizer(source.folder)
-    if text is None and source.name != "tiny":
+    if writes:
         if mapped is None:
-            raise RopepatchError(
-                "`text` is missing", hint="`text=FILE`, a folder, a JSONL file or a `datasets` id"
-            )
+            raise missing
         wanted = (WRITTEN + 2 * HELD_OUT) * target
         written = self_written(
             source, tokenizer, length=window, tokens=wanted, seed=seed, cache=default_cache(), say=say
         )
-        splits = read_splits(tokenizer, written, field=field, split=split, length=target, spare=0)
-    else:
-        splits = read_splits(tokenizer, text, field=field, split=split, length=target, spare=spare)
+        splits = read_splits(tokenizer, written, spare=0, **reading)
     splits.check_ids(loaded.config.get_text_config().vocab_size)
     request = {
         "model": source.name,
