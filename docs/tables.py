@@ -62,7 +62,7 @@ def rows(name: str) -> list[dict[str, object]]:
 
 
 def pages_cost() -> str:
-    """What the study of long pages takes on some published models."""
+    """Tabulate the cost of the study of long pages on some published models."""
     smol, base, long = "HuggingFaceTB/SmolLM2-135M", "meta-llama/Meta-Llama-3-8B", "meta-llama/Llama-3.1-8B"
     cases = (smol, *SMOLLM2), (base, 8192, 16384), (base, 8192, 32768), (long, 131072, 262144)
     return pages_study.costs_table(

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +24,7 @@ from ropepatch.evaluation.results import environment, results_json
 from ropepatch.files import whole_file
 from ropepatch.model.source import TINY
 from ropepatch.model.survey import survey
+from ropepatch.training.recipe import Recipe
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 STORIES = SHARED / "texts" / "tinystories" / "true_case.txt"
@@ -94,6 +100,20 @@ class Case:
     def through_own_window(self) -> Row:
         """The losses of the model as it is, half a window at a time."""
         return self.losses(self.loaded[0], window=self.trained, stride=self.trained // 2)
+
+
+def said(line: str) -> None:
+    """On stderr, with the time."""
+    print(time.strftime("%H:%M:%S"), line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def adapted(plan: Any, recipe: Recipe, out: Path) -> Iterator[tuple[Any, Row]]:
+    """The model that a training makes, in float32, and the training's record; the folder goes after it."""
+    folder = ropepatch.adapt(plan, recipe, out, say=said).folder
+    record = json.loads((folder / "ropepatch.json").read_text(encoding="utf-8"))["adaptation"]
+    yield ropepatch.load(folder)[0].float(), record
+    shutil.rmtree(out)
 
 
 def trained_on(documents: list[Any]) -> int:

@@ -14,9 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import shutil
 import sys
-import time
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,7 @@ from ropepatch.training.recipe import Recipe
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
-from study import SHARED, STORIES, Case, Row, Rows, chosen, trained_on
+from study import SHARED, STORIES, Case, Row, Rows, adapted, chosen, said, trained_on
 
 FAIRY_TALES = SHARED / "texts" / "fairytales"
 CASES = (Case("tiny", 4), Case("babyllama-361", 4))
@@ -151,18 +149,11 @@ def main() -> None:
                     continue
                 plan = ropepatch.plan(case.place, to=case.target, method="yarn")
                 recipe = recipe_of(case, texts, boundaries=boundaries, seed=seed)
-                adapted = ropepatch.adapt(plan, recipe, work / f"{boundaries}-{seed}", say=said)
-                record = json.loads((adapted.folder / "ropepatch.json").read_text())["adaptation"]
-                model = ropepatch.load(adapted.folder)[0].float()
-                row = {"boundaries": boundaries, "seed": seed, "steps": STEPS, "seconds": record["seconds"]}
-                rows.add(case.named | row | judged(case, model), model)
-                shutil.rmtree(adapted.folder)
+                named = {"boundaries": boundaries, "seed": seed, "steps": STEPS}
+                with adapted(plan, recipe, work / f"{boundaries}-{seed}") as (model, record):
+                    row = case.named | named | {"seconds": record["seconds"]} | judged(case, model)
+                    rows.add(row, model)
                 said(f"{case.name}, boundaries {boundaries}, seed {seed}: {record['seconds']:.0f} s")
-
-
-def said(line: str) -> None:
-    """On stderr, with the time."""
-    print(time.strftime("%H:%M:%S"), line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ from ropepatch.training.recipe import Recipe
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
 import study
-from study import OWN, SHARED, STORIES, Row, Rows, chosen, trained_on
+from study import OWN, SHARED, STORIES, Row, Rows, adapted, chosen, said, trained_on
 
 TEXTS = {
     "fairy tales": SHARED / "texts" / "fairytales",
@@ -177,11 +176,6 @@ CASES = (
 )
 
 
-def said(line: str) -> None:
-    """On stderr, with the time."""
-    print(time.strftime("%H:%M:%S"), line, file=sys.stderr, flush=True)
-
-
 def floor(case: Case) -> Row:
     """The loss of tales that no model beats, as `Case.losses` has it."""
     nats = [-tale.log_probs()[1:] for tale in case.tales]
@@ -217,12 +211,9 @@ def trained(case: Case, trial: Trial, work: Path) -> Row:
     plan = ropepatch.plan(case.place, to=case.target, method=case.method(trial.method, work))
     name = "-".join(str(value).replace(" ", "-") for value in vars(trial).values())
     out = work / f"{case.name}-{case.factor}-{name}"
-    adapted = ropepatch.adapt(plan, recipe, out, say=said)
-    record = json.loads((adapted.folder / "ropepatch.json").read_text())["adaptation"]
-    model, _ = ropepatch.load(adapted.folder)
-    row = {"of": "trial", **vars(trial), **case.losses(model.float())}
-    shutil.rmtree(out)
-    return row | {key: record[key] for key in ("steps", "tokens", "seconds", "device")}
+    with adapted(plan, recipe, out) as (model, record):
+        row = {"of": "trial", **vars(trial), **case.losses(model)}
+        return row | {key: record[key] for key in ("steps", "tokens", "seconds", "device")}
 
 
 def main() -> None:

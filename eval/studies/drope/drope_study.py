@@ -16,7 +16,6 @@ import argparse
 import json
 import shutil
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from ropepatch.training.recipe import Recipe
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
 import study
-from study import STORIES, Row, Rows, chosen, trained_on
+from study import STORIES, Row, Rows, adapted, chosen, said, trained_on
 
 HAYSTACKS = 40
 TEXT, BASE = "cross-entropy", "distillation"
@@ -177,11 +176,6 @@ def own_text(work: Path) -> Path:
     return file
 
 
-def said(line: str) -> None:
-    """On stderr, with the time."""
-    print(time.strftime("%H:%M:%S"), line, file=sys.stderr, flush=True)
-
-
 def trained(case: Case, trial: Trial, work: Path) -> Row:
     """Train, judge, and keep no weights."""
     source, method = case.source(trial, work), dict(trial.method)
@@ -191,11 +185,8 @@ def trained(case: Case, trial: Trial, work: Path) -> Row:
         with ropepatch.patch(model, plan):
             return case.judged(model)
     out = work / "-".join([case.name, *(str(value).replace(" ", "-") for value in vars(trial).values())])
-    adapted = ropepatch.adapt(plan, case.recipe(trial, work), out, say=said)
-    record = json.loads((adapted.folder / "ropepatch.json").read_text())["adaptation"]
-    row = case.judged(ropepatch.load(adapted.folder)[0].float())
-    shutil.rmtree(out)
-    return row | {key: record[key] for key in ("tokens", "seconds", "device")}
+    with adapted(plan, case.recipe(trial, work), out) as (model, record):
+        return case.judged(model) | {key: record[key] for key in ("tokens", "seconds", "device")}
 
 
 def main() -> None:

@@ -66,7 +66,7 @@ class Summary:
 
 
 def taught_table(rows: Sequence[Row]) -> str:
-    """What a fit from the model's own distributions leaves of YaRN's excess, on text that it never saw."""
+    """Tabulate what a fit from the model's own distributions leaves of YaRN's excess on other text."""
     cells = {(row["model"], row["text"], row["factor"]): dict[str, Row]() for row in rows}
     for row in rows:
         cells[row["model"], row["text"], row["factor"]][row["label"]] = row
@@ -76,27 +76,12 @@ def taught_table(rows: Sequence[Row]) -> str:
         for label in (label for label in cell if label.startswith("taught")):
             fit, means = cell[label], [_mean(row["nats"]) for row in (own, teacher, yarn, cell[label])]
             base, _, before, after = means
-            less = [
-                _over_documents(fit[key], yarn[key], own["documents"]).interval() for key in ("nats", "short")
-            ]
-            lines.append(
-                [f"{model}, {text}", str(factor), label, *(f"{mean:.4f}" for mean in means)]
-                + [f"{(after - base) / (before - base):.0%}"]
-                + [
-                    f"{_mean(fit[key]) - _mean(yarn[key]):+.4f} [{low:+.4f}, {high:+.4f}]"
-                    for key, (low, high) in zip(("nats", "short"), less, strict=True)
-                ]
-            )
+            left = f"{(after - base) / (before - base):.0%}"
+            less = (_by_document(_less(fit[key], yarn[key]), own["documents"]) for key in ("nats", "short"))
+            named = f"{model}, {text}", str(factor), label
+            lines.append([*named, *(f"{mean:.4f}" for mean in means), left, *map(signed, less)])
     head = ["checkpoint, read on", "factor", "learned", "own window", "teacher", "yarn", "fit"]
     return markdown_rows([*head, "left of YaRN's excess", "fit less YaRN", "within the window"], lines)
-
-
-def _over_documents(ones: Sequence[float], others: Sequence[float], documents: Sequence[int]) -> Mean:
-    sums: dict[int, list[float]] = defaultdict(lambda: [0.0, 0])
-    for one, other, document in zip(ones, others, documents, strict=True):
-        sums[document][0] += one - other
-        sums[document][1] += 1
-    return Mean.of([(total, int(count)) for total, count in sums.values()])
 
 
 def summaries(rows: Sequence[Row]) -> Iterator[Summary]:

@@ -11,7 +11,6 @@ teacher, by YaRN and by what was learned. Rows in the file are not measured agai
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,10 @@ import ropepatch
 from ropepatch.attention import teaching_window
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import cut_windows
-from ropepatch.evaluation.results import environment, results_json
-from ropepatch.files import whole_file
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
+
+from study import Row, Rows
 
 WINDOWS = 24
 TEACHER = "rerope"
@@ -42,44 +43,39 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=100)
     arguments = parser.parse_args()
-    rows = json.loads(arguments.json.read_text(encoding="utf-8"))["rows"] if arguments.json.exists() else []
-    for model in arguments.models:
-        for row in measured(model, arguments, rows):
-            rows.append(row)
-            mean = sum(row["nats"]) / len(row["nats"])
-            print(f"{row['model']}, {row['text']}, {row['label']}: {mean:.4f}", file=sys.stderr, flush=True)
-            with whole_file(arguments.json) as partial:
-                partial.write_text(results_json({"rows": rows}) + "\n", encoding="utf-8")
+    rows = Rows(arguments.json, "fit, taught")
+    for path in arguments.models:
+        measure(path, arguments, rows)
 
 
-def measured(path: str, arguments: argparse.Namespace, known: list[dict[str, Any]]) -> Any:
-    """The rows of a checkpoint that are missing."""
+def measure(path: str, arguments: argparse.Namespace, rows: Rows) -> None:
+    """Add the rows of a checkpoint that are missing."""
     learned, _, text = arguments.learn.partition("=")
-    name, fitted = Path(path).name, f"taught on {learned}, seed {arguments.seed}"
-    cell = {"model": name, "factor": arguments.factor}
-    done = {(row["model"], row["factor"], row["text"], row["label"]) for row in known}
+    fitted = f"taught on {learned}, seed {arguments.seed}"
+    cell = {"model": Path(path).name, "factor": arguments.factor}
+    texts = dict(one.split("=", 1) for one in arguments.text)
     wanted = [
         (place, label)
-        for place in (one.split("=", 1)[0] for one in arguments.text)
+        for place in texts
         for label in ("own window", TEACHER, "yarn", fitted)
-        if (name, arguments.factor, place, label) not in done
+        if not rows.of(**cell, text=place, label=label)
     ]
     if not wanted:
         return
     model, tokenizer = ropepatch.load(path)
     window = model.config.max_position_embeddings
-    to, texts, found = arguments.factor * window, dict(one.split("=", 1) for one in arguments.text), None
+    to, found = arguments.factor * window, None
     for place, label in wanted:
         cut = cut_windows(tokenizer, list(stream_documents(texts[place])), length=to, count=WINDOWS)
         pieces = [torch.tensor(ids) for _, ids in cut]
-        row = cell | {"text": place, "label": label}
+        row: Row = cell | {"text": place, "label": label}
         if label == fitted:
             found = found or ropepatch.fit(
                 path, to=to, text=text or None, steps=arguments.steps, seed=arguments.seed
             )
             row |= {"divisors": found.scaling.divisors, "attention_factor": found.scaling.attention_factor}
             row |= {key: found.record[key] for key in ("start", "found", "decided_by", "held_out", "steps")}
-            row |= {"seconds": found.record["seconds"], "env": environment(model)}
+            row["seconds"] = found.record["seconds"]
         if label == "own window":
             curve = ropepatch.perplexity(model, None, pieces, window=window, stride=window // 2)
             row["documents"] = [document for document, _ in cut]
@@ -91,7 +87,9 @@ def measured(path: str, arguments: argparse.Namespace, known: list[dict[str, Any
                 curve = ropepatch.perplexity(model, None, pieces)
         row["nats"] = [round(nll.mean().item(), 6) for nll in curve.nll]
         row["short"] = [round(nll[: window - 1].mean().item(), 6) for nll in curve.nll]
-        yield row
+        rows.add(row, model)
+        mean = sum(row["nats"]) / len(row["nats"])
+        print(f"{row['model']}, {place}, {label}: {mean:.4f}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

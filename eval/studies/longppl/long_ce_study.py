@@ -11,8 +11,6 @@ interrupted training resumes from its folder in `--work`.
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -24,9 +22,9 @@ from ropepatch.training.recipe import Recipe
 
 sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "distil")]
 
-from distil_study import BY_TEXT, CROSS_ENTROPY, DISTILLED, Case, Trial, said
+from distil_study import BY_TEXT, CROSS_ENTROPY, DISTILLED, Case, Trial
 from longppl_study import curves
-from study import Row, Rows, chosen
+from study import Row, Rows, adapted, chosen, said
 
 STEPS = 40
 CASES = (Case("tiny", 4), Case("babyllama-361", 4))
@@ -71,18 +69,13 @@ def main() -> None:
             for weighed in (False, True):
                 if rows.of(**case.named, loss=loss, long_ce=weighed):
                     continue
-                plan, out = (
-                    ropepatch.plan(case.place, to=case.target, method="yarn"),
-                    work / f"{loss}-{weighed}",
-                )
+                plan = ropepatch.plan(case.place, to=case.target, method="yarn")
+                recipe, out = recipe_of(case, loss, weighed, work), work / f"{loss}-{weighed}"
                 began = time.perf_counter()
-                adapted = ropepatch.adapt(plan, recipe_of(case, loss, weighed, work), out, say=said)
-                seconds = json.loads((adapted.folder / "ropepatch.json").read_text())["adaptation"]["seconds"]
-                model = ropepatch.load(adapted.folder)[0].float()
-                curve = ropepatch.perplexity(model, None, pieces).of_documents(documents)
-                row = {"loss": loss, "long_ce": weighed, "steps": STEPS, "seconds": seconds}
-                rows.add(case.named | row | judged(curve), model)
-                shutil.rmtree(out)
+                with adapted(plan, recipe, out) as (model, record):
+                    curve = ropepatch.perplexity(model, None, pieces).of_documents(documents)
+                    row = {"loss": loss, "long_ce": weighed, "steps": STEPS, "seconds": record["seconds"]}
+                    rows.add(case.named | row | judged(curve), model)
                 said(f"{case.name}, {loss}, LongCE {weighed}: {time.perf_counter() - began:.0f} s")
 
 
