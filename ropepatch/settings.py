@@ -115,7 +115,7 @@ def parse_length(text: str) -> int:
 def relative_length(text: str | int, trained: int) -> int:
     """Tokens, from what `parse_length` takes or from a multiple of the trained context: `4x`, `1.5x`."""
     match = re.fullmatch(MULTIPLE, str(text).strip())
-    return round(float(match[1]) * trained) if match else parse_length(str(text))
+    return round(float(match[1]) * trained) or parse_length("0") if match else parse_length(str(text))
 
 
 def short_length(tokens: int) -> str:

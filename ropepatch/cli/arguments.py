@@ -115,14 +115,6 @@ def some_lengths(texts: str) -> None:
         relative_length(text, trained=1)
 
 
-@early
-def a_window(text: str) -> None:
-    """Refuse what is no number of tokens."""
-    from ropepatch.settings import parse_length
-
-    parse_length(text)
-
-
 Original = Annotated[
     str | None,
     typer.Option(
@@ -130,7 +122,7 @@ Original = Annotated[
         metavar="TOKENS",
         help="The window the model was trained on, where config.json says another: 32k of Qwen3, "
         "whose says 40960.",
-        callback=a_window,
+        callback=a_length,
     ),
 ]
 

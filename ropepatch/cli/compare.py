@@ -13,6 +13,7 @@ from ropepatch.cli.arguments import (
     Device,
     DType,
     Model,
+    Original,
     Out,
     Quiet,
     Report,
@@ -53,6 +54,7 @@ def compare(
             autocompletion=complete("methods"),
         ),
     ] = None,
+    original: Original = None,
     text: TextSource = None,
     field: TextField = "text",
     split: TextSplit = "test",
@@ -89,6 +91,7 @@ def compare(
     choice = compare_methods(
         model,
         to=to,
+        original=original,
         methods=split_names(methods) or COMPARED,
         text=text,
         field=field,
@@ -116,17 +119,19 @@ def compare(
         again = [AUTO, *reading] if out is None else [str(out / FIT / f"{FIT}.json")]
     elif choice.method is not None:
         again = [choice.method]
-    command = _command(model, revision, to, again) if again else ""
+    command = _command(model, revision, to, original, again) if again else ""
     print_ranking(choice.ranking, choice.results, command=command)
 
 
-def _command(model: str, revision: str | None, to: str, method: list[str]) -> str:
+def _command(model: str, revision: str | None, to: str, original: str | None, method: list[str]) -> str:
     """The line that makes the recommended checkpoint, where a checkpoint can hold the method."""
     from ropepatch.extension.planning import plan
     from ropepatch.scaling.file import AUTO
 
     name = method[0]
-    if name != AUTO and not plan(model, to=to, method=name, revision=revision).savable:
+    if name != AUTO and not plan(model, to=to, original=original, method=name, revision=revision).savable:
         return ""
     words = ["ropepatch", "extend", model, "--to", to, "--method", *method]
-    return shlex.join([*words, *(["--revision", revision] if revision else [])])
+    for option, value in (("--original", original), ("--revision", revision)):
+        words += [option, value] if value else []
+    return shlex.join(words)

@@ -12,6 +12,7 @@ from ropepatch.cli.arguments import (
     Device,
     DType,
     Limit,
+    Original,
     Out,
     Quiet,
     Report,
@@ -77,6 +78,7 @@ def evaluate(
     to: Annotated[
         str | None, typer.Option(help="The target context of --method, e.g. 32k.", callback=a_length)
     ] = None,
+    original: Original = None,
     settings: Settings = None,
     windows: Annotated[
         int | None,
@@ -139,6 +141,7 @@ def evaluate(
         suite,
         methods=_methods(split_names(method), settings),
         to=to,
+        original=original,
         text=text,
         field=field,
         split=split,

@@ -12,6 +12,7 @@ from ropepatch.cli.arguments import (
     AsJson,
     Device,
     Model,
+    Original,
     Quiet,
     Revision,
     TextField,
@@ -39,6 +40,7 @@ Examples:
 def fit(
     model: Model,
     to: Annotated[str, typer.Option(help="The target context, 32k or 4x.", callback=a_length)],
+    original: Original = None,
     text: TextSource = None,
     field: TextField = "text",
     split: TextSplit = "train",
@@ -101,7 +103,7 @@ def fit(
     from ropepatch.pipeline.learned import kept_by_fit
     from ropepatch.settings import short_length
 
-    target = in_tokens(to, model, revision)
+    target = in_tokens(to, model, revision, original)
     out = out or Path(f"{Path(model).name}-fit-{short_length(target)}")
     place = _new_place(out, model, revision, link_weights=link_weights)
     work = place.with_name(f"{place.name}.fit")
@@ -109,6 +111,7 @@ def fit(
         fitted = learn(
             model,
             to=target,
+            original=original,
             text=text,
             field=field,
             split=split,

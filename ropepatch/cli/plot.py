@@ -62,13 +62,11 @@ def plot(
 
 
 def _of_methods(model: str, to: str, methods: list[str]) -> dict[str, Figure]:
-    from ropepatch.extension.planning import plan
     from ropepatch.pipeline.evaluation import participants
-    from ropepatch.pipeline.inputs import in_tokens
     from ropepatch.report.plots import figures_of_plans
 
-    drawn, _ = participants(model, methods or ["yarn"], to=in_tokens(to, model, None))
-    return figures_of_plans([plan(model, to=to, method=method.name) for method in drawn])
+    drawn, _ = participants(model, methods or ["yarn"], to=to)
+    return figures_of_plans([plan for _, plan in drawn])
 
 
 def _of_results(names: list[str]) -> dict[str, Figure]:

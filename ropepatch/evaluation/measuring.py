@@ -21,7 +21,7 @@ from ropepatch.evaluation.comparisons import BASELINE, FLOOR
 from ropepatch.evaluation.results import Result, as_read, environment, identity, read_result, slug
 from ropepatch.evaluation.running import distribute, is_first_process
 from ropepatch.extension.patching import patch
-from ropepatch.extension.planning import Plan, plan_method
+from ropepatch.extension.planning import Plan, plan_method, trained_on
 from ropepatch.extension.record import context_before
 from ropepatch.extension.verification import frequency_error
 from ropepatch.files import check_resumed, read_json, remove
@@ -32,7 +32,7 @@ from ropepatch.model.loading import AUTO, load_tokenizer
 from ropepatch.model.precision import describe_placement, prefers_float32
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import Survey, survey_checkpoint
-from ropepatch.settings import relative_length, seed_of, short_length
+from ropepatch.settings import Length, relative_length, seed_of, short_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -105,11 +105,10 @@ class Subject:
         }
 
 
-def find_subject(name: str, revision: str | None, device: str, original: int | None = None) -> Subject:
+def find_subject(name: str, revision: str | None, device: str, original: Length | None = None) -> Subject:
     """The model of that name, whose weights are there, and its window where a user states another."""
     source = find_source(name, revision, weights=True)
-    survey = survey_checkpoint(source, swapped=True).trained_on(original)
-    return Subject(name, source, survey, device)
+    return Subject(name, source, trained_on(survey_checkpoint(source, swapped=True), original), device)
 
 
 Variant = tuple[Subject, str, Plan | None]  # label and scaling
@@ -160,6 +159,7 @@ def measure(
     *,
     out: Path | None = None,
     revision: str | None = None,
+    original: Length | None = None,
     device: str = "cpu",
     dtype: torch.dtype | None = None,
     progress: Progress = lambda name: nullcontext(lambda done, total: None),
@@ -172,6 +172,7 @@ def measure(
         out: A folder for the results, one JSON file each. Those it holds are not measured again, and a text
             that was being read is taken up where it stopped. Several processes may share it.
         revision: The branch, tag or commit of models from the Hub.
+        original: The window that they were trained on, as in `ropepatch.plan`.
         device: See `Subject`, as for dtype.
         dtype: In which precision they are read.
         progress: Takes the name of a job; gives a context manager around a callback that takes how much is
@@ -182,12 +183,12 @@ def measure(
         raise RopepatchError("the suite names no models", hint="give MODEL on the command line")
     jobs: list[Job] = []
     for name in suite.models:
-        subject = replace(find_subject(name, revision, device), dtype=dtype, say=say)
+        subject = replace(find_subject(name, revision, device, original), dtype=dtype, say=say)
         source = subject.source
         for to in dict.fromkeys(relative_length(length, subject.trained) for length in suite.to):
             plans: dict[str, Plan | None] = {BASELINE: None}
             for method in suite.methods:
-                planning = survey_checkpoint(source), source.name, source.revision
+                planning = trained_on(survey_checkpoint(source), original), source.name, source.revision
                 plans[method.label] = plan_method(*planning, method.name, method.parameters, to)
             jobs += _jobs(suite.tasks, [(subject, label, plan) for label, plan in plans.items()], to)
     return _resumed(jobs, out, progress)

@@ -34,7 +34,7 @@ from ropepatch.scaling import METHODS, Scaling, make_scaling
 from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, read_scaling
 from ropepatch.scaling.ramps import yarn_temperature
 from ropepatch.scaling.rope import Frequencies, Rope
-from ropepatch.settings import Length, find_named, parse_length, relative_length, shown
+from ropepatch.settings import Length, find_named, relative_length, shown
 
 PUBLISHED = 32  # times the window: farther no scaling of the rope is published to read without training
 
@@ -219,7 +219,7 @@ def trained_on(survey: Survey, original: Length | None) -> Survey:
     if original is None:
         return survey
     try:
-        window = parse_length(str(original))
+        window = relative_length(original, survey.rope.original_max_position_embeddings)
     except RopepatchError as error:
         message = f"original must be a number of tokens, got {shown(original)}"
         raise RopepatchError(message, hint=error.hint) from error

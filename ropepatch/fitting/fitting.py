@@ -25,7 +25,7 @@ from ropepatch.evaluation.measuring import Progress
 from ropepatch.evaluation.perplexity import perplexity
 from ropepatch.evaluation.results import environment
 from ropepatch.evaluation.running import distribute, is_first_process, rank_and_ranks
-from ropepatch.extension.planning import Plan, plan_scaling
+from ropepatch.extension.planning import Plan, plan_scaling, trained_on
 from ropepatch.files import check_resumed, whole_file
 from ropepatch.fitting.descent import FitSettings, FitState, begin, proceed, stopped
 from ropepatch.fitting.examples import HELD_OUT, WRITTEN, read_splits
@@ -104,6 +104,7 @@ def fit(
     model: str | Path,
     *,
     to: Length,
+    original: Length | None = None,
     text: str | Path | None = None,
     field: str = "text",
     split: str = "train",
@@ -136,6 +137,7 @@ def fit(
     Args:
         model: A checkpoint folder, a Hub id, or `tiny`.
         to: The target context in tokens: 32768, `32k`, or a multiple of the trained context, `4x`.
+        original: The window L that the model was trained on, as in `ropepatch.plan`.
         text: A file, a folder, a `datasets` id or a saved set; None for text that the model writes itself,
             by its own probabilities, or for the tales of tiny.
         field: The column or key of a document's text.
@@ -171,7 +173,7 @@ def fit(
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
     source = find_source(model, revision, weights=True)
-    survey = survey_checkpoint(source)
+    survey = trained_on(survey_checkpoint(source), original)
     if keep >= survey.rope.num_pairs:
         raise RopepatchError(
             f"keep must be below the {survey.rope.num_pairs} rotary pairs of {source.name}, got {keep}",
@@ -216,6 +218,7 @@ def fit(
         "digest": splits.digest,
         "windows": len(splits.train),
         "teacher": taught_by,
+        **({"original": window} if survey.original else {}),
         **settings.model_dump(),
     }
     kept = read_state(work, request)

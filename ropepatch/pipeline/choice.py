@@ -18,6 +18,7 @@ from ropepatch.evaluation.results import results_json
 from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.table import data_frame
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask, Task, check_text
+from ropepatch.extension.planning import trained_on
 from ropepatch.fitting import fitting
 from ropepatch.fitting.fitting import Fitted
 from ropepatch.model.loading import load_tokenizer
@@ -94,6 +95,7 @@ def choose(
     model: str | os.PathLike[str],
     *,
     to: Length,
+    original: Length | None = None,
     methods: str | Iterable[str] | None = None,
     allow_code: bool = False,
     text: str | Path | None = None,
@@ -119,7 +121,8 @@ def choose(
 
     Args:
         model: A checkpoint folder, a Hub id, or `tiny`.
-        to: The target, in tokens.
+        to: The target, in tokens or as `4x`.
+        original: The window L that the model was trained on, as in `ropepatch.plan`.
         methods: Names from `METHODS` or `MAPS`, scaling files, `all` for every static scaling that needs no
             parameters and that the model allows, `maps` for the attention maps that it allows, `fit` for
             divisors fitted to the model; a list, or a text with commas. None for `all`, and a fit if one can
@@ -152,20 +155,22 @@ def choose(
     folder, _ = check_places(out, report)
     everything = (ALL, *[EVERY_MAP] * allow_code, FIT)
     names = dict.fromkeys(everything if methods is None else listed(methods))
-    target = in_tokens(to, name, revision)
+    target = in_tokens(to, name, revision, original)
     published = [method for method in names if method != FIT]
-    entrants, left_out = participants(name, published, to=target, revision=revision)
+    drawn, left_out = participants(name, published, to=target, revision=revision, original=original)
+    entrants = [method for method, _ in drawn]
     for candidate, refusal in left_out.items():
         say(f"warning: without {candidate}: {refusal}")
     reading: dict[str, Any] = {"text": text, "field": field, "split": split, "windows": windows}
     asking: dict[str, Any] = {"haystacks": haystacks, "keys": keys}
-    suite, reason = ranking_suite(name, entrants, to=target, **reading, **asking, revision=revision)
+    of: dict[str, Any] = {"revision": revision, "original": original}
+    suite, reason = ranking_suite(name, entrants, to=target, **reading, **asking, **of)
     if seed is not None:
         suite = suite.narrowed(None, seed)
     if reason is not None:
         left_out["retrieval"] = str(reason)
         say(f"warning: no retrieval: {reason}")
-    where: dict[str, Any] = {"revision": revision, "device": device or best_device()}
+    where = of | {"device": device or best_device()}
     fitted = None
     with TemporaryDirectory(prefix="ropepatch-") as place:
         if FIT in names:
@@ -198,7 +203,13 @@ def compare(
 
 
 def fit_beside(
-    suite: Suite, folder: Path, *, revision: str | None, device: str, progress: Progress
+    suite: Suite,
+    folder: Path,
+    *,
+    revision: str | None,
+    original: Length | None = None,
+    device: str,
+    progress: Progress,
 ) -> tuple[Method, Fitted]:
     """Fit the model of a ranking to its target on that part of its text that the ranking does not read.
 
@@ -206,6 +217,7 @@ def fit_beside(
         suite: What `ranking_suite` makes.
         folder: Where `fit.json` is written, and the state of the fit is kept.
         revision: The revision of a Hub id.
+        original: The window that the model was trained on.
         device: Where the model is put.
         progress: As in `measure`.
 
@@ -231,6 +243,7 @@ def fit_beside(
         split=task.split,
         spare=task.windows,
         revision=revision,
+        original=original,
         device=device,
         work=folder / "work",
         progress=progress,
@@ -248,6 +261,7 @@ def ranking_suite(
     haystacks: int | None = None,
     keys: int | None = None,
     revision: str | None = None,
+    original: Length | None = None,
     **reading: Any,
 ) -> tuple[Suite, RopepatchError | None]:
     """The suite of a ranking: the loss over windows of the target, as in `PerplexityTask`, and retrieval.
@@ -260,7 +274,7 @@ def ranking_suite(
     reason = None
     if haystacks != 0:
         source = find_source(model, revision, weights=True)
-        trained = survey_checkpoint(source).rope.original_max_position_embeddings
+        trained = trained_on(survey_checkpoint(source), original).rope.original_max_position_embeddings
         retrieval, tokenizer = RetrievalTask(haystacks=haystacks, keys=keys), load_tokenizer(source.folder)
         try:
             retrieval.limited(1).prepare(model, tokenizer, trained=trained, to=to)

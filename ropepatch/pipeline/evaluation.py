@@ -16,11 +16,9 @@ from ropepatch.evaluation.comparisons import few
 from ropepatch.evaluation.results import Result, measure_of, slug
 from ropepatch.evaluation.suites import Method, Suite, read_method, read_suite
 from ropepatch.evaluation.tasks import PerplexityTask, check_text
-from ropepatch.extension.planning import plan_method
+from ropepatch.extension.planning import Plan, plan_method
 from ropepatch.model.loading import AUTO, check_device, known_dtype
-from ropepatch.model.source import find_source
-from ropepatch.model.survey import survey_checkpoint
-from ropepatch.pipeline.inputs import check_places, in_tokens, listed, model_name, text_name
+from ropepatch.pipeline.inputs import check_places, in_tokens, listed, model_name, surveyed, text_name
 from ropepatch.pipeline.results import Results
 from ropepatch.pipeline.running import Feedback, Progress, Say, bar, interruptible, is_first, say_on_stderr
 from ropepatch.pipeline.running import device as best_device
@@ -37,6 +35,7 @@ def evaluate(
     *,
     methods: str | Iterable[str | dict[str, Any] | Method] = (),
     to: Length | None = None,
+    original: Length | None = None,
     text: str | Path | None = None,
     field: str = "text",
     split: str = "test",
@@ -61,6 +60,7 @@ def evaluate(
             `MAPS`, scaling files, `all` and `maps` as in `choose`, or mappings with a `name` and parameters;
             a list, or a text with commas.
         to: Without a suite: the target of the methods, in tokens or as `4x`; without methods, of yarn.
+        original: The window L that the model was trained on, as in `ropepatch.plan`.
         text: A file, a folder, a `datasets` id or a saved set; None for that of the suite, or the tales of
             tiny.
         field: The column or key of a document's text.
@@ -91,7 +91,7 @@ def evaluate(
     text, feedback = text_name(text), Feedback(say=say, progress=progress, command=command)
     if suite is None:
         task |= {"text": text, "field": field, "split": split}
-        suite = _reading(name, revision, listed(methods), to, task, say)
+        suite = _reading(name, revision, original, listed(methods), to, task, say)
     else:
         options = {"methods": methods or None, "to": to} | task
         if refused := [f"`{option}`" for option, value in options.items() if value is not None]:
@@ -100,13 +100,14 @@ def evaluate(
                 hint="the suite says it: copy its YAML file and change that",
             )
         suite = named_suite(suite, model=name, text=text, field=field, split=split)
-    where: dict[str, Any] = {"revision": revision, "device": device, "dtype": dtype}
+    where: dict[str, Any] = {"revision": revision, "original": original, "device": device, "dtype": dtype}
     return measured(suite.narrowed(limit, seed), out=out, report=report, **where, feedback=feedback)
 
 
 def _reading(
     model: str | None,
     revision: str | None,
+    original: Length | None,
     methods: list[str | dict[str, Any] | Method],
     to: Length | None,
     task: dict[str, Any],
@@ -123,14 +124,14 @@ def _reading(
     if to is not None and not methods:
         methods = ["yarn"]
     if to is not None and any(method in (ALL, EVERY_MAP) for method in methods):
-        target = in_tokens(to, model, revision)
-        entrants, left_out = participants(model, methods, to=target, revision=revision)
+        drawn, left_out = participants(model, methods, to=to, revision=revision, original=original)
+        entrants = [method for method, _ in drawn]
         for candidate, reason in left_out.items():
             say(f"warning: without {candidate}: {reason}")
     else:
         entrants = [method if isinstance(method, Method) else read_method(method) for method in methods]
     if task.get("lengths"):
-        tokens = {in_tokens(length, model, revision) for length in listed(task["lengths"])}
+        tokens = {in_tokens(length, model, revision, original) for length in listed(task["lengths"])}
         task["lengths"] = tuple(sorted(tokens))
     windows = None if task.get("documents") else task.get("windows") or WINDOWS
     return Suite(
@@ -171,31 +172,30 @@ def participants(
     model: str | Path,
     methods: Iterable[str | dict[str, Any] | Method],
     *,
-    to: int,
+    to: Length,
     revision: str | None = None,
-) -> tuple[list[Method], dict[str, str]]:
-    """The methods of a comparison, each once, and what `all` and `maps` leave out, with the reason.
+    original: Length | None = None,
+) -> tuple[list[tuple[Method, Plan]], dict[str, str]]:
+    """The methods of a comparison, each once, planned; and what `all` and `maps` leave out, with the reason.
 
     Raises:
         RopepatchError: The model does not allow a method that is named, or none at all.
     """
     groups = {ALL: candidates(), EVERY_MAP: tuple(MAPS)}
-    source = find_source(model, revision, weights=False)
-    surveyed = survey_checkpoint(source)
-    found: dict[str, Method] = {}
+    source, survey = surveyed(model, revision, original)
+    found: dict[str, tuple[Method, Plan]] = {}
     errors: dict[str, RopepatchError] = {}
     for entry in methods:
         group = groups.get(entry) if isinstance(entry, str) else None
         for candidate in [entry] if group is None else group:
             try:
                 method = candidate if isinstance(candidate, Method) else read_method(candidate)
-                plan_method(surveyed, source.name, source.revision, method.name, method.parameters, to)
+                of = source.name, source.revision, method.name, method.parameters
+                found[method.label] = method, plan_method(survey, *of, to)
             except RopepatchError as error:
                 if group is None:
                     raise
                 errors[str(candidate)] = error
-            else:
-                found[method.label] = method
     if errors and not found:
         raise next(iter(errors.values()))
     return list(found.values()), {name: str(error) for name, error in errors.items()}
@@ -207,6 +207,7 @@ def measured(
     out: str | Path | None = None,
     report: str | Path | None = None,
     revision: str | None = None,
+    original: Length | None = None,
     device: str | None = None,
     dtype: str | None = None,
     feedback: Feedback,
@@ -220,6 +221,7 @@ def measured(
         suite,
         out=folder,
         revision=revision,
+        original=original,
         device=device,
         dtype=kind,
         progress=feedback.progress,

@@ -11,8 +11,9 @@ from typing import Any
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import trained_on
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import find_source
-from ropepatch.model.survey import survey_checkpoint
+from ropepatch.model.survey import Survey, survey_checkpoint
 from ropepatch.settings import Length, parse_length, relative_length
 
 
@@ -41,8 +42,16 @@ def in_tokens(length: Length, model: str, revision: str | None, original: Length
     """
     if not str(length).endswith("x"):
         return parse_length(str(length))
-    survey = trained_on(survey_checkpoint(find_source(model, revision, weights=False)), original)
+    _, survey = surveyed(model, revision, original)
     return relative_length(length, survey.rope.original_max_position_embeddings)
+
+
+def surveyed(
+    model: str | Path, revision: str | None, original: Length | None = None
+) -> tuple[Checkpoint, Survey]:
+    """A model and its survey, for the window that it was trained on; no weights are downloaded."""
+    source = find_source(model, revision, weights=False)
+    return source, trained_on(survey_checkpoint(source), original)
 
 
 def check_writable(place: Path, hint: str) -> None:

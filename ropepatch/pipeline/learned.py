@@ -74,14 +74,15 @@ def planned(request: Request, feedback: Feedback, *, keep: bool) -> tuple[Plan, 
     """
     if request.plan is not None:
         return request.plan, None
-    where: dict[str, Any] = {"to": request.target, "revision": request.revision}
+    original = {} if request.original is None else {"original": request.original}
+    where: dict[str, Any] = {"to": request.target, "revision": request.revision} | original
     if request.method not in (FIT, AUTO):
-        where |= {"method": request.method, "original": request.original}
-        return plan(request.model, **where, **request.parameters), None
+        return plan(request.model, method=request.method, **where, **request.parameters), None
     request.check_suite(plan(request.model, **where, method="linear"))  # refused before the search, if at all
     source = find_source(request.model, request.revision, weights=True)
     settings, search = (_choose if request.method == AUTO else _fit)(request, source, feedback)
     asked = {"method": request.method} | settings | {"to": request.target, "weights": source.fingerprint}
+    asked |= original
     work = work_folder(request)
     record = _remembered(as_read(asked), request.folder, work)
     if "method" not in record.get("start", {}):  # it was asked for, and the search did not end
@@ -98,7 +99,7 @@ def planned(request: Request, feedback: Feedback, *, keep: bool) -> tuple[Plan, 
                 record = _record(as_read(asked), search(Path(place)))
     start = record["start"]
     options = start["parameters"] | ({"factor": start["factor"]} if "factor" in start else {})
-    of = {"to": request.target, "revision": source.revision, "method": start["method"]}
+    of = where | {"revision": source.revision, "method": start["method"]}
     learned = plan(source.name, **of, **options)
     evidence = {key: record[key] for key in ("start", *EVIDENCE) if key in record}
     return learned, Learned(learned, evidence, work)
@@ -154,6 +155,7 @@ def _fit(request: Request, source: Checkpoint, feedback: Feedback) -> tuple[dict
         fitted = fitting.fit(
             request.model,
             to=request.target,
+            original=request.original,
             **options,
             seed=seed,
             revision=request.revision,
@@ -177,6 +179,7 @@ def _choose(request: Request, source: Checkpoint, feedback: Feedback) -> tuple[d
         chosen = choice.choose(
             request.model,
             to=request.target,
+            original=request.original,
             allow_code=request.allow_code,
             **reading,
             out=work / MEASURED,

@@ -13,11 +13,10 @@ from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import measure_extension
 from ropepatch.evaluation.suites import Suite
-from ropepatch.extension.planning import Plan, check_method, trained_on
+from ropepatch.extension.planning import Plan, check_method
 from ropepatch.extension.writing import check_savable
 from ropepatch.model.source import find_source
-from ropepatch.model.survey import survey_checkpoint
-from ropepatch.pipeline.inputs import in_tokens, model_name
+from ropepatch.pipeline.inputs import in_tokens, model_name, surveyed
 from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, method_label, read_scaling
 from ropepatch.settings import Length, name_of, short_length
 from ropepatch.training.preparation import prepare
@@ -157,11 +156,6 @@ def read_request(
             "`evaluate=SUITE`, or leave it out",
         ),
         (
-            original is not None and searches,
-            f"`original` beside `method` {chosen}, which measures within the window of config.json",
-            "leave it out, or name another method",
-        ),
-        (
             allow_code and chosen != AUTO,
             f"`allow_code` beside `method` {chosen}",
             "it is of `method=auto`, which chooses; leave it out",
@@ -262,10 +256,7 @@ def _distilled(
     text: dict[str, Any],
 ) -> tuple[Recipe, str]:
     """The recipe of `distil`, on a text or on what the model writes itself, and which rows it reads."""
-    if plan is None:
-        survey = trained_on(survey_checkpoint(find_source(model, revision, weights=False)), original)
-    else:
-        survey = plan.survey
+    survey = plan.survey if plan else surveyed(model, revision, original)[1]
     own = {key: value for key, value in text.items() if value is not None}
     recipe, note = self_taught(survey, target, Texts(**own) if text["text"] else None)
     return recipe.model_copy(update={"model": model}), note

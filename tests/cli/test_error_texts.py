@@ -157,7 +157,6 @@ CASES: dict[str, tuple[str, Damage]] = {
     "original in words": ("plan src --to 256 --original many", nothing),
     "original beyond the target": ("extend src --to 256 --original 1k", nothing),
     "original of a scaled rope": (f"{EXTEND} --original 32", rope(**LINEAR)),
-    "original beside a search": ("extend src --to 256 --original 32 --method fit", nothing),
     "set without a value": (f"{EXTEND} --set beta_fast", nothing),
     "set a number to words": (f"{EXTEND} --set beta_fast=many", nothing),
     "set a switch to words": (f"{EXTEND} --set truncate=maybe", nothing),

@@ -89,12 +89,28 @@ def test_the_window_that_is_given_counts_as_if_config_json_said_it(method, sourc
 
 
 def test_a_window_that_config_json_says_itself_changes_nothing(source):
-    given = ropepatch.plan(source, to=TARGET, original=STATED)
-    assert given == ropepatch.plan(source, to=TARGET)
-    assert "original" not in given.to_dict()
+    for same in (STATED, "1x"):
+        given = ropepatch.plan(source, to=TARGET, original=same)
+        assert given == ropepatch.plan(source, to=TARGET)
+        assert "original" not in given.to_dict()
+    assert ropepatch.plan(source, to=TARGET, original="0.8x") == ropepatch.plan(
+        source, to=TARGET, original=TRAINED
+    )
 
 
-@pytest.mark.parametrize("original", [0, -1, True, 64.0, "4x", "many", ""])
+def test_what_measures_counts_from_the_window_that_is_given():
+    quick = {"to": "2x", "original": "0.5x", "say": lambda line: None}
+    scaled = [*ropepatch.evaluate("tiny", methods="yarn", lengths="1x", limit=1, **quick)][-1]
+    assert (scaled.model["trained"], scaled.target, scaled.scaling["factor"]) == (128, 256, 2.0)
+    assert {row.length for row in scaled.rows if row.at.keys() == {"length"}} == {128}
+    chosen = ropepatch.compare("tiny", methods="linear", windows=1, haystacks=0, **quick)
+    assert {result.model["trained"] for result in chosen.results} == {128}
+    fitted = ropepatch.fit("tiny", steps=1, init="yarn", **quick)
+    assert (fitted.plan.survey.original, fitted.plan.target, fitted.scaling.factor) == (128, 256, 2.0)
+    assert fitted.record["original"] == 128
+
+
+@pytest.mark.parametrize("original", [0, -1, True, 64.0, "0.001x", "many", ""])
 def test_what_is_no_length_is_refused(original, source):
     with pytest.raises(RopepatchError, match=r"original must be a number of tokens, got "):
         ropepatch.plan(source, to=TARGET, original=original)
