@@ -48,7 +48,7 @@ def load(
         check_device(device)
     checkpoint = find_source(model, revision, weights=True)
     loaded: Any = load_checkpoint(checkpoint, kind, AUTO if device == AUTO else None)
-    return loaded if device == AUTO else loaded.to(device), load_tokenizer(checkpoint.folder)
+    return loaded if device == AUTO else loaded.to(device), load_tokenizer(checkpoint)
 
 
 def load_checkpoint(

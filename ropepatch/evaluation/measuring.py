@@ -64,7 +64,7 @@ class Subject:
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Its tokenizer."""
-        return load_tokenizer(self.source.folder) if self.base is None else self.base.tokenizer
+        return load_tokenizer(self.source) if self.base is None else self.base.tokenizer
 
     @cached_property
     def model(self) -> PreTrainedModel:

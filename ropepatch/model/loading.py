@@ -16,6 +16,7 @@ from transformers import (
 
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint, check_stock
+from ropepatch.model.config import load_config
 from ropepatch.model.stock import no_progress_bars, stock_code
 from ropepatch.model.weights import foreign
 
@@ -90,8 +91,12 @@ def load_model(
     return loaded
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a checkpoint folder."""
+def load_tokenizer(source: Checkpoint | Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a checkpoint, by its config.json as it was read, or of a folder."""
+    folder, how = (source.folder, dict(SAFELY)) if isinstance(source, Checkpoint) else (source, SAFELY)
+    if isinstance(source, Checkpoint):  # some tokenizers go by the architecture, some by the model's name
+        how["config"] = load_config(source.stock_raw)
+        how["config"].name_or_path = folder
     with stock_code(f"load the tokenizer of {folder}", hint="copy the tokenizer's files into the folder"):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **SAFELY)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **how)
     return tokenizer

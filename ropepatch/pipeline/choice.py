@@ -275,7 +275,7 @@ def ranking_suite(
     if haystacks != 0:
         source = find_source(model, revision, weights=True)
         trained = trained_on(survey_checkpoint(source), original).rope.original_max_position_embeddings
-        retrieval, tokenizer = RetrievalTask(haystacks=haystacks, keys=keys), load_tokenizer(source.folder)
+        retrieval, tokenizer = RetrievalTask(haystacks=haystacks, keys=keys), load_tokenizer(source)
         try:
             retrieval.limited(1).prepare(model, tokenizer, trained=trained, to=to)
             tasks.append(retrieval)

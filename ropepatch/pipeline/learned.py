@@ -15,7 +15,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.ranking import RULE
 from ropepatch.evaluation.results import as_read
 from ropepatch.extension import record as records
-from ropepatch.extension.planning import Plan, plan
+from ropepatch.extension.planning import Plan, plan_method
 from ropepatch.files import absent, check_resumed, read_json, whole_file, write_json
 from ropepatch.fitting import fitting
 from ropepatch.model.checkpoint import Checkpoint
@@ -74,15 +74,15 @@ def planned(request: Request, feedback: Feedback, *, keep: bool) -> tuple[Plan, 
     """
     if request.plan is not None:
         return request.plan, None
-    original = {} if request.original is None else {"original": request.original}
-    where: dict[str, Any] = {"to": request.target, "revision": request.revision} | original
+    assert request.source is not None
+    of = request.survey, request.source.name, request.source.revision
     if request.method not in (FIT, AUTO):
-        return plan(request.model, method=request.method, **where, **request.parameters), None
-    request.check_suite(plan(request.model, **where, method="linear"))  # refused before the search, if at all
+        return plan_method(*of, request.method, request.parameters, request.target), None
+    request.check_suite(plan_method(*of, "linear", {}, request.target))  # refused before the search
     source = find_source(request.model, request.revision, weights=True)
     settings, search = (_choose if request.method == AUTO else _fit)(request, source, feedback)
     asked = {"method": request.method} | settings | {"to": request.target, "weights": source.fingerprint}
-    asked |= original
+    asked |= {} if request.original is None else {"original": request.original}
     work = work_folder(request)
     record = _remembered(as_read(asked), request.folder, work)
     if "method" not in record.get("start", {}):  # it was asked for, and the search did not end
@@ -99,8 +99,7 @@ def planned(request: Request, feedback: Feedback, *, keep: bool) -> tuple[Plan, 
                 record = _record(as_read(asked), search(Path(place)))
     start = record["start"]
     options = start["parameters"] | ({"factor": start["factor"]} if "factor" in start else {})
-    of = where | {"revision": source.revision, "method": start["method"]}
-    learned = plan(source.name, **of, **options)
+    learned = plan_method(*of, start["method"], options, request.target)
     evidence = {key: record[key] for key in ("start", *EVIDENCE) if key in record}
     return learned, Learned(learned, evidence, work)
 

@@ -15,10 +15,11 @@ from ropepatch.evaluation.measuring import measure_extension
 from ropepatch.evaluation.suites import Suite
 from ropepatch.extension.planning import Plan, check_method
 from ropepatch.extension.writing import check_savable
-from ropepatch.model.source import find_source
-from ropepatch.pipeline.inputs import in_tokens, model_name, surveyed
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.survey import Survey
+from ropepatch.pipeline.inputs import model_name, surveyed
 from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, method_label, read_scaling
-from ropepatch.settings import Length, name_of, short_length
+from ropepatch.settings import Length, name_of, relative_length, short_length
 from ropepatch.training.preparation import prepare
 from ropepatch.training.recipe import Recipe, read_recipe
 from ropepatch.training.self_taught import DISTIL, self_taught
@@ -33,7 +34,8 @@ class Request:
     Args:
         target: The context to reach, in tokens.
         original: The window that the model was trained on, where the caller gave it.
-        plan: The plan that the caller gave in place of a model; None where it is still to be made.
+        plan: The plan that the caller gave in place of a model; None where it is still to be made, for
+            `source` and `survey`.
         suite: What is measured before and after; None for nothing.
         text: The text that `fit` or `auto` reads, with its `field` and, if the caller gave one, its `split`.
         folder: The checkpoint to make.
@@ -50,6 +52,8 @@ class Request:
     parameters: dict[str, Any]
     allow_code: bool
     plan: Plan | None
+    source: Checkpoint | None
+    survey: Survey
     recipe: Recipe | None
     suite: Suite | None
     text: dict[str, Any]
@@ -200,14 +204,17 @@ def read_request(
             parameters = training.method.parameters | parameters
         if not searches:
             check_method(chosen, parameters, arguments=ARGUMENTS)
-        if training:
-            _check_model(name, revision, "" if distil else training.model)
-        target = _target(to or (training.to if training else None), chosen, name, revision, original)
+        length = to or (training.to if training else _file_target(chosen))
+        source, survey = _surveyed(
+            name, revision, original, training.model if training and not distil else ""
+        )
+        target = relative_length(length, survey.rope.original_max_position_embeddings)
     else:
         name, revision, target = plan.model, plan.revision, plan.target
+        source, survey = None, plan.survey
     note = None
     if distil:
-        training, note = _distilled(name, revision, plan, target, original, text)
+        training, note = _distilled(name, survey, target, text)
         if chosen != AUTO:  # a fit reads what is trained on, less what is held out
             text = defaults
     recipe_name = "recipe" if isinstance(named, Recipe) else name_of(str(named or ""))
@@ -222,6 +229,8 @@ def read_request(
         parameters=parameters,
         allow_code=allow_code,
         plan=plan,
+        source=source,
+        survey=survey,
         recipe=training,
         suite=suite,
         text={key: value for key, value in text.items() if key != "split" or value},
@@ -247,36 +256,28 @@ def method_of(method: str | None, recipe: str | Path | Recipe | None) -> str:
     return (recipe if isinstance(recipe, Recipe) else read_recipe(str(recipe))).method.name
 
 
-def _distilled(
-    model: str,
-    revision: str | None,
-    plan: Plan | None,
-    target: int,
-    original: Length | None,
-    text: dict[str, Any],
-) -> tuple[Recipe, str]:
+def _distilled(model: str, survey: Survey, target: int, text: dict[str, Any]) -> tuple[Recipe, str]:
     """The recipe of `distil`, on a text or on what the model writes itself, and which rows it reads."""
-    survey = plan.survey if plan else surveyed(model, revision, original)[1]
     own = {key: value for key, value in text.items() if value is not None}
     recipe, note = self_taught(survey, target, Texts(**own) if text["text"] else None)
     return recipe.model_copy(update={"model": model}), note
 
 
-def _check_model(name: str, revision: str | None, usual: str) -> None:
-    """Refuse a model that is not there; the hint names the one that the recipe is for, if there is one."""
+def _surveyed(
+    name: str, revision: str | None, original: Length | None, usual: str
+) -> tuple[Checkpoint, Survey]:
+    """The model; if it is not there the hint names the one that the recipe is for, if there is one."""
     try:
-        find_source(name, revision, weights=False)
+        return surveyed(name, revision, original)
     except RopepatchError as error:
-        if usual in ("", name):
+        if usual in ("", name) or original is not None:
             raise
         hint = f"the recipe is for {usual}; {error.hint}"
         raise RopepatchError(str(error), hint=hint) from error
 
 
-def _target(to: Length | None, method: str, model: str, revision: str | None, original: Length | None) -> int:
-    """In tokens; a recipe may have a multiple of the model's context."""
-    if to is not None:
-        return in_tokens(to, model, revision, original)
+def _file_target(method: str) -> int:
+    """The target of a scaling file, in tokens."""
     if is_scaling_file(method):
         return read_scaling(method).target
     raise RopepatchError("`to` is missing", hint="`to=32k`, or a `recipe`, which has a target")

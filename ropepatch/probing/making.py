@@ -102,7 +102,7 @@ def make_reading(
     model: Any = load_model(checkpoint, dtype=torch.float32 if small else None)
     model = model.to(device)
     vocabulary = model.get_output_embeddings().weight.shape[0]
-    tokenizer = tokenizer_of(checkpoint.folder)
+    tokenizer = tokenizer_of(checkpoint)
     source = draw_source(tokenizer, vocabulary, length, seed)
     ids = source_ids(source, tokenizer, vocabulary, checkpoint.folder.name)
     candidates = _candidates(ids, tokenizer, window, length)
@@ -137,10 +137,10 @@ def make_reading(
     )
 
 
-def tokenizer_of(folder: Path) -> PreTrainedTokenizerBase | None:
+def tokenizer_of(source: Checkpoint | Path) -> PreTrainedTokenizerBase | None:
     """The tokenizer beside a model, or None."""
     try:
-        return load_tokenizer(folder)
+        return load_tokenizer(source)
     except RopepatchError:
         return None
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from run_recipes import write_recipe_and_suite
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 import ropepatch
 from ropepatch.errors import RopepatchError
-from ropepatch.files import read_json
+from ropepatch.files import read_json, read_text
 from ropepatch.model.source import TINY
 from ropepatch.settings import RECIPES, find_shipped
 
@@ -182,6 +182,27 @@ def test_the_folder_has_the_whole_name_of_the_recipe(name, tmp_path, monkeypatch
     for given in (name, str(recipes / f"{name}.yaml")):
         made = ropepatch.extend("tiny", to="1k", recipe=given, dry_run=True, say=print)
         assert made.folder.name.endswith(f"-1k-{name}")
+
+
+def test_config_json_is_opened_at_most_twice(tmp_path, monkeypatch):
+    opened = []
+
+    def noted(read, at):
+        def reading(*arguments):
+            if Path(arguments[at]).name == "config.json":
+                opened.append("source" if Path(arguments[at]).parent == TINY else "written")
+            return read(*arguments)
+
+        return reading
+
+    stock = PreTrainedConfig._dict_from_json_file.__func__
+    monkeypatch.setattr("ropepatch.files.read_text", noted(read_text, 0))
+    ropepatch.extend("tiny", tmp_path / "out", to="2x", reading=False, say=lambda line: None)
+    assert [*map(opened.count, ("source", "written"))] == [2, 1]  # planned, and not changed since
+    opened.clear()
+    monkeypatch.setattr(PreTrainedConfig, "_dict_from_json_file", classmethod(noted(stock, 1)))
+    ropepatch.load("tiny")
+    assert opened == ["source", "source"]  # by ropepatch, and by stock transformers
 
 
 def test_a_folder_called_tiny_is_not_the_bundled_checkpoint(plain, tmp_path, monkeypatch):
