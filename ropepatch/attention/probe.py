@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from ropepatch.attention.interchange import OTHER_SCORES, OWN_MASK, attending_he
 from ropepatch.attention.modeling_attention_map import rotate
 from ropepatch.errors import RopepatchError
 from ropepatch.model.head import evaluating, shadowed
+from ropepatch.model.loading import check_finite
 from ropepatch.model.survey import Survey
 
 NAME = "ropepatch_probe"
@@ -86,6 +88,7 @@ def rotating_layers(
             raise refuse(reason)
         rotates = _rotates(rotated, plain, tables)
         if rotates is None:
+            check_finite(base, Path(str(base.name_or_path or type(base).__name__)).name)
             name = type(plain.module).__name__
             raise refuse(f"its {name} does not turn queries and keys last, by apply_rotary_pos_emb")
         layers[plain.module] = rotates

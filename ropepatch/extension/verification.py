@@ -18,7 +18,7 @@ from ropepatch.extension.planning import Plan
 from ropepatch.extension.record import Verdict
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import load_text_config, text_config
-from ropepatch.model.loading import load_model
+from ropepatch.model.loading import check_finite, load_model
 from ropepatch.model.rotary import other_tables, stock_table
 from ropepatch.model.stock import stock_code
 
@@ -49,11 +49,7 @@ def read_source(source: Checkpoint, plan: Plan) -> tuple[Plan, Tensor | str]:
             hint="extend it on a machine with more memory, or patch it in memory",
         )
     model = load_model(source, dtype=None if plan.distances is None else torch.float32)
-    try:
-        patch(model, plan)
-    except RopepatchError:  # to the probe of attention a NaN looks like one that cannot be mapped
-        check_finite(model, source.folder.name)
-        raise
+    patch(model, plan)
     if plan.distances is not None:
         layers = mapped_layers(model)
         changes = map_changes(plan.survey, plan.distances, plan.target, layers)
@@ -137,16 +133,6 @@ def probe_logits(model: PreTrainedModel, target: int, name: str) -> Tensor:
             hint=f"its weights are finite: it overflows in {out.logits.dtype}",
         )
     return logits
-
-
-def check_finite(model: PreTrainedModel, name: str) -> None:
-    """Refuse a model whose weights hold a NaN or an infinity, naming the first tensor that does."""
-    for tensor, values in model.state_dict().items():
-        if not values.isfinite().all():
-            raise RopepatchError(
-                f"the weights of {name} hold a NaN or an infinity: {tensor}",
-                hint="`ropepatch doctor` counts them; download the files again, or take an earlier state",
-            )
 
 
 def largest_change(before: Tensor, after: Tensor) -> float:

@@ -369,6 +369,15 @@ def test_an_attention_that_does_more_than_turn_is_told_by_what_it_does(model):
     assert torch.equal(logits(model), stock)
 
 
+def test_weights_that_are_not_numbers_are_named(model):
+    with torch.no_grad():
+        model.model.layers[0].self_attn.k_proj.weight[0, 0] = float("nan")
+    named = r"LlamaForCausalLM hold a NaN or an infinity: model\.layers\.0\.self_attn\.k_proj\.weight"
+    for refused in (lambda: put(model, "rerope"), lambda: ropepatch.swap(model, "alibi")):
+        with pytest.raises(RopepatchError, match=named):
+            refused()
+
+
 @pytest.mark.parametrize(
     ("to", "message"),
     [
