@@ -72,21 +72,21 @@ def load_checkpoint(
             setattr(config, key, described["window"])
     model = load_model(checkpoint, config, dtype, device_map)
     layer_type = find_rotary(model).layer_type
-    map_attention(model, distances, to=described["target"])
-    _check_map(model, described, layer_type)
+    mapped = map_attention(model, distances, to=described["target"]).distances
+    _check_map(model, described, {"parameters": mapped.parameters(), "layer_type": layer_type})
     return model
 
 
-def _check_map(model: PreTrainedModel, described: dict[str, Any], layer_type: str | None) -> None:
-    """Refuse a config.json by which transformers would map other layers than those that rotate."""
+def _check_map(model: PreTrainedModel, described: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Refuse a config.json by which transformers would map other layers than those that rotate, or stop."""
     slots = [vars(module) for module in model.modules() if SLOT in vars(module)]
     rotating = [slot["layer_idx"] for slot in slots if slot[SLOT] is not None]
     layers = None if len(rotating) == len(slots) else rotating
-    for key, expected in {"layers": layers, "layer_type": layer_type}.items():
-        if described.get(key, ...) != expected:
+    for key, value in {"layers": layers, **expected}.items():
+        if described.get(key, ...) != value:
             said = shown(described.get(key))
             raise RopepatchError(
-                f"attention_map.{key} in config.json is {said}, expected {shown(expected)}",
+                f"attention_map.{key} in config.json is {said}, expected {shown(value)}",
                 hint="transformers would compute something else: copy config.json again from its source",
             )
 

@@ -417,6 +417,7 @@ WRONG = [
     {"layer_type": "sliding_attention"},
     {"target": 5},
     {"window": 99999},
+    {"parameters": {"window": 5}},
 ]
 
 
