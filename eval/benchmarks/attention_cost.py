@@ -4,9 +4,10 @@
 
 A random LLaMA with SmolLM2-135M's heads reads one row, four times its window. `stock` is the same model with
 no map. Prefill fills a cache; a decode step is the median of 48 behind it; a training step is forward
-and backward. In each round every one runs once, in shuffled order; figures are medians of the ratios of CPU
+and backward. In each round every one runs once, in shuffled order; figures are medians of the ratios of
 time within a round, with their range. Memory is the peak of a process of its own over a training step, less
-what it holds when the model is loaded. Float32, one thread.
+what it holds when the model is loaded. On a CPU: float32, one thread, CPU time. On a GPU, if there is one:
+bfloat16, seconds between synchronisations, memory of the GPU.
 """
 
 from __future__ import annotations
@@ -36,11 +37,25 @@ SHAPE: dict[str, Any] = {
     "intermediate_size": 1536,
 }
 NAMES = (STOCK, *MAPS)
+GPU = torch.cuda.is_available()
+DEVICE, DTYPE = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
 
 
 def make_model() -> LlamaForCausalLM:
     torch.manual_seed(SEED)
-    return LlamaForCausalLM(LlamaConfig(**SHAPE, attn_implementation="sdpa")).eval()
+    return LlamaForCausalLM(LlamaConfig(**SHAPE, attn_implementation="sdpa")).eval().to(DEVICE, DTYPE)
+
+
+def make_ids(tokens: int) -> Tensor:
+    return torch.randint(SHAPE["vocab_size"], (1, tokens), device=DEVICE)
+
+
+def seconds() -> float:
+    """Of CPU time; on a GPU when all that was asked of it is done."""
+    if not GPU:
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def within(model: LlamaForCausalLM, tokens: int, name: str) -> AbstractContextManager[Any]:
@@ -51,20 +66,20 @@ def within(model: LlamaForCausalLM, tokens: int, name: str) -> AbstractContextMa
 
 
 def read(model: LlamaForCausalLM, ids: Tensor) -> dict[str, float]:
-    """Seconds of CPU time of a prefill, of a decode step and of a training step."""
+    """Seconds of a prefill, of a decode step and of a training step."""
     cache = DynamicCache(config=model.config)
     steps = []
     with torch.inference_mode():
-        begin = time.process_time()
+        begin = seconds()
         model(ids, past_key_values=cache, logits_to_keep=1)
-        prefill = time.process_time() - begin
+        prefill = seconds() - begin
         for _ in range(STEPS):
-            begin = time.process_time()
+            begin = seconds()
             model(ids[:, :1], past_key_values=cache)
-            steps.append(time.process_time() - begin)
-    begin = time.process_time()
+            steps.append(seconds() - begin)
+    begin = seconds()
     train(model, ids)
-    training = time.process_time() - begin
+    training = seconds() - begin
     model.zero_grad(set_to_none=True)
     return {"prefill": prefill, "decode": statistics.median(steps), "training": training}
 
@@ -77,16 +92,16 @@ def measure_memory(name: str, tokens: str) -> float:
     """MiB of a training step in this process, which does nothing else."""
     torch.set_num_threads(1)
     model = make_model()
-    ids = torch.randint(SHAPE["vocab_size"], (1, int(tokens)))
+    ids = make_ids(int(tokens))
     with within(model, int(tokens), name):
-        loaded = resident_mib("VmRSS")
+        loaded = torch.cuda.memory_allocated() / 2**20 if GPU else resident_mib("VmRSS")
         train(model, ids)
-    return resident_mib("VmHWM") - loaded
+    return (torch.cuda.max_memory_allocated() / 2**20 if GPU else resident_mib("VmHWM")) - loaded
 
 
 def measure(tokens: int, rounds: int) -> list[dict[str, Any]]:
     model = make_model()
-    ids = torch.randint(SHAPE["vocab_size"], (1, tokens))
+    ids = make_ids(tokens)
     runs = dict.fromkeys(NAMES, partial(read, model, ids))
     _, found = in_turn(runs, rounds, within=partial(within, model, tokens), seed=SEED)
     cells = []
@@ -109,8 +124,8 @@ def benchmark(rounds: int, tokens: list[int]) -> dict[str, Any]:
         "model": {"model_type": "llama", **SHAPE},
         "n": rounds,
         "seed": SEED,
-        "dtype": "float32",
-        "device": "cpu",
+        "dtype": str(DTYPE).removeprefix("torch."),
+        "device": torch.cuda.get_device_name() if GPU else DEVICE,
         "threads": torch.get_num_threads(),
         "cells": [cell for length in tokens for cell in measure(length, rounds)],
     }

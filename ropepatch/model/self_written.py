@@ -16,13 +16,15 @@ from ropepatch.data.texts import first_token
 from ropepatch.data.tokens import TokenStore, append, find, tokenizer_digest, writing
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.config import text_config
+from ropepatch.model.config import head_dim_of, text_config
 from ropepatch.model.head import reading_on
 from ropepatch.model.loading import load_model
+from ropepatch.model.precision import memory_of
 from ropepatch.settings import seed_of
 
 FORMAT = 1  # of how documents are drawn
-SHARD = 2**14  # tokens that are generated side by side, and appended to the cache
+SHARD = 2**14  # tokens that a CPU generates side by side, and appends to the cache
+CACHED = 1 / 4  # of a GPU's memory, the keys and values of what it generates side by side
 NAME = "self-generated text"
 
 
@@ -55,7 +57,7 @@ def self_written(
             say(_progress(done, tokens, done - first, time.perf_counter() - began))
             if model is None:
                 model = load_model(checkpoint).to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
-            draws = torch.Generator().manual_seed(seed_of(seed, "self", done // length))
+            draws = torch.Generator(model.device).manual_seed(seed_of(seed, "self", done // length))
             store = append(entry, generated(model, tokenizer, length, draws), source=NAME)
             done = len(store)
     return store.first(tokens)
@@ -69,6 +71,16 @@ def _progress(done: int, tokens: int, new: int, seconds: float) -> str:
     return f"{line}, {new / seconds:,.0f} tokens/s, {left // 60}:{left % 60:02d} left"
 
 
+def side_by_side(model: PreTrainedModel, length: int) -> int:
+    """Documents of ``length`` tokens that are generated at once: a step of a GPU takes as long for one."""
+    if model.device.type == "cpu":
+        return max(1, SHARD // length)
+    config = text_config(model.config)
+    groups = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    cached = 2 * config.num_hidden_layers * groups * head_dim_of(config) * model.dtype.itemsize
+    return max(1, int(CACHED * memory_of(model.device)) // (cached * length))
+
+
 @torch.no_grad()
 def generated(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, length: int, draws: torch.Generator
@@ -77,14 +89,15 @@ def generated(
 
     Where the model ends a text, it begins the next: so rows of that length are one document each.
     """
-    first, rows = first_token(tokenizer), max(1, SHARD // length)
+    first, rows = first_token(tokenizer), side_by_side(model, length)
     if first is None:
-        ids = torch.randint(text_config(model.config).vocab_size, (rows, 1), generator=draws)
+        vocabulary = text_config(model.config).vocab_size
+        ids = torch.randint(vocabulary, (rows, 1), generator=draws, device=model.device)
     else:
-        ids = torch.full((rows, 1), first)
+        ids = torch.full((rows, 1), first, device=model.device)
     columns, read = [ids], reading_on(model)
     while len(columns) < length:
-        p = read(ids.to(model.device)).logits[:, -1].float().softmax(-1).cpu()
+        p = read(ids).logits[:, -1].float().softmax(-1)
         if not p.isfinite().all():
             raise RopepatchError(
                 f"the model generates no text: its logits are no numbers after {len(columns)} tokens",
@@ -92,4 +105,4 @@ def generated(
             )
         ids = p.multinomial(1, generator=draws)
         columns.append(ids)
-    return list(torch.cat(columns, 1).int())
+    return list(torch.cat(columns, 1).int().cpu())

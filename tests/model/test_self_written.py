@@ -58,6 +58,16 @@ def test_the_cache_changes_nothing(monkeypatch, tiny):
         assert row.tolist() == document.tolist()
 
 
+def test_a_gpu_writes_as_many_documents_at_once_as_a_quarter_of_its_memory_caches(monkeypatch, tiny):
+    model, _ = tiny
+    cache = model(torch.ones(1, 1, dtype=torch.long), use_cache=True).past_key_values
+    token = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    gpu = SimpleNamespace(device=torch.device("cuda"), config=model.config, dtype=torch.float32)
+    monkeypatch.setattr(module, "memory_of", lambda device: 4 * 7 * 64 * token)
+    assert module.side_by_side(gpu, 64) == 7
+    assert module.side_by_side(gpu, 1024) == 1
+
+
 @pytest.mark.parametrize(("bos", "eos", "first"), [(1, 5, {1}), (None, 5, {5}), (None, None, set(range(20)))])
 def test_a_document_begins_as_a_text_does_and_is_of_one_length(bos, eos, first):
     documents = generated(shift_model(1, 0.5), Marks(bos, eos), 64, draws())
