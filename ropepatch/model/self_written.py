@@ -76,8 +76,8 @@ def side_by_side(model: PreTrainedModel, length: int) -> int:
     if model.device.type == "cpu":
         return max(1, SHARD // length)
     config = text_config(model.config)
-    groups = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    cached = 2 * config.num_hidden_layers * groups * head_dim_of(config) * model.dtype.itemsize
+    groups: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    cached: int = 2 * config.num_hidden_layers * groups * head_dim_of(config) * model.dtype.itemsize
     return max(1, int(CACHED * memory_of(model.device)) // (cached * length))
 
 
