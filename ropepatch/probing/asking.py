@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,21 +118,19 @@ def probe(
     Raises:
         RopepatchError: There is no server, no checkpoint of ropepatch, or no reading of it.
     """
-    server = None
-    if engine_name is None:
-        server = Server(engine, model, timeout)
-        server.look()
-    else:
-        refuse_unknown([engine_name], ENGINES, "engine")
-    found = _found(checkpoint or (server.model if server else engine), revision)
-    reading = _reading(found, save_reading, say)
-    tokenizer = tokenizer_of(found.folder)
-    ids = source_ids(reading.source, tokenizer, reading.vocabulary, found.name)[: reading.positions[-1]]
-    if server is None:
-        assert engine_name is not None
-        answers, limit = _in_process(engine_name, engine, ids, reading.positions), None
-    else:
-        answers, limit = _Asking(server, reading, ids, tokenizer, say).all(progress)
+    with Server(engine, model, timeout) if engine_name is None else nullcontext() as server:
+        if server:
+            server.look()
+        else:
+            refuse_unknown([engine_name], ENGINES, "engine")
+        found = _found(checkpoint or (server.model if server else engine), revision)
+        reading = _reading(found, save_reading, say)
+        tokenizer = tokenizer_of(found)
+        ids = source_ids(reading.source, tokenizer, reading.vocabulary, found.name)[: reading.positions[-1]]
+        if server:
+            answers, limit = _Asking(server, reading, ids, tokenizer, say).all(progress)
+        else:
+            answers, limit = _in_process(str(engine_name), engine, ids, reading.positions), None
     shown = server.shown if server else f"{engine_name} {engine}"
     return Probed(shown, found.name, reading, judge(reading, answers, limit), tuple(answers))
 

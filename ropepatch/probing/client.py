@@ -8,7 +8,7 @@ import math
 import os
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit, urlunsplit
 
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # that of its httpx
@@ -53,7 +53,7 @@ class Answer:
 
 @dataclass
 class Server:
-    """One model of a server.
+    """One model of a server, whose connections are closed at the end of a `with` block.
 
     Args:
         url: Up to `/v1`, with or without it.
@@ -78,6 +78,12 @@ class Server:
         self.shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"  # without a password
         self.key = os.environ.get(KEY, "")
         self.client = HTTPX.Client(timeout=HTTPX.Timeout(self.timeout, connect=10.0))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.client.close()
 
     def look(self) -> None:
         """Find the model and its length, where the server lists them."""

@@ -69,9 +69,13 @@ def test_a_server_that_cuts_texts_off_is_named_with_the_length(probed, beyond, l
     assert (found.judgement.verdict, found.judgement.limit) == (CUT_OFF, limit)
 
 
-def test_growing_prefixes_are_asked_for_without_streams(probed):
-    manners = Manners()
+def test_growing_prefixes_are_asked_for_without_streams_by_a_client_that_is_closed(probed, monkeypatch):
+    manners, clients, kind = Manners(), [], client.HTTPX.Client
+    monkeypatch.setattr(
+        client.HTTPX, "Client", lambda **options: clients.append(kind(**options)) or clients[-1]
+    )
     probed(manners)
+    assert [one.is_closed for one in clients] == [True]
     prompts = [question["prompt"] for question in manners.asked]
     assert all(two[: len(one)] == one for one, two in pairwise(prompts))
     assert not any(question["stream"] for question in manners.asked)
