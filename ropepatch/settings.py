@@ -59,9 +59,16 @@ def read_yaml(path: Path, what: str) -> Any:
     check_regular(path)
     try:
         return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark, problem = error.problem_mark, error.problem or "no YAML"
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        hint = "correct that line; a value that holds a colon or a bracket needs quotes"
+        raise RopepatchError(f"{path} is not a {what}: {shorten(problem, 300)}{where}", hint=hint) from error
     except Exception as error:  # PyYAML passes on what int(), datetime() and others say to a hostile value
-        reason = shorten(str(error) or type(error).__name__, 300)
-        raise RopepatchError(f"{path} is not a {what}: {reason}", hint="name a YAML file") from error
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise RopepatchError(
+            f"{path} is not a {what}: {shorten(reason, 300)}", hint="name a YAML file"
+        ) from error
 
 
 def refuse_unknown(names: Iterable[object], choices: Iterable[str], what: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from ropepatch.cli.arguments import AsJson, Model, Revision
 from ropepatch.cli.listing import print_text
-from ropepatch.pipeline.running import bar
+from ropepatch.pipeline.running import bar, say_on_stderr
 
 EXAMPLES = """\b
 Examples:
@@ -46,13 +45,13 @@ def doctor(
             folder = repair(diagnosis, fix, progress=copied)
         left = diagnose(folder, measure=False)
         codes = ", ".join(dict.fromkeys(finding.code for finding in fixable))
-        print(f"fixed in {folder}: {codes}", file=sys.stderr)
+        say_on_stderr(f"fixed in {folder}: {codes}")
         folders = [path.name for path in sorted(diagnosis.case.folder.iterdir()) if path.is_dir()]
         if shown := [name for name in folders if not name.startswith(".")]:
-            print(f"not copied, as they tell of what it was before: {', '.join(shown)}", file=sys.stderr)
+            say_on_stderr(f"not copied, as they tell of what it was before: {', '.join(shown)}")
         if codes := ", ".join(dict.fromkeys(finding.code for finding in left.findings)):
-            print(f"left for you to decide: {codes}", file=sys.stderr)
+            say_on_stderr(f"left for you to decide: {codes}")
     elif fix is not None:
-        print(f"nothing to fix without guessing: {fix} was not made", file=sys.stderr)
+        say_on_stderr(f"nothing to fix without guessing: {fix} was not made")
     if left.has_errors:
         raise typer.Exit(1)

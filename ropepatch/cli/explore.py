@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ropepatch.cli.arguments import Revision
-from ropepatch.errors import printable
+from ropepatch.cli.listing import print_text
 
 EXAMPLES = """\b
 Examples:
@@ -36,6 +36,6 @@ def explore(
     from ropepatch.gallery.explorer import explore as write_explorer
 
     file = write_explorer(model, out=out, tiny=tiny, revision=revision)
-    print(printable(str(out)))
+    print_text(str(out))
     if show:
         typer.launch(file.resolve().as_uri())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,9 +9,10 @@ from typing import Annotated
 import typer
 
 from ropepatch.cli.arguments import AsJson, Model, Revision
-from ropepatch.errors import RopepatchError, printable
+from ropepatch.cli.listing import print_text
+from ropepatch.errors import RopepatchError
 from ropepatch.files import json_text
-from ropepatch.pipeline.running import WEIGHTS, bar
+from ropepatch.pipeline.running import WEIGHTS, bar, say_on_stderr
 
 EXAMPLES = """\b
 Examples:
@@ -64,7 +64,7 @@ def _fold(model: str, out: Path, revision: str | None, as_json: bool) -> None:
         print(json_text(record.to_dict()))
         return
     assert record.verified is not None
-    print(f"{printable(str(folder))}: attention factor {record.folded_attention_factor:.4f} -> 1")
+    print_text(f"{folder}: attention factor {record.folded_attention_factor:.4f} -> 1")
     print(f"reloaded with stock transformers: logits {record.verified.logits}")
 
 
@@ -74,12 +74,12 @@ def _write_gguf(model: str, out: Path, revision: str | None, as_json: bool) -> N
     with bar(WEIGHTS) as progress:
         written = export_gguf(model, out, revision=revision, progress=progress)
     for note in written.notes:
-        print(f"warning: {note}", file=sys.stderr)
+        say_on_stderr(f"warning: {note}")
     if as_json:
         print(json_text(asdict(written) | {"file": str(written.file)}))
         return
     factor = f"frequencies in rope_freqs, attention factor {written.attention_factor:.4f}"
     rope = factor if written.scaled else "plain rope"
-    where, size = printable(str(written.file)), f"{written.num_bytes / 1e6:.1f} MB"
-    print(f"{where}: {size}, {written.context_length} tokens, {rope}")
+    size = f"{written.num_bytes / 1e6:.1f} MB"
+    print_text(f"{written.file}: {size}, {written.context_length} tokens, {rope}")
     print(f"tokenizer: {written.tokenizer}")

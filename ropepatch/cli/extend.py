@@ -33,6 +33,7 @@ from ropepatch.cli.arguments import (
 )
 from ropepatch.cli.listing import print_text
 from ropepatch.cli.push import print_pushed, pushed_data
+from ropepatch.errors import RopepatchError
 from ropepatch.files import json_text
 from ropepatch.pipeline.running import is_first, say_on_stderr
 from ropepatch.publishing.loading import call
@@ -250,8 +251,9 @@ class _Screen:
         """Print what is known when all is done: the plan of a dry run, or what was pushed."""
         if not extension.record:
             print(extension.to_json()) if self.as_json else print_text(extension.outcome())
-            if extension.obstacles:
-                raise extension.obstacles[0]
+            if found := extension.obstacles:
+                hints = dict.fromkeys(obstacle.hint for obstacle in found if obstacle.hint)
+                raise RopepatchError("; ".join(map(str, found)), hint="; ".join(hints))
         elif extension.pushed and self.record is not None:
             self.record |= {"pushed": pushed_data(extension.pushed)}
             if not self.as_json:

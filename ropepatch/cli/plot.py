@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ropepatch.cli.arguments import METHODS_OPTION, a_length, complete, some_methods, split_names
+from ropepatch.cli.listing import print_text
 from ropepatch.errors import RopepatchError
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
-  ropepatch plot results/*.json --out figures
+  ropepatch plot results --out figures
   ropepatch plot llama-2-7b --to 4x --methods yarn,self-extend"""
 
 
@@ -24,7 +25,7 @@ def plot(
         list[str],
         typer.Argument(
             metavar="RESULT",
-            help="JSON files of `eval --out`; or a model, with --to.",
+            help="A folder of `eval --out`, or files of it; or a model, with --to.",
         ),
     ],
     to: Annotated[
@@ -58,7 +59,7 @@ def plot(
     with new_folder(absent(out)) as partial:
         for name, figure in drawn.items():
             save_figure(figure, partial / name)
-    print("\n".join(f"{out / name}.png, .svg" for name in drawn))
+    print_text("\n".join(f"{out / name}.png, .svg" for name in drawn))
 
 
 def _of_methods(model: str, to: str, methods: list[str]) -> dict[str, Figure]:
@@ -70,10 +71,10 @@ def _of_methods(model: str, to: str, methods: list[str]) -> dict[str, Figure]:
 
 
 def _of_results(names: list[str]) -> dict[str, Figure]:
-    from ropepatch.evaluation.results import read_result
+    from ropepatch.pipeline.results import read_results
     from ropepatch.report.plots import figures
 
-    measured = [read_result(Path(name)) for name in names]
+    measured = [result for name in names for result in read_results(name)]
     try:
         return figures(measured)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -82,7 +82,7 @@ def _copy(source: Path, file: Path) -> None:
             partial.write_text(text, encoding="utf-8")
     except OSError as error:
         raise RopepatchError(f"cannot write {file}: {error.strerror}", hint="name another FILE") from error
-    print(f"{file}: change it, then ropepatch extend MODEL --recipe {file}")
+    print_text(f"{file}: change it, then ropepatch extend MODEL --recipe {file}")
 
 
 def _print_table(recipes: list[Entry]) -> None:

@@ -32,8 +32,9 @@ def suites(
         known: find_shipped(known, SUITES, "suite") for known in ([name] if name else shipped_names(SUITES))
     }
     if as_json:
-        print(json_text([{"suite": known} | read_yaml(file, "a suite") for known, file in files.items()]))
+        print(json_text([{"suite": known} | read_yaml(file, "suite") for known, file in files.items()]))
     elif name:
+        read_yaml(files[name], "suite")
         print(files[name].read_text(encoding="utf-8"), end="")
     else:
         print_table(("suite", "measures"), [(known, _comment(file)) for known, file in files.items()])

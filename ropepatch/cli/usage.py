@@ -69,9 +69,10 @@ def told(error: Any) -> RopepatchError:
     said, _, advice = error.format_message().partition(". ")
     if said.startswith("No such option"):
         known = [name for one in context.command.params for name in one.opts]
-        near = get_close_matches(error.option_name, known, n=1)
+        bare = {name.lstrip("-"): name for name in known}  # the dashes that all have make none alike
+        near = get_close_matches(error.option_name.lstrip("-"), bare, n=1)
         return RopepatchError(
-            f"no such option {error.option_name}", hint=f"did you mean {near[0]}?" if near else see
+            f"no such option {error.option_name}", hint=f"did you mean {bare[near[0]]}?" if near else see
         )
     if said.startswith("Missing") and parameter is not None:
         name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar

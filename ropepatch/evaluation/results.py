@@ -219,8 +219,10 @@ def read_result(file: Path) -> Result:
     try:
         content = parse_json(read_text(file))
     except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise RopepatchError(
-            f"{file} is not a result: {error}", hint="give a JSON file of a suite"
+            f"{file} is not a result: {reason}",
+            hint="name a folder of `eval --out`, or a file of it",
         ) from error
     try:
         if not isinstance(content, dict):

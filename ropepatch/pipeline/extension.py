@@ -22,6 +22,7 @@ from ropepatch.files import absent, json_text
 from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import load_tokenizer
+from ropepatch.model.source import find_source
 from ropepatch.model.weights import read_headers
 from ropepatch.pipeline.evaluation import named_suite, reported
 from ropepatch.pipeline.inputs import can_report, check_places, text_name
@@ -304,7 +305,7 @@ def _foreseen(request: Request, plan: Plan) -> Extension:
     else:
         checks += [partial(check_savable, plan), partial(absent, request.folder)]
     if plan.model == "tiny" or Path(plan.model).is_dir():  # of the Hub's, config.json alone is here
-        checks.append(partial(_find_files, plan, request))
+        checks += [partial(_find_weights, plan, request), partial(_find_tokenizer, plan, request)]
     for check in checks:
         try:
             check()
@@ -313,12 +314,15 @@ def _foreseen(request: Request, plan: Plan) -> Extension:
     return Extension(request.folder, plan, {}, forecast=ahead, obstacles=tuple(obstacles))
 
 
-def _find_files(plan: Plan, request: Request) -> None:
-    """Refuse a folder that lacks what the call needs, or that cannot be extended there."""
-    folder = writing.source_of(plan, beside=request.folder, include=request.include).folder
-    read_headers(folder)
+def _find_weights(plan: Plan, request: Request) -> None:
+    """Refuse a folder without weights, or one that cannot be extended there."""
+    read_headers(writing.source_of(plan, beside=request.folder, include=request.include).folder)
+
+
+def _find_tokenizer(plan: Plan, request: Request) -> None:
+    """Refuse a folder without a tokenizer where the call needs one."""
     if request.recipe is not None or request.suite is not None:
-        load_tokenizer(folder)
+        load_tokenizer(find_source(plan.model, plan.revision, weights=True).folder)
 
 
 def _trained(request: Request, plan: Plan, learned: Learned | None, feedback: Feedback) -> Extension:

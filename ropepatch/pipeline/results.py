@@ -74,15 +74,18 @@ class Results(tuple[Result, ...]):
 
 
 def read_results(place: str | Path) -> Results:
-    """The results in a folder that `evaluate`, `compare` or `ropepatch eval --out` wrote, or in one file.
+    """The results in a folder that `evaluate`, `compare` or `extend(evaluate=)` wrote, or in one file.
 
     Args:
-        place: The folder, all of whose JSON files are results; or one such file.
+        place: The folder, all of whose JSON files are results; a checkpoint with such an `evaluation`; or
+            one such file.
 
     Raises:
         RopepatchError: There is no such place, it holds no results, or a file is none.
     """
-    files = sorted(Path(place).glob("*.json")) if Path(place).is_dir() else [Path(place)]
+    folder = Path(place)
+    folder = folder / "evaluation" if (folder / "evaluation").is_dir() else folder
+    files = sorted(folder.glob("*.json")) if folder.is_dir() else [folder]
     if not files:
         raise RopepatchError(f"no results in {place}", hint="name what was given as out, or --out")
     return Results(map(read_result, files))

@@ -435,6 +435,7 @@ def test_no_name_of_a_folder_reaches_the_terminal_unescaped(tmp_path, run_here):
     name = "a\x1b[2Jb"
     shutil.copytree(TINY, tmp_path / name)
     (tmp_path / "t.txt").write_text("<|endoftext|>".join("Once there was a fox. " * 99 for _ in range(40)))
+    (tmp_path / f"{name}-suite.yaml").write_text("tasks: [{task: perplexity}]  # \x1b[2J")
     extended = f"{name}-yarn-512"
     for words in (
         ["plan", name, "--to", "512"],
@@ -442,13 +443,16 @@ def test_no_name_of_a_folder_reaches_the_terminal_unescaped(tmp_path, run_here):
         ["extend", name, "--to", "512", "--eval", "demo", "--text", "t.txt", "--limit", "1"],
         ["fit", name, "--to", "512", "--text", "t.txt", "--steps", "1", "--init", "yarn"],
         ["doctor", extended],
+        ["plot", extended, "--out", f"{name}-figures"],
+        ["recipes", "tiny", f"{name}.yaml", "--copy"],
+        ["suites", f"{name}-suite.yaml"],
         ["export", extended, "--fold-attention"],
         ["probe", extended, "--engine", "transformers"],
         ["push", extended, "me/it", "--dry-run"],
         ["eval", f"{name}x", "--text", "t.txt"],
     ):
         done = run_here(*words, cwd=tmp_path)
-        assert done.returncode == (2 if words[0] == "eval" else 0), done.stderr
+        assert done.returncode == (2 if words[0] in ("eval", "suites") else 0), done.stderr
         assert "\x1b" not in done.stdout + done.stderr, words
 
 

@@ -132,6 +132,8 @@ CASES: dict[str, tuple[str, Damage]] = {
     "no model": ("extend", nothing),
     "no target": ("compare src", nothing),
     "no such option": ("extend src --too 3", nothing),
+    "no option like it": ("extend src --device cuda", nothing),
+    "no result": ("plot", nothing),
     "no such command": ("extnd src", nothing),
     "option without a value": ("plan src --to", nothing),
     "too many words": ("plan src there --to 256", nothing),
@@ -288,6 +290,7 @@ CASES: dict[str, tuple[str, Damage]] = {
     "suite and method": ("eval tiny --suite demo --method yarn --to 1k", nothing),
     "suite without a text": ("eval src --suite demo", nothing),
     "suite no YAML": ("eval tiny --suite src/mine.yaml", file("mine.yaml", "{")),
+    "recipe no YAML": ("extend tiny --recipe src/mine.yaml", file("mine.yaml", "method: yarn\n  to: 1k\n")),
     "results in a file": ("eval tiny --out there/file", nothing),
     "report exists": ("eval tiny --report there/file", nothing),
     # compare and plot
@@ -308,6 +311,7 @@ CASES: dict[str, tuple[str, Damage]] = {
     "compare of what the model reads": ("compare tiny --to 256", nothing),
     "plot of no result": ("plot src/config.json", nothing),
     "plot of nothing": ("plot missing.json", nothing),
+    "plot of a folder without results": ("plot there", nothing),
     "plot methods without a target": ("plot tiny --methods yarn", nothing),
     "plot of two models": ("plot tiny src --to 4x", nothing),
     # attention maps
