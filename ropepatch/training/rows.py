@@ -125,8 +125,9 @@ def _narrator(tokenizer: PreTrainedTokenizerBase) -> Narrator:
 class AskedRows:
     """Rows of a source in which sentences with numbers stand, each of which is asked for at the row's end.
 
-    They stand behind sentences where the row has enough of them, in any order. The questions are those of
-    `ropepatch.data.haystack`: as many of the kinds number and sentence, or one passkey.
+    They stand behind sentences where the row has enough of them, in any order, and are trained on; of the row
+    what it trains on. The questions are those of `ropepatch.data.haystack`: as many of the kinds number and
+    sentence, or one passkey.
     """
 
     def __init__(self, rows: Stream, tokenizer: PreTrainedTokenizerBase, keys: int, seed: int) -> None:
@@ -149,26 +150,25 @@ class AskedRows:
             list(chain.from_iterable(writer.ask(kind, f" {item.question} {item.stem}", item.answer)))
             for kind, item in items
         ]
-        row = self._rows.row(index, window)
+        row = self._rows.row(index, window).joined()
         room = window - sum(map(len, needles)) - sum(map(len, asked))
         if room < window // 2:
             raise RopepatchError(
                 f"{len(items)} keys and their questions take {window - room} of a row of {window} tokens",
                 hint="fewer data.keys, or longer rows",
             )
-        ids = row.ids[:room]
-        places = (torch.isin(ids, self._ends).nonzero().flatten() + 1).tolist()
+        read = torch.stack([row.ids, row.labels])[:, :room]
+        places = (torch.isin(read[0], self._ends).nonzero().flatten() + 1).tolist()
         if len(places) < len(items):
             places = list(range(1, room + 1))
         pieces, begin = list[Tensor](), 0
         draw.shuffle(needles)
         for place, needle in zip(sorted(draw.sample(places, len(items))), needles, strict=True):
-            pieces += [ids[begin:place], torch.tensor(needle)]
+            pieces += [read[:, begin:place], torch.tensor(needle).expand(2, -1)]
             begin = place
-        whole = torch.cat([*pieces, ids[begin:], *map(torch.tensor, asked)])
-        labels = whole.clone()
-        labels[0] = IGNORED
-        return Row(whole, labels, (window,))
+        questions = torch.tensor([*chain.from_iterable(asked)]).expand(2, -1)
+        ids, labels = torch.cat([*pieces, read[:, begin:], questions], 1)
+        return Row(ids, labels, (window,))
 
 
 Stream = TokenRows | GeneratedRows | AskedRows

@@ -195,6 +195,15 @@ def test_every_number_that_stands_in_a_row_is_the_answer_to_one_question_at_its_
     assert len({rows.digest, *(other.digest for other in others)}) == 4
 
 
+def test_beside_keys_what_a_material_leaves_out_is_not_trained_on(tiny):
+    retold = GeneratedRows("retold", tiny[1], 0)
+    row, asked = retold.row(0, 1024), AskedRows(retold, tiny[1], 1, 0).row(0, 1024)
+    left_out = asked.ids[asked.labels == -100].tolist()
+    assert len(left_out) > 512
+    assert left_out == row.ids[row.labels == -100].tolist()[: len(left_out)]
+    assert torch.equal(*(x[asked.labels != -100] for x in (asked.ids, asked.labels)))
+
+
 def test_keys_that_leave_no_room_for_the_text_are_refused(tiny):
     with pytest.raises(RopepatchError, match=r"20 keys and their questions take [0-9]+ of a row of 512"):
         AskedRows(GeneratedRows("tales", tiny[1], 5), tiny[1], 10, 0).row(0, 512)
