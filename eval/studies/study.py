@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import cut_windows, digest
 from ropepatch.data.tiny.tales import Tale, held_out_tales
 from ropepatch.evaluation.intervals import Mean, difference
-from ropepatch.evaluation.results import environment, results_json
-from ropepatch.files import whole_file
+from ropepatch.evaluation.results import environment
+from ropepatch.files import json_text, whole_file
 from ropepatch.model.source import TINY
 from ropepatch.model.survey import survey
 from ropepatch.training.recipe import Recipe
@@ -122,7 +122,7 @@ def trained_on(documents: list[Any]) -> int:
 
 
 class Rows:
-    """The rows of a study in its file, which is written after each.
+    """The rows of a study in its file, which is written after each, a row a line.
 
     Args:
         file: JSON; what it holds already is not measured again.
@@ -143,14 +143,24 @@ class Rows:
         return [row for row in self.rows if all(row.get(name) == value for name, value in named.items())]
 
     def add(self, row: Row, model: Any) -> None:
-        """Append a row that was measured on a model; several processes may do so."""
+        """Append a row that was measured on a model, its sums of nats to 6 digits; several processes may."""
         with FileLock(f"{self._file}.lock"):
             self._read()
-            self.rows.append(row)
+            self.rows.append({name: _rounded(value) for name, value in row.items()})
             self._env[row.get("model", "tiny")] = environment(model)
-            with whole_file(self._file) as partial:
-                record = {"task": self._task, "rows": self.rows, "env": self._env}
-                partial.write_text(results_json(record) + "\n", encoding="utf-8")
+            lines = ",\n".join(map(partial(json_text, indent=None), self.rows))
+            record = (
+                f'{{"task": {json_text(self._task)}, "env": {json_text(self._env)}, "rows": [\n{lines}\n]}}\n'
+            )
+            with whole_file(self._file) as place:
+                place.write_text(record, encoding="utf-8")
+
+
+def _rounded(value: Any) -> Any:
+    """The clusters of a mean; any other value as it is."""
+    if not (isinstance(value, tuple) and all(isinstance(cluster, tuple) for cluster in value)):
+        return value
+    return [[round(total, 6), weight] for total, weight in value]
 
 
 def chosen(cases: tuple[Any, ...], only: str | None) -> list[Any]:

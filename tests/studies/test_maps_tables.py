@@ -24,6 +24,19 @@ def test_the_interval_of_keys_counts_each_as_a_haystack():
     assert maps_tables.found({"correct": 40, "n": 40}) == "40/40 (91% to 100%)"
 
 
+def test_a_row_is_a_line_of_the_file_its_sums_to_6_digits_and_all_else_as_it_is(tiny, tmp_path):
+    for number in (0.1234567891, 2):
+        Rows(tmp_path / "rows.json", "maps").add(
+            {"model": "tiny", "all": ((1 / 3, 7),), "at": number}, tiny[0]
+        )
+    lines = (tmp_path / "rows.json").read_text().splitlines()
+    assert lines[-3:-1] == [
+        '{"model": "tiny", "all": [[0.333333, 7]], "at": 0.1234567891},',
+        '{"model": "tiny", "all": [[0.333333, 7]], "at": 2}',
+    ]
+    assert Rows(tmp_path / "rows.json", "maps").of(at=2)
+
+
 @pytest.mark.slow
 def test_an_interrupted_study_resumes_with_what_is_missing(monkeypatch, tmp_path):
     methods = ("own window", "baseline", "rerope", "string")

@@ -12,21 +12,19 @@ vector could be there. Rows in the file are kept.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from study import Rows, said
 
 import ropepatch
 from ropepatch.data.sources import SEPARATOR, stream_documents
 from ropepatch.data.texts import cut_windows
 from ropepatch.data.tiny.tales import held_out_tales
-from ropepatch.evaluation.results import environment, results_json
-from ropepatch.files import whole_file
+from ropepatch.evaluation.curves import LossCurve
 from ropepatch.fitting import fit, published
 from ropepatch.fitting.descent import Descent, FitSettings, batch_of, step
 from ropepatch.fitting.loss import FitLoss, learnable
@@ -38,7 +36,7 @@ from ropepatch.scaling.searched import CustomDivisors
 
 WINDOWS = 24
 BOUND = "on the test windows"
-OF_A_FIT = ("start", "found", "decided_by", "held_out", "forward_tokens", "seconds", "history")
+OF_A_FIT = ("start", "found", "decided_by", "held_out", "forward_tokens", "seconds")
 BOUND_STEPS, JUDGED_EVERY = 100, 10
 LEARNED_FROM, TESTED_FROM = 0.7, 0.85  # shares of the documents
 
@@ -57,27 +55,25 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     arguments = parser.parse_args()
     texts = dict(one.split("=", 1) for one in arguments.text) or {"tales": None}
-    rows = json.loads(arguments.json.read_text(encoding="utf-8"))["rows"] if arguments.json.exists() else []
+    rows = Rows(arguments.json, "fit")
     for model in arguments.models:
         for text, path in texts.items():
             for factor in arguments.factors:
                 cell = Cell(model, text, path, factor, arguments.steps)
                 labels = ["descent", *([BOUND] if arguments.bound else [])]
-                for row in cell.rows(arguments.seeds, labels, rows):
-                    rows.append(row)
-                    print(_said(row), file=sys.stderr, flush=True)
-                    with whole_file(arguments.json) as partial:
-                        partial.write_text(results_json({"rows": rows}) + "\n", encoding="utf-8")
+                for row, of in cell.rows(arguments.seeds, labels, rows.rows):
+                    rows.add(row, of)
+                    nats = sum(row["nats"]) / len(row["nats"])
+                    said(f"{cell.name}, {text}, {factor} x, {row['label']}, seed {row['seed']}: {nats:.4f}")
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
     return *(row[key] for key in ("model", "text", "factor", "label", "seed")), row.get("steps")
 
 
-def _said(row: dict[str, Any]) -> str:
-    nats, own = (sum(row[key]) / len(row[key]) for key in ("nats", "own"))
-    what = f"{row['model']}, {row['text']}, {row['factor']} x, {row['label']}"
-    return f"{what}, seed {row['seed']}: excess {nats - own:.4f}"
+def _by_window(curve: LossCurve, tokens: int | None = None) -> list[float]:
+    """The mean loss of each window, of its first tokens or of all."""
+    return [round(nll[:tokens].mean().item(), 6) for nll in curve.nll]
 
 
 class Cell:
@@ -92,8 +88,8 @@ class Cell:
 
     def rows(
         self, seeds: int, labels: Sequence[str], known: Sequence[dict[str, Any]]
-    ) -> Iterator[dict[str, Any]]:
-        """The rows that are missing."""
+    ) -> Iterator[tuple[dict[str, Any], Any]]:
+        """The rows that are missing, each with the model."""
         wanted = [(name, None) for name in ("none", *self._published())]
         wanted += [(name, seed) for name in labels for seed in range(seeds)]
         done = {_key(row) for row in known}
@@ -116,7 +112,8 @@ class Cell:
                 if seed is None:
                     scaling = ropepatch.make_scaling(label, factor=float(self.factor))
                     if label == "none":
-                        row |= {"env": environment(model), "documents": documents}
+                        row |= {"documents": documents, "own": _by_window(own)}
+                        row |= {} if floor is None else {"floor": floor}
                 elif label == BOUND:
                     learnt = [one for one in found if _key(one) == self._key(one["label"], seed)]
                     scaling = self._bound(model, pieces, min(learnt, key=lambda one: sum(one["nats"])))
@@ -130,16 +127,9 @@ class Cell:
                     row |= {"attention_factor": scaling.attention_factor}
                 with ropepatch.patch(model, scaling):
                     curve = ropepatch.perplexity(model, None, pieces)
-                short = self.window - 1
-                row |= {
-                    "nats": [round(nll.mean().item(), 6) for nll in curve.nll],
-                    "short": [round(nll[:short].mean().item(), 6) for nll in curve.nll],
-                    "own": [round(nll.mean().item(), 6) for nll in own.nll],
-                }
-                if floor is not None:
-                    row |= {"floor": floor}
+                row |= {"nats": _by_window(curve), "short": _by_window(curve, self.window - 1)}
                 found.append(row)
-                yield row
+                yield row, model
 
     def _key(self, label: str, seed: int | None) -> tuple[Any, ...]:
         steps = None if seed is None else self.steps

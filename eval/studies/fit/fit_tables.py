@@ -94,9 +94,9 @@ def summaries(rows: Sequence[Row]) -> Iterator[Summary]:
         known = [row for row in of_cell if row["label"] in METHODS and row["label"] != "none"]
         best = min(known, key=lambda row: _mean(row["nats"]))
         bound = min((_mean(row["nats"]) for row in of_cell if row["label"] == BOUND), default=None)
-        documents = next((row["documents"] for row in of_cell if "documents" in row), None)
+        base = next(row for row in of_cell if row["label"] == "none")
         fits = [row for row in of_cell if row["label"] == "descent"]
-        yield _summary(model, text, factor, best, fits, bound, documents)
+        yield _summary(model, text, factor, best, fits, bound, base)
 
 
 def _summary(
@@ -106,16 +106,16 @@ def _summary(
     best: Row,
     fits: list[Row],
     bound: float | None,
-    documents: list[int] | None,
+    base: Row,
 ) -> Summary:
-    own, published = best["own"], best["nats"]
+    own, published, documents = base["own"], best["nats"], base.get("documents")
     learned, short = (
         [_mean(window) for window in zip(*(row[key] for row in fits), strict=True)]
         for key in ("nats", "short")
     )
     over, left = _less(published, own), _less(learned, own)
     behind, nearby = _less(learned, published), _less(short, best["short"])
-    least = best.get("floor", own)
+    least = base.get("floor", own)
     above, remaining = _less(published, least), _less(learned, least)
     positive = _mean(above) > 0 and _mean(remaining) > 0
     return Summary(

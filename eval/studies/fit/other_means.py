@@ -106,7 +106,7 @@ class Case(study.Case):
         return {
             "settings": dict(settings),
             "excess": far.value,
-            "clusters": [list(cluster) for cluster in far.clusters],
+            "clusters": far.clusters,
             "short": excess(read, own, "short").value,
         }
 
