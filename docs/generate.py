@@ -193,7 +193,7 @@ def _command(name: str, command: Any) -> Iterator[str]:
 
 API = {
     "Plan, try and write": "plan patch active extend load Plan Patch Extension",
-    "Measure": "perplexity retrieve passkey evaluate compare choose read_results Results Choice",
+    "Measure": "perplexity retrieve passkey evaluate compare choose read_results plot Results Choice",
     "Scalings and attention maps": "make_scaling make_map Scaling Rope Frequencies AttentionMap",
     "Learn frequencies": "fit Fitted",
     "Train": "adapt read_recipe load_adapter transfer",

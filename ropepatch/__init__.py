@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # the public names for mypy and editors
     from ropepatch.pipeline.extension import Extension as Extension
     from ropepatch.pipeline.extension import extend as extend
     from ropepatch.pipeline.results import Results as Results
+    from ropepatch.pipeline.results import plot as plot
     from ropepatch.pipeline.results import read_results as read_results
     from ropepatch.probing import Probed as Probed
     from ropepatch.probing import probe as probe
@@ -71,7 +72,7 @@ _HOME = {  # the module of every public name
         "pipeline.choice": "Choice choose compare",
         "pipeline.evaluation": "evaluate",
         "pipeline.extension": "Extension extend",
-        "pipeline.results": "Results read_results",
+        "pipeline.results": "Results plot read_results",
         "probing": "Probed probe",
         "publishing.folding": "fold_attention",
         "publishing.gguf": "export_gguf",

@@ -125,6 +125,13 @@ def relative_length(text: str | int, trained: int) -> int:
     return round(float(match[1]) * trained) or parse_length("0") if match else parse_length(str(text))
 
 
+def listed(values: Any) -> list[Any]:
+    """The entries of a list, or of a text that separates them by commas; one value alone is its own list."""
+    if isinstance(values, str):
+        return [value.strip() for value in values.split(",")]
+    return list(values) if isinstance(values, Iterable) and not isinstance(values, dict) else [values]
+
+
 def short_length(tokens: int) -> str:
     """The opposite of `parse_length`: 32768 as 32k."""
     for unit, size in reversed(UNITS.items()):

@@ -59,7 +59,7 @@ def probe(
         probed = ask(
             server,
             checkpoint,
-            engine_name=engine,
+            engine=engine,
             model=name,
             revision=revision,
             save_reading=save_reading,

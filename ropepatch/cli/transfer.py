@@ -58,24 +58,20 @@ def transfer(
 
     Nothing is trained. The loss within the old context and at the target is measured before and after.
     """
-    from ropepatch.data.texts import Texts
     from ropepatch.extension import record as records
-    from ropepatch.pipeline import running
-    from ropepatch.settings import short_length
     from ropepatch.training.transfer import transfer as put_onto
 
     share = None if max_short_loss_increase is None else parse_share(max_short_loss_increase)
-    if out is None:
-        made = records.read(adapted)
-        out = Path(f"{Path(instruct).name}-{made.method}-{short_length(made.target)}")
     done = put_onto(
         adapted,
         base,
         instruct,
         out,
-        text=Texts(text=text, field=field, split=split),
+        text=text,
+        field=field,
+        split=split,
         max_short_loss_increase=share,
-        device=device or running.device(),
+        device=device,
         record={"command": command_line()},
         say=feedback(quiet)["say"],
     )

@@ -16,7 +16,14 @@ from ropepatch.encodings.swapping import swap
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint, saved_map
 from ropepatch.model.config import load_config
-from ropepatch.model.loading import AUTO, check_device, known_dtype, load_model, load_tokenizer
+from ropepatch.model.loading import (
+    AUTO,
+    best_device,
+    check_device,
+    known_dtype,
+    load_model,
+    load_tokenizer,
+)
 from ropepatch.model.rotary import SEQUENCE, find_rotary
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey
@@ -27,7 +34,7 @@ def load(
     model: str | Path,
     revision: str | None = None,
     *,
-    device: str | torch.device = "cpu",
+    device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a checkpoint with its tokenizer, in eval mode.
@@ -35,15 +42,15 @@ def load(
     Args:
         model: A checkpoint folder, a Hub id, or `tiny`, the checkpoint that comes with ropepatch.
         revision: The revision of a Hub id.
-        device: Where the model is put, such as `cuda`; `auto` for all GPUs and, where they have no room, the
-            machine's memory, by accelerate.
+        device: Where the model is put, such as `cuda`; None for the GPU, if there is one; `auto` for all GPUs
+            and, where they have no room, the machine's memory, by accelerate.
         dtype: The precision of its weights, such as `torch.bfloat16` or `bfloat16`; None for the one that
             it asks for. The frequencies stay in float32.
 
     Raises:
         RopepatchError: If there is no such checkpoint, device or dtype, or transformers cannot load it.
     """
-    kind = known_dtype(dtype)
+    kind, device = known_dtype(dtype), device or best_device()
     if device != AUTO:
         check_device(device)
     checkpoint = find_source(model, revision, weights=True)

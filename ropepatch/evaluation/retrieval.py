@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -31,6 +31,7 @@ from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.running import Kept, advancing, distribute, rank_and_ranks
 from ropepatch.evaluation.table import aligned, data_frame
 from ropepatch.model.head import cache_keyword, evaluating, gives_positions, input_device
+from ropepatch.settings import Length, listed, parse_length
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -179,7 +180,7 @@ def passkey(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     *,
-    lengths: Sequence[int],
+    lengths: str | Iterable[Length],
     haystacks: int = 20,
     **options: Any,
 ) -> Retrieval:
@@ -188,7 +189,7 @@ def passkey(
     Args:
         model: See `retrieve`, as for the options.
         tokenizer: The model's.
-        lengths: Of the prompts, in tokens.
+        lengths: Of the prompts, in tokens: `[4096, 8192]` or `"4k,8k"`.
         haystacks: Answers per length.
         **options: `seed`, `texts`, `chat`, `split`, `progress` and the like.
 
@@ -204,7 +205,7 @@ def retrieve(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     *,
-    lengths: Sequence[int],
+    lengths: str | Iterable[Length],
     haystacks: int = 10,
     keys: int = 8,
     kinds: Sequence[str] = ("number", "sentence"),
@@ -229,7 +230,7 @@ def retrieve(
     Args:
         model: A causal language model of transformers, patched or not; put in eval mode and back.
         tokenizer: The model's.
-        lengths: Of the prompts, in tokens, the answer included.
+        lengths: Of the prompts, in tokens, the answer included: `[4096, 8192]` or `"4k,8k"`.
         haystacks: How many, at least three for an interval.
         keys: Questions of each kind, haystack and length.
         kinds: Names from `ropepatch.data.haystack.KINDS`.
@@ -249,7 +250,7 @@ def retrieve(
         RopepatchError: Arguments that fit no haystack (see `Haystacks`), or NaN logits.
     """
     plan = Haystacks(
-        lengths=lengths,
+        lengths=[parse_length(str(length)) for length in listed(lengths)],
         count=haystacks,
         keys=keys,
         kinds=tuple(kinds),

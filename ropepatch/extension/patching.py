@@ -163,25 +163,25 @@ class Patch(Substitution[ScaledRope]):
 
 
 @overload
-def patch(model: nn.Module, scaling: Plan, *, length: int | None = None) -> Patch: ...
+def patch(model: nn.Module, method: Plan, *, length: int | None = None) -> Patch: ...
 
 
 @overload
 def patch(
-    model: nn.Module, scaling: Scaling, *, length: int | None = None, original: Length | None = None
+    model: nn.Module, method: Scaling, *, length: int | None = None, original: Length | None = None
 ) -> Patch: ...
 
 
 @overload
 def patch(
-    model: nn.Module, scaling: AttentionMap, *, to: Length, original: Length | None = None
+    model: nn.Module, method: AttentionMap, *, to: Length, original: Length | None = None
 ) -> Mapped: ...
 
 
 @overload
 def patch(
     model: nn.Module,
-    scaling: str,
+    method: str = "yarn",
     *,
     to: Length | None = None,
     length: int | None = None,
@@ -193,7 +193,7 @@ def patch(
 @float32_on_cpu()
 def patch(
     model: nn.Module,
-    scaling: Plan | Scaling | AttentionMap | str,
+    method: Plan | Scaling | AttentionMap | str = "yarn",
     *,
     to: Length | None = None,
     length: int | None = None,
@@ -208,7 +208,7 @@ def patch(
 
     Args:
         model: A causal language model, possibly inside a PEFT model.
-        scaling: A plan; a scaling, whose target is then factor * L; an attention map; or the name of a method
+        method: A plan; a scaling, whose target is then factor * L; an attention map; or the name of a method
             or of a map, or a scaling file.
         to: The target of a method or map by its name, as in `plan`.
         length: For length-dependent methods, the length to plan for, in tokens; None for the target.
@@ -224,7 +224,7 @@ def patch(
     base = base_model(model)
     with held(base):  # no other thread changes it meanwhile
         surveyed = survey(base.config.to_dict(), base)
-        plan = _planned(base, surveyed, scaling, to, length, original, parameters)
+        plan = _planned(base, surveyed, method, to, length, original, parameters)
         if plan.distances is not None:
             return map_attention(base, plan.distances, to=plan.target, original=plan.survey.original)
         return _scaled(base, surveyed.site.path, plan, plan.target if length is None else _checked(length))

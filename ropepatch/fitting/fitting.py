@@ -31,7 +31,7 @@ from ropepatch.fitting.descent import FitSettings, FitState, begin, proceed, sto
 from ropepatch.fitting.examples import HELD_OUT, WRITTEN, read_splits
 from ropepatch.fitting.loss import FitLoss, learnable
 from ropepatch.fitting.vectors import Vector
-from ropepatch.model.loading import check_device, load_model, load_tokenizer
+from ropepatch.model.loading import best_device, check_device, load_model, load_tokenizer
 from ropepatch.model.precision import describe_placement, prefers_float32
 from ropepatch.model.self_written import self_written
 from ropepatch.model.source import find_source
@@ -170,7 +170,7 @@ def fit(
             f"torch.distributed is not initialised, but WORLD_SIZE is {os.environ['WORLD_SIZE']}",
             hint="leave `device` out",
         )
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or best_device()
     check_device(device)
     source = find_source(model, revision, weights=True)
     survey = trained_on(survey_checkpoint(source), original)

@@ -36,6 +36,11 @@ def known_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     return kind
 
 
+def best_device() -> str:
+    """The GPU, if there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def check_device(device: str | torch.device) -> None:
     """Refuse a device that this machine lacks, with torch's reason."""
     try:

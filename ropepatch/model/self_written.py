@@ -18,7 +18,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import head_dim_of, text_config
 from ropepatch.model.head import reading_on
-from ropepatch.model.loading import load_model
+from ropepatch.model.loading import best_device, load_model
 from ropepatch.model.precision import memory_of
 from ropepatch.settings import seed_of
 
@@ -56,7 +56,7 @@ def self_written(
         while store is None or done < tokens:
             say(_progress(done, tokens, done - first, time.perf_counter() - began))
             if model is None:
-                model = load_model(checkpoint).to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
+                model = load_model(checkpoint).to(best_device())  # type: ignore[arg-type]
             draws = torch.Generator(model.device).manual_seed(seed_of(seed, "self", done // length))
             store = append(entry, generated(model, tokenizer, length, draws), source=NAME)
             done = len(store)

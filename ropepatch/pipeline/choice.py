@@ -25,14 +25,14 @@ from ropepatch.model.loading import load_tokenizer
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey_checkpoint
 from ropepatch.pipeline.evaluation import ALL, EVERY_MAP, WINDOWS, measured, participants
-from ropepatch.pipeline.inputs import check_places, in_tokens, listed, model_name, text_name
+from ropepatch.pipeline.inputs import check_places, in_tokens, model_name, text_name
 from ropepatch.pipeline.results import Results
 from ropepatch.pipeline.running import Feedback, Progress, Say, bar, say_on_stderr
 from ropepatch.pipeline.running import device as best_device
 from ropepatch.report import html_table, ranking_table
 from ropepatch.report.verdict import Verdict
 from ropepatch.scaling.file import FIT
-from ropepatch.settings import Length, refuse_unknown
+from ropepatch.settings import Length, listed, refuse_unknown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -18,12 +18,12 @@ from ropepatch.evaluation.suites import Method, Suite, read_method, read_suite
 from ropepatch.evaluation.tasks import PerplexityTask, check_text
 from ropepatch.extension.planning import Plan, plan_method
 from ropepatch.model.loading import AUTO, check_device, known_dtype
-from ropepatch.pipeline.inputs import check_places, in_tokens, listed, model_name, surveyed, text_name
+from ropepatch.pipeline.inputs import check_places, in_tokens, model_name, surveyed, text_name
 from ropepatch.pipeline.results import Results
 from ropepatch.pipeline.running import Feedback, Progress, Say, bar, interruptible, is_first, say_on_stderr
 from ropepatch.pipeline.running import device as best_device
 from ropepatch.scaling import formulas
-from ropepatch.settings import Length, refuse_unknown
+from ropepatch.settings import Length, listed, refuse_unknown
 
 ALL, EVERY_MAP = "all", "maps"  # stand for every candidate, and every attention map, that the model allows
 WINDOWS = 24  # of text, if nothing else is said

@@ -28,7 +28,7 @@ from ropepatch.pipeline.evaluation import named_suite, reported
 from ropepatch.pipeline.inputs import can_report, check_places, text_name
 from ropepatch.pipeline.learned import Learned, kept, planned
 from ropepatch.pipeline.request import Request, read_request
-from ropepatch.pipeline.results import Results
+from ropepatch.pipeline.results import Results, plot
 from ropepatch.pipeline.running import (
     WEIGHTS,
     Feedback,
@@ -107,11 +107,7 @@ class Extension:
         Raises:
             RopepatchError: If there is no figure of that name, or no matplotlib.
         """
-        if self.results or name:
-            return self.results.plot(name)
-        from ropepatch.report.plots import plot_plan
-
-        return plot_plan(self.plan)
+        return plot(self.results if self.results or name else self.plan, name)
 
     def outcome(self) -> str:
         """From where to where, by what, and what stock transformers made of it; of a dry run all it found."""

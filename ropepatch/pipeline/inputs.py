@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import trained_on
@@ -25,13 +23,6 @@ def model_name(model: str | os.PathLike[str]) -> str:
 def text_name(text: str | os.PathLike[str] | None) -> str | None:
     """A text as a command line names it."""
     return os.fspath(text) if isinstance(text, os.PathLike) else text
-
-
-def listed(values: Any) -> list[Any]:
-    """The entries of a list, or of a text that separates them by commas; one value alone is its own list."""
-    if isinstance(values, str):
-        return [value.strip() for value in values.split(",")]
-    return list(values) if isinstance(values, Iterable) and not isinstance(values, dict) else [values]
 
 
 def in_tokens(length: Length, model: str, revision: str | None, original: Length | None = None) -> int:

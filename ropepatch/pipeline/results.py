@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import Result, read_result, results_json
 from ropepatch.evaluation.table import data_frame
+from ropepatch.extension.planning import Plan
 from ropepatch.report import html_table, results_tables
 from ropepatch.settings import refuse_unknown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
+
+
+class HasFigures(Protocol):
+    """What draws itself: an `Extension`, a `Choice`, `Results`."""
+
+    def plot(self, name: str | None = None) -> Figure:
+        """A figure, by its name."""
 
 
 class Results(tuple[Result, ...]):
@@ -71,6 +79,23 @@ class Results(tuple[Result, ...]):
 
     def _repr_html_(self) -> str:
         return "".join(map(html_table, results_tables(self)))
+
+
+def plot(what: Plan | HasFigures | str | Path, name: str | None = None) -> Figure:
+    """A figure of a plan, of what was measured, or of results in a folder or a file; see `read_results`.
+
+    Args:
+        what: A `Plan`, an `Extension`, a `Choice`, `Results`, or the place of results.
+        name: Which figure, as in `Results.plot`; of a plan there is one.
+
+    Raises:
+        RopepatchError: There is nothing to draw, no figure of that name, or no matplotlib.
+    """
+    if isinstance(what, Plan):
+        from ropepatch.report.plots import plot_plan
+
+        return plot_plan(what)
+    return (read_results(what) if isinstance(what, str | Path) else what).plot(name)
 
 
 def read_results(place: str | Path) -> Results:

@@ -22,15 +22,15 @@ WEIGHTS = "weights"  # the stage that copies them: its progress is in bytes
 
 def device() -> str:
     """The GPU, if there is one; of several processes (`accelerate launch`, torchrun) each has its own."""
-    import torch
-
     if num_processes() > 1:
         from accelerate import PartialState
 
         from ropepatch.training.parallel import on_cpu
 
         return str(PartialState(cpu=on_cpu()).device)
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    from ropepatch.model.loading import best_device
+
+    return best_device()
 
 
 def num_processes() -> int:

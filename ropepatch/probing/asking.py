@@ -66,6 +66,9 @@ class Probed:
         """`to_dict` as text."""
         return json_text(self.to_dict())
 
+    def __repr__(self) -> str:
+        return f"Probed({self.engine}: {self.judgement})"
+
     def __str__(self) -> str:
         names = list(self.judgement.divergences)
         head = ["position", *("the checkpoint" if name == RIGHT else name for name in names)]
@@ -87,10 +90,10 @@ class Probed:
 
 
 def probe(
-    engine: str,
+    server: str,
     checkpoint: str | os.PathLike[str] | None = None,
     *,
-    engine_name: str | None = None,
+    engine: str | None = None,
     model: str = "",
     revision: str | None = None,
     save_reading: bool = False,
@@ -104,10 +107,10 @@ def probe(
     makes them one reading. A key, where it wants one, is read from ROPEPATCH_API_KEY.
 
     Args:
-        engine: The address of a server that speaks OpenAI's completions API, such as http://localhost:8000;
-            with `engine_name` the folder or file that the engine loads.
+        server: The address of a server that speaks OpenAI's completions API, such as http://localhost:8000;
+            with `engine` the folder or file that the engine loads.
         checkpoint: The checkpoint folder or Hub id; None for what the server calls its model, or loads.
-        engine_name: `transformers`, `llama-cpp` or `mlx-lm`, in this process; None for a server.
+        engine: `transformers`, `llama-cpp` or `mlx-lm`, in this process; None for a server.
         model: The name of the model at the server; empty for the first that it lists.
         revision: The branch, tag or commit of a Hub id.
         save_reading: Read the checkpoint, and write its `reading.json` anew.
@@ -118,20 +121,20 @@ def probe(
     Raises:
         RopepatchError: There is no server, no checkpoint of ropepatch, or no reading of it.
     """
-    with Server(engine, model, timeout) if engine_name is None else nullcontext() as server:
-        if server:
-            server.look()
+    with Server(server, model, timeout) if engine is None else nullcontext() as asked:
+        if asked:
+            asked.look()
         else:
-            refuse_unknown([engine_name], ENGINES, "engine")
-        found = _found(checkpoint or (server.model if server else engine), revision)
+            refuse_unknown([engine], ENGINES, "engine")
+        found = _found(checkpoint or (asked.model if asked else server), revision)
         reading = _reading(found, save_reading, say)
         tokenizer = tokenizer_of(found)
         ids = source_ids(reading.source, tokenizer, reading.vocabulary, found.name)[: reading.positions[-1]]
-        if server:
-            answers, limit = _Asking(server, reading, ids, tokenizer, say).all(progress)
+        if asked:
+            answers, limit = _Asking(asked, reading, ids, tokenizer, say).all(progress)
         else:
-            answers, limit = _in_process(str(engine_name), engine, ids, reading.positions), None
-    shown = server.shown if server else f"{engine_name} {engine}"
+            answers, limit = _in_process(str(engine), server, ids, reading.positions), None
+    shown = asked.shown if asked else f"{engine} {server}"
     return Probed(shown, found.name, reading, judge(reading, answers, limit), tuple(answers))
 
 

@@ -5,6 +5,7 @@ Task arithmetic (arXiv:2212.04089): what the adaptation changed is added to what
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -27,10 +28,11 @@ from ropepatch.extension.writing import check_weights, copy_files, save_trained
 from ropepatch.files import absent
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import blueprint, load_config, text_config
-from ropepatch.model.loading import load_model, load_tokenizer
+from ropepatch.model.loading import best_device, load_model, load_tokenizer
 from ropepatch.model.source import check_inside, find_source
 from ropepatch.model.survey import survey_checkpoint
 from ropepatch.model.weights import changed, read_header, read_headers
+from ropepatch.settings import short_length
 from ropepatch.training.adaptation import ADAPTATION, RECIPE
 from ropepatch.training.adapter import (
     WEIGHTS,
@@ -66,11 +68,13 @@ def transfer(
     adapted: str | Path,
     base: str | Path,
     instruct: str | Path,
-    out: str | Path,
+    out: str | Path | None = None,
     *,
-    text: Texts,
+    text: str | Path,
+    field: str = "text",
+    split: str = "test",
     max_short_loss_increase: float | None = None,
-    device: str = "cpu",
+    device: str | None = None,
     record: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Transferred:
@@ -83,11 +87,14 @@ def transfer(
         adapted: What `adapt` made of the base, merged or an adapter.
         base: What it was made from.
         instruct: A model that was fine-tuned from the same base.
-        out: The folder to make; it must not exist.
-        text: Held-out text that is read before and after, as the recipe's `watch` would.
+        out: The folder to make, which must not exist; None for INSTRUCT-METHOD-TO here.
+        text: Held-out text that is read before and after, as the recipe's `watch` would: a file, a folder, a
+            `datasets` id or a saved set.
+        field: The column or key of a document's text.
+        split: Which part of a `datasets` id or a saved set is read.
         max_short_loss_increase: By how much the loss within the old context may rise, as a share; None for
             what the recipe of the adaptation says.
-        device: Where the models read it.
+        device: Where the models read it; None for the GPU, if there is one.
         record: Further keys of `ropepatch.json`.
         say: Called with lines that tell how far it is.
 
@@ -96,8 +103,9 @@ def transfer(
             tokenizer or another rope, they do not fit into memory, or the outcome cannot be written. A
             checkpoint whose loss rose too far is written, and its gate has not passed.
     """
-    folder = absent(out)
     own = records.read(Path(adapted))
+    folder = absent(out or f"{Path(instruct).name}-{own.method}-{short_length(own.target)}")
+    device, texts = device or best_device(), Texts(text=os.fspath(text), field=field, split=split)
     if own.adaptation is None or own.base_weights is None:
         raise RopepatchError(
             f"{adapted} was extended without training: there is nothing to transfer",
@@ -111,7 +119,7 @@ def transfer(
     plan = plan_of_record(own, instruct)
     _check_rope(plan, own, sibling)
     _check_memory(Path(adapted), origin, sibling)
-    watcher = _watcher(own.adaptation, plan, load_tokenizer(sibling.folder), text)
+    watcher = _watcher(own.adaptation, plan, load_tokenizer(sibling.folder), texts)
     limit = max_short_loss_increase
     limit = _watch(own.adaptation).max_short_loss_increase if limit is None else limit
 

@@ -1,14 +1,19 @@
 """What a caller may write in several ways, in Python as on the command line."""
 
+import inspect
 import shutil
 
 import pytest
+import typer.main
+from made_results import reading
 
 import ropepatch
+from ropepatch.cli import app
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.tasks import PerplexityTask
 from ropepatch.model.source import TINY
 from ropepatch.pipeline.evaluation import candidates
-from ropepatch.pipeline.inputs import listed
+from ropepatch.settings import listed
 
 WAYS = [("yarn,ntk", ["yarn", "ntk"]), (["yarn", "ntk"], ["yarn", "ntk"]), (" yarn ", ["yarn"]), (64, [64])]
 
@@ -76,6 +81,74 @@ def test_an_unknown_argument_is_named_with_the_nearest_one(call, message, hint):
     with pytest.raises(RopepatchError, match=message) as refused:
         call()
     assert hint in refused.value.hint
+
+
+COMMANDS = ("extend", "fit", "transfer", "push", "compare", "plan", "probe", "explore", "eval", "doctor")
+OTHER_NAMES = {"eval": "evaluate", "doctor": "diagnose"}
+# What one side alone has: --set for `**parameters`, --eval, --model, the screen, and what is for other code.
+ONE_SIDED = {
+    "help",
+    "as_json",
+    "quiet",
+    "show",
+    "settings",
+    "parameters",
+    "say",
+    "progress",
+    "record",
+    "command",
+    "task",
+    "options",
+    "api",
+    "fit.out",
+    "fit.link_weights",
+    "fit.spare",
+    "fit.work",
+    "doctor.fix",
+    "push.card",
+    "compare.allow_code",
+    "extend.suite",
+    "extend.evaluate",
+    "eval.method",
+    "eval.methods",
+    "probe.name",
+    "probe.model",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_options_are_the_arguments_of_python_with_the_same_defaults(command):
+    arguments = dict(inspect.signature(getattr(ropepatch, OTHER_NAMES.get(command, command))).parameters)
+    if command == "compare":
+        arguments |= inspect.signature(ropepatch.choose).parameters | arguments
+    options = {one.name: one for one in typer.main.get_command(app).commands[command].params}
+    of_a_task = PerplexityTask.model_fields if command == "eval" else {}
+    apart = (options.keys() ^ arguments.keys()) - of_a_task.keys() - ONE_SIDED
+    assert not {name for name in apart if f"{command}.{name}" not in ONE_SIDED}
+    for name in options.keys() & arguments.keys() - {"methods"}:
+        ours, theirs = options[name].default, arguments[name].default
+        assert ours is None or theirs is inspect.Parameter.empty or str(ours) == str(theirs), name
+        assert ours is not None or theirs in (None, (), inspect.Parameter.empty), name
+
+
+def test_what_runs_on_a_model_in_memory_takes_what_the_commands_take(tmp_path):
+    model, tokenizer = ropepatch.load("tiny")
+    asked = ropepatch.passkey(model, tokenizer, lengths="128,256", haystacks=1)
+    assert asked == ropepatch.passkey(model, tokenizer, lengths=["128", 256], haystacks=1)
+    with pytest.raises(RopepatchError, match="'2y' is not a length"):
+        ropepatch.passkey(model, tokenizer, lengths="2y")
+    with ropepatch.patch(model, method="ntk", to="2x"):
+        assert ropepatch.active(model).plan.method.name == "ntk"
+    with ropepatch.patch(model, to=512):
+        assert ropepatch.active(model).plan.method.name == "yarn"
+
+
+def test_a_plan_and_a_folder_of_results_are_drawn_by_one_function(tmp_path):
+    assert ropepatch.plot(ropepatch.plan("tiny", to="2x")).axes
+    reading("yarn", [1.0] * 3).write(tmp_path / "0.json")
+    assert ropepatch.plot(tmp_path).axes
+    with pytest.raises(RopepatchError, match="unknown figure 'loss'"):
+        ropepatch.plot(tmp_path, "loss")
 
 
 def test_an_error_names_arguments_in_python_and_options_on_the_command_line(run_here):

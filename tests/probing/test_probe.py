@@ -173,20 +173,22 @@ def test_no_server_is_an_error_in_a_line(extended):
 def test_a_checkpoint_without_a_reading_is_read_once(tmp_path, extended):
     bare = ropepatch.extend("tiny", tmp_path / "bare", to="4x", reading=False).folder
     said = []
-    assert ropepatch.probe(str(bare), engine_name="transformers", say=said.append).is_right
+    found = ropepatch.probe(str(bare), engine="transformers", say=said.append)
+    assert found.is_right
+    assert len(repr(found)) < 300
     assert "reading it once" in said[0]
     assert not readings.exists(bare)
-    assert ropepatch.probe(str(bare), engine_name="transformers", save_reading=True).is_right
+    assert ropepatch.probe(str(bare), engine="transformers", save_reading=True).is_right
     assert readings.read(bare) == readings.read(extended)
 
 
 def test_an_engine_in_process_that_loads_the_unscaled_model_is_named(extended, tmp_path):
     plain = tmp_path / "plain"
     ropepatch.load("tiny")[0].save_pretrained(plain)
-    found = ropepatch.probe(str(plain), extended, engine_name="transformers")
+    found = ropepatch.probe(str(plain), extended, engine="transformers")
     assert found.judgement.verdict == UNSCALED
     with pytest.raises(RopepatchError, match="unknown engine"):
-        ropepatch.probe(str(plain), extended, engine_name="vllm")
+        ropepatch.probe(str(plain), extended, engine="vllm")
 
 
 def test_the_command_prints_a_line_a_position_and_the_verdict(run_here, extended):

@@ -14,7 +14,6 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import ropepatch
-from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
 from ropepatch.model.source import TINY
 from ropepatch.publishing.card.writing import write_card
@@ -30,7 +29,7 @@ TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 def tales(tmp_path_factory):
     file = tmp_path_factory.mktemp("text") / "tales.txt"
     file.write_text("Ann went to the garden. She found a red ball there. " * 200)
-    return Texts(text=str(file), split="test")
+    return file
 
 
 @pytest.fixture
