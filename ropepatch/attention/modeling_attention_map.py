@@ -16,13 +16,16 @@ import math
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface, LlamaConfig, LlamaForCausalLM
 from transformers import conversion_mapping as names
+from transformers.integrations import flex_attention as flex
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -30,7 +33,11 @@ MODEL_TYPE = "llama-attention-map"  # not `llama`: what does not run this file m
 ROTARY = "model.rotary_emb"  # where the stock model rotates queries and keys
 NAME = __name__  # of this file's attention, in the registry of the process
 SLOT = "_ropepatch_positions"  # where an attention module finds its map; None there: it is not mapped
-SCORES = {"cpu": 1 << 22, "cuda": 1 << 25}  # computed at a time, by the kind of device
+SCORES = {"cpu": 1 << 22, "cuda": 1 << 27}  # computed at a time, by the kind of device
+KERNELS = (
+    {"cuda": 2} if find_spec("triton") else {}
+)  # by kind, the bytes of a number that FlexAttention takes at most
+BLOCK = 128  # queries or keys that FlexAttention reads or skips at a time
 
 Place = Callable[[Tensor], Tensor]  # of positions, elementwise; integers or fractions
 
@@ -324,6 +331,89 @@ def in_blocks(
     return torch.cat(outputs, 2), torch.cat(weights, 2) if wants_weights else None
 
 
+def ends_of_blocks(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and the greatest [B, T / 128] of every block of [B, T]."""
+    count = numbers.shape[-1]
+    columns = torch.arange(-(-count // BLOCK) * BLOCK, device=numbers.device).clamp(max=count - 1)
+    return torch.aminmax(numbers[:, columns].unflatten(-1, (-1, BLOCK)), dim=-1)
+
+
+def block_mask(band: Band, sight: Sight, span: slice, batch: int) -> BlockMask:
+    """FlexAttention's mask of the keys of some columns that queries see in a band.
+
+    A block is skipped, or read without the mask, by the least and the greatest of its positions, columns and
+    documents: no [Q, T] is made.
+    """
+
+    def of_all(numbers: Tensor) -> Tensor:
+        return numbers.expand(batch, -1).contiguous()
+
+    count, last = sight.queries.shape[-1], sight.column - span.start
+    begin, end = of_all(band.begin(sight.queries)), of_all(band.end(sight.queries))
+    at, theirs = of_all(sight.keys[:, span]), of_all(sight.documents[:, span])
+    mine = of_all(sight.documents[:, sight.column : sight.column + count])
+    newest = of_all(torch.arange(last, last + count, device=at.device)[None])
+    oldest = (newest - sight.window + 1).clamp(min=0) if sight.window else torch.zeros_like(newest)
+
+    def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        within = (
+            (at[b, j] >= begin[b, i]) & (at[b, j] < end[b, i]) & (j >= oldest[b, i]) & (j <= newest[b, i])
+        )
+        return within & (theirs[b, j] > 0) & ((mine[b, i] == 0) | (mine[b, i] == theirs[b, j]))
+
+    least, greatest = zip(
+        *(ends_of_blocks(x) for x in (begin, end, newest, oldest, mine, at, theirs)), strict=True
+    )
+    begin0, end0, newest0, oldest0, mine0 = (x[:, :, None] for x in least[:5])
+    begin1, end1, newest1, oldest1, mine1 = (x[:, :, None] for x in greatest[:5])
+    at0, theirs0, at1, theirs1 = (x[:, None] for x in (*least[5:], *greatest[5:]))
+    column0 = torch.arange(0, at.shape[-1], BLOCK, device=at.device)
+    column1 = column0 + BLOCK - 1
+    some = (at1 >= begin0) & (at0 < end1) & (column1 >= oldest0) & (column0 <= newest1) & (theirs1 >= mine0)
+    every = (at0 >= begin1) & (at1 < end0) & (column0 >= oldest1) & (column1 <= newest0)
+    every &= (theirs0 > 0) & (theirs0 == theirs1) & (mine0 == mine1) & (mine0 == theirs0)
+
+    def listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+        order = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True)
+        return blocks.sum(-1, dtype=torch.int32)[:, None], order.int()[:, None]
+
+    sizes: Any = {"BLOCK_SIZE": BLOCK, "seq_lengths": (count, at.shape[-1])}
+    return BlockMask.from_kv_blocks(*listed(some & ~every), *listed(some & every), mask_mod=seen, **sizes)
+
+
+def by_kernel(
+    module: nn.Module,
+    bands: list[tuple[Band, slice]],
+    queries: list[Tensor],
+    keys: list[Tensor],
+    value: Tensor,
+    sight: Sight,
+    scale: float,
+) -> Tensor:
+    """Attention [B, H, Q, D] by FlexAttention: band after band, which their sums of exponentials weigh.
+
+    Args:
+        module: Which attends.
+        bands: Each with the columns of its keys.
+        queries: Of each band [B, H, Q, D].
+        keys: Of each band [B, K, t, D].
+        value: [B, K, T, D].
+        sight: The keys that queries see.
+        scale: The factor of the scores.
+    """
+    outputs, sums = [], []
+    for (band, span), q, k in zip(bands, queries, keys, strict=True):
+        asked: dict[str, Any] = {"scale": scale, "enable_gqa": True, "training": module.training}
+        asked |= flex.get_flex_attention_lse_kwargs(True)
+        q, k, v = (x.contiguous() for x in (q, k, value[:, :, span]))
+        mask = block_mask(band, sight, span, len(q))
+        output, more = flex.compile_friendly_flex_attention(q, k, v, block_mask=mask, **asked)
+        outputs.append(output)
+        sums.append(getattr(more, "lse", more))
+    shares = torch.stack(sums).softmax(0).nan_to_num(0)[..., None]  # a query of padding that sees nothing
+    return (torch.stack(outputs) * shares).sum(0).to(value.dtype)
+
+
 def by_head(one: Tensor, shared: Tensor) -> Tensor:
     """[B, H, q, X] @ [B, K, X, Y]: [B, H, q, Y]; the heads that share one are rows of one product."""
     rows = one.reshape(len(one), shared.shape[1], -1, one.shape[-1]) @ shared
@@ -432,6 +522,13 @@ def attend_by(
             module, own, rotated[0], value, None, dropout, scale, is_causal=True
         )
         return output, None
+
+    able = value.dtype.itemsize <= KERNELS.get(value.device.type, 0) and query.shape[2] >= BLOCK
+    if mapped and able and not (dropout or wants_weights or sight.given is not None):
+        queries = [scaled(at(query, band.query(m)), 1.0, slice(None)) for band, _ in bands]
+        return by_kernel(module, bands, queries, rotated, value, sight, scale).transpose(
+            1, 2
+        ).contiguous(), None
 
     def score(own: Tensor, rows: slice, columns: slice) -> Tensor:
         here, there = m[:, rows], n[:, columns]

@@ -1,0 +1,120 @@
+"""FlexAttention in the place of the loop over blocks: the same attention, and no block read that nobody sees.
+
+Its kernels are compiled for a GPU. On a CPU what is not compiled stands in for them, which reads a mask as a
+function and leaves its lists of blocks alone: these are compared with the function.
+"""
+
+import pytest
+import torch
+from map_oracle import SMALL
+from swaps import IDS, apart, logits, put, sliding
+from tiny_models import tiny_model
+from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.functional import pad
+from transformers import DynamicCache
+
+from ropepatch.attention import MAPS, make_map
+from ropepatch.attention import modeling_attention_map as modeling
+
+every_map = pytest.mark.parametrize("name", MAPS)
+LEFT = torch.ones_like(IDS)
+LEFT[0, :9] = 0
+PACKED = torch.cat((torch.arange(18), torch.arange(22)))[None].expand(2, -1)
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """Called with a model: its logits by the kernel, which must have run."""
+    runs = []
+
+    def stands_in(*args, training, **asked):
+        runs.append(training)
+        return flex_attention(*args, **asked)
+
+    monkeypatch.setattr(modeling.flex, "compile_friendly_flex_attention", stands_in)
+
+    def read(model, *args, **asked):
+        with pytest.MonkeyPatch.context() as patching, torch.no_grad():
+            patching.setattr(modeling, "KERNELS", {"cpu": 4})
+            patching.setattr(modeling, "BLOCK", 16)
+            runs.clear()
+            found = logits(model, *args, **asked)
+            assert runs
+            return found
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("name", "window"), [*((name, None) for name in MAPS), ("self-extend", 20), ("lambda", 20)]
+)
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_the_kernel_gives_what_the_loop_gives(name, window, kernel):
+    """Of whole rows, of padded and packed ones, and behind a cache."""
+    model = sliding(window) if window else tiny_model("llama")
+    put(model, name)
+    for asked in ({}, {"attention_mask": LEFT}, {"position_ids": PACKED}):
+        asked |= {"use_cache": False}
+        seen = asked.get("attention_mask", torch.ones_like(IDS)).bool()
+        assert apart(kernel(model, IDS, **asked)[seen], logits(model, IDS, **asked)[seen]) < 5e-5
+    with torch.no_grad():
+        cache, other = (DynamicCache(config=model.config) for _ in range(2))
+        for each in (cache, other):
+            model(IDS[:, :12], past_key_values=each)
+    expected = logits(model, IDS[:, 12:], past_key_values=other)
+    assert apart(kernel(model, IDS[:, 12:], past_key_values=cache), expected) < 5e-5
+
+
+@every_map
+@pytest.mark.parametrize("sliding_window", [0, 30])
+def test_a_block_is_read_where_a_pair_is_seen_and_without_the_mask_where_all_are(name, sliding_window):
+    """Queries from the 24th of 100 keys on, in the middle of blocks of 16; documents and padding."""
+    documents = torch.tensor([[0] * 5 + [1] * 95, [1] * 40 + [2] * 60, [1] * 100])
+    keys = torch.arange(100)[None].expand(3, -1)
+    sight = modeling.Sight(keys[:, 24:], keys, documents, 24, sliding_window)
+    bands, read = make_map(name, **SMALL[name]).bands(), 0
+    for band in bands:
+        span = slice(3, 100)
+        with pytest.MonkeyPatch.context() as patching:
+            patching.setattr(modeling, "BLOCK", 16)
+            mask = modeling.block_mask(band, sight, span, 3)
+        b, i, j = torch.meshgrid(torch.arange(3), torch.arange(76), torch.arange(97), indexing="ij")
+        pairs = mask.mask_mod(b, b, i, j)
+        expected = band.holds(sight.queries, keys[:, span]) & sight.mask(slice(0, 76), span)[:, 0]
+        assert torch.equal(pairs, expected)
+        some, every = (
+            pad(pad(pairs, (0, 15)), (0, 0, 0, 4), value=beyond).view(3, 5, 16, 7, 16) for beyond in (0, 1)
+        )
+        some, every = some.any(4).any(2), every.all(4).all(2)
+        for b in range(3):
+            for row in range(5):
+                part = mask.kv_indices[b, 0, row, : mask.kv_num_blocks[b, 0, row]].tolist()
+                full = mask.full_kv_indices[b, 0, row, : mask.full_kv_num_blocks[b, 0, row]].tolist()
+                assert set(some[b, row].nonzero()[:, 0].tolist()) <= {*part, *full}
+                assert all(every[b, row, column] for column in full)
+                read += len(part) + len(full)
+    assert read < 0.7 * 3 * 5 * 7 * len(bands)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@every_map
+def test_on_a_gpu_outputs_and_gradients_are_those_of_the_loop(name):
+    model = tiny_model("llama").cuda().bfloat16()
+    put(model, name)
+    ids = torch.randint(3, 90, (2, 777), device="cuda")
+
+    def step():
+        model.zero_grad()
+        output = model(ids, labels=ids, use_cache=False)
+        output.loss.backward()
+        return output.logits.detach().float(), torch.cat(
+            [p.grad.flatten().float() for p in model.parameters()]
+        )
+
+    by_kernel = step()
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(modeling, "KERNELS", {})
+        by_loop = step()
+    for one, other in zip(by_kernel, by_loop, strict=True):
+        assert not torch.equal(one, other)
+        assert (one - other).norm() < 0.03 * other.norm()
