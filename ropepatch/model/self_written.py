@@ -7,17 +7,19 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import DynamicLayer
 
 from ropepatch.data.texts import first_token
 from ropepatch.data.tokens import TokenStore, append, find, tokenizer_digest, writing
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import head_dim_of, text_config
-from ropepatch.model.head import reading_on
+from ropepatch.model.head import cache_keyword, reading_on
 from ropepatch.model.loading import best_device, load_model
 from ropepatch.model.precision import memory_of
 from ropepatch.settings import seed_of
@@ -81,6 +83,35 @@ def side_by_side(model: PreTrainedModel, length: int) -> int:
     return max(1, int(CACHED * memory_of(model.device)) // (cached * length))
 
 
+class _InPlace(DynamicLayer):  # type: ignore[no-untyped-call]
+    """Keys and values [B, K, T, D] in room for all that come: grown by copies they leave memory in pieces."""
+
+    def __init__(self, layer: Any, length: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.dtype, self.device, self.is_initialized = layer.dtype, layer.device, True
+        self._rooms = [x.new_empty(*x.shape[:2], length, x.shape[3]) for x in (layer.keys, layer.values)]
+        self.keys, self.values = (room[:, :, :0] for room in self._rooms)
+        self.update(layer.keys, layer.values)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        begin = self.get_seq_length()
+        end = begin + key_states.shape[2]
+        for room, new in zip(self._rooms, (key_states, value_states), strict=True):
+            room[:, :, begin:end] = new
+        self.keys, self.values = (room[:, :, :end] for room in self._rooms)
+        return self.keys, self.values
+
+
+def _give_room(cache: Any, length: int) -> None:
+    """Have the layers of a cache written in place that would grow by copies."""
+    layers = cache.layers if isinstance(cache, DynamicCache) else []
+    for index, layer in enumerate(layers):
+        if type(layer) is DynamicLayer:
+            layers[index] = _InPlace(layer, length)
+
+
 @torch.no_grad()
 def generated(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, length: int, draws: torch.Generator
@@ -97,7 +128,10 @@ def generated(
         ids = torch.full((rows, 1), first, device=model.device)
     columns, read = [ids], reading_on(model)
     while len(columns) < length:
-        p = read(ids).logits[:, -1].float().softmax(-1)
+        output = read(ids)
+        if len(columns) == 1:
+            _give_room(output[cache_keyword(model)], length)
+        p = output.logits[:, -1].float().softmax(-1)
         if not p.isfinite().all():
             raise RopepatchError(
                 f"the model generates no text: its logits are no numbers after {len(columns)} tokens",
