@@ -14,8 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from ropepatch.attention.interchange import OTHER_SCORES, OWN_MASK, attending_here
 from ropepatch.attention.modeling_attention_map import rotate
 from ropepatch.errors import RopepatchError
-from ropepatch.model.head import evaluating, shadowed
-from ropepatch.model.loading import check_finite
+from ropepatch.model.head import check_finite, evaluating, shadowed
 from ropepatch.model.survey import Survey
 
 NAME = "ropepatch_probe"

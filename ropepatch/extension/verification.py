@@ -18,7 +18,8 @@ from ropepatch.extension.planning import Plan
 from ropepatch.extension.record import Verdict
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import load_text_config, text_config
-from ropepatch.model.loading import check_finite, load_model
+from ropepatch.model.head import check_finite
+from ropepatch.model.loading import load_model
 from ropepatch.model.rotary import other_tables, stock_table
 from ropepatch.model.stock import stock_code
 

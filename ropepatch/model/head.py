@@ -30,6 +30,16 @@ def input_device(model: PreTrainedModel) -> torch.device:
     return torch.device("cpu") if embedding.is_meta else embedding.device  # meta: offloaded by accelerate
 
 
+def check_finite(model: PreTrainedModel, name: str) -> None:
+    """Refuse a model whose weights hold a NaN or an infinity, naming the first tensor that does."""
+    for tensor, values in model.state_dict().items():
+        if not values.isfinite().all():
+            raise RopepatchError(
+                f"the weights of {name} hold a NaN or an infinity: {tensor}",
+                hint="`ropepatch doctor` counts them; download the files again, or take an earlier state",
+            )
+
+
 def decoder_of(model: PreTrainedModel) -> nn.Module | None:
     """Find the part of a model below its head; None if it cannot return logits of single positions."""
     if not any(map(gives_positions, model.modules())):  # any: wrappers such as PEFT's pass keywords on

@@ -96,16 +96,6 @@ def load_model(
     return loaded
 
 
-def check_finite(model: PreTrainedModel, name: str) -> None:
-    """Refuse a model whose weights hold a NaN or an infinity, naming the first tensor that does."""
-    for tensor, values in model.state_dict().items():
-        if not values.isfinite().all():
-            raise RopepatchError(
-                f"the weights of {name} hold a NaN or an infinity: {tensor}",
-                hint="`ropepatch doctor` counts them; download the files again, or take an earlier state",
-            )
-
-
 def load_tokenizer(source: Checkpoint | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a checkpoint, by its config.json as it was read, or of a folder."""
     folder, how = (source.folder, dict(SAFELY)) if isinstance(source, Checkpoint) else (source, SAFELY)
