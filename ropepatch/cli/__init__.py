@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -150,7 +151,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        print(
-            f"error: {error.strerror or error}\nhint: check the disk that the output goes to", file=sys.stderr
-        )
-        sys.exit(2)
+        named = f"{error.filename}: " if error.filename else ""
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = "free some space" if full else "look at that path" if named else None
+        _refuse(RopepatchError(f"{named}{error.strerror or error}", hint=hint))

@@ -79,14 +79,15 @@ def compare(
     """Rank methods on a model, training-free: retrieval at the target, loss over it, short-context loss.
 
     The ranking is by the log-probability of the answers, if the model finds any within its trained context,
-    then by loss; differences are paired and tested over all methods together. The last lines are the
-    recommendation, which may be not to extend at all. A fit learns from that part of the text which is not
-    read for the ranking.
+    then by loss. The last lines are the recommendation, which may be not to extend at all: a method must be
+    significantly better than the baseline by one of both, and not significantly worse by the other (paired
+    t-tests; 5 % over all methods, by Holm). --json holds the whole rule. A fit learns from that part of the
+    text which is not read for the ranking.
     """
     from ropepatch.pipeline.choice import COMPARED
     from ropepatch.pipeline.choice import compare as compare_methods
     from ropepatch.report import print_ranking
-    from ropepatch.scaling.file import AUTO, FIT
+    from ropepatch.scaling.file import FIT
 
     choice = compare_methods(
         model,
@@ -116,7 +117,7 @@ def compare(
     again: list[str] = []
     if choice.ranking.recommended == FIT and choice.fitted:
         reading = ["--text", text, "--field", field, "--split", split] if text else []
-        again = [AUTO, *reading] if out is None else [str(out / FIT / f"{FIT}.json")]
+        again = [FIT, *reading] if out is None else [str(out / FIT / f"{FIT}.json")]
     elif choice.method is not None:
         again = [choice.method]
     command = _command(model, revision, to, original, again) if again else ""
@@ -126,10 +127,10 @@ def compare(
 def _command(model: str, revision: str | None, to: str, original: str | None, method: list[str]) -> str:
     """The line that makes the recommended checkpoint, where a checkpoint can hold the method."""
     from ropepatch.extension.planning import plan
-    from ropepatch.scaling.file import AUTO
+    from ropepatch.scaling.file import FIT
 
     name = method[0]
-    if name != AUTO and not plan(model, to=to, original=original, method=name, revision=revision).savable:
+    if name != FIT and not plan(model, to=to, original=original, method=name, revision=revision).savable:
         return ""
     words = ["ropepatch", "extend", model, "--to", to, "--method", *method]
     for option, value in (("--original", original), ("--revision", revision)):

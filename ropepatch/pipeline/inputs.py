@@ -67,7 +67,7 @@ def check_places(out: str | Path | None, report: str | Path | None = None) -> tu
     """
     folder, page = (None if place is None else Path(place) for place in (out, report))
     if page is not None:
-        if page.exists():
+        if os.path.lexists(page):
             raise RopepatchError(
                 f"{page} already exists", hint="choose another `report`; nothing is overwritten"
             )
@@ -77,8 +77,8 @@ def check_places(out: str | Path | None, report: str | Path | None = None) -> tu
             raise RopepatchError("a report needs matplotlib and jinja2", hint='pip install "ropepatch[plot]"')
         check_writable(page, "choose another `report`")
     if folder is not None:
-        if folder.exists() and not folder.is_dir():
-            raise RopepatchError(f"{folder} is a file", hint="`out` is a folder")
+        if os.path.lexists(folder) and not folder.is_dir():
+            raise RopepatchError(f"{folder} is no folder", hint="`out` is a folder")
         check_writable(folder, "choose another `out`")
     return folder, page
 

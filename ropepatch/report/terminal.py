@@ -10,7 +10,7 @@ from typing import TextIO
 
 from ropepatch.errors import printable
 from ropepatch.evaluation.comparisons import Comparison, comparisons
-from ropepatch.evaluation.ranking import RULE, Ranking
+from ropepatch.evaluation.ranking import Ranking
 from ropepatch.evaluation.results import Result
 from ropepatch.evaluation.table import Cell, Table
 from ropepatch.evaluation.tasks import task_of
@@ -33,7 +33,7 @@ def print_results(results: Sequence[Result]) -> None:
 def print_ranking(
     ranking: Ranking, results: Sequence[Result], *, command: str = "", on_stderr: bool = False
 ) -> None:
-    """The scalings with their intervals, the verdict, and how both are to be read.
+    """The scalings with their intervals, and the verdict.
 
     Args:
         ranking: The ranking of the results.
@@ -45,8 +45,7 @@ def print_ranking(
     width = _width(stream)
     table = table_text(ranking_table(ranking, results), width)
     verdict = _folded(Verdict.of(ranking).lines, width)
-    rule = _folded([f"Rule: {RULE}"], width)
-    _write("\n".join([table, "", *verdict, *([f"  {command}"] if command else []), "", *rule]), stream)
+    _write("\n".join([table, "", *verdict, *([f"  {command}"] if command else [])]), stream)
 
 
 def _joined(comparison: Comparison) -> Table:

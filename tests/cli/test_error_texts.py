@@ -426,6 +426,25 @@ def test_a_disk_that_cannot_be_written_is_one_line_and_a_hint(name, here, monkey
     check_snapshot(name, EXTEND, message)
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            OSError(2, "No such file", "/a/b\x1b[2J"),
+            "error: /a/b\\x1b[2J: No such file\nhint: look at that path\n",
+        ),
+        (OSError(errno.ENOSPC, "No space left"), "error: No space left\nhint: free some space\n"),
+        (OSError("odd"), "error: odd\n"),
+    ],
+)
+def test_what_the_system_refuses_unforeseen_names_its_path(error, said, here, monkeypatch, capsys):
+    def refuse(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr("ropepatch.extension.planning.plan", refuse)
+    assert run(monkeypatch, capsys, "plan src --to 256") == (2, "", said)
+
+
 def test_the_snapshots_hold_these_cases_and_no_others():
     assert [*stored()] == [*CASES, *DISKS]
 

@@ -32,6 +32,8 @@ def unwritable(place: Path, monkeypatch) -> None:
         ("eval tiny --report shut", "error: shut already exists"),
         ("eval tiny --out shut/results", "error: cannot write shut/results: Permission denied"),
         ("eval tiny --out file/results", "error: cannot write file/results: Not a directory"),
+        ("eval tiny --out dangling", "error: dangling is no folder"),
+        ("eval tiny --report dangling", "error: dangling already exists"),
         ("compare tiny --to 512 --report shut/r.html", "error: cannot write shut/r.html: Permission denied"),
         ("fit tiny --to 512 --out shut/x.json", "shut/x.json: Permission denied"),
         ("fit tiny --to 512 --out file/x.json", "file/x.json: Not a directory"),
@@ -50,6 +52,7 @@ def test_what_cannot_be_written_or_has_no_effect_is_said_before_anything_is_meas
 ):
     (tmp_path / "shut").mkdir()
     (tmp_path / "file").write_text("")
+    (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "s.yaml").write_text(
         "to: 1x\ntasks: [{task: perplexity}, {task: retrieval, haystacks: none}]\n"
     )
