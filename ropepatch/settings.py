@@ -11,7 +11,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, TypeVar
 
 import yaml
 from pydantic import (
@@ -456,7 +456,11 @@ class Named(Settings, metaclass=_Shown):
         return f"`{cls.listed_by} {cls.name}` lists its parameters"
 
 
-Kind = TypeVar("Kind", bound=Named)
+class _HasName(Protocol):
+    name: ClassVar[str]
+
+
+Kind = TypeVar("Kind", bound=_HasName)
 Choice = TypeVar("Choice")
 
 
@@ -481,7 +485,9 @@ class Registry(dict[str, type[Kind]]):
 
     def make(self, name: str, /, **parameters: Any) -> Kind:
         """Look up a class and make an instance."""
-        return self.find(name)(**parameters)
+        kind: Any = self.find(name)
+        made: Kind = kind(**parameters)
+        return made
 
 
 def find_named(name: str, choices: Mapping[str, Choice], what: str, other_names: Mapping[str, str]) -> Choice:

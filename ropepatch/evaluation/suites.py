@@ -24,7 +24,6 @@ from ropepatch.settings import (
     Several,
     Text,
     find_shipped,
-    refuse_unknown,
     seed_of,
     shown,
 )
@@ -83,8 +82,8 @@ def read_task(content: Any) -> Task:
             f"a task must be a mapping with the key task, got {shown(content)}",
             hint=f"tasks: {', '.join(TASKS)}",
         )
-    refuse_unknown([content["task"]], TASKS, "task")
-    return TASKS[content["task"]].model_validate({key: content[key] for key in content if key != "task"})
+    settings = {key: content[key] for key in content if key != "task"}
+    return TASKS.find(content["task"]).model_validate(settings)
 
 
 @with_config(ConfigDict(extra="allow"))

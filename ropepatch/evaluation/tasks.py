@@ -34,6 +34,7 @@ from ropepatch.settings import (
     Count,
     Length,
     OneOf,
+    Registry,
     Settings,
     Several,
     Text,
@@ -538,7 +539,7 @@ def _row(score: Mapping[str, Any]) -> Row:
     )
 
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (PerplexityTask, RetrievalTask, LmEvalTask)}
+TASKS: Registry[Task] = Registry("task", (PerplexityTask, RetrievalTask, LmEvalTask))
 
 
 def task_of(name: str) -> type[Task]:
