@@ -161,7 +161,7 @@ def map_attention(
 ) -> Mapped:
     """Keep every distance of one loaded model within those it was trained on, in memory and reversibly.
 
-    Layers that do not turn, and those that slide within the model's window, stay as they are. While it is in
+    Layers that do not rotate, and those that slide within the model's window, are unchanged. While it is in
     force the configuration says so (`attention_map`), and `save_pretrained` refuses: transformers would read
     what it writes without the map.
 
@@ -175,7 +175,7 @@ def map_attention(
 
     Raises:
         RopepatchError: If there is no such map, its distances would leave the window before N, or the model
-            is patched, swapped, or does more than turn queries and keys and attend causally.
+            is patched, swapped, or does more than rotate queries and keys and attend causally.
     """
     if isinstance(distances, str):
         distances = make_map(distances, **parameters)
@@ -241,7 +241,7 @@ def check_mappable(model: PreTrainedModel, window: int) -> None:
 
 
 def _narrow(sees: int, window: int) -> str:
-    return f"its layers that turn see no farther than {sees} of its {window} tokens"
+    return f"its layers that rotate see no farther than {sees} of its {window} tokens"
 
 
 def mapped(model: nn.Module) -> Mapped | None:

@@ -89,10 +89,10 @@ def rotating_layers(
         if rotates is None:
             check_finite(base, Path(str(base.name_or_path or type(base).__name__)).name)
             name = type(plain.module).__name__
-            raise refuse(f"its {name} does not turn queries and keys last, by apply_rotary_pos_emb")
+            raise refuse(f"its {name} does not rotate queries and keys last, by apply_rotary_pos_emb")
         layers[plain.module] = rotates
     if not any(layers.values()):
-        raise refuse("its attention is no interchangeable function, or turns nothing")
+        raise refuse("its attention is no interchangeable function, or rotates nothing")
     return layers
 
 
@@ -113,7 +113,7 @@ def _more_than_attention(call: _Call) -> str | None:
     if call.mask is not None:  # nobody gave it one
         return OWN_MASK
     if call.others.get("position_ids") is None:
-        return f"its {type(call.module).__name__} is not told where its queries stand (position_ids)"
+        return f"its {type(call.module).__name__} is not given the positions of its queries (position_ids)"
     return None
 
 

@@ -79,7 +79,7 @@ def map_changes(
         survey: Of the model.
         distances: The map, with all its parameters.
         target: N.
-        layers: The layers that turn by the places of the map, where not all do.
+        layers: The layers that rotate by the map, where not all do.
     """
     if survey.section is not None or survey.own_config is not None:
         return {}
@@ -136,10 +136,10 @@ def check_no_other_code(folder: Path, names: Iterable[str]) -> None:
 
 
 def mapped_layers(model: PreTrainedModel) -> list[int] | None:
-    """The layers of a mapped model that turn by the places of its map; None where all do."""
+    """The layers of a mapped model that rotate by its map; None where all do."""
     attentions: list[Any] = [module for module in model.modules() if SLOT in vars(module)]
-    turning = {attention.layer_idx: vars(attention)[SLOT] is not None for attention in attentions}
-    return None if all(turning.values()) else [index for index, turns in turning.items() if turns]
+    rotating = {attention.layer_idx: vars(attention)[SLOT] is not None for attention in attentions}
+    return None if all(rotating.values()) else [index for index, rotates in rotating.items() if rotates]
 
 
 def read_without_ropepatch(folder: Path, ids: Tensor, positions: Tensor) -> dict[str, Tensor]:

@@ -127,7 +127,7 @@ def blueprint(config: PreTrainedConfig) -> PreTrainedModel:
     if not isinstance(layers, int) or not 0 < layers <= MAX_LAYERS:
         raise RopepatchError(
             f"num_hidden_layers must be an integer from 1 to {MAX_LAYERS}, got {layers!r}",
-            hint="mend config.json",
+            hint="fix config.json",
         )
     with stock_code(f"build {config.model_type} from config.json"), torch.device("meta"):
         build: Any = AutoModelForCausalLM.from_config

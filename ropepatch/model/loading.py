@@ -76,7 +76,7 @@ def load_model(
         name = str(dtype).removeprefix("torch.")
         raise RopepatchError(f"no model computes in {name}", hint="dtype is float32, bfloat16 or float16")
     load: Any = AutoModelForCausalLM.from_pretrained
-    hint = "mend config.json or the weights so that transformers loads them"
+    hint = "fix config.json or the weights so that transformers loads them"
     how = SAFELY | {"dtype": dtype or "auto", "use_safetensors": True, "output_loading_info": True}
     if device_map is not None:
         how["device_map"] = device_map

@@ -317,7 +317,7 @@ def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
         )
     for key, value in _leaves(config.rope_parameters):
         if isinstance(value, float) and not math.isfinite(value):
-            raise RopepatchError(f"{key} must be a finite number, got {value}", hint="mend config.json")
+            raise RopepatchError(f"{key} must be a finite number, got {value}", hint="fix config.json")
     table = stock_table(config, site)
     window = _window(config, parameters)
     theta = parameters["rope_theta"]

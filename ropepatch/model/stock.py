@@ -13,7 +13,7 @@ from ropepatch.errors import RopepatchError
 
 
 @contextmanager
-def stock_code(what: str, hint: str = "mend config.json so that transformers loads it") -> Iterator[None]:
+def stock_code(what: str, hint: str = "fix config.json so that transformers loads it") -> Iterator[None]:
     """Report whatever transformers raises on a stranger's files as one line."""
     level = logging.getLogger("transformers").level
     logging.getLogger("transformers").setLevel(logging.ERROR)

@@ -89,7 +89,7 @@ def _explained(error: BaseException, repo: str) -> tuple[str, str]:
     if isinstance(error, OSError) and error.errno:
         where = f" {error.filename}" if error.filename else ""
         return f"cannot read{where}: {os.strerror(error.errno)}", "check the folder, and the disk it is on"
-    return f"cannot push to {repo}: {_line(str(error))}", f"mend what it names, or {AGAIN}"
+    return f"cannot push to {repo}: {_line(str(error))}", f"fix what it names, or {AGAIN}"
 
 
 def _line(text: str) -> str:

@@ -101,7 +101,7 @@ def _peft() -> Any:
 
 @contextmanager
 def without_deprecations() -> Iterator[None]:
-    """Without the warnings that transformers gives PEFT, of which a user can mend nothing."""
+    """Without the warnings that transformers gives PEFT, which a user cannot fix."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         yield

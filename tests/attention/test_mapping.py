@@ -264,15 +264,15 @@ REFUSED = {
         llama4 llama4_text minimax olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next
         qwen4_exp qwen4_exp_text zamba2
     """,
-    "does not turn queries and keys last": """
+    "does not rotate queries and keys last": """
         axk1 deepseek_v3 gemma3n_text glm4_moe_lite longcat_flash minicpm3 youtu
     """,
-    "its layers that turn see no farther than 64 of its 64 tokens": """
+    "its layers that rotate see no farther than 64 of its 64 tokens": """
         afmoe cohere2 cohere2_moe exaone4 exaone_moe kolibri1 ministral ministral3 mistral mixtral
         phi3 phi4_multimodal starcoder2
     """,
     "its layers make masks of their own": "doge",
-    "is not told where its queries stand": "cohere_compass_text dory fuyu persimmon",
+    "is not given the positions of its queries": "cohere_compass_text dory fuyu persimmon",
     "does not support sdpa": "flint gemma2 got_ocr2 gpt_neox_japanese gpt_oss mimo_v2_flash vaultgemma",
     "is no interchangeable function": "falcon",
     "some of its attention is not causal": "gemma3 moss_transcribe_diarize",
@@ -364,7 +364,7 @@ def test_an_attention_that_does_more_than_turn_is_told_by_what_it_does(model):
         for layer in model.model.layers:
             layer.self_attn.query_layernorm.weight.copy_(torch.linspace(0.2, 2, 16))
     stock = logits(model)
-    with pytest.raises(RopepatchError, match="HunYuanDenseV1Attention does not turn queries and keys last"):
+    with pytest.raises(RopepatchError, match="HunYuanDenseV1Attention does not rotate queries and keys last"):
         put(model, "rerope")
     assert torch.equal(logits(model), stock)
 

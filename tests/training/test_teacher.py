@@ -290,7 +290,9 @@ def test_a_model_that_takes_no_map_is_taught_by_short_rows_alone(tmp_path):
         sliding_window=64,
     )
     narrow = plan(config, to=512, method="yarn")
-    with pytest.raises(RopepatchError, match="cannot have an attention map: its layers that turn see no far"):
+    with pytest.raises(
+        RopepatchError, match="cannot have an attention map: its layers that rotate see no far"
+    ):
         prepare(narrow, recipe()).check()
     prepare(narrow, recipe(data=small_recipe().data)).check()
 
