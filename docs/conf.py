@@ -7,11 +7,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "eval" / "studies" / "encodings"))
 
 import generate  # beside this file
-from sphinx.util.inspect import TypeAliasForwardRef
 
 import ropepatch
-
-TypeAliasForwardRef.__repr__ = lambda alias: alias.name  # in a union, too: int | str | None
 
 project = "ropepatch"
 author = "the authors of ropepatch"
@@ -28,17 +25,9 @@ include_patterns = [
 ]
 exclude_patterns = [".*"]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser"]
 myst_heading_anchors = 4
-default_role = "code"
 smartquotes = False  # they make one dash of two, in the names of options
-autodoc_typehints = "description"
-autodoc_typehints_format = "short"
-autodoc_type_aliases = {"Length": "int | str", "Positive": "float", "FromOne": "float"}
-autodoc_preserve_defaults = True
-autodoc_member_order = "bysource"
-python_use_unqualified_type_names = True
-toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"
 html_title = "ropepatch"

@@ -1,11 +1,11 @@
-"""What the site says of methods, maps, encodings, tasks, commands and functions, from the package itself.
+"""What the pages say of methods, maps, encodings, tasks, commands and functions, from the package itself.
 
-Where a page holds `<!-- at build: NAME -->`, the text of the function NAME is put when the site is built.
+`docs/tables.py` writes it into the pages; figures and the explorer are made when the site is built.
 """
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +204,10 @@ API = {
 REGISTRIES = {"METHODS", "MAPS", "ENCODINGS"}
 
 
+SECTION = re.compile(r"^(Args|Attributes|Returns|Raises):\n((?:    .*\n?|\n)+)", re.MULTILINE)
+ENTRY = re.compile(r"^    (\*{0,2}\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
+
+
 def api() -> Iterator[str]:
     """A section for every public name, from its docstring."""
     listed = {name for names in API.values() for name in names.split()}
@@ -214,9 +218,64 @@ def api() -> Iterator[str]:
     for heading, names in API.items():
         yield f"## {heading}"
         for name in names.split():
-            kind = "class" if inspect.isclass(getattr(ropepatch, name)) else "function"
-            members = "\n   :members:" if kind == "class" else ""
-            yield f"```{{eval-rst}}\n.. auto{kind}:: ropepatch.{name}{members}\n```"
+            found = getattr(ropepatch, name)
+            yield f"### ropepatch.{name}"
+            if inspect.isclass(found):
+                yield described(found)
+                yield "\n".join(members(found))
+            else:
+                yield f"```text\nropepatch.{name}{signature(found)}\n```"
+                yield described(found)
+
+
+def described(thing: Any) -> str:
+    """A docstring in Markdown, its arguments as a list."""
+
+    def listed(section: re.Match[str]) -> str:
+        entries = ENTRY.findall(section[2])
+        items = [f"- `{name}`: {' '.join(text.split())}" for name, text in entries]
+        return (
+            f"**{section[1].replace('Args', 'Arguments')}**\n\n"
+            + ("\n".join(items) or inspect.cleandoc(section[2]))
+            + "\n\n"
+        )
+
+    return SECTION.sub(listed, f"{inspect.getdoc(thing)}\n").strip()
+
+
+def members(kind: type) -> Iterator[str]:
+    """The public methods and properties of a class, each in a line."""
+    for name, member in vars(kind).items():
+        text = (inspect.getdoc(member) or "").partition("\n\n")[0]
+        if name.startswith("_") or not text or not (callable(member) or isinstance(member, MEMBERS)):
+            continue
+        call = (
+            re.sub(r"^\((self|cls)(, )?", "(", signature(member, one_line=True)) if callable(member) else ""
+        )
+        yield f"- `{name}{call}`: {' '.join(text.split())}"
+
+
+MEMBERS = (property, classmethod, staticmethod)
+
+
+class _Plain(str):
+    """An annotation or a default as it is written."""
+
+    __repr__ = str.__str__
+
+
+def signature(function: Any, *, one_line: bool = False) -> str:
+    """The parameters of a function, one in a line where one line has no room for them all."""
+    written, starred = [], False
+    for one in inspect.signature(function).parameters.values():
+        if one.kind is one.KEYWORD_ONLY and not starred:
+            written.append("*")
+        starred |= one.kind in (one.KEYWORD_ONLY, one.VAR_POSITIONAL)
+        default = _Plain("...") if inspect.isfunction(one.default) else one.default
+        annotation = one.annotation if one.annotation is one.empty else _Plain(one.annotation)
+        written.append(str(one.replace(annotation=annotation, default=default)))
+    line = f"({', '.join(written)})"
+    return line if one_line or len(line) < 80 else "(\n    " + ",\n    ".join(written) + ",\n)"
 
 
 # The explorer
@@ -238,20 +297,10 @@ def _explore() -> Any:
 
 # What Sphinx calls
 
-SECTIONS: dict[str, Callable[[], Iterator[str]]] = {
-    one.__name__.replace("_", " "): one
-    for one in (methods, attention_maps, encodings, tasks, commands, api, explorer)
-}
-
 
 def fill_in(app: Any, page: str, text: list[str]) -> None:
-    """Replace the marks `<!-- at build: NAME -->` of a page."""
-    text[0] = re.sub(
-        r"^<!-- at build: ([\w ]+) -->$",
-        lambda mark: "\n\n".join(SECTIONS[mark[1]]()),
-        text[0],
-        flags=re.MULTILINE,
-    )
+    """Put the link to the explorer into its page."""
+    text[0] = text[0].replace("<!-- at build: explorer -->", "\n\n".join(explorer()))
 
 
 ACCESSIBLE = {  # what the theme writes, and what a screen reader needs

@@ -20,7 +20,7 @@ from ropepatch.extension.planning import Plan, plan_scaling
 from ropepatch.model.survey import survey
 from ropepatch.report.printers import markdown_rows
 from ropepatch.scaling import make_scaling
-from ropepatch.settings import RECIPES, find_shipped, meanings
+from ropepatch.settings import RECIPES, find_shipped, meanings, shipped_names
 from ropepatch.training import recipe as sections
 from ropepatch.training.forecast import Estimate
 from ropepatch.training.positions import POSITIONS
@@ -154,6 +154,30 @@ def positions() -> str:
         meaning = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
         rows.append((f"`{name}`", parameters, meaning, kind.paper))
     return markdown_rows(("positions", "parameters", "", "source"), rows)
+
+
+GPUS = {24: "RTX 4090, L4", 48: "A6000, L40S", 80: "A100, H100", 141: "H200"}  # gigabytes
+ROOM = 0.85  # the share that a training may take by the estimate, which knows no fragments
+
+
+def hardware() -> str:
+    """The smallest GPU that holds the training of each recipe, with its weights as they are and in 4 bits."""
+    rows = []
+    for name in shipped_names(RECIPES):
+        recipe = read_recipe(name)
+        ways = [recipe, *([recipe.model_copy(update={"quantization": "4bit"})] if recipe.lora else [])]
+        costs = [cost.memory.total_gib for one in ways if (cost := Estimate.of(one))]
+        if recipe.model not in ("tiny", "MODEL") and costs:
+            cells = [f"{gib:.1f} GiB: {_gpu(gib)}" for gib in costs]
+            rows.append(
+                (costs[0], [f"`{name}`", recipe.model, str(recipe.to), *cells, *["–"] * (2 - len(cells))])
+            )
+    head = ["recipe", "model", "to", "one GPU", "with `quantization: 4bit`"]
+    return markdown_rows(head, [row for _, row in sorted(rows)])
+
+
+def _gpu(gib: float) -> str:
+    return next((f"{size} GB ({names})" for size, names in GPUS.items() if gib <= ROOM * size), "several")
 
 
 def recipe_file(name: str) -> str:

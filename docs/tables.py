@@ -28,6 +28,7 @@ import encoding_tables
 import engines_tables
 import explorer_numbers
 import fit_tables
+import generate
 import longppl_tables
 import maps_tables
 import measured
@@ -61,6 +62,11 @@ def rows(name: str) -> list[dict[str, object]]:
     return found
 
 
+def in_sections(make: Callable[[], Iterator[str]]) -> Make:
+    """The sections of a page, below each other."""
+    return lambda: "\n\n".join(make())
+
+
 def pages_cost() -> str:
     """Tabulate the cost of the study of long pages on some published models."""
     smol, base, long = "HuggingFaceTB/SmolLM2-135M", "meta-llama/Meta-Llama-3-8B", "meta-llama/Llama-3.1-8B"
@@ -91,10 +97,22 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "engine-versions": registries.engine_versions,
         "engine-notes": registries.engine_notes,
     },
-    "docs/reference/attention-maps.md": {"maps": registries.maps},
+    "docs/reference/api.md": {"every-name": in_sections(generate.api)},
+    "docs/reference/attention-maps.md": {
+        "maps": registries.maps,
+        "every-map": in_sections(generate.attention_maps),
+    },
+    "docs/reference/commands.md": {"every-command": in_sections(generate.commands)},
     "docs/reference/costs.md": {"costs": measured.costs, "robustness": measured.attacks},
-    "docs/reference/encodings.md": {"encodings": registries.encodings},
-    "docs/reference/methods.md": {"methods": registries.methods},
+    "docs/reference/encodings.md": {
+        "encodings": registries.encodings,
+        "every-encoding": in_sections(generate.encodings),
+    },
+    "docs/reference/methods.md": {
+        "methods": registries.methods,
+        "every-method": in_sections(generate.methods),
+    },
+    "docs/reference/tasks.md": {"every-task": in_sections(generate.tasks)},
     f"{STUDIES}/README.md": {
         "training-free": measured.training_free,
         "adaptation": measured.adaptation,
@@ -143,6 +161,7 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
     },
     "recipes/README.md": {
         "models": registries.models,
+        "hardware": registries.hardware,
         "keys": registries.keys,
         "positions": registries.positions,
     },
@@ -231,12 +250,13 @@ def main() -> None:
     )
     parser.add_argument("--check", action="store_true", help="name what differs, write nothing, exit 1")
     check = parser.parse_args().check
-    found = list(differing())
-    for file, text in found:
-        sys.stdout.write(f"{file.relative_to(ROOT)}\n")
-        if not check:
-            file.write_text(text, encoding="utf-8")
-    sys.exit(check and bool(found))
+    while found := list(differing()):  # a page may quote another one, which has just been written
+        for file, text in found:
+            sys.stdout.write(f"{file.relative_to(ROOT)}\n")
+            if not check:
+                file.write_text(text, encoding="utf-8")
+        if check:
+            sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from ropepatch.errors import printable
@@ -64,7 +65,7 @@ def no_bar(name: str) -> Iterator[Advance]:
 
 @contextmanager
 def bar(name: str) -> Iterator[Advance]:
-    """A bar on stderr or in the notebook, which goes when it is done; nothing where neither is there.
+    """A bar on stderr, or in a notebook with ipywidgets, which goes when it is done; else lines alone.
 
     The bar of `WEIGHTS` counts bytes.
     """
@@ -76,7 +77,8 @@ def bar(name: str) -> Iterator[Advance]:
     if name == WEIGHTS:
         speed = (rich.TransferSpeedColumn(), rich.TimeRemainingColumn())
         columns = (rich.TextColumn(name), rich.BarColumn(), rich.DownloadColumn(), *speed)
-    is_seen = is_first() and (console.is_jupyter or sys.stderr.isatty())
+    in_notebook = console.is_jupyter and find_spec("ipywidgets") is not None
+    is_seen = is_first() and (in_notebook or sys.stderr.isatty())
     with rich.Progress(*columns, console=console, transient=True, disable=not is_seen) as progress:
         task = progress.add_task(name, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
