@@ -38,6 +38,7 @@ KERNELS = (
     {"cuda": 2} if find_spec("triton") else {}
 )  # by kind, the bytes of a number that FlexAttention takes at most
 BLOCK = 128  # queries or keys that FlexAttention reads or skips at a time
+NARROWEST = 16  # head that it takes
 
 Place = Callable[[Tensor], Tensor]  # of positions, elementwise; integers or fractions
 
@@ -523,7 +524,8 @@ def attend_by(
         )
         return output, None
 
-    able = value.dtype.itemsize <= KERNELS.get(value.device.type, 0) and query.shape[2] >= BLOCK
+    able = value.dtype.itemsize <= KERNELS.get(value.device.type, 0)
+    able = able and query.shape[2] >= BLOCK and value.shape[3] >= NARROWEST
     if mapped and able and not (dropout or wants_weights or sight.given is not None):
         queries = [scaled(at(query, band.query(m)), 1.0, slice(None)) for band, _ in bands]
         return by_kernel(module, bands, queries, rotated, value, sight, scale).transpose(

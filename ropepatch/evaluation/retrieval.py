@@ -502,10 +502,13 @@ def _same(logits: Tensor, expected: Tensor) -> bool:
     """Whether the two greatest logits of every token differ by rounding alone.
 
     Products of other shapes round differently, in TF32 most of all; a wrong position is off by far more. The
-    others are left out, as a model may forbid tokens with logits as low as the dtype allows.
+    others are left out, as a model may forbid tokens with logits as low as the dtype allows. Under autocast
+    logits are float32 that 16 bits hold.
     """
     greatest, tokens = expected.topk(2)
-    tolerance = max(4 * torch.finfo(expected.dtype).eps, 1e-3) * greatest.abs().max()
+    narrow = (torch.bfloat16, torch.float16)
+    dtype = next((of for of in narrow if torch.equal(greatest, greatest.to(of).float())), expected.dtype)
+    tolerance = max(4 * torch.finfo(dtype).eps, 1e-3) * greatest.abs().max()
     return bool((logits.gather(-1, tokens) - greatest).abs().max() <= tolerance)
 
 

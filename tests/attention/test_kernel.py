@@ -8,10 +8,10 @@ import pytest
 import torch
 from map_oracle import SMALL
 from swaps import IDS, apart, logits, put, sliding
-from tiny_models import tiny_model
+from tiny_models import tiny_config, tiny_model
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import pad
-from transformers import DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from ropepatch.attention import MAPS, make_map
 from ropepatch.attention import modeling_attention_map as modeling
@@ -37,6 +37,7 @@ def kernel(monkeypatch):
         with pytest.MonkeyPatch.context() as patching, torch.no_grad():
             patching.setattr(modeling, "KERNELS", {"cpu": 4})
             patching.setattr(modeling, "BLOCK", 16)
+            patching.setattr(modeling, "NARROWEST", 8)
             runs.clear()
             found = logits(model, *args, **asked)
             assert runs
@@ -96,10 +97,13 @@ def test_a_block_is_read_where_a_pair_is_seen_and_without_the_mask_where_all_are
     assert read < 0.7 * 3 * 5 * 7 * len(bands)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @every_map
 def test_on_a_gpu_outputs_and_gradients_are_those_of_the_loop(name):
-    model = tiny_model("llama").cuda().bfloat16()
+    config = tiny_config("llama")
+    config.head_dim = modeling.NARROWEST
+    model = AutoModelForCausalLM.from_config(config).cuda().bfloat16()
     put(model, name)
     ids = torch.randint(3, 90, (2, 777), device="cuda")
 

@@ -271,6 +271,14 @@ def test_a_cache_is_found_under_its_newer_name(caplog):
     assert not caplog.records
 
 
+def test_logits_that_autocast_widened_may_differ_as_16_bits_round():
+    logits = torch.linspace(-8, 8, 51)[None]
+    narrow = logits.bfloat16().float()
+    assert retrieval._same(narrow * (1 + 2**-8), narrow)
+    assert not retrieval._same(logits * (1 + 2**-8), logits)
+    assert not retrieval._same(narrow * (1 + 2**-4), narrow)
+
+
 def test_a_wrapped_model_is_read_once_and_without_its_adapter_answers_the_same(caplog):
     model = MODELS["grouped queries"]()
     made = haystacks(model)
