@@ -6,6 +6,8 @@ A row is a page under a method: `losses`, the sum of each block, and `KIND LENGT
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any
 
 from study import Row, counted, signed
 
@@ -116,23 +118,29 @@ def differences_table(rows: list[Row], window: int, target: int) -> str:
     return markdown_rows(["", "pages", *parts], lines)
 
 
-def pairs_table(rows: list[Row], target: int) -> str:
-    """Every two methods in the order of the answers' log-probability at the target, paired by page."""
-    methods = by_method(rows, target)
+def in_pairs(methods: Mapping[str, Pages], target: int) -> tuple[dict[tuple[str, str], Mean], set[Any]]:
+    """Every two methods by their answers at the target, the better one first; and the pairs that differ."""
     ordered = in_order(methods, target)
     pairs = {
         (one, other): over(methods[one], methods[other], lambda row: log_prob(row, target))
         for place, one in enumerate(ordered)
         for other in ordered[place + 1 :]
     }
-    named = significant(pairs)
-    lines = [[f"{a} above {b}", signed(pairs[a, b]) + "*" * ((a, b) in named)] for a, b in pairs]
+    return pairs, set(significant(pairs))
+
+
+def pairs_table(rows: list[Row], target: int) -> str:
+    """Every two methods in the order of the answers' log-probability at the target, paired by page."""
+    pairs, apart = in_pairs(by_method(rows, target), target)
+    lines = [[f"{a} above {b}", signed(pairs[a, b]) + "*" * ((a, b) in apart)] for a, b in pairs]
     return markdown_rows(["", "nats of an answer's token"], lines)
 
 
 def in_short(rows: list[Row], target: int) -> str:
     """Which methods differ from the baseline by their answers at the target, in a sentence."""
     methods = by_method(rows, target)
+    line, (_, told_apart) = in_order(methods, target), in_pairs(methods, target)
+    steps = [f" {'>' if (one, other) in told_apart else '='} `{other}`" for one, other in pairwise(line)]
     base = methods.pop(BASELINE)
     gains = {
         name: over(methods[name], base, lambda row: log_prob(row, target))
@@ -151,7 +159,8 @@ def in_short(rows: list[Row], target: int) -> str:
     ]
     return (
         f"Against the baseline at {target:,} tokens, by the log-probability of the answers, paired by page, "
-        f"at an error rate of 5 % over all {len(gains)} methods: {'; '.join(told)}."
+        f"at an error rate of 5 % over all {len(gains)} methods: {'; '.join(told)}. "
+        f"In order, with > between neighbours that differ (5 % over all pairs): `{line[0]}`{''.join(steps)}."
     )
 
 
