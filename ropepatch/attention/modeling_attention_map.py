@@ -34,9 +34,7 @@ ROTARY = "model.rotary_emb"  # where the stock model rotates queries and keys
 NAME = __name__  # of this file's attention, in the registry of the process
 SLOT = "_ropepatch_positions"  # where an attention module finds its map; None there: it is not mapped
 SCORES = {"cpu": 1 << 22, "cuda": 1 << 27}  # computed at a time, by the kind of device
-KERNELS = (
-    {"cuda": 2} if find_spec("triton") else {}
-)  # by kind, the bytes of a number that FlexAttention takes at most
+KERNELS = {"cuda": 2} if find_spec("triton") else {}  # bytes of a number that FlexAttention takes at most
 BLOCK = 128  # queries or keys that FlexAttention reads or skips at a time
 NARROWEST = 16  # head that it takes
 

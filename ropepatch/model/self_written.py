@@ -26,7 +26,7 @@ from ropepatch.settings import seed_of
 
 FORMAT = 1  # of how documents are drawn
 SHARD = 2**14  # tokens that a CPU generates side by side, and appends to the cache
-CACHED = 1 / 4  # of a GPU's memory, the keys and values of what it generates side by side
+CACHED = 1 / 4  # of a GPU's memory, for what it generates side by side
 NAME = "self-generated text"
 
 
@@ -60,7 +60,8 @@ def self_written(
             if model is None:
                 model = load_model(checkpoint).to(best_device())  # type: ignore[arg-type]
             draws = torch.Generator(model.device).manual_seed(seed_of(seed, "self", done // length))
-            store = append(entry, generated(model, tokenizer, length, draws), source=NAME)
+            rows = side_by_side(model, length, tokens - done)
+            store = append(entry, generated(model, tokenizer, length, draws, rows), source=NAME)
             done = len(store)
     return store.first(tokens)
 
@@ -73,14 +74,19 @@ def _progress(done: int, tokens: int, new: int, seconds: float) -> str:
     return f"{line}, {new / seconds:,.0f} tokens/s, {left // 60}:{left % 60:02d} left"
 
 
-def side_by_side(model: PreTrainedModel, length: int) -> int:
-    """Documents of ``length`` tokens that are generated at once: a step of a GPU takes as long for one."""
+def side_by_side(model: PreTrainedModel, length: int, tokens: int) -> int:
+    """How many documents of ``length`` tokens are generated at once, of so many tokens that are wanted.
+
+    A step of a GPU takes about as long for many as for one, so there it is as many as its memory holds: keys
+    and values, and logits in float32 beside what is computed of them.
+    """
     if model.device.type == "cpu":
         return max(1, SHARD // length)
     config = text_config(model.config)
     groups: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     cached: int = 2 * config.num_hidden_layers * groups * head_dim_of(config) * model.dtype.itemsize
-    return max(1, int(CACHED * memory_of(model.device)) // (cached * length))
+    room: int = int(CACHED * memory_of(model.device)) // (cached * length + 4 * 4 * config.vocab_size)
+    return max(1, min(room, -(-tokens // length)))
 
 
 class _InPlace(DynamicLayer):  # type: ignore[no-untyped-call]
@@ -114,13 +120,13 @@ def _give_room(cache: Any, length: int) -> None:
 
 @torch.no_grad()
 def generated(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, length: int, draws: torch.Generator
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, length: int, draws: torch.Generator, rows: int
 ) -> list[Tensor]:
-    """Documents of ``length`` tokens, int32, drawn token by token at temperature 1.
+    """Documents, one a row, of ``length`` tokens, int32, drawn token by token at temperature 1.
 
     Where the model ends a text, it begins the next: so rows of that length are one document each.
     """
-    first, rows = first_token(tokenizer), side_by_side(model, length)
+    first = first_token(tokenizer)
     if first is None:
         vocabulary = text_config(model.config).vocab_size
         ids = torch.randint(vocabulary, (rows, 1), generator=draws, device=model.device)

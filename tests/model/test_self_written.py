@@ -32,45 +32,46 @@ def draws(seed=0):
 
 def test_tokens_follow_each_other_as_often_as_the_model_says():
     model = shift_model(3, 0.7)
-    documents = generated(model, Marks(None), 64, draws())
+    documents = generated(model, Marks(None), 64, draws(), 256)
     steps = torch.cat([document.diff() % 20 for document in documents])
-    assert len(documents) * 64 == module.SHARD
+    assert len(documents) == 256
     assert len(steps) > 16_000
     assert (steps == 3).float().mean() == pytest.approx(0.7, abs=0.015)  # four standard deviations
     others = torch.bincount(steps, minlength=20)[[n for n in range(20) if n != 3]] / len(steps)
     assert others.sub(0.3 / 19).abs().max() < 0.005
     greedy = shift_model(3, 0.999)
-    sharp = torch.cat([document.diff() % 20 for document in generated(greedy, Marks(None), 64, draws())])
+    sharp = torch.cat([document.diff() % 20 for document in generated(greedy, Marks(None), 64, draws(), 256)])
     assert (sharp == 3).float().mean() > 0.99
 
 
-def test_the_cache_changes_nothing(monkeypatch, tiny):
-    monkeypatch.setattr(module, "SHARD", 4 * 24)
+def test_the_cache_changes_nothing(tiny):
     model, tokenizer = tiny
     ids, draw = torch.full((4, 1), tokenizer.bos_token_id), draws(5)
     with torch.no_grad():
         while ids.shape[1] < 24:
             p = model(ids, use_cache=False).logits[:, -1].softmax(-1)
             ids = torch.cat([ids, p.multinomial(1, generator=draw)], 1)
-    documents = generated(model, tokenizer, 24, draws(5))
+    documents = generated(model, tokenizer, 24, draws(5), 4)
     assert len(documents) == 4
     for row, document in zip(ids, documents, strict=True):
         assert row.tolist() == document.tolist()
 
 
-def test_a_gpu_writes_as_many_documents_at_once_as_a_quarter_of_its_memory_caches(monkeypatch, tiny):
+def test_a_gpu_writes_as_many_documents_at_once_as_a_quarter_of_its_memory_holds(monkeypatch, tiny):
     model, _ = tiny
-    cache = model(torch.ones(1, 1, dtype=torch.long), use_cache=True).past_key_values
-    token = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    output = model(torch.ones(1, 1, dtype=torch.long), use_cache=True)
+    token = sum(layer.keys.nbytes + layer.values.nbytes for layer in output.past_key_values.layers)
     gpu = SimpleNamespace(device=torch.device("cuda"), config=model.config, dtype=torch.float32)
-    monkeypatch.setattr(module, "memory_of", lambda device: 4 * 7 * 64 * token)
-    assert module.side_by_side(gpu, 64) == 7
-    assert module.side_by_side(gpu, 1024) == 1
+    document = 64 * token + 4 * output.logits.nbytes
+    monkeypatch.setattr(module, "memory_of", lambda device: 4 * 7 * document)
+    assert module.side_by_side(gpu, 64, 10**9) == 7
+    assert module.side_by_side(gpu, 64, 3 * 64 + 1) == 4
+    assert module.side_by_side(gpu, 1024, 10**9) == 1
 
 
 @pytest.mark.parametrize(("bos", "eos", "first"), [(1, 5, {1}), (None, 5, {5}), (None, None, set(range(20)))])
 def test_a_document_begins_as_a_text_does_and_is_of_one_length(bos, eos, first):
-    documents = generated(shift_model(1, 0.5), Marks(bos, eos), 64, draws())
+    documents = generated(shift_model(1, 0.5), Marks(bos, eos), 64, draws(), 256)
     assert {int(document[0]) for document in documents} == first
     assert {len(document) for document in documents} == {64}
     assert 5 in torch.cat([document[1:] for document in documents])
@@ -132,7 +133,7 @@ def test_a_model_whose_logits_are_no_numbers_is_refused_in_one_line():
     with torch.no_grad():
         next(model.parameters()).fill_(torch.nan)
     with pytest.raises(RopepatchError, match="generates no text: its logits are no numbers after 1 tokens"):
-        generated(model, Marks(1), 64, draws())
+        generated(model, Marks(1), 64, draws(), 2)
 
 
 def test_an_interrupted_writer_goes_on_with_what_it_would_have_written(
