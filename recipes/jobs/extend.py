@@ -1,6 +1,6 @@
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["ropepatch[train]", "huggingface_hub>=1.5,<3"]
+# dependencies = ["ropepatch[train] @ git+https://github.com/ropepatch/ropepatch", "huggingface_hub>=1.5,<3"]
 # ///
 """Extend a model on a machine that may be taken away, and go on where it stopped.
 

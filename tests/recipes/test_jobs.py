@@ -84,7 +84,7 @@ def test_the_script_for_jobs_names_what_it_needs():
     text = (JOBS / "extend.py").read_text(encoding="utf-8")
     block = re.match(r"# /// script\n((?:#.*\n)*?)# ///\n", text)[1]
     stated = tomllib.loads("".join(line[2:] for line in block.splitlines(keepends=True)))
-    assert stated["dependencies"][0] == "ropepatch[train]"
+    assert stated["dependencies"][0] == "ropepatch[train] @ git+https://github.com/ropepatch/ropepatch"
     example = text.split("recipes/jobs/extend.py USER/RUN \\\n")[1].split("\n\n")[0]
     parse(shlex.split(example))
 
