@@ -12,6 +12,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 EXTRAS_demo := [plot,train]
 EXTRAS_test := [dev]
 EXTRAS_site := [docs]
+EXTRAS_quick := [train]
+TOOLS_quick := hypothesis pytest pytest-xdist
 
 demo: .venv/demo/installed
 	@rm -rf .demo
@@ -25,18 +27,18 @@ demo: .venv/demo/installed
 	cd .demo && OMP_NUM_THREADS=1 ../.venv/demo/bin/ropepatch demo --out out >stdout 2>stderr || { cat stderr; exit 1; }
 	@touch $@
 
-PYTEST := OMP_NUM_THREADS=1 .venv/test/bin/pytest --numprocesses 2 --dist worksteal
+PYTEST := bin/pytest --numprocesses 2 --dist worksteal
 QUICK := tests/scaling tests/test_settings.py tests/test_layers.py tests/extension/test_patching.py \
   tests/extension/test_writing.py::test_every_saveable_method_reloads_in_stock_transformers_as_patched
 
-quick: .venv/test/installed
-	$(PYTEST) -m "not (slow or sweep)" $(QUICK)
+quick: .venv/quick/installed
+	OMP_NUM_THREADS=1 .venv/quick/$(PYTEST) -m "not (slow or sweep)" $(QUICK)
 
 test: .venv/test/installed
-	$(PYTEST) -m "not (slow or sweep)"
+	OMP_NUM_THREADS=1 .venv/test/$(PYTEST) -m "not (slow or sweep)"
 
 sweep: .venv/test/installed
-	$(PYTEST) $(if $(PART),--part $(PART))
+	OMP_NUM_THREADS=1 .venv/test/$(PYTEST) $(if $(PART),--part $(PART))
 
 ENDS := tests/scaling/test_scaling.py tests/model/test_head.py tests/attention/test_mapping.py \
   tests/encodings/test_swapped_attention.py tests/model/test_self_written.py tests/doctor/test_doctor_weights.py \
@@ -64,7 +66,7 @@ lint: .venv/test/installed
 
 .venv/%/installed: pyproject.toml .ci/constraints.txt
 	$(PYTHON) -m venv --clear .venv/$*
-	DS_ACCELERATOR=cpu DS_BUILD_OPS=0 .venv/$*/bin/pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable ".$(EXTRAS_$*)"
+	DS_ACCELERATOR=cpu DS_BUILD_OPS=0 .venv/$*/bin/pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable ".$(EXTRAS_$*)" $(TOOLS_$*)
 	@touch $@
 
 # The tested set but for transformers, and for what each version of it wants in a version of its own.
