@@ -67,8 +67,7 @@ def attend(
             if relative is None:  # as stock eager attention has them
                 return by_head(own, keys).to(wide) * scaling
             scores = by_head(own.to(wide), keys.to(wide)) * scaling
-            biased: Tensor = scores + relative.bias(own, m[:, rows, None] - n[:, None, columns])
-            return biased
+            return scores.add_(relative.bias(own, m[:, rows, None] - n[:, None, columns]))
 
         def added(weights: Tensor, rows: slice, columns: slice) -> Tensor | None:
             return (
