@@ -569,6 +569,17 @@ class MappedLlamaConfig(LlamaConfig):
     attention_map: dict[str, Any] | None = None
 
 
+def rename_alike() -> None:
+    """Have transformers rename the weights that it reads as it renames those of the stock model."""
+    own_names = {
+        LlamaConfig.model_type: MODEL_TYPE,
+        LlamaForCausalLM.__name__: MappedLlamaForCausalLM.__name__,
+    }
+    for stock_name, own_name in own_names.items():
+        if conversion := names.get_checkpoint_conversion_mapping(stock_name):
+            names.register_checkpoint_conversion_mapping(own_name, conversion, overwrite=True)
+
+
 class MappedLlamaForCausalLM(LlamaForCausalLM):
     """The stock model, whose attention follows the map."""
 
@@ -579,6 +590,7 @@ class MappedLlamaForCausalLM(LlamaForCausalLM):
     def __init__(self, config: MappedLlamaConfig) -> None:
         """The stock model with another module in the rotary one's place."""
         super().__init__(config)
+        rename_alike()
         described: Any = config.attention_map
         rope = Unrotated(self.get_submodule(ROTARY), config)
         self.set_submodule(ROTARY, rope)
@@ -587,10 +599,3 @@ class MappedLlamaForCausalLM(LlamaForCausalLM):
             if isinstance(index := getattr(module, "layer_idx", None), int):
                 module.__dict__[SLOT] = rope if layers is None or index in layers else None
         config._attn_implementation = NAME
-
-
-# What transformers renames as it reads the weights of the stock model it must rename here.
-OWN_NAMES = {LlamaConfig.model_type: MODEL_TYPE, LlamaForCausalLM.__name__: MappedLlamaForCausalLM.__name__}
-for stock_name, own_name in OWN_NAMES.items():
-    if conversion := names.get_checkpoint_conversion_mapping(stock_name):
-        names.register_checkpoint_conversion_mapping(own_name, conversion, overwrite=True)
