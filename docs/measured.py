@@ -8,6 +8,7 @@ from typing import Any
 
 import robustness
 from retrieval_speed import EACH, ONCE
+from study import counted
 
 import ropepatch
 from ropepatch import METHODS
@@ -140,14 +141,23 @@ def _methods(record: dict[str, Any], factor: str, names: Iterable[str]) -> str:
     rows = []
     for name in names:
         if name in methods:
-            nats = [f"{methods[name]['nats'][span]:.2f}" for span in floors["floor"]]
-            keys = [f"{cell['correct']}/{cell['n']}" for cell in methods[name]["passkey"].values()]
-            rows.append([f"`{name}`", *nats, *keys])
+            nats = [_nats(*methods[name]["nats"][span]) for span in floors["floor"]]
+            cells = [(cell["correct"], cell["n"]) for cell in methods[name]["passkey"].values()]
+            rows.append([f"`{name}`", *nats, *(counted(_found(*cell)) for cell in cells)])
         else:
             rows.append([f"`{name}`", "not yet measured", *[""] * (len(heads) - 1)])
     for name, losses in floors.items():
-        rows.append([name, *(f"{value:.2f}" for value in losses.values()), *[""] * len(lengths)])
+        rows.append([name, *(_nats(*loss) for loss in losses.values()), *[""] * len(lengths)])
     return markdown_rows(["", *heads], rows)
+
+
+def _nats(mean: float, reach: float) -> str:
+    return f"{mean:.2f} ± {math.ceil(100 * reach) / 100:.2f}"
+
+
+def _found(correct: int, n: int) -> Mean:
+    """The share of passkeys found, each in a haystack of its own."""
+    return Mean.of([(1, 1)] * correct + [(0, 1)] * (n - correct), share=True)
 
 
 def adaptation() -> str:
@@ -194,9 +204,8 @@ def adaptation_in_short() -> str:
 
 
 def _keys(run: dict[str, Any]) -> str:
-    """The share of the passkeys found at the target, each in a haystack of its own, with the interval."""
-    correct, n = run["keys"]["2048"]
-    share = Mean.of([(1, 1)] * correct + [(0, 1)] * (n - correct), share=True)
+    """The share of the passkeys found at the target, with the interval."""
+    share = _found(*run["keys"]["2048"])
     low, high = share.interval()
     return f"{share.value:.0%} ({low:.0%} to {high:.0%})"
 

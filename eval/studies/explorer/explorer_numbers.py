@@ -38,8 +38,8 @@ def _training_free(content: dict[str, Any], file: str) -> list[dict[str, Any]]:
             "kind": "methods",
             "file": file,
             "stretches": [[int(end) for end in span.split(" to ")] for span in runs[BASE]["nats"]],
-            "loss": {name: [*run["nats"].values()] for name, run in runs.items()},
-            "floor": [*content["floors"][factor]["floor"].values()],
+            "loss": {name: [mean for mean, _ in run["nats"].values()] for name, run in runs.items()},
+            "floor": [mean for mean, _ in content["floors"][factor]["floor"].values()],
             "passkey": {
                 name: {length: [cell["correct"], cell["n"]] for length, cell in run["passkey"].items()}
                 for name, run in runs.items()

@@ -19,7 +19,7 @@ from typing import Any
 import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.evaluation.curves import LossCurve
-from ropepatch.evaluation.results import environment
+from ropepatch.evaluation.results import environment, results_json
 
 FACTORS = (2, 4, 8)
 SETTINGS: dict[str, Any] = {"tales": 32, "haystacks": 40, "seed": 0}
@@ -42,9 +42,12 @@ def stretches(trained: int, target: int) -> list[tuple[int, int]]:
     return spans
 
 
-def losses(curve: LossCurve, trained: int, target: int) -> dict[str, float]:
-    """Nats per token by stretch."""
-    return {f"{a} to {b}": round(curve.between(a, b).mean, 4) for a, b in stretches(trained, target)}
+def losses(curve: LossCurve, trained: int, target: int) -> dict[str, list[float]]:
+    """Nats per token by stretch, and how far the 95 % interval over tales reaches on either side."""
+    read = {f"{a} to {b}": curve.between(a, b).loss for a, b in stretches(trained, target)}
+    return {
+        span: [round(loss.value, 4), round(loss.interval()[1] - loss.value, 4)] for span, loss in read.items()
+    }
 
 
 def measure(model: Any, tokenizer: Any, trained: int, target: int) -> dict[str, Any]:
@@ -64,7 +67,7 @@ def measure(model: Any, tokenizer: Any, trained: int, target: int) -> dict[str, 
     }
 
 
-def floors(tokenizer: Any, trained: int, target: int) -> dict[str, dict[str, float]]:
+def floors(tokenizer: Any, trained: int, target: int) -> dict[str, dict[str, list[float]]]:
     """What no model can beat: with all it has read, and with the trained window alone."""
     tales = held_out_tales(tokenizer, length=target, count=SETTINGS["tales"])
     windows = {"floor": None, f"{trained}-token floor": trained}
@@ -116,7 +119,7 @@ def main() -> None:
             with ropepatch.patch(model, plan):
                 row = measure(model, tokenizer, trained, target)
             by_method[name] = {"env": environments.index(here), **row}
-            out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+            out.write_text(results_json(record) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
