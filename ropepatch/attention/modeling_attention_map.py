@@ -381,7 +381,6 @@ def block_mask(band: Band, sight: Sight, span: slice, batch: int) -> BlockMask:
 
 
 def by_kernel(
-    module: nn.Module,
     bands: list[tuple[Band, slice]],
     queries: list[Tensor],
     keys: list[Tensor],
@@ -392,7 +391,6 @@ def by_kernel(
     """Attention [B, H, Q, D] by FlexAttention: band after band, which their sums of exponentials weigh.
 
     Args:
-        module: Which attends.
         bands: Each with the columns of its keys.
         queries: Of each band [B, H, Q, D].
         keys: Of each band [B, K, t, D].
@@ -402,7 +400,7 @@ def by_kernel(
     """
     outputs, sums = [], []
     for (band, span), q, k in zip(bands, queries, keys, strict=True):
-        asked: dict[str, Any] = {"scale": scale, "enable_gqa": True, "training": module.training}
+        asked: dict[str, Any] = {"scale": scale, "enable_gqa": True}
         asked |= flex.get_flex_attention_lse_kwargs(True)
         q, k, v = (x.contiguous() for x in (q, k, value[:, :, span]))
         mask = block_mask(band, sight, span, len(q))
@@ -526,9 +524,7 @@ def attend_by(
     able = able and query.shape[2] >= BLOCK and value.shape[3] >= NARROWEST
     if mapped and able and not (dropout or wants_weights or sight.given is not None):
         queries = [scaled(at(query, band.query(m)), 1.0, slice(None)) for band, _ in bands]
-        return by_kernel(module, bands, queries, rotated, value, sight, scale).transpose(
-            1, 2
-        ).contiguous(), None
+        return by_kernel(bands, queries, rotated, value, sight, scale).transpose(1, 2).contiguous(), None
 
     def score(own: Tensor, rows: slice, columns: slice) -> Tensor:
         here, there = m[:, rows], n[:, columns]
