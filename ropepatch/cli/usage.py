@@ -68,8 +68,11 @@ def told(error: Any) -> RopepatchError:
     see = f"see `{context.command_path if context else 'ropepatch'} --help`"
     said, _, advice = error.format_message().partition(". ")
     if said.startswith("No such option"):
-        known = [name for one in context.command.params for name in one.opts]
-        bare = {name.lstrip("-"): name for name in known}  # the dashes that all have make none alike
+        bare = {  # the dashes that all have make none alike; an argument goes by what stands for it
+            name.lstrip("-"): name if name.startswith("-") else one.metavar
+            for one in context.command.params
+            for name in one.opts
+        }
         near = get_close_matches(error.option_name.lstrip("-"), bare, n=1)
         return RopepatchError(
             f"no such option {error.option_name}", hint=f"did you mean {bare[near[0]]}?" if near else see
