@@ -57,7 +57,7 @@ def recipes_described_once() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The bundled checkpoint, which can read; whoever changes the model changes it back."""
-    return ropepatch.load("tiny")
+    return ropepatch.load("tiny", device="cpu")
 
 
 @pytest.fixture(scope="session")

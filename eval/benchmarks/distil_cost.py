@@ -113,7 +113,7 @@ def time_all(rows: str, rounds: int) -> dict[str, Any]:
 
 def top_k_error() -> dict[str, float]:
     """How much of the loss is missing, and the error of the gradient of the logits as a share of its norm."""
-    model, tokenizer = ropepatch.load("tiny")
+    model, tokenizer = ropepatch.load("tiny", device="cpu")
     ids = torch.stack([tale.ids for tale in held_out_tales(tokenizer, length=256, count=4)])
     with torch.no_grad():
         teacher = TeacherOutput(model(ids).logits.flatten(0, 1))

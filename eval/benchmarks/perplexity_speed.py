@@ -122,7 +122,7 @@ def compare(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, Any]:
 
 def time_both(rounds: int) -> dict[str, Any]:
     torch.set_num_threads(1)
-    model, tokenizer = ropepatch.load("tiny")
+    model, tokenizer = ropepatch.load("tiny", device="cpu")
     documents = [tale.ids for tale in held_out_tales(tokenizer, length=LENGTHS[-1], count=DOCUMENTS)]
     one_pass_floor(model, documents)  # warm-up
     curve = compare(

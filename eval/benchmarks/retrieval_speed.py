@@ -48,7 +48,7 @@ COUNTED = ((16_384, 8), (32_768, 8), (16_384, 16), (32_768, 16))  # length, keys
 
 
 def tiny_model() -> Any:
-    model, _ = ropepatch.load("tiny")
+    model, _ = ropepatch.load("tiny", device="cpu")
     ropepatch.patch(model, ropepatch.plan("tiny", to=TARGET_LENGTH, method=METHOD))
     return model
 
@@ -141,7 +141,7 @@ def counted(tokenizer: Any, longest: int, keys: int) -> dict[str, Any]:
 
 def benchmark(rounds: int, haystacks: int) -> dict[str, Any]:
     torch.set_num_threads(1)
-    _, tokenizer = ropepatch.load("tiny")
+    _, tokenizer = ropepatch.load("tiny", device="cpu")
     timed = []
     for name, make, plan in (("tiny", tiny_model, TINY), ("random LLaMA", random_model, LONG)):
         made = list(plan.make(tokenizer))[:haystacks]

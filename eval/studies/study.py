@@ -54,7 +54,7 @@ class Case:
     @cached_property
     def loaded(self) -> tuple[Any, Any]:
         """Model and tokenizer."""
-        return ropepatch.load(self.place)
+        return ropepatch.load(self.place, device="cpu")
 
     @cached_property
     def trained(self) -> int:
@@ -112,7 +112,7 @@ def adapted(plan: Any, recipe: Recipe, out: Path) -> Iterator[tuple[Any, Row]]:
     """The model that a training makes, in float32, and the training's record; the folder goes after it."""
     folder = ropepatch.adapt(plan, recipe, out, say=said).folder
     record = json.loads((folder / "ropepatch.json").read_text(encoding="utf-8"))["adaptation"]
-    yield ropepatch.load(folder)[0].float(), record
+    yield ropepatch.load(folder, device="cpu")[0].float(), record
     shutil.rmtree(out)
 
 

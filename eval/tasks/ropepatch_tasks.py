@@ -130,7 +130,7 @@ def key_spans(
         )
     tokenizer = _tokenizer(metadata)
     beginnings = _beginnings(tokenizer, _documents(task, text), length)
-    judge, judge_tokenizer = ropepatch.load(evaluator)
+    judge, judge_tokenizer = ropepatch.load(evaluator, device="cpu")
     judge.to("cuda" if torch.cuda.is_available() else "cpu")
     rows = []
     for beginning in beginnings:

@@ -181,7 +181,7 @@ def test_a_whole_document_is_never_refused_and_its_added_token_not_scored(tiny, 
 
 
 def test_model_and_tokenizer_are_as_before_also_frequencies_of_another_dtype_than_the_weights(tmp_path):
-    model, tokenizer = ropepatch.load("tiny")
+    model, tokenizer = ropepatch.load("tiny", device="cpu")
     frequencies = model.model.rotary_emb.inv_freq.clone()
     model.bfloat16()
     model.model.rotary_emb.inv_freq = frequencies.clone()

@@ -388,7 +388,7 @@ def test_the_effective_length_of_answers_takes_a_threshold_of_a_share():
 
 
 def test_a_chat_template_is_split_where_the_message_stands(tiny):
-    tokenizer = ropepatch.load("tiny")[1]
+    tokenizer = ropepatch.load("tiny", device="cpu")[1]
     with pytest.raises(RopepatchError, match="no chat template"):
         chat_parts(tokenizer)
     tokenizer.chat_template = "{% for m in messages %}<s>U: {{ m.content }}\n{% endfor %}A:"

@@ -296,7 +296,7 @@ def test_ropepatch_reads_the_map_and_never_runs_the_code(source, copied):
     (copied / CODE).write_text("raise SystemError('never run')")
     model = load_checkpoint(Checkpoint(source))
     ropepatch.patch(model, "self-extend", to="4x")
-    read, tokenizer = ropepatch.load(copied)
+    read, tokenizer = ropepatch.load(copied, device="cpu")
     ids = torch.randint(3, 40, (1, 200), generator=torch.Generator().manual_seed(0))
     assert torch.equal(logits(read, ids), logits(model, ids))
     assert mapped(read).distances == mapped(model).distances

@@ -255,7 +255,7 @@ READ = """async ([s, settings, tokens]) => {
 @pytest.fixture(scope="module")
 def rounded():
     """tiny with the weights that the page has."""
-    model, _ = ropepatch.load("tiny")
+    model, _ = ropepatch.load("tiny", device="cpu")
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() == 2 and name != "lm_head.weight":

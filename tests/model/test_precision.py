@@ -27,7 +27,7 @@ def hardware(monkeypatch):
 
 @pytest.fixture
 def model():
-    return ropepatch.load("tiny")[0].bfloat16()
+    return ropepatch.load("tiny", device="cpu")[0].bfloat16()
 
 
 @pytest.mark.parametrize(

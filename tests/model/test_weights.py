@@ -124,7 +124,7 @@ def test_weights_that_are_closed_to_us_are_not_called_missing(single, monkeypatc
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
 def test_a_precision_that_no_model_computes_in_is_refused_by_its_name(single, name):
     with pytest.raises(RopepatchError, match=f"no model computes in {name}") as caught:
-        ropepatch.load(single, dtype=name)
+        ropepatch.load(single, dtype=name, device="cpu")
     assert caught.value.hint == "dtype is float32, bfloat16 or float16"
 
 

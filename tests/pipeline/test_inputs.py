@@ -132,7 +132,7 @@ def test_options_are_the_arguments_of_python_with_the_same_defaults(command):
 
 
 def test_what_runs_on_a_model_in_memory_takes_what_the_commands_take(tmp_path):
-    model, tokenizer = ropepatch.load("tiny")
+    model, tokenizer = ropepatch.load("tiny", device="cpu")
     asked = ropepatch.passkey(model, tokenizer, lengths="128,256", haystacks=1)
     assert asked == ropepatch.passkey(model, tokenizer, lengths=["128", 256], haystacks=1)
     with pytest.raises(RopepatchError, match="'2y' is not a length"):

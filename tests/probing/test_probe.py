@@ -184,7 +184,7 @@ def test_a_checkpoint_without_a_reading_is_read_once(tmp_path, extended):
 
 def test_an_engine_in_process_that_loads_the_unscaled_model_is_named(extended, tmp_path):
     plain = tmp_path / "plain"
-    ropepatch.load("tiny")[0].save_pretrained(plain)
+    ropepatch.load("tiny", device="cpu")[0].save_pretrained(plain)
     found = ropepatch.probe(str(plain), extended, engine="transformers")
     assert found.judgement.verdict == UNSCALED
     with pytest.raises(RopepatchError, match="unknown engine"):

@@ -800,7 +800,7 @@ def test_llama_cpps_perplexity_on_a_real_text_is_ours(shared, tmp_path):
     pytest.importorskip("llama_cpp", reason=NO_LLAMA_CPP)
     source = shared / "checkpoints" / "babyllama-361"
     folder = scaled(source, tmp_path / "scaled", "yarn", 1024)
-    model, tokenizer = ropepatch.load(folder)
+    model, tokenizer = ropepatch.load(folder, device="cpu")
     text = (shared / "texts" / "tinystories" / "true_case.txt").read_text(encoding="utf-8")[:20000]
     ids = tokenizer(text, truncation=False, verbose=False).input_ids
     windows = [ids[start : start + 1024] for start in range(0, 4096, 1024)]
@@ -814,5 +814,5 @@ def test_llama_cpps_perplexity_on_a_real_text_is_ours(shared, tmp_path):
     ours = ropepatch.perplexity(model, None, windows).between(0, 1024)
     assert ours.num_tokens == 4 * 1023
     assert math.exp(theirs / ours.num_tokens) == pytest.approx(ours.value, rel=1e-5)
-    plain, _ = ropepatch.load(source)
+    plain, _ = ropepatch.load(source, device="cpu")
     assert ropepatch.perplexity(plain, None, windows).between(0, 1024).value > 2 * ours.value

@@ -219,7 +219,7 @@ def test_merged_equals_adapter(tmp_path, lora):
     adapter = adapt(yarn(), recipe.model_copy(update={"save": "adapter"}), tmp_path / "adapter").folder
     model, _ = ropepatch.load_adapter(adapter)
     stock = AutoModelForCausalLM.from_pretrained(merged)
-    base, _ = ropepatch.load("tiny")
+    base, _ = ropepatch.load("tiny", device="cpu")
     assert torch.allclose(logits(model), logits(stock), atol=1e-4)
     assert not torch.allclose(logits(stock), logits(base), atol=1e-2)
 
@@ -263,7 +263,7 @@ def test_an_adapter_holds_what_it_needs_and_no_base_weights(adapter):
 
 
 def test_an_adapter_goes_on_a_model_with_its_patch(adapter):
-    model, _ = ropepatch.load("tiny")
+    model, _ = ropepatch.load("tiny", device="cpu")
     ropepatch.patch(model, yarn())
     patched, _ = ropepatch.load_adapter(adapter, model)
     loaded, _ = ropepatch.load_adapter(adapter)
@@ -278,7 +278,7 @@ def test_an_adapter_goes_on_the_extended_checkpoint_which_has_the_same_rope(adap
 
 
 def patched(target):
-    model, _ = ropepatch.load("tiny")
+    model, _ = ropepatch.load("tiny", device="cpu")
     if target:
         ropepatch.patch(model, ropepatch.plan("tiny", to=target, method="yarn"))
     return model
@@ -312,7 +312,7 @@ def test_an_adapter_is_refused_where_it_does_not_belong(adapter, adapted, tmp_pa
 
 
 def test_an_adapter_of_another_trainer_keeps_the_rope_that_the_patch_writes_beside_it(tmp_path):
-    model, _ = ropepatch.load("tiny")
+    model, _ = ropepatch.load("tiny", device="cpu")
     handle = ropepatch.patch(model, "yarn", to=512)
     adapted = trainable(model, Lora(r=4))
     arguments = TrainingArguments(
@@ -333,7 +333,10 @@ def test_an_adapter_of_another_trainer_keeps_the_rope_that_the_patch_writes_besi
 
 def test_the_gate_compares_with_the_base_model_within_its_context(adapted):
     gate = adapt(yarn(), small_recipe(), adapted).gate
-    (before, tokenizer), (after, _) = ropepatch.load("tiny"), ropepatch.load(adapted)
+    (before, tokenizer), (after, _) = (
+        ropepatch.load("tiny", device="cpu"),
+        ropepatch.load(adapted, device="cpu"),
+    )
     (tale,) = held_out_tales(tokenizer, length=512, count=1)
     losses = [ropepatch.perplexity(model, None, [tale.ids[:256]]).at(256).mean for model in (before, after)]
     assert [gate.base, gate.now] == pytest.approx(losses, abs=1e-6)

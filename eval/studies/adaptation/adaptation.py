@@ -129,7 +129,7 @@ def curve_of(model: Any, pieces: list[torch.Tensor]) -> dict[str, float]:
 
 def judge_scaled(method: str) -> dict[str, Any]:
     """The bundled checkpoint scaled, and not trained."""
-    model, tokenizer = ropepatch.load("tiny")
+    model, tokenizer = ropepatch.load("tiny", device="cpu")
     with ropepatch.patch(model, ropepatch.plan("tiny", to=TARGET, method=method)):
         return judge(model, tokenizer)
 
@@ -165,7 +165,7 @@ def make(name: str, recipe: Recipe, model: str | Path, method: str, out: Path) -
 
 def judge_stories(folder: Path) -> dict[str, Any]:
     """babyllama before, training-free and after, on the same held-out stories."""
-    base, tokenizer = ropepatch.load(BABYLLAMA)
+    base, tokenizer = ropepatch.load(BABYLLAMA, device="cpu")
     pieces = cut_windows(tokenizer, stream_documents(STORIES), length=TARGET, count=None)[:16]
     held_out = [torch.tensor(piece) for _, piece in pieces]
     first = [ids[:TRAINED] for ids in held_out]
@@ -177,7 +177,7 @@ def judge_stories(folder: Path) -> dict[str, Any]:
     }
     with ropepatch.patch(base, ropepatch.plan(BABYLLAMA, to=TARGET, method="yarn")):
         free = curve_of(base, held_out)
-    after = curve_of(ropepatch.load(folder)[0], held_out)
+    after = curve_of(ropepatch.load(folder, device="cpu")[0], held_out)
     return {"windows": len(held_out), "base": within, "training-free": free, "adapted": after}
 
 
@@ -185,7 +185,7 @@ def compare_starts(arguments: argparse.Namespace) -> None:
     """The same steps from every start, on stories that are neither fitted to nor trained on."""
     arguments.out.mkdir(parents=True, exist_ok=True)
     fitted = arguments.fitted or fitted_on_stories(arguments.out)
-    base, tokenizer = ropepatch.load(BABYLLAMA)
+    base, tokenizer = ropepatch.load(BABYLLAMA, device="cpu")
     windows = cut_windows(tokenizer, stream_documents(STORIES), length=STORY_TARGET, count=None)
     pieces = [torch.tensor(ids) for _, ids in windows[:STORY_WINDOWS]]
     found = results_in(arguments.json)
@@ -215,7 +215,7 @@ def compare_starts(arguments: argparse.Namespace) -> None:
             ropepatch.adapt(plan, start.recipe(arguments.steps, seed), folder, say=say)
             record = json.loads((folder / "ropepatch.json").read_text(encoding="utf-8"))["adaptation"]
             kept = ("steps", "tokens", "seconds", "gate", "frequencies")
-            curve = ropepatch.perplexity(ropepatch.load(folder)[0], None, pieces)
+            curve = ropepatch.perplexity(ropepatch.load(folder, device="cpu")[0], None, pieces)
             row = {key: record[key] for key in kept if key in record} | {"seed": seed, "start": name}
             found["runs"][key] = row | spans_of(curve)
             with whole_file(arguments.json) as partial_file:
@@ -252,7 +252,7 @@ def spans_of(curve: LossCurve) -> dict[str, Any]:
 
 def step_times(rounds: int = 12) -> float:
     """The time of a step of 8 x 256 tokens over one of 1 x 2048, forward and backward, medians."""
-    model, _ = ropepatch.load("tiny")
+    model, _ = ropepatch.load("tiny", device="cpu")
     model.train()
     ids = torch.randint(1024, (1, TARGET))
     seconds: dict[int, list[float]] = {TRAINED: [], TARGET: []}
@@ -302,8 +302,8 @@ def main() -> None:
         else:
             run = RUNS[name]
             row = make(name, run.recipe(), "tiny", run.method, arguments.out)
-            row |= judge(*ropepatch.load(row.pop("folder")))
-        base, tokenizer = ropepatch.load("tiny")
+            row |= judge(*ropepatch.load(row.pop("folder"), device="cpu"))
+        base, tokenizer = ropepatch.load("tiny", device="cpu")
         tales = held_out_tales(tokenizer, length=TARGET, count=24)
         floor = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
         known = results_in(arguments.json)

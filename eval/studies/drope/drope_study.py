@@ -181,7 +181,7 @@ def trained(case: Case, trial: Trial, work: Path) -> Row:
     source, method = case.source(trial, work), dict(trial.method)
     plan = ropepatch.plan(source, to=case.target, method=method.pop("name"), **method)
     if trial.steps == 0:
-        model = ropepatch.load(source)[0]
+        model = ropepatch.load(source, device="cpu")[0]
         with ropepatch.patch(model, plan):
             return case.judged(model)
     out = work / "-".join([case.name, *(str(value).replace(" ", "-") for value in vars(trial).values())])

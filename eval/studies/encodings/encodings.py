@@ -126,7 +126,7 @@ def trained_from_scratch(recipe: Recipe, folder: Path) -> Row:
     anew, began = not folder.exists(), time.perf_counter()
     checkpoint = pretrain(recipe, folder)
     seconds = time.perf_counter() - began if anew else None  # of a run that was interrupted, unknown
-    model, tokenizer = ropepatch.load(checkpoint)
+    model, tokenizer = ropepatch.load(checkpoint, device="cpu")
     trained = recipe.model["max_position_embeddings"]
     return {"seconds": seconds, **Measure(tokenizer, trained).of(model), "env": environment(model)}
 
@@ -143,7 +143,7 @@ def recalibrations(recipe: Recipe, out: Path, only: list[str]) -> Iterator[tuple
 def recalibrated(recipe: Recipe, out: Path, name: str, window: int) -> Row:
     """Put an encoding, or YaRN, into the run with rope; measure, train on in rows of a window, measure."""
     base = pretrain(asked(recipe, "rope", recipe.seed), out / f"rope-{recipe.seed}")
-    model, tokenizer = ropepatch.load(base)
+    model, tokenizer = ropepatch.load(base, device="cpu")
     trained = recipe.model["max_position_embeddings"]
     stage = Stage(
         name=f"recalibrate-{name}-{window}-{RECALIBRATION['steps']}",

@@ -114,7 +114,7 @@ def ask(address: str, checkpoint: Path) -> ropepatch.Probed:
 
 def measure(engine: str, version: str, command: str, rows: Rows, only: str | None) -> None:
     """Add a row for every checkpoint that has none yet."""
-    model, _ = ropepatch.load("tiny")
+    model, _ = ropepatch.load("tiny", device="cpu")
     for case in CASES:
         if only is not None and case != only:
             continue

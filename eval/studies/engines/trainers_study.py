@@ -94,7 +94,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, default=RESULTS.with_name("trainers.json"))
     rows = Rows(parser.parse_args().json, "trainers")
-    tiny, _ = ropepatch.load("tiny")
+    tiny, _ = ropepatch.load("tiny", device="cpu")
     for case in CASES:
         with tempfile.TemporaryDirectory(prefix="ropepatch-") as place:
             served = checkpoints(case, Path(place))

@@ -97,7 +97,7 @@ class Cell:
         if not missing:
             return
         found = list(known)
-        model, tokenizer = ropepatch.load(self.model)
+        model, tokenizer = ropepatch.load(self.model, device="cpu")
         with tempfile.TemporaryDirectory() as place:
             learned, pieces, documents, floor = self.texts(tokenizer, Path(place))
             own = ropepatch.perplexity(model, None, pieces, window=self.window, stride=self.window // 2)

@@ -62,7 +62,7 @@ def measure(path: str, arguments: argparse.Namespace, rows: Rows) -> None:
     ]
     if not wanted:
         return
-    model, tokenizer = ropepatch.load(path)
+    model, tokenizer = ropepatch.load(path, device="cpu")
     window = model.config.max_position_embeddings
     to, found = arguments.factor * window, None
     for place, label in wanted:

@@ -74,7 +74,7 @@ def compare(source: Path, method: str, target: int, windows: list[list[int]]) ->
         plan = ropepatch.plan(source, to=target, method=method, **given)
         ropepatch.extend(plan, Path(folder, "extended"))
         file = export_gguf(Path(folder, "extended"), Path(folder, "extended.gguf")).file
-        model, _ = ropepatch.load(Path(folder, "extended"))
+        model, _ = ropepatch.load(Path(folder, "extended"), device="cpu")
         ours = ropepatch.perplexity(model, None, windows).between(0, target).value
         nats, largest = 0.0, 0.0
         for window in windows:
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--json", type=Path, required=True)
     asked = parser.parse_args()
-    model, tokenizer = ropepatch.load(asked.checkpoint)
+    model, tokenizer = ropepatch.load(asked.checkpoint, device="cpu")
     target = FACTOR * model.config.max_position_embeddings
     text = asked.text.read_text(encoding="utf-8")[: 16 * WINDOWS * target]
     ids = tokenizer(text, verbose=False).input_ids[: WINDOWS * target]

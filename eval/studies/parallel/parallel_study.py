@@ -218,7 +218,7 @@ def main() -> None:
     import ropepatch
 
     arguments.work.mkdir(parents=True, exist_ok=True)
-    rows, model = Rows(arguments.json, "parallel"), ropepatch.load("tiny")[0]
+    rows, model = Rows(arguments.json, "parallel"), ropepatch.load("tiny", device="cpu")[0]
     for way in WAYS:
         for processes in OTHERWISE.get(way, PROCESSES):
             if rows.of(way=way, processes=processes) or arguments.only not in (None, way):

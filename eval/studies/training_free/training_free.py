@@ -91,7 +91,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, required=True)
     out = parser.parse_args().json
-    model, tokenizer = ropepatch.load("tiny")
+    model, tokenizer = ropepatch.load("tiny", device="cpu")
     trained = model.config.max_position_embeddings
     record: dict[str, Any] = {
         "task": "training-free",

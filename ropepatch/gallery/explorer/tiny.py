@@ -41,7 +41,7 @@ def quantised(weight: Tensor) -> Quantised:
 
 def reading() -> dict[str, Any]:
     """All that a page needs to let tiny read, ready for JSON: shape, weights, tale, prompts, vocabulary."""
-    model, tokenizer = load("tiny")
+    model, tokenizer = load("tiny", device="cpu")
     config: Any = model.config
     layout, weights = _packed(model.state_dict())
     (tale,) = held_out_tales(tokenizer, length=TOKENS, count=1)
