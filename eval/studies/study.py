@@ -142,12 +142,18 @@ class Rows:
         """Those with these values, a name that a row lacks being None."""
         return [row for row in self.rows if all(row.get(name) == value for name, value in named.items())]
 
-    def add(self, row: Row, model: Any) -> None:
-        """Append a row that was measured on a model, its sums of nats to 6 digits; several processes may."""
+    def add(self, row: Row, model: Any = None) -> None:
+        """Append a row, its sums of nats to 6 digits; several processes may.
+
+        Args:
+            row: What was measured.
+            model: Whose environment is on record; None where the row says it.
+        """
         with FileLock(f"{self._file}.lock"):
             self._read()
             self.rows.append({name: _rounded(value) for name, value in row.items()})
-            self._env[row.get("model", "tiny")] = environment(model)
+            if model is not None:
+                self._env[row.get("model", "tiny")] = environment(model)
             lines = ",\n".join(map(partial(json_text, indent=None), self.rows))
             record = (
                 f'{{"task": {json_text(self._task)}, "env": {json_text(self._env)}, "rows": [\n{lines}\n]}}\n'

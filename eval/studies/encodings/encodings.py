@@ -15,7 +15,6 @@ Restartable: a row in the file is not measured again, and a run that was interru
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import time
@@ -30,12 +29,13 @@ import torch
 import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.evaluation.curves import LossCurve
-from ropepatch.evaluation.results import environment, results_json
-from ropepatch.files import whole_file
+from ropepatch.evaluation.results import environment
 
 PRETRAINING = Path(__file__).resolve().parents[3] / "recipes" / "tiny"
 sys.path.insert(0, str(PRETRAINING))  # the program that trains the bundled checkpoint trains these models too
+sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
+import study  # noqa: E402
 from pretraining import Rows, pretrain, train  # noqa: E402
 from pretraining_recipe import Recipe, Stage, read_recipe  # noqa: E402
 from pretraining_rows import Stock  # noqa: E402
@@ -200,15 +200,11 @@ def main() -> None:
         wanted = recalibrations(recipe, arguments.out, only)
     else:
         wanted = scratch(recipe, arguments.out, arguments.seeds, only)
-    known = json.loads(arguments.json.read_text(encoding="utf-8")) if arguments.json.exists() else {}
-    rows: list[Row] = known.get("rows", [])
+    rows = study.Rows(arguments.json, "encodings")
     for run, make in wanted:
-        if any(run.items() <= row.items() for row in rows):
-            continue
-        rows.append(run | make())
-        with whole_file(arguments.json) as place:
-            place.write_text(results_json({"task": "encodings", "rows": rows}) + "\n", encoding="utf-8")
-        print(f"{run}: {rows[-1]['nats']}", file=sys.stderr, flush=True)
+        if not rows.of(**run):
+            rows.add(run | make())
+            study.said(f"{run}: {rows.rows[-1]['nats']}")
 
 
 if __name__ == "__main__":

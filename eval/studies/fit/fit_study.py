@@ -12,13 +12,13 @@ vector could be there. Rows in the file are kept.
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from study import Rows, said
 
 import ropepatch
 from ropepatch.data.sources import SEPARATOR, stream_documents
@@ -33,6 +33,10 @@ from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey, survey_checkpoint
 from ropepatch.scaling import METHODS
 from ropepatch.scaling.searched import CustomDivisors
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
+
+from study import Rows, said
 
 WINDOWS = 24
 BOUND = "on the test windows"
