@@ -80,6 +80,9 @@ def told(error: Any) -> RopepatchError:
     if said.startswith("Missing") and parameter is not None:
         name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar
         return RopepatchError(f"{name} is missing", hint=f"{_within(parameter.help)}; {see}")
+    has_target = context is not None and any("--to" in one.opts for one in context.command.params)
+    if has_target and (length := re.search(r"extra argument.* \((\d+[kKmM]?|[\d.]+x)\)$", said)):
+        return RopepatchError(_within(said), hint=f"a length is an option: --to {length[1]}; {see}")
     return RopepatchError(_within(said), hint=_within(advice) or see)
 
 

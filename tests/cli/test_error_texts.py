@@ -133,6 +133,7 @@ CASES: dict[str, tuple[str, Damage]] = {
     "no target": ("compare src", nothing),
     "no such option": ("extend src --too 3", nothing),
     "no option like it": ("extend src --device cuda", nothing),
+    "a length as an argument": ("extend src 1k", nothing),
     "an argument as an option": ("extend --model src --to 256", nothing),
     "no result": ("plot", nothing),
     "no such command": ("extnd src", nothing),
