@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, printable
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ def remove_leftovers(path: Path) -> None:
     for partial in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.partial"):
         with suppress(OSError), ExitStack() as held:
             if _lock(partial, held):
-                logger.warning("removing %s, which a process left that was killed", partial)
+                logger.warning("removing %s, which a process left that was killed", printable(str(partial)))
                 remove(partial)
 
 

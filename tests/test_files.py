@@ -150,6 +150,14 @@ def test_what_a_killed_process_left_is_named_and_removed_by_the_next_that_writes
     assert not other.exists()
 
 
+def test_a_warning_names_what_was_left_with_its_control_characters_escaped(tmp_path, caplog):
+    (tmp_path / ".a\x1b[2J.0123abcd.partial").touch()
+    with WRITERS["file"](tmp_path / "a\x1b[2J") as partial:
+        write(partial, "whole")
+    assert "a\\x1b[2J" in caplog.text
+    assert "\x1b" not in caplog.text
+
+
 @pytest.mark.parametrize("kind", WRITERS)
 def test_what_a_live_process_is_writing_is_removed_by_nobody(kind, tmp_path, caplog):
     writer, out = WRITERS[kind], tmp_path / "out"

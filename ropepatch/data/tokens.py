@@ -31,7 +31,7 @@ from torch import Tensor
 
 from ropepatch.data.sources import local_files, stream_documents
 from ropepatch.data.texts import CHARACTERS, Texts, first_token, take, tokenise
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, printable
 from ropepatch.files import whole_file, write_json
 from ropepatch.settings import relative_length
 
@@ -236,7 +236,7 @@ def find(folder: Path, tokens: int) -> TokenStore | None:
     try:
         store = _mapped(folder)
     except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
-        logger.warning("%s is damaged (%s); its source is read again", folder, error)
+        logger.warning("%s is damaged (%s); its source is read again", printable(str(folder)), error)
         return None
     return store if len(store) >= tokens or store.reading.complete else None
 

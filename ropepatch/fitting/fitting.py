@@ -19,7 +19,7 @@ import torch
 
 from ropepatch.attention import Mapped, make_map, map_attention, teaching_window
 from ropepatch.data.tokens import default_cache
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, printable
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.measuring import Progress
 from ropepatch.evaluation.perplexity import perplexity
@@ -351,5 +351,5 @@ def remove_finished(work: Path) -> None:
     ):  # somebody else's
         names = [path.name for path in work.iterdir()]
         if not names or (names == [STATE] and torch.load(work / STATE, weights_only=True)["fit"]["finished"]):
-            logger.warning("removing %s, which a process left that was killed", work)
+            logger.warning("removing %s, which a process left that was killed", printable(str(work)))
             shutil.rmtree(work)

@@ -22,7 +22,7 @@ from ropepatch.data.haystack import KINDS, Writer
 from ropepatch.data.tiny.materials import IGNORED, MATERIALS
 from ropepatch.data.tiny.tales import Narrator
 from ropepatch.data.tokens import TokenStore, amount, tokenizer_digest
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, printable
 from ropepatch.settings import refuse_unknown, seed_of
 from ropepatch.training.positions import PositionSampling, row_positions
 from ropepatch.training.recipe import Data
@@ -267,7 +267,7 @@ class Batches(Dataset[dict[str, Tensor | int]]):
         self.digest = hashed.hexdigest()
         for number, stream in enumerate(streams):
             if (times := self.times(number)) >= 1.05:
-                logger.warning("%s is read %.1f times", stream.name, times)
+                logger.warning("%s is read %.1f times", printable(stream.name), times)
 
     def times(self, source: int) -> float:
         """How often the training reads a source; 0 for what never comes again."""

@@ -9,6 +9,7 @@ import re
 import shutil
 from pathlib import Path
 
+from ropepatch.errors import printable
 from ropepatch.files import whole_file, write_json
 
 SEAL = "sealed.json"  # written last: name and SHA-256 of every file
@@ -47,7 +48,7 @@ def newest_sound(run: Path) -> Path | None:
         reason = damage(folder)
         if reason is None:
             return folder
-        logger.warning("%s is damaged, resuming from the one before: %s", folder, reason)
+        logger.warning("%s is damaged, resuming from the one before: %s", printable(str(folder)), reason)
         shutil.rmtree(folder)
     return None
 
