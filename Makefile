@@ -40,7 +40,7 @@ test: .venv/test/installed
 sweep: .venv/test/installed
 	OMP_NUM_THREADS=1 .venv/test/$(PYTEST) $(if $(PART),--part $(PART))
 
-ENDS := tests/scaling/test_scaling.py tests/model/test_head.py tests/attention/test_mapping.py \
+ENDS := tests/scaling/test_scaling.py tests/model/test_head.py $(addprefix tests/attention/test_,mapping.py kernel.py) \
   tests/encodings/test_swapped_attention.py tests/model/test_self_written.py tests/doctor/test_doctor_weights.py \
   $(addprefix tests/extension/test_,patching.py families.py forms.py map_code.py) \
   $(addprefix tests/evaluation/test_,retrieval.py perplexity.py windows.py)

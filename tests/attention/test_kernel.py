@@ -6,6 +6,7 @@ function and leaves its lists of blocks alone: these are compared with the funct
 
 import pytest
 import torch
+from caches import into
 from map_oracle import SMALL
 from swaps import IDS, apart, logits, put, sliding
 from tiny_models import tiny_config, tiny_model
@@ -61,9 +62,9 @@ def test_the_kernel_gives_what_the_loop_gives(name, window, kernel):
     with torch.no_grad():
         cache, other = (DynamicCache(config=model.config) for _ in range(2))
         for each in (cache, other):
-            model(IDS[:, :12], past_key_values=each)
-    expected = logits(model, IDS[:, 12:], past_key_values=other)
-    assert apart(kernel(model, IDS[:, 12:], past_key_values=cache), expected) < 5e-5
+            model(IDS[:, :12], **into(each))
+    expected = logits(model, IDS[:, 12:], **into(other))
+    assert apart(kernel(model, IDS[:, 12:], **into(cache)), expected) < 5e-5
 
 
 @every_map
