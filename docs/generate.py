@@ -1,4 +1,4 @@
-"""What the pages say of methods, maps, encodings, tasks, commands and functions, from the package itself.
+"""The generated parts of the pages on methods, maps, encodings, tasks, commands and functions.
 
 `docs/tables.py` writes it into the pages; figures and the explorer are made when the site is built.
 """

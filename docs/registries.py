@@ -161,7 +161,7 @@ ROOM = 0.85  # the share that a training may take by the estimate, which knows n
 
 
 def hardware() -> str:
-    """The smallest GPU that holds the training of each recipe, with its weights as they are and in 4 bits."""
+    """The smallest GPU that holds each training, its weights in their precision and in 4 bits."""
     rows = []
     for name in shipped_names(RECIPES):
         recipe = read_recipe(name)

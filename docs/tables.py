@@ -250,7 +250,9 @@ def main() -> None:
     )
     parser.add_argument("--check", action="store_true", help="name what differs, write nothing, exit 1")
     check = parser.parse_args().check
-    while found := list(differing()):  # a page may quote another one, which has just been written
+    for _ in range(3):  # a page may quote another one, which has just been written
+        if not (found := list(differing())):
+            break
         for file, text in found:
             sys.stdout.write(f"{file.relative_to(ROOT)}\n")
             if not check:

@@ -51,7 +51,7 @@ def make_ids(tokens: int) -> Tensor:
 
 
 def seconds() -> float:
-    """Of CPU time; on a GPU when all that was asked of it is done."""
+    """CPU time; on a GPU, wall time once its work is done."""
     if not GPU:
         return time.process_time()
     torch.cuda.synchronize()

@@ -37,6 +37,7 @@ SCORES = {"cpu": 1 << 22, "cuda": 1 << 27}  # computed at a time, by the kind of
 KERNELS = {"cuda": 2} if find_spec("triton") else {}  # bytes of a number that FlexAttention takes at most
 BLOCK = 128  # queries or keys that FlexAttention reads or skips at a time
 NARROWEST = 16  # head that it takes
+VARIANTS = 64  # of its kernel in a process, by heads, gradients, batch; beyond, it would store all scores
 
 Place = Callable[[Tensor], Tensor]  # of positions, elementwise; integers or fractions
 
@@ -345,7 +346,7 @@ def block_mask(band: Band, sight: Sight, span: slice, batch: int) -> BlockMask:
     """
 
     def of_all(numbers: Tensor) -> Tensor:
-        return numbers.expand(batch, -1).contiguous()
+        return numbers.expand(batch, -1).clone(memory_format=torch.contiguous_format)
 
     count, last = sight.queries.shape[-1], sight.column - span.start
     begin, end = of_all(band.begin(sight.queries)), of_all(band.end(sight.queries))
@@ -398,13 +399,16 @@ def by_kernel(
         sight: The keys that queries see.
         scale: The factor of the scores.
     """
+    from torch._dynamo import config as compiling  # takes seconds to import
+
     outputs, sums = [], []
     for (band, span), q, k in zip(bands, queries, keys, strict=True):
         asked: dict[str, Any] = {"scale": scale, "enable_gqa": True}
         asked |= flex.get_flex_attention_lse_kwargs(True)
         q, k, v = (x.contiguous() for x in (q, k, value[:, :, span]))
         mask = block_mask(band, sight, span, len(q))
-        output, more = flex.compile_friendly_flex_attention(q, k, v, block_mask=mask, **asked)
+        with compiling.patch(recompile_limit=VARIANTS):
+            output, more = flex.compile_friendly_flex_attention(q, k, v, block_mask=mask, **asked)
         outputs.append(output)
         sums.append(getattr(more, "lse", more))
     shares = torch.stack(sums).softmax(0).nan_to_num(0)[..., None]  # a query of padding that sees nothing
@@ -521,6 +525,7 @@ def attend_by(
         return output, None
 
     able = value.dtype.itemsize <= KERNELS.get(value.device.type, 0)
+    able = able and (value.device.type == "cpu" or torch.cuda.get_device_capability(value.device) >= (8, 0))
     able = able and query.shape[2] >= BLOCK and value.shape[3] >= NARROWEST
     if mapped and able and not (dropout or wants_weights or sight.given is not None):
         queries = [scaled(at(query, band.query(m)), 1.0, slice(None)) for band, _ in bands]

@@ -75,7 +75,7 @@ def _progress(done: int, tokens: int, new: int, seconds: float) -> str:
 
 
 def side_by_side(model: PreTrainedModel, length: int, tokens: int) -> int:
-    """How many documents of ``length`` tokens are generated at once, of so many tokens that are wanted.
+    """Count the documents of ``length`` tokens to generate at once, of so many tokens that are wanted.
 
     A step of a GPU takes about as long for many as for one, so there it is as many as its memory holds: keys
     and values, and logits in float32 beside what is computed of them.
@@ -94,7 +94,7 @@ class _InPlace(DynamicLayer):  # type: ignore[no-untyped-call]
 
     def __init__(self, layer: Any, length: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.dtype, self.device, self.is_initialized = layer.dtype, layer.device, True
+        self.dtype, self.device, self.is_initialized = layer.keys.dtype, layer.keys.device, True
         self._rooms = [x.new_empty(*x.shape[:2], length, x.shape[3]) for x in (layer.keys, layer.values)]
         self.keys, self.values = (room[:, :, :0] for room in self._rooms)
         self.update(layer.keys, layer.values)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class HasFigures(Protocol):
-    """What draws itself: an `Extension`, a `Choice`, `Results`."""
+    """Anything that draws itself: an `Extension`, a `Choice`, `Results`."""
 
     def plot(self, name: str | None = None) -> Figure:
         """A figure, by its name."""

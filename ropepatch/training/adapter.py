@@ -22,7 +22,7 @@ from ropepatch.extension.planning import plan as make_plan
 from ropepatch.extension.record import Record
 from ropepatch.files import read_json
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.loading import load_model, load_tokenizer
+from ropepatch.model.loading import best_device, load_model, load_tokenizer
 from ropepatch.model.rotary import base_model, find_rotary
 from ropepatch.model.source import find_source
 from ropepatch.model.stock import stock_code
@@ -178,7 +178,7 @@ def load_adapter(
     source = find_source(name, revision, weights=True)
     check_trained_from(record, source)
     if model is None:
-        model = load_model(source)
+        model = load_model(source).to(best_device())  # type: ignore[arg-type]
         patch(model, plan_of_record(record, name, revision))
     _check_rope(model, record)
     return _with_adapter(model, place), load_tokenizer(source.folder)
