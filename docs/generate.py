@@ -259,7 +259,7 @@ MEMBERS = (property, classmethod, staticmethod)
 
 
 class _Plain(str):
-    """An annotation or a default as it is written."""
+    """An annotation or a default as written."""
 
     __repr__ = str.__str__
 

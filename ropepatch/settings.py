@@ -122,7 +122,9 @@ def parse_length(text: str) -> int:
 def relative_length(text: str | int, trained: int) -> int:
     """Tokens, from what `parse_length` takes or from a multiple of the trained context: `4x`, `1.5x`."""
     match = re.fullmatch(MULTIPLE, str(text).strip())
-    return round(float(match[1]) * trained) or parse_length("0") if match else parse_length(str(text))
+    if not match:
+        return parse_length(str(text))
+    return round(float(match[1]) * trained) or parse_length("0")  # which refuses it
 
 
 def listed(values: Any) -> list[Any]:

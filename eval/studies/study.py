@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import time
+from argparse import ArgumentParser, RawTextHelpFormatter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -167,6 +168,16 @@ def _rounded(value: Any) -> Any:
     if not (isinstance(value, tuple) and all(isinstance(cluster, tuple) for cluster in value)):
         return value
     return [[round(total, 6), weight] for total, weight in value]
+
+
+def cases_parser(description: str | None, *, work: bool = False) -> ArgumentParser:
+    """The command line of a study: its file, which cases, and of a training study the folder to train in."""
+    parser = ArgumentParser(description=description, formatter_class=RawTextHelpFormatter)
+    parser.add_argument("--json", type=Path, required=True, help="the file of results")
+    if work:
+        parser.add_argument("--work", type=Path, required=True, help="the folder of the trainings")
+    parser.add_argument("--only", help='cases, separated by ";": "babyllama-361 4"')
+    return parser
 
 
 def chosen(cases: tuple[Any, ...], only: str | None) -> list[Any]:

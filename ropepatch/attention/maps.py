@@ -207,7 +207,7 @@ class LaMPE(AttentionMap):
     Args:
         length: N, in tokens.
         mapped: M; 0.6 L by default.
-        head: h, the greatest distance that stays as it is; L/8 by default.
+        head: h, the greatest distance that is unchanged; L/8 by default.
         tail: t, how many of the farthest distances keep their steps, at least; L/20 by default.
     """
 

@@ -381,6 +381,12 @@ def block_mask(band: Band, sight: Sight, span: slice, batch: int) -> BlockMask:
     return BlockMask.from_kv_blocks(*listed(some & ~every), *listed(some & every), mask_mod=seen, **sizes)
 
 
+def has_kernel(value: Tensor) -> bool:
+    """Tell whether FlexAttention is compiled for such values: on a GPU, if it multiplies bfloat16 itself."""
+    narrow = value.dtype.itemsize <= KERNELS.get(value.device.type, 0) and value.shape[3] >= NARROWEST
+    return narrow and (not value.is_cuda or torch.cuda.get_device_capability(value.device) >= (8, 0))
+
+
 def by_kernel(
     bands: list[tuple[Band, slice]],
     queries: list[Tensor],
@@ -524,10 +530,8 @@ def attend_by(
         )
         return output, None
 
-    able = value.dtype.itemsize <= KERNELS.get(value.device.type, 0)
-    able = able and (value.device.type == "cpu" or torch.cuda.get_device_capability(value.device) >= (8, 0))
-    able = able and query.shape[2] >= BLOCK and value.shape[3] >= NARROWEST
-    if mapped and able and not (dropout or wants_weights or sight.given is not None):
+    exact = dropout or wants_weights or sight.given is not None
+    if mapped and not exact and query.shape[2] >= BLOCK and has_kernel(value):
         queries = [scaled(at(query, band.query(m)), 1.0, slice(None)) for band, _ in bands]
         return by_kernel(bands, queries, rotated, value, sight, scale).transpose(1, 2).contiguous(), None
 

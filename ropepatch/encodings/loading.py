@@ -18,12 +18,12 @@ from ropepatch.model.checkpoint import Checkpoint, saved_map
 from ropepatch.model.config import load_config
 from ropepatch.model.loading import (
     AUTO,
-    best_device,
     check_device,
     known_dtype,
     load_model,
     load_tokenizer,
 )
+from ropepatch.model.precision import best_device
 from ropepatch.model.rotary import SEQUENCE, find_rotary
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey

@@ -202,7 +202,7 @@ def patch(
 ) -> Patch | Mapped:
     """Scale the rope of one loaded model, or map its distances, in memory and reversibly.
 
-    Another model with the same configuration object stays as it is: this one is given a copy until the patch
+    Another model with the same configuration object is unchanged: this one is given a copy until the patch
     is removed. Threads that patch, plan or measure one model wait for each other; they do not wait for a
     forward pass that a thread runs by itself.
 

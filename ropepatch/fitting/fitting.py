@@ -31,8 +31,8 @@ from ropepatch.fitting.descent import FitSettings, FitState, begin, proceed, sto
 from ropepatch.fitting.examples import HELD_OUT, WRITTEN, read_splits
 from ropepatch.fitting.loss import FitLoss, learnable
 from ropepatch.fitting.vectors import Vector
-from ropepatch.model.loading import best_device, check_device, load_model, load_tokenizer
-from ropepatch.model.precision import describe_placement, prefers_float32
+from ropepatch.model.loading import check_device, load_model, load_tokenizer
+from ropepatch.model.precision import best_device, describe_placement, prefers_float32
 from ropepatch.model.self_written import self_written
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import survey_checkpoint

@@ -36,11 +36,6 @@ def known_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     return kind
 
 
-def best_device() -> str:
-    """The GPU, if there is one."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def check_device(device: str | torch.device) -> None:
     """Refuse a device that this machine lacks, with torch's reason."""
     try:
@@ -98,9 +93,9 @@ def load_model(
 
 def load_tokenizer(source: Checkpoint | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a checkpoint, by its config.json as it was read, or of a folder."""
-    folder, how = (source.folder, dict(SAFELY)) if isinstance(source, Checkpoint) else (source, SAFELY)
+    folder, how = source, dict[str, Any](SAFELY)
     if isinstance(source, Checkpoint):  # some tokenizers go by the architecture, some by the model's name
-        how["config"] = load_config(source.stock_raw)
+        folder, how["config"] = source.folder, load_config(source.stock_raw)
         how["config"].name_or_path = folder
     with stock_code(f"load the tokenizer of {folder}", hint="copy the tokenizer's files into the folder"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **how)

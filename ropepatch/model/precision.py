@@ -36,9 +36,14 @@ class Precision:
         return f"{self.dtype} ({self.reason})" if self.reason else self.dtype
 
 
+def best_device() -> str:
+    """The GPU, if there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def fastest(device: str | torch.device | None = None) -> Precision:
     """The precision in which a device computes fastest; None for the GPU, if there is one, else the CPU."""
-    on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    on = torch.device(device or best_device())
     if on.type == "cuda":
         capability = torch.cuda.get_device_capability(on)
         dtype = BFLOAT16 if capability >= AMPERE else FLOAT32

@@ -20,8 +20,8 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import head_dim_of, text_config
 from ropepatch.model.head import cache_keyword, reading_on
-from ropepatch.model.loading import best_device, load_model
-from ropepatch.model.precision import memory_of
+from ropepatch.model.loading import load_model
+from ropepatch.model.precision import best_device, memory_of
 from ropepatch.settings import seed_of
 
 FORMAT = 1  # of how documents are drawn

@@ -66,7 +66,7 @@ def evaluate(
         field: The column or key of a document's text.
         split: Which part of a `datasets` id or a saved set is read.
         out: A folder for the results: what it holds already is not measured again, and an interrupted call
-            goes on from it.
+            resumes from it.
         report: An HTML file to write, with tables and figures.
         revision: Branch, tag or commit of a Hub id.
         device: Where the models are put; None for the GPU, if there is one; `auto` for all GPUs and, where

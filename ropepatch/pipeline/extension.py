@@ -172,7 +172,7 @@ def extend(
     """Write a checkpoint with a longer context that stock transformers loads: all of `ropepatch extend`.
 
     Without a recipe it is training-free. With one the model is trained at the new context; called again after
-    an interruption, it goes on where it stopped, and what comes out is the same. Under torchrun or accelerate
+    an interruption, it resumes, and what comes out is the same. Under torchrun or accelerate
     every process calls it.
 
     Args:

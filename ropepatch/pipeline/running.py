@@ -29,7 +29,7 @@ def device() -> str:
         from ropepatch.training.parallel import on_cpu
 
         return str(PartialState(cpu=on_cpu()).device)
-    from ropepatch.model.loading import best_device
+    from ropepatch.model.precision import best_device
 
     return best_device()
 

@@ -22,7 +22,8 @@ from ropepatch.extension.planning import plan as make_plan
 from ropepatch.extension.record import Record
 from ropepatch.files import read_json
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.loading import best_device, load_model, load_tokenizer
+from ropepatch.model.loading import load_model, load_tokenizer
+from ropepatch.model.precision import best_device
 from ropepatch.model.rotary import base_model, find_rotary
 from ropepatch.model.source import find_source
 from ropepatch.model.stock import stock_code

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from ropepatch.attention import teaching_window
 from ropepatch.attention.mapping import check_mappable
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
 from ropepatch.model.config import blueprint, forward_operations, load_config, text_config
-from ropepatch.model.precision import fastest, memory_of
+from ropepatch.model.precision import best_device, fastest, memory_of
 from ropepatch.model.survey import Survey
 from ropepatch.settings import relative_length
 from ropepatch.training.forecast import GIB, memory
@@ -94,7 +92,7 @@ def _longer(recipe: Recipe, length: int, target: int, trained: int, distances: d
 
 def _too_long(recipe: Recipe, model: Any, counted: Weights, target: int, trained: int) -> str | None:
     """Why the rows of a recipe are too long for the device; None where they are not."""
-    device, config = "cuda" if torch.cuda.is_available() else "cpu", text_config(model.config)
+    device, config = best_device(), text_config(model.config)
     dtype = recipe.precision or fastest(device).dtype
     needed = memory(recipe, config, counted, dtype, trained, target).total_gib
     if needed > (there := SHARE * memory_of(device) / GIB):

@@ -28,7 +28,8 @@ from ropepatch.extension.writing import check_weights, copy_files, save_trained
 from ropepatch.files import absent
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import blueprint, load_config, text_config
-from ropepatch.model.loading import best_device, load_model, load_tokenizer
+from ropepatch.model.loading import load_model, load_tokenizer
+from ropepatch.model.precision import best_device
 from ropepatch.model.source import check_inside, find_source
 from ropepatch.model.survey import survey_checkpoint
 from ropepatch.model.weights import changed, read_header, read_headers

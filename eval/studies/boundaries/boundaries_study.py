@@ -11,7 +11,6 @@ training resumes from its folder in `--work`.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
@@ -28,7 +27,7 @@ from ropepatch.training.recipe import Recipe
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
-from study import SHARED, STORIES, Case, Row, Rows, adapted, chosen, said, trained_on
+from study import SHARED, STORIES, Case, Row, Rows, adapted, cases_parser, chosen, said, trained_on
 
 FAIRY_TALES = SHARED / "texts" / "fairytales"
 CASES = (Case("tiny", 4), Case("babyllama-361", 4))
@@ -129,11 +128,7 @@ def judged(case: Case, model: Any) -> Row:
 
 def main() -> None:
     """Train what the file does not hold yet, and write it after every training."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True, help="the file of results")
-    parser.add_argument("--work", type=Path, required=True, help="the folder of the trainings")
-    parser.add_argument("--only", help='cases, separated by ";": "babyllama-361 4"')
-    arguments = parser.parse_args()
+    arguments = cases_parser(__doc__, work=True).parse_args()
     rows = Rows(arguments.json, "boundaries")
     for case in chosen(CASES, arguments.only):
         work = arguments.work / case.name

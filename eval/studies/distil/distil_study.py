@@ -12,7 +12,6 @@ from its folder in `--work`.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
@@ -33,7 +32,7 @@ from ropepatch.training.recipe import Recipe
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
 import study
-from study import OWN, SHARED, STORIES, Row, Rows, adapted, chosen, said, trained_on
+from study import OWN, SHARED, STORIES, Row, Rows, adapted, cases_parser, chosen, said, trained_on
 
 TEXTS = {
     "fairy tales": SHARED / "texts" / "fairytales",
@@ -218,10 +217,7 @@ def trained(case: Case, trial: Trial, work: Path) -> Row:
 
 def main() -> None:
     """Measure what the file does not hold yet, and write it after every row."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True, help="the file of results")
-    parser.add_argument("--work", type=Path, required=True, help="the folder of the trainings")
-    parser.add_argument("--only", help='cases, separated by ";": "babyllama-361 4"')
+    parser = cases_parser(__doc__, work=True)
     parser.add_argument("--trials", type=int, default=len(TRIALS), help="of each case at most so many")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)

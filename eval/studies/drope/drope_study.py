@@ -12,7 +12,6 @@ trained again.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import sys
@@ -30,7 +29,7 @@ from ropepatch.training.recipe import Recipe
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
 import study
-from study import STORIES, Row, Rows, adapted, chosen, said, trained_on
+from study import STORIES, Row, Rows, adapted, cases_parser, chosen, said, trained_on
 
 HAYSTACKS = 40
 TEXT, BASE = "cross-entropy", "distillation"
@@ -191,11 +190,7 @@ def trained(case: Case, trial: Trial, work: Path) -> Row:
 
 def main() -> None:
     """Train what the file does not hold yet, and write it after every training."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True, help="the file of results")
-    parser.add_argument("--work", type=Path, required=True, help="the folder of the trainings")
-    parser.add_argument("--only", help='cases, separated by ";": "babyllama-361 4"')
-    arguments = parser.parse_args()
+    arguments = cases_parser(__doc__, work=True).parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     rows = Rows(arguments.json, "drope")
     for case in chosen(CASES, arguments.only):

@@ -11,7 +11,6 @@ other seeds for tiny. The study resumes from its file.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
@@ -41,7 +40,7 @@ from ropepatch.settings import seed_of
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
 import study
-from study import STORIES, Row, Rows, chosen, excess
+from study import STORIES, Row, Rows, cases_parser, chosen, excess
 
 ADAPTATION = Path(__file__).parents[2] / "results" / "adaptation.json"
 ATTENTION_FACTORS = [round(0.9 + 0.05 * k, 2) for k in range(13)]
@@ -314,9 +313,7 @@ def measure(case: Case, rows: Rows) -> None:
 
 def main() -> None:
     """Measure what the file does not hold yet, and write it after every row."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True, help="the file of results")
-    parser.add_argument("--only", help='cases, separated by ";": "tiny 4;tiny 8"')
+    parser = cases_parser(__doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

@@ -10,7 +10,6 @@ interrupted training resumes from its folder in `--work`.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -24,7 +23,7 @@ sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "di
 
 from distil_study import BY_TEXT, CROSS_ENTROPY, DISTILLED, Case, Trial
 from longppl_study import curves
-from study import Row, Rows, adapted, chosen, said
+from study import Row, Rows, adapted, cases_parser, chosen, said
 
 STEPS = 40
 CASES = (Case("tiny", 4), Case("babyllama-361", 4))
@@ -45,11 +44,7 @@ def recipe_of(case: Case, loss: str, weighed: bool, work: Path) -> Recipe:
 
 def main() -> None:
     """Train what the file does not hold yet, and write it after every training."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True, help="the file of results")
-    parser.add_argument("--work", type=Path, required=True, help="the folder of the trainings")
-    parser.add_argument("--only", help='cases, separated by ";": "babyllama-361 4"')
-    arguments = parser.parse_args()
+    arguments = cases_parser(__doc__, work=True).parse_args()
     rows = Rows(arguments.json, "long-ce")
     for case in chosen(CASES, arguments.only):
         work = arguments.work / case.name

@@ -9,7 +9,6 @@ What `--json` holds already is not measured again.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,7 +20,7 @@ from ropepatch.evaluation.curves import LossCurve
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
-from study import Case, Row, Rows, chosen
+from study import Case, Row, Rows, cases_parser, chosen
 
 CASES = (Case("tiny", 4, 48), Case("babyllama-361", 4, 32))
 METHODS = ("none", "linear", "ntk", "yarn", "llama3")
@@ -76,10 +75,7 @@ def rows_of(case: Case) -> list[Row]:
 
 def main() -> None:
     """Measure what the file does not hold yet, and write it after every case."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True, help="the file of results")
-    parser.add_argument("--only", help='cases, separated by ";": "babyllama-361 4"')
-    arguments = parser.parse_args()
+    arguments = cases_parser(__doc__).parse_args()
     rows = Rows(arguments.json, "longppl")
     for case in chosen(CASES, arguments.only):
         if len(rows.of(**case.named)) < len(METHODS) * len(PARTS) * (2 + (case.name == "tiny")):

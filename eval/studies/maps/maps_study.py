@@ -9,7 +9,6 @@ where the model can find any. The study resumes from its file.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ from ropepatch.evaluation.comparisons import BASELINE
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
 import study
-from study import OWN, Row, Rows, chosen
+from study import OWN, Row, Rows, cases_parser, chosen
 
 FORMULAS = ("linear", "ntk", "yarn", "llama3", "giraffe-power")
 
@@ -99,9 +98,7 @@ def measure(case: Case, rows: Rows) -> None:
 
 def main() -> None:
     """Measure what the file does not hold yet, and write it after every job."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True, help="the file of results")
-    parser.add_argument("--only", help='cases, separated by ";": "tiny 4;tiny 8"')
+    parser = cases_parser(__doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

@@ -10,7 +10,6 @@ keys, under what the first half of the documents chooses. What `--json` holds al
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -29,7 +28,7 @@ from ropepatch.evaluation.intervals import Mean
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
 import study
-from study import Row, Rows, chosen
+from study import Row, Rows, cases_parser, chosen
 
 METHODS: dict[str, dict[str, Any]] = {"yarn": {"attention_factor": 1.0}, "llama3": {}}
 CONSTANTS = (1.0, 1.15, 1.3, 1.45)  # yarn's own is 1.296 at 4 times, 1.459 at 8 times
@@ -137,10 +136,7 @@ def measure(case: Case, rows: Rows) -> None:
 
 def main() -> None:
     """Measure what the file does not hold yet, and write it after every job."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True, help="the file of results")
-    parser.add_argument("--only", help='cases, separated by ";": "tiny 4;tiny 8"')
-    arguments = parser.parse_args()
+    arguments = cases_parser(__doc__).parse_args()
     rows = Rows(arguments.json, "temperature")
     for case in chosen(CASES, arguments.only):
         measure(case, rows)
