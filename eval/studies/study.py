@@ -29,7 +29,8 @@ from ropepatch.training.recipe import Recipe
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 STORIES = SHARED / "texts" / "tinystories" / "true_case.txt"
-OWN = "own window"
+OWN, FLOOR = "own window", "floor"
+KEYS = 40  # haystacks, of a key each
 Row = dict[str, Any]
 
 
@@ -97,6 +98,12 @@ class Case:
             "last": curve.between(self.target * 3 // 4, self.target).loss.clusters,
             "digest": digest(pieces),
         }
+
+    def keys(self, model: Any) -> Row:
+        """Of passkeys at the target: the log-probabilities and the shares found, by haystack."""
+        asked = ropepatch.passkey(model, self.loaded[1], lengths=[self.target], haystacks=KEYS, seed=1)
+        answers = asked.log_prob(self.target), asked.found(self.target)
+        return {"log_prob": answers[0].clusters, "found": answers[1].clusters}
 
     def through_own_window(self) -> Row:
         """The losses of the model as it is, half a window at a time."""

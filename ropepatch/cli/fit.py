@@ -79,6 +79,14 @@ def fit(
             "have a map; none: the text's own tokens."
         ),
     ] = "auto",
+    queries: Annotated[
+        bool,
+        typer.Option(
+            "--queries/--no-queries",
+            help="Learn an amplitude and a phase for each query head and rotary pair, too, which are folded "
+            "into the query weights; without, no weight changes.",
+        ),
+    ] = True,
     seed: Annotated[
         int, typer.Option(min=0, help="The seed of random starts and of the order of the text.")
     ] = 0,
@@ -90,12 +98,12 @@ def fit(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Learn the frequencies and the attention factor by which a model reads at a target.
+    """Learn the frequencies, the attention factor and the phases by which a model reads at a target.
 
-    No weight changes, and no text is needed: the model learns to expect what it expects under an attention
-    map, on text that it writes itself. Windows that nothing is learned from validate, so that on them the
-    outcome is no worse than any published method that reads the trained context as well as YaRN. The same
-    command resumes an interrupted fit.
+    Nothing but the query weights changes, and no text is needed: the model learns to expect what it expects
+    under an attention map, on text that it writes itself. Windows that nothing is learned from validate, so
+    that on them the outcome is no worse than any published method that reads the trained context as well as
+    YaRN. The same command resumes an interrupted fit.
     """
     from ropepatch.fitting import fit as learn
     from ropepatch.pipeline.extension import extend
@@ -120,6 +128,7 @@ def fit(
             short=short,
             keep=keep,
             teacher=teacher,
+            queries=queries,
             seed=seed,
             revision=revision,
             device=device or best_device(),

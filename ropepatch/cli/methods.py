@@ -79,6 +79,8 @@ def _shown(default: Any, kind: str) -> str:
         return "VALUE (if not given, from L, the trained context, and N, the target)"
     if default == REQUIRED:
         return "VALUE (required)"
+    if isinstance(default, list | tuple) and isinstance(default[0], list | tuple):
+        return f"VALUE (of {len(default)} layers, in the file)"
     if isinstance(default, list | tuple):
         return ",".join(map(str, default))
     return str(default).lower() if default is None or isinstance(default, bool) else str(default)

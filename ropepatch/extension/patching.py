@@ -23,6 +23,7 @@ from ropepatch.extension.planning import (
     target_of,
     trained_on,
 )
+from ropepatch.extension.queries import fold_queries, unfold_queries
 from ropepatch.model.config import text_config
 from ropepatch.model.head import held
 from ropepatch.model.rotary import (
@@ -154,6 +155,7 @@ class Patch(Substitution[ScaledRope]):
     def _undo(self) -> None:
         rope = self._substitute
         _set(self.model, {}, rope.softmax)
+        unfold_queries(self.model)
         logger.info("%s: rope %s -> stock", type(self.model).__name__, rope.plan.scaling.name)
 
     def _active(self) -> ScaledRope:
@@ -227,7 +229,7 @@ def patch(
         plan = _planned(base, surveyed, method, to, length, original, parameters)
         if plan.distances is not None:
             return map_attention(base, plan.distances, to=plan.target, original=plan.survey.original)
-        return _scaled(base, surveyed.site.path, plan, plan.target if length is None else _checked(length))
+        return _scaled(base, surveyed, plan, plan.target if length is None else _checked(length))
 
 
 def _planned(
@@ -270,15 +272,17 @@ def _planned(
     return plan
 
 
-def _scaled(base: PreTrainedModel, path: str, plan: Plan, length: int) -> Patch:
-    """The model, whose rotary module is at a path, under the scaling of a plan for a length."""
-    changes = _config_of(plan, length)
+def _scaled(base: PreTrainedModel, survey: Survey, plan: Plan, length: int) -> Patch:
+    """The model under the scaling of a plan for a length."""
+    changes, path = _config_of(plan, length), survey.site.path
     stock = base.get_submodule(path)
     scales = _softmax_of(base, changes)
     softmax: dict[str, Any] = {name: base.get_submodule(name).scaling for name in scales}
     rope = ScaledRope(stock, plan, length, softmax)
     rope.train(stock.training)
     with own_configs(base, *changes) as rope.configs:
+        if plan.queries:
+            fold_queries(base, survey, plan.queries)
         _set(base, changes, scales)
     base.set_submodule(path, rope)
     logger.info("%s: rope stock -> %s", type(base).__name__, rope.extra_repr())

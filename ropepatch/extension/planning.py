@@ -21,6 +21,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension.config_changes import SavedRope, changed, find_changes
 from ropepatch.extension.engines import Engine, engine_support, map_support
 from ropepatch.extension.map_code import map_changes
+from ropepatch.extension.queries import QueryLayers
 from ropepatch.extension.text import plan_text
 from ropepatch.files import json_text
 from ropepatch.model.architectures import remarks
@@ -34,6 +35,7 @@ from ropepatch.scaling import METHODS, Scaling, make_scaling
 from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, read_scaling
 from ropepatch.scaling.ramps import yarn_temperature
 from ropepatch.scaling.rope import Frequencies, Rope
+from ropepatch.scaling.searched import CustomDivisors, Queries
 from ropepatch.settings import Length, find_named, relative_length, shown
 
 PUBLISHED = 32  # times the window: farther no scaling of the rope is published to read without training
@@ -95,6 +97,11 @@ class Plan:
     def rope_parameters(self) -> dict[str, Any]:
         """The `rope_parameters` to come, of the global layers where they differ by layer type."""
         return self.site.of(self.changes["rope_parameters"])
+
+    @property
+    def queries(self) -> Queries | None:
+        """What is folded into the query weights; None where no weight changes."""
+        return self.scaling.queries if isinstance(self.scaling, CustomDivisors) else None
 
     @property
     def savable(self) -> bool:
@@ -278,7 +285,10 @@ def plan_scaling(survey: Survey, name: str, revision: str | None, scaling: Scali
     saved, changes = find_changes(survey, scaling, to)
     _check_softmax(survey, scaling.at(survey.rope, to))
     warnings = tuple(_warnings(survey, scaling, to))
-    return Plan(name, revision, survey, scaling, to, changes, saved, warnings)
+    made = Plan(name, revision, survey, scaling, to, changes, saved, warnings)
+    if made.queries:
+        QueryLayers(blueprint(load_config(survey.raw, survey.own_config)), survey).changes(made.queries)
+    return made
 
 
 @float32_on_cpu()

@@ -132,7 +132,13 @@ def _changes(plan: Plan) -> Iterable[tuple[str, ...]]:
 
 
 def _short(value: Any) -> str:
-    """JSON, with long lists of numbers cut in the middle."""
+    """JSON, with long lists of numbers cut in the middle, and of lists of lists their lengths alone."""
+    lengths, inner = [], value
+    while isinstance(inner, list | tuple) and inner:
+        lengths.append(len(inner))
+        inner = inner[0]
+    if len(lengths) > 1:
+        return f"({' x '.join(map(str, lengths))} numbers)"
     if isinstance(value, dict):
         return printable("{" + ", ".join(f"{key}: {_short(item)}" for key, item in value.items()) + "}")
     if isinstance(value, list | tuple) and len(value) > 4 and all(isinstance(x, int | float) for x in value):

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.map_code import check_holds_map, check_no_other_code, code_of, map_code
 from ropepatch.extension.planning import Plan
+from ropepatch.extension.queries import HINT, QueryLayers
 from ropepatch.extension.verification import read_source, read_trained, verify
 from ropepatch.files import absent, check_space, new_folder, read_json, write_json
 from ropepatch.model.checkpoint import CODE, Checkpoint
@@ -28,7 +30,7 @@ from ropepatch.model.source import (
     stated_by_card,
 )
 from ropepatch.model.stock import no_progress_bars
-from ropepatch.model.survey import survey_checkpoint
+from ropepatch.model.survey import Survey, survey_checkpoint
 from ropepatch.model.weights import (
     NAMED,
     Progress,
@@ -71,7 +73,7 @@ def extend(
         plan: What to change.
         out: The folder to make; it must not exist.
         link_weights: Hard links instead of copies of the weight files: instant, but a program that rewrites a
-            weight file in place then writes through to the source.
+            weight file in place then writes through to the source. Files in which weights change are copied.
         include: Patterns of files of the source that are carried beside the checkpoint.
         progress: Called with the bytes cloned so far and in all.
         record: Further keys of the record.
@@ -89,7 +91,7 @@ def extend(
     if survey.rope != plan.rope:
         raise RopepatchError(f"{source.name} has changed since the plan was made", hint="make the plan again")
     origin = origin_of(source)
-    weights = source.weights
+    weights, changes = source.weights, changed_weights(source, survey, plan)
     if "quantization_config" not in survey.raw:
         check_weights(weights, blueprint(load_config(survey.raw)))
     carried = included_files(source.folder, include)
@@ -101,9 +103,9 @@ def extend(
     with new_folder(folder) as partial:
         copy_files(small_files(source.folder) | carried, partial)
         write_configuration(source.folder, survey.raw, partial, plan)
-        clone_files(weights.files, partial, link=link_weights, progress=progress)
+        clone_files(weights.files, partial, link=link_weights, progress=progress, changes=changes)
         written = Checkpoint(partial)
-        proof = proof_of(written, verify(written, plan, expected), linked=link_weights)
+        proof = proof_of(written, verify(written, plan, expected), linked=link_weights and not changes)
         records.write(partial, records.Record.of(plan, **proof | origin | dict(record or {})))
         finish(partial)
     return folder
@@ -119,6 +121,24 @@ def check_savable(plan: Plan) -> None:
             hint=f"`method={plan.scaling.name.removeprefix('dynamic-')}` "
             "has the same frequencies at the target, and saves",
         )
+
+
+def changed_weights(source: Checkpoint, survey: Survey, plan: Plan) -> dict[str, Callable[[Tensor], Tensor]]:
+    """What a plan does to weights of a checkpoint, by their names, in the dtype in which they are loaded."""
+    if not plan.queries:
+        return {}
+    if "quantization_config" in survey.raw:
+        raise RopepatchError(f"{source.name} has quantised weights, which are not rewritten", hint=HINT)
+    layers = QueryLayers(blueprint(load_config(survey.raw)), survey)
+    dtype = getattr(survey.config, "dtype", None)
+
+    def loaded(fold: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return lambda weight: fold(weight.to(dtype or weight.dtype))
+
+    changes = {name: loaded(fold) for name, (fold, _) in layers.changes(plan.queries).items()}
+    if missing := changes.keys() - source.weights.shapes.keys():
+        raise RopepatchError(f"the weight files of {source.name} hold no {min(missing)}", hint=HINT)
+    return changes
 
 
 def proof_of(checkpoint: Checkpoint, verdict: records.Verdict, *, linked: bool = False) -> dict[str, Any]:

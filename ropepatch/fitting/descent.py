@@ -1,6 +1,6 @@
 """The descent of a fit: many starts, a race of a few, one long descent; the validation windows decide.
 
-Shapes: P rotary pairs.
+Shapes: P rotary pairs, Q factors of queries.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ PATIENCE = 8  # checks without a new best, after which it stops
 
 LEARNING_RATE = 0.08  # in logarithms: a step moves the divisor of a slow pair by up to 8 %
 ATTENTION_SCALE = 0.3  # of its step against those of the divisors: it moves every logit by its square
+QUERY_SCALE = 0.4  # of the steps of amplitudes and phases
 BETAS = (0.9, 0.99)
 WARMUP = 5  # steps
 LEAST = 0.02  # of the learning rate, at the end
@@ -48,6 +49,7 @@ class FitSettings(Settings):
     init: Text = "auto"
     short: Weight = 1.0
     keep: Whole = 0
+    queries: bool = True
     seed: Whole = 0
 
     @property
@@ -58,7 +60,7 @@ class FitSettings(Settings):
 
 @dataclass(frozen=True, eq=False)
 class Descent:
-    """One descent after a step; vectors are [P + 1], in the order of `Vector.flat`."""
+    """One descent after a step; vectors are [P + 1 + Q], in the order of `Vector.flat`."""
 
     step: int
     vector: Tensor
@@ -67,15 +69,16 @@ class Descent:
     loss: float | None = None  # of the last step's windows; None before the first, and where not finite
 
     @classmethod
-    def at(cls, start: Vector) -> Descent:
-        """Before the first step."""
-        flat, zeros = start.flat(), torch.zeros_like(start.flat())
+    def at(cls, start: Vector, factors: int = 0) -> Descent:
+        """Before the first step, with so many factors of queries to learn."""
+        flat = replace(start, log_queries=torch.zeros(factors)).flat()
+        zeros = torch.zeros_like(flat)
         return cls(0, flat, flat, {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros})
 
 
 @dataclass(frozen=True, eq=False)
 class Validated:
-    """A vector [P + 1] after some steps from a start, and its loss on the validation windows."""
+    """A vector [P + 1 (+ Q)] after some steps from a start, and its loss on the validation windows."""
 
     vector: Tensor
     loss: float
@@ -125,7 +128,7 @@ class FitState:
     def validated(self, name: str, validation: FitLoss) -> FitState:
         """With the running mean of a candidate validated."""
         descent = self.candidates[name]
-        loss, short = _validated(validation, Vector.from_flat(descent.mean))
+        loss, short = _validated(validation, Vector.from_flat(descent.mean, validation.rope.num_pairs))
         row = {"start": name, "step": descent.step, "train": descent.loss, "held_out": loss}
         best, checks = self.best, self.checks_without_improvement + 1
         if loss < best.loss and short <= self.limit:
@@ -195,10 +198,11 @@ def begin(
     validation: FitLoss,
     settings: FitSettings,
     *,
+    factors: int = 0,
     until: float = math.inf,
     advance: Advance = lambda done, total: None,
 ) -> FitState:
-    """The state before the first step; `screened` says what `until` and `advance` are."""
+    """The state before the first step, with so many factors of queries; see `screened`."""
     methods = starts_of(train, settings)
     starts = dict(methods)
     if settings.init == "auto":
@@ -217,7 +221,7 @@ def begin(
     limit = tried["yarn"].short if "yarn" in methods else math.inf
     first = min((tried[name] for name in methods), key=lambda start: start.loss)
     best = min((start for start in tried.values() if start.short <= limit), key=lambda start: start.loss)
-    candidates = {name: Descent.at(starts[name]) for name in racing}
+    candidates = {name: Descent.at(starts[name], factors) for name in racing}
     return FitState(
         candidates, first, best, len(racing), limit, forward_tokens=train.spent + validation.spent
     )
@@ -283,19 +287,23 @@ def step(train: FitLoss, state: Descent, *, batch: int, settings: FitSettings) -
     number of the step, so that a descent resumes from any state. Pairs that rotate r > 1 times inside L move
     by steps smaller by sqrt(r): the loss has more valleys along them. `batch` windows are read.
     """
-    turns = rotations(train.rope.inv_freq(), train.rope.original_max_position_embeddings)
-    scale = torch.cat([turns.clamp(min=1).rsqrt().float(), torch.tensor([ATTENTION_SCALE])])
+    pairs, turns = (
+        train.rope.num_pairs,
+        rotations(train.rope.inv_freq(), train.rope.original_max_position_embeddings),
+    )
+    scale = torch.full_like(state.vector, QUERY_SCALE)
+    scale[: pairs + 1] = torch.cat([turns.clamp(min=1).rsqrt().float(), torch.tensor([ATTENTION_SCALE])])
     values = (state.vector / scale).requires_grad_()
     decayed = 0.5 * (1 + math.cos(math.pi * state.step / settings.steps))
     rate = LEARNING_RATE * (min(1.0, (state.step + 1) / WARMUP) * max(LEAST, decayed))
     optimizer = torch.optim.Adam([values], lr=rate, betas=BETAS)
     optimizer.state[values] = {name: tensor.clone() for name, tensor in state.adam.items()}
     windows = draw_windows(len(train.ids), batch, state.step, settings.seed)
-    loss, gradient = train.gradient(Vector.from_flat(values.detach() * scale), windows)
+    loss, gradient = train.gradient(Vector.from_flat(values.detach() * scale, pairs), windows)
     sound = math.isfinite(loss) and bool(gradient.isfinite().all())
     values.grad = gradient * scale if sound else torch.zeros_like(gradient)
     optimizer.step()
-    vector = Vector.from_flat(values.detach() * scale).keep_fastest(settings.keep).flat()
+    vector = Vector.from_flat(values.detach() * scale, pairs).keep_fastest(settings.keep).flat()
     return Descent(
         step=state.step + 1,
         vector=vector,

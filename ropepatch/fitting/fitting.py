@@ -1,4 +1,4 @@
-"""Fit the frequencies and the attention factor of a model to a target, its weights frozen."""
+"""Fit the frequencies, the attention factor and the phases of a model to a target, its weights frozen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +26,7 @@ from ropepatch.evaluation.perplexity import perplexity
 from ropepatch.evaluation.results import environment
 from ropepatch.evaluation.running import distribute, is_first_process, rank_and_ranks
 from ropepatch.extension.planning import Plan, plan_scaling, trained_on
+from ropepatch.extension.queries import QueryLayers
 from ropepatch.files import check_resumed, whole_file
 from ropepatch.fitting.descent import FitSettings, FitState, begin, proceed, stopped
 from ropepatch.fitting.examples import HELD_OUT, WRITTEN, read_splits
@@ -35,9 +36,9 @@ from ropepatch.model.loading import check_device, load_model, load_tokenizer
 from ropepatch.model.precision import best_device, describe_placement, prefers_float32
 from ropepatch.model.self_written import self_written
 from ropepatch.model.source import find_source
-from ropepatch.model.survey import survey_checkpoint
+from ropepatch.model.survey import Survey, survey_checkpoint
 from ropepatch.scaling.file import write_scaling
-from ropepatch.scaling.searched import CustomDivisors
+from ropepatch.scaling.searched import CustomDivisors, Queries
 from ropepatch.settings import Length, relative_length
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class Fitted:
 
     @property
     def scaling(self) -> CustomDivisors:
-        """The divisors and the attention factor."""
+        """The divisors, the attention factor and the factors of queries."""
         return cast("CustomDivisors", self.plan.scaling)
 
     def save(self, file: str | Path) -> Path:
@@ -90,9 +91,20 @@ class Fitted:
                 f"within the first {window} tokens: {held['short_before']:.4f} -> {held['short_after']:.4f}",
                 f"frequency scale factors (θ -> θ/d), fastest pair first: {divisors}",
                 f"attention factor: {self.scaling.attention_factor:.4g}",
+                *_described(self.scaling.queries),
                 f"{self.record['forward_tokens'] / 1e6:.2f} M forward tokens, "
                 f"{self.record['seconds']:.0f} s{stopped}",
             ]
+        )
+
+
+def _described(queries: Queries | None) -> Iterator[str]:
+    if queries:
+        factors = torch.tensor(queries, dtype=torch.float64)
+        (least, most), phase = factors[..., 0].aminmax(), factors[..., 1].abs().max()
+        yield (
+            f"{factors[..., 0].numel()} factors of queries: amplitudes {least:.2f} to {most:.2f}, "
+            f"phases within {phase:.2f} rad"
         )
 
 
@@ -113,6 +125,7 @@ def fit(
     short: float = 1.0,
     keep: int = 0,
     teacher: str = "auto",
+    queries: bool = True,
     seed: int = 0,
     spare: int = 0,
     revision: str | None = None,
@@ -122,7 +135,10 @@ def fit(
     progress: Progress = lambda name: nullcontext(lambda done, total: None),
     say: Callable[[str], None] = lambda line: None,
 ) -> Fitted:
-    """Learn the divisors and the attention factor by which a model reads at a target; no weight changes.
+    """Learn the divisors, the attention factor and the factors of queries by which a model reads at a target.
+
+    The factors are an amplitude and a phase for each query head and rotary pair, which are folded into the
+    query weights wherever the outcome is applied: a checkpoint of it is stock. No other weight changes.
 
     The loss is the Kullback-Leibler divergence from what the base model expects under an attention map, which
     holds every distance within the trained context. So any text serves, also one that the model writes.
@@ -148,6 +164,8 @@ def fit(
         keep: How many of the fastest pairs keep their frequencies.
         teacher: The attention map under which the base model is read; `auto` for rerope where the model can
             have it; `none`, and `auto` elsewhere, for the cross-entropy of a text.
+        queries: Whether factors of queries are learned, too, where there is a teacher and the queries have
+            weights of their own; else no weight changes.
         seed: Decides the order of the windows, the random starts and what the model writes.
         spare: Leave out the windows that a perplexity task with so many windows of the target would read.
         revision: The revision of a Hub id.
@@ -161,7 +179,7 @@ def fit(
     Raises:
         RopepatchError: If the model, the target, the text or a setting does not allow it.
     """
-    settings = FitSettings(steps=steps, init=init, short=short, keep=keep, seed=seed)
+    settings = FitSettings(steps=steps, init=init, short=short, keep=keep, queries=queries, seed=seed)
     if minutes is not None and not 0 < minutes < math.inf:
         raise RopepatchError(f"minutes must be a number above 0, got {minutes}", hint="leave it out")
     began = time.perf_counter()
@@ -222,7 +240,9 @@ def fit(
         **settings.model_dump(),
     }
     kept = read_state(work, request)
-    with learnable(_placed(loaded, device, kept), survey) as module:
+    layers = _query_layers(loaded, survey, say) if queries and mapped else None
+    factors, heads = (2 * math.prod(layers.shape), layers.shape[1]) if layers else (0, 1)
+    with learnable(_placed(loaded, device, kept), survey, layers) as module:
         for line in describe_placement(loaded):
             say(line)
         train, validation = (
@@ -235,7 +255,8 @@ def fit(
             state = FitState.from_state_dict(kept["fit"])
         else:
             with progress("starts") as advance:
-                state = begin(train, validation, settings, until=began + budget / STARTING, advance=advance)
+                until = began + budget / STARTING
+                state = begin(train, validation, settings, factors=factors, until=until, advance=advance)
         with progress("fit") as advance:
             for now in proceed(train, validation, settings, state):
                 advance(now.steps, now.planned_steps(settings))
@@ -263,14 +284,16 @@ def fit(
             "seconds": round(seconds, 1),
             "env": environment(loaded),
         }
-    scaling = Vector.from_flat(state.best.vector).scaling(target / window)
+    scaling = Vector.from_flat(state.best.vector, survey.rope.num_pairs).scaling(target / window, heads)
     return Fitted(plan_scaling(survey, source.name, source.revision, scaling, target), record)
 
 
 def _outcome(test: FitLoss, sources: Sequence[int], state: FitState) -> dict[str, Any]:
     """The loss of windows that decided nothing: before, after, and through the model's own window."""
-    window = test.rope.original_max_position_embeddings
-    before, after = (test.token_losses(Vector.from_flat(end.vector)) for end in (state.first, state.best))
+    window, pairs = test.rope.original_max_position_embeddings, test.rope.num_pairs
+    before, after = (
+        test.token_losses(Vector.from_flat(end.vector, pairs)) for end in (state.first, state.best)
+    )
     test.module.vector = Vector.unscaled(test.rope)
     own = perplexity(test.model, None, list(test.ids), window=window, stride=window // 2, split=True)
     gain = LossCurve(tuple(before - after), tuple(sources)).between(0, test.ids.shape[1]).loss
@@ -303,6 +326,17 @@ def _teacher(
             raise RopepatchError(error.args[0], hint=f'`teacher="{NO_TEACHER}"`, and a text') from error
         say(f"no teacher, the cross-entropy of the text instead: {error.args[0]}")
         return None, NO_TEACHER
+
+
+def _query_layers(model: Any, survey: Survey, say: Callable[[str], None]) -> QueryLayers | None:
+    """The layers whose queries are multiplied; None where they have no weights that hold it."""
+    try:
+        if "quantization_config" in survey.raw:
+            raise RopepatchError("its weights are quantised")
+        return QueryLayers(model, survey)
+    except RopepatchError as error:
+        say(f"frequencies alone: {error.args[0]}")
+        return None
 
 
 def _placed(model: Any, device: str, kept: dict[str, Any]) -> Any:

@@ -23,6 +23,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ropepatch.attention import Mapped
 from ropepatch.data.texts import digest
 from ropepatch.evaluation.running import distribute
+from ropepatch.extension.queries import QueryLayers
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.head import decoded_once, decoder_of, evaluating, input_device, shadowed, token_losses
 from ropepatch.model.rotary import RotarySite, RotarySubstitute, rotating_by, scaled_twin
@@ -65,16 +66,40 @@ class LearnableRope(RotarySubstitute):
 
 
 @contextmanager
-def learnable(model: PreTrainedModel, survey: Survey) -> Iterator[LearnableRope]:
-    """A model with a learnable rope and frozen weights within the block; afterwards as it was."""
+def learnable(
+    model: PreTrainedModel, survey: Survey, queries: QueryLayers | None = None
+) -> Iterator[LearnableRope]:
+    """A model with a learnable rope and frozen weights within the block; afterwards as it was.
+
+    The queries of the layers are multiplied by what the vector says.
+    """
     site = survey.site
     module = LearnableRope(model.get_submodule(site.path), site, survey.rope)
+    layers = () if queries is None else enumerate(queries.modules.values())
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     model.requires_grad_(False)
+
+    def multiply(index: int, attention: nn.Module, projected: Tensor) -> Tensor:
+        if queries is None or not module.vector.log_queries.numel():
+            return projected
+        count, *shape = queries.shape
+        factors = module.vector.log_queries.view(count, 2, *shape)[index]
+        return queries.multiplied(attention, projected, factors)
+
+    hooks = [
+        attention.q_proj.register_forward_hook(
+            lambda _, given, projected, index=index, attention=attention: multiply(
+                index, attention, projected
+            )
+        )
+        for index, attention in layers
+    ]
     try:
         with evaluating(model), rotating_by(model, site.path, module):
             yield module
     finally:
+        for hook in hooks:
+            hook.remove()
         for parameter in trainable:
             parameter.requires_grad_(True)
 
@@ -123,11 +148,11 @@ class FitLoss:
             return self._mean(vector, windows)
 
     def gradient(self, vector: Vector, windows: Sequence[int]) -> tuple[float, Tensor]:
-        """The loss and its gradient [P + 1], in the order of `Vector.flat`."""
+        """The loss and its gradient, in the order of `Vector.flat`."""
         flat = vector.flat().detach().requires_grad_()
         # Loss scaling: the weights of single tokens are so small that float16 would round them to 0.
         loss_scale = 2.0 ** (len(windows) * self.ids.shape[1]).bit_length()
-        loss = self._mean(Vector.from_flat(flat), windows, loss_scale)
+        loss = self._mean(Vector.from_flat(flat, self.rope.num_pairs), windows, loss_scale)
         assert flat.grad is not None
         return loss, flat.grad / loss_scale
 
@@ -200,6 +225,7 @@ class FitLoss:
 
         On the CPU; those of each window are computed once, as far as `TAUGHT` goes.
         """
+        self.module.vector = Vector.unscaled(self.rope)  # the teacher's queries are multiplied by nothing
         names = [digest([row]) for row in ids]
         unread = [row for row, name in enumerate(names) if name not in self._taught]
         found = {name: self._taught[name] for name in names if name in self._taught}

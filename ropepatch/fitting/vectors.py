@@ -1,13 +1,13 @@
-"""The vector that is fitted, a divisor per rotary pair and an attention factor as logarithms, and its starts.
+"""The vector that is fitted and its starts: divisors, an attention factor, and factors of the queries.
 
-Shapes: P rotary pairs.
+Shapes: P rotary pairs; Q factors of queries, by layer, amplitude or phase, head and pair.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -28,10 +28,11 @@ LARGEST = 12.0
 
 @dataclass(frozen=True, eq=False)
 class Vector:
-    """The logarithms of a divisor per rotary pair and of an attention factor, float32."""
+    """The logarithms of a divisor per rotary pair, an attention factor and factors of queries, float32."""
 
     log_divisors: Tensor  # ln(theta_i / theta'_i) [P], fastest pair first
     log_attention: Tensor  # ln a, []
+    log_queries: Tensor = field(default_factory=lambda: torch.zeros(0))  # ln and phase [Q]; empty for none
 
     @classmethod
     def of(cls, frequencies: Frequencies, rope: Rope) -> Vector:
@@ -46,24 +47,32 @@ class Vector:
         return cls(torch.zeros(rope.num_pairs), torch.zeros(()))
 
     def flat(self) -> Tensor:
-        """Both in one tensor [P + 1]: the divisors, then the attention factor."""
-        return torch.cat([self.log_divisors, self.log_attention[None]])
+        """All in one tensor [P + 1 + Q]: the divisors, the attention factor, the factors of queries."""
+        return torch.cat([self.log_divisors, self.log_attention[None], self.log_queries])
 
     @classmethod
-    def from_flat(cls, values: Tensor) -> Vector:
+    def from_flat(cls, values: Tensor, pairs: int) -> Vector:
         """The inverse of `flat`."""
-        return cls(values[:-1], values[-1])
+        return cls(values[:pairs], values[pairs], values[pairs + 1 :])
 
     def keep_fastest(self, pairs: int) -> Vector:
         """The same, its so many fastest pairs with their own frequencies, within `LARGEST`."""
         slow = self.log_divisors[pairs:]
         divisors = torch.cat([torch.zeros(pairs), slow]).clamp(-LARGEST, LARGEST)
-        return Vector(divisors, self.log_attention)
+        return Vector(divisors, self.log_attention, self.log_queries)
 
-    def scaling(self, factor: float) -> CustomDivisors:
-        """The method that says the same, to 8 digits, at s, the target over the original window."""
+    def scaling(self, factor: float, heads: int = 1) -> CustomDivisors:
+        """The method that says the same at s, the target over the original window.
+
+        The divisors have 8 digits, the factors of queries, which so many heads have, 4 decimals.
+        """
         ratios, a = self.log_divisors.detach().double().exp(), math.exp(self.log_attention.item())
-        return CustomDivisors.rounded(ratios, a, factor=factor, digits=8)
+        custom = CustomDivisors.rounded(ratios, a, factor=factor, digits=8)
+        if not self.log_queries.numel():
+            return custom
+        logs, phases = self.log_queries.detach().double().view(-1, 2, heads, len(ratios)).unbind(1)
+        queries = torch.stack((logs.exp(), phases), -1).mul(1e4).round().div(1e4)
+        return custom.model_copy(update={"queries": queries.tolist()})
 
 
 def published(rope: Rope, factor: float) -> dict[str, Vector]:

@@ -11,12 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load, save_file
+from torch import Tensor
 
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
+from ropepatch.model.stock import stock_code
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -242,8 +246,17 @@ def _ending(name: str) -> str:
     return ".".join(name.split(".")[-2:])
 
 
-def clone_files(files: tuple[Path, ...], folder: Path, *, link: bool, progress: Progress | None) -> None:
+def clone_files(
+    files: tuple[Path, ...],
+    folder: Path,
+    *,
+    link: bool,
+    progress: Progress | None,
+    changes: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType({}),
+) -> None:
     """Bring files into a folder: by hard link, else as a copy-on-write clone, else byte by byte.
+
+    A file that holds tensors which change, by their names, is written anew.
 
     Raises:
         RopepatchError: If a hard link cannot be made.
@@ -252,7 +265,13 @@ def clone_files(files: tuple[Path, ...], folder: Path, *, link: bool, progress: 
     total, done = sum(file.stat().st_size for file in files), 0
     for file in files:
         origin, size = file.resolve(), file.stat().st_size  # a file in the Hub's cache is a link to a blob
-        if link:
+        if (
+            changes
+            and file.suffix == ".safetensors"
+            and (names := changes.keys() & read_header(file).tensors)
+        ):
+            _rewrite(origin, folder / file.name, {name: changes[name] for name in names})
+        elif link:
             _hard_link(origin, folder / file.name)
         elif not _reflink(origin, folder / file.name):
             for copied in _copy(origin, folder / file.name):
@@ -261,6 +280,14 @@ def clone_files(files: tuple[Path, ...], folder: Path, *, link: bool, progress: 
         done += size
         if progress:
             progress(done, total)
+
+
+def _rewrite(origin: Path, target: Path, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> None:
+    # Read, not mapped: a file that another program shortens ends in an error, not in a signal.
+    with stock_code(f"read {origin}", "write it again when nothing else does"):
+        tensors = load(origin.read_bytes())
+    changed = {name: change(tensors[name]) for name, change in changes.items()}
+    save_file(tensors | changed, target, read_header(origin).metadata)
 
 
 def _hard_link(origin: Path, target: Path) -> None:

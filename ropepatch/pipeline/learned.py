@@ -148,6 +148,8 @@ def _fit(request: Request, source: Checkpoint, feedback: Feedback) -> tuple[dict
 
     def search(work: Path) -> dict[str, Any]:
         options = settings.model_dump()
+        if recipe and recipe.quantization:  # weights in 4 bits are not multiplied
+            options["queries"] = False
         if texts and recipe:
             _write_windows(recipe, source, request.target, work / WINDOWS)
             options |= {"text": work / WINDOWS, "field": "input_ids"}

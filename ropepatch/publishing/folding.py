@@ -5,17 +5,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import Plan, plan_scaling
+from ropepatch.extension.queries import query_layers
 from ropepatch.extension.record import Record, Verdict
 from ropepatch.extension.verification import check_frequencies, largest_change, probe_logits
 from ropepatch.extension.writing import copy_small_files, origin_of, proof_of, write_configuration
@@ -24,9 +25,8 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import blueprint, load_config
 from ropepatch.model.loading import load_model
 from ropepatch.model.source import find_source
-from ropepatch.model.stock import stock_code
 from ropepatch.model.survey import Survey, survey_checkpoint
-from ropepatch.model.weights import Progress, clone_files, read_header
+from ropepatch.model.weights import Progress, clone_files
 from ropepatch.scaling import make_scaling
 
 # By how much of the largest logit others may differ, but for the rounding of weights to these dtypes.
@@ -67,21 +67,18 @@ def fold_attention(
     weights = source.weights
     if missing := offsets.keys() - weights.shapes.keys():
         raise RopepatchError(f"the weight files hold no {min(missing)}", hint=HINT)
-    with new_folder(folder) as partial:
+    with new_folder(folder) as made:
         check_space("the copy", folder.parent, weights.num_bytes, hint="free some space")
-        copy_small_files(source.folder, partial)
-        write_configuration(source.folder, survey.raw, partial, plan)
-        done = 0
-        for file in weights.files:
-            _write(file, partial, a * a, offsets, getattr(survey.config, "dtype", None))
-            done += file.stat().st_size
-            if progress:
-                progress(done, weights.num_bytes)
+        copy_small_files(source.folder, made)
+        write_configuration(source.folder, survey.raw, made, plan)
+        dtype = getattr(survey.config, "dtype", None)
+        larger = {name: partial(_scaled, a * a, offset, dtype) for name, offset in offsets.items()}
+        clone_files(weights.files, made, link=False, progress=progress, changes=larger)
         unfolded = _plan(survey, source, attention_factor=a)
-        folded = Checkpoint(partial)
+        folded = Checkpoint(made)
         verdict = _verify(folded, source, plan, unfolded, a * a, offsets)
         proof = proof_of(folded, verdict)
-        records.write(partial, _record(source, plan).amended(folded_attention_factor=a, **proof))
+        records.write(made, _record(source, plan).amended(folded_attention_factor=a, **proof))
     return folder
 
 
@@ -126,12 +123,7 @@ def query_weights(survey: Survey) -> dict[str, float]:
     """
     model = blueprint(load_config(survey.raw))
     tensors: dict[str, float] = {}
-    layers: Mapping[int, str] = dict(enumerate(getattr(survey.config, "layer_types", None) or ()))
-    for path, module in model.named_modules():
-        if not (hasattr(module, "q_proj") and hasattr(module, "k_proj")):
-            continue
-        if survey.site.layer_type and layers.get(getattr(module, "layer_idx", -1)) != survey.site.layer_type:
-            continue
+    for path, module in query_layers(model, survey):
         if norm := getattr(module, "q_norm", None):
             if getattr(norm, "weight", None) is None:
                 raise RopepatchError("queries are normalised without weights", hint=HINT)
@@ -151,26 +143,10 @@ def _offset(norm: nn.Module) -> float:
         return float(probe(torch.ones_like(probe.weight)).abs().max() > 0)
 
 
-def _write(
-    file: Path, folder: Path, scale: float, offsets: Mapping[str, float], dtype: torch.dtype | None
-) -> None:
-    """The file with its query weights scaled, in the dtype they are loaded in; without any it is cloned."""
-    ours: set[str] = set()
-    metadata = None
-    if file.suffix == ".safetensors":
-        header = read_header(file)
-        ours, metadata = offsets.keys() & header.tensors.keys(), header.metadata
-    if not ours:
-        clone_files((file,), folder, link=False, progress=None)
-        return
-    # Read, not mapped: a file that another program shortens ends in an error, not in a signal.
-    with stock_code(f"read {file}", "fold it again when nothing writes it"):
-        tensors = load(file.read_bytes())
-    for name in ours:
-        tensor, offset = tensors[name], offsets[name]
-        scaled = scale * (tensor.double() + offset) - offset
-        tensors[name] = scaled.to(torch.promote_types(tensor.dtype, dtype or tensor.dtype))
-    save_file(tensors, folder / file.name, metadata)
+def _scaled(scale: float, offset: float, dtype: torch.dtype | None, weight: Tensor) -> Tensor:
+    """A query weight that acts as so many times as large, in the dtype it is loaded in."""
+    scaled = scale * (weight.double() + offset) - offset
+    return scaled.to(torch.promote_types(weight.dtype, dtype or weight.dtype))
 
 
 def _verify(

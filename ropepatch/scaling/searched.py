@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BeforeValidator
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling.method import Scaling
 from ropepatch.scaling.rope import Rope
-from ropepatch.settings import Amount, Divisors
+from ropepatch.settings import Amount, Divisors, Number, Several, expected
+
+
+def _tuples(value: Any, depth: int = 4) -> Any:
+    """Lists within lists as tuples."""
+    if depth == 0 or not isinstance(value, list | tuple):
+        return value
+    return tuple(_tuples(item, depth - 1) for item in value)
+
+
+Queries = Annotated[  # by layer, query head and rotary pair an amplitude and a phase
+    Several[Several[Several[tuple[Amount, Number]]]],
+    expected("for each layer, query head and rotary pair an amplitude above 0 and a phase"),
+    BeforeValidator(_tuples),
+]
 
 
 def divided(rope: Rope, divisors: tuple[float, ...], name: str) -> Tensor:
@@ -52,6 +67,8 @@ class CustomDivisors(Scaling):
     Args:
         divisors: theta_i / theta'_i; 1 keeps a pair, s interpolates it, 1e30 stops it.
         attention_factor: Multiplies cos and sin.
+        queries: For each layer whose rope is scaled, query head and pair, an amplitude and a phase in radians
+            by which the query is multiplied: folded into the query weights, with which it is saved.
     """
 
     name = "custom"
@@ -60,6 +77,7 @@ class CustomDivisors(Scaling):
 
     divisors: Divisors
     attention_factor: Amount = 1.0
+    queries: Queries | None = None
 
     @classmethod
     def rounded(

@@ -116,6 +116,11 @@ def check_adaptable(plan: Plan, recipe: Recipe, model: Any) -> None:
         raise RopepatchError(
             f"the weights of {plan.model} are quantised", hint="adapt the checkpoint it was made from"
         )
+    if recipe.quantization and plan.queries:
+        raise RopepatchError(
+            f"quantization: {recipe.quantization} beside a method that is folded into query weights",
+            hint="leave quantization out, or fit with `queries: false` (--no-queries)",
+        )
 
     window = plan.rope.original_max_position_embeddings
     if recipe.long_ce and recipe.long_ce.windows(window)[0] >= max(recipe.data.lengths(window)[0]):

@@ -219,6 +219,7 @@ class Fit(Settings):
         init: The methods that a fit starts from, separated by commas; `auto` tries all.
         teacher: The attention map under which the base model is the teacher of a fit; `none` for the
             cross-entropy of the text, `auto` for rerope where the model can have a map.
+        queries: Whether a fit with a teacher learns factors of the queries, too.
     """
 
     text: Text | None = None
@@ -227,6 +228,7 @@ class Fit(Settings):
     steps: Count = 100
     init: Text = "auto"
     teacher: Text = "auto"
+    queries: bool = True
 
 
 class Watch(Settings):

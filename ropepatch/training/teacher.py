@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ropepatch.attention import Mapped
+from ropepatch.extension.queries import unfolded
 from ropepatch.model.head import evaluating, shadowed
 from ropepatch.model.rotary import RotarySubstitute, base_model, find_substitute, rotating_by
 from ropepatch.training.fused_loss import TeacherOutput, linear_distillation
@@ -68,7 +69,8 @@ class Teacher:
         base = base_model(self.model)
         scaled = find_substitute(base, RotarySubstitute)
         with ExitStack() as stack:
-            for state in (torch.no_grad(), evaluating(self.model), self.model.disable_adapter()):
+            states = torch.no_grad(), evaluating(self.model), self.model.disable_adapter(), unfolded(base)
+            for state in states:
                 stack.enter_context(state)
             if scaled is not None:
                 stack.enter_context(rotating_by(base, scaled[0], scaled[1].stock))

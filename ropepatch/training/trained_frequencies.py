@@ -98,6 +98,7 @@ def frozen(plan: Plan, folder: Path) -> Plan:
     inv_freq = start.inv_freq * torch.exp(-vector.log_divisors)
     factor = start.attention_factor * torch.exp(vector.log_attention).item()
     scaling = as_divisors(Frequencies(inv_freq, factor), plan.rope, plan.scaling.factor)
+    scaling = scaling.model_copy(update={"queries": plan.queries})
     return plan_scaling(plan.survey, plan.model, plan.revision, scaling, plan.target)
 
 

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +18,7 @@ from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.intervals import Mean
+from ropepatch.extension.queries import QueryLayers
 from ropepatch.fitting import fitting
 from ropepatch.fitting.descent import (
     Descent,
@@ -47,6 +49,17 @@ def surveyed(model_type="llama"):
 def some_vector(pairs, seed=0):
     draw = torch.Generator().manual_seed(seed)
     return Vector(torch.rand(pairs, generator=draw), torch.tensor(0.1))
+
+
+def with_queries(vector, layers, seed=0):
+    """The vector with random factors of queries, of so few digits as a scaling has."""
+    draw = torch.Generator().manual_seed(seed)
+    amplitudes, phases = (
+        0.5 + torch.rand(layers.shape, generator=draw),
+        torch.randn(layers.shape, generator=draw) / 4,
+    )
+    factors = torch.stack((amplitudes.mul(100).round().div(100).log(), phases.mul(100).round().div(100)), 1)
+    return replace(vector, log_queries=factors.flatten())
 
 
 def some_windows(rows=3, length=24, seed=0):
@@ -99,6 +112,24 @@ def test_a_learnable_rope_computes_what_a_patch_of_the_same_frequencies_does(mod
     torch.testing.assert_close(learned, patched, rtol=1e-4, atol=1e-4 * patched.abs().max().item())
 
 
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma3_text", "cohere"])
+def test_queries_are_multiplied_while_it_learns_as_the_patched_weights_multiply_them(model_type):
+    model, found = surveyed(model_type)
+    layers, ids = QueryLayers(model, found), torch.randint(3, 100, (1, 20))
+    plain = some_vector(found.rope.num_pairs)
+    vector = with_queries(plain, layers)
+    with torch.no_grad(), learnable(model, found, layers) as module:
+        module.vector = vector
+        learned = model(input_ids=ids, use_cache=False).logits
+        module.vector = plain
+        unmultiplied = model(input_ids=ids, use_cache=False).logits
+    with torch.no_grad(), ropepatch.patch(model, vector.scaling(4.0, layers.shape[1])):
+        patched = model(input_ids=ids, use_cache=False).logits
+    largest = patched.abs().max().item()
+    torch.testing.assert_close(learned, patched, rtol=1e-3, atol=1e-3 * largest)
+    assert (learned - unmultiplied).abs().max() > 0.01 * largest
+
+
 def test_afterwards_the_same_stock_module_stands_there_and_the_weights_are_trainable_again():
     model, found = surveyed()
     stock = model.get_submodule(found.site.path)
@@ -130,7 +161,7 @@ def test_score_and_gradient_are_those_of_all_logits_at_once(model_type, monkeypa
         score, (value, gradient) = loss.score(vector, [2, 0, 1]), loss.gradient(vector, [2, 0, 1])
         each = loss.by_window(vector)
         flat = vector.flat().requires_grad_()
-        module.vector = Vector.from_flat(flat)
+        module.vector = Vector.from_flat(flat, found.rope.num_pairs)
         weights = torch.tensor([3.0] * 7 + [1.0] * 16)
         expected = (plain_losses(model, windows) * weights).sum() / (3 * weights.sum())
         expected.backward()
@@ -150,30 +181,31 @@ def divergences(p, q):
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "cohere"])
 def test_with_a_teacher_a_token_loses_its_divergence_from_the_base_under_the_map(model_type, monkeypatch):
-    """And neither the reverse divergence, nor one from a base without a map, nor from a scaled one."""
+    """Neither the reverse, nor from a base without a map, nor from one whose queries are multiplied."""
     monkeypatch.setattr("ropepatch.fitting.loss.CHUNK", 20)
     model, found = surveyed(model_type)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3)  # what a model expects depends on the rope
     windows = some_windows(length=2 * found.rope.original_max_position_embeddings)
-    vector = some_vector(found.rope.num_pairs)
+    layers = QueryLayers(model, found)
+    vector = with_queries(some_vector(found.rope.num_pairs), layers)
 
     def logits(*scaling, **options):
         with torch.no_grad(), ropepatch.patch(model, *scaling, **options):
             return model(input_ids=windows, use_cache=False).logits.double().numpy()
 
-    student = logits(vector.scaling(2.0))
+    student = logits(vector.scaling(2.0, layers.shape[1]))
     teacher, plain = logits("rerope", to=windows.shape[1]), logits("none", to=windows.shape[1])
     expected = divergences(teacher, student)
     with map_attention(model, "rerope", to=windows.shape[1]) as mapped:
         pass
-    with learnable(model, found) as module:
+    with learnable(model, found, layers) as module:
         loss = FitLoss(model, module, found.rope, windows, teacher=mapped)
         first, again = (loss.token_losses(vector).double().numpy() for _ in range(2))
         value, gradient = loss.gradient(vector, [0, 1, 2])
         flat = vector.flat().requires_grad_()
-        module.vector = Vector.from_flat(flat)
+        module.vector = Vector.from_flat(flat, found.rope.num_pairs)
         log_q = model(input_ids=windows, use_cache=False).logits.log_softmax(-1)[:, :-1]
         p = torch.tensor(teacher)[:, :-1].softmax(-1).float()
         (p * (p.log() - log_q)).sum(-1).mean().backward()
@@ -198,7 +230,8 @@ def test_the_gradient_of_slow_pairs_is_the_difference_quotient(tiny):
             moved = torch.zeros(len(gradient))
             moved[place] = 0.01
             high, low = (
-                problem.score(Vector.from_flat(vector.flat() + sign * moved), [0]) for sign in (1, -1)
+                problem.score(Vector.from_flat(vector.flat() + sign * moved, found.rope.num_pairs), [0])
+                for sign in (1, -1)
             )
             assert gradient[place].item() == pytest.approx((high - low) / 0.02, rel=0.02, abs=2e-5)
 
@@ -434,7 +467,7 @@ def test_a_step_is_adams():
     scale = np.array([1 / math.sqrt(max(turn, 1.0)) for turn in turns] + [0.3])
     for count in range(1, 4):
         _, gradient = Bowl().gradient(
-            Vector.from_flat(torch.tensor(values)), draw_windows(40, 2, count - 1, 0)
+            Vector.from_flat(torch.tensor(values), 8), draw_windows(40, 2, count - 1, 0)
         )
         slope = gradient.double().numpy() * scale
         first, second = 0.9 * first + 0.1 * slope, 0.99 * second + 0.01 * slope**2

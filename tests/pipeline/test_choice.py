@@ -121,7 +121,7 @@ def test_keys_that_the_tokenizer_cannot_write_are_left_out_with_one_warning(fits
 @pytest.mark.parametrize(
     ("nats", "recommended", "method", "parameters"),
     [
-        ((9.0, 2.0, 1.0), FIT, "custom", {"divisors": DIVISORS, "attention_factor": 1.1}),
+        ((9.0, 2.0, 1.0), FIT, "custom", {"divisors": DIVISORS, "attention_factor": 1.1, "queries": None}),
         ((9.0, 1.0, 2.0), "yarn", "yarn", {}),
         ((1.0, 1.0, 2.0), None, None, {}),
     ],

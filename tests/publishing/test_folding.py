@@ -9,7 +9,7 @@ import torch
 from checkpoint_folders import PAIRS, VOCABULARY, contents, edit_json, write_checkpoint
 from methods import example
 from oldest import needs
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM
 
@@ -219,10 +219,8 @@ def test_queries_without_weights_of_their_own_are_refused(tmp_path, model_type, 
 
 @pytest.mark.parametrize("power", [0.5, 0.0])
 def test_a_wrong_power_of_the_factor_would_be_refused(yarn, tmp_path, monkeypatch, power):
-    write = folding._write
-    monkeypatch.setattr(
-        folding, "_write", lambda file, out, scale, *rest: write(file, out, scale**power, *rest)
-    )
+    scaled = folding._scaled
+    monkeypatch.setattr(folding, "_scaled", lambda scale, *rest: scaled(scale**power, *rest))
     assert "times as large" in refused(yarn, tmp_path)
 
 
@@ -249,14 +247,14 @@ def test_rounding_that_moves_the_logits_of_a_deep_bfloat16_model_is_not_taken_fo
 def test_weights_that_are_shortened_while_they_are_folded_are_one_line_and_leave_nothing(
     yarn, tmp_path, monkeypatch
 ):
-    source, save = Path(shutil.copytree(yarn, tmp_path / "source")), folding.save_file
+    source, save = Path(shutil.copytree(yarn, tmp_path / "source")), save_file
 
     def shortened(tensors, file, metadata):
         with (source / file.name).open("r+b") as opened:
             opened.truncate(4096)  # of a mapped file a page that is not there any more is a SIGBUS
         save(tensors, file, metadata)
 
-    monkeypatch.setattr(folding, "save_file", shortened)
+    monkeypatch.setattr("ropepatch.model.weights.save_file", shortened)
     with pytest.raises(RopepatchError, match="SafetensorError") as caught:
         fold_attention(source, tmp_path / "out")
     assert "\n" not in str(caught.value)

@@ -35,7 +35,7 @@ RECORD = {"seed": 0, "steps": 150, "gain": [0.1, None], "text": "naïve"}
 CONTENT = {  # of a file
     "ropepatch_scaling": 1,
     "method": "custom",
-    "parameters": {"divisors": list(DIVISORS), "attention_factor": ATTENTION},
+    "parameters": {"divisors": list(DIVISORS), "attention_factor": ATTENTION, "queries": None},
     "factor": 4.0,
     "target": TARGET,
     "rotary_dim": 16,
@@ -73,7 +73,7 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture
 def fitted(tmp_path, checkpoint):
     """What `fit` leaves: the plan of a custom scaling, written."""
-    parameters = {"divisors": DIVISORS, "attention_factor": ATTENTION}
+    parameters = {"divisors": DIVISORS, "attention_factor": ATTENTION, "queries": None}
     plan = ropepatch.plan(checkpoint, to=TARGET, method="custom", **parameters)
     return saved(tmp_path / "fitted.json", plan, fit=RECORD)
 

@@ -32,7 +32,7 @@ from ropepatch.training.recipe import Recipe
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
 import study
-from study import OWN, SHARED, STORIES, Row, Rows, adapted, cases_parser, chosen, said, trained_on
+from study import FLOOR, OWN, SHARED, STORIES, Row, Rows, adapted, cases_parser, chosen, said, trained_on
 
 TEXTS = {
     "fairy tales": SHARED / "texts" / "fairytales",
@@ -42,7 +42,7 @@ TEXTS = {
 }
 SELF = "self-written"
 SUITED = ("fairy tales", SELF)  # for tiny: what is like no generator of its rows
-FLOOR, TEACHER, UNTRAINED = "floor", "teacher", "untrained"
+TEACHER, UNTRAINED = "teacher", "untrained"
 DISTILLED, CROSS_ENTROPY = "distillation", "cross-entropy"
 STEPS = 300
 FIT_MINUTES = 3

@@ -161,7 +161,7 @@ class Cell:
             for taken in range(1, BOUND_STEPS + 1):
                 state = step(loss, state, batch=batch_of(loss), settings=settings)
                 if taken % JUDGED_EVERY == 0:
-                    tried.append(Vector.from_flat(state.mean))
+                    tried.append(Vector.from_flat(state.mean, found.rope.num_pairs))
             best = min(tried, key=lambda vector: loss.by_window(vector).mean().item())
         return best.scaling(float(self.factor))
 

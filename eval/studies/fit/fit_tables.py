@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from divisors import LearnedDivisors, plot_divisors
-from study import Row, signed
+from study import FLOOR, OWN, Row, by_case, counted, excess, signed
 
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.report.printers import markdown_rows
@@ -67,21 +67,54 @@ class Summary:
 
 def taught_table(rows: Sequence[Row]) -> str:
     """Tabulate what a fit from the model's own distributions leaves of YaRN's excess on other text."""
-    cells = {(row["model"], row["text"], row["factor"]): dict[str, Row]() for row in rows}
-    for row in rows:
-        cells[row["model"], row["text"], row["factor"]][row["label"]] = row
     lines = []
-    for (model, text, factor), cell in cells.items():
-        own, teacher, yarn = (cell[label] for label in ("own window", "rerope", "yarn"))
-        for label in (label for label in cell if label.startswith("taught")):
-            fit, means = cell[label], [_mean(row["nats"]) for row in (own, teacher, yarn, cell[label])]
-            base, _, before, after = means
-            left = f"{(after - base) / (before - base):.0%}"
-            less = (_by_document(_less(fit[key], yarn[key]), own["documents"]) for key in ("nats", "short"))
-            named = f"{model}, {text}", str(factor), label
-            lines.append([*named, *(f"{mean:.4f}" for mean in means), left, *map(signed, less)])
-    head = ["checkpoint, read on", "factor", "learned", "own window", "teacher", "yarn", "fit"]
-    return markdown_rows([*head, "left of YaRN's excess", "fit less YaRN", "within the window"], lines)
+    for (model, factor, _), here in by_case(list(rows)).items():
+        for text in dict.fromkeys(row["text"] for row in here):
+            of = {row["of"]: row for row in here if row["text"] == text}
+            base, yarn = of.get(FLOOR) or of[OWN], of["yarn"]
+            for queries, learned in ((False, "frequencies"), (True, "frequencies and queries")):
+                fits = [row for row in here if row["text"] == text and row.get("queries") is queries]
+                if not fits:
+                    continue
+                left = [_left(row, yarn, base) for row in [_averaged(fits), *fits]]
+                low, high = left[0].interval()
+                means = (Mean.of(row["all"]).value for row in (base, of["teacher"], yarn, _averaged(fits)))
+                less = (signed(excess(_averaged(fits), yarn, span)) for span in ("all", "short"))
+                lines.append(
+                    [
+                        *(f"{model}, {text}", f"{factor}", learned),
+                        *(f"{mean:.4f}" for mean in means),
+                        f"{left[0].value:.0%} [{low:.0%}, {high:.0%}]",
+                        ", ".join(f"{one.value:.0%}" for one in left[1:]),
+                        *less,
+                        _found(fits[0]),
+                    ]
+                )
+    head = ["checkpoint, read on", "factor", "learned", "own window or floor", "teacher", "yarn", "fit"]
+    head += ["left of YaRN's excess", "by seed", "fit less YaRN", "within the window", "keys found"]
+    return markdown_rows(head, lines)
+
+
+def _averaged(fits: Sequence[Row]) -> Row:
+    """The losses by document, the mean over seeds."""
+    row = dict(fits[0])
+    for span in ("all", "short"):
+        totals = zip(*(fit[span] for fit in fits), strict=True)
+        row[span] = [[sum(one for one, _ in each) / len(fits), each[0][1]] for each in totals]
+    return row
+
+
+def _left(fit: Row, yarn: Row, base: Row) -> Mean:
+    """The share of YaRN's excess that is left, with the documents as clusters."""
+    over, before = (excess(row, base).clusters for row in (fit, yarn))
+    return Mean(tuple((left, whole) for (left, _), (whole, _) in zip(over, before, strict=True)))
+
+
+def _found(row: Row) -> str:
+    if "log_prob" not in row:
+        return "–"
+    share, log_prob = Mean.of(row["found"], share=True), Mean.of(row["log_prob"])
+    return f"{counted(share)}, {log_prob.value:.3f} nats"
 
 
 def summaries(rows: Sequence[Row]) -> Iterator[Summary]:

@@ -1,95 +1,106 @@
-"""Frequencies learned from the model's own distributions: what they leave of YaRN's excess on other text.
+"""Fits by the model's own distributions: what they leave of YaRN's excess on text that they have not seen.
 
-    python eval/studies/fit/taught_study.py CHECKPOINT... --text tinystories=FILE --text fairytales=FOLDER \
-        --json eval/results/fit-taught.json [--learn fairytales=FOLDER]
+    python eval/studies/fit/taught_study.py --json eval/results/fit-taught.json [--only CASE]
 
-A fit without a text (`ropepatch.fit(model, to=...)`) learns on rows that the model writes itself; with
---learn, on that text. Then 24 windows of each text are read by the baseline through its own window, by the
-teacher, by YaRN and by what was learned. Rows in the file are not measured again.
+`ropepatch.fit` without a text learns on rows that the model writes itself, frequencies alone and with factors
+of the queries. What it learned reads windows of TinyStories and of fairy tales, and of tiny the held-out
+tales, beside the baseline through its own window, the teacher and YaRN; tiny is asked for passkeys, too. What
+`--json` holds already is not measured again.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
-
-import torch
 
 import ropepatch
 from ropepatch.attention import teaching_window
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import cut_windows
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
+sys.path += [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "distil")]
 
-from study import Row, Rows
+from distil_study import floor
+from study import FLOOR, OWN, SHARED, Case, Row, Rows, cases_parser, chosen, said
 
-WINDOWS = 24
-TEACHER = "rerope"
+CASES = (
+    Case("babyllama-361", 4),
+    Case("stories-260k", 4),
+    Case("tiny", 4),
+    Case("tiny", 8),
+    Case("babyllama-361", 8),
+)
+SEEDS = (0, 1, 2)
+TEACHER, YARN, FIT = "teacher", "yarn", "fit"
+
+
+class OnFairyTales(Case):
+    """The same checkpoint, read on fairy tales."""
+
+    @cached_property
+    def pieces(self) -> list[tuple[int, Any]]:
+        """Windows, each with the index of the tale in which it begins."""
+        documents = list(stream_documents(SHARED / "texts" / "fairytales"))
+        return cut_windows(self.loaded[1], documents, length=self.target, count=self.windows)
+
+
+def texts_of(case: Case) -> dict[str, Case]:
+    """What a checkpoint is read on."""
+    if case.name == "tiny":
+        return {"tales": case}
+    return {"TinyStories": case, "fairy tales": OnFairyTales(case.name, case.factor)}
+
+
+def labels(case: Case, seeds: int) -> Iterator[Row]:
+    """What reads; of fits so many seeds."""
+    yield from ({"of": of} for of in (FLOOR if case.name == "tiny" else OWN, TEACHER, YARN))
+    for seed, queries in product(SEEDS[:seeds], (True, False)):
+        yield {"of": FIT, "queries": queries, "seed": seed}
+
+
+def reading(case: Case, label: Row) -> Iterator[Row]:
+    """The row of each text, with the model that the label says."""
+    model, row = case.loaded[0], case.named | label
+    if label["of"] == FLOOR:
+        yield row | {"text": "tales"} | floor(case)
+        return
+    if label["of"] == OWN:
+        for text, place in texts_of(case).items():
+            yield row | {"text": text} | place.through_own_window()
+        return
+    method: Any = label["of"]
+    given: Row = {"to": case.target}
+    if method == TEACHER:
+        method, given = "rerope", given | {"window": teaching_window(case.trained)}
+    elif method == FIT:
+        options = {"seed": label["seed"], "queries": label["queries"], "device": "cpu"}
+        fitted = ropepatch.fit(case.place, to=case.target, **options)
+        method, given = fitted.plan, {}
+        row |= {"divisors": fitted.scaling.divisors, "attention_factor": fitted.scaling.attention_factor}
+        row |= {key: fitted.record[key] for key in ("start", "decided_by", "held_out", "seconds")}
+    with ropepatch.patch(model, method, **given):
+        for text, place in texts_of(case).items():
+            yield (
+                row | {"text": text} | place.losses(model) | (case.keys(model) if case.name == "tiny" else {})
+            )
 
 
 def main() -> None:
     """Measure what is missing."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("models", nargs="+", metavar="CHECKPOINT")
-    parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--text", action="append", required=True, metavar="NAME=PATH")
-    parser.add_argument("--learn", default="itself", metavar="NAME=PATH")
-    parser.add_argument("--factor", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=100)
+    parser = cases_parser(__doc__)
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="of fits at most so many")
     arguments = parser.parse_args()
     rows = Rows(arguments.json, "fit, taught")
-    for path in arguments.models:
-        measure(path, arguments, rows)
-
-
-def measure(path: str, arguments: argparse.Namespace, rows: Rows) -> None:
-    """Add the rows of a checkpoint that are missing."""
-    learned, _, text = arguments.learn.partition("=")
-    fitted = f"taught on {learned}, seed {arguments.seed}"
-    cell = {"model": Path(path).name, "factor": arguments.factor}
-    texts = dict(one.split("=", 1) for one in arguments.text)
-    wanted = [
-        (place, label)
-        for place in texts
-        for label in ("own window", TEACHER, "yarn", fitted)
-        if not rows.of(**cell, text=place, label=label)
-    ]
-    if not wanted:
-        return
-    model, tokenizer = ropepatch.load(path, device="cpu")
-    window = model.config.max_position_embeddings
-    to, found = arguments.factor * window, None
-    for place, label in wanted:
-        cut = cut_windows(tokenizer, list(stream_documents(texts[place])), length=to, count=WINDOWS)
-        pieces = [torch.tensor(ids) for _, ids in cut]
-        row: Row = cell | {"text": place, "label": label}
-        if label == fitted:
-            found = found or ropepatch.fit(
-                path, to=to, text=text or None, steps=arguments.steps, seed=arguments.seed
-            )
-            row |= {"divisors": found.scaling.divisors, "attention_factor": found.scaling.attention_factor}
-            row |= {key: found.record[key] for key in ("start", "found", "decided_by", "held_out", "steps")}
-            row["seconds"] = found.record["seconds"]
-        if label == "own window":
-            curve = ropepatch.perplexity(model, None, pieces, window=window, stride=window // 2)
-            row["documents"] = [document for document, _ in cut]
-        else:
-            how: dict[str, Any] = {} if label == fitted else {"to": to}
-            if label == TEACHER:
-                how |= {"window": teaching_window(window)}
-            with ropepatch.patch(model, found.scaling if label == fitted and found else label, **how):
-                curve = ropepatch.perplexity(model, None, pieces)
-        row["nats"] = [round(nll.mean().item(), 6) for nll in curve.nll]
-        row["short"] = [round(nll[: window - 1].mean().item(), 6) for nll in curve.nll]
-        rows.add(row, model)
-        mean = sum(row["nats"]) / len(row["nats"])
-        print(f"{row['model']}, {place}, {label}: {mean:.4f}", file=sys.stderr, flush=True)
+    for case in chosen(CASES, arguments.only):
+        for label in labels(case, arguments.seeds):
+            if not rows.of(**case.named, **label):
+                for row in reading(case, label):
+                    rows.add(row, case.loaded[0])
+                said(f"{case.name} {case.factor} x: {label}")
 
 
 if __name__ == "__main__":

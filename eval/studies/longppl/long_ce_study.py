@@ -11,7 +11,7 @@ interrupted training resumes from its folder in `--work`.
 from __future__ import annotations
 
 import sys
-import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,14 @@ from longppl_study import curves
 from study import Row, Rows, adapted, cases_parser, chosen, said
 
 STEPS = 40
+SEEDS = (0, 1, 2)
 CASES = (Case("tiny", 4), Case("babyllama-361", 4))
 LOSSES = (CROSS_ENTROPY, DISTILLED)
 
 
-def recipe_of(case: Case, loss: str, weighed: bool, work: Path) -> Recipe:
+def recipe_of(case: Case, loss: str, weighed: bool, seed: int, work: Path) -> Recipe:
     """Cross-entropy on rows of the checkpoint's own kind, and distillation on fairy tales."""
-    trial = Trial(rows="own kind", **BY_TEXT) if loss == CROSS_ENTROPY else Trial()
+    trial = Trial(rows="own kind", seed=seed, **BY_TEXT) if loss == CROSS_ENTROPY else Trial(seed=seed)
     recipe: dict[str, Any] = case.recipe(trial, work).model_dump()
     if case.name == "tiny" and loss == CROSS_ENTROPY:
         recipe["data"]["sources"] = [{"generated": "tales"}]
@@ -60,18 +61,17 @@ def main() -> None:
 
         if not rows.of(**case.named, loss="untrained"):
             rows.add(case.named | {"loss": "untrained"} | judged(before[0]), case.loaded[0])
-        for loss in LOSSES:
-            for weighed in (False, True):
-                if rows.of(**case.named, loss=loss, long_ce=weighed):
-                    continue
-                plan = ropepatch.plan(case.place, to=case.target, method="yarn")
-                recipe, out = recipe_of(case, loss, weighed, work), work / f"{loss}-{weighed}"
-                began = time.perf_counter()
-                with adapted(plan, recipe, out) as (model, record):
-                    curve = ropepatch.perplexity(model, None, pieces).of_documents(documents)
-                    row = {"loss": loss, "long_ce": weighed, "steps": STEPS, "seconds": record["seconds"]}
-                    rows.add(case.named | row | judged(curve), model)
-                said(f"{case.name}, {loss}, LongCE {weighed}: {time.perf_counter() - began:.0f} s")
+        for seed, loss, weighed in product(SEEDS, LOSSES, (False, True)):
+            named = {"loss": loss, "long_ce": weighed, "seed": seed}
+            if rows.of(**case.named, **named):
+                continue
+            plan = ropepatch.plan(case.place, to=case.target, method="yarn")
+            recipe = recipe_of(case, loss, weighed, seed, work)
+            with adapted(plan, recipe, work / f"{loss}-{weighed}-{seed}") as (model, record):
+                curve = ropepatch.perplexity(model, None, pieces).of_documents(documents)
+                row = case.named | named | {"steps": STEPS, "seconds": record["seconds"]}
+                rows.add(row | judged(curve), model)
+            said(f"{case.name}, {loss}, LongCE {weighed}, seed {seed}: {record['seconds']:.0f} s")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,167 @@
+"""An amplitude and a phase for each query head and rotary pair, folded into the weights of the queries.
+
+A query q at m and a key k at n score the sum over pairs of Re(q_i k_i* exp(i theta_i (m - n))), q_i and k_i
+complex. Multiplying q_i by a exp(i phi) is a change of the query projection's rows: the checkpoint stays one
+that every engine reads.
+
+Shapes: H query heads of D dimensions, P rotary pairs; W columns of cos and sin, which name a pair each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ropepatch.attention.modeling_attention_map import rotate
+from ropepatch.errors import RopepatchError
+from ropepatch.model.rotary import float32_on_cpu, scaled_twin
+from ropepatch.model.survey import Survey
+from ropepatch.scaling.rope import Frequencies
+from ropepatch.scaling.searched import Queries
+
+SLOT = "ropepatch_query_weights"  # of a projection: its weights before, by their names, and both ways between
+HINT = "`ropepatch fit --no-queries` learns frequencies alone"
+
+Change = Callable[[Tensor], Tensor]
+
+
+def query_layers(model: PreTrainedModel, survey: Survey) -> Iterator[tuple[str, Any]]:
+    """The decoder's attention modules whose rope is scaled and whose queries have weights of their own."""
+    kinds = dict(enumerate(getattr(survey.config, "layer_types", None) or ()))
+    for path, module in model.named_modules():
+        index = getattr(module, "layer_idx", None)  # those of an image encoder have none
+        scaled = index is not None and survey.site.layer_type in (None, kinds.get(index))
+        if scaled and hasattr(module, "q_proj") and hasattr(module, "k_proj"):
+            yield path, module
+
+
+class QueryLayers:
+    """The layers of a model whose queries factors can be folded into.
+
+    Args:
+        model: Its rope is the stock one; it may be on the meta device.
+        survey: Of the model.
+
+    Attributes:
+        modules: The attention modules by name.
+        shape: How many they are, H and P.
+
+    Raises:
+        RopepatchError: The queries have no weights of their own, or are not rotated as they leave these.
+    """
+
+    def __init__(self, model: PreTrainedModel, survey: Survey) -> None:
+        self.modules = dict(query_layers(model, survey))
+        heads, pairs = survey.config.num_attention_heads, survey.rope.num_pairs
+        self.shape = len(self.modules), heads, pairs
+        rows = heads * survey.head_dim
+        try:
+            if not self.modules:
+                raise ValueError
+            self._columns = _columns(model, survey)
+            for module in self.modules.values():
+                if any(weight.shape[0] != rows for weight in _weights(module).values()):
+                    raise ValueError
+                self.multiplied(module, torch.zeros(1, rows), torch.zeros(2, heads, pairs))
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            reason = f"{survey.config.model_type} has no query weights that phases fold into"
+            raise RopepatchError(reason, hint=HINT) from error
+
+    def multiplied(self, attention: nn.Module, queries: Tensor, factors: Tensor) -> Tensor:
+        """Queries [..., H D] before they rotate, times exp(factors[0] + i factors[1]), factors [2, H, P]."""
+        amplitude, phase = factors[..., self._columns].to(queries.device)[:, :, None]  # [H, 1, W] each
+        exact = queries.to(torch.promote_types(queries.dtype, torch.float32))
+        heads = exact.reshape(-1, self.shape[1], queries.shape[-1] // self.shape[1]).transpose(0, 1)
+        cos, sin = amplitude.exp() * phase.cos(), amplitude.exp() * phase.sin()
+        out = rotate(attention, heads[:, None], cos.to(exact), sin.to(exact))
+        return out[:, 0].transpose(0, 1).reshape(queries.shape).to(queries.dtype)
+
+    def changes(self, queries: Queries) -> dict[str, tuple[Change, Change]]:
+        """What folds factors into each weight [H D, ...] of the projections, and out of it, by its name.
+
+        Raises:
+            RopepatchError: The factors are for other layers, heads or pairs.
+        """
+        factors = torch.tensor(queries, dtype=torch.float64)  # [layers, H, P, 2]
+        if factors.shape[:-1] != self.shape:
+            count = "{} layers of {} query heads with {} rotary pairs".format
+            raise RopepatchError(
+                f"queries are for {count(*factors.shape)}, this model has {count(*self.shape)}",
+                hint="fit this model",
+            )
+        logs = torch.stack((factors[..., 0].log(), factors[..., 1]), 1)  # [layers, 2, H, P]
+        return {
+            f"{path}.{name}": (partial(self._folded, module, own), partial(self._folded, module, -own))
+            for (path, module), own in zip(self.modules.items(), logs, strict=True)
+            for name in _weights(module)
+        }
+
+    def _folded(self, attention: nn.Module, factors: Tensor, weight: Tensor) -> Tensor:
+        rows = weight.detach().double()
+        columns = rows[:, None] if rows.dim() == 1 else rows
+        return self.multiplied(attention, columns.T, factors).T.reshape(weight.shape).to(weight.dtype)
+
+
+def _weights(attention: Any) -> dict[str, Tensor]:
+    """The weights of a query projection by their names in an attention module, also inside an adapter."""
+    inside = ".base_layer" if hasattr(attention.q_proj, "base_layer") else ""
+    projection = attention.q_proj.get_submodule(inside[1:])
+    return {f"q_proj{inside}.{name}": weight for name, weight in projection.named_parameters(recurse=False)}
+
+
+@float32_on_cpu()
+def _columns(model: PreTrainedModel, survey: Survey) -> Tensor:
+    """The pair of each column of cos and sin, [W]."""
+    angles = torch.linspace(0.1, 3.0, survey.rope.num_pairs)  # no two alike, all within the range of acos
+    site, stock = survey.site, model.get_submodule(survey.site.path)
+    layer = () if site.layer_type is None else (site.layer_type,)
+    table = scaled_twin(stock, site, Frequencies(angles, 1.0))
+    x, one = torch.zeros(1, 1, 1, dtype=torch.float32), torch.ones(1, 1, dtype=torch.long)
+    cos, _ = site.rotary_class.forward(table, x, one, *layer)
+    angle: Tensor = cos[0, 0, :, None].acos()
+    return (angle - angles).abs().argmin(-1)
+
+
+def fold_queries(model: PreTrainedModel, survey: Survey, queries: Queries) -> None:
+    """Fold factors into the query weights of a model whose rope is the stock one."""
+    for name, ways in QueryLayers(model, survey).changes(queries).items():
+        place, _, leaf = name.rpartition(".")
+        holder: Any = model.get_submodule(place)
+        weight = getattr(holder, leaf)
+        holder.__dict__.setdefault(SLOT, {})[leaf] = (weight, *ways)
+        setattr(holder, leaf, nn.Parameter(ways[0](weight), weight.requires_grad))
+
+
+def unfold_queries(model: nn.Module) -> None:
+    """Put back the query weights that `fold_queries` found; those trained since are divided again."""
+    for holder, kept in _folded_into(model):
+        for leaf, (before, fold, unfold) in kept.items():
+            now = getattr(holder, leaf)
+            same = torch.equal(now, fold(before).to(now))
+            before.data = before.to(now) if same else unfold(now)
+            setattr(holder, leaf, before)
+        del holder.__dict__[SLOT]
+
+
+@contextmanager
+def unfolded(model: nn.Module) -> Iterator[None]:
+    """The query weights as `fold_queries` found them, within the block, for passes without gradients."""
+    now = [(holder, leaf, getattr(holder, leaf)) for holder, kept in _folded_into(model) for leaf in kept]
+    try:
+        for holder, leaf, weight in now:
+            before = vars(holder)[SLOT][leaf][0]
+            setattr(holder, leaf, nn.Parameter(before.to(weight), requires_grad=False))
+        yield
+    finally:
+        for holder, leaf, weight in now:
+            setattr(holder, leaf, weight)
+
+
+def _folded_into(model: nn.Module) -> list[tuple[Any, dict[str, Any]]]:
+    return [(part, vars(part)[SLOT]) for part in model.modules() if SLOT in vars(part)]

@@ -1,0 +1,181 @@
+"""Factors of queries: multiplied by the stock rotation, folded into weights and out again, saved, refused."""
+
+import copy
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from checkpoint_folders import PAIRS, edit_json, write_checkpoint
+from families import every_family, refusal
+from oldest import NOT_YET
+from tiny_models import tiny_model
+from transformers import AttentionInterface, AutoModelForCausalLM
+
+import ropepatch
+from ropepatch import RopepatchError
+from ropepatch.extension.queries import QueryLayers, unfolded
+from ropepatch.model.survey import survey
+from ropepatch.scaling import make_scaling
+
+IDS = torch.randint(3, 40, (1, 24), generator=torch.Generator().manual_seed(0))
+FUSED = "no query weights that phases fold into"
+FOLDED = ("llama", "cohere", "ernie4_5", "gemma3", "glm", "granite", "olmo2", "qwen2", "qwen3")  # at least
+
+
+def factors(layers, heads, pairs, seed=0):
+    draw = np.random.default_rng(seed)
+    amplitudes = draw.uniform(0.5, 1.5, (layers, heads, pairs))
+    return np.stack([amplitudes, draw.uniform(-2, 2, (layers, heads, pairs))], -1)
+
+
+def custom(pairs, queries, factor=4.0):
+    return make_scaling("custom", factor=factor, divisors=(1.0,) * pairs, queries=queries)
+
+
+def seen_queries(model, **inputs):
+    """The queries [B, H, T, D] that each layer attends with, of inputs that no attention has changed."""
+    calls = {}
+
+    def capture(module, query, key, value, attention_mask=None, **others):
+        calls[module] = query.detach()
+        batch, heads, tokens, _ = query.shape
+        return value.new_zeros(batch, tokens, heads, value.shape[-1]), None
+
+    AttentionInterface.register("capture_queries", capture)
+    before = model.config._attn_implementation
+    model.set_attn_implementation("capture_queries")
+    try:
+        with torch.no_grad():
+            model(IDS, use_cache=False, **inputs)
+    finally:
+        model.set_attn_implementation(before)
+    return calls
+
+
+@every_family(*FOLDED)
+def test_a_phase_of_theta_i_times_n_stands_a_query_n_positions_later(model_type):
+    if model_type in NOT_YET or refusal(model_type):
+        return
+    model = tiny_model(model_type)
+    found = survey(model.config.to_dict(), model)
+    try:
+        found_layers = QueryLayers(model, found)
+    except RopepatchError:
+        assert model_type not in FOLDED
+        return
+    layers, heads, pairs = found_layers.shape
+    phases = 3 * found.rope.inv_freq().double()
+    queries = torch.stack((torch.ones(pairs), phases), -1).expand(layers, heads, pairs, 2).tolist()
+    positions = torch.arange(IDS.shape[1])[None]
+    now, later = (seen_queries(model, position_ids=positions + n) for n in (0, 3))
+    rotating = [
+        module for module in found_layers.modules.values() if not torch.equal(now[module], later[module])
+    ]
+    try:
+        patch = ropepatch.patch(model, custom(pairs, queries))
+    except RopepatchError:  # a part of a model, which is no language model by itself
+        assert model_type not in FOLDED
+        return
+    with patch:
+        multiplied = seen_queries(model, position_ids=positions)
+    assert rotating
+    for module in rotating:
+        tolerance = 1e-5 * later[module].abs().max()
+        assert (multiplied[module] - later[module]).abs().max() <= tolerance
+        assert (multiplied[module] - now[module]).abs().max() > 100 * tolerance
+
+
+def test_an_amplitude_and_a_phase_multiply_each_pair_of_each_head_as_complex_numbers(tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(write_checkpoint(tmp_path / "source"))
+    queries = factors(2, 2, PAIRS)
+    positions = torch.zeros_like(IDS)  # where nothing rotates
+    module = model.model.layers[0].self_attn
+    before = seen_queries(model, position_ids=positions)[module].double().numpy()
+    with ropepatch.patch(model, custom(PAIRS, queries.tolist())):
+        after = seen_queries(model, position_ids=positions)[module].double().numpy()
+    expected = (before[..., :PAIRS] + 1j * before[..., PAIRS:]) * (
+        queries[0, :, None, :, 0] * np.exp(1j * queries[0, :, None, :, 1])
+    )
+    assert np.abs(after[..., :PAIRS] - expected.real).max() < 1e-4
+    assert np.abs(after[..., PAIRS:] - expected.imag).max() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_stock_transformers_computes_of_the_checkpoint_what_the_patched_model_does(tmp_path, dtype):
+    source = write_checkpoint(tmp_path / "source")
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+    (source / "model.safetensors").unlink()
+    model.save_pretrained(source, max_shard_size="20KB")
+    plan = ropepatch.plan(
+        source, to="4x", method="custom", divisors=(2.0,) * PAIRS, queries=factors(2, 2, PAIRS).tolist()
+    )
+    assert "queries=(2 x 2 x 8 x 2 numbers)" in str(plan)
+    with torch.no_grad(), ropepatch.patch(model, plan):
+        patched = model(IDS).logits
+    out = ropepatch.extend(plan, tmp_path / "out", link_weights=True).folder
+    stock = AutoModelForCausalLM.from_pretrained(out, dtype=dtype)
+    with torch.no_grad():
+        assert torch.equal(stock(IDS).logits, patched)
+    record = json.loads((out / "ropepatch.json").read_text())
+    assert record["verified"]["logits"] == "equal"
+    linked = [file.name for file in out.glob("*.safetensors") if file.stat().st_nlink > 1]
+    assert 0 < len(linked) < len([*out.glob("*.safetensors")])
+
+
+def test_removed_is_never_patched_also_of_a_copy_a_cast_model_and_one_that_was_trained(tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(write_checkpoint(tmp_path / "source"))
+    projection = model.model.layers[1].self_attn.q_proj
+    weight, before = projection.weight, projection.weight.detach().clone()
+    patch = ropepatch.patch(model, custom(PAIRS, factors(2, 2, PAIRS).tolist()))
+    assert not torch.equal(projection.weight, before)
+    with unfolded(model):
+        assert torch.equal(projection.weight, before)
+    assert not torch.equal(projection.weight, before)
+    twin = copy.deepcopy(model)
+    patch.remove()
+    assert projection.weight is weight
+    assert torch.equal(weight, before)
+
+    half = ropepatch.patch(model, custom(PAIRS, factors(2, 2, PAIRS).tolist()))
+    model.bfloat16()
+    half.remove()
+    assert torch.equal(projection.weight, before.bfloat16())
+
+    trained = twin.model.layers[1].self_attn.q_proj
+    with torch.no_grad():
+        trained.weight.mul_(2)
+    ropepatch.extension.patching.active(twin).remove()
+    assert torch.allclose(trained.weight, 2 * before, atol=1e-5 * before.abs().max())
+
+
+@pytest.mark.parametrize(
+    ("queries", "said"),
+    [
+        (factors(1, 2, PAIRS), "1 layers of 2 query heads with 8 rotary pairs, this model has 2 layers"),
+        (factors(2, 1, PAIRS), "2 layers of 1 query heads"),
+        (factors(2, 2, PAIRS - 1), "with 7 rotary pairs"),
+        (-factors(2, 2, PAIRS), "an amplitude above 0 and a phase"),
+        (factors(2, 2, PAIRS)[..., :1], "an amplitude above 0 and a phase"),
+        (np.full((2, 2, PAIRS, 2), math.nan), "an amplitude above 0 and a phase"),
+    ],
+)
+def test_factors_of_another_model_and_impossible_ones_are_refused_before_anything_is_read(
+    tmp_path, queries, said
+):
+    source = write_checkpoint(tmp_path / "source")
+    with pytest.raises(RopepatchError, match=said):
+        ropepatch.plan(source, to="4x", method="custom", divisors=(1.0,) * PAIRS, queries=queries.tolist())
+
+
+def test_quantised_weights_and_files_without_query_weights_are_refused_and_leave_nothing(tmp_path):
+    source = write_checkpoint(tmp_path / "source")
+    given = {"divisors": (1.0,) * PAIRS, "queries": factors(2, 2, PAIRS).tolist()}
+    edit_json(source / "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
+    plan = ropepatch.plan(source, to="4x", method="custom", **given)
+    with pytest.raises(RopepatchError, match="quantised"):
+        ropepatch.extend(plan, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(RopepatchError, match=FUSED):
+        ropepatch.plan(tiny_model("phi3"), to="4x", method="custom", **given)
