@@ -125,7 +125,10 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "smollm2-differences": lambda: pages_tables.differences_table(rows("smollm2"), *SMOLLM2),
         "smollm2-pairs": lambda: pages_tables.pairs_table(rows("smollm2"), SMOLLM2[1]),
     },
-    f"{STUDIES}/distil/distil.md": {"distil": lambda: distil_tables.distil_table(rows("distil"))},
+    f"{STUDIES}/distil/distil.md": {
+        "distil": lambda: distil_tables.distil_table(rows("distil")),
+        "distil-keys": lambda: distil_tables.keys_table(rows("distil-keys")),
+    },
     f"{STUDIES}/drope/drope.md": {"drope": lambda: drope_tables.drope_table(rows("drope"))},
     f"{STUDIES}/encodings/encodings.md": {
         "properties": encoding_tables.properties_table,

@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from argparse import ArgumentParser, RawTextHelpFormatter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -209,6 +209,15 @@ def excess(row: Row, base: Row, span: str = "all") -> Mean:
     if row["digest"] != base["digest"]:
         raise ValueError(f"{row} and {base} have read different windows")
     return difference(Mean.of(row[span]), Mean.of(base[span]))
+
+
+def averaged(rows: Sequence[Row], *spans: str) -> Row:
+    """A row of each span's mean over rows of the same documents, as of seeds."""
+    mean = dict(rows[0])
+    for span in spans:
+        totals = zip(*(row[span] for row in rows), strict=True)
+        mean[span] = [[sum(total for total, _ in each) / len(rows), each[0][1]] for each in totals]
+    return mean
 
 
 def counted(share: Mean) -> str:

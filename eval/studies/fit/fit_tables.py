@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from divisors import LearnedDivisors, plot_divisors
-from study import FLOOR, OWN, Row, by_case, counted, excess, signed
+from study import FLOOR, OWN, Row, averaged, by_case, counted, excess, signed
 
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.report.printers import markdown_rows
@@ -76,10 +76,11 @@ def taught_table(rows: Sequence[Row]) -> str:
                 fits = [row for row in here if row["text"] == text and row.get("queries") is queries]
                 if not fits:
                     continue
-                left = [_left(row, yarn, base) for row in [_averaged(fits), *fits]]
+                fit = averaged(fits, "all", "short")
+                left = [_left(row, yarn, base) for row in [fit, *fits]]
                 low, high = left[0].interval()
-                means = (Mean.of(row["all"]).value for row in (base, of["teacher"], yarn, _averaged(fits)))
-                less = (signed(excess(_averaged(fits), yarn, span)) for span in ("all", "short"))
+                means = (Mean.of(row["all"]).value for row in (base, of["teacher"], yarn, fit))
+                less = (signed(excess(fit, yarn, span)) for span in ("all", "short"))
                 lines.append(
                     [
                         *(f"{model}, {text}", f"{factor}", learned),
@@ -93,15 +94,6 @@ def taught_table(rows: Sequence[Row]) -> str:
     head = ["checkpoint, read on", "factor", "learned", "own window or floor", "teacher", "yarn", "fit"]
     head += ["left of YaRN's excess", "by seed", "fit less YaRN", "within the window", "keys found"]
     return markdown_rows(head, lines)
-
-
-def _averaged(fits: Sequence[Row]) -> Row:
-    """The losses by document, the mean over seeds."""
-    row = dict(fits[0])
-    for span in ("all", "short"):
-        totals = zip(*(fit[span] for fit in fits), strict=True)
-        row[span] = [[sum(one for one, _ in each) / len(fits), each[0][1]] for each in totals]
-    return row
 
 
 def _left(fit: Row, yarn: Row, base: Row) -> Mean:

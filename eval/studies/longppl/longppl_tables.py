@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from longppl_study import OWN, YARN
-from study import Row, by_case, excess, signed
+from study import Row, averaged, by_case, excess, signed
 
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.report.printers import markdown_rows
@@ -41,21 +41,25 @@ def longppl_table(rows: list[Row]) -> str:
 
 def long_ce_table(rows: list[Row]) -> str:
     """For each checkpoint the trainings, and what LongCE changes in the same one, paired by document."""
-    heads = ["loss", "LongCE", "perplexity", "first L", "LongPPL", "LongCE less plain, nats: all", "first L"]
-    heads += ["key tokens", "steps, seconds"]
+    heads = ["loss", "LongCE", "perplexity", "first L", "LongPPL", "LongCE less plain, nats, by seed: all"]
+    heads += ["first L", "key tokens"]
+    spans = ("all", "short", "key")
     blocks = []
     for (model, factor, target), here in by_case(rows).items():
-        plain = {row["loss"]: row for row in here if not row.get("long_ce")}
         lines = []
-        for row in here:
-            texts = [perplexity_text(Mean.of(row[span]).value) for span in ("all", "short")]
-            named, changed, cost = "–", ["–"] * 3, "–"
-            if "long_ce" in row:
-                named, cost = ("yes" if row["long_ce"] else "no"), f"{row['steps']}, {row['seconds']:.0f}"
-            if row.get("long_ce"):
-                spans = ("all", "short", "key")
-                changed = [signed(excess(row, plain[row["loss"]], span)) for span in spans]
-            lines.append([row["loss"], named, *texts, long_perplexity(row), *changed, cost])
+        for loss, weighed in dict.fromkeys((row["loss"], row.get("long_ce")) for row in here):
+            fits, plain = (
+                [row for row in here if (row["loss"], row.get("long_ce")) == (loss, which)]
+                for which in (weighed, False)
+            )
+            mean = averaged(fits, *spans)
+            texts = [perplexity_text(Mean.of(mean[span]).value) for span in spans[:2]]
+            changed = ["–"] * len(spans)
+            if weighed:
+                pairs = [(row, other) for row in fits for other in plain if row["seed"] == other["seed"]]
+                changed = ["; ".join(signed(excess(*pair, span)) for pair in pairs) for span in spans]
+            named = "–" if weighed is None else "yes" if weighed else "no"
+            lines.append([loss, named, *texts, long_perplexity(mean), *changed])
         title = f"**{model}, {target // factor:,} to {target:,} tokens**"
         blocks.append(f"{title}\n\n{markdown_rows(heads, lines)}")
     return "\n\n".join(blocks)
