@@ -35,8 +35,8 @@ from ropepatch.scaling import METHODS, Scaling, make_scaling
 from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, read_scaling
 from ropepatch.scaling.ramps import yarn_temperature
 from ropepatch.scaling.rope import Frequencies, Rope
-from ropepatch.scaling.searched import CustomDivisors, Queries
-from ropepatch.settings import Length, find_named, relative_length, shown
+from ropepatch.scaling.searched import CustomDivisors
+from ropepatch.settings import Length, Queries, find_named, relative_length, shown
 
 PUBLISHED = 32  # times the window: farther no scaling of the rope is published to read without training
 

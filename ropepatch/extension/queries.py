@@ -23,7 +23,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.rotary import float32_on_cpu, scaled_twin
 from ropepatch.model.survey import Survey
 from ropepatch.scaling.rope import Frequencies
-from ropepatch.scaling.searched import Queries
+from ropepatch.settings import Queries
 
 SLOT = "ropepatch_query_weights"  # of a projection: its weights before, by their names, and both ways between
 HINT = "`ropepatch fit --no-queries` learns frequencies alone"

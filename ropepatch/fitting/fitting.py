@@ -38,8 +38,8 @@ from ropepatch.model.self_written import self_written
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import Survey, survey_checkpoint
 from ropepatch.scaling.file import write_scaling
-from ropepatch.scaling.searched import CustomDivisors, Queries
-from ropepatch.settings import Length, relative_length
+from ropepatch.scaling.searched import CustomDivisors
+from ropepatch.settings import Length, Queries, relative_length
 
 logger = logging.getLogger(__name__)
 

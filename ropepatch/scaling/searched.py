@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import BeforeValidator
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling.method import Scaling
 from ropepatch.scaling.rope import Rope
-from ropepatch.settings import Amount, Divisors, Number, Several, expected
-
-
-def _tuples(value: Any, depth: int = 4) -> Any:
-    """Lists within lists as tuples."""
-    if depth == 0 or not isinstance(value, list | tuple):
-        return value
-    return tuple(_tuples(item, depth - 1) for item in value)
-
-
-Queries = Annotated[  # by layer, query head and rotary pair an amplitude and a phase
-    Several[Several[Several[tuple[Amount, Number]]]],
-    expected("for each layer, query head and rotary pair an amplitude above 0 and a phase"),
-    BeforeValidator(_tuples),
-]
+from ropepatch.settings import Amount, Divisors, Queries
 
 
 def divided(rope: Rope, divisors: tuple[float, ...], name: str) -> Tensor:
