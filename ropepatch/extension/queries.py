@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from ropepatch.attention.modeling_attention_map import rotate
 from ropepatch.errors import RopepatchError
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.rotary import float32_on_cpu, scaled_twin
 from ropepatch.model.survey import Survey
 from ropepatch.scaling.rope import Frequencies
@@ -82,6 +83,12 @@ class QueryLayers:
         out = rotate(attention, heads[:, None], cos.to(exact), sin.to(exact))
         return out[:, 0].transpose(0, 1).reshape(queries.shape).to(queries.dtype)
 
+    def check_held(self, checkpoint: Checkpoint) -> None:
+        """Refuse a checkpoint whose weight files have other names for the weights."""
+        names = {f"{path}.{name}" for path, module in self.modules.items() for name in _weights(module)}
+        if missing := names - checkpoint.weights.shapes.keys():
+            raise RopepatchError(f"the weight files of {checkpoint.name} hold no {min(missing)}", hint=HINT)
+
     def changes(self, queries: Queries) -> dict[str, tuple[Change, Change]]:
         """What folds factors into each weight [H D, ...] of the projections, and out of it, by its name.
 
@@ -105,7 +112,8 @@ class QueryLayers:
     def _folded(self, attention: nn.Module, factors: Tensor, weight: Tensor) -> Tensor:
         rows = weight.detach().double()
         columns = rows[:, None] if rows.dim() == 1 else rows
-        return self.multiplied(attention, columns.T, factors).T.reshape(weight.shape).to(weight.dtype)
+        multiplied = self.multiplied(attention, columns.T, factors).T.reshape(weight.shape)
+        return multiplied.to(weight.dtype).contiguous()
 
 
 def _weights(attention: Any) -> dict[str, Tensor]:
@@ -129,13 +137,32 @@ def _columns(model: PreTrainedModel, survey: Survey) -> Tensor:
 
 
 def fold_queries(model: PreTrainedModel, survey: Survey, queries: Queries) -> None:
-    """Fold factors into the query weights of a model whose rope is the stock one."""
-    for name, ways in QueryLayers(model, survey).changes(queries).items():
-        place, _, leaf = name.rpartition(".")
-        holder: Any = model.get_submodule(place)
-        weight = getattr(holder, leaf)
-        holder.__dict__.setdefault(SLOT, {})[leaf] = (weight, *ways)
-        setattr(holder, leaf, nn.Parameter(ways[0](weight), weight.requires_grad))
+    """Fold factors into the query weights of a model whose rope is the stock one.
+
+    Raises:
+        RopepatchError: The factors are for another model, or the weights are quantised or offloaded.
+    """
+    changes = QueryLayers(model, survey).changes(queries)
+    for name in changes:
+        weight = model.get_parameter(name)
+        if not weight.is_floating_point() or weight.itemsize == 1:
+            raise RopepatchError(f"{name} is quantised ({weight.dtype}): no phase folds into it", hint=HINT)
+        if weight.is_meta:
+            raise RopepatchError(
+                f"{name} is offloaded: no phase folds into it",
+                hint="`ropepatch extend` makes a checkpoint of it, which can be offloaded",
+            )
+    try:
+        for name, ways in changes.items():
+            place, _, leaf = name.rpartition(".")
+            holder: Any = model.get_submodule(place)
+            weight = getattr(holder, leaf)
+            folded = nn.Parameter(ways[0](weight), weight.requires_grad)
+            holder.__dict__.setdefault(SLOT, {})[leaf] = (weight, *ways)
+            setattr(holder, leaf, folded)
+    except BaseException:
+        unfold_queries(model)
+        raise
 
 
 def unfold_queries(model: nn.Module) -> None:

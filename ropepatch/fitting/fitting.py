@@ -32,6 +32,7 @@ from ropepatch.fitting.descent import FitSettings, FitState, begin, proceed, sto
 from ropepatch.fitting.examples import HELD_OUT, WRITTEN, read_splits
 from ropepatch.fitting.loss import FitLoss, learnable
 from ropepatch.fitting.vectors import Vector
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import check_device, load_model, load_tokenizer
 from ropepatch.model.precision import best_device, describe_placement, prefers_float32
 from ropepatch.model.self_written import self_written
@@ -240,7 +241,7 @@ def fit(
         **settings.model_dump(),
     }
     kept = read_state(work, request)
-    layers = _query_layers(loaded, survey, say) if queries and mapped else None
+    layers = _query_layers(loaded, survey, source, say) if queries and mapped else None
     factors, heads = (2 * math.prod(layers.shape), layers.shape[1]) if layers else (0, 1)
     with learnable(_placed(loaded, device, kept), survey, layers) as module:
         for line in describe_placement(loaded):
@@ -328,12 +329,16 @@ def _teacher(
         return None, NO_TEACHER
 
 
-def _query_layers(model: Any, survey: Survey, say: Callable[[str], None]) -> QueryLayers | None:
-    """The layers whose queries are multiplied; None where they have no weights that hold it."""
+def _query_layers(
+    model: Any, survey: Survey, source: Checkpoint, say: Callable[[str], None]
+) -> QueryLayers | None:
+    """The layers whose queries are multiplied; None where no weight files could hold it."""
     try:
         if "quantization_config" in survey.raw:
             raise RopepatchError("its weights are quantised")
-        return QueryLayers(model, survey)
+        layers = QueryLayers(model, survey)
+        layers.check_held(source)
+        return layers
     except RopepatchError as error:
         say(f"frequencies alone: {error.args[0]}")
         return None

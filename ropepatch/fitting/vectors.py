@@ -71,7 +71,7 @@ class Vector:
         if not self.log_queries.numel():
             return custom
         logs, phases = self.log_queries.detach().double().view(-1, 2, heads, len(ratios)).unbind(1)
-        queries = torch.stack((logs.exp(), phases), -1).mul(1e4).round().div(1e4)
+        queries = torch.stack((logs.exp().clamp(min=1e-4), phases), -1).mul(1e4).round().div(1e4)
         return custom.model_copy(update={"queries": queries.tolist()})
 
 

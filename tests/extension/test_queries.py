@@ -179,3 +179,54 @@ def test_quantised_weights_and_files_without_query_weights_are_refused_and_leave
     assert not (tmp_path / "out").exists()
     with pytest.raises(RopepatchError, match=FUSED):
         ropepatch.plan(tiny_model("phi3"), to="4x", method="custom", **given)
+
+
+@pytest.mark.parametrize("model_type", ["phi", "stablelm"])  # a part of each head rotates
+def test_models_of_which_a_part_rotates_are_saved_too(tmp_path, model_type):
+    model = tiny_model(model_type)
+    model.save_pretrained(tmp_path / "source")
+    layers, heads, pairs = QueryLayers(model, survey(model.config.to_dict(), model)).shape
+    given = {"divisors": (1.0,) * pairs, "queries": factors(layers, heads, pairs).tolist()}
+    plan = ropepatch.plan(tmp_path / "source", to="4x", method="custom", **given)
+    out = ropepatch.extend(plan, tmp_path / "out").folder
+    with torch.no_grad(), ropepatch.patch(model, plan):
+        patched = model(IDS).logits
+        model.save_pretrained(tmp_path / "saved")
+    with torch.no_grad():
+        for folder in (out, tmp_path / "saved"):
+            assert torch.equal(AutoModelForCausalLM.from_pretrained(folder)(IDS).logits, patched)
+
+
+def test_weights_that_are_quantised_or_elsewhere_are_not_folded_into_in_memory(tmp_path):
+    source = write_checkpoint(tmp_path / "source")
+    scaling = custom(PAIRS, factors(2, 2, PAIRS).tolist())
+    for change, said in (
+        (lambda projection: projection.weight.to(torch.int8), "quantised"),
+        (lambda projection: projection.weight.to(torch.float8_e4m3fn), "quantised"),
+        (lambda projection: projection.weight.to("meta"), "offloaded"),
+    ):
+        model = AutoModelForCausalLM.from_pretrained(source)
+        first, last = (layer.self_attn.q_proj for layer in model.model.layers)
+        last.weight = torch.nn.Parameter(change(last), requires_grad=False)
+        before = first.weight, last.weight
+        with pytest.raises(RopepatchError, match=f"layers.1.self_attn.q_proj.weight is {said}"):
+            ropepatch.patch(model, scaling)
+        assert first.weight is before[0]
+        assert last.weight is before[1]
+
+
+def test_a_fold_that_fails_midway_leaves_the_model_as_it_was(tmp_path, monkeypatch):
+    model = AutoModelForCausalLM.from_pretrained(write_checkpoint(tmp_path / "source"))
+    before = [layer.self_attn.q_proj.weight for layer in model.model.layers]
+    fold = QueryLayers._folded
+
+    def full(self, attention, factors, weight):
+        if weight is before[1]:
+            raise MemoryError
+        return fold(self, attention, factors, weight)
+
+    monkeypatch.setattr(QueryLayers, "_folded", full)
+    with pytest.raises(MemoryError):
+        ropepatch.patch(model, custom(PAIRS, factors(2, 2, PAIRS).tolist()))
+    now = [layer.self_attn.q_proj.weight for layer in model.model.layers]
+    assert all(weight is then for weight, then in zip(now, before, strict=True))

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rank_processes import on_processes
+from safetensors.torch import save_file
 from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
@@ -21,7 +22,8 @@ from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
 from ropepatch.fitting import descent, examples, fitting, published
 from ropepatch.fitting.loss import FitLoss
-from ropepatch.model.source import TINY
+from ropepatch.model.source import TINY, find_source
+from ropepatch.model.survey import survey
 
 TO = 320
 
@@ -142,6 +144,20 @@ def test_a_model_that_can_have_no_map_has_no_teacher_and_says_so():
     with pytest.raises(RopepatchError, match="cannot have an attention map") as refused:
         fitting._teacher(model, "rerope", 1024, 4096, said.append)
     assert refused.value.hint == '`teacher="none"`, and a text'
+
+
+def test_weight_files_with_other_names_leave_the_queries_alone_before_anything_is_learned(tmp_path):
+    model, source = tiny_model("llama"), tmp_path / "source"
+    model.save_pretrained(source)
+    (source / "model.safetensors").unlink()
+    weights = {name.removeprefix("model."): weight for name, weight in model.state_dict().items()}
+    save_file(weights, source / "model.safetensors")
+    said = []
+    found, surveyed = find_source(source, weights=True), survey(model.config.to_dict(), model)
+    assert fitting._query_layers(model, surveyed, found, said.append) is None
+    assert said == [
+        f"frequencies alone: the weight files of {source} hold no model.layers.0.self_attn.q_proj.weight"
+    ]
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ from ropepatch.fitting.examples import read_splits
 from ropepatch.fitting.loss import BACKWARD, FitLoss, LearnableRope, learnable
 from ropepatch.fitting.vectors import LARGEST, Vector, mixtures, published
 from ropepatch.model.survey import survey
+from ropepatch.scaling.file import read_scaling, write_scaling
 from ropepatch.scaling.rope import Frequencies, Rope
 
 ROPE = Rope(rotary_dim=16, rope_theta=10000.0, original_max_position_embeddings=64)
@@ -95,6 +96,12 @@ def test_a_pair_that_stands_still_gets_the_largest_divisor_and_one_that_already_
     rope = Rope(16, 10000.0, 64, (*ROPE.inv_freq().tolist()[:7], 0.0))
     vector = Vector.of(Frequencies(rope.inv_freq() / 2), rope)
     assert vector.log_divisors.tolist() == pytest.approx([math.log(2)] * 7 + [0.0])
+
+
+def test_the_smallest_amplitude_is_one_that_a_scaling_file_can_hold(tmp_path):
+    vector = replace(Vector.unscaled(ROPE), log_queries=torch.full((2 * ROPE.num_pairs,), -20.0))
+    file = write_scaling(tmp_path / "f.json", vector.scaling(4.0), ROPE, 256)
+    assert read_scaling(file).scaling == vector.scaling(4.0)
 
 
 # a rope that learns
