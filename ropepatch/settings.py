@@ -196,6 +196,7 @@ Amount = Annotated[float, Field(gt=0, allow_inf_nan=False), expected("a number a
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False), expected("a number from 0")]
 Queries = Annotated[  # by layer, query head and rotary pair
     Several[Several[Several[tuple[Amount, Number]]]],
+    AfterValidator(lambda value: _even(value)),
     expected("for each layer, query head and rotary pair an amplitude above 0 and a phase"),
     BeforeValidator(lambda value: _tuples(value, 4)),
 ]
@@ -335,6 +336,16 @@ def _tuples(value: Any, depth: int) -> Any:
     if depth == 0 or not isinstance(value, list | tuple):
         return value
     return tuple(_tuples(item, depth - 1) for item in value)
+
+
+def _even(layers: tuple[tuple[tuple[Any, ...], ...], ...]) -> Any:
+    """Refuse layers of unlike many heads, and heads of unlike many pairs."""
+    if (
+        len({len(heads) for heads in layers}) > 1
+        or len({len(pairs) for heads in layers for pairs in heads}) > 1
+    ):
+        raise RopepatchError("not for each")
+    return layers
 
 
 def refusal(error: ValidationError, kind: type[Any], content: Any) -> RopepatchError:

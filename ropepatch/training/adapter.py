@@ -15,6 +15,7 @@ from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.results import as_read
 from ropepatch.extension import record as records
 from ropepatch.extension.patching import ADAPTER, active, patch
 from ropepatch.extension.planning import Plan
@@ -242,5 +243,10 @@ def _check_rope(model: PreTrainedModel, record: Record) -> None:
     if inv_freq.tolist() != record.inv_freq or a != record.attention_factor:
         raise RopepatchError(
             f"the adapter was trained under {record.method} to {record.target} tokens; this model has {has}",
+            hint=hint,
+        )
+    if handle and as_read(handle.plan.queries) != record.parameters.get("queries"):
+        raise RopepatchError(
+            f"the adapter was trained under {record.method} with other queries than this model's",
             hint=hint,
         )

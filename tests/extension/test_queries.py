@@ -158,6 +158,8 @@ def test_removed_is_never_patched_also_of_a_copy_a_cast_model_and_one_that_was_t
         (factors(2, 2, PAIRS - 1), "with 7 rotary pairs"),
         (-factors(2, 2, PAIRS), "an amplitude above 0 and a phase"),
         (factors(2, 2, PAIRS)[..., :1], "an amplitude above 0 and a phase"),
+        ([factors(1, 2, PAIRS)[0], factors(1, 1, PAIRS)[0]], "an amplitude above 0 and a phase"),
+        ([factors(1, 2, PAIRS)[0], factors(1, 2, PAIRS - 1)[0]], "an amplitude above 0 and a phase"),
         (np.full((2, 2, PAIRS, 2), math.nan), "an amplitude above 0 and a phase"),
     ],
 )
@@ -165,8 +167,9 @@ def test_factors_of_another_model_and_impossible_ones_are_refused_before_anythin
     tmp_path, queries, said
 ):
     source = write_checkpoint(tmp_path / "source")
+    given = {"divisors": (1.0,) * PAIRS, "queries": [layer.tolist() for layer in queries]}
     with pytest.raises(RopepatchError, match=said):
-        ropepatch.plan(source, to="4x", method="custom", divisors=(1.0,) * PAIRS, queries=queries.tolist())
+        ropepatch.plan(source, to="4x", method="custom", **given)
 
 
 def test_quantised_weights_and_files_without_query_weights_are_refused_and_leave_nothing(tmp_path):
