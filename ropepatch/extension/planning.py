@@ -395,6 +395,8 @@ def _warnings(survey: Survey, scaling: Scaling, to: int) -> Iterator[str]:
             if scaling.native(rope)
             else "no stock rope type holds this method: it can be patched and measured, not saved"
         )
+    if getattr(scaling, "queries", None):
+        yield "query weights change, too: config.json alone does not hold this method"
     if survey.rotates_partly and scaling.frequencies(rope, to).attention_factor != 1:
         yield "only part of each head rotates: the attention factor reaches only that part of the logit"
     if (k := _mscale_all_dim(scaling)) and survey.ties_softmax:

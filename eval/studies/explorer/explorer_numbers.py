@@ -75,7 +75,7 @@ def _by_position(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _maps(content: dict[str, Any], file: str) -> list[dict[str, Any]]:
     """Every model with attention maps: within its window, and over the whole target."""
-    rows = [row for row in content["rows"] if row["method"] != OWN]
+    rows = [row for row in content["rows"] if row["method"] != OWN and " with " not in row["method"]]
     places = dict.fromkeys((row["model"], row["factor"], row["target"]) for row in rows)
     entries = []
     for model, factor, target in places:

@@ -30,6 +30,7 @@ import study
 from study import OWN, Row, Rows, cases_parser, chosen
 
 FORMULAS = ("linear", "ntk", "yarn", "llama3", "giraffe-power")
+LOG_N = " with log_n"  # of a map's name: scores grow with the logarithm of the position
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,14 @@ class Case(study.Case):
     """
 
     haystacks: int = 0
-    methods: tuple[str, ...] = (OWN, BASELINE, *FORMULAS, *MAPS)
+    methods: tuple[str, ...] = (OWN, BASELINE, *FORMULAS, *MAPS, f"rerope{LOG_N}", f"dca{LOG_N}")
 
     def within(self, method: str) -> AbstractContextManager[Any]:
         """The model under a method."""
         if method in (OWN, BASELINE):
             return nullcontext()
-        return ropepatch.patch(self.loaded[0], method, to=self.target)
+        given = {"log_n": True} if LOG_N in method else {}
+        return ropepatch.patch(self.loaded[0], method.removesuffix(LOG_N), to=self.target, **given)
 
     def jobs(self) -> Iterator[tuple[str, str]]:
         """The kind of each measurement, and its method."""
@@ -85,7 +87,7 @@ def measure(case: Case, rows: Rows) -> None:
         began, settings = time.perf_counter(), None
         try:
             with case.within(method) as handle:
-                if method in MAPS:
+                if method.removesuffix(LOG_N) in MAPS:
                     settings = handle.distances.described()
                 found = losses(case, method) if kind == "loss" else passkeys(case)
         except RopepatchError as error:
