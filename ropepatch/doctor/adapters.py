@@ -57,18 +57,26 @@ def no_base(case: Case, error: Exception) -> Finding:
 def _against_record(case: Case, rope: Rope, base: Case) -> Iterator[Finding]:
     key, record = case.companion(ADAPTER, BASE), case.record
     carried = rope.inv_freq().tolist(), rope.carried_attention_factor
-    if carried != (record.get("inv_freq"), record.get("attention_factor")):
-        changes = record.get("config_changes", {})
+    same_rope = carried == (record.get("inv_freq"), record.get("attention_factor"))
+    weights, _ = look_at_weights(base)  # those that are not here cannot be compared
+    same_weights = weights and fingerprint(weights) == record.get("base_weights")
+    parameters = record.get("parameters")
+    folded = bool(
+        isinstance(parameters, dict) and parameters.get("queries")
+    )  # into weights, of the patched base
+    if not same_rope or (folded and same_weights):
+        changes = (
+            {} if folded else record.get("config_changes", {})
+        )  # alone they would be a part of the effect
         yield key.finding(
             "adapter-base-lacks-rope",
             f"it was trained under {record.get('method')} to {record.get('target')} tokens; "
-            f"the base {base.name} has another rope",
+            f"the base {base.name} has {'other query weights' if same_rope else 'another rope'}",
             "load it with ropepatch.load_adapter, which patches the base first; or merge it, and save that "
             "(save: merged in the recipe)",
             meant=tuple(edit for name, value in changes.items() for edit in base.at(name).set(value)) or None,
         )
-    weights, _ = look_at_weights(base)  # those that are not here cannot be compared
-    if weights and "base_weights" in record and fingerprint(weights) != record["base_weights"]:
+    if weights and "base_weights" in record and not same_weights:
         problem = f"the base {base.name} has other weights than it was trained on"
         yield key.finding("adapter-base-changed", problem, NAME_IT)
 

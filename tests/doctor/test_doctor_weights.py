@@ -479,6 +479,22 @@ def test_the_base_of_an_adapter_has_its_rope_and_its_weights(
     assert [one.code for one in diagnose(adapter).findings] == expected
 
 
+@pytest.mark.parametrize(("scaled", "lacks"), [(False, "another rope"), (True, "other query weights")])
+def test_a_base_without_the_queries_of_its_adapter_is_named_and_frequencies_alone_not_measured(
+    adapter, folder, tmp_path, scaled, lacks
+):
+    queries = [[[(1.0, 0.5)] * 8] * 2] * 2
+    given = {"to": 256, "method": "custom", "divisors": (2.0,) * 8}
+    record = ropepatch.plan(folder, **given, queries=queries).to_dict()
+    edit_json(adapter / "ropepatch.json", **record)
+    if scaled:
+        out = ropepatch.extend(ropepatch.plan(folder, **given), tmp_path / "extended").folder
+        edit_json(adapter / "adapter_config.json", base_model_name_or_path=str(out))
+    (finding,) = diagnose(adapter).findings
+    assert (finding.code, finding.effect) == ("adapter-base-lacks-rope", "")
+    assert finding.problem.endswith(f"has {lacks}")
+
+
 @pytest.mark.parametrize("name", ["gone/away/now", None, "", 3, "x" * 5000])
 def test_a_base_that_cannot_be_found_is_named(adapter, name, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -464,8 +464,11 @@ def test_the_command_is_printed_and_the_plan_as_yaml():
 
 
 def test_a_long_list_of_the_plan_is_left_to_the_record():
-    (plan,) = blocks(card_text(Extended("x", record("custom"))), "yaml")
-    assert yaml.safe_load(plan)["parameters"]["divisors"] == "a list, see ropepatch.json"
+    stated = record("custom")
+    stated = stated.amended(parameters=stated.parameters | {"queries": [[[[1.0, 0.5]] * 8] * 2] * 2})
+    (plan,) = blocks(card_text(Extended("x", stated)), "yaml")
+    parameters = yaml.safe_load(plan)["parameters"]
+    assert parameters["divisors"] == parameters["queries"] == "a list, see ropepatch.json"
 
 
 def test_a_folded_factor_is_told_and_losses_and_training_are_said_to_be_from_before():

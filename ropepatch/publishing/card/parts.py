@@ -174,8 +174,13 @@ def _readable(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _readable(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
-        return "a list, see ropepatch.json" if len(value) > SHORT else [*map(_readable, value)]
+        return "a list, see ropepatch.json" if _numbers(value) > SHORT else [*map(_readable, value)]
     return value
+
+
+def _numbers(value: Any) -> int:
+    """How many entries a list has, with those of the lists in it."""
+    return sum(map(_numbers, value)) if isinstance(value, list) else 1
 
 
 def teaching(adaptation: Adaptation | None) -> str:
