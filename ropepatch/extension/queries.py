@@ -166,12 +166,16 @@ def fold_queries(model: PreTrainedModel, survey: Survey, queries: Queries) -> No
 
 
 def unfold_queries(model: nn.Module) -> None:
-    """Put back the query weights that `fold_queries` found; those trained since are divided again."""
+    """Put back the query weights that `fold_queries` found; those trained since are divided again.
+
+    Those that were frozen or set free since stay so.
+    """
     for holder, kept in _folded_into(model):
         for leaf, (before, fold, unfold) in kept.items():
             now = getattr(holder, leaf)
             same = torch.equal(now, fold(before).to(now))
             before.data = before.to(now) if same else unfold(now)
+            before.requires_grad_(now.requires_grad)
             setattr(holder, leaf, before)
         del holder.__dict__[SLOT]
 

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -287,7 +288,12 @@ def _rewrite(origin: Path, target: Path, changes: Mapping[str, Callable[[Tensor]
     with stock_code(f"read {origin}", "write it again when nothing else does"):
         tensors = load(origin.read_bytes())
     changed = {name: change(tensors[name]) for name, change in changes.items()}
-    save_file(tensors | changed, target, read_header(origin).metadata)
+    try:
+        save_file(tensors | changed, target, read_header(origin).metadata)
+    except SafetensorError as error:
+        if code := re.search(r"os error (\d+)", str(error)):  # as a copy would fail: the disk is full
+            raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
+        raise
 
 
 def _hard_link(origin: Path, target: Path) -> None:

@@ -1,14 +1,17 @@
 """Factors of queries: multiplied by the stock rotation, folded into weights and out again, saved, refused."""
 
 import copy
+import errno
 import json
 import math
+import os
 
 import numpy as np
 import pytest
 import torch
 from checkpoint_folders import PAIRS, edit_json, write_checkpoint
 from families import every_family, refusal
+from largest_file import largest_file
 from oldest import NOT_YET
 from tiny_models import tiny_model
 from transformers import AttentionInterface, AutoModelForCausalLM
@@ -149,6 +152,25 @@ def test_removed_is_never_patched_also_of_a_copy_a_cast_model_and_one_that_was_t
         trained.weight.mul_(2)
     ropepatch.extension.patching.active(twin).remove()
     assert torch.allclose(trained.weight, 2 * before, atol=1e-5 * before.abs().max())
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_weights_that_were_frozen_or_set_free_under_the_patch_stay_so(tmp_path, frozen):
+    model = AutoModelForCausalLM.from_pretrained(write_checkpoint(tmp_path / "source"))
+    model.requires_grad_(frozen)
+    with ropepatch.patch(model, custom(PAIRS, factors(2, 2, PAIRS).tolist())):
+        model.requires_grad_(not frozen)
+    assert {parameter.requires_grad for parameter in model.parameters()} == {not frozen}
+
+
+def test_a_full_disk_is_told_of_in_a_line_and_leaves_nothing(tmp_path):
+    source = write_checkpoint(tmp_path / "source")
+    given = {"divisors": (1.0,) * PAIRS, "queries": factors(2, 2, PAIRS).tolist()}
+    plan = ropepatch.plan(source, to="4x", method="custom", **given)
+    size = (source / "model.safetensors").stat().st_size
+    with largest_file(size // 2), pytest.raises(RopepatchError, match=os.strerror(errno.EFBIG)):
+        ropepatch.extend(plan, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 @pytest.mark.parametrize(
