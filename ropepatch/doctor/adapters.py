@@ -76,7 +76,8 @@ def _against_record(case: Case, rope: Rope, base: Case) -> Iterator[Finding]:
             "(save: merged in the recipe)",
             meant=tuple(edit for name, value in changes.items() for edit in base.at(name).set(value)) or None,
         )
-    if weights and "base_weights" in record and not same_weights:
+    extended = folded and same_rope and base.record.get("parameters") == parameters  # as the base was patched
+    if weights and "base_weights" in record and not (same_weights or extended):
         problem = f"the base {base.name} has other weights than it was trained on"
         yield key.finding("adapter-base-changed", problem, NAME_IT)
 

@@ -495,6 +495,17 @@ def test_a_base_without_the_queries_of_its_adapter_is_named_and_frequencies_alon
     assert finding.problem.endswith(f"has {lacks}")
 
 
+def test_a_checkpoint_with_the_queries_of_an_adapter_is_its_base(adapter, folder, tmp_path):
+    queries = [[[(1.0, 0.5)] * 8] * 2] * 2
+    made = ropepatch.plan(folder, to=256, method="custom", divisors=(2.0,) * 8, queries=queries)
+    edit_json(adapter / "ropepatch.json", **json.loads(json.dumps(made.to_dict())))
+    out = ropepatch.extend(made, tmp_path / "extended").folder
+    edit_json(adapter / "adapter_config.json", base_model_name_or_path=str(out))
+    assert codes(adapter) == []
+    edit_json(out / "ropepatch.json", parameters={})
+    assert codes(adapter) == ["adapter-base-changed"]
+
+
 @pytest.mark.parametrize("name", ["gone/away/now", None, "", 3, "x" * 5000])
 def test_a_base_that_cannot_be_found_is_named(adapter, name, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
