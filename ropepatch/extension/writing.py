@@ -1,4 +1,4 @@
-"""Write an extended checkpoint beside its source; the weights are never loaded for it."""
+"""Write an extended checkpoint beside its source; no weights change but those that hold the method."""
 
 from __future__ import annotations
 

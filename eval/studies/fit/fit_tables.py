@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any
 
 from divisors import LearnedDivisors, plot_divisors
@@ -71,11 +71,17 @@ def taught_table(rows: Sequence[Row]) -> str:
     for (model, factor, _), here in by_case(list(rows)).items():
         for text in dict.fromkeys(row["text"] for row in here):
             of = {row["of"]: row for row in here if row["text"] == text}
+            fitted = [row for row in here if row["text"] == text and row["of"] == "fit"]
+            if not fitted:  # which come last
+                continue
             base, yarn = of.get(FLOOR) or of[OWN], of["yarn"]
-            for queries, learned in ((False, "frequencies"), (True, "frequencies and queries")):
-                fits = [row for row in here if row["text"] == text and row.get("queries") is queries]
+            for learned_on, queries in product((None, "tales"), (False, True)):
+                named = learned_on, queries
+                fits = [row for row in fitted if (row.get("rows"), row["queries"]) == named]
                 if not fits:
                     continue
+                learned = "frequencies and queries" if queries else "frequencies"
+                learned += f", on {learned_on}" if learned_on else ""
                 fit = averaged(fits, "all", "short")
                 left = [_left(row, yarn, base) for row in [fit, *fits]]
                 low, high = left[0].interval()
