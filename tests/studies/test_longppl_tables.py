@@ -25,21 +25,26 @@ def test_a_long_perplexity_stands_beside_its_scorer_with_its_tokens():
 
 def test_what_long_ce_changes_is_paired_with_the_plain_loss():
     key = [[2.0, 2.0]] * 3
-    trained = {"steps": 3, "seconds": 2.0}
     rows = [
         row(1.0, key, loss="untrained"),
-        row(0.5, key, loss=CROSS_ENTROPY, long_ce=False, **trained),
-        row(0.7, key, loss=CROSS_ENTROPY, long_ce=True, **trained),
+        row(0.6, key, loss=CROSS_ENTROPY, long_ce=False, seed=1),
+        row(0.5, key, loss=CROSS_ENTROPY, long_ce=False, seed=0),
+        row(0.7, key, loss=CROSS_ENTROPY, long_ce=True, seed=0),
+        row(0.9, key, loss=CROSS_ENTROPY, long_ce=True, seed=1),
     ]
     found = longppl_tables.long_ce_table(rows)
-    by, none = "+0.2000 [+0.2000, +0.2000]", "+0.0000 [+0.0000, +0.0000]"
-    assert f"| {by} | {by} | {none} | 3, 2 |" in found
+    by, none = "+0.{0}000 [+0.{0}000, +0.{0}000]".format, "+0.0000 [+0.0000, +0.0000]"
+    assert f"| {by(2)}; {by(3)} | {by(2)}; {by(3)} | {none}; {none} |" in found
+    assert "| cross-entropy | yes | 2.226 |" in found  # exp of the mean of 0.7 and 0.9
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("loss", [CROSS_ENTROPY, DISTILLED])
 def test_trainings_differ_in_long_ce_alone(loss, tmp_path, shared):
-    recipes = (long_ce_study.recipe_of(Case("tiny", 4), loss, weighed, tmp_path) for weighed in (False, True))
+    recipes = (
+        long_ce_study.recipe_of(Case("tiny", 4), loss, weighed, 1, tmp_path) for weighed in (False, True)
+    )
     plain, weighed = (recipe.model_dump() for recipe in recipes)
     assert (plain.pop("long_ce"), weighed.pop("long_ce")["clip"]) == (None, 5.0)
     assert plain == weighed
+    assert plain["seed"] == 1
