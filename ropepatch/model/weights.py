@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load, save_file
-from torch import Tensor
 
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
-from ropepatch.model.stock import stock_code
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -266,12 +266,9 @@ def clone_files(
     total, done = sum(file.stat().st_size for file in files), 0
     for file in files:
         origin, size = file.resolve(), file.stat().st_size  # a file in the Hub's cache is a link to a blob
-        if (
-            changes
-            and file.suffix == ".safetensors"
-            and (names := changes.keys() & read_header(file).tensors)
-        ):
-            _rewrite(origin, folder / file.name, {name: changes[name] for name in names})
+        header = read_header(file) if changes and file.suffix == ".safetensors" else None
+        if header and (ours := {name: changes[name] for name in changes.keys() & header.tensors}):
+            _rewrite(origin, folder / file.name, ours, header.metadata)
         elif link:
             _hard_link(origin, folder / file.name)
         elif not _reflink(origin, folder / file.name):
@@ -283,13 +280,22 @@ def clone_files(
             progress(done, total)
 
 
-def _rewrite(origin: Path, target: Path, changes: Mapping[str, Callable[[Tensor], Tensor]]) -> None:
+def _rewrite(
+    origin: Path,
+    target: Path,
+    changes: Mapping[str, Callable[[Tensor], Tensor]],
+    metadata: dict[str, str] | None,
+) -> None:
+    from safetensors.torch import load, save_file  # most that look at weights need no torch
+
+    from ropepatch.model.stock import stock_code
+
     # Read, not mapped: a file that another program shortens ends in an error, not in a signal.
     with stock_code(f"read {origin}", "write it again when nothing else does"):
         tensors = load(origin.read_bytes())
     changed = {name: change(tensors[name]) for name, change in changes.items()}
     try:
-        save_file(tensors | changed, target, read_header(origin).metadata)
+        save_file(tensors | changed, target, metadata)
     except SafetensorError as error:
         if code := re.search(r"os error (\d+)", str(error)):  # as a copy would fail: the disk is full
             raise OSError(int(code[1]), os.strerror(int(code[1]))) from error

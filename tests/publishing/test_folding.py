@@ -254,7 +254,7 @@ def test_weights_that_are_shortened_while_they_are_folded_are_one_line_and_leave
             opened.truncate(4096)  # of a mapped file a page that is not there any more is a SIGBUS
         save(tensors, file, metadata)
 
-    monkeypatch.setattr("ropepatch.model.weights.save_file", shortened)
+    monkeypatch.setattr("safetensors.torch.save_file", shortened)
     with pytest.raises(RopepatchError, match="SafetensorError") as caught:
         fold_attention(source, tmp_path / "out")
     assert "\n" not in str(caught.value)
