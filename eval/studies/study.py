@@ -100,7 +100,7 @@ class Case:
         }
 
     def keys(self, model: Any) -> Row:
-        """Of passkeys at the target: the log-probabilities and the shares found, by haystack."""
+        """Ask for passkeys at the target: the log-probabilities and the shares found, by haystack."""
         asked = ropepatch.passkey(model, self.loaded[1], lengths=[self.target], haystacks=KEYS, seed=1)
         answers = asked.log_prob(self.target), asked.found(self.target)
         return {"log_prob": answers[0].clusters, "found": answers[1].clusters}

@@ -61,13 +61,10 @@ def _against_record(case: Case, rope: Rope, base: Case) -> Iterator[Finding]:
     weights, _ = look_at_weights(base)  # those that are not here cannot be compared
     same_weights = weights and fingerprint(weights) == record.get("base_weights")
     parameters = record.get("parameters")
-    folded = bool(
-        isinstance(parameters, dict) and parameters.get("queries")
-    )  # into weights, of the patched base
+    folded = isinstance(parameters, dict) and bool(parameters.get("queries"))  # into weights of the base
     if not same_rope or (folded and same_weights):
-        changes = (
-            {} if folded else record.get("config_changes", {})
-        )  # alone they would be a part of the effect
+        # Where weights change, too, the configuration alone would be a part of the effect.
+        changes = {} if folded else record.get("config_changes", {})
         yield key.finding(
             "adapter-base-lacks-rope",
             f"it was trained under {record.get('method')} to {record.get('target')} tokens; "

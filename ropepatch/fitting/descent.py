@@ -287,10 +287,8 @@ def step(train: FitLoss, state: Descent, *, batch: int, settings: FitSettings) -
     number of the step, so that a descent resumes from any state. Pairs that rotate r > 1 times inside L move
     by steps smaller by sqrt(r): the loss has more valleys along them. `batch` windows are read.
     """
-    pairs, turns = (
-        train.rope.num_pairs,
-        rotations(train.rope.inv_freq(), train.rope.original_max_position_embeddings),
-    )
+    pairs = train.rope.num_pairs
+    turns = rotations(train.rope.inv_freq(), train.rope.original_max_position_embeddings)
     scale = torch.full_like(state.vector, QUERY_SCALE)
     scale[: pairs + 1] = torch.cat([turns.clamp(min=1).rsqrt().float(), torch.tensor([ATTENTION_SCALE])])
     values = (state.vector / scale).requires_grad_()

@@ -75,25 +75,22 @@ def learnable(
     """
     site = survey.site
     module = LearnableRope(model.get_submodule(site.path), site, survey.rope)
-    layers = () if queries is None else enumerate(queries.modules.values())
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     model.requires_grad_(False)
 
-    def multiply(index: int, attention: nn.Module, projected: Tensor) -> Tensor:
-        if queries is None or not module.vector.log_queries.numel():
+    def multiply(layers: QueryLayers, index: int, attention: nn.Module, *hooked: Any) -> Tensor:
+        projected: Tensor = hooked[-1]  # behind the projection and its input
+        if not module.vector.log_queries.numel():
             return projected
-        count, *shape = queries.shape
+        count, *shape = layers.shape
         factors = module.vector.log_queries.view(count, 2, *shape)[index]
-        return queries.multiplied(attention, projected, factors)
+        return layers.multiplied(attention, projected, factors)
 
-    hooks = [
-        attention.q_proj.register_forward_hook(
-            lambda _, given, projected, index=index, attention=attention: multiply(
-                index, attention, projected
-            )
-        )
-        for index, attention in layers
-    ]
+    hooks = []
+    if queries is not None:
+        for index, attention in enumerate(queries.modules.values()):
+            multiplying = partial(multiply, queries, index, attention)
+            hooks.append(attention.q_proj.register_forward_hook(multiplying))
     try:
         with evaluating(model), rotating_by(model, site.path, module):
             yield module

@@ -58,7 +58,8 @@ def self_written(
         while store is None or done < tokens:
             say(_progress(done, tokens, done - first, time.perf_counter() - began))
             if model is None:
-                model = load_model(checkpoint).to(best_device())  # type: ignore[arg-type]
+                loaded: Any = load_model(checkpoint)
+                model = loaded.to(best_device())
             draws = torch.Generator(model.device).manual_seed(seed_of(seed, "self", done // length))
             rows = side_by_side(model, length, tokens - done)
             store = append(entry, generated(model, tokenizer, length, draws, rows), source=NAME)

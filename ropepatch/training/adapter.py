@@ -180,7 +180,8 @@ def load_adapter(
     source = find_source(name, revision, weights=True)
     check_trained_from(record, source)
     if model is None:
-        model = load_model(source).to(best_device())  # type: ignore[arg-type]
+        loaded: Any = load_model(source)
+        model = loaded.to(best_device())
         patch(model, plan_of_record(record, name, revision))
     _check_rope(model, record)
     return _with_adapter(model, place), load_tokenizer(source.folder)

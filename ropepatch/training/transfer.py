@@ -167,10 +167,10 @@ def add_difference(model: Any, adapted: Mapping[str, Tensor], base: Mapping[str,
 
 def _weights(adapted: Path, record: Record, base: Checkpoint) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Those of the adapted model and of its base under the same scaling; of an adapter merged in float32."""
-    merged_already = not holds_adapter(adapted)
-    whole = load_model(base, dtype=None if merged_already else torch.float32)
+    is_adapter = holds_adapter(adapted)
+    whole = load_model(base, dtype=torch.float32 if is_adapter else None)
     patch(whole, plan_of_record(record, base.folder))  # some scalings are folded into weights
-    if merged_already:
+    if not is_adapter:
         return load_model(Checkpoint(adapted)).state_dict(), whole.state_dict()
     before = {name: weight.clone() for name, weight in whole.state_dict().items()}
     merged: Any = load_adapter(adapted, whole, base=base.folder)[0].merge_and_unload()

@@ -10,6 +10,7 @@ wrote itself, with and without `data.keys`. It is judged by passkeys and by the 
 from __future__ import annotations
 
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -51,18 +52,15 @@ def main() -> None:
             if not rows.of(**case.named, of=of):
                 with ropepatch.patch(model, method, to=case.target, **given):
                     rows.add(case.named | {"of": of} | case.losses(model) | case.keys(model), model)
-        for seed in SEEDS:
-            for keys in (0, KEYS[case.name]):
-                if rows.of(**case.named, keys=keys, seed=seed):
-                    continue
-                plan = ropepatch.plan(case.place, to=case.target, method="yarn")
-                with adapted(plan, recipe_of(case, keys, seed, work), work / f"{keys}-{seed}") as (
-                    student,
-                    record,
-                ):
-                    row = {"keys": keys, "seed": seed, "steps": STEPS, "seconds": record["seconds"]}
-                    rows.add(case.named | row | case.losses(student) | case.keys(student), student)
-                said(f"{case.name} {case.factor}, keys {keys}, seed {seed}: {record['seconds']:.0f} s")
+        for seed, keys in product(SEEDS, (0, KEYS[case.name])):
+            if rows.of(**case.named, keys=keys, seed=seed):
+                continue
+            plan = ropepatch.plan(case.place, to=case.target, method="yarn")
+            recipe = recipe_of(case, keys, seed, work)
+            with adapted(plan, recipe, work / f"{keys}-{seed}") as (student, record):
+                row = {"keys": keys, "seed": seed, "steps": STEPS, "seconds": record["seconds"]}
+                rows.add(case.named | row | case.losses(student) | case.keys(student), student)
+            said(f"{case.name} {case.factor}, keys {keys}, seed {seed}: {record['seconds']:.0f} s")
 
 
 if __name__ == "__main__":

@@ -70,14 +70,14 @@ def taught_table(rows: Sequence[Row]) -> str:
     lines = []
     for (model, factor, _), here in by_case(list(rows)).items():
         for text in dict.fromkeys(row["text"] for row in here):
-            of = {row["of"]: row for row in here if row["text"] == text}
-            fitted = [row for row in here if row["text"] == text and row["of"] == "fit"]
-            if not fitted:  # which come last
+            read = [row for row in here if row["text"] == text]
+            of = {row["of"]: row for row in read}
+            if "fit" not in of:  # which comes last
                 continue
             base, yarn = of.get(FLOOR) or of[OWN], of["yarn"]
             for learned_on, queries in product((None, "tales"), (False, True)):
                 named = learned_on, queries
-                fits = [row for row in fitted if (row.get("rows"), row["queries"]) == named]
+                fits = [row for row in read if (row.get("rows"), row.get("queries")) == named]
                 if not fits:
                     continue
                 learned = "frequencies and queries" if queries else "frequencies"

@@ -50,14 +50,14 @@ class OnFairyTales(Case):
 
 
 def texts_of(case: Case) -> dict[str, Case]:
-    """What a checkpoint is read on."""
+    """Name the texts that a checkpoint reads."""
     if case.name == "tiny":
         return {"tales": case}
     return {"TinyStories": case, "fairy tales": OnFairyTales(case.name, case.factor)}
 
 
 def labels(case: Case, seeds: int) -> Iterator[Row]:
-    """What reads; of fits so many seeds."""
+    """List the readers; of fits so many seeds."""
     yield from ({"of": of} for of in (FLOOR if case.name == "tiny" else OWN, TEACHER, YARN))
     for seed, queries in product(SEEDS[:seeds], (True, False)):
         yield {"of": FIT, "queries": queries, "seed": seed, "rows": None}
@@ -65,14 +65,14 @@ def labels(case: Case, seeds: int) -> Iterator[Row]:
         yield from ({"of": FIT, "queries": queries, "seed": 0, "rows": TALES} for queries in (True, False))
 
 
-def reading(case: Case, label: Row) -> Iterator[Row]:
+def reading(case: Case, texts: dict[str, Case], label: Row) -> Iterator[Row]:
     """The row of each text, with the model that the label says."""
     model, row = case.loaded[0], case.named | label
     if label["of"] == FLOOR:
         yield row | {"text": "tales"} | floor(case)
         return
     if label["of"] == OWN:
-        for text, place in texts_of(case).items():
+        for text, place in texts.items():
             yield row | {"text": text} | place.through_own_window()
         return
     method: Any = label["of"]
@@ -86,10 +86,9 @@ def reading(case: Case, label: Row) -> Iterator[Row]:
         row |= {"divisors": fitted.scaling.divisors, "attention_factor": fitted.scaling.attention_factor}
         row |= {key: fitted.record[key] for key in ("start", "decided_by", "held_out", "seconds")}
     with ropepatch.patch(model, method, **given):
-        for text, place in texts_of(case).items():
-            yield (
-                row | {"text": text} | place.losses(model) | (case.keys(model) if case.name == "tiny" else {})
-            )
+        keys = case.keys(model) if case.name == "tiny" else {}
+        for text, place in texts.items():
+            yield row | {"text": text} | place.losses(model) | keys
 
 
 def main() -> None:
@@ -99,9 +98,10 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = Rows(arguments.json, "fit, taught")
     for case in chosen(CASES, arguments.only):
+        texts = texts_of(case)
         for label in labels(case, arguments.seeds):
             if not rows.of(**case.named, **label):
-                for row in reading(case, label):
+                for row in reading(case, texts, label):
                     rows.add(row, case.loaded[0])
                 said(f"{case.name} {case.factor} x: {label}")
 
