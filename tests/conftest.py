@@ -9,15 +9,18 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import ropepatch
 from ropepatch.cli import catalogue, main
+from ropepatch.model.precision import UNITS
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--part 2/3` runs the second third of what `make test` leaves out, and all that it runs."""
     parser.addoption("--part", metavar="K/N", default="1/1", help="of the tests marked slow or sweep, a part")
+    parser.addoption("--bfloat16", action="store_true", help="as on a CPU with units for bfloat16")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -39,6 +42,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         gone = set(left_out)
         items[:] = [item for item in items if item not in gone]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cpu_units(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What the CPU says it has: no units for bfloat16, or with `--bfloat16` all of them, on every machine."""
+    with pytest.MonkeyPatch.context() as patching:
+        for supported in UNITS.values():
+            patching.setattr(
+                torch.cpu, supported, lambda: request.config.getoption("--bfloat16"), raising=False
+            )
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

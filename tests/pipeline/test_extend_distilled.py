@@ -4,10 +4,12 @@ import json
 import shutil
 
 import pytest
+import torch
 from run_recipes import history_of, record_of
 
 import ropepatch
 from ropepatch.extension import record as records
+from ropepatch.model.precision import UNITS
 from ropepatch.model.source import TINY
 from ropepatch.pipeline import request
 from ropepatch.publishing.card.parts import teaching
@@ -69,6 +71,7 @@ SHORT = (256, False, "pose")
     ],
 )
 def test_it_reads_the_longest_rows_that_the_device_trains_on(gib, hour, rows, reason, monkeypatch):
+    monkeypatch.setattr(torch.cpu, UNITS["AMX"], lambda: True)
     monkeypatch.setattr(self_taught, "memory_of", lambda device: int(gib * 2**30))
     monkeypatch.setattr(self_taught, "HOUR", dict.fromkeys(("cpu", "cuda"), hour))
     said = []
