@@ -10,13 +10,13 @@ from pathlib import Path
 
 from ropepatch.doctor.adapters import adapter_findings, base_name, no_base
 from ropepatch.doctor.effects import with_effects
-from ropepatch.doctor.maps import loaded_map, map_findings
 from ropepatch.doctor.weights import look_at_weights, not_finite
 from ropepatch.errors import RopepatchError, printable
+from ropepatch.extension.map_code import code_of
 from ropepatch.extension.record import sound_keys
 from ropepatch.files import json_text, read_json
-from ropepatch.model.checkpoint import CODE, Checkpoint
-from ropepatch.model.checks import check, has_errors, repaired, settled
+from ropepatch.model.checkpoint import CODE, Checkpoint, kind_of
+from ropepatch.model.checks import check, has_errors, repaired
 from ropepatch.model.checks.case import Case
 from ropepatch.model.checks.findings import ADAPTER, CONFIG, GENERATION, SEVERITIES, TOKENIZER, Finding, Key
 from ropepatch.model.record_file import FILE as RECORD
@@ -82,12 +82,12 @@ def diagnose(model: str | Path, revision: str | None = None, *, measure: bool = 
     case = read_case(source)
     if _adapter_folder(source.folder):  # from the Hub
         return _diagnose_adapter(case, measure)
-    whole = measure or source.revision is None  # else only config.json is here
-    maps = settled(case, map_findings) if whole else []
     weights, of_weights = look_at_weights(case)
-    findings = [*check(case), *maps, *unreadable_files(case), *of_weights]
+    findings = [*check(case), *unreadable_files(case), *of_weights]
+    if measure or source.revision is None:  # else only config.json is here
+        findings += changed_code(case)
     if measure and weights:
-        findings += [*not_finite(weights), *(() if maps else loaded_map(source, weights))]
+        findings += not_finite(weights)
     if measure:
         findings = with_effects(case, findings, weights, repaired(case))
     names = [file.name for file in weights.files] if weights else ["no weights that can be read"]
@@ -143,6 +143,15 @@ def unreadable_files(case: Case) -> list[Finding]:
         Key(file, ()).finding("file-unreadable", reason, COPY_AGAIN)
         for file, reason in case.unreadable.items()
     ]
+
+
+def changed_code(case: Case) -> list[Finding]:
+    """The code of an attention map that is missing or not the recorded one; it is read, never run."""
+    recorded = case.record.get("code")
+    if not recorded or kind_of(case.raw) != "mapped" or code_of(case.folder) == recorded:
+        return []
+    problem = f"{CODE} is not the file whose sha256 ropepatch.json records"
+    return [Key(CODE, ()).finding("map-code-changed", problem, f"do not load it with trust; {COPY_AGAIN}")]
 
 
 def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -41,8 +41,7 @@ def repair(diagnosis: Diagnosis, out: str | Path, *, progress: Progress | None =
     folder = absent(out)
     if folder.resolve().is_relative_to(case.folder.resolve()):
         raise RopepatchError(f"{folder} lies inside the checkpoint", hint="choose an `out` beside it")
-    of_maps = (finding for finding in diagnosis.findings if finding.code.startswith("map-"))
-    after = repaired(case).with_edits(edit for finding in of_maps for edit in finding.edits)
+    after = repaired(case)
     # By identity: what differs may be 4 and 4.0.
     changed = {name: content for name, content in after.files.items() if content is not case.files.get(name)}
     without = frozenset[str]().union(*(finding.without for finding in diagnosis.findings))

@@ -599,3 +599,13 @@ def test_repairing_carries_over_everything_but_folders_hidden_files_and_pickles(
         *("tokenizer_config.json", "generation_config.json"),
     }
     assert (out / "README.md").read_text() == "README.md"
+
+
+def test_code_of_a_map_that_is_not_the_recorded_one_is_an_error(template, tmp_path):
+    out = ropepatch.extend(ropepatch.plan(template, to=256, method="self-extend"), tmp_path / "out").folder
+    assert [one.code for one in diagnose(out).findings] == ["attention-map"]
+    code = next(out.glob("*.py"))
+    code.write_text(code.read_text() + "\nimport os\n")
+    assert [one.code for one in diagnose(out).findings] == ["map-code-changed", "attention-map"]
+    code.unlink()
+    assert diagnose(out, measure=False).has_errors

@@ -50,13 +50,7 @@ ERRORS = {
     "weights-misfit": "the model loads with random tensors in their place, or not at all",
     "weights-not-finite": "the model answers NaN to any text",
     "frequencies-contradict": "transformers computes config.json's; the model may be trained with these",
-    # Attention maps
-    "map-not-read": "transformers silently loads it without the map, and reads beyond trained distances",
-    "map-unknown": "nothing loads it",
-    "map-wrong": "transformers computes something else than was verified, or stops; ropepatch refuses it",
-    "map-without-code": "transformers does not find the code of the map, or runs other code",
     "map-code-changed": "loading the checkpoint with trust_remote_code=True runs it",
-    "map-other-code": "loading the checkpoint with trust_remote_code=True runs it, too",
     # Adapters
     "adapter-base-missing": "its rope is unknown",
     "adapter-base-changed": "the adapter's changes are differences to the weights it was trained on",
@@ -77,7 +71,6 @@ WARNINGS = {
     "reading-of-other-weights": "`ropepatch probe` calls a server wrong that computes the checkpoint rightly",
     "weights-twice": "other programs may load them, and they may be another model's",
     "frequencies-rounded": "programs that load them, unlike transformers, rotate by rounded angles",
-    "map-code-unknown": "loading the checkpoint with trust_remote_code=True runs it",
     "adapter-base-lacks-rope": "PEFT, vLLM and transformers load the adapter with the rope of its base",
 }
 REMARKS = {
