@@ -82,26 +82,6 @@ def babyllama() -> str:
     return f"{title}\n\n{markdown_rows(['tokens', *(one['label'] for one in results)], rows)}"
 
 
-def llama_cpp() -> str:
-    """Perplexities of llama.cpp on exported files beside ours."""
-    found = result("llama-cpp")
-    title = (
-        f"{found['tokens']} tokens of {found['text']} in windows of {found['window']}; llama-cpp-python "
-        f"{found['llama_cpp_python']}, gguf {found['gguf']}, transformers {found['transformers']}:"
-    )
-    heads = ("", "perplexity, ours", "perplexity, llama.cpp", "largest difference of a logit")
-    rows = [
-        (
-            f"`{name}`",
-            f"{row['perplexity_ours']:.4f}",
-            f"{row['perplexity_llama_cpp']:.4f}",
-            f"{row['largest_logit_difference']:.1e}",
-        )
-        for name, row in found["methods"].items()
-    ]
-    return f"{title}\n\n{markdown_rows(heads, rows)}"
-
-
 # Training-free and adapted
 
 CHOSEN = ("none", "linear", "ntk", "ntk-by-parts", "llama3", "yarn")

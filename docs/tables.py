@@ -21,23 +21,18 @@ sys.path.append(str(Path(__file__).parents[1] / "recipes" / "tiny"))
 sys.path.append(str(Path(__file__).parents[1] / "eval" / "studies"))
 sys.path.extend(str(folder) for folder in (Path(__file__).parents[1] / "eval" / "studies").glob("*/"))
 
-import boundaries_tables
 import distil_tables
-import drope_tables
 import encoding_tables
 import engines_tables
 import explorer_numbers
 import fit_tables
 import generate
-import longppl_tables
 import maps_tables
 import measured
 import pages_study
 import pages_tables
-import parallel_tables
 import pretraining_recipe
 import registries
-import temperature_tables
 from measured import RESULTS, result
 
 import ropepatch
@@ -117,7 +112,6 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "training-free": measured.training_free,
         "adaptation": measured.adaptation,
         "babyllama": measured.babyllama,
-        "llama-cpp": measured.llama_cpp,
     },
     f"{STUDIES}/pages/pages.md": {
         "pages-cost": pages_cost,
@@ -127,9 +121,7 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
     },
     f"{STUDIES}/distil/distil.md": {
         "distil": lambda: distil_tables.distil_table(rows("distil")),
-        "distil-keys": lambda: distil_tables.keys_table(rows("distil-keys")),
     },
-    f"{STUDIES}/drope/drope.md": {"drope": lambda: drope_tables.drope_table(rows("drope"))},
     f"{STUDIES}/encodings/encodings.md": {
         "properties": encoding_tables.properties_table,
         "loss": lambda: encoding_tables.loss_table(rows("encodings")),
@@ -137,30 +129,14 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "recalibration": lambda: encoding_tables.recalibration_table(rows("encodings")),
         "cost": lambda: encoding_tables.cost_table(result("encoding_cost")),
     },
-    f"{STUDIES}/boundaries/boundaries.md": {
-        "boundaries": lambda: boundaries_tables.boundaries_table(rows("boundaries")),
-    },
     f"{STUDIES}/fit/frequencies.md": {
         "learned": lambda: fit_tables.table(list(fit_tables.summaries(rows("fit")))),
         "taught": lambda: fit_tables.taught_table(rows("fit-taught")),
-        "other-means": lambda: fit_tables.means_table(rows("other-means")),
         "starts": lambda: fit_tables.starts_table(result("fit-starts")),
-    },
-    f"{STUDIES}/longppl/longppl.md": {
-        "longppl": lambda: longppl_tables.longppl_table(rows("longppl")),
-        "long-ce": lambda: longppl_tables.long_ce_table(rows("long-ce")),
     },
     f"{STUDIES}/maps/maps.md": {
         "maps": lambda: maps_tables.maps_table(rows("attention-maps")),
         "maps-cost": lambda: maps_tables.cost_table(result("attention_cost")),
-    },
-    f"{STUDIES}/parallel/parallel.md": {
-        "parallel": lambda: parallel_tables.ways_table(rows("parallel")),
-        "killed": lambda: parallel_tables.killed_table(result("killed_together")),
-    },
-    f"{STUDIES}/temperature/temperature.md": {
-        "temperature": lambda: temperature_tables.picked_table(rows("temperature")),
-        "temperature-growth": lambda: temperature_tables.growth_table(rows("temperature")),
     },
     "recipes/README.md": {
         "models": registries.models,
@@ -200,7 +176,6 @@ FIGURES: Mapping[str, Make] = {
         figures(ropepatch.read_results(RESULTS / "tiny-suite"))["perplexity"]
     ),
     "eval/results/encodings-extrapolation.svg": lambda: svg(encoding_tables.figure(rows("encodings"))),
-    "eval/results/fit-divisors.svg": lambda: svg(fit_tables.figure(rows("fit"))),
 }
 
 

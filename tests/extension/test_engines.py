@@ -344,18 +344,9 @@ def test_what_was_not_asked_of_a_server_is_not_called_probed():
     assert of_map == dict.fromkeys(of_map, "read") | {"transformers 5.x": "run"}
 
 
-def test_the_readme_says_of_gguf_files_what_llama_cpp_computed():
-    file = README.parent / "eval" / "results" / "llama-cpp.json"
-    ran = json.loads(file.read_text())["methods"] if file.exists() else {}
-    cells = {name: f"{'yes' if one['agrees'] else 'no'}, run" for name, one in ran.items()}
-    saved = [name for name in METHODS if METHODS[name].saved_as != "–"]
-    check_column(GGUF, {name: cells.get(name, "not run") for name in saved})
-
-
 # The table of the README, column by column: where an engine cannot be had, the other columns are checked.
 
-GGUF = "llama.cpp, `export --gguf`"
-COLUMNS = ("transformers 5", "transformers 4.57", "vLLM", "SGLang", "llama.cpp", GGUF, "mlx-lm")
+COLUMNS = ("transformers 5", "transformers 4.57", "vLLM", "SGLang", "llama.cpp", "mlx-lm")
 Cells = dict[str, str]  # by method
 
 

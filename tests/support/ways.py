@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import parallel_study
 import yaml
 
 SUPPORT = Path(__file__).parent
+ROOT = SUPPORT.parents[1]
 LIMIT = 400.0  # seconds, after which a start counts as hanging
 PROCESSES, ROW, STEPS = 2, 64, 4
 FILES = {"ddp": "ddp", "fsdp2": "fsdp2", "zero2": "zero2", "zero3": "zero3", "alst": "alst"}
@@ -58,8 +58,29 @@ def recipe_of(way: str | None, *, lora: bool) -> dict[str, Any]:
 
 @cache
 def launcher_environment(way: str) -> dict[str, str]:
-    """What accelerate's launcher sets for the file of a way."""
-    return parallel_study.environment(FILES[way], PROCESSES)
+    """What accelerate's launcher hands its processes for the file of a way, in float32."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+
+    place = ROOT / "recipes" / "accelerate" / f"{FILES[way]}.yaml"
+    words = [
+        "--config_file",
+        str(place),
+        "--num_processes",
+        str(PROCESSES),
+        "--mixed_precision",
+        "no",
+        "x.py",
+    ]
+    arguments, defaults, _ = _validate_launch_command(launch_command_parser().parse_args(words))
+    if arguments.use_deepspeed:
+        arguments.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
+        made = prepare_deepspeed_cmd_env(arguments)[1]
+    else:
+        made = prepare_multi_gpu_env(arguments)
+    if "PARALLELISM_CONFIG_SP_SIZE" in made:
+        made["PARALLELISM_CONFIG_SP_SIZE"] = str(PROCESSES)
+    return {name: made[name] for name in made if name.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_"))}
 
 
 def start(way: str | None, place: Path, *, lora: bool, kill: str = "") -> subprocess.CompletedProcess[str]:
@@ -75,7 +96,7 @@ def start(way: str | None, place: Path, *, lora: bool, kill: str = "") -> subpro
     recipe.write_text(yaml.safe_dump(recipe_of(way, lora=lora)), encoding="utf-8")
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(PROCESSES)]
     words = [*(launcher if way else []), __file__, str(recipe), str(place / "out"), *kill.split()]
-    found = [str(SUPPORT), str(Path(parallel_study.__file__).parent), os.environ.get("PYTHONPATH")]
+    found = [str(SUPPORT), os.environ.get("PYTHONPATH")]
     env = (
         os.environ
         | (launcher_environment(way) if way else {})
@@ -109,7 +130,7 @@ def work(recipe: str, out: str, whom: str = "", event: str = "", step: str = "0"
     from ropepatch.cli import main
     from ropepatch.training import adaptation
 
-    parallel_study.without_gpus()
+    without_gpus()
     rank = os.environ.get("RANK", "0")
 
     def die() -> None:
@@ -133,6 +154,20 @@ def work(recipe: str, out: str, whom: str = "", event: str = "", step: str = "0"
             setattr(Trainer, method, deadly)
     sys.argv = ["ropepatch", "extend", "tiny", "--recipe", recipe, "--out", out]
     main()
+
+
+def without_gpus() -> None:
+    """Have accelerate start FSDP, which it has for GPUs alone, over gloo, and DeepSpeed compile nothing."""
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        from accelerate import PartialState
+        from accelerate.state import DistributedType
+
+        os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+        PartialState._prepare_backend = lambda *_: ("gloo", DistributedType.MULTI_GPU)
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        import deepspeed
+
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # minutes to compile; gloo serves
 
 
 if __name__ == "__main__":

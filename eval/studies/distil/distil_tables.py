@@ -1,9 +1,9 @@
-"""The tables of `distil_study.py` and `keys_study.py`, from their files; docs/tables.py writes them."""
+"""The table of `distil_study.py`, from its file; docs/tables.py writes it."""
 
 from __future__ import annotations
 
 from distil_study import DISTILLED, FLOOR, OWN, TEACHER, UNTRAINED
-from study import Row, averaged, by_case, counted, excess, signed
+from study import Row, by_case, excess, signed
 
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.report.printers import markdown_rows
@@ -56,33 +56,5 @@ def distil_table(rows: list[Row]) -> str:
             f"{Mean.of(own['all']).value:.4f} nats per token; {len(own['all'])} windows."
         )
         lines = [line(row, own, untrained.get(row.get("method", "yarn"))) for row in others]
-        blocks.append(f"{title}\n\n{markdown_rows(heads, lines)}")
-    return "\n\n".join(blocks)
-
-
-def keys_table(rows: list[Row]) -> str:
-    """For each checkpoint what students find, by the keys that a row asked for; differences by seed."""
-    heads = ["keys of each kind in a row", "found at the target", "nats of a key's tokens", "loss", "first L"]
-    heads += ["more nats of keys with them, by seed", "more loss"]
-    spans = ("all", "short", "log_prob", "found")
-    blocks = []
-    for (model, factor, target), here in by_case(rows).items():
-        trained = [row for row in here if "seed" in row]
-        lines = []
-        for keys in dict.fromkeys(row.get("keys", row.get("of")) for row in here):
-            own = [row for row in here if row.get("keys", row.get("of")) == keys]
-            mean = averaged(own, *spans)
-            found, nats = Mean.of(mean["found"], share=True), -Mean.of(mean["log_prob"]).value
-            losses = (f"{Mean.of(mean[span]).value:.4f}" for span in spans[:2])
-            pairs = [
-                (row, other)
-                for row in own
-                for other in trained
-                if keys and row.get("seed") == other["seed"] and not other["keys"]
-            ]
-            fewer = "; ".join(signed(excess(other, row, "log_prob")) for row, other in pairs) or "–"
-            more = "; ".join(signed(excess(*pair)) for pair in pairs) or "–"
-            lines.append([f"{keys}", counted(found), f"{nats:.4f}", *losses, fewer, more])
-        title = f"**{model}, {target // factor:,} to {target:,} tokens**"
         blocks.append(f"{title}\n\n{markdown_rows(heads, lines)}")
     return "\n\n".join(blocks)

@@ -1,4 +1,4 @@
-"""What the studies of learned frequencies found: tables and the figure, which docs/tables.py writes.
+"""What the studies of learned frequencies found: tables, which docs/tables.py writes.
 
 The means are over seeds; the 95 % intervals are of the documents in which the test windows begin, by paired
 differences.
@@ -10,23 +10,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, product
-from typing import Any
 
-from divisors import LearnedDivisors, plot_divisors
 from study import FLOOR, OWN, Row, averaged, by_case, counted, excess, signed
 
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.report.printers import markdown_rows
 from ropepatch.scaling import METHODS
-from ropepatch.scaling.rope import Rope
 
 BOUND = "on the test windows"  # the label of fit_study.py
 SPANS = ("0 to 256", "768 to 1024", "0 to 1024")
-ROPES = {
-    "babyllama-361": Rope(16, 1e4, 256),
-    "stories-260k": Rope(8, 1e4, 512),
-    "tiny": Rope(32, 1e4, 256),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,19 +180,6 @@ def table(found: Sequence[Summary]) -> str:
     return markdown_rows((*heads, "learned less published", "within the window", "forward tokens"), lines)
 
 
-def means_table(rows: Sequence[Row]) -> str:
-    """What other means leave of the excess, as Markdown."""
-    lines = []
-    for row in sorted(rows, key=lambda row: (row["model"], row["factor"])):
-        settings = (f"{key} {_rounded(value)}" for key, value in row["settings"].items() if key != "tried")
-        share = "" if row["share_of_published"] is None else f"{row['share_of_published']:.0%}"
-        left = signed(Mean.of(row["clusters"])) if row["clusters"] else f"{row['excess']:+.4f}"
-        of = (row["model"], f"{row['factor']}", row["mean"], ", ".join(settings))
-        lines.append((*of, left, share, f"{row['short']:+.4f}"))
-    heads = ("checkpoint", "factor", "means", "settings", "excess", "of the published", "within the window")
-    return markdown_rows(heads, lines)
-
-
 def starts_table(found: Row) -> str:
     """The same steps from several starts, as Markdown."""
     reference = found["runs"]["yarn, seed 0"]["by_window"]
@@ -213,28 +192,6 @@ def starts_table(found: Row) -> str:
         lines.append((name, f"{row.get('steps', 0)}", *nats, less))
     heads = ("", "steps", *(f"nats {span}" for span in SPANS), "less YaRN after the same steps")
     return markdown_rows(heads, lines)
-
-
-def figure(rows: Sequence[Row]) -> Any:
-    """The vectors that descents found on stories and tales."""
-    return plot_divisors(
-        [
-            LearnedDivisors(
-                row["model"],
-                ROPES[row["model"]],
-                row["factor"],
-                row["seed"],
-                tuple(row["divisors"]),
-                row["attention_factor"],
-            )
-            for row in rows
-            if row["label"] == "descent" and row["text"] in ("tinystories", "tales")
-        ]
-    )
-
-
-def _rounded(value: Any) -> Any:
-    return f"{value:.3g}" if isinstance(value, float) else value
 
 
 def _mean(values: Sequence[float]) -> float:
