@@ -142,8 +142,8 @@ def test_differences_without_spread_or_that_are_no_number_have_a_p_value(values,
 
 
 def test_holm_stops_at_the_first_that_is_not_significant():
-    """0.005 <= 0.05 / 4 and 0.01 <= 0.05 / 3, but 0.03 > 0.05 / 2, where it stops before 0.04 <= 0.05."""
-    p_values = {"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}
+    """0.005 <= 0.05 / 4 and 0.013 <= 0.05 / 3, but 0.03 > 0.05 / 2, where it stops before 0.04 <= 0.05."""
+    p_values = {"a": 0.013, "b": 0.04, "c": 0.03, "d": 0.005}
     differences = {name: SimpleNamespace(p_value=p) for name, p in p_values.items()}
     assert significant(differences) == {"a", "d"}
     assert significant(differences, level=0.99) == set()

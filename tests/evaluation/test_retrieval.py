@@ -109,6 +109,35 @@ def test_answers_on_the_cache_are_those_to_whole_prompts_at_every_length(models,
     assert not caplog.records
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("read_once", [True, False])
+def test_an_answer_has_the_mean_log_probability_of_its_tokens_and_is_found_if_all_of_them_are(read_once):
+    model = MODELS["grouped queries"]()
+    (made,) = haystacks(model, 1)
+    whole, half = made.asked[90][1], replace(made.asked[90][1], answer=made.asked[90][1].answer.clone())
+    half.answer[-1] = (half.answer[-1] + 1) % VOCABULARY
+    asked = ask(model, [replace(made, asked={40: [], 90: [whole, half], 150: []})], read_once=read_once)
+    for question, answer in zip((whole, half), asked.answers, strict=True):
+        row = torch.cat([made.ids[: made.stops[90]], question.ids, question.answer])
+        ends = range(len(row) - len(question.answer), len(row))
+        log_probs = [model(row[None, :end]).logits[0, -1].log_softmax(-1)[row[end]].item() for end in ends]
+        assert answer[:3] == (0, 90, "made")
+        assert answer.depth == pytest.approx(question.end / made.stops[90], abs=1e-6)
+        assert answer.log_prob == pytest.approx(sum(log_probs) / len(log_probs), abs=1e-5)
+    assert [answer.found for answer in asked.answers] == [True, False]
+
+
+def test_a_haystack_read_in_chunks_loses_no_token(monkeypatch, caplog):
+    model = MODELS["grouped queries"]()
+    made = haystacks(model, 1)
+    whole = ask(model, made, read_once=False)
+    monkeypatch.setattr(retrieval, "CHUNK", 20)
+    with calls(model) as shapes:
+        assert apart(ask(model, made), whole) < 1e-4
+    assert [tokens for rows, tokens in shapes if rows == 1][:2] == [20, 11]
+    assert not caplog.records
+
+
 def test_the_bundled_model_finds_on_the_cache_what_it_finds_in_whole_prompts(tiny, caplog):
     method = "self-extend"
     with patched(tiny[0], method):
