@@ -73,7 +73,7 @@ lint: .venv/test/installed
 .venv/oldest/installed .venv/newest/installed: .venv/%/installed: pyproject.toml .ci/constraints.txt
 	$(PYTHON) -m venv --clear .venv/$*
 	grep -vE '^(transformers|huggingface_hub|tokenizers)==' .ci/constraints.txt >.venv/$*/constraints.txt
-	.venv/$*/bin/pip install --quiet --disable-pip-version-check --constraint .venv/$*/constraints.txt --editable ".[gguf,train]" hypothesis pytest "transformers$(TRANSFORMERS_$*)"
+	.venv/$*/bin/pip install --quiet --disable-pip-version-check --constraint .venv/$*/constraints.txt --editable ".[train]" hypothesis pytest "transformers$(TRANSFORMERS_$*)"
 	@touch $@
 
 clean:

@@ -198,7 +198,7 @@ API = {
     "Learn frequencies": "fit Fitted",
     "Train": "adapt read_recipe load_adapter transfer",
     "Other encodings": "swap make_encoding Swap Encoding",
-    "Look and publish": "explore diagnose push probe Probed export_gguf fold_attention",
+    "Look and publish": "explore diagnose push probe Probed fold_attention",
     "Errors": "RopepatchError",
 }
 REGISTRIES = {"METHODS", "MAPS", "ENCODINGS"}

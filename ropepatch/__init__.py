@@ -41,7 +41,6 @@ if TYPE_CHECKING:  # the public names for mypy and editors
     from ropepatch.probing import Probed as Probed
     from ropepatch.probing import probe as probe
     from ropepatch.publishing.folding import fold_attention as fold_attention
-    from ropepatch.publishing.gguf import export_gguf as export_gguf
     from ropepatch.publishing.hub import push as push
     from ropepatch.scaling import METHODS as METHODS
     from ropepatch.scaling import Scaling as Scaling
@@ -75,7 +74,6 @@ _HOME = {  # the module of every public name
         "pipeline.results": "Results plot read_results",
         "probing": "Probed probe",
         "publishing.folding": "fold_attention",
-        "publishing.gguf": "export_gguf",
         "publishing.hub": "push",
         "scaling": "METHODS Scaling make_scaling",
         "scaling.rope": "Frequencies Rope",

@@ -41,7 +41,7 @@ GROUPS = {  # with a line for each, of at most 60 characters
         extend: "Write a checkpoint with a longer context",
         fit: "Learn the frequencies of a target from text",
         transfer: "Put a training onto an instruct model of the same base",
-        export: "Write a file for llama.cpp, or a folder for mlx-lm",
+        export: "Write a checkpoint for engines that ignore its attention factor",
         push: "Publish a checkpoint with its card on the Hub",
     },
     "Measure": {

@@ -209,10 +209,8 @@ def _llama_cpp(written: _Written) -> Engine:
     kind = written.kind
     if kind == "dynamic":
         return support("no", f"its converter drops it, and {written.window} tokens are its context")
-    if written.switches:
-        return support("no", "its converter drops the factors")
     if kind == "longrope":
-        return support("no", "its converter drops the factors: convert with `ropepatch export --gguf`")
+        return support("no", "its converter drops the factors")
     if kind == "yarn":
         a, usual = written.by_yarn, written.is_written(written.by_yarn)
         off = [] if usual else [f"takes {a:.4f} for the attention factor"]
@@ -220,7 +218,7 @@ def _llama_cpp(written: _Written) -> Engine:
             off.append("takes 32 and 1 for beta_fast and beta_slow")
         off += [] if written.parameters.get("truncate", True) else ["it truncates the ramp"]
         if off:
-            return support("partly", f"{' and '.join(off)}: convert with `ropepatch export --gguf`")
+            return support("partly", " and ".join(off))
     return support("yes")
 
 

@@ -76,7 +76,7 @@ REBUILD_CACHE = _row(
     "phi3 phimoe phi4_multimodal", "generate() drops the cache where LongRoPE switches lists", T5
 )
 IN_LLAMA_CPP = _row(
-    "llama mistral qwen2", "run by llama.cpp's LLaMA graph: tests compared logits", "llama.cpp 0c1e57098"
+    "llama mistral qwen2", "run by llama.cpp's LLaMA graph: logits were compared", "llama.cpp 0c1e57098"
 )
 SCALED_EMBEDDINGS = _row("*gemma*", "embeddings are multiplied before the first layer", T5)
 

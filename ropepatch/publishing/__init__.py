@@ -1,1 +1,1 @@
-"""A checkpoint to others: its card, the Hub, GGUF, folded attention."""
+"""A checkpoint to others: its card, the Hub, folded attention."""

@@ -328,7 +328,7 @@ def test_the_readme_says_what_the_rules_of_an_engine_give(engine):
     rows = json.loads((README.parent / "eval" / "results" / "engines.json").read_text())["rows"]
     probed = {row["case"]: row for row in rows if row["engine"] == engine and row["served"] == RIGHT}
     for name, line in lines:
-        if name in probed and engine == "vLLM":  # of llama.cpp the files of `export --gguf` were served
+        if name in probed and engine == "vLLM":  # to llama.cpp the frequencies were given as a tensor
             assert (probed[name]["verdict"] == RIGHT) == (line.reads == "yes"), probed[name]
     assert (KNOWN.get(engine) == "probed") == (engine == "vLLM" and bool(probed))
     how = {name: "probed" if engine == "vLLM" and name in probed else "derived" for name, _ in lines}

@@ -82,8 +82,7 @@ def test_no_command_asks_the_network_about_a_local_folder_or_runs_code_in_it(pla
         ["export", "out", "--fold-attention", "--out", "folded"],
         ["eval", "tiny", "--method", "yarn", "--to", "512", "--windows", "1"],
     ]
-    unsure = [["export", "source", "--gguf", "--out", "source.gguf"], ["doctor", "source"]]
-    outcome = shut_in(place, *lines, *unsure, ["plan", "a-lab/a-model", "--to", "256"])
+    outcome = shut_in(place, *lines, ["doctor", "source"], ["plan", "a-lab/a-model", "--to", "256"])
     assert outcome["codes"][: len(lines)] == [0] * len(lines), outcome["stderr"]
     *local, remote = outcome["attempts"]
     assert not any(local)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from checkpoint_folders import edit_json
 from huggingface_hub import ModelCard
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -67,7 +66,6 @@ SCORED = [
 NAMED = {
     "name": "me/tiny-1k",
     "files": frozenset({"tokenizer.json", "adaptation", "evaluation.html"}),
-    "fits_gguf": True,
 }
 COMMAND = "ropepatch extend tiny --to 1k --recipe mine --eval demo"
 MADE = {
@@ -406,13 +404,6 @@ def test_vllm_is_told_as_the_engine_notes_say(method):
         assert engine.note in re.sub(r"\\(.)", r"\1", part)
 
 
-def test_llama_cpp_gets_a_file_of_what_the_exporter_takes(copied):
-    for damage, expected in (({}, 1), ({"model_type": "qwen3"}, 0)):
-        edit_json(copied / "config.json", **damage)
-        write_card(copied)
-        assert (copied / "README.md").read_text().count("llama-cli") == expected
-
-
 def test_the_lines_of_transformers_run_as_printed(copied, monkeypatch):
     write_card(copied)
     (lines, *_) = blocks((copied / "README.md").read_text(), "python")
@@ -443,8 +434,6 @@ def test_every_engine_is_listed_with_its_note_and_the_lines_follow_from_the_name
         [re.sub(r"\\(.)", r"\1", cell) for cell in row] for row in tables(card)["Who reads this rope"][1:]
     ]
     assert rows == [[e.engine, e.reads, e.note] for e in made.record.engines]
-    (lines,) = [block for block in blocks(card, "bash") if "llama-cli" in block]
-    assert lines == "ropepatch export me/tiny-1k --gguf\nllama-cli -m tiny-1k.gguf -c 1024"
     assert "vllm serve tiny-1k --max-model-len 1024" in card_text(Extended("tiny-1k", record("linear")))
 
 
@@ -692,6 +681,5 @@ def test_every_line_that_loads_names_the_branch(copied):
     (lines, *_) = blocks(card, "python")
     assert lines.count('from_pretrained("me/tiny-1k", revision="longer/1k")') == 2
     assert "vllm serve me/tiny-1k --revision longer/1k" in card
-    assert "ropepatch export me/tiny-1k --revision longer/1k --gguf" in card
     write_card(copied, "me/tiny-1k")
     assert "longer/1k" not in (copied / "README.md").read_text()

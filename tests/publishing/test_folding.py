@@ -276,4 +276,3 @@ def test_the_command_says_what_was_folded_and_that_the_logits_stay(yarn, tmp_pat
     assert "logits within" in done.stdout
     as_json = run_here("export", yarn, "--fold-attention", "--out", tmp_path / "again", "--json")
     assert json.loads(as_json.stdout) == record(tmp_path / "again")
-    assert "two outputs" in run_here("export", yarn, "--fold-attention", "--gguf").stderr

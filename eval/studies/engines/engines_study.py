@@ -1,7 +1,8 @@
-"""Which engines compute what ropepatch saves, asked by `ropepatch probe` through their servers.
+r"""Which engines compute what ropepatch saves, asked by `ropepatch probe` through their servers.
 
     python eval/studies/engines/engines_study.py vLLM 0.32.0 "vllm serve {folder} --port {port} {switches}"
-    python eval/studies/engines/engines_study.py llama.cpp b11739 "llama-server -m {gguf} --port {port}"
+    CONVERTER=llama.cpp/convert_hf_to_gguf.py \
+      python eval/studies/engines/engines_study.py llama.cpp b11739 "llama-server -m {gguf} --port {port}"
 
 Every saved rope type of tiny at 4 times its window is served, right and without its scaling; yarn also
 with every other mistake that a reading knows. What is served wrongly must be called so: the control. Rows
@@ -83,7 +84,9 @@ def serving(command: str, engine: str, folder: Path) -> Iterator[str]:
         port = free.getsockname()[1]
     gguf = folder.with_suffix(".gguf")
     if "{gguf}" in command and not gguf.exists():
-        ropepatch.export_gguf(folder, gguf)
+        subprocess.run(
+            [sys.executable, os.environ["CONVERTER"], str(folder), "--outfile", str(gguf)], check=True
+        )
     words = shlex.split(command.format(folder=folder, gguf=gguf, port=port, switches=switches))
     log = folder.with_suffix(".log").open("w")
     server = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)

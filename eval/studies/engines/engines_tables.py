@@ -31,7 +31,10 @@ def probed_table(rows: Rows) -> str:
 def in_short(rows: Rows) -> str:
     """How many of the saved ropes each engine computes, and the largest divergence, in a sentence."""
     engines = []
-    for engine in dict.fromkeys((row["engine"], row["version"]) for row in rows):
+    read = [
+        row for row in rows if row["engine"] != "llama.cpp"
+    ]  # which was given the frequencies as a tensor
+    for engine in dict.fromkeys((row["engine"], row["version"]) for row in read):
         own = [row for row in rows if (row["engine"], row["version"]) == engine and row["served"] == RIGHT]
         right = [row for row in own if row["verdict"] == RIGHT]
         largest = max((LARGEST.findall(row["why"])[0] for row in right), key=float)

@@ -75,7 +75,6 @@ class Extended:
         captions: The captions of its figures, by the stem of their files.
         weights: The fingerprint of its weights; None for an adapter.
         branch: The branch of the Hub id to load it from; None for main.
-        fits_gguf: Whether `ropepatch export --gguf` takes it.
     """
 
     name: str
@@ -85,7 +84,6 @@ class Extended:
     captions: Mapping[str, str] = field(default_factory=dict)
     weights: str | None = None
     branch: str | None = None
-    fits_gguf: bool = False
 
     @property
     def short_name(self) -> str:

@@ -22,7 +22,6 @@ from ropepatch.files import read_text, whole_file
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.publishing.card import parts
 from ropepatch.publishing.card.model import Evidence, Extended
-from ropepatch.publishing.gguf import fits_gguf
 from ropepatch.report.plots import Picture, looks_of, pictures_of_results
 from ropepatch.report.plots.style import house_style
 from ropepatch.report.printers import markdown_rows, plain
@@ -136,8 +135,7 @@ def _read(folder: Path, repo: str | None, branch: str | None) -> Extended:
     )
     if model.is_adapter:
         return model
-    checkpoint = Checkpoint(folder)
-    return replace(model, weights=checkpoint.fingerprint, fits_gguf=fits_gguf(checkpoint))
+    return replace(model, weights=Checkpoint(folder).fingerprint)
 
 
 def _pictures(model: Extended) -> Iterator[tuple[str, Picture]]:
