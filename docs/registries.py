@@ -119,7 +119,6 @@ SECTIONS: tuple[tuple[str, Any], ...] = (
     ("data.sources[].", sections.Texts),
     ("data.sources[].", sections.Generated),
     ("distil.", sections.Distil),
-    ("long_ce.", sections.LongTokens),
     ("lora.", sections.Lora),
     ("frequencies.", sections.FrequencyTraining),
     ("method.", sections.Fit),

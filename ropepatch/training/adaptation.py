@@ -33,7 +33,6 @@ from ropepatch.training.adapter import (
     trainable,
     without_deprecations,
 )
-from ropepatch.training.long_ce import LongCE
 from ropepatch.training.parallel import load_whole_models
 from ropepatch.training.recipe import Recipe, map_of
 from ropepatch.training.run import TRAINED, Run, digest_of
@@ -196,7 +195,6 @@ def _train(
         sharing=run.sharing,
         rope=rope,
         teacher=recipe.distil and Teacher(model, run.trained, mapped, recipe.distil),
-        long_ce=recipe.long_ce and LongCE(*recipe.long_ce.windows(run.trained), recipe.long_ce.clip),
         loraplus_lr_ratio=recipe.lora and recipe.lora.loraplus_lr_ratio,
         model=model,
         args=arguments,

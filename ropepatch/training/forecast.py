@@ -88,10 +88,7 @@ def memory(recipe: Recipe, config: Any, counted: Weights, dtype: str, window: in
         held -= counted.linear * (size - FOUR_BITS)
     windows, room = recipe.data.lengths(window)
     tokens = max(room // length * length for length in windows)
-    evaluated = max(
-        target if recipe.watch.target else window,
-        *(room // length * reread(recipe, window, length) for length in windows),
-    )
+    evaluated = target if recipe.watch.target else window
     asks = recipe.watch.target and recipe.watch.passkey_trials > 0
     return Memory(
         weights_gib=held / GIB,
@@ -99,15 +96,6 @@ def memory(recipe: Recipe, config: Any, counted: Weights, dtype: str, window: in
         activations_gib=activation_bytes(recipe, config, tokens, size) / GIB,
         evaluation_gib=evaluation_bytes(config, evaluated, size, cached=asks) / GIB,
     )
-
-
-def reread(recipe: Recipe, trained: int, length: int) -> int:
-    """How many tokens LongCE reads beside a row of so many, at most: a document is at most a row."""
-    if recipe.long_ce is None:
-        return 0
-    window, stride = recipe.long_ce.windows(trained)
-    begins = range(stride, length - window + stride, stride)
-    return sum(min(window, length - begin) for begin in begins)
 
 
 @dataclass(frozen=True)
@@ -296,7 +284,6 @@ def _reading(plan: Plan, recipe: Recipe, processes: int) -> dict[str, Any]:
         "rows": len(schedule.windows),
         "tokens_per_batch": room,
         "tokens": int(schedule.windows.sum()),
-        "weighing_tokens": sum(reread(recipe, window, row) for row in schedule.windows.tolist()),
         "sources": sources,
         "watched": watched | text | {"passkeys": passkeys, "times": times, "tokens": times * each},
     }
@@ -333,12 +320,6 @@ def _lines(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
         f"{content['rows']:,} of {' and '.join(map(str, windows))} tokens, {content['tokens_per_batch']:,} "
         f"at most in a pass{shared}, positions {recipe['positions']['name']}",
     )
-    if recipe["long_ce"]:
-        yield (
-            "weights",
-            "tokens by what far context brings (LongCE), for which at most "
-            f"{amount(content['weighing_tokens'])} tokens more are read, without gradients",
-        )
     for source in content["sources"]:
         yield "data", f"{source['name']}: {source['tokens']:,} tokens, {_origin(source)}"
     keys = f", and {watched['passkeys']} passkeys at the target" if watched["passkeys"] else ""

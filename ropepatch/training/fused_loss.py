@@ -25,17 +25,14 @@ DISTILLED = CHUNK // 4  # of them at a time there are the logits of both, and th
 
 # Of the logits [C, V] of some rows: the sum of their losses, and its gradient, perhaps in the logits' place.
 Objective = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
-# Of the losses [C] of some rows: what each weighs in the sum, a constant to gradients.
-Weigh = Callable[[Tensor, slice], Tensor]
 
 
 def linear_cross_entropy(
     hidden: Tensor,
-    weight: Tensor | None,
+    weight: Tensor,
     labels: Tensor,
     *,
     bias: Tensor | None = None,
-    weigh: Weigh | None = None,
     chunk: int = CHUNK,
 ) -> Tensor:
     """Sum of the negative log likelihoods of all labels but -100, a scalar; 0 if there are none.
@@ -44,16 +41,13 @@ def linear_cross_entropy(
     backward pass. Under autocast the matrix products are in its dtype; softmax and the sum are in float32.
 
     Args:
-        hidden: The hidden states [N, H], or the logits [N, V] where there is no weight.
+        hidden: The hidden states [N, H].
         weight: The head's weight [V, H], in the dtype of `hidden` unless autocast makes it so.
         labels: The token that follows each [N], int64.
         bias: The head's bias [V].
-        weigh: Of the losses of some tokens their weights in the sum; None for 1 each.
         chunk: Tokens whose logits are held at a time; liger chooses for itself.
     """
     hidden, weight, bias = _as_multiplied(hidden, weight, bias)
-    if weigh is not None or weight is None:
-        return _summed(hidden, weight, bias, _to_labels(labels, weigh), len(labels), chunk)
     return _backend(hidden)(hidden, weight, labels, bias, chunk)
 
 
@@ -81,7 +75,6 @@ def linear_distillation(
     temperature: float = 1.0,
     cross_entropy: float = 0.0,
     top_k: int | None = None,
-    weigh: Weigh | None = None,
     chunk: int = DISTILLED,
 ) -> Tensor:
     """Sum over all labels but -100 of T² KL(teacher || student), mixed with the cross-entropy of the labels.
@@ -99,20 +92,16 @@ def linear_distillation(
         cross_entropy: The share c of the cross-entropy: c CE + (1 - c) T² KL.
         top_k: Keep the teacher's k likeliest tokens; all others are one event, which the student divides as
             it does. None for all of the vocabulary.
-        weigh: As in `linear_cross_entropy`: of the student's own losses of the labels.
         chunk: Tokens whose logits are held at a time, of each of both.
     """
     hidden, weight, bias = _as_multiplied(hidden, weight, bias)
     teacher = TeacherOutput(*_as_multiplied(teacher.hidden, teacher.weight, teacher.bias))
-    to_labels, kept = _to_labels(labels, weigh), 1 - cross_entropy
+    to_labels, kept = _to_labels(labels), 1 - cross_entropy
 
     def objective(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         scored: Tensor = (labels[rows] != IGNORED)[:, None]
-        if weigh is not None:
-            of_labels = logits.gather(1, labels[rows, None].where(scored, 0))
-            scored = scored * weigh((logits.logsumexp(1, keepdim=True) - of_labels)[:, 0], rows)[:, None]
         divergence, gradient = _divergence(logits, teacher.logits(rows).to(logits.dtype), temperature, top_k)
-        total = (divergence * scored[:, 0]).where(scored[:, 0] != 0, 0).sum() * (kept * temperature**2)
+        total = divergence.where(scored[:, 0], 0).sum() * (kept * temperature**2)
         gradient.mul_(scored.to(gradient.dtype) * (kept * temperature))
         if cross_entropy:
             loss, slope = to_labels(logits, rows)
@@ -180,7 +169,7 @@ def _in_chunks(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | No
     return _summed(hidden, weight, bias, _to_labels(labels), len(labels), chunk)
 
 
-def _to_labels(labels: Tensor, weigh: Weigh | None = None) -> Objective:
+def _to_labels(labels: Tensor) -> Objective:
     """The cross-entropy; it leaves the gradient in the logits' place."""
 
     def objective(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
@@ -189,9 +178,6 @@ def _to_labels(labels: Tensor, weigh: Weigh | None = None) -> Objective:
         of_targets, highest = logits.gather(1, targets), logits.amax(1, keepdim=True)
         mass = logits.sub_(highest).exp_().sum(1, keepdim=True)
         losses = (mass.log() + highest - of_targets).where(scored, 0)
-        if weigh is not None:
-            scored = scored * weigh(losses[:, 0], rows)[:, None]
-            losses = losses * scored
         # The probabilities, less 1 at the target.
         return losses.sum(), logits.mul_(scored / mass).scatter_add_(1, targets, -scored.to(logits.dtype))
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ropepatch.model.config import text_config
 from ropepatch.model.head import evaluating, find_linear_head, shadowed
 from ropepatch.model.rotary import base_model
-from ropepatch.training.fused_loss import IGNORED, Weigh, linear_cross_entropy
+from ropepatch.training.fused_loss import IGNORED, linear_cross_entropy
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,6 @@ def causal_lm_loss(
     *,
     head: nn.Linear | None,
     distilled: Callable[..., Tensor] | None = None,
-    weigh: Weigh | None = None,
 ) -> Tensor:
     """The loss of a batch, a float32 scalar; its graph leads through the model's `__call__`.
 
@@ -47,9 +46,7 @@ def causal_lm_loss(
         num_items: What the sum over the labels is divided by; None for their number.
         head: What `linear_head` found; None to make all logits.
         distilled: `linear_distillation` towards a teacher; None for the cross-entropy of the labels.
-        weigh: What tokens weigh by their losses, as `linear_cross_entropy` takes it; None for 1 each.
     """
-    weighted: dict[str, Any] = {} if weigh is None else {"weigh": weigh}
     labels: Tensor | None = batch.get("shift_labels")  # of what each token is followed by
     if labels is None:
         labels = F.pad(batch["labels"], (0, 1), value=IGNORED)[..., 1:]
@@ -62,9 +59,8 @@ def causal_lm_loss(
     if head is None:
         logits: Tensor = model(**inputs).logits.float()
         targets = labels.flatten().to(logits.device)
-        if distilled is not None or weigh is not None:
-            score = distilled or linear_cross_entropy
-            return mean(score(logits.flatten(0, -2), None, targets, **weighted))
+        if distilled is not None:
+            return mean(distilled(logits.flatten(0, -2), None, targets))
         return mean(F.cross_entropy(logits.flatten(0, -2), targets, reduction="sum"))
 
     exact: list[Tensor] = []
@@ -72,7 +68,7 @@ def causal_lm_loss(
     def loss_of(hidden: Tensor) -> Tensor:
         targets = labels.flatten().to(hidden.device)
         score = distilled or linear_cross_entropy
-        loss = score(hidden.flatten(0, -2), head.weight, targets, bias=head.bias, **weighted)
+        loss = score(hidden.flatten(0, -2), head.weight, targets, bias=head.bias)
         exact.append(mean(loss))  # here: a gradient of 1 passes exactly through what rounds the output
         return exact[-1]
 

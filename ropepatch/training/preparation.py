@@ -123,11 +123,6 @@ def check_adaptable(plan: Plan, recipe: Recipe, model: Any) -> None:
         )
 
     window = plan.rope.original_max_position_embeddings
-    if recipe.long_ce and recipe.long_ce.windows(window)[0] >= max(recipe.data.lengths(window)[0]):
-        raise RopepatchError(
-            f"no row is longer than the {recipe.long_ce.windows(window)[0]} tokens of long_ce.window",
-            hint="longer data.windows, or a smaller long_ce.window",
-        )
     if recipe.distil and recipe.reads_beyond(window):
         check_mappable(model, window)
         map_of(recipe.distil.map).fitted(window, plan.target)

@@ -157,34 +157,6 @@ class Distil(Settings):
     top_k: Count | None = None
 
 
-class LongTokens(Settings):
-    """Tokens weigh by what they gain from far context: min(exp(l_short - l_full), clip) (arXiv:2410.23771).
-
-    l_full is the loss of the training; l_short that of the same model in short windows, by one more pass
-    without gradients. A token whose short window begins where its document does weighs 1.
-
-    Args:
-        window: The tokens of a short window; None for the old context. The paper has 4096.
-        stride: By how much it moves; None for a quarter of it, as in the paper.
-        clip: The greatest weight.
-    """
-
-    window: Length | None = None
-    stride: Length | None = None
-    clip: Amount = 5.0
-
-    def windows(self, trained: int) -> tuple[int, int]:
-        """Window and stride in tokens, for an old context of ``trained`` tokens."""
-        window = relative_length(self.window or trained, trained)
-        stride = relative_length(self.stride or max(1, window // 4), trained)
-        if window < 2 or not 1 <= stride < window:
-            raise RopepatchError(
-                f"long_ce.stride must be from 1 to {window - 1} for windows of {window}, got {stride}",
-                hint="leave it out for a quarter",
-            )
-        return window, stride
-
-
 class Parallel(Settings):
     """How processes share a row.
 
@@ -335,7 +307,6 @@ class Recipe(Settings):
         positions: Where the tokens of a row are said to stand.
         lora: The adapter; None to train all weights.
         distil: Teach it by what the base model expects, in place of the text's tokens; None for the tokens.
-        long_ce: Weigh tokens by what they gain from far context (LongCE); None for 1 each.
         frequencies: Train the frequencies, too, from those of the method on; None to leave them.
         trainer: Arguments of transformers' Trainer, as `TrainingArguments` names them; `max_steps` and
             `learning_rate` must be among them. Without `bf16` and `fp16` the precision follows from
@@ -360,7 +331,6 @@ class Recipe(Settings):
     lora: Lora | None
     trainer: Annotated[TrainerArguments, WrapValidator(lambda content, fits: fits(content) and content)]
     distil: Distil | None = None
-    long_ce: LongTokens | None = None
     frequencies: FrequencyTraining | None = None
     parallel: Parallel | None = None
     watch: Watch = Watch()
@@ -383,11 +353,6 @@ class Recipe(Settings):
             raise RopepatchError(
                 "quantization: 4bit beside lora: null: weights in 4 bits are not trained",
                 hint="train an adapter, or leave quantization out",
-            )
-        if self.long_ce and self.parallel and self.parallel.sequence > 1:
-            raise RopepatchError(
-                "long_ce beside parallel.sequence: a process has no whole row to weigh",
-                hint="leave one of them out",
             )
         if self.data.keys and self.data.boundaries:
             raise RopepatchError(

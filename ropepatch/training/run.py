@@ -38,7 +38,7 @@ NOT_DECISIVE: dict[str, Any] = {
     "trainer": {"report_to", "run_name"},
     "data": {"sources": {"__all__": {"text", "field", "split"}}},
 }
-LATER = ("distil", "parallel", "quantization", "long_ce")  # sections that runs of before did not have
+LATER = ("distil", "parallel", "quantization")  # sections that runs of before did not have
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from ropepatch.errors import RopepatchError
 from ropepatch.files import whole_file
 from ropepatch.training.adapter import set_loraplus_rates
-from ropepatch.training.long_ce import LongCE
 from ropepatch.training.loss import causal_lm_loss, linear_head
 from ropepatch.training.packed_attention import NAME, SHARED, packed_attention
 from ropepatch.training.parallel import Repeated, Sharing, launch_arguments, part_of_row, share_rows
@@ -47,7 +46,6 @@ class LongContextTrainer(Trainer):
         sharing: How processes share the rows.
         rope: The rotary module in the model, if its frequencies are trained; every checkpoint holds them.
         teacher: What teaches it, if it is distilled.
-        long_ce: What weighs its tokens; None for 1 each.
         loraplus_lr_ratio: The learning rate of the matrices B over that of all else; None for the same.
         **arguments: Further arguments of transformers' Trainer.
     """
@@ -62,7 +60,6 @@ class LongContextTrainer(Trainer):
         sharing: Sharing,
         rope: TrainedRope | None = None,
         teacher: Teacher | None = None,
-        long_ce: LongCE | None = None,
         loraplus_lr_ratio: float | None = None,
         **arguments: Any,
     ) -> None:
@@ -82,7 +79,6 @@ class LongContextTrainer(Trainer):
             share_rows(self.accelerator, self.model)
         self.rope = rope
         self.teacher = teacher
-        self.long_ce = long_ce
         self.loraplus_lr_ratio = loraplus_lr_ratio
         self._head: Any = UNKNOWN
         self.model_accepts_loss_kwargs = True  # or num_items_in_batch would not be counted
@@ -132,10 +128,7 @@ class LongContextTrainer(Trainer):
         """The loss of a batch, divided by the labels of the whole step."""
         self._find_head(model)
         distilled = None if self.teacher is None else self.teacher.loss(inputs)
-        weigh = None if self.long_ce is None else self.long_ce.weigh(model, inputs, self._head)
-        loss = causal_lm_loss(
-            model, inputs, num_items_in_batch, head=self._head, distilled=distilled, weigh=weigh
-        )
+        loss = causal_lm_loss(model, inputs, num_items_in_batch, head=self._head, distilled=distilled)
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes  # data parallelism takes the mean over the processes
         return (loss, {}) if return_outputs else loss

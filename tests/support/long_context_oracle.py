@@ -1,4 +1,4 @@
-"""LongPPL and LongCE (Fang et al. 2024, arXiv:2410.23771) in float64 NumPy, from the paper.
+"""LongPPL (Fang et al. 2024, arXiv:2410.23771) in float64 NumPy, from the paper.
 
 A token's losses are -ln p with all the context (full) and in a short window, in nats. Beside each formula
 are plausible mistakes, which the tests must reject.
@@ -34,34 +34,5 @@ SABOTAGE: dict[str, Callable[[Array, Array], tuple[float, int]]] = {
     "the mean over all tokens": lambda full, short: (
         float(np.exp(np.where((short - full > 2) & (full < 2), full, 0).mean())),
         int(((short - full > 2) & (full < 2)).sum()),
-    ),
-}
-
-
-# LongCE
-
-
-def long_cross_entropy(full: Array, short: Array, clip: float = 5.0) -> float:
-    """The mean over tokens of min(exp(short - full), clip) times full; NaN in short weighs 1."""
-    total = 0.0
-    for of_full, of_short in zip(full.astype(np.float64), short.astype(np.float64), strict=True):
-        weight = 1.0 if np.isnan(of_short) else min(np.exp(of_short - of_full), clip)
-        total += weight * of_full
-    return total / len(full)
-
-
-CE_SABOTAGE: dict[str, Callable[[Array, Array], float]] = {
-    "not clipped": lambda full, short: long_cross_entropy(full, short, np.inf),
-    "the gain the wrong way round": lambda full, short: long_cross_entropy(
-        full, np.where(np.isnan(short), np.nan, 2 * full - short)
-    ),
-    "divided by the weights": lambda full, short: float(
-        (np.nan_to_num(np.minimum(np.exp(short - full), 5), nan=1) * full).sum()
-        / np.nan_to_num(np.minimum(np.exp(short - full), 5), nan=1).sum()
-    ),
-    "the loss of the short window": lambda full, short: float(
-        (
-            np.nan_to_num(np.minimum(np.exp(short - full), 5), nan=1) * np.where(np.isnan(short), full, short)
-        ).mean()
     ),
 }
