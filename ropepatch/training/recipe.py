@@ -72,14 +72,12 @@ class Data(Settings):
         windows: Tokens of a row; the steps take one value after the other.
         tokens_per_batch: Rows times tokens per row, at most, in one forward pass of one process.
         boundaries: Whether tokens attend to their own document alone.
-        keys: Numbers of each of two kinds that stand in a row and are asked for at its end; 1 for a passkey.
     """
 
     sources: Several[RowSource]
     windows: Windows
     tokens_per_batch: Length
     boundaries: bool = True
-    keys: Annotated[int, Field(ge=0, le=50), expected("a whole number from 0 to 50")] = 0
 
     def lengths(self, trained: int) -> tuple[list[int], int]:
         """The tokens of each window and those of a batch, for an old context of ``trained`` tokens."""
@@ -353,11 +351,6 @@ class Recipe(Settings):
             raise RopepatchError(
                 "quantization: 4bit beside lora: null: weights in 4 bits are not trained",
                 hint="train an adapter, or leave quantization out",
-            )
-        if self.data.keys and self.data.boundaries:
-            raise RopepatchError(
-                "data.keys beside data.boundaries: true: a question would not see what it asks for",
-                hint="data.boundaries: false",
             )
         only_self = all(isinstance(one, Generated) and one.generated == SELF for one in self.data.sources)
         if only_self and self.data.boundaries and self.positions.name == "true-length":

@@ -11,14 +11,13 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from ropepatch.data.haystack import KINDS, Writer
 from ropepatch.data.tiny.materials import IGNORED, MATERIALS
 from ropepatch.data.tiny.tales import Narrator
 from ropepatch.data.tokens import TokenStore, amount, tokenizer_digest
@@ -122,56 +121,7 @@ def _narrator(tokenizer: PreTrainedTokenizerBase) -> Narrator:
     return Narrator(tokenizer)
 
 
-class AskedRows:
-    """Rows of a source in which sentences with numbers stand, each of which is asked for at the row's end.
-
-    They stand behind sentences where the row has enough of them, in any order, and are trained on; of the row
-    what it trains on. The questions are those of `ropepatch.data.haystack`: as many of the kinds number and
-    sentence, or one passkey.
-    """
-
-    def __init__(self, rows: Stream, tokenizer: PreTrainedTokenizerBase, keys: int, seed: int) -> None:
-        self.name: str = rows.name
-        self.size: int | None = rows.size
-        self.digest: str = hashlib.sha256(repr((rows.digest, keys, seed)).encode()).hexdigest()
-        self._rows, self._seed, self._writer = rows, seed, Writer(tokenizer)
-        self._kinds = dict.fromkeys(("number", "sentence") if keys > 1 else ("passkey",), keys)
-        texts = tokenizer.batch_decode([[number] for number in range(len(tokenizer))])
-        ends = [number for number, text in enumerate(texts) if text.rstrip().endswith((".", "!", "?"))]
-        self._ends = torch.tensor(ends, dtype=torch.long)
-
-    def row(self, index: int, window: int) -> Row:
-        """As `TokenRows.row`; refused where the window has no room for the questions."""
-        draw, writer = random.Random(seed_of(self._seed, "asked", window, index)), self._writer
-        items = [(kind, item) for kind, keys in self._kinds.items() for item in KINDS[kind].draw(draw, keys)]
-        draw.shuffle(items)
-        needles = writer.follow([f" {item.needles[0]}" for _, item in items])
-        asked = [
-            list(chain.from_iterable(writer.ask(kind, f" {item.question} {item.stem}", item.answer)))
-            for kind, item in items
-        ]
-        row = self._rows.row(index, window).joined()
-        room = window - sum(map(len, needles)) - sum(map(len, asked))
-        if room < window // 2:
-            raise RopepatchError(
-                f"{len(items)} keys and their questions take {window - room} of a row of {window} tokens",
-                hint="fewer data.keys, or longer rows",
-            )
-        read = torch.stack([row.ids, row.labels])[:, :room]
-        places = (torch.isin(read[0], self._ends).nonzero().flatten() + 1).tolist()
-        if len(places) < len(items):
-            places = list(range(1, room + 1))
-        pieces, begin = list[Tensor](), 0
-        draw.shuffle(needles)
-        for place, needle in zip(sorted(draw.sample(places, len(items))), needles, strict=True):
-            pieces += [read[:, begin:place], torch.tensor(needle).expand(2, -1)]
-            begin = place
-        questions = torch.tensor([*chain.from_iterable(asked)]).expand(2, -1)
-        ids, labels = torch.cat([*pieces, read[:, begin:], questions], 1)
-        return Row(ids, labels, (window,))
-
-
-Stream = TokenRows | GeneratedRows | AskedRows
+Stream = TokenRows | GeneratedRows
 
 
 def held_out(store: TokenStore, length: int, count: int) -> tuple[list[Tensor], int]:

@@ -22,7 +22,7 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.self_written import self_written
 from ropepatch.settings import seed_of
 from ropepatch.training.recipe import SELF, Generated, Recipe
-from ropepatch.training.rows import AskedRows, Batches, GeneratedRows, Schedule, Stream, TokenRows, held_out
+from ropepatch.training.rows import Batches, GeneratedRows, Schedule, Stream, TokenRows, held_out
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,6 @@ class RecipeReader:
             data, trained=self.trained, steps=recipe.max_steps, per_step=per_step, seed=seed
         )
         streams, pieces, notes = self._open(schedule.tokens)
-        if data.keys:
-            streams = [AskedRows(stream, self.tokenizer, data.keys, seed) for stream in streams]
         layout: dict[str, Any] = {"boundaries": data.boundaries, "target": self.target, "seed": seed}
         batches = Batches(schedule, streams, recipe.positions, **layout)
         return Supply(batches, pieces, notes + batches.report)

@@ -224,11 +224,6 @@ def paths(content, path=()):
             {"max_steps": 3, "learning_rate": 0.1, "bf16": True, "fp16": True},
             "trainer.bf16 beside fp16",
         ),
-        (
-            ("data",),
-            {"sources": [{"generated": "self"}], "windows": [256], "tokens_per_batch": 256, "keys": 4},
-            "data.keys beside data.boundaries: true",
-        ),
         (("trainer", "save_total_limit"), 1, "trainer.save_total_limit must be 2 or more"),
         (("trainer", "lr_scheduler_type"), "greedy", "must not wait for a measurement"),
         (("trainer", "weight_decay"), "0,1", "trainer.weight_decay must be a number"),

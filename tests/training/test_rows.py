@@ -3,7 +3,6 @@
 import json
 import pickle
 import random
-import re
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +22,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.settings import seed_of
 from ropepatch.training.positions import PoSE, PositionSampling, RandPos, TrueLength, row_positions
 from ropepatch.training.recipe import Data, Generated
-from ropepatch.training.rows import AskedRows, Batches, GeneratedRows, Schedule, Stream, TokenRows, held_out
+from ropepatch.training.rows import Batches, GeneratedRows, Schedule, Stream, TokenRows, held_out
 
 LENGTHS = [*range(70, 220, 3), *range(1, 400, 7)]
 
@@ -166,47 +165,6 @@ def test_a_material_that_is_not_known_is_refused_with_the_nearest(tiny):
     with pytest.raises(RopepatchError, match="unknown material 'tale'") as caught:
         GeneratedRows("tale", tiny[1], 0)
     assert caught.value.hint == "did you mean tales?"
-
-
-# keys
-
-
-@pytest.mark.parametrize("keys", [1, 3])
-def test_every_number_that_stands_in_a_row_is_the_answer_to_one_question_at_its_end(tiny, keys):
-    tales = GeneratedRows("tales", tiny[1], 5)
-    rows, count, drawn = AskedRows(tales, tiny[1], keys, 0), keys if keys == 1 else 2 * keys, set()
-    for index in range(3):
-        row = rows.row(index, 1024)
-        assert row.lengths == (1024,)
-        assert row.labels.tolist() == [-100, *row.ids[1:].tolist()]
-        text = tiny[1].decode(row.ids, skip_special_tokens=True)
-        numbers = re.findall(r"[0-9]{5}", text)
-        told, answered = numbers[:-count], numbers[-count:]
-        assert set(told) == set(answered)
-        assert len(set(answered)) == count
-        last = max(text.index(f"{number}.") for number in told)
-        assert all(text.rindex(number) > last for number in told)
-        assert text.endswith(answered[-1])
-        assert not Counter(tales.row(index, 1024).ids[:500].tolist()) - Counter(row.ids.tolist())
-        drawn |= set(answered)
-    assert len(drawn) == 3 * count
-    assert torch.equal(rows.row(2, 1024).ids, AskedRows(tales, tiny[1], keys, 0).row(2, 1024).ids)
-    others = [tales, AskedRows(tales, tiny[1], keys, 1), AskedRows(tales, tiny[1], keys + 1, 0)]
-    assert len({rows.digest, *(other.digest for other in others)}) == 4
-
-
-def test_beside_keys_what_a_material_leaves_out_is_not_trained_on(tiny):
-    retold = GeneratedRows("retold", tiny[1], 0)
-    row, asked = retold.row(0, 1024), AskedRows(retold, tiny[1], 1, 0).row(0, 1024)
-    left_out = asked.ids[asked.labels == -100].tolist()
-    assert len(left_out) > 512
-    assert left_out == row.ids[row.labels == -100].tolist()[: len(left_out)]
-    assert torch.equal(*(x[asked.labels != -100] for x in (asked.ids, asked.labels)))
-
-
-def test_keys_that_leave_no_room_for_the_text_are_refused(tiny):
-    with pytest.raises(RopepatchError, match=r"20 keys and their questions take [0-9]+ of a row of 512"):
-        AskedRows(GeneratedRows("tales", tiny[1], 5), tiny[1], 10, 0).row(0, 512)
 
 
 # which rows
