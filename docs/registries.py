@@ -120,7 +120,6 @@ SECTIONS: tuple[tuple[str, Any], ...] = (
     ("data.sources[].", sections.Generated),
     ("distil.", sections.Distil),
     ("lora.", sections.Lora),
-    ("frequencies.", sections.FrequencyTraining),
     ("method.", sections.Fit),
     ("parallel.", sections.Parallel),
     ("watch.", sections.Watch),

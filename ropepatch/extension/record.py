@@ -121,7 +121,6 @@ class Adaptation(Part):
         device: The device on which it ran.
         gate: What it did to the old context.
         precision: In which precision, and how that was chosen.
-        frequencies: The parameters of `custom` at the `start` and the `end`, where the rope was trained too.
     """
 
     recipe: Keys
@@ -133,7 +132,6 @@ class Adaptation(Part):
     device: Text | None = None
     precision: Keys | None = None
     gate: Gate
-    frequencies: Keys | None = None
 
 
 class Transfer(Part):

@@ -39,7 +39,6 @@ from ropepatch.training.run import TRAINED, Run, digest_of
 from ropepatch.training.run_checkpoints import damage, newest_sound, seal
 from ropepatch.training.supply import Supply
 from ropepatch.training.teacher import Teacher
-from ropepatch.training.trained_frequencies import as_divisors, frozen, train_frequencies
 from ropepatch.training.trainer import (
     HISTORY,
     SECONDS,
@@ -184,16 +183,10 @@ def _train(
     model = trainable(loaded, recipe.lora)
     if recipe.gradient_checkpointing:
         recompute_activations(loaded)
-    rope = None
-    if recipe.frequencies:
-        rope = train_frequencies(model, run.plan, recipe.frequencies.learning_rate)
-        if last is not None:
-            rope.restore(last)
     trainer = make_trainer(
         watcher=_watcher(run, supply, split=run.sharing.engine is None),
         attention=attention,
         sharing=run.sharing,
-        rope=rope,
         teacher=recipe.distil and Teacher(model, run.trained, mapped, recipe.distil),
         loraplus_lr_ratio=recipe.lora and recipe.lora.loraplus_lr_ratio,
         model=model,
@@ -220,8 +213,6 @@ def _keep(run: Run, trainer: Any) -> None:
             if run.recipe.lora is None:
                 # What was saved describes the patched model; the patch wants the rope of the base.
                 shutil.copyfile(run.source.folder / "config.json", trained / "config.json")
-            if trainer.rope is not None:
-                trainer.rope.save(trained)
             seconds = sum(logged.get(SECONDS, 0.0) for logged in trainer.state.log_history)
             cpu = f"CPU, {torch.get_num_threads()} threads"
             device = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
@@ -235,11 +226,6 @@ def _save(
     """Merge what was trained, measure it, and write the checkpoint or the adapter with its record."""
     recipe, trained, plan = run.recipe, run.folder / TRAINED, run.plan
     say("saving, and reloading with stock transformers" if recipe.save == "merged" else "saving")
-    frequencies = {}
-    if recipe.frequencies:
-        plan = frozen(run.plan, trained)
-        start = as_divisors(run.plan.frequencies(), plan.rope, plan.scaling.factor).parameters()
-        frequencies["frequencies"] = {"start": start, "end": plan.scaling.parameters()}
     model: Any = merged_model(plan, recipe, run.source, trained)
     now = _watcher(run, supply, split=False).short_loss(model.to(run.state.device))
     adaptation = {
@@ -251,7 +237,6 @@ def _save(
         "precision": begun["precision"],
         **read_json(trained / COST),
         "gate": records.Gate.of(begun["base"], now, limit).to_dict(),
-        **frequencies,
     }
     extras = {"adaptation": adaptation, "base_weights": record["weights"]}
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from accelerate import PartialState
 
 NEEDS_ALL_WEIGHTS = {
-    "frequencies": "frequencies cannot be trained",
     "distil": "there is no teacher to distil from",
     "quantization": "weights in 4 bits cannot be held",
 }

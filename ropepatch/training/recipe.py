@@ -166,17 +166,6 @@ class Parallel(Settings):
     sequence: Count = 1
 
 
-class FrequencyTraining(Settings):
-    """Frequencies and attention factor that are trained with the weights, as logarithms.
-
-    Args:
-        learning_rate: The learning rate of the logarithms, by the schedule of the weights: at 1.0e-3 a step
-            of Adam changes a frequency by up to 0.1 %.
-    """
-
-    learning_rate: Amount = 1.0e-3
-
-
 class Fit(Settings):
     """The method `fit`: frequencies learned first, with the weights frozen; see `ropepatch.fit`.
 
@@ -305,7 +294,6 @@ class Recipe(Settings):
         positions: Where the tokens of a row are said to stand.
         lora: The adapter; None to train all weights.
         distil: Teach it by what the base model expects, in place of the text's tokens; None for the tokens.
-        frequencies: Train the frequencies, too, from those of the method on; None to leave them.
         trainer: Arguments of transformers' Trainer, as `TrainingArguments` names them; `max_steps` and
             `learning_rate` must be among them. Without `bf16` and `fp16` the precision follows from
             the hardware: bfloat16 where it has units for it (CUDA 8.0, AMX, AVX512_BF16), else float32.
@@ -329,7 +317,6 @@ class Recipe(Settings):
     lora: Lora | None
     trainer: Annotated[TrainerArguments, WrapValidator(lambda content, fits: fits(content) and content)]
     distil: Distil | None = None
-    frequencies: FrequencyTraining | None = None
     parallel: Parallel | None = None
     watch: Watch = Watch()
     gradient_checkpointing: bool = False

@@ -29,7 +29,6 @@ from ropepatch.training.parallel import Repeated, Sharing, launch_arguments, par
 from ropepatch.training.recipe import Recipe
 from ropepatch.training.run_checkpoints import seal
 from ropepatch.training.teacher import UNKNOWN, Teacher
-from ropepatch.training.trained_frequencies import TrainedRope
 from ropepatch.training.watching import Watcher
 
 HISTORY = "history.json"
@@ -44,7 +43,6 @@ class LongContextTrainer(Trainer):
         attention: `packed`, through `packed_attention`; `shared`, of rows that Ulysses splits; or `varlen`,
             through flash attention, which takes the same segments.
         sharing: How processes share the rows.
-        rope: The rotary module in the model, if its frequencies are trained; every checkpoint holds them.
         teacher: What teaches it, if it is distilled.
         loraplus_lr_ratio: The learning rate of the matrices B over that of all else; None for the same.
         **arguments: Further arguments of transformers' Trainer.
@@ -58,7 +56,6 @@ class LongContextTrainer(Trainer):
         watcher: Watcher,
         attention: str,
         sharing: Sharing,
-        rope: TrainedRope | None = None,
         teacher: Teacher | None = None,
         loraplus_lr_ratio: float | None = None,
         **arguments: Any,
@@ -77,7 +74,6 @@ class LongContextTrainer(Trainer):
         self.sharing = sharing
         if attention == "shared":
             share_rows(self.accelerator, self.model)
-        self.rope = rope
         self.teacher = teacher
         self.loraplus_lr_ratio = loraplus_lr_ratio
         self._head: Any = UNKNOWN
@@ -96,16 +92,11 @@ class LongContextTrainer(Trainer):
         return SequentialSampler(rows)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """Stock's, with groups of their own for the matrices B of LoRA+ and for trained frequencies."""
-        if self.rope is not None:
-            self.rope.requires_grad_(False)  # or they would be in a group of the weights
+        """Stock's, with a group of its own for the matrices B of LoRA+."""
         optimizer = super().create_optimizer(*args, **kwargs)
         if self.loraplus_lr_ratio is not None:
             model: Any = args[0] if args else self.model
             set_loraplus_rates(optimizer, model, self.loraplus_lr_ratio)
-        if self.rope is not None:
-            self.rope.requires_grad_(True)
-            optimizer.add_param_group(self.rope.group())
         return optimizer
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
@@ -165,8 +156,6 @@ class LongContextTrainer(Trainer):
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
             if self.is_world_process_zero():
-                if self.rope is not None:
-                    self.rope.save(folder)
                 seal(folder)
 
 

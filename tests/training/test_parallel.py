@@ -100,7 +100,6 @@ ALST = {"engine": "DEEPSPEED", "zero": 3, "sequence": 2, "processes": 2}
         ({}, {"data": rows(63)}, r"rows of \[63\] tokens are not"),
         ({}, {"attention": "flash_attention_2"}, "flash_attention_2 is not sdpa"),
         ({}, {"distil": {}}, "no teacher to distil from"),
-        ({}, {"frequencies": {}}, "frequencies cannot be trained"),
     ],
 )
 def test_what_processes_cannot_share_is_refused_by_name_before_anything_is_read(

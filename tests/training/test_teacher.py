@@ -31,7 +31,6 @@ from ropepatch.training.preparation import prepare
 from ropepatch.training.recipe import Data, Distil, Generated, Lora, read_recipe
 from ropepatch.training.run import Run
 from ropepatch.training.teacher import Teacher
-from ropepatch.training.trained_frequencies import train_frequencies
 
 L, TARGET = 16, 64
 LONG, SHORT = (40, 3, 21), (16, 1, 11)
@@ -68,9 +67,7 @@ def moved(model: nn.Module) -> nn.Module:
     return model
 
 
-def school(
-    lora: Lora, *, frequencies: bool = False, mapped: bool = True, distil: Distil | None = None, **fields
-):
+def school(lora: Lora, *, mapped: bool = True, distil: Distil | None = None, **fields):
     """A student whose queries are multiplied, and that has learned something; its teacher; what it was."""
     model = base(**fields)
     stock = copy.deepcopy(model)
@@ -88,8 +85,6 @@ def school(
     extension = plan(model, to=TARGET, method="custom", divisors=divisors, queries=queries)
     patch(model, extension)
     student = trainable(model, lora)
-    if frequencies:
-        train_frequencies(student, extension, 1e-3)
     teacher = Teacher(student, L, handle, distil or Distil())
     return moved(student).train(), teacher, stock
 
@@ -129,7 +124,7 @@ LORAS = {
 )
 @pytest.mark.parametrize("lora", LORAS.values(), ids=LORAS)
 def test_the_teacher_is_the_base_model_however_the_student_has_changed(lora, lengths, fields):
-    student, teacher, stock = school(lora, frequencies=True, **fields)
+    student, teacher, stock = school(lora, **fields)
     packed = batch(lengths, jump=20)
     if max(lengths) > L:
         map_attention(stock, "rerope", to=TARGET)
@@ -210,7 +205,7 @@ def test_a_student_that_is_its_teacher_learns_nothing(family):
 
 
 def test_whatever_fails_while_the_teacher_reads_the_student_is_itself_again():
-    student, teacher, _ = school(LORAS["embeddings"], frequencies=True, tie_word_embeddings=True)
+    student, teacher, _ = school(LORAS["embeddings"], tie_word_embeddings=True)
     before = state(student)
     unknown = batch(LONG) | {"input_ids": batch(LONG)["input_ids"] + 1000}
     with packed_attention(student), pytest.raises(IndexError):
@@ -219,7 +214,6 @@ def test_whatever_fails_while_the_teacher_reads_the_student_is_itself_again():
     with teacher.reading(teacher.mapped):
         assert state(student) != before
     assert state(student) == before
-    assert ropepatch.active(student) is None  # frequencies are trained in its place
 
 
 # Whole runs

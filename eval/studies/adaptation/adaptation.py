@@ -7,8 +7,8 @@
 
 Each run trains by the recipe `tiny` with what RUNS changes, and is then measured on tales it has not seen,
 beside the floor that no model can beat, and by passkeys. `babyllama` trains on real stories (../shared).
-`--starts` adapts it at 4 x, by the same steps on the same rows, from YaRN, from fitted frequencies, and with
-frequencies that are trained with the weights; without `--fitted` it is fitted first, on what is trained on.
+`--starts` adapts it at 4 x, by the same steps on the same rows, from YaRN and from fitted frequencies;
+without `--fitted` it is fitted first, on what is trained on.
 Restartable: a run that is in the file is not made again, and one that was interrupted resumes.
 """
 
@@ -33,7 +33,7 @@ from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.results import environment, results_json
 from ropepatch.files import whole_file
 from ropepatch.model.loading import load_tokenizer
-from ropepatch.training.recipe import Data, FrequencyTraining, Recipe, Watch, read_recipe
+from ropepatch.training.recipe import Data, Recipe, Watch, read_recipe
 from ropepatch.training.supply import RecipeReader
 
 TARGET, TRAINED = 2048, 256
@@ -78,11 +78,9 @@ class Start:
 
     Args:
         fitted: From fitted frequencies, not from YaRN's.
-        rate: The learning rate of the frequencies; None to leave them.
     """
 
     fitted: bool = False
-    rate: float | None = None
 
     def recipe(self, steps: int, seed: int) -> Recipe:
         """The recipe of this run."""
@@ -94,7 +92,6 @@ class Start:
             "data": data,
             "trainer": {**recipe.trainer, "max_steps": steps},
             "watch": Watch(every=250, windows=STORY_WINDOWS, passkey_trials=0),
-            "frequencies": None if self.rate is None else FrequencyTraining(learning_rate=self.rate),
             "seed": seed,
         }
         return recipe.model_copy(update=changes)
@@ -105,10 +102,6 @@ STORY_SPANS = [(0, 256), (256, 512), (512, 1024), (768, 1024), (0, 1024)]
 STARTS = {
     "yarn": Start(),
     "fit": Start(fitted=True),
-    "yarn, trained 1e-3": Start(rate=1e-3),
-    "fit, trained 1e-3": Start(fitted=True, rate=1e-3),
-    "yarn, trained 1e-2": Start(rate=1e-2),
-    "fit, trained 1e-2": Start(fitted=True, rate=1e-2),
 }
 
 
@@ -214,7 +207,7 @@ def compare_starts(arguments: argparse.Namespace) -> None:
             say = partial(print, key, file=sys.stderr, flush=True)
             ropepatch.adapt(plan, start.recipe(arguments.steps, seed), folder, say=say)
             record = json.loads((folder / "ropepatch.json").read_text(encoding="utf-8"))["adaptation"]
-            kept = ("steps", "tokens", "seconds", "gate", "frequencies")
+            kept = ("steps", "tokens", "seconds", "gate")
             curve = ropepatch.perplexity(ropepatch.load(folder, device="cpu")[0], None, pieces)
             row = {key: record[key] for key in kept if key in record} | {"seed": seed, "start": name}
             found["runs"][key] = row | spans_of(curve)
