@@ -125,13 +125,7 @@ def compare(
 
 
 def _command(model: str, revision: str | None, to: str, original: str | None, method: list[str]) -> str:
-    """The line that makes the recommended checkpoint, where a checkpoint can hold the method."""
-    from ropepatch.extension.planning import plan
-    from ropepatch.scaling.file import FIT
-
-    name = method[0]
-    if name != FIT and not plan(model, to=to, original=original, method=name, revision=revision).savable:
-        return ""
+    """The line that makes the recommended checkpoint."""
     words = ["ropepatch", "extend", model, "--to", to, "--method", *method]
     for option, value in (("--original", original), ("--revision", revision)):
         words += [option, value] if value else []

@@ -93,9 +93,9 @@ def _mscales(attention_factor: float) -> dict[str, float]:
 
 
 @float32_on_cpu()
-def find_changes(survey: Survey, scaling: Scaling, to: int) -> tuple[SavedRope | None, dict[str, Any]]:
+def find_changes(survey: Survey, scaling: Scaling, to: int) -> tuple[SavedRope, dict[str, Any]]:
     """The first way to save that stock transformers computes to the bit, and what config.json says for it."""
-    saved, distance = None, math.inf
+    distance = math.inf
     nulls = {"rope_scaling"} if survey.config.model_type in SCALED_BY_DEFAULT else set()
     for saved in _forms(survey, scaling, to):
         changes = _changes_of(survey, saved.rope_parameters, to)
@@ -108,8 +108,6 @@ def find_changes(survey: Survey, scaling: Scaling, to: int) -> tuple[SavedRope |
             distance = min(distance, _distance_from_stock(survey, candidate, saved.frequencies))
             if distance == 0:
                 return saved, candidate
-    if saved is None:
-        return None, {}
     raise RopepatchError(
         f"{survey.config.model_type} computes other frequencies from every config.json tried "
         f"(off by {distance:.1e} at best)",

@@ -59,17 +59,12 @@ class ScaledRope(RotarySubstitute):
 
     table: nn.Module  # a shallow twin of the stock module, with buffers of its own
 
-    def __init__(self, stock: nn.Module, plan: Plan, length: int, softmax: dict[str, float]) -> None:
+    @float32_on_cpu()
+    def __init__(self, stock: nn.Module, plan: Plan, softmax: dict[str, float]) -> None:
         super().__init__(stock)
         self.plan = plan
         self.softmax = softmax  # the scale of attention modules by their names, before
-        self.hold(length)
-
-    @float32_on_cpu()
-    def hold(self, length: int) -> None:
-        """Compute with the frequencies for this length from now on."""
-        self.length = length
-        self.frequencies = self.plan.frequencies(length)
+        self.frequencies = plan.frequencies()
         self.__dict__["table"] = scaled_twin(self.stock, self.plan.site, self.frequencies)
         self.follow(self.device)
 
@@ -94,7 +89,7 @@ class ScaledRope(RotarySubstitute):
         scaling = self.plan.scaling
         window = self.plan.rope.original_max_position_embeddings
         a = self.frequencies.attention_factor
-        span = f"{window} -> {self.length} tokens"
+        span = f"{window} -> {self.plan.target} tokens"
         return f"{scaling.name}, {span}, factor={scaling.factor:g}, attention_factor={a:.4g}"
 
 
@@ -111,22 +106,6 @@ class Patch(Substitution[ScaledRope]):
     def plan(self) -> Plan:
         """The plan in force."""
         return self._active().plan
-
-    def set_length(self, length: int) -> None:
-        """Plan a length-dependent method for another length, in tokens; between generations, not within one.
-
-        Raises:
-            RopepatchError: If the method is static, or the patch has been removed.
-        """
-        with held(self.model):
-            rope = self._active()
-            if not rope.plan.scaling.length_dependent:
-                raise _static(rope.plan)
-            changes = _config_of(rope.plan, _checked(length))
-            scales = _softmax_of(self.model, changes)
-            rope.configs.ours.update(changes)
-            _set(self.model, changes, scales)
-            rope.hold(length)
 
     def record(self, folder: str | Path) -> None:
         """Write `ropepatch.json` into a folder in which another trainer saved an adapter of this model.
@@ -165,13 +144,11 @@ class Patch(Substitution[ScaledRope]):
 
 
 @overload
-def patch(model: nn.Module, method: Plan, *, length: int | None = None) -> Patch: ...
+def patch(model: nn.Module, method: Plan) -> Patch: ...
 
 
 @overload
-def patch(
-    model: nn.Module, method: Scaling, *, length: int | None = None, original: Length | None = None
-) -> Patch: ...
+def patch(model: nn.Module, method: Scaling, *, original: Length | None = None) -> Patch: ...
 
 
 @overload
@@ -186,7 +163,6 @@ def patch(
     method: str = "yarn",
     *,
     to: Length | None = None,
-    length: int | None = None,
     original: Length | None = None,
     **parameters: Any,
 ) -> Patch | Mapped: ...
@@ -198,7 +174,6 @@ def patch(
     method: Plan | Scaling | AttentionMap | str = "yarn",
     *,
     to: Length | None = None,
-    length: int | None = None,
     original: Length | None = None,
     **parameters: Any,
 ) -> Patch | Mapped:
@@ -213,7 +188,6 @@ def patch(
         method: A plan; a scaling, whose target is then factor * L; an attention map; or the name of a method
             or of a map, or a scaling file.
         to: The target of a method or map by its name, as in `plan`.
-        length: For length-dependent methods, the length to plan for, in tokens; None for the target.
         original: The window L that the model was trained on, as in `plan`.
         **parameters: The parameters of a method that is given by its name.
 
@@ -226,10 +200,10 @@ def patch(
     base = base_model(model)
     with held(base):  # no other thread changes it meanwhile
         surveyed = survey(base.config.to_dict(), base)
-        plan = _planned(base, surveyed, method, to, length, original, parameters)
+        plan = _planned(base, surveyed, method, to, original, parameters)
         if plan.distances is not None:
             return map_attention(base, plan.distances, to=plan.target, original=plan.survey.original)
-        return _scaled(base, surveyed, plan, plan.target if length is None else _checked(length))
+        return _scaled(base, surveyed, plan)
 
 
 def _planned(
@@ -237,15 +211,14 @@ def _planned(
     survey: Survey,
     scaling: Plan | Scaling | AttentionMap | str,
     to: Length | None,
-    length: int | None,
     original: Length | None,
     parameters: dict[str, Any],
 ) -> Plan:
     """The plan of whatever `patch` is given, which fits the model."""
     is_map = isinstance(scaling, AttentionMap) or (isinstance(scaling, str) and scaling in MAPS)
-    if is_map and (to is None or length is not None):
+    if is_map and to is None:
         raise RopepatchError(
-            f"an attention map needs its target, and no other length, got to={to!r}, length={length!r}",
+            "an attention map needs its target, got to=None",
             hint="ropepatch.patch(model, 'self-extend', to=...)",
         )
     name = name_of(base)
@@ -267,18 +240,16 @@ def _planned(
                 f"patch takes a plan, a scaling, or a name with its target and parameters, got {scaling!r}",
                 hint="ropepatch.patch(model, 'yarn', to=...) or ropepatch.patch(model, plan)",
             )
-    if length is not None and not (plan.distances is None and plan.scaling.length_dependent):
-        raise _static(plan)
     return plan
 
 
-def _scaled(base: PreTrainedModel, survey: Survey, plan: Plan, length: int) -> Patch:
-    """The model under the scaling of a plan for a length."""
-    changes, path = _config_of(plan, length), survey.site.path
+def _scaled(base: PreTrainedModel, survey: Survey, plan: Plan) -> Patch:
+    """The model under the scaling of a plan."""
+    changes, path = _config_of(plan), survey.site.path
     stock = base.get_submodule(path)
     scales = _softmax_of(base, changes)
     softmax: dict[str, Any] = {name: base.get_submodule(name).scaling for name in scales}
-    rope = ScaledRope(stock, plan, length, softmax)
+    rope = ScaledRope(stock, plan, softmax)
     rope.train(stock.training)
     with own_configs(base, *changes) as rope.configs:
         if plan.queries:
@@ -309,27 +280,11 @@ def _check_same(plan: Plan, survey: Survey) -> None:
             )
 
 
-def _static(plan: Plan) -> RopepatchError:
-    return RopepatchError(
-        f"{plan.method.name} is static: it is the same at every length",
-        hint="leave the length out, or use a dynamic method",
-    )
-
-
-def _checked(length: int) -> int:
-    if not isinstance(length, int) or isinstance(length, bool) or length < 1:
-        raise RopepatchError(
-            f"length must be a whole number of tokens above 0, got {length!r}", hint="length=8192"
-        )
-    return length
-
-
-def _config_of(plan: Plan, length: int) -> dict[str, Any]:
+def _config_of(plan: Plan) -> dict[str, Any]:
     """The attributes that a patched model's configuration has: `save_pretrained` writes what it computes."""
-    _, changes = plan.saved_at(length)
-    reach = length if plan.scaling.length_dependent else plan.target
+    _, changes = plan.patched
     keys = "rope_parameters", "original_max_position_embeddings", "head_dim", SEQUENCE
-    values = {key: changes[key] for key in keys if key in changes} | {"max_position_embeddings": reach}
+    values = {key: changes[key] for key in keys if key in changes} | {"max_position_embeddings": plan.target}
     return copy.deepcopy(values)  # what a user changes in the configuration leaves the plan alone
 
 

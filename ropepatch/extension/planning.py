@@ -9,6 +9,7 @@ import operator
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,8 @@ class Plan:
         survey: What its configuration says.
         scaling: The method and its parameters; of an attention map `none`.
         target: The context to reach, in tokens.
-        changes: What changes in config.json (or its section); empty where no stock type holds the method.
-        saved: How config.json says it; None where no stock type holds the method.
+        changes: What changes in config.json (or its section).
+        saved: How config.json says it.
         warnings: What the user should know before going on, a sentence each.
         distances: The attention map with all its parameters, of a plan by one.
     """
@@ -63,7 +64,7 @@ class Plan:
     scaling: Scaling
     target: int
     changes: dict[str, Any]
-    saved: SavedRope | None = field(compare=False)  # it holds tensors, and follows from the rest
+    saved: SavedRope = field(compare=False)  # it holds tensors, and follows from the rest
     warnings: tuple[str, ...] = ()
     distances: AttentionMap | None = None
 
@@ -104,39 +105,26 @@ class Plan:
         return self.scaling.queries if isinstance(self.scaling, CustomDivisors) else None
 
     @property
-    def savable(self) -> bool:
-        """Whether a stock checkpoint can hold the method."""
-        return bool(self.changes)
-
-    @property
     def engines(self) -> list[Engine]:
         """Who will read the extended checkpoint, by the engines' sources."""
-        if not self.savable:
-            return []
         if self.distances is not None:
             return map_support()
         return engine_support(self.rope_parameters, self.rope, self.target, self.model_type)
 
-    def saved_at(self, length: int | None = None) -> tuple[SavedRope, dict[str, Any]]:
-        """What a patched model computes and would save, and what config.json says for it.
-
-        Args:
-            length: At which a length-dependent method is held, in tokens; None for the target.
-        """
-        if self.saved is not None and not self.scaling.length_dependent:
+    @cached_property
+    def patched(self) -> tuple[SavedRope, dict[str, Any]]:
+        """What a patched model computes and would save: a length-dependent method is fixed at the target."""
+        if not self.scaling.length_dependent:
             return self.saved, self.changes
-        reach = length or self.target
-        saved, changes = find_changes(self.survey, self.scaling.at(self.rope, reach), reach)
-        assert saved is not None  # every static method can be saved
-        return saved, changes
+        return find_changes(self.survey, self.scaling.at(self.rope, self.target), self.target)
 
     def apply(self, raw: dict[str, Any]) -> dict[str, Any]:
         """The content of config.json after the extension, from its content before."""
         return changed(raw, self.survey, self.changes)
 
-    def frequencies(self, length: int | None = None) -> Frequencies:
+    def frequencies(self) -> Frequencies:
         """The frequencies of the patched model, to the bit those of the reloaded checkpoint."""
-        return self.saved_at(length)[0].frequencies
+        return self.patched[0].frequencies
 
     @float32_on_cpu()
     def to_dict(self) -> dict[str, Any]:
@@ -392,8 +380,6 @@ def _warnings(survey: Survey, scaling: Scaling, to: int) -> Iterator[str]:
         yield (
             "stock engines change the frequencies as the sequence grows, "
             "which contradicts keys they cached before; a static method does not"
-            if scaling.native(rope)
-            else "no stock rope type holds this method: it can be patched and measured, not saved"
         )
     if getattr(scaling, "queries", None):
         yield "query weights change, too: config.json alone does not hold this method"

@@ -55,18 +55,17 @@ def plan_text(plan: Plan) -> str:
         before, a = plan.rope.carried_attention_factor, plan.frequencies().attention_factor
         console.print(f"attention factor {before:.4f} -> {a:.4f} (logits x {a * a:.4f})")
     console.print()
-    if plan.savable:
-        console.print("config.json")
-        console.print(_grid(("", "", ""), _changes(plan)))
-        basis = "" if plan.model_type in IN_LLAMA_CPP else ", derived for LLaMA's architecture"
-        console.print(f"engines, the rope type they read, and how that is known{basis}")
-        kind = plan.distances.name if plan.distances else plan.rope_parameters["rope_type"]
-        of_map = plan.distances is not None
-        rows = (
-            (f"  {engine.engine}", engine.reads, kind, known(engine, of_map=of_map), engine.note)
-            for engine in plan.engines
-        )
-        console.print(_grid([""] * 5, rows))
+    console.print("config.json")
+    console.print(_grid(("", "", ""), _changes(plan)))
+    basis = "" if plan.model_type in IN_LLAMA_CPP else ", derived for LLaMA's architecture"
+    console.print(f"engines, the rope type they read, and how that is known{basis}")
+    kind = plan.distances.name if plan.distances else plan.rope_parameters["rope_type"]
+    of_map = plan.distances is not None
+    rows = (
+        (f"  {engine.engine}", engine.reads, kind, known(engine, of_map=of_map), engine.note)
+        for engine in plan.engines
+    )
+    console.print(_grid([""] * 5, rows))
     for warning in plan.warnings:
         console.print(f"warning: {printable(warning)}")
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).rstrip()

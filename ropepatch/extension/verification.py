@@ -100,8 +100,7 @@ def verify(written: Checkpoint, plan: Plan, expected: Tensor | str) -> Verdict:
 
 def frequency_error(config: PreTrainedConfig, plan: Plan) -> float:
     """By how much the frequencies of stock transformers are off from a plan's; 0.0 if equal to the bit."""
-    planned = (plan.saved or plan.saved_at()[0]).frequencies  # of a length-dependent method, those up to L
-    return stock_table(config, plan.site).distance(planned)
+    return stock_table(config, plan.site).distance(plan.saved.frequencies)
 
 
 def check_frequencies(written: Checkpoint, plan: Plan) -> None:

@@ -112,15 +112,9 @@ def extend(
 
 
 def check_savable(plan: Plan) -> None:
-    """Refuse a plan whose method no checkpoint can hold."""
+    """Refuse a plan whose attention map no checkpoint of this model can hold."""
     if plan.distances is not None:
         check_holds_map(plan.survey)
-    if not plan.savable:
-        raise RopepatchError(
-            f"no stock rope type can hold {plan.scaling.name}",
-            hint=f"`method={plan.scaling.name.removeprefix('dynamic-')}` "
-            "has the same frequencies at the target, and saves",
-        )
 
 
 def changed_weights(source: Checkpoint, survey: Survey, plan: Plan) -> dict[str, Callable[[Tensor], Tensor]]:

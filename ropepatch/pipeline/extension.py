@@ -252,7 +252,7 @@ def extend(
         plan, learned = planned(request, feedback, keep=not dry_run)
         if dry_run:
             return _foreseen(request, plan)
-        if request.plan is None and plan.savable:
+        if request.plan is None:
             for warning in plan.warnings:
                 say(f"warning: {warning}")
         if request.recipe is not None:

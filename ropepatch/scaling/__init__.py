@@ -19,7 +19,7 @@ METHODS |= {
         *(powers.AdjustedBase, powers.NTKFixed, powers.NTKMixed),
         *(reshaped.GiraffePower, reshaped.GiraffeTruncated, reshaped.PartialRope),
         *(reshaped.Resonance, reshaped.ClippedRope, searched.CustomDivisors),
-        *(dynamic.DynamicNTK, dynamic.DynamicLinear, dynamic.DynamicYaRN, searched.LongRoPESwitch),
+        *(dynamic.DynamicNTK, searched.LongRoPESwitch),
     )
 }
 

@@ -1,12 +1,11 @@
-"""Methods that depend on the length, given once: tables that change later contradict the cached keys."""
+"""NTK-aware at a length that is given once: a table that changes later contradicts the cached keys."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
 from ropepatch.scaling.method import Scaling
-from ropepatch.scaling.powers import NTKAware, PositionInterpolation
-from ropepatch.scaling.ramps import YaRN
+from ropepatch.scaling.powers import NTKAware
 from ropepatch.scaling.rope import Rope
 
 
@@ -28,6 +27,7 @@ class DynamicNTK(NTKAware):
     paper = "arXiv:2309.00071"
     saved_as = "dynamic"
     length_dependent = True
+    composes = False  # the rope type holds no frequencies of an earlier scaling
     form: Literal["paper", "transformers"] = "paper"
 
     @property
@@ -39,29 +39,3 @@ class DynamicNTK(NTKAware):
 
     def _native(self, rope: Rope) -> dict[str, Any]:
         return {"rope_type": "dynamic", "factor": self._f}
-
-
-class DynamicLinear(PositionInterpolation):
-    """Position interpolation at the planned length."""
-
-    name = "dynamic-linear"
-    formula = "θ_i / s(l), s(l) = max(1, l/L)"
-    paper = "arXiv:2309.00071"
-    saved_as = "–"
-    length_dependent = True
-
-    def at(self, rope: Rope, length: int | None) -> Scaling:
-        return PositionInterpolation(factor=stretch(rope, length))
-
-
-class DynamicYaRN(YaRN):
-    """YaRN at the planned length, with its temperature and parameters (jquesnelle/yarn)."""
-
-    name = "dynamic-yarn"
-    formula = "YaRN with s(l) = max(1, l/L)"
-    paper = "arXiv:2309.00071"
-    saved_as = "–"
-    length_dependent = True
-
-    def at(self, rope: Rope, length: int | None) -> Scaling:
-        return YaRN(factor=stretch(rope, length), **self.parameters())

@@ -27,7 +27,7 @@ class Scaling(Named):
     listed_by = "ropepatch methods"
     beside = ("factor",)
     kind: ClassVar[str] = "scaling"
-    saved_as: ClassVar[str] = "longrope"  # the rope type of an extended LLaMA; – where none can hold it
+    saved_as: ClassVar[str] = "longrope"  # the rope type of an extended LLaMA
     length_dependent: ClassVar[bool] = False
     composes: ClassVar[bool] = True  # with what a rope carries that is already scaled
     composing: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # defaults on a rope that is already scaled
@@ -45,13 +45,12 @@ class Scaling(Named):
             rope: The rope to scale.
             length: The planned length in tokens, which length-dependent methods read; None means L.
         """
-        static = self.at(rope, length)
-        if rope.is_scaled and not static.composes:
+        if rope.is_scaled and not self.composes:
             raise RopepatchError(
-                f"{static.name} is a formula of rope_theta and does not apply to a rope that is "
-                "already scaled",
-                hint=static.way_out,
+                f"{self.name} is a formula of rope_theta and does not apply to a rope that is already scaled",
+                hint=self.way_out,
             )
+        static = self.at(rope, length)
         return Frequencies(static._inv_freq(rope), rope.carried_attention_factor * static._temperature(rope))
 
     @final
@@ -60,7 +59,7 @@ class Scaling(Named):
 
         None where it has no such rope type, or where `rope` already is scaled.
         """
-        return None if rope.is_scaled or self.saved_as == "–" else self._native(rope)
+        return None if rope.is_scaled else self._native(rope)
 
     def at(self, rope: Rope, length: int | None) -> Scaling:
         """The equivalent static method at a length; a static method is its own."""

@@ -103,10 +103,6 @@ def prepare(plan: Plan, recipe: Recipe) -> Prepared:
 def check_adaptable(plan: Plan, recipe: Recipe, model: Any) -> None:
     """Refuse a plan under which no model can be trained, or not by this recipe."""
     refuse_map(plan.method.name)
-    if not plan.savable:
-        raise RopepatchError(
-            f"no stock rope type can hold {plan.scaling.name}", hint="adapt with a static method"
-        )
     if plan.scaling.length_dependent:
         raise RopepatchError(
             f"{plan.scaling.name} follows the length: there are no fixed frequencies to adapt to",

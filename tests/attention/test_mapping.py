@@ -382,7 +382,7 @@ def test_weights_that_are_not_numbers_are_named(model):
     ("to", "message"),
     [
         (2.5, "to must be a whole number of tokens, got 2.5"),
-        (None, "an attention map needs its target, and no other length, got to=None, length=None"),
+        (None, "an attention map needs its target, got to=None"),
         (64, r"already covers 64 tokens \(max_position_embeddings\); nothing to extend to 64"),
         ("4y", "'4y'"),
         ("100x", "string with shift=64, window=2 keeps distances within 64 up to 126 tokens, not 6,400"),

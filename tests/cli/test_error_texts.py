@@ -180,8 +180,6 @@ CASES: dict[str, tuple[str, Damage]] = {
         f"{EXTEND} --method longrope --set long_factor=src/numbers.json",
         file("numbers.json", "7"),
     ),
-    "method that cannot be saved": (f"{EXTEND} --method dynamic-yarn", nothing),
-    "another that cannot be saved": (f"{EXTEND} --method dynamic-linear", nothing),
     # config.json as a file
     "no config.json": (EXTEND, without("config.json")),
     "config.json empty": (EXTEND, file("config.json", "")),

@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 from caches import CACHE, into
-from methods import LENGTH_DEPENDENT, example
+from methods import example
 from swaps import logits, lora, pickled
 from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -251,42 +251,6 @@ def test_the_cache_test_catches_stock_types_that_follow_the_length(ids, kind):
         for token in ids[:, WINDOW - 8 :].split(1, dim=1):
             out = stock(token, **into(out[CACHE]))
     assert (out.logits[:, -1] - logits(stock, ids)[:, -1]).abs().max() > 1e-2
-
-
-@pytest.mark.parametrize("method", LENGTH_DEPENDENT)
-def test_a_length_dependent_method_computes_for_the_length_it_is_given(model, ids, method):
-    plan = plan_for(model, method)
-    frequencies = model.model.rotary_emb.inv_freq.clone()
-    with ropepatch.patch(model, plan, length=WINDOW) as handle:
-        short = model.model.rotary_emb.table.inv_freq.clone()
-        if method != "longrope-switch":
-            assert torch.allclose(short, frequencies, rtol=3e-7)
-        handle.set_length(2 * WINDOW)
-        assert torch.equal(model.model.rotary_emb.table.inv_freq, plan.frequencies(2 * WINDOW).inv_freq)
-        assert not torch.equal(model.model.rotary_emb.table.inv_freq, short)
-        assert model.config.max_position_embeddings == 2 * WINDOW
-
-
-def test_a_static_method_refuses_another_length(model):
-    with ropepatch.patch(model, plan_for(model)) as handle, pytest.raises(RopepatchError, match="static"):
-        handle.set_length(128)
-    with pytest.raises(RopepatchError, match="static"):
-        ropepatch.patch(model, plan_for(model), length=128)
-    assert ropepatch.active(model) is None
-
-
-@pytest.mark.parametrize("length", [0, -5, 3.5, "8k", True])
-def test_what_is_no_length_is_refused_and_leaves_the_model_alone(model, length):
-    plan, config = plan_for(model, "dynamic"), model.config.to_dict()
-    with pytest.raises(RopepatchError, match="length must be a whole number"):
-        ropepatch.patch(model, plan, length=length)
-    assert ropepatch.active(model) is None
-    assert model.config.to_dict() == config
-    with ropepatch.patch(model, plan) as handle:
-        patched = model.config.to_dict()
-        with pytest.raises(RopepatchError, match="length must be a whole number"):
-            handle.set_length(length)
-        assert model.config.to_dict() == patched
 
 
 # Generation

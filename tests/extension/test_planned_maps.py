@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from map_oracle import ORACLE
 from oldest import OLDEST
-from tiny_models import tiny_config, tiny_model
+from tiny_models import tiny_config
 
 import ropepatch
 from ropepatch.attention import MAPS, make_map, map_attention
@@ -60,14 +60,6 @@ CARRIES = "it carries a state from token to token"  # in the oldest transformers
 def test_a_family_whose_attention_stays_is_refused_by_its_configuration_with_the_reason(model_type, reason):
     with pytest.raises(RopepatchError, match=f"cannot have an attention map: {reason}"):
         ropepatch.plan(tiny_config(model_type), to=256, method="self-extend")
-
-
-def test_a_map_has_one_length():
-    model = tiny_model("llama")
-    plan = ropepatch.plan(model, to=256, method="rerope")
-    with pytest.raises(RopepatchError, match="rerope is static"):
-        ropepatch.patch(model, plan, length=128)
-    assert ropepatch.patch(model, plan).distances == plan.distances
 
 
 def test_what_is_measured_is_the_model_mapped_by_hand_and_no_other_map_is_taken_for_it(tiny, tmp_path):

@@ -61,7 +61,7 @@ LLAMA_3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
 @pytest.mark.parametrize("rope", [YARN, LLAMA_3], ids=lambda rope: rope["rope_type"])
-@pytest.mark.parametrize("method", ["yarn", "dynamic-yarn", "resonance"])
+@pytest.mark.parametrize("method", ["yarn", "resonance"])
 def test_a_method_works_by_default_on_a_model_that_is_scaled_and_says_how_it_composes(tmp_path, rope, method):
     made = ropepatch.plan(config(tmp_path, rope), to=256, method=method)
     choice = {"over": "ntk"} if method == "resonance" else {"ramp": "rotations"}

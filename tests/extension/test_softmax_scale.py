@@ -84,21 +84,11 @@ def test_the_scale_is_deepseeks_formula_and_a_plausible_mistake_is_not():
     assert attention.scaling == head**-0.5
 
 
-def test_a_method_that_follows_the_length_takes_the_softmax_scale_along():
-    model = tiny_model("deepseek_v3")
-    attention, head, before = model.model.layers[0].self_attn, model.config.qk_head_dim, window(model)
-    with ropepatch.patch(model, plan(model, "dynamic-yarn", **PAIR)) as patched:
-        for factor in (40, 4, 1):
-            patched.set_length(factor * before)
-            m = 0.1 * PAIR["mscale_all_dim"] * math.log(factor) + 1.0
-            assert attention.scaling == pytest.approx(head**-0.5 * m * m, rel=1e-12)
-
-
 def test_what_no_rope_type_can_carry_on_such_a_model_is_refused_by_its_name():
     model = tiny_model("deepseek_v3")
     with pytest.raises(RopepatchError, match="deepseek_v3 multiplies its softmax scale"):
         plan(model, ramp="rotations", **PAIR)
-    assert plan(tiny_model("llama"), ramp="rotations", **PAIR).savable
+    assert plan(tiny_model("llama"), ramp="rotations", **PAIR)
     with pytest.raises(RopepatchError, match="mscale must be left out beside attention_factor"):
         plan(model, attention_factor=1.0, **PAIR)
 

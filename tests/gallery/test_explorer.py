@@ -228,9 +228,6 @@ def test_the_config_part_is_what_a_plan_writes(page):
             except RopepatchError:
                 assert got == "refused", method
                 continue
-            assert (got is None) == (not made.savable), method
-            if got is None:
-                continue
             older = {"rope_theta", "rope_scaling", "partial_rotary_factor"}
             assert got.keys() == made.changes.keys() - older, method
             mine, theirs = got["rope_parameters"], made.changes["rope_parameters"]

@@ -258,11 +258,10 @@ def test_an_extension_carries_no_key_and_none_is_left_behind_half_written(untidy
 @pytest.mark.parametrize(
     ("how", "missing", "problem"),
     [
-        ({"method": "dynamic-yarn"}, None, "no stock rope type can hold"),
         ({"method": "dynamic", "recipe": "tiny"}, None, "follows the length"),
         ({"recipe": "tiny"}, "ropepatch.training.adaptation", "a recipe needs"),
     ],
-    ids=["savable", "trainable", "installed"],
+    ids=["trainable", "installed"],
 )
 def test_what_can_be_known_from_the_config_is_refused_before_weights_are_downloaded(
     tmp_path, monkeypatch, how, missing, problem

@@ -236,18 +236,16 @@ def test_the_revision_is_that_of_the_plan():
         measure_extension(ONLY_SHORT, replace(PLAN, revision="commit"))
 
 
-@pytest.mark.parametrize("method", ["dynamic", "dynamic-yarn"])
-def test_a_method_that_follows_the_length_stands_beside_its_checkpoint(tmp_path, method):
-    """Stock transformers recomputes `dynamic` as it reads; for `dynamic-yarn` a checkpoint holds yarn."""
-    made = ropepatch.plan("tiny", to=512, method=method)
-    kept = made if made.savable else ropepatch.plan("tiny", to=512, method="yarn")
-    folder = ropepatch.extend(kept, tmp_path / "checkpoint").folder
+def test_a_method_that_follows_the_length_stands_beside_its_checkpoint(tmp_path):
+    """Stock transformers recomputes `dynamic` as it reads."""
+    made = ropepatch.plan("tiny", to=512, method="dynamic")
+    folder = ropepatch.extend(made, tmp_path / "checkpoint").folder
     suite = SUITE.model_copy(update={"tasks": (PerplexityTask(windows=1, lengths=(512,)),)})
     found = list(measure_extension(suite, made, folder))
     (group,) = comparisons(found)
     losses = {name: row.value for name, row in group.at("loss", length=512).items()}
-    assert losses["adapted"] == pytest.approx(losses[method], abs=1e-3)
-    assert abs(losses[BASELINE] - losses[method]) > 0.1
+    assert losses["adapted"] == pytest.approx(losses["dynamic"], abs=1e-3)
+    assert abs(losses[BASELINE] - losses["dynamic"]) > 0.1
 
 
 def test_tasks_of_lm_eval_run_on_all_three(extended):

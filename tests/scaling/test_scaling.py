@@ -52,8 +52,6 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("cope", {"hard": True}),
     ("cope", {"over": "abf", "rope_theta": 1e7}),  # as its authors train it
     ("dynamic", {"form": "transformers"}),
-    ("dynamic-yarn", {"beta_fast": 16.0, "beta_slow": 2.0}),
-    ("dynamic-yarn", {"ramp": "rotations"}),
 ]
 SETTINGS = [(name, {}) for name in METHODS] + VARIANTS
 SETTING_IDS = [" ".join([name, *(f"{k}={v}" for k, v in p.items())]) for name, p in SETTINGS]
@@ -363,9 +361,6 @@ INVALID: dict[tuple[str, str], list[Any]] = {
     ("yarn", "ramp"): ["sideways"],
     ("yarn", "attention_factor"): [0.0, math.inf, math.nan],
     ("yarn", "mscale"): [1.0, -1.0, math.nan],
-    ("dynamic-yarn", "beta_slow"): [0.0],
-    ("dynamic-yarn", "beta_fast"): [1.0],
-    ("dynamic-yarn", "ramp"): ["sideways"],
     ("dynamic", "form"): ["huggingface"],
     ("giraffe-power", "power"): [-0.1, math.inf],
     ("giraffe-truncated", "cutoff"): [0.0, -5.0, math.inf],
@@ -486,19 +481,18 @@ CARRIED = Rope(128, 5e5, 131072, carried=tuple(_LLAMA_3_1.tolist()), carried_att
 REFUSING: list[tuple[str, dict[str, Any]]] = [
     ("yarn", {}),
     ("yarn", {"ramp": "wavelength"}),
-    ("dynamic-yarn", {}),
     ("longrope", {}),
     ("longrope-switch", {}),
     ("abf", {}),
     ("resonance", {}),
     ("cope", {"over": "yarn"}),
+    ("dynamic", {}),
 ]
 COMPOSING: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in METHODS if (name, {}) not in REFUSING),
     ("yarn", {"ramp": "rotations"}),
     ("resonance", {"over": "linear"}),
     ("custom", {"attention_factor": 1.2}),
-    ("dynamic-yarn", {"ramp": "rotations"}),
 ]
 
 

@@ -206,14 +206,6 @@ def dynamic(g: Geometry, s: float, form: str = "paper", length: int | None = Non
     return ntk(g, reached / g.L)
 
 
-def dynamic_linear(g: Geometry, s: float, length: int | None = None) -> Table:
-    return linear(g, max(1, (g.L if length is None else length) / g.L))
-
-
-def dynamic_yarn(g: Geometry, s: float, length: int | None = None, **parameters: Any) -> Table:
-    return yarn(g, max(1, (g.L if length is None else length) / g.L), **parameters)
-
-
 def longrope_switch(
     g: Geometry,
     s: float,
@@ -231,7 +223,7 @@ ORACLES: dict[str, Callable[..., Table]] = {
     for formula in (
         *(none, linear, ntk, ntk_by_parts, yarn, llama3, longrope, abf, ntk_fixed, ntk_mixed),
         *(giraffe_power, giraffe_truncated, p_rope, resonance, cope, custom),
-        *(dynamic, dynamic_linear, dynamic_yarn, longrope_switch),
+        *(dynamic, longrope_switch),
     )
 }
 
@@ -433,10 +425,6 @@ SABOTAGE: list[tuple[str, str, dict[str, Any], Callable[..., Table]]] = [
         lambda g, s, form, length: dynamic(g, s, "paper", length)),
     ("dynamic: s of the target", "dynamic", {}, lambda g, s, length: ntk(g, s)),
     ("dynamic: switched off", "dynamic", {}, lambda g, s, length: none(g, s)),
-    ("dynamic-linear: s of the target", "dynamic-linear", {}, lambda g, s, length: linear(g, s)),
-    ("dynamic-yarn: s of the target", "dynamic-yarn", {}, lambda g, s, length: yarn(g, s)),
-    ("dynamic-yarn: a of the target", "dynamic-yarn", {}, lambda g, s, length: (
-        dynamic_yarn(g, s, length=length)[0], yarn_temperature(s))),
     ("longrope-switch: lists swapped", "longrope-switch", SWITCH,
         lambda g, s, long_factor, short_factor, length: (
         longrope_switch(g, s, short_factor, long_factor, length=length))),

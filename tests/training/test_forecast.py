@@ -289,7 +289,6 @@ def test_a_recipe_that_cannot_run_is_refused_by_a_dry_run_and_by_a_training_alik
 @pytest.mark.parametrize(
     ("config", "method", "said"),
     [
-        ({}, "dynamic-yarn", "no stock rope type can hold"),
         ({}, "dynamic", "dynamic follows the length"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "yarn", "are quantised"),
     ],

@@ -24,7 +24,6 @@ const NATIVE = {
   },
   dynamic: (rope, s, p) => ({ rope_type: "dynamic", factor: p.form === "paper" ? 1 : s }),
 };
-const UNSAVED = ["dynamic-linear", "dynamic-yarn"];
 
 /** Any static table as `longrope`, with both lists equal. */
 function asLongrope(rope, frequencies, a, length) {
@@ -39,9 +38,8 @@ function asLongrope(rope, frequencies, a, length) {
   };
 }
 
-/** The rope part of config.json for a model with this configuration; null where no rope type holds the method. */
+/** The rope part of config.json for a model with this configuration. */
 function configChanges(config, rope, name, length, given) {
-  if (UNSAVED.includes(name) || (rope.carried && name === "dynamic")) return null;
   const part = config.text_config ?? config, s = length / rope.window, p = settled(name, rope, given);
   const before = part.rope_parameters ?? { rope_theta: rope.theta, ...(part.rope_scaling ?? {}) };
   const nested = before.full_attention, flat = nested ?? before;

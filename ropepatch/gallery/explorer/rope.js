@@ -104,11 +104,10 @@ const FORMULAS = {
     return [inner.map((f, i) => (i < first ? f : f * fade(i - first))), a];
   },
   dynamic(rope, s, p, length) {
+    refuseScaled(rope);
     const f = p.form === "paper" ? 1 : s;
     return rebased(rope, ntkBase(rope, f * stretched(rope, length) - (f - 1)));
   },
-  "dynamic-linear": (rope, s, p, length) => inverseFrequencies(rope).map((f) => f / stretched(rope, length)),
-  "dynamic-yarn": (rope, s, p, length) => yarn(rope, stretched(rope, length), p),
 };
 
 const roundHalfToEven = (x) => (x % 1 === 0.5 ? 2 * Math.round(x / 2) : Math.round(x));

@@ -134,7 +134,7 @@ function drawMap(rope) {
 function drawTake(entry, rope, chosen) {
   const longer = state.length > rope.window, saved = longer && chosen.name !== "none" ? configChanges(entry.config, rope, state.method, state.length, state.given) : null;
   $("command").textContent = !longer ? "# drag the target beyond the window first" : chosen.name === "none" ? "# none changes nothing: choose a method" : command(entry.model, state.method, state.length, state.given);
-  $("take-words").textContent = chosen.name !== "none" && longer && !saved ? `No rope type of transformers holds ${chosen.name}: it can be patched and measured, not saved.` : "The command writes a checkpoint that stock transformers loads. The weights stay as they are.";
+  $("take-words").textContent = "The command writes a checkpoint that stock transformers loads. The weights stay as they are.";
   $("config-part").hidden = !saved;
   if (saved) $("config").textContent = jsonText(saved);
 }
