@@ -20,7 +20,7 @@ from ropepatch.data.tiny.tales import Narrator
 from ropepatch.data.tokens import Reading, TokenStore, tokenised
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import seed_of
-from ropepatch.training.positions import PoSE, PositionSampling, RandPos, TrueLength, row_positions
+from ropepatch.training.positions import PoSE, PositionSampling, TrueLength, row_positions
 from ropepatch.training.recipe import Data, Generated
 from ropepatch.training.rows import Batches, GeneratedRows, Schedule, Stream, TokenRows, held_out
 
@@ -224,7 +224,7 @@ def test_a_window_that_has_no_room_or_no_label_is_refused(window, room):
 
 
 @pytest.mark.parametrize("boundaries", [True, False])
-@pytest.mark.parametrize("positions", [TrueLength(), PoSE(), RandPos()], ids=lambda p: p.name)
+@pytest.mark.parametrize("positions", [TrueLength(), PoSE(), PoSE(chunks=3)], ids=repr)
 def test_a_batch_is_its_rows_on_end_as_an_independent_reading_of_the_schedule_has_them(positions, boundaries):
     lengths = [[3, 9, 30, 1, 1, 50, 6], [100], [2] * 40]
     streams = [TokenRows(store_of(parts, f"s{n}", 1000 * n), n, n) for n, parts in enumerate(lengths)]
