@@ -196,7 +196,7 @@ API = {
     "Measure": "perplexity retrieve passkey evaluate compare choose read_results plot Results Choice",
     "Scalings and attention maps": "make_scaling make_map Scaling Rope Frequencies AttentionMap",
     "Learn frequencies": "fit Fitted",
-    "Train": "adapt read_recipe load_adapter transfer",
+    "Train": "adapt read_recipe load_adapter",
     "Other encodings": "swap make_encoding Swap Encoding",
     "Look and publish": "explore diagnose push probe Probed fold_attention",
     "Errors": "RopepatchError",

@@ -50,7 +50,6 @@ if TYPE_CHECKING:  # the public names for mypy and editors
     from ropepatch.training.adaptation import adapt as adapt
     from ropepatch.training.adapter import load_adapter as load_adapter
     from ropepatch.training.recipe import read_recipe as read_recipe
-    from ropepatch.training.transfer import transfer as transfer
 
 __version__ = "0.1.0"
 
@@ -80,7 +79,6 @@ _HOME = {  # the module of every public name
         "training.adaptation": "adapt",
         "training.adapter": "load_adapter",
         "training.recipe": "read_recipe",
-        "training.transfer": "transfer",
     }.items()
     for name in names.split()
 }

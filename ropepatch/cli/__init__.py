@@ -31,7 +31,6 @@ from ropepatch.cli import (
     push,
     recipes,
     suites,
-    transfer,
 )
 from ropepatch.cli.usage import Command, UsageError, told
 from ropepatch.errors import RopepatchError
@@ -40,7 +39,6 @@ GROUPS = {  # with a line for each, of at most 60 characters
     "Make": {
         extend: "Write a checkpoint with a longer context",
         fit: "Learn the frequencies of a target from text",
-        transfer: "Put a training onto an instruct model of the same base",
         export: "Write a checkpoint for engines that ignore its attention factor",
         push: "Publish a checkpoint with its card on the Hub",
     },

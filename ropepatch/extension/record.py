@@ -26,7 +26,6 @@ __all__ = [
     "Engine",
     "Gate",
     "Record",
-    "Transfer",
     "Verdict",
     "amend",
     "context_before",
@@ -134,24 +133,6 @@ class Adaptation(Part):
     gate: Gate
 
 
-class Transfer(Part):
-    """Whose adaptation was put onto the model; see `ropepatch.training.transfer`.
-
-    Args:
-        adapted: The adapted model.
-        base: What it was adapted from.
-        base_weights: The fingerprint of that.
-        training_free: The loss of the target's last half before, with the rope scaled, in nats per token.
-        target_loss: The same loss after.
-    """
-
-    adapted: Text
-    base: Text
-    base_weights: Text
-    training_free: Number
-    target_loss: Number
-
-
 class Record(Part):
     """`ropepatch.json`.
 
@@ -183,8 +164,7 @@ class Record(Part):
         verified: What a reload with stock transformers gave; none of an adapter, or after `doctor --fix`.
         folded_attention_factor: That which `export --fold-attention` put into the query weights.
         adaptation: How it was trained, if it was.
-        base_weights: The fingerprint of the weights that it was trained from, or the adaptation put onto.
-        transfer: Whose adaptation that is, where it is another model's.
+        base_weights: The fingerprint of the weights that it was trained from.
         base: What the base's card says.
         earlier: The record of the base, where ropepatch made that.
         start: What `--method fit` or `auto` was asked (all settings that decide), and what they found.
@@ -225,7 +205,6 @@ class Record(Part):
     folded_attention_factor: Number | None = None
     adaptation: Adaptation | None = None
     base_weights: Text | None = None
-    transfer: Transfer | None = None
     base: Base = Field(default_factory=Base)
     earlier: Record | None = None
     start: Keys | None = None

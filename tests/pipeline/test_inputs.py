@@ -83,7 +83,7 @@ def test_an_unknown_argument_is_named_with_the_nearest_one(call, message, hint):
     assert hint in refused.value.hint
 
 
-COMMANDS = ("extend", "fit", "transfer", "push", "compare", "plan", "probe", "explore", "eval", "doctor")
+COMMANDS = ("extend", "fit", "push", "compare", "plan", "probe", "explore", "eval", "doctor")
 OTHER_NAMES = {"eval": "evaluate", "doctor": "diagnose"}
 # What one side alone has: --set for `**parameters`, --eval, --model, the screen, and what is for other code.
 ONE_SIDED = {
