@@ -23,7 +23,7 @@ from ropepatch.files import absent, check_resumed, read_json, remove, whole_file
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import text_config
 from ropepatch.model.loading import load_tokenizer
-from ropepatch.model.precision import FLOAT32, Precision
+from ropepatch.model.precision import Precision
 from ropepatch.settings import seed_of
 from ropepatch.training.parallel import Sharing
 from ropepatch.training.preparation import prepare
@@ -38,7 +38,6 @@ NOT_DECISIVE: dict[str, Any] = {
     "trainer": {"report_to", "run_name"},
     "data": {"sources": {"__all__": {"text", "field", "split"}}},
 }
-LATER = ("distil", "parallel", "quantization")  # sections that runs of before did not have
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,9 +97,9 @@ class Run:
 
     def record(self, supply: Supply) -> dict[str, Any]:
         """All that decides the weights."""
-        plan, recipe = self.plan.to_dict(), self.recipe.model_dump(exclude=NOT_DECISIVE)
+        plan = self.plan.to_dict()
         return {
-            "recipe": {key: value for key, value in recipe.items() if key not in LATER or value},
+            "recipe": self.recipe.model_dump(exclude=NOT_DECISIVE),
             "method": {key: plan[key] for key in ("method", "factor", "parameters", "target", "inv_freq")},
             "weights": self.source.fingerprint,
             "config": seed_of(json.dumps(self.plan.survey.raw, sort_keys=True)),
@@ -158,7 +157,7 @@ class Run:
             hint = "choose another `out`, or remove that folder to start anew"
             decided = {key: earlier[key] for key in earlier if key not in ("base", "precision")}  # measured
             check_resumed(f"{self.folder} is of another run", decided, record, hint=hint)
-            return {"precision": {"dtype": FLOAT32}} | earlier  # what a run of before had that stated none
+            return earlier
         names = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
         if any(not name.startswith(".") for name in names):  # hidden: the lock, a record half written
             raise RopepatchError(f"{self.folder} exists and is no run", hint="choose another `out`")
