@@ -8,11 +8,8 @@ Shapes: N tokens, H hidden size, V vocabulary, C tokens of a chunk. Losses are i
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -39,16 +36,18 @@ def linear_cross_entropy(
 
     The gradients come with the forward pass, chunk by chunk, since the logits are gone by the time of the
     backward pass. Under autocast the matrix products are in its dtype; softmax and the sum are in float32.
+    `F.linear_cross_entropy` of torch 2.13 is not used: on a CPU it takes as much memory and time, in bfloat16
+    more time, and it rounds the sum to bfloat16.
 
     Args:
         hidden: The hidden states [N, H].
         weight: The head's weight [V, H], in the dtype of `hidden` unless autocast makes it so.
         labels: The token that follows each [N], int64.
         bias: The head's bias [V].
-        chunk: Tokens whose logits are held at a time; liger chooses for itself.
+        chunk: Tokens whose logits are held at a time.
     """
     hidden, weight, bias = _as_multiplied(hidden, weight, bias)
-    return _backend(hidden)(hidden, weight, labels, bias, chunk)
+    return _summed(hidden, weight, bias, _to_labels(labels), len(labels), chunk)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,33 +139,6 @@ def _as_multiplied(
         return hidden, weight, bias
     dtype = torch.get_autocast_dtype(device)
     return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-
-
-def _backend(hidden: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor | None, int], Tensor]:
-    """On a GPU the kernel of liger-kernel, if it is installed; else our chunks.
-
-    `F.linear_cross_entropy` of torch 2.13 is not used: on a CPU it takes as much memory and time as our
-    chunks, in bfloat16 more time, and it rounds the sum to bfloat16.
-    """
-    if hidden.device.type != "cuda" or not _installed("liger_kernel"):
-        return _in_chunks
-    # Where the hidden states need no gradient, liger gives the head none either.
-    return _by_liger if hidden.requires_grad or not torch.is_grad_enabled() else _in_chunks
-
-
-_installed = functools.cache(find_spec)
-
-
-def _by_liger(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, chunk: int) -> Tensor:
-    """With liger-kernel 0.8.5 checked in Triton's interpreter on a CPU, not on a GPU; see `linear_head`."""
-    functional: Any = import_module("liger_kernel.transformers.functional")
-    options = {"ignore_index": IGNORED, "reduction": "sum", "accum_dtype": torch.float32}
-    loss: Tensor = functional.liger_fused_linear_cross_entropy(hidden, weight, labels, bias=bias, **options)
-    return loss
-
-
-def _in_chunks(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, chunk: int) -> Tensor:
-    return _summed(hidden, weight, bias, _to_labels(labels), len(labels), chunk)
 
 
 def _to_labels(labels: Tensor) -> Objective:

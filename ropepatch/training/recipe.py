@@ -346,6 +346,12 @@ class Recipe(Settings):
                 "teach nothing beyond it",
                 hint="data.boundaries: false joins them; or positions: pose",
             )
+        if "use_liger_kernel" in self.trainer:
+            raise RopepatchError(
+                "trainer.use_liger_kernel replaces classes of transformers in the whole process, which also "
+                "merges and verifies the checkpoint",
+                hint="leave it out: the loss is computed in chunks without it",
+            )
         refuse_unknown(self.trainer, TrainerArguments.__annotations__, "trainer key")
         if self.trainer.get("lr_scheduler_type") in ("reduce_lr_on_plateau", "greedy"):
             raise RopepatchError(

@@ -166,10 +166,7 @@ def full_recipe() -> dict:
             "tokens_per_batch": "2k",
             "boundaries": False,
         },
-        "positions": {
-            "name": "mixture",
-            "parts": ["true-length", {"name": "pose", "chunks": 3, "weight": 2}],
-        },
+        "positions": {"name": "pose", "chunks": 3},
         "distil": {
             "map": {"name": "rerope", "window": 64},
             "temperature": 2,
@@ -225,6 +222,7 @@ def paths(content, path=()):
             "trainer.bf16 beside fp16",
         ),
         (("trainer", "save_total_limit"), 1, "trainer.save_total_limit must be 2 or more"),
+        (("trainer", "use_liger_kernel"), True, "use_liger_kernel replaces classes of transformers"),
         (("trainer", "lr_scheduler_type"), "greedy", "must not wait for a measurement"),
         (("trainer", "weight_decay"), "0,1", "trainer.weight_decay must be a number"),
         (("trainer", "optim_args"), yaml.safe_load("2026-11-22"), "trainer.optim_args must be a text"),
@@ -262,7 +260,7 @@ HOSTILE = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=2)
         | st.dictionaries(
-            st.sampled_from(["name", "text", "generated", "parts", "weight", "r"]), inner, max_size=2
+            st.sampled_from(["name", "text", "generated", "chunks", "weight", "r"]), inner, max_size=2
         )
     ),
     max_leaves=4,

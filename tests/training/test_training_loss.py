@@ -1,6 +1,4 @@
 import copy
-import sys
-import types
 from typing import ClassVar
 
 import pytest
@@ -202,27 +200,6 @@ def test_in_sixteen_bits_a_student_is_still_its_teacher():
         assert (
             linear_distillation(*wide, labels, teacher=TeacherOutput(hidden.detach(), weight.detach())) == 0
         )
-
-
-def test_liger_is_called_with_its_own_arguments(monkeypatch):
-    def stand_in(
-        hidden,
-        weight,
-        target,
-        bias=None,
-        ce_weight=None,
-        ignore_index=-100,
-        reduction="mean",
-        accum_dtype=None,
-    ):
-        assert (ignore_index, ce_weight, accum_dtype) == (-100, None, torch.float32)
-        return F.cross_entropy(F.linear(hidden, weight, bias), target, reduction=reduction)
-
-    functional = types.SimpleNamespace(liger_fused_linear_cross_entropy=stand_in)
-    monkeypatch.setitem(sys.modules, "liger_kernel.transformers.functional", functional)
-    hidden, weight, labels, bias = inputs(9, 4, 7)
-    found = fused_loss._by_liger(hidden, weight, labels, bias, 4)
-    torch.testing.assert_close(found, summed(hidden, weight, labels, bias))
 
 
 # The loss of a model
