@@ -64,7 +64,8 @@ def uninterchangeable(model: PreTrainedModel) -> str | None:
     others = sorted(set(getattr(config, "layer_types", None) or ()) - _MASKED_LAYERS)
     unrotated = find_substitute(model, Unrotated)
     causal = [getattr(part, "is_causal", True) for part in (config, *model.modules())]
-    reasons = {
+    packed = str(model.config._attn_implementation).startswith("ropepatch_")
+    reasons = ({unrotated[1].reason: True} if unrotated else {"it is within packed attention": packed}) | {
         f"it has layers of the type {', '.join(others)}": others,
         "it carries a state from token to token": getattr(model, "_is_stateful", False),
         "it does not support sdpa": not model._supports_sdpa,
@@ -72,7 +73,7 @@ def uninterchangeable(model: PreTrainedModel) -> str | None:
         "some of its attention is not causal": not all(causal),
         "it caps its attention scores": getattr(config, "attn_logit_softcapping", None),
         OWN_MASK: any(hasattr(module, "prepare_dynamic_mask") for module in model.modules()),
-    } | ({unrotated[1].reason: True} if unrotated else {})
+    }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 

@@ -230,7 +230,6 @@ def _attentions(base: PreTrainedModel, surveyed: Survey) -> list[nn.Module]:
     reasons = {
         "only a part of each head rotates": surveyed.rotates_partly,
         "its layers do not stand beside its rotary module": not hasattr(decoder, "layers"),
-        "it is within packed attention": base.config._attn_implementation.startswith("ropepatch_"),
         "its rope differs by layer type": surveyed.site.layer_type is not None,
     }
     if reason := uninterchangeable(base) or next((one for one, holds in reasons.items() if holds), None):

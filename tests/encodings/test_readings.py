@@ -1,4 +1,4 @@
-"""Models with an attention map or a swapped encoding read alike in pieces, padded, by a cache or at once."""
+"""Models with an attention map or a swapped encoding read alike in pieces, padded, packed, or at once."""
 
 import copy
 from typing import Any
@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 import torch
 from caches import into
-from swaps import IDS, ONE, TRAINED, apart, cast, every_encoding, logits, pickled, put, sliding
+from loss_models import Largest
+from swaps import BY_NAME, IDS, ONE, TRAINED, apart, cast, every_change, logits, pickled, put, sliding
 from tiny_models import tiny_model
 from torch import Tensor, nn
 from transformers import DynamicCache, StaticCache
 
 from ropepatch import ENCODINGS
 from ropepatch.attention import MAPS, mapped
-from ropepatch.attention.modeling_attention_map import Sight
+from ropepatch.attention import modeling_attention_map as modeling
 from ropepatch.encodings import swapped
 
-every_change = pytest.mark.parametrize("name", [*MAPS, *every_encoding.args[1]])
 CHUNKS = [13, 1, 1, 9, 16]
 TOKENS = 30
 MASKS = {  # of the second row, read in several parts
@@ -42,23 +42,8 @@ def cached(model: nn.Module, sizes: list[int], cache: Any = None) -> Tensor:
 def test_reading_through_a_cache_of_either_kind_equals_reading_at_once(model, name):
     put(model, name)
     expected = logits(model)
-    for sizes in (CHUNKS, [1] * 40):
-        for cache in (None, StaticCache(config=model.config, max_cache_len=56)):
-            assert apart(cached(model, sizes, cache), expected) < 5e-5
-
-
-@pytest.mark.parametrize("name", ["rope", "rerope", "self-extend"])
-def test_the_cache_test_would_see_keys_that_are_one_token_off(model, name, monkeypatch):
-    right = Sight.of
-
-    def shifted(mask: Tensor | None, query: Tensor, *others: Any) -> Sight:
-        sight = right(mask, query, *others)
-        return sight._replace(keys=sight.keys - int(query.shape[2] == 1))
-
-    put(model, name)
-    expected = logits(model)
-    monkeypatch.setattr(Sight, "of", shifted)
-    assert apart(cached(model, CHUNKS), expected) > 1e-2
+    for cache in (None, StaticCache(config=model.config, max_cache_len=56)):
+        assert apart(cached(model, CHUNKS, cache), expected) < 5e-5
 
 
 @pytest.mark.parametrize("name", [*MAPS, "learned", "alibi", "shaw", "rope", "xpos"])
@@ -98,6 +83,78 @@ def test_tokens_stand_where_their_position_ids_say_whatever_is_padding(model, na
             parts.append(logits(model, ids[:, begin:end], **where, **into(cache)))
         for row, text, real in zip(torch.cat(parts, 1), ids, seen.bool(), strict=True):
             assert apart(row[real], logits(model, text[real][None], use_cache=False)[0]) < 2e-4
+
+
+@pytest.mark.parametrize("sliding_window", [None, 20])
+@pytest.mark.parametrize("name", ["self-extend", "alibi", "shaw", "transformer-xl", "sinusoidal", "rope"])
+def test_documents_of_packed_rows_are_read_as_if_alone(name, sliding_window, monkeypatch):
+    """Rows of two, one and three documents, in one block and in blocks of seven queries."""
+    model = sliding(sliding_window)
+    put(model, name)
+    lengths = [[18, 22], [40], [5, 1, 34]]
+    ids = torch.cat((IDS, IDS[:1].flip(1)))
+    positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
+    for scores in (modeling.SCORES["cpu"], 3 * 4 * 40 * 7):
+        monkeypatch.setitem(modeling.SCORES, "cpu", scores)
+        packed = logits(model, ids, position_ids=positions, use_cache=False)
+        for row, text, parts in zip(packed, ids, lengths, strict=True):
+            alone = [logits(model, part[None], use_cache=False) for part in text.split(parts)]
+            assert apart(row[None], torch.cat(alone, 1)) < 5e-5
+
+
+COUNTED = torch.arange(512)
+TOLD = {
+    "counted": {},
+    "padded": {"attention_mask": (torch.tensor([[7], [0]]) <= COUNTED).long()},
+    "packed": {"position_ids": torch.cat((COUNTED[:200], COUNTED[:312])).expand(2, -1)},
+    "a jump": {
+        "position_ids": (COUNTED + (COUNTED > 9)).expand(2, -1),
+        "attention_mask": torch.ones(2, 512, dtype=torch.long),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        *(("self-extend", "padded"), ("dca", "packed"), ("rope", "counted")),
+        *(("t5", one) for one in TOLD),
+        *((name, "a jump") for name in ("shaw", "transformer-xl")),
+    ],
+)
+def test_no_tensor_grows_with_the_square_of_the_tokens(model, name, told, monkeypatch):
+    monkeypatch.setitem(modeling.SCORES, "cpu", 1 << 14)
+    put(model, name)
+    ids = torch.randint(3, 120, (2, 512), generator=torch.Generator().manual_seed(0))
+    with Largest() as largest:
+        model(ids, **TOLD[told], use_cache=False, logits_to_keep=1).logits.sum().backward()
+    assert largest.numel < 512 * 512
+
+
+@pytest.mark.parametrize(
+    "name", ["self-extend", "dca", "lampe", "learned", "alibi", "t5", "shaw", "transformer-xl"]
+)
+def test_gradients_in_blocks_and_checkpointed_are_those_of_one_block(model, name, monkeypatch):
+    """A text that is read before the backward pass changes none of them."""
+
+    def gradients(read_between: bool = False) -> list[Tensor]:
+        model.zero_grad()
+        loss = model(IDS, labels=IDS, use_cache=False).loss
+        if read_between:
+            logits(model, ONE, use_cache=False)
+        loss.backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    put(model, name)
+    model.train()
+    at_once = gradients()
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    for one, other in zip(gradients(read_between=True), at_once, strict=True):
+        assert torch.equal(one, other)
+    monkeypatch.setitem(modeling.SCORES, "cpu", 2 * 4 * 40 * 7)
+    for one, other in zip(gradients(), at_once, strict=True):
+        assert apart(one, other) < 1e-4 * float(other.abs().max()) + 1e-6
 
 
 @pytest.mark.parametrize("name", ["self-extend", "learned", "alibi", "shaw", "rope"])
@@ -141,7 +198,7 @@ def test_two_models_do_not_see_each_other(name):
     assert torch.equal(logits(other), expected)
 
 
-@pytest.mark.parametrize("name", ["dca", *every_encoding.args[1]])
+@pytest.mark.parametrize("name", ["dca", *BY_NAME])
 def test_a_copy_is_changed_on_its_own(model, name):
     copied = copy.deepcopy if name in ("dca", "shaw") else pickled
     stock = logits(model)

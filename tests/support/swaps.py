@@ -30,10 +30,9 @@ IDS = torch.randint(3, 120, (2, 40), generator=torch.Generator().manual_seed(1))
 ONE = IDS[:1]
 
 OFTEN = {"integer", "nezha", "rope", "nope", *TRAINED}  # one of every kind; the others in the sweep
-every_encoding = pytest.mark.parametrize(
-    "name",
-    [name if name in OFTEN else pytest.param(name, marks=pytest.mark.sweep) for name in ENCODINGS],
-)
+BY_NAME = [name if name in OFTEN else pytest.param(name, marks=pytest.mark.sweep) for name in ENCODINGS]
+every_encoding = pytest.mark.parametrize("name", BY_NAME)
+every_change = pytest.mark.parametrize("name", [*MAPS, *BY_NAME])
 
 
 def put(model: nn.Module, name: str, **parameters: Any) -> Any:
