@@ -121,7 +121,6 @@ SECTIONS: tuple[tuple[str, Any], ...] = (
     ("distil.", sections.Distil),
     ("lora.", sections.Lora),
     ("method.", sections.Fit),
-    ("parallel.", sections.Parallel),
     ("watch.", sections.Watch),
 )
 SHOWN = {"method": "`yarn`", "watch": "see below"}  # defaults

@@ -176,8 +176,7 @@ def _train(
         with map_attention(loaded, map_of(recipe.distil.map), to=run.plan.target) as mapped:
             pass  # it is taken out again, and in force where the teacher reads
     patch(loaded, run.plan)
-    attention = run.sharing.attention(recipe)
-    if attention == "varlen":
+    if not recipe.packed_by_us:
         loaded.set_attn_implementation(recipe.attention)
     set_seed(recipe.seed)  # of the adapter's first weights
     model = trainable(loaded, recipe.lora)
@@ -185,7 +184,7 @@ def _train(
         recompute_activations(loaded)
     trainer = make_trainer(
         watcher=_watcher(run, supply, split=run.sharing.engine is None),
-        attention=attention,
+        packed=recipe.packed_by_us,
         sharing=run.sharing,
         teacher=recipe.distil and Teacher(model, run.trained, mapped, recipe.distil),
         loraplus_lr_ratio=recipe.lora and recipe.lora.loraplus_lr_ratio,

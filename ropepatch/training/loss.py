@@ -21,7 +21,6 @@ from ropepatch.training.fused_loss import IGNORED, linear_cross_entropy
 
 logger = logging.getLogger(__name__)
 
-LABELS = ("labels", "shift_labels")
 CHECKED = 16  # tokens of the passes by which a model is checked
 AGREEMENT = 0.02  # of the loss, by which ours may differ from the one of all logits: both may be in 16 bits
 
@@ -41,17 +40,14 @@ def causal_lm_loss(
 
     Args:
         model: A causal language model, wrapped or not.
-        batch: With `labels` [B, N] of the tokens themselves, or with `shift_labels` [B, N] of the tokens that
-            follow; -100 is left out.
+        batch: With `labels` [B, N] of the tokens themselves, not shifted; -100 is left out.
         num_items: What the sum over the labels is divided by; None for their number.
         head: What `linear_head` found; None to make all logits.
         distilled: `linear_distillation` towards a teacher; None for the cross-entropy of the labels.
     """
-    labels: Tensor | None = batch.get("shift_labels")  # of what each token is followed by
-    if labels is None:
-        labels = F.pad(batch["labels"], (0, 1), value=IGNORED)[..., 1:]
+    labels = F.pad(batch["labels"], (0, 1), value=IGNORED)[..., 1:]  # of what each token is followed by
     count = (labels != IGNORED).sum() if num_items is None else torch.as_tensor(num_items)
-    inputs = {"use_cache": False} | {name: value for name, value in batch.items() if name not in LABELS}
+    inputs = {"use_cache": False} | {name: value for name, value in batch.items() if name != "labels"}
 
     def mean(total: Tensor) -> Tensor:
         return total / count.clamp(min=1).to(total.device)
@@ -86,7 +82,7 @@ def linear_head(model: nn.Module) -> nn.Linear | None:
     base: Any = base_model(model)
     vocabulary = text_config(base.config).vocab_size
     batch = _short_batch(vocabulary, base.get_input_embeddings().weight.device)
-    inputs = {name: value for name, value in batch.items() if name not in LABELS}
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
     with evaluating(model), torch.no_grad():
         head = find_linear_head(model, base, inputs)
         losses = [causal_lm_loss(model, batch, head=layer).item() for layer in (head, None)]

@@ -25,11 +25,10 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.rotary import base_model
 
 NAME = "ropepatch_packed"
-SHARED = "ropepatch_packed_shared"  # of a row that processes share: DeepSpeed's Ulysses leaves masks out
 
 
 @contextmanager
-def packed_attention(model: nn.Module, name: str = NAME) -> Iterator[None]:
+def packed_attention(model: nn.Module) -> Iterator[None]:
     """Switch one model to attention within segments, for the forward and backward passes of training.
 
     A forward pass then takes one row: `input_ids` and `position_ids` [1, T] with `cu_seq_lens_q` from 0 to T,
@@ -43,7 +42,7 @@ def packed_attention(model: nn.Module, name: str = NAME) -> Iterator[None]:
             f"{base.config.model_type} cannot be trained on packed rows: {reason}",
             hint="adapt a LLaMA-like model",
         )
-    with attending_by(base, name):
+    with attending_by(base, NAME):
         yield
 
 
@@ -94,14 +93,6 @@ def _attention(
     return torch.cat([read(*one) for one in zip(*split, strict=True)], 1), None
 
 
-def _of_shared_rows(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-) -> tuple[Tensor, None]:
-    """The same of whole rows and some heads, without a sliding window."""
-    no_window = query.new_empty(1, 1, 0, 0, dtype=torch.bool)
-    return _attention(module, query, key, value, no_window, **kwargs)
-
-
 def _misuse(what: str) -> RopepatchError:
     return RopepatchError(
         f"packed attention got {what}",
@@ -111,5 +102,3 @@ def _misuse(what: str) -> RopepatchError:
 
 AttentionInterface.register(NAME, _attention)
 AttentionMaskInterface.register(NAME, _no_mask)
-AttentionInterface.register(SHARED, _of_shared_rows)
-AttentionMaskInterface.register(SHARED, _no_mask)

@@ -17,7 +17,7 @@ from ropepatch.data.sources import FORMATS, local_files
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import Plan
-from ropepatch.model.config import blueprint, load_config, text_config
+from ropepatch.model.config import blueprint, load_config
 from ropepatch.model.precision import Precision, fastest
 from ropepatch.model.stock import stock_code
 from ropepatch.training.adapter import trainable
@@ -84,12 +84,12 @@ def prepare(plan: Plan, recipe: Recipe) -> Prepared:
             obstacles.append(error)
 
     model: Any = blueprint(load_config(plan.survey.raw))
-    counted, sharing = Weights.before(model), Sharing.of(recipe)
+    counted, sharing = Weights.before(model), Sharing.of_environment()
     precision = fastest() if recipe.precision is None else Precision(recipe.precision)
     with noted():
         check_adaptable(plan, recipe, model)
-        sharing.check(recipe, text_config(plan.survey.config), plan.rope.original_max_position_embeddings)
-        _check_attention(sharing.attention(recipe), recipe, model)
+        sharing.check(recipe)
+        _check_attention(recipe, model)
         if can_train:
             from ropepatch.training.trainer import training_arguments
 
@@ -124,11 +124,11 @@ def check_adaptable(plan: Plan, recipe: Recipe, model: Any) -> None:
         map_of(recipe.distil.map).fitted(window, plan.target)
 
 
-def _check_attention(attention: str, recipe: Recipe, model: Any) -> None:
-    if attention in ("packed", "shared"):
+def _check_attention(recipe: Recipe, model: Any) -> None:
+    if recipe.packed_by_us:
         with packed_attention(model):
             pass
-    elif attention == "varlen":
+    else:
         with stock_code(f"use {recipe.attention}", "attention: sdpa needs no further package"):
             model.set_attn_implementation(recipe.attention)
 

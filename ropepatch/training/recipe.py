@@ -155,17 +155,6 @@ class Distil(Settings):
     top_k: Count | None = None
 
 
-class Parallel(Settings):
-    """How processes share a row.
-
-    Args:
-        sequence: How many processes share each row, by DeepSpeed's Ulysses; it divides the processes, the
-            heads and the window.
-    """
-
-    sequence: Count = 1
-
-
 class Fit(Settings):
     """The method `fit`: frequencies learned first, with the weights frozen; see `ropepatch.fit`.
 
@@ -297,7 +286,6 @@ class Recipe(Settings):
         trainer: Arguments of transformers' Trainer, as `TrainingArguments` names them; `max_steps` and
             `learning_rate` must be among them. Without `bf16` and `fp16` the precision follows from
             the hardware: bfloat16 where it has units for it (CUDA 8.0, AMX, AVX512_BF16), else float32.
-        parallel: How processes share a row; None for rows of their own.
         watch: What is measured meanwhile.
         gradient_checkpointing: Compute activations again in the backward pass instead of keeping them.
         quantization: `4bit` keeps the frozen weights in 4 bits (QLoRA, arXiv:2305.14314), by bitsandbytes on
@@ -317,7 +305,6 @@ class Recipe(Settings):
     lora: Lora | None
     trainer: Annotated[TrainerArguments, WrapValidator(lambda content, fits: fits(content) and content)]
     distil: Distil | None = None
-    parallel: Parallel | None = None
     watch: Watch = Watch()
     gradient_checkpointing: bool = False
     quantization: Literal["4bit"] | None = None
@@ -361,6 +348,11 @@ class Recipe(Settings):
             raise RopepatchError("trainer.bf16 beside fp16", hint="set one of them")
         if self.lora and self.lora.loraplus_lr_ratio and "optim" in self.trainer:
             raise RopepatchError("trainer.optim beside lora.loraplus_lr_ratio, which has its own: AdamW")
+
+    @property
+    def packed_by_us(self) -> bool:
+        """Whether `packed_attention` keeps segments apart; flash attention takes them itself."""
+        return self.attention == "sdpa"
 
     @property
     def max_steps(self) -> int:

@@ -93,7 +93,7 @@ class Run:
             folder=self.source.folder,
             say=say,
         )
-        return reader.supply(per_step=self.sharing.rows_at_once * accumulated)
+        return reader.supply(per_step=self.sharing.processes * accumulated)
 
     def record(self, supply: Supply) -> dict[str, Any]:
         """All that decides the weights."""

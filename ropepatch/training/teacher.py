@@ -15,7 +15,7 @@ from ropepatch.extension.queries import unfolded
 from ropepatch.model.head import evaluating, shadowed
 from ropepatch.model.rotary import RotarySubstitute, base_model, find_substitute, rotating_by
 from ropepatch.training.fused_loss import TeacherOutput, linear_distillation
-from ropepatch.training.loss import LABELS, linear_head
+from ropepatch.training.loss import linear_head
 from ropepatch.training.recipe import Distil
 
 UNKNOWN: Any = object()
@@ -41,7 +41,7 @@ class Teacher:
         pieces = batch["cu_seq_lens_q"]
         begins = pieces[:-1].repeat_interleave(pieces.diff())
         true = torch.arange(len(begins), device=begins.device) - begins
-        inputs = {name: value for name, value in batch.items() if name not in LABELS}
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
         inputs |= {"position_ids": true[None].long(), "use_cache": False}
         mapped = self.mapped if batch["max_length_q"] > self.window else None
         with self.reading(mapped):

@@ -24,8 +24,8 @@ from ropepatch.errors import RopepatchError
 from ropepatch.files import whole_file
 from ropepatch.training.adapter import set_loraplus_rates
 from ropepatch.training.loss import causal_lm_loss, linear_head
-from ropepatch.training.packed_attention import NAME, SHARED, packed_attention
-from ropepatch.training.parallel import Repeated, Sharing, launch_arguments, part_of_row, share_rows
+from ropepatch.training.packed_attention import packed_attention
+from ropepatch.training.parallel import Sharing, launch_arguments
 from ropepatch.training.recipe import Recipe
 from ropepatch.training.run_checkpoints import seal
 from ropepatch.training.teacher import UNKNOWN, Teacher
@@ -40,9 +40,8 @@ class LongContextTrainer(Trainer):
 
     Args:
         watcher: What measures when `evaluate` is called.
-        attention: `packed`, through `packed_attention`; `shared`, of rows that Ulysses splits; or `varlen`,
-            through flash attention, which takes the same segments.
-        sharing: How processes share the rows.
+        packed: Whether it attends through `packed_attention`; flash attention takes the same segments.
+        sharing: How processes share the weights.
         teacher: What teaches it, if it is distilled.
         loraplus_lr_ratio: The learning rate of the matrices B over that of all else; None for the same.
         **arguments: Further arguments of transformers' Trainer.
@@ -54,14 +53,12 @@ class LongContextTrainer(Trainer):
         self,
         *,
         watcher: Watcher,
-        attention: str,
+        packed: bool,
         sharing: Sharing,
         teacher: Teacher | None = None,
         loraplus_lr_ratio: float | None = None,
         **arguments: Any,
     ) -> None:
-        if attention == "shared":
-            arguments["train_dataset"] = Repeated(arguments["train_dataset"], sharing.sequence)
         super().__init__(
             data_collator=lambda batches: batches[0],
             eval_dataset=[],  # never read: `evaluate` asks the watcher
@@ -70,10 +67,7 @@ class LongContextTrainer(Trainer):
         )
         self.remove_callback(PrinterCallback)  # writes to stdout, which is for results
         self.watcher = watcher
-        self.attention = attention
-        self.sharing = sharing
-        if attention == "shared":
-            share_rows(self.accelerator, self.model)
+        self.packed = packed
         self.teacher = teacher
         self.loraplus_lr_ratio = loraplus_lr_ratio
         self._head: Any = UNKNOWN
@@ -101,12 +95,7 @@ class LongContextTrainer(Trainer):
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """A forward and backward pass, attending within the segments of the batch."""
-        if self.attention == "shared":
-            parts = self.sharing.sequence
-            inputs = part_of_row(inputs, self.accelerator.process_index % parts, parts)
-        names = {"packed": NAME, "shared": SHARED}
-        name = names.get(self.attention)
-        with nullcontext() if name is None else packed_attention(model, name):
+        with packed_attention(model) if self.packed else nullcontext():
             return super().training_step(model, inputs, *args, **kwargs)
 
     def compute_loss(

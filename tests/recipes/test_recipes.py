@@ -176,7 +176,6 @@ def full_recipe() -> dict:
         "lora": {"r": 4, "lora_dropout": 0.1, "target_modules": ["q_proj"], "loraplus_lr_ratio": 16},
         "trainer": {"max_steps": 3, "learning_rate": 0.1, "lr_scheduler_type": "cosine"},
         "watch": {"every": 2, "text": "books", "passkey_trials": 0, "max_short_loss_increase": 0},
-        "parallel": {"sequence": 2},
         "attention": "sdpa",
         "save": "merged",
         "seed": 3,

@@ -19,14 +19,14 @@ SUPPORT = Path(__file__).parent
 ROOT = SUPPORT.parents[1]
 LIMIT = 400.0  # seconds, after which a start counts as hanging
 PROCESSES, ROW, STEPS = 2, 64, 4
-FILES = {"ddp": "ddp", "fsdp2": "fsdp2", "zero2": "zero2", "zero3": "zero3", "alst": "alst"}
+FILES = ("ddp", "fsdp2", "zero2", "zero3")
 LORA = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "train_norms": False}
 
 
 def recipe_of(way: str | None, *, lora: bool) -> dict[str, Any]:
     """A recipe whose steps read the same rows in every way."""
-    own = PROCESSES if way and way != "alst" else 1
-    recipe: dict[str, Any] = {
+    own = PROCESSES if way else 1
+    return {
         "model": "tiny",
         "to": 512,
         "method": "linear",
@@ -53,7 +53,6 @@ def recipe_of(way: str | None, *, lora: bool) -> dict[str, Any]:
         },
         "watch": {"every": 2, "windows": 1, "passkey_trials": 0, "max_short_loss_increase": 0.99},
     }
-    return recipe | ({"parallel": {"sequence": PROCESSES}} if way == "alst" else {})
 
 
 @cache
@@ -62,7 +61,7 @@ def launcher_environment(way: str) -> dict[str, str]:
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 
-    place = ROOT / "recipes" / "accelerate" / f"{FILES[way]}.yaml"
+    place = ROOT / "recipes" / "accelerate" / f"{way}.yaml"
     words = [
         "--config_file",
         str(place),
@@ -78,9 +77,7 @@ def launcher_environment(way: str) -> dict[str, str]:
         made = prepare_deepspeed_cmd_env(arguments)[1]
     else:
         made = prepare_multi_gpu_env(arguments)
-    if "PARALLELISM_CONFIG_SP_SIZE" in made:
-        made["PARALLELISM_CONFIG_SP_SIZE"] = str(PROCESSES)
-    return {name: made[name] for name in made if name.startswith(("ACCELERATE_", "FSDP_", "PARALLELISM_"))}
+    return {name: made[name] for name in made if name.startswith(("ACCELERATE_", "FSDP_"))}
 
 
 def start(way: str | None, place: Path, *, lora: bool, kill: str = "") -> subprocess.CompletedProcess[str]:

@@ -1,10 +1,10 @@
 """Processes that share a run, really started: each way trains as one process does, also after a death."""
 
 import json
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,13 +12,11 @@ import ways
 from safetensors.torch import load_file
 
 from ropepatch.errors import RopepatchError
-from ropepatch.model.config import load_config
 from ropepatch.model.source import TINY
-from ropepatch.training.parallel import SPLIT, Sharing, part_of_row
+from ropepatch.training.parallel import Sharing
 from ropepatch.training.recipe import Recipe
 
 pytest.importorskip("deepspeed")
-CONFIG: Any = load_config(json.loads((TINY / "config.json").read_text()))
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +42,7 @@ def losses(out: Path) -> list[float]:
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("way", "lora"),
-    [*((way, True) for way in ways.FILES), ("fsdp2", False), ("zero2", False), ("alst", False)],
+    [*((way, True) for way in ways.FILES), ("fsdp2", False), ("zero2", False)],
 )
 def test_two_processes_have_the_losses_and_the_weights_of_one(trained, way, lora):
     """Of packed documents at skipped positions; what is saved was compared by stock transformers."""
@@ -78,69 +76,29 @@ def test_a_death_of_one_or_of_all_ends_the_others_and_the_same_command_ends_as_i
     assert losses(tmp_path / "out") == losses(trained(way, True))
 
 
-def recipe(**changes: Any) -> Recipe:
-    """The small recipe, shared by two."""
-    return Recipe.model_validate(ways.recipe_of("alst", lora=True) | changes)
+@pytest.mark.parametrize("section", ["distil", "quantization"])
+def test_what_needs_all_weights_is_refused_where_they_are_split(section):
+    content = ways.recipe_of("fsdp2", lora=True) | {section: {} if section == "distil" else "4bit"}
+    recipe = Recipe.model_validate(content)
+    Sharing(processes=2).check(recipe)
+    with pytest.raises(RopepatchError, match="where FSDP or DeepSpeed split the model"):
+        Sharing(processes=2, engine="FSDP").check(recipe)
 
 
-def rows(window: int) -> dict[str, Any]:
-    return {"sources": [{"generated": "tales"}], "windows": [window], "tokens_per_batch": 2 * window}
+@pytest.mark.parametrize("size", ["CP_SIZE", "SP_SIZE"])
+def test_a_recipe_is_not_trained_where_accelerate_splits_rows(monkeypatch, size):
+    monkeypatch.setenv(f"PARALLELISM_CONFIG_{size}", "2")
+    with pytest.raises(RopepatchError, match="packed rows"):
+        Sharing(processes=2).check(Recipe.model_validate(ways.recipe_of("fsdp2", lora=True)))
 
 
-ALST = {"engine": "DEEPSPEED", "zero": 3, "sequence": 2, "processes": 2}
-
-
-@pytest.mark.parametrize(
-    ("sharing", "changes", "said"),
-    [
-        ({"engine": None, "zero": None}, {}, "nothing that splits them runs"),
-        ({"zero": 2}, {}, "nothing that splits them runs"),
-        ({"processes": 3}, {}, "3 processes are not a multiple"),
-        ({"sequence": 4, "processes": 4}, {}, "6 attention heads are not"),
-        ({}, {"data": rows(63)}, r"rows of \[63\] tokens are not"),
-        ({}, {"attention": "flash_attention_2"}, "flash_attention_2 is not sdpa"),
-        ({}, {"distil": {}}, "no teacher to distil from"),
-    ],
-)
-def test_what_processes_cannot_share_is_refused_by_name_before_anything_is_read(
-    monkeypatch, sharing, changes, said
-):
-    monkeypatch.setenv("PARALLELISM_CONFIG_SP_SIZE", "2")
-    with pytest.raises(RopepatchError, match=said):
-        Sharing(**ALST | sharing).check(recipe(**changes), CONFIG, 256)
-    Sharing(**ALST).check(recipe(), CONFIG, 256)
-    monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "2")
-    with pytest.raises(RopepatchError, match="context parallelism"):
-        Sharing(processes=2).check(recipe(parallel=None), CONFIG, 256)
-
-
-def test_what_the_launcher_and_the_recipe_say_is_read_once_and_handed_on(monkeypatch):
-    launched = {"WORLD_SIZE": "8", "ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
-    for name, value in (launched | {"PARALLELISM_CONFIG_SP_SIZE": "8"}).items():
-        monkeypatch.setenv(name, value)
-    for name in ("PARALLELISM_CONFIG_DP_SHARD_SIZE", "ACCELERATE_GRADIENT_CLIPPING"):
-        monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
-    sharing = Sharing.of(recipe())
-    assert sharing == Sharing(processes=8, engine="DEEPSPEED", zero=3, sequence=2)
-    assert sharing.rows_at_once == 4
-    sharing.announce(recipe())
-    assert Sharing.of(recipe(parallel=None)) == sharing  # the file now says the same
-    assert Sharing.of(recipe(parallel={"sequence": 4})).rows_at_once == 2
-
-
-def test_parts_of_a_row_on_end_are_the_row_and_labels_are_those_of_what_follows():
-    ids = torch.arange(8)[None]
-    batch = {
-        "input_ids": ids,
-        "labels": ids * 10,
-        "position_ids": ids + 5,
-        "cu_seq_lens_q": torch.tensor([0, 8]),
-    }
-    parts = [part_of_row(batch, rank, 2) for rank in (0, 1)]
-    whole = {name: torch.cat([part[name] for part in parts], 1) for name in SPLIT}
-    assert torch.equal(whole["input_ids"], ids)
-    assert torch.equal(whole["position_ids"], ids + 5)
-    assert whole["shift_labels"].tolist() == [[10, 20, 30, 40, 50, 60, 70, -100]]
-    assert all(torch.equal(part["cu_seq_lens_q"], batch["cu_seq_lens_q"]) for part in parts)
-    assert "labels" not in parts[0]
+def test_deepspeed_divides_and_clips_as_the_recipe_says(monkeypatch):
+    for name in ("ACCUMULATION_STEPS", "CLIPPING"):
+        monkeypatch.setenv(f"ACCELERATE_GRADIENT_{name}", "1")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    sharing = Sharing.of_environment()
+    assert sharing == Sharing(processes=8, engine="DEEPSPEED")
+    sharing.announce(Recipe.model_validate(ways.recipe_of("zero3", lora=True)))
+    assert os.environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "2"
+    assert float(os.environ["ACCELERATE_GRADIENT_CLIPPING"]) == 1e9  # max_grad_norm 0: none
