@@ -97,15 +97,13 @@ def evaluate(
     ] = True,
     gain: Annotated[
         bool,
-        typer.Option(
-            "--gain", help="Also measure what tokens beyond the trained context bring, and LongPPL."
-        ),
+        typer.Option("--gain", help="Also measure what tokens beyond the trained context bring."),
     ] = False,
     scorer: Annotated[
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="A checkpoint that chooses the key tokens of LongPPL; each model if not given.",
+            help="With --gain: a checkpoint that chooses the key tokens of LongPPL.",
         ),
     ] = None,
     out: Out = None,

@@ -33,7 +33,7 @@ EXAMPLES = """\b
 Examples:
   ropepatch fit tiny --to 2k
   ropepatch fit ./llama-2-7b --to 16k --out fitted.json
-  ropepatch fit ./llama-2-7b --to 16k --text books/ --short 2 --out ./llama-2-7b-16k
+  ropepatch fit ./llama-2-7b --to 16k --text books/ --out ./llama-2-7b-16k
   ropepatch extend ./llama-2-7b --method fitted.json --recipe llama2-7b-yarn-32k"""
 
 
@@ -66,12 +66,6 @@ def fit(
             "mixtures."
         ),
     ] = "auto",
-    short: Annotated[
-        float, typer.Option(help="The weight of tokens within the trained context, against 1 beyond it.")
-    ] = 1.0,
-    keep: Annotated[
-        int, typer.Option(min=0, help="So many of the fastest pairs keep their frequencies.")
-    ] = 0,
     teacher: Annotated[
         str,
         typer.Option(
@@ -125,8 +119,6 @@ def fit(
             split=split,
             steps=steps,
             init=init,
-            short=short,
-            keep=keep,
             teacher=teacher,
             queries=queries,
             seed=seed,

@@ -15,8 +15,8 @@ UsageError: Any = typer.BadParameter.__base__  # of typer's own click, or of cli
 STANDS_FOR = {
     **dict.fromkeys(("to", "lengths", "stride"), "TOKENS"),
     **dict.fromkeys(("out", "report", "fix"), "PATH"),
-    **dict.fromkeys(("windows", "documents", "haystacks", "keys", "steps", "keep", "seed", "limit"), "N"),
-    **dict.fromkeys(("short", "minutes"), "NUMBER"),
+    **dict.fromkeys(("windows", "documents", "haystacks", "keys", "steps", "seed", "limit"), "N"),
+    **dict.fromkeys(("minutes",), "NUMBER"),
     **dict.fromkeys(("method", "methods", "init"), "METHOD"),
     "text": "TEXT",
     "field": "KEY",

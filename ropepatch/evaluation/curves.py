@@ -118,13 +118,11 @@ class LossCurve:
             raise RopepatchError("a gain is not finite", hint="both curves must hold numbers only")
         return LossCurve(gains, self.documents)
 
-    def key_tokens(
-        self, limited: LossCurve, *, gain: float = KEY_GAIN, likely: float = KEY_LIKELY
-    ) -> tuple[Tensor, ...]:
+    def key_tokens(self, limited: LossCurve) -> tuple[Tensor, ...]:
         """Which tokens need the context that ``limited``, a curve of the same tokens, did not give.
 
         Those of LongPPL (Fang et al. 2024, arXiv:2410.23771): with all the context a token is more likely, by
-        more than ``gain`` nats, and its log-probability is above ``likely``.
+        more than `KEY_GAIN` nats, and its log-probability is above `KEY_LIKELY`.
 
         Returns:
             For each row a mask [T - 1], True for a key token, as `long_perplexity` takes it.
@@ -133,14 +131,15 @@ class LossCurve:
             RopepatchError: As `gain_over`.
         """
         gains = self.gain_over(limited).nll
-        return tuple((by > gain) & (-full > likely) for by, full in zip(gains, self.nll, strict=True))
+        pairs = zip(gains, self.nll, strict=True)
+        return tuple((gain > KEY_GAIN) & (-full > KEY_LIKELY) for gain, full in pairs)
 
     def long_perplexity(self, keys: Sequence[Tensor], length: int | None = None) -> Perplexity:
         """LongPPL: the perplexity of the key tokens among the first ``length`` of every row, or among all.
 
         Args:
-            keys: Masks by `key_tokens`, of this curve or of that of another model, for the same tokens. A
-                model that chooses its own has one below exp(-``likely``) by their definition.
+            keys: Masks by `key_tokens` of the curve of another model, for the same tokens. (Chosen by the
+                model itself, their perplexity is below exp(-`KEY_LIKELY`) by definition.)
             length: In tokens.
 
         Raises:

@@ -23,13 +23,6 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import finite
 from ropepatch.model.head import evaluating
 
-# Of RULER's tasks in lm-eval 0.4.13 (see eval/README.md): those that make their own data, with
-# `pip install wonderwords`, and those that download, some of them whatever HF_HUB_OFFLINE says.
-OFFLINE = ("niah_single_1", "niah_multikey_2", "niah_multikey_3", "ruler_vt", "ruler_cwe", "ruler_fwe")
-DOWNLOADING = {
-    *("ruler", "niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multiquery", "niah_multivalue"),
-    *("ruler_qa_squad", "ruler_qa_hotpot"),
-}
 Score = dict[str, Any]
 UNASKED = -1.0  # what RULER's tasks report for lengths that nobody asked for
 
@@ -42,7 +35,6 @@ def run_tasks(
     include_path: Path | None = None,
     metadata: Mapping[str, Any] | None = None,
     limit: int | None = None,
-    batch_size: int = 1,
     max_length: int | None = None,
 ) -> list[Score]:
     """The scores of tasks or groups of lm-eval.
@@ -58,7 +50,6 @@ def run_tasks(
         include_path: A folder of task files, such as ``eval/tasks``.
         metadata: What the tasks are given, such as ``{"max_seq_lengths": [4096]}``.
         limit: Documents per task; None for all.
-        batch_size: Prompts that are read at once.
         max_length: Tokens that the model reads; None for its config's max_position_embeddings.
 
     Returns:
@@ -69,14 +60,9 @@ def run_tasks(
         raise RopepatchError(
             f"tasks must be a list of names, got {tasks!r}", hint='e.g. ["ropepatch_passkey"]'
         )
-    if constants.HF_HUB_OFFLINE and (downloading := [task for task in tasks if task in DOWNLOADING]):
-        raise RopepatchError(
-            f"{', '.join(downloading)} needs the network, but HF_HUB_OFFLINE is set",
-            hint=f"offline: {', '.join(OFFLINE)}",
-        )
     with _undisturbed(model.device), evaluating(model), TemporaryDirectory() as folder:
         evaluate = _lm_eval().simple_evaluate
-        reader = _reader(model, _saved(tokenizer, folder), batch_size=batch_size, max_length=max_length)
+        reader = _reader(model, _saved(tokenizer, folder), max_length=max_length)
         values = {
             **(metadata or {}),
             "tokenizer": folder,

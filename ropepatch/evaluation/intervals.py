@@ -58,8 +58,8 @@ class Mean:
         """How many clusters an interval needs beyond those that there are."""
         return max(0, FEWEST - len(self.clusters))
 
-    def interval(self, level: float = LEVEL) -> Interval:
-        """The confidence interval of the mean that other clusters of the kind would have.
+    def interval(self) -> Interval:
+        """The 95 % confidence interval of the mean that other clusters of the kind would have.
 
         Losses: r ± t * se, with the standard error and the degrees of freedom of `_spread`. Shares: Wilson's
         interval (J. Am. Stat. Assoc. 22, 1927) with the answers divided by the design effect (Kish 1965) and
@@ -69,9 +69,9 @@ class Mean:
         if self.missing or not math.isfinite(self.value):
             return (0.0, 1.0) if self.share else (-math.inf, math.inf)
         if self.share:
-            return self._wilson(float(stdtrit(len(self.clusters) - 1, (1 + level) / 2)))
+            return self._wilson(float(stdtrit(len(self.clusters) - 1, (1 + LEVEL) / 2)))
         error, freedom = self._spread
-        reach = float(stdtrit(freedom, (1 + level) / 2)) * error
+        reach = float(stdtrit(freedom, (1 + LEVEL) / 2)) * error
         return self.value - reach, self.value + reach
 
     @property
@@ -96,12 +96,14 @@ class Mean:
         sums, weights = np.array(self.clusters, dtype=np.float64).T
         p = weights / weights.sum()
         residuals = sums / weights - self.value
-        scale = p**2 / (1 - 2 * p + (p**2).sum())
-        # The variance is a quadratic form of the means with the matrix M' diag(scale) M, M = I - 1 p'.
-        centred = np.eye(len(p)) - p
-        form = centred.T @ (scale[:, None] * centred)
-        freedom = np.trace(form) ** 2 / (form * form).sum()
-        return math.sqrt(float((scale * residuals**2).sum())), float(freedom)
+        q = (p**2).sum()
+        scale = p**2 / (1 - 2 * p + q)
+        # The variance is a quadratic form of the means with the matrix F = M' diag(scale) M, M = I - 1 p',
+        # whose trace is q. The degrees of freedom are q^2 / tr(F^2); the second, written out:
+        all_scales, scaled = scale.sum(), (scale * p).sum()
+        squared = 2 * (scale * p**2).sum() * all_scales + 2 * scaled**2 + (q * all_scales) ** 2
+        squared += (scale**2 * (1 + 2 * (q - 2 * p))).sum() - 4 * q * scaled * all_scales
+        return math.sqrt(float((scale * residuals**2).sum())), float(q**2 / squared)
 
     def _wilson(self, t: float) -> Interval:
         n, p = self.weight / self._design_effect, self.value
@@ -141,15 +143,15 @@ def difference(a: Mean, b: Mean) -> Mean:
     return Mean(tuple((first - second, weight) for (first, weight), (second, _) in pairs))
 
 
-def significant(differences: Mapping[Name, Mean], level: float = LEVEL) -> set[Name]:
+def significant(differences: Mapping[Name, Mean]) -> set[Name]:
     """The names of the differences from 0 by Holm's procedure (Scand. J. Stat. 6, 1979).
 
-    The probability that any is named which is 0 in truth is at most 1 - level, however many there are.
+    The probability that any is named which is 0 in truth is at most 5 %, however many there are.
     """
     found: set[Name] = set()
     ordered = sorted(differences, key=lambda name: differences[name].p_value)
     for number, name in enumerate(ordered):
-        if differences[name].p_value > (1 - level) / (len(ordered) - number):
+        if differences[name].p_value > (1 - LEVEL) / (len(ordered) - number):
             break
         found.add(name)
     return found

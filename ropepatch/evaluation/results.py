@@ -54,8 +54,6 @@ MEASURES: dict[str, Measure] = {
     "loss": Measure("Nats per token", "{:z.3f}".format, -1, hub="loss"),
     "gain": Measure("Nats gained from beyond the trained context", "{:z.3f}".format, 1, hub="gain"),
     "key_loss": Measure("Nats per key token", "{:z.3f}".format, -1, hub="key_loss"),
-    # Not ranked: each model's own tokens are others, and it finds them likely.
-    "own_key_loss": Measure("Nats per key token of its own", "{:z.3f}".format, hub="own_key_loss"),
     "found": Measure("Answers found", "{:.0%}".format, 1, share=True, hub="accuracy"),
     "log_prob": Measure(
         "Log-probability of the answers, nats per token", "{:z.2f}".format, 1, hub="log_prob"
@@ -257,12 +255,10 @@ def rows_by_position(curve: LossCurve, edges: Sequence[int], measure: str = "los
     ]
 
 
-def rows_of_keys(
-    curve: LossCurve, keys: Sequence[Tensor], lengths: Sequence[int], trained: int, measure: str
-) -> list[Row]:
+def rows_of_keys(curve: LossCurve, keys: Sequence[Tensor], lengths: Sequence[int], trained: int) -> list[Row]:
     """The loss of the key tokens up to each length beyond the trained context."""
     return [
-        Row.of(measure, {"length": length}, curve.long_perplexity(keys, length).loss)
+        Row.of("key_loss", {"length": length}, curve.long_perplexity(keys, length).loss)
         for length in lengths
         if length > trained
     ]

@@ -164,10 +164,9 @@ class PerplexityTask(Task):
         stride: Slide windows of each length over pieces of twice the greatest, so many tokens at a time; None
             for one pass, which gives every length at once.
         bos: Put the beginning-of-sequence token before each document.
-        gain: Also measure what the tokens beyond the trained context bring; by a further pass. It gives
-            LongPPL, too: the perplexity of the tokens that need them.
-        scorer: The checkpoint that chooses these key tokens, which has the same tokenizer and is read as
-            often; None for each model by itself.
+        gain: Also measure what the tokens beyond the trained context bring; by a further pass.
+        scorer: A checkpoint that chooses key tokens, those that need the context beyond the trained one, for
+            LongPPL, their perplexity. It has the same tokenizer and is read as often.
     """
 
     name: ClassVar[str] = "perplexity"
@@ -244,12 +243,12 @@ class PerplexityTask(Task):
             beyond = [edge for edge in edges if edge >= trained]
             rows = of_one_pass(curve) + rows_by_position(curve.gain_over(limited), beyond, "gain")
             if scorer is None:
-                return rows + rows_of_keys(curve, curve.key_tokens(limited), known, trained, "own_key_loss")
+                return rows
             if not chosen:
                 other: Any = load_checkpoint(scorer, model.dtype)
                 reading = other.to(input_device(model)), keep and keep / "scorer", advance
                 chosen.append(read(*reading).key_tokens(read(*reading, *limits)))
-            return rows + rows_of_keys(curve, chosen[0], known, trained, "key_loss")
+            return rows + rows_of_keys(curve, chosen[0], known, trained)
 
         scored = {} if scorer is None else {"scorer_weights": scorer.fingerprint}
         unscored = {"scorer"} if scorer is None else None
@@ -303,8 +302,8 @@ class PerplexityTask(Task):
         pieces = f"{parameters['pieces']:,} pieces of" if "pieces" in parameters else "Text:"
         tokens = f", {parameters['tokens']:,} tokens in all" if "tokens" in parameters else ""
         stride, bos = parameters.get("stride"), parameters.get("bos", True)
-        by = parameters.get("scorer", "each model itself")
-        chosen = KEY_TOKENS.format(by, KEY_GAIN, KEY_LIKELY) if parameters.get("gain") else ""
+        by = parameters.get("scorer")
+        chosen = KEY_TOKENS.format(by, KEY_GAIN, KEY_LIKELY) if by else ""
         words = [
             f"{pieces} {parameters.get('text', 'text')}{tokens}.",
             SLIDING.format(stride=stride) if stride else ONE_PASS,

@@ -21,7 +21,7 @@ from ropepatch.evaluation.running import distribute, rank_and_ranks
 from ropepatch.fitting.loss import BACKWARD, FitLoss
 from ropepatch.fitting.vectors import Vector, mixtures, named, published
 from ropepatch.scaling.rope import rotations
-from ropepatch.settings import Count, Settings, Text, Weight, Whole, seed_of
+from ropepatch.settings import Count, Settings, Text, Whole, seed_of
 
 MIXTURES = 160  # random starts beside the published ones
 SCREENED = 16  # starts that are tried again on more text
@@ -47,8 +47,6 @@ class FitSettings(Settings):
 
     steps: Count = 100
     init: Text = "auto"
-    short: Weight = 1.0
-    keep: Whole = 0
     queries: bool = True
     seed: Whole = 0
 
@@ -148,11 +146,9 @@ def batch_of(train: FitLoss) -> int:
 def starts_of(train: FitLoss, settings: FitSettings) -> dict[str, Vector]:
     """The methods that are named, or all published ones."""
     if settings.init == "auto":
-        starts = published(train.rope, train.factor)
-    else:
-        names = [name.strip() for name in settings.init.split(",")]
-        starts = {name: named(name, train.rope, train.factor) for name in names}
-    return {name: start.keep_fastest(settings.keep) for name, start in starts.items()}
+        return published(train.rope, train.factor)
+    names = [name.strip() for name in settings.init.split(",")]
+    return {name: named(name, train.rope, train.factor) for name in names}
 
 
 def screened(
@@ -206,8 +202,7 @@ def begin(
     methods = starts_of(train, settings)
     starts = dict(methods)
     if settings.init == "auto":
-        more = mixtures(methods, count=MIXTURES, seed=settings.seed)
-        starts |= {name: start.keep_fastest(settings.keep) for name, start in more.items()}
+        starts |= mixtures(methods, count=MIXTURES, seed=settings.seed)
     order = screened(train, starts, settings, until=until, advance=advance)
     racing = order[: CANDIDATES if settings.race else 1]
     if not racing:
@@ -301,7 +296,7 @@ def step(train: FitLoss, state: Descent, *, batch: int, settings: FitSettings) -
     sound = math.isfinite(loss) and bool(gradient.isfinite().all())
     values.grad = gradient * scale if sound else torch.zeros_like(gradient)
     optimizer.step()
-    vector = Vector.from_flat(values.detach() * scale, pairs).keep_fastest(settings.keep).flat()
+    vector = Vector.from_flat(values.detach() * scale, pairs).clamped().flat()
     return Descent(
         step=state.step + 1,
         vector=vector,

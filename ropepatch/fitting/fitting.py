@@ -123,8 +123,6 @@ def fit(
     split: str = "train",
     steps: int = 100,
     init: str = "auto",
-    short: float = 1.0,
-    keep: int = 0,
     teacher: str = "auto",
     queries: bool = True,
     seed: int = 0,
@@ -161,8 +159,6 @@ def fit(
         split: The split of a `datasets` id or a saved set.
         steps: Steps of gradient descent.
         init: `auto`, or methods to start from, separated by commas.
-        short: The weight of a token within the trained context, against 1 beyond it.
-        keep: How many of the fastest pairs keep their frequencies.
         teacher: The attention map under which the base model is read; `auto` for rerope where the model can
             have it; `none`, and `auto` elsewhere, for the cross-entropy of a text.
         queries: Whether factors of queries are learned, too, where there is a teacher and the queries have
@@ -180,7 +176,7 @@ def fit(
     Raises:
         RopepatchError: If the model, the target, the text or a setting does not allow it.
     """
-    settings = FitSettings(steps=steps, init=init, short=short, keep=keep, queries=queries, seed=seed)
+    settings = FitSettings(steps=steps, init=init, queries=queries, seed=seed)
     if minutes is not None and not 0 < minutes < math.inf:
         raise RopepatchError(f"minutes must be a number above 0, got {minutes}", hint="leave it out")
     began = time.perf_counter()
@@ -193,11 +189,6 @@ def fit(
     check_device(device)
     source = find_source(model, revision, weights=True)
     survey = trained_on(survey_checkpoint(source), original)
-    if keep >= survey.rope.num_pairs:
-        raise RopepatchError(
-            f"keep must be below the {survey.rope.num_pairs} rotary pairs of {source.name}, got {keep}",
-            hint="`keep=0`",
-        )
     window = survey.rope.original_max_position_embeddings
     target = relative_length(to, window)
     if target <= window:
@@ -247,7 +238,7 @@ def fit(
         for line in describe_placement(loaded):
             say(line)
         train, validation = (
-            FitLoss(loaded, module, survey.rope, windows, short, mapped)
+            FitLoss(loaded, module, survey.rope, windows, mapped)
             for windows in (splits.train, splits.validation)
         )
         began -= kept.get("seconds", 0.0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -102,16 +102,13 @@ def learnable(
 
 
 class FitLoss:
-    """The weighted mean loss over windows of one length, in nats per token, as a function of a vector.
-
-    ``short`` is the weight of a token within the trained context, against 1 beyond it.
+    """The mean loss over windows of one length, in nats per token, as a function of a vector.
 
     Args:
         teacher: A map that was taken out of the model; None for the cross-entropy of the text.
 
     Attributes:
         ids: [N, T] int64.
-        weights: [T - 1] float32, of the tokens from the second on; their mean is 1.
         factor: s, the length of a window over the trained context.
         spent: Forward tokens so far, without those of the teacher.
     """
@@ -122,16 +119,12 @@ class FitLoss:
         module: LearnableRope,
         rope: Rope,
         windows: Sequence[Tensor],
-        short: float = 1.0,
         teacher: Mapped | None = None,
     ) -> None:
         self.model, self.module, self.rope, self.spent = model, module, rope, 0
         self.ids = torch.stack([torch.as_tensor(window, dtype=torch.long) for window in windows])
         length, trained = self.ids.shape[1], rope.original_max_position_embeddings
-        weights = torch.full((length - 1,), 1 / (length - 1))
-        weights[: trained - 1] *= short
-        self.weights, self.factor = weights / weights.mean(), length / trained
-        self.teacher, self._trained = teacher, trained
+        self.factor, self.teacher, self._trained = length / trained, teacher, trained
         self._decoder = decoder_of(model)
         self._taught: dict[str, Tensor] = {}  # by the digest of a window
 
@@ -141,27 +134,31 @@ class FitLoss:
 
     def score(self, vector: Vector, windows: Sequence[int]) -> float:
         """The loss over some windows, from forward passes alone."""
+        total = 0.0
         with torch.no_grad():
-            return self._mean(vector, windows)
+            for ids in self._chosen(windows):
+                total += self._losses(vector, ids).double().sum().item()
+                self.spent += ids.numel()
+        return total / self._scored(windows)
 
     def gradient(self, vector: Vector, windows: Sequence[int]) -> tuple[float, Tensor]:
         """The loss and its gradient, in the order of `Vector.flat`."""
-        flat = vector.flat().detach().requires_grad_()
-        # Loss scaling: the weights of single tokens are so small that float16 would round them to 0.
-        loss_scale = 2.0 ** (len(windows) * self.ids.shape[1]).bit_length()
-        loss = self._mean(Vector.from_flat(flat, self.rope.num_pairs), windows, loss_scale)
+        flat, total = vector.flat().detach().requires_grad_(), 0.0
+        # Loss scaling: the weight of a single token is so small that float16 would round it to 0.
+        scale = 2.0 ** (len(windows) * self.ids.shape[1]).bit_length()
+        for ids in self._chosen(windows):
+            with recomputing(self.model, ids.numel()):
+                whole = Vector.from_flat(flat, self.rope.num_pairs)
+                losses = self._losses(whole, ids, weight=scale / self._scored(windows))
+            total += losses.double().sum().item()
+            self.spent += ids.numel() * (1 + BACKWARD)
         assert flat.grad is not None
-        return loss, flat.grad / loss_scale
-
-    def by_window(self, vector: Vector) -> Tensor:
-        """The loss of every window on its own, float64 [N]; their mean is the loss over all."""
-        return (self.token_losses(vector).double() * self.weights.double()).mean(dim=1)
+        return total / self._scored(windows), flat.grad / scale
 
     def validate(self, vector: Vector) -> tuple[float, float]:
         """The loss over all windows, and that of the tokens within the trained context."""
         losses = self.token_losses(vector).double()
-        whole = (losses * self.weights.double()).mean().item()
-        return whole, losses[:, : self._trained - 1].mean().item()
+        return losses.mean().item(), losses[:, : self._trained - 1].mean().item()
 
     def token_losses(self, vector: Vector) -> Tensor:
         """The loss [N, T - 1] of every token, float32 on the CPU; processes share the work."""
@@ -169,26 +166,19 @@ class FitLoss:
 
         def read(ids: Tensor) -> Tensor:
             with torch.no_grad():
-                return self._read(vector, ids).cpu()
+                return self._losses(vector, ids).cpu()
 
         return torch.cat(distribute(_batches(self.ids), read, key=digest, split=True))
 
-    def _spread(self, rows: int) -> Tensor:
-        return self.weights.expand(rows, -1).clone()
+    def _chosen(self, windows: Sequence[int]) -> list[Tensor]:
+        return _batches(self.ids[torch.tensor(windows, dtype=torch.long)])
 
-    def _mean(self, vector: Vector, windows: Sequence[int], loss_scale: float = 0.0) -> float:
-        """The loss; after a backward pass of it, scaled, if the scale is above 0."""
-        backward, total = loss_scale > 0, 0.0
-        weights = self.weights * (1 / self._spread(len(windows)).sum().item())
-        for ids in _batches(self.ids[torch.tensor(windows, dtype=torch.long)]):
-            with recomputing(self.model, ids.numel()) if backward else nullcontext():
-                losses = self._read(vector, ids, loss_scale * weights if backward else None)
-            total += (losses.cpu().double() * weights).sum().item()
-            self.spent += ids.numel() * (1 + BACKWARD * backward)
-        return total
+    def _scored(self, windows: Sequence[int]) -> int:
+        """How many tokens of some windows have a loss."""
+        return len(windows) * (self.ids.shape[1] - 1)
 
-    def _read(self, vector: Vector, ids: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Losses [B, T - 1], detached; with weights [T - 1], after the backward pass of their weighted sum.
+    def _losses(self, vector: Vector, ids: Tensor, weight: float | None = None) -> Tensor:
+        """Losses [B, T - 1], detached; with the weight of each, after the backward pass of their sum.
 
         The head is run in chunks whose graphs are gone at once, so that no more than C positions' logits are
         ever held; the gradient reaches the decoder in one piece.
@@ -200,19 +190,19 @@ class FitLoss:
             logits = self.model(input_ids=ids, use_cache=False).logits
             if taught is not None:
                 logits = torch.cat([logits, taught.to(logits)])
-            return _backward(logits[:, :-1], ids, torch.arange(ids.shape[1] - 1), weights)
+            return _backward(logits[:, :-1], ids, torch.arange(ids.shape[1] - 1), weight)
         whole: list[Tensor] = []
 
         def cut(hidden: Tensor) -> Tensor:
             whole.append(hidden)
             both = hidden if taught is None else torch.cat([hidden, taught.to(hidden)])
-            return both.detach().requires_grad_(weights is not None)
+            return both.detach().requires_grad_(weight is not None)
 
         losses = []
         with decoded_once(self.model, self._decoder, ids, through=cut) as (logits_at, leaves):
             for positions in torch.split(torch.arange(ids.shape[1] - 1), max(1, CHUNK // (2 * len(ids)))):
-                losses.append(_backward(logits_at(positions), ids, positions, weights))
-        if weights is not None:
+                losses.append(_backward(logits_at(positions), ids, positions, weight))
+        if weight is not None:
             assert leaves[0].grad is not None
             torch.autograd.backward(whole[0], leaves[0].grad[: len(ids)])
         return torch.cat(losses, dim=1)
@@ -246,8 +236,8 @@ class FitLoss:
         return torch.stack([found[name] for name in names])
 
 
-def _backward(logits: Tensor, ids: Tensor, positions: Tensor, weights: Tensor | None) -> Tensor:
-    """The losses [B, C] of the tokens after some positions; with weights, after their backward pass.
+def _backward(logits: Tensor, ids: Tensor, positions: Tensor, weight: float | None) -> Tensor:
+    """The losses [B, C] of the tokens after some positions; with a weight, after their backward pass.
 
     Logits are [B, C, V], or with those of the teacher below them [2B, C, V].
     """
@@ -255,8 +245,8 @@ def _backward(logits: Tensor, ids: Tensor, positions: Tensor, weights: Tensor | 
         losses = token_losses(logits, ids[:, positions + 1])
     else:
         losses = divergence(*torch.split(logits, len(ids)))
-    if weights is not None:
-        (losses * weights[positions].to(losses.device)).sum().backward()  # type: ignore[no-untyped-call]
+    if weight is not None:
+        (weight * losses).sum().backward()  # type: ignore[no-untyped-call]
     return losses.detach()
 
 

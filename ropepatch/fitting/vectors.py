@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -55,11 +55,9 @@ class Vector:
         """The inverse of `flat`."""
         return cls(values[:pairs], values[pairs], values[pairs + 1 :])
 
-    def keep_fastest(self, pairs: int) -> Vector:
-        """The same, its so many fastest pairs with their own frequencies, within `LARGEST`."""
-        slow = self.log_divisors[pairs:]
-        divisors = torch.cat([torch.zeros(pairs), slow]).clamp(-LARGEST, LARGEST)
-        return Vector(divisors, self.log_attention, self.log_queries)
+    def clamped(self) -> Vector:
+        """The same with log-divisors within `LARGEST`."""
+        return replace(self, log_divisors=self.log_divisors.clamp(-LARGEST, LARGEST))
 
     def scaling(self, factor: float, heads: int = 1) -> CustomDivisors:
         """The method that says the same at s, the target over the original window.

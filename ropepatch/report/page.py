@@ -42,15 +42,12 @@ NAMES = {"ink": INK, "quiet": QUIET, "faint": FAINT, "grid": GRID, "plain": PLAI
 VARIABLES = {colour: f"var(--{name}, {colour})" for name, colour in NAMES.items()}
 
 
-def write_report(
-    results: Sequence[Result], file: str | Path, *, title: str | None = None, command: str | None = None
-) -> Path:
+def write_report(results: Sequence[Result], file: str | Path, *, command: str | None = None) -> Path:
     """Write results as one HTML file that needs nothing else: no network, no other file, no font.
 
     Args:
         results: Of any models and tasks; what cannot be compared stands apart.
         file: Where to; it must not exist.
-        title: The title of the page; the models and targets if None.
         command: The command line that measured them, to be shown.
 
     Returns:
@@ -62,7 +59,7 @@ def write_report(
     path = absent(file)
     if not results:
         raise RopepatchError("no results to report", hint="measure first: ropepatch eval MODEL --report FILE")
-    page = _page(results, title, command)
+    page = _page(results, command)
     try:
         with whole_file(path) as partial:
             partial.write_text(page, encoding="utf-8", errors="replace")
@@ -71,13 +68,13 @@ def write_report(
     return path
 
 
-def _page(results: Sequence[Result], title: str | None, command: str | None) -> str:
+def _page(results: Sequence[Result], command: str | None) -> str:
     places, look, numbers = by_place(comparisons(results)), looks_of(results), count(1)
     models, targets = (dict.fromkeys(parts) for parts in zip(*places, strict=True))
     summary = summary_table([*places.values()])
     template = _environment().get_template("template.html")
     return template.render(
-        title=title or f"{', '.join(models)} to {', '.join(map(short_length, targets))} tokens",
+        title=f"{', '.join(models)} to {', '.join(map(short_length, targets))} tokens",
         origin=origin(results),
         command=command,
         date=datetime.now(UTC).strftime("%Y-%m-%d"),

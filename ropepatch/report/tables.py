@@ -15,10 +15,6 @@ from ropepatch.report.verdict import variant
 from ropepatch.settings import short_length
 
 EFFECTIVE = f"Effective length at {THRESHOLD:.1%}"
-LONG_PERPLEXITY = {
-    "key_loss": "LongPPL",
-    "own_key_loss": "LongPPL by each model's own key tokens",
-}
 Form = Callable[[Row], Cell]
 
 
@@ -96,8 +92,8 @@ def _by_length(comparison: Comparison, measure: str) -> list[Table]:
     forms: dict[str, Form] = {known.title: row_cell}
     if measure == "loss":
         forms["Perplexity"] = _perplexity_cell
-    elif measure in LONG_PERPLEXITY:
-        forms = {LONG_PERPLEXITY[measure]: _key_cell}
+    elif measure == "key_loss":
+        forms = {"LongPPL": _key_cell}
     tables = []
     for caption, form in forms.items():
         columns = [_marked(comparison.at(measure, length=n), form, known.better) for n in lengths]

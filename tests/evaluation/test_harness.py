@@ -14,7 +14,7 @@ from huggingface_hub import constants
 
 import ropepatch
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.harness import DOWNLOADING, OFFLINE, run_tasks
+from ropepatch.evaluation.harness import run_tasks
 
 TASKS = Path(__file__).resolve().parents[2] / "eval" / "tasks"
 FILLER = " turns and turns" * 200
@@ -121,7 +121,7 @@ def test_the_refusal_names_the_task_and_counts_its_prompts(tiny, tmp_path):
     with pytest.raises(
         RopepatchError, match=r"long: 2 of 4 prompts exceed the 50 tokens .* longest takes 80"
     ):
-        run(tiny, tmp_path, "short", "long", max_length=50, batch_size=2)
+        run(tiny, tmp_path, "short", "long", max_length=50)
     assert run(tiny, tmp_path, "long", max_length=80)[0]["n"] == 3  # the answer is predicted, not read
     with pytest.raises(RopepatchError, match="long: 1 of 3 prompts exceed the 79 tokens"):
         run(tiny, tmp_path, "long", max_length=79)
@@ -276,26 +276,6 @@ def test_unknown_tasks_are_refused_with_the_nearest_of_ours_and_of_the_harness(t
     ) as error:
         run(tiny, TASKS, "ropepatch_passkey", *unknown)
     assert error.value.hint == "did you mean ropepatch_passkey, niah_single_1?"
-
-
-def test_the_tables_name_all_of_ruler_and_nothing_else():
-    from lm_eval.tasks import TaskManager
-
-    folder = Path(sys.modules["lm_eval"].__file__).parent / "tasks" / "ruler"
-    found = TaskManager(include_path=str(folder), include_defaults=False).all_tasks
-    assert {*OFFLINE, *DOWNLOADING} == {*found} - {"longcxt"}  # a tag
-    assert not {*OFFLINE} & DOWNLOADING
-
-
-@pytest.mark.parametrize("name", ["ruler_qa_squad", "ruler"])
-def test_offline_a_task_that_downloads_is_refused_and_online_it_is_tried(tiny, tmp_path, monkeypatch, name):
-    write_task(tmp_path, name, [RIGHT])
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    assert run(tiny, tmp_path, name)[0]["value"] == 1.0
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(RopepatchError, match=f"{name} needs the network") as error:
-        run(tiny, tmp_path, name)
-    assert "niah_single_1" in error.value.hint
 
 
 @pytest.mark.parametrize(

@@ -206,10 +206,9 @@ def scorer(tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize("scored", [False, True], ids=["own", "scorer"])
-def test_long_perplexity_has_the_key_tokens_of_the_model_or_of_its_scorer(tiny, scorer, tmp_path, scored):
+def test_long_perplexity_has_the_key_tokens_of_the_scorer_for_all_models(tiny, scorer, tmp_path):
     model, tokenizer = tiny
-    task = PerplexityTask(windows=4, gain=True, scorer=str(scorer) if scored else None)
+    task = PerplexityTask(windows=4, gain=True, scorer=str(scorer))
     first = list(of_tiny(task, methods=YARN, out=tmp_path))
     measured = of(first, "perplexity", "yarn")
     tales = [tale.ids for tale in held_out_tales(tokenizer, length=512, count=4)]
@@ -220,13 +219,13 @@ def test_long_perplexity_has_the_key_tokens_of_the_model_or_of_its_scorer(tiny, 
 
     with ropepatch.patch(model, ropepatch.plan("tiny", to=512, method="yarn")):
         own = losses(model)
-    full, short = losses(ropepatch.load(scorer, device="cpu")[0]) if scored else own
+    full, short = losses(ropepatch.load(scorer, device="cpu")[0])
     value, tokens = long_perplexity(full, short, own[0])
-    (row,) = measured.of("key_loss" if scored else "own_key_loss", "length")
+    (row,) = measured.of("key_loss", "length")
     assert (row.length, row.n, math.exp(row.value)) == (512, tokens, pytest.approx(value, rel=1e-5))
     assert tokens > 20
     assert row.low < row.value < row.high
-    assert of(first, "perplexity", BASELINE).of(row.measure, "length")[0].n == tokens or not scored
+    assert of(first, "perplexity", BASELINE).of(row.measure, "length")[0].n == tokens
     assert rows(of_tiny(task, methods=YARN, out=tmp_path)) == rows(first)
 
 

@@ -205,12 +205,17 @@ def test_a_cache_that_is_not_that_of_the_prompt_is_seen_and_every_prompt_read_wh
     assert apart(ask(model, made, **one_by_one), whole) > 1e-2
 
 
-def test_with_one_key_the_check_is_made_at_every_length(tiny, monkeypatch):
+def test_the_first_answer_is_checked_at_the_first_and_last_length_with_one_key_at_every_one(
+    tiny, monkeypatch
+):
     """A cache may differ beyond a length alone."""
     checked = []
     monkeypatch.setattr(retrieval, "_same", lambda logits, _: checked.append(len(logits)) or True)
+    model = MODELS["grouped queries"]()
+    ask(model, haystacks(model))
+    assert len(checked) == 2
     ropepatch.passkey(*tiny, lengths=[96, 128, 160], haystacks=2)
-    assert len(checked) == 3
+    assert len(checked) == 2 + 3
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,7 @@ def tales(tiny, tmp_path_factory):
 
 def scores(tiny, task, *, max_length, **metadata):
     model, tokenizer = tiny
-    rows = run_tasks(
-        model, tokenizer, [task], include_path=TASKS, metadata=metadata, max_length=max_length, batch_size=3
-    )
+    rows = run_tasks(model, tokenizer, [task], include_path=TASKS, metadata=metadata, max_length=max_length)
     return {row["metric"]: row for row in rows}
 
 

@@ -162,7 +162,7 @@ class Cell:
                 state = step(loss, state, batch=batch_of(loss), settings=settings)
                 if taken % JUDGED_EVERY == 0:
                     tried.append(Vector.from_flat(state.mean, found.rope.num_pairs))
-            best = min(tried, key=lambda vector: loss.by_window(vector).mean().item())
+            best = min(tried, key=lambda vector: loss.validate(vector)[0])
         return best.scaling(float(self.factor))
 
     def texts(
