@@ -1,7 +1,8 @@
 # make demo   extend the bundled checkpoint without and with training, and measure it; reports in .demo
 # make quick  run the tests of the mathematics, the settings, a plan, a patch and an extension: under a minute
 # make test   run the tests that a newcomer needs to trust it: all but the markers slow and sweep
-# make sweep  run every test; PART=1/5 leaves four fifths of what is marked slow or sweep out, as CI does in turn
+# make sweep  run every test, and every mutant; PART=1/5 leaves the mutants and four fifths of what is marked slow or sweep out, as CI does in turn
+# make mutants   change the package in each way that tests/mutants lists: named tests must fail; ROOMS="scaling model" runs some
 # make ends   run those of the mathematics, patches, saving and measuring with the oldest and the newest transformers allowed
 # make lint   format, lint and types
 # make documents   rewrite all that is generated: blocks and figures of the documents, schemas, headers of recipes, the catalogue of the commands
@@ -39,6 +40,10 @@ test: .venv/test/installed
 
 sweep: .venv/test/installed
 	OMP_NUM_THREADS=1 .venv/test/$(PYTEST) $(if $(PART),--part $(PART))
+	$(if $(PART),,OMP_NUM_THREADS=1 .venv/test/bin/python tests/mutants/run.py)
+
+mutants: .venv/test/installed
+	OMP_NUM_THREADS=1 .venv/test/bin/python tests/mutants/run.py $(ROOMS)
 
 ENDS := tests/scaling/test_scaling.py tests/model/test_head.py $(addprefix tests/attention/test_,mapping.py kernel.py) \
   tests/encodings/test_swapped_attention.py tests/model/test_self_written.py tests/doctor/test_doctor_weights.py \
@@ -48,8 +53,8 @@ TRANSFORMERS_oldest := $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/==\1/p'
 
 ends: ends-oldest ends-newest
 
-ends-%: .venv/%/installed
-	OMP_NUM_THREADS=1 .venv/$*/bin/pytest -p no:cacheprovider -m "not (slow or sweep)" $(ENDS)
+ends-%: .venv/test/installed .venv/%/installed
+	PYTHONPATH=$(CURDIR)/.venv/$* OMP_NUM_THREADS=1 .venv/test/$(PYTEST) -p no:cacheprovider -m "not (slow or sweep)" $(ENDS)
 
 documents: .venv/test/installed
 	.venv/test/bin/python docs/tables.py
@@ -69,14 +74,14 @@ lint: .venv/test/installed
 	DS_ACCELERATOR=cpu DS_BUILD_OPS=0 .venv/$*/bin/pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable ".$(EXTRAS_$*)" $(TOOLS_$*)
 	@touch $@
 
-# The tested set but for transformers, and for what each version of it wants in a version of its own.
+# A folder to stand before the packages of .venv/test: another transformers, with what it wants in a version of its own.
 .venv/oldest/installed .venv/newest/installed: .venv/%/installed: pyproject.toml .ci/constraints.txt
-	$(PYTHON) -m venv --clear .venv/$*
-	grep -vE '^(transformers|huggingface_hub|tokenizers)==' .ci/constraints.txt >.venv/$*/constraints.txt
-	.venv/$*/bin/pip install --quiet --disable-pip-version-check --constraint .venv/$*/constraints.txt --editable ".[train]" hypothesis pytest "transformers$(TRANSFORMERS_$*)"
+	rm -rf .venv/$* && mkdir -p .venv/$*
+	grep -vE '^(transformers|huggingface_hub|tokenizers)==' .ci/constraints.txt >.venv/$*.txt
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --constraint .venv/$*.txt --target .venv/$* "transformers$(TRANSFORMERS_$*)"
 	@touch $@
 
 clean:
 	rm -rf .venv .demo .site docs/figures
 
-.PHONY: demo quick test sweep ends documents site lint clean
+.PHONY: demo quick test sweep mutants ends documents site lint clean
