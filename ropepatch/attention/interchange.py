@@ -22,7 +22,7 @@ ATTENTION = ("_attn_implementation_internal",)  # where a configuration holds th
 OTHER_SCORES = ("softcap", "s_aux", "position_bias")  # arguments by which a model changes its scores
 
 
-class Unrotated(RotarySubstitute):
+class PositionsInAttention(RotarySubstitute):
     """Stands in the place of the rotary module: cos 1 and sin 0; an attention function does what it did.
 
     Args:
@@ -62,10 +62,10 @@ def uninterchangeable(model: PreTrainedModel) -> str | None:
     """Why the attention of a model cannot be replaced by a function like sdpa's; None where it can."""
     config: Any = text_config(model.config)
     others = sorted(set(getattr(config, "layer_types", None) or ()) - _MASKED_LAYERS)
-    unrotated = find_substitute(model, Unrotated)
+    within = find_substitute(model, PositionsInAttention)
     causal = [getattr(part, "is_causal", True) for part in (config, *model.modules())]
     packed = str(model.config._attn_implementation).startswith("ropepatch_")
-    reasons = ({unrotated[1].reason: True} if unrotated else {"it is within packed attention": packed}) | {
+    reasons = ({within[1].reason: True} if within else {"it is within packed attention": packed}) | {
         f"it has layers of the type {', '.join(others)}": others,
         "it carries a state from token to token": getattr(model, "_is_stateful", False),
         "it does not support sdpa": not model._supports_sdpa,

@@ -13,7 +13,13 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 
 from ropepatch.attention import modeling_attention_map as modeling
-from ropepatch.attention.interchange import ATTENTION, SLOT, Unrotated, set_attention, uninterchangeable
+from ropepatch.attention.interchange import (
+    ATTENTION,
+    SLOT,
+    PositionsInAttention,
+    set_attention,
+    uninterchangeable,
+)
 from ropepatch.attention.maps import AttentionMap, make_map
 from ropepatch.attention.probe import rotating_layers
 from ropepatch.errors import RopepatchError
@@ -36,7 +42,7 @@ NAME = "ropepatch_map"  # in the interfaces of transformers, which are one per p
 logger = logging.getLogger("ropepatch")
 
 
-class MappedRope(Unrotated, modeling.MapRotation):
+class MappedRope(PositionsInAttention, modeling.MapRotation):
     """Stands in the place of the rotary module, and holds the map by which attention rotates.
 
     Args:
@@ -124,7 +130,9 @@ class Mapped(Substitution[MappedRope]):
         self._slots = {
             part: part.__dict__.pop(SLOT) for part in self.model.modules() if SLOT in part.__dict__
         }
-        self.model.__dict__.pop("save_pretrained", None)
+        refused = vars(self.model).pop("save_pretrained")
+        if refused.keywords["wrapped"] is not None:
+            vars(self.model)["save_pretrained"] = refused.keywords["wrapped"]
         logger.info("%s: map %s -> none", type(self.model).__name__, self._substitute.distances.name)
 
     @contextmanager
@@ -219,7 +227,8 @@ def _mapped(
         module.__dict__[SLOT] = rope if rotates else None
     config.max_position_embeddings = target
     config.attention_map = {"name": fitted.name, "target": target} | fitted.parameters()
-    base.__dict__["save_pretrained"] = partial(_refuse_saving, fitted.name)
+    wrapped = vars(base).get("save_pretrained")
+    vars(base)["save_pretrained"] = partial(_refuse_saving, fitted.name, wrapped=wrapped)
     set_attention(base, NAME)
     logger.info("%s: map none -> %s", type(base).__name__, rope.extra_repr())
     return Mapped(base, path, rope)

@@ -94,7 +94,7 @@ class AttentionMap(Named):
 
     def described(self) -> str:
         """The parameters, for a line."""
-        given = {name: value for name, value in self.parameters().items() if value not in (None, False, 1.0)}
+        given = self.model_dump(exclude_defaults=True)
         return ", ".join(
             f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
             for name, value in given.items()

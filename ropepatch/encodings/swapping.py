@@ -11,7 +11,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ropepatch.attention.interchange import ATTENTION, SLOT, Unrotated, set_attention, uninterchangeable
+from ropepatch.attention.interchange import (
+    ATTENTION,
+    SLOT,
+    PositionsInAttention,
+    set_attention,
+    uninterchangeable,
+)
 from ropepatch.attention.modeling_attention_map import rotate
 from ropepatch.attention.probe import rotating_layers
 from ropepatch.encodings.attention import NAME
@@ -31,13 +37,13 @@ from ropepatch.model.rotary import (
     float32_on_cpu,
     own_configs,
 )
-from ropepatch.model.stock import no_progress_bars
+from ropepatch.model.stock import saving
 from ropepatch.model.survey import Survey, survey
 
 logger = logging.getLogger("ropepatch")
 
 
-class SwappedPositions(Unrotated):
+class SwappedPositions(PositionsInAttention):
     """Substitute of the rotary module that holds an encoding instead.
 
     Args:
@@ -133,7 +139,7 @@ class Swap(Substitution[SwappedPositions]):
                 hint="model.merge_and_unload() first, or save the adapter by PEFT",
             )
         with new_folder(folder) as partial:
-            with no_progress_bars():
+            with saving(folder):
                 self.model.save_pretrained(partial)
             if tokenizer is not None:
                 tokenizer.save_pretrained(partial)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -29,7 +28,7 @@ from ropepatch.model.source import (
     is_carried,
     stated_by_card,
 )
-from ropepatch.model.stock import no_progress_bars
+from ropepatch.model.stock import saving
 from ropepatch.model.survey import Survey, survey_checkpoint
 from ropepatch.model.weights import (
     NAMED,
@@ -178,13 +177,8 @@ def save_trained(
     source = source_of(plan, beside=folder)
     origin = origin_of(source)
     with new_folder(folder) as partial:
-        try:
-            with no_progress_bars():
-                model.save_pretrained(partial)
-        except SafetensorError as error:
-            raise RopepatchError(
-                f"cannot write {folder}: {error}", hint="make room, or choose another `out`"
-            ) from error
+        with saving(folder):
+            model.save_pretrained(partial)
         (partial / "generation_config.json").unlink(missing_ok=True)
         copy_small_files(source.folder, partial)
         write_configuration(source.folder, plan.survey.raw, partial, plan)

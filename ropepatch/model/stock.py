@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
 from ropepatch.errors import RopepatchError
@@ -42,3 +44,14 @@ def no_progress_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def saving(folder: Path) -> Iterator[None]:
+    """Save a model without progress bars; where a file cannot be written, say so in one line."""
+    try:
+        with no_progress_bars():
+            yield
+    except SafetensorError as error:
+        hint = "make room, or choose another `out`"
+        raise RopepatchError(f"cannot write {folder}: {error}", hint=hint) from error

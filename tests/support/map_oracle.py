@@ -99,26 +99,6 @@ SMALL = {
     "lambda": {"window": 8, "sinks": 2},
     "string": {"shift": 20, "window": 8},
 }
-# Plausible mistakes, by map; no test may take one for the map.
-SABOTAGE: dict[str, Callable[..., Distance]] = {
-    "rerope": lambda window: lambda m, n: m - n if m - n <= window else window + 1,
-    "leaky-rerope": lambda window, divisor: (
-        lambda m, n: m - n if m - n < window else window + Fraction(m - n) / Fraction(divisor)
-    ),
-    # the floor of the difference in place of the difference of floors
-    "self-extend": lambda window, group: (
-        lambda m, n: m - n if m - n < window else (m - n) // group + window - window // group
-    ),
-    "dca": lambda clip, chunk: (
-        lambda m, n: m - n if m // chunk == n // chunk else min(m % chunk + chunk, clip) - n % chunk
-    ),
-    # D = h counted twice, as in the authors' code
-    "lampe": lambda length, mapped, head, tail: (
-        lambda m, n: lampe(length, mapped, head, tail)(m, n) if m - n != head else head - 1
-    ),
-    "lambda": lambda window, sinks: lambda m, n: m - n if m - n < window else window if n <= sinks else None,
-    "string": lambda shift, window: lambda m, n: m - n if m - n <= shift else m - n - shift + window,
-}
 
 
 def distances(distance: Distance, length: int) -> np.ndarray:
