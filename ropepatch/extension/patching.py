@@ -37,7 +37,7 @@ from ropepatch.model.rotary import (
     scaled_twin,
 )
 from ropepatch.model.source import find_source, stated_by_card
-from ropepatch.model.survey import Survey, softmax_scales, survey
+from ropepatch.model.survey import Survey, survey
 from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.scaling import Scaling
 from ropepatch.settings import Length
@@ -60,10 +60,9 @@ class ScaledRope(RotarySubstitute):
     table: nn.Module  # a shallow twin of the stock module, with buffers of its own
 
     @float32_on_cpu()
-    def __init__(self, stock: nn.Module, plan: Plan, softmax: dict[str, float]) -> None:
+    def __init__(self, stock: nn.Module, plan: Plan) -> None:
         super().__init__(stock)
         self.plan = plan
-        self.softmax = softmax  # the scale of attention modules by their names, before
         self.frequencies = plan.frequencies()
         self.__dict__["table"] = scaled_twin(self.stock, self.plan.site, self.frequencies)
         self.follow(self.device)
@@ -133,7 +132,6 @@ class Patch(Substitution[ScaledRope]):
 
     def _undo(self) -> None:
         rope = self._substitute
-        _set(self.model, {}, rope.softmax)
         unfold_queries(self.model)
         logger.info("%s: rope %s -> stock", type(self.model).__name__, rope.plan.scaling.name)
 
@@ -247,14 +245,13 @@ def _scaled(base: PreTrainedModel, survey: Survey, plan: Plan) -> Patch:
     """The model under the scaling of a plan."""
     changes, path = _config_of(plan), survey.site.path
     stock = base.get_submodule(path)
-    scales = _softmax_of(base, changes)
-    softmax: dict[str, Any] = {name: base.get_submodule(name).scaling for name in scales}
-    rope = ScaledRope(stock, plan, softmax)
+    rope = ScaledRope(stock, plan)
     rope.train(stock.training)
     with own_configs(base, *changes) as rope.configs:
         if plan.queries:
             fold_queries(base, survey, plan.queries)
-        _set(base, changes, scales)
+        for key, value in changes.items():
+            setattr(text_config(base.config), key, value)
     base.set_submodule(path, rope)
     logger.info("%s: rope stock -> %s", type(base).__name__, rope.extra_repr())
     return Patch(base, path, rope)
@@ -286,19 +283,3 @@ def _config_of(plan: Plan) -> dict[str, Any]:
     keys = "rope_parameters", "original_max_position_embeddings", "head_dim", SEQUENCE
     values = {key: changes[key] for key in keys if key in changes} | {"max_position_embeddings": plan.target}
     return copy.deepcopy(values)  # what a user changes in the configuration leaves the plan alone
-
-
-def _softmax_of(model: PreTrainedModel, changes: dict[str, Any]) -> dict[str, float]:
-    """The softmax scales that the rope to come asks for; none where they do not follow it."""
-    ropes = changes["rope_parameters"]
-    pair = any(rope.get("mscale_all_dim") for rope in (ropes, *ropes.values()) if isinstance(rope, dict))
-    return softmax_scales(model.config, ropes, type(model)) if pair else {}
-
-
-def _set(model: PreTrainedModel, config: dict[str, Any], softmax: dict[str, float]) -> None:
-    """Set values of the text model's configuration, and softmax scales by the names of their modules."""
-    for key, value in config.items():
-        setattr(text_config(model.config), key, value)
-    for name, scale in softmax.items():
-        module: Any = model.get_submodule(name)
-        module.scaling = scale

@@ -34,7 +34,6 @@ from ropepatch.model.source import find_source
 from ropepatch.model.survey import Survey, survey, survey_checkpoint
 from ropepatch.scaling import METHODS, Scaling, make_scaling
 from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, read_scaling
-from ropepatch.scaling.ramps import yarn_temperature
 from ropepatch.scaling.rope import Frequencies, Rope
 from ropepatch.scaling.searched import CustomDivisors
 from ropepatch.settings import Length, Queries, find_named, relative_length, shown
@@ -271,7 +270,6 @@ def target_of(survey: Survey, name: str, to: Length | None) -> int:
 def plan_scaling(survey: Survey, name: str, revision: str | None, scaling: Scaling, to: int) -> Plan:
     """The plan of one scaling; see `plan`."""
     saved, changes = find_changes(survey, scaling, to)
-    _check_softmax(survey, scaling.at(survey.rope, to))
     warnings = tuple(_warnings(survey, scaling, to))
     made = Plan(name, revision, survey, scaling, to, changes, saved, warnings)
     if made.queries:
@@ -332,20 +330,6 @@ def _other_window(survey: Survey) -> int | None:
     return None if stated else int(factor * window)
 
 
-def _mscale_all_dim(scaling: Scaling) -> float:
-    return getattr(scaling, "mscale_all_dim", None) or 0.0
-
-
-def _check_softmax(survey: Survey, scaling: Scaling) -> None:
-    """Refuse a softmax scale that no rope type would carry into the saved checkpoint."""
-    if _mscale_all_dim(scaling) and not scaling.native(survey.rope) and survey.ties_softmax:
-        raise RopepatchError(
-            f"{survey.config.model_type} multiplies its softmax scale by mscale_all_dim, which only "
-            "rope type yarn carries, and it cannot hold these settings",
-            hint="leave mscale and mscale_all_dim out, or ramp, on a base checkpoint that is not yet scaled",
-        )
-
-
 def _warnings(survey: Survey, scaling: Scaling, to: int) -> Iterator[str]:
     config, rope = survey.config, survey.rope
     window = rope.original_max_position_embeddings
@@ -385,9 +369,6 @@ def _warnings(survey: Survey, scaling: Scaling, to: int) -> Iterator[str]:
         yield "query weights change, too: config.json alone does not hold this method"
     if survey.rotates_partly and scaling.frequencies(rope, to).attention_factor != 1:
         yield "only part of each head rotates: the attention factor reaches only that part of the logit"
-    if (k := _mscale_all_dim(scaling)) and survey.ties_softmax:
-        m = yarn_temperature(scaling.factor, k)
-        yield f"{config.model_type} multiplies all logits by {m * m:.4f} as well (mscale_all_dim = {k:g})"
     if survey.raw.get("auto_map"):
         yield "config.json asks for remote code (auto_map): left out, transformers has this architecture"
     yield from remarks(config)

@@ -45,6 +45,13 @@ NORMALISED = _row(
     T5,
 )
 
+TIED = _row(
+    "axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa hy_v4 "
+    "longcat_flash minicpm3 mistral4 mistral_large4 youtu",
+    "attention multiplies its softmax scale by (0.1 mscale_all_dim ln s + 1)^2, s the factor of the rope",
+    T5,
+)
+
 # How config.json names and states the rope.
 NEOX_KEYS = _row(
     "gpt_neox gpt_neox_japanese", "rotary_emb_base is rope_theta, rotary_pct partial_rotary_factor", T4

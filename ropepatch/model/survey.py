@@ -1,22 +1,18 @@
-"""A survey of config.json: the rope it describes, and the softmax scale tied to it in DeepSeek's YaRN.
-
-There `mscale` and `mscale_all_dim` scale cos and sin by a ratio, and the scale of the softmax, hence also of
-the dimensions that do not rotate, by (0.1 mscale_all_dim ln s + 1)^2. The modules tell which models do so.
-"""
+"""A survey of config.json: the rope it describes."""
 
 from __future__ import annotations
 
 import copy
 import json
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Self
 
-import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from ropepatch.errors import RopepatchError
+from ropepatch.model.architectures import TIED
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import (
     blueprint,
@@ -35,10 +31,8 @@ from ropepatch.model.rotary import (
     is_stock,
     read_rope,
 )
-from ropepatch.model.stock import stock_code
 from ropepatch.scaling.rope import Rope
 
-PROBE = {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0, "original_max_position_embeddings": 64}
 TEXT_PARTS = ("text_config", "decoder", "generator")  # where transformers looks for the language model
 
 
@@ -101,11 +95,6 @@ class Survey:
         """The dimensions of one head."""
         return head_dim_of(self.config)
 
-    @cached_property
-    def ties_softmax(self) -> bool:
-        """Whether attention multiplies its softmax scale by `mscale_all_dim`, as DeepSeek's does."""
-        return ties_softmax(load_config(self.raw, self.own_config), self.site)
-
     @property
     def rotates_partly(self) -> bool:
         """Whether some dimensions of each head do not rotate."""
@@ -123,7 +112,7 @@ def survey(raw: dict[str, Any], model: nn.Module | None = None) -> Survey:
     site = find_rotary(blueprint(whole) if model is None else model)
     rope = read_rope(config, site)
     check_table_rules(config, site)
-    if rope.is_scaled and site.of(config.rope_parameters).get("mscale_all_dim") and ties_softmax(whole, site):
+    if rope.is_scaled and site.of(config.rope_parameters).get("mscale_all_dim") and config.model_type in TIED:
         raise RopepatchError(
             f"{config.model_type} ties its softmax scale to the rope scaling it already has (mscale_all_dim)",
             hint="start from the unscaled base checkpoint",
@@ -143,31 +132,3 @@ def survey_checkpoint(checkpoint: Checkpoint, *, swapped: bool = False) -> Surve
 def _survey_of(text: str) -> Survey:
     """The survey of the text of a config.json, which builds the model without weights: once a process."""
     return survey(json.loads(text))
-
-
-def softmax_scales(
-    config: PreTrainedConfig, rope_parameters: dict[str, Any], kind: type[PreTrainedModel] | None = None
-) -> dict[str, float]:
-    """Compute the softmax scale of every attention module of a stock model, by the module's name.
-
-    Args:
-        config: The whole configuration.
-        rope_parameters: All of them, instead of the configuration's own.
-        kind: The class of the model; None for the one that AutoModelForCausalLM builds.
-    """
-    config = copy.deepcopy(config)
-    text_config(config).rope_parameters = rope_parameters
-    with stock_code(f"build {config.model_type}"), torch.device("meta"):
-        model = blueprint(config) if kind is None else kind(config)
-    scales = ((name, getattr(module, "scaling", None)) for name, module in model.named_modules())
-    return {name: scale for name, scale in scales if isinstance(scale, float)}
-
-
-def ties_softmax(config: PreTrainedConfig, site: RotarySite) -> bool:
-    """Whether `mscale_all_dim` changes the softmax scale of an architecture; it is built twice to see."""
-    own = text_config(config).rope_parameters
-    probe = {"rope_theta": site.of(own)["rope_theta"]} | PROBE
-    without, with_it = (
-        softmax_scales(config, site.replaced(own, probe | {"mscale_all_dim": k})) for k in (0.0, 1.0)
-    )
-    return without != with_it

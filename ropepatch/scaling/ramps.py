@@ -14,9 +14,9 @@ from ropepatch.scaling.rope import Rope
 from ropepatch.settings import LARGEST, Amount, Number
 
 
-def yarn_temperature(factor: float, k: float = 1.0) -> float:
-    """0.1 k ln s + 1: YaRN's attention factor, and DeepSeek's `mscale` of k; multiplies cos and sin."""
-    return 0.1 * k * math.log(factor) + 1.0
+def yarn_temperature(factor: float) -> float:
+    """0.1 ln s + 1: YaRN's attention factor, which multiplies cos and sin."""
+    return 0.1 * math.log(factor) + 1.0
 
 
 def blend_by_rotations(rope: Rope, factor: float, low: float, high: float) -> Tensor:
@@ -90,9 +90,6 @@ class YaRN(Scaling):
             frequencies it reads); "wavelength", the index ramp over wavelengths instead of frequencies
             (PoSE's form).
         attention_factor: Multiplies cos and sin; None for 0.1 ln s + 1.
-        mscale: With `mscale_all_dim`, DeepSeek's temperature: the ratio of 0.1 k ln s + 1 at these two k.
-        mscale_all_dim: See `mscale`. Attention of DeepSeek's kind multiplies all of its logits by the square
-            of 0.1 k ln s + 1 at this k as well; LLaMA's does not.
     """
 
     name = "yarn"
@@ -108,30 +105,18 @@ class YaRN(Scaling):
     truncate: bool = True
     ramp: Literal["index", "rotations", "wavelength"] = "index"
     attention_factor: Amount | None = None
-    mscale: Amount | None = None
-    mscale_all_dim: Amount | None = None
 
     def check(self) -> None:
         super().check()
         self._require(self.beta_slow >= 1 / LARGEST, "beta_slow", "above 0")
         self._require(self.beta_fast > self.beta_slow, "beta_fast", f"above beta_slow = {self.beta_slow}")
-        both = (self.mscale is None) == (self.mscale_all_dim is None)
-        self._require(both, "mscale", "given together with mscale_all_dim")
-        once = self.mscale is None or self.attention_factor is None
-        self._require(once, "mscale", f"left out beside attention_factor = {self.attention_factor}")
 
     @property
     def composes(self) -> bool:  # type: ignore[override]
         return self.ramp == "rotations"
 
     def _temperature(self, rope: Rope) -> float:
-        if self.attention_factor is not None:
-            return self.attention_factor
-        if self.mscale and self.mscale_all_dim:
-            return yarn_temperature(self.factor, self.mscale) / yarn_temperature(
-                self.factor, self.mscale_all_dim
-            )
-        return yarn_temperature(self.factor)
+        return yarn_temperature(self.factor) if self.attention_factor is None else self.attention_factor
 
     def _inv_freq(self, rope: Rope) -> Tensor:
         if self.ramp == "rotations":
@@ -169,9 +154,7 @@ class YaRN(Scaling):
             "beta_slow": float(self.beta_slow),
             "attention_factor": float(a),
         }
-        if self.mscale:
-            parameters |= {"mscale": float(self.mscale), "mscale_all_dim": float(self.mscale_all_dim or 0)}
-        elif usual != 1 and not math.isclose(a, usual, rel_tol=1e-9):
+        if usual != 1 and not math.isclose(a, usual, rel_tol=1e-9):
             # SGLang and mlx-lm ignore attention_factor, which precedes these two wherever it is read.
             parameters |= {"mscale": (a - 1) / (usual - 1), "mscale_all_dim": 0.0}
         return parameters if self.truncate else parameters | {"truncate": False}

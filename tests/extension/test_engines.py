@@ -39,7 +39,6 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("yarn", {"attention_factor": 1.0}),
     ("yarn", {"attention_factor": 1.3}),
     ("yarn", {"attention_factor": 1.1387}),  # the usual one is 1.13863
-    ("yarn", {"mscale": 0.707, "mscale_all_dim": 1.2}),
     ("yarn", {"truncate": False}),
     ("yarn", {"truncate": False, "attention_factor": 0.8}),
     ("yarn", {"ramp": "rotations"}),

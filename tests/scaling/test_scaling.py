@@ -1,8 +1,6 @@
-"""Every formula against two oracles that share no code with it, golden values, properties, wrong twins."""
+"""Every formula against two oracles that share no code with it, golden values, properties."""
 
-import copy
 import math
-import pickle
 import re
 from functools import partial
 from pathlib import Path
@@ -14,8 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from methods import EXAMPLES, FACTORS, GEOMETRIES, NEED_MORE, example
-from oracle import ORACLES, SABOTAGE, Geometry, Table
-from pydantic import ValidationError
+from oracle import ORACLES, Geometry, Table
 from stock_ropes import STOCK_TYPES, stock_table
 
 from ropepatch import make_encoding, make_map
@@ -34,8 +31,6 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("yarn", {"beta_fast": 16.0, "beta_slow": 2.0, "ramp": "rotations", "attention_factor": 1.0}),
     ("yarn", {"beta_fast": 16.0, "beta_slow": 2.0, "ramp": "wavelength", "truncate": False}),
     ("yarn", {"attention_factor": 0.9}),
-    ("yarn", {"mscale": 0.707, "mscale_all_dim": 1.0}),
-    ("yarn", {"mscale": 1.0, "mscale_all_dim": 1.0}),
     ("ntk-by-parts", {"alpha": 2.0, "beta": 8.0}),
     ("llama3", {"alpha": 2.0, "beta": 8.0}),
     ("giraffe-power", {"power": 2.0}),
@@ -54,8 +49,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("dynamic", {"form": "transformers"}),
 ]
 SETTINGS = [(name, {}) for name in METHODS] + VARIANTS
-SETTING_IDS = [" ".join([name, *(f"{k}={v}" for k, v in p.items())]) for name, p in SETTINGS]
-EVERY_SETTING = pytest.mark.parametrize(("name", "parameters"), SETTINGS, ids=SETTING_IDS)
+EVERY_SETTING = pytest.mark.parametrize(("name", "parameters"), SETTINGS, ids=str)
 # Whole heads, and half of each; hypothesis draws the others below.
 EVERY_GEOMETRY = pytest.mark.parametrize(
     "rope", [GEOMETRIES["llama-2"], GEOMETRIES["partial"]], ids=["llama-2", "partial"]
@@ -82,7 +76,7 @@ def expected(scaling: Scaling, rope: Rope, length: int | None = None) -> Table:
 
 
 def check(got: Frequencies | Table, right: Table, rtol: float = 1e-6) -> None:
-    """Every frequency and the attention factor agree: judges the implementation and its wrong twins."""
+    """Every frequency and the attention factor agree."""
     np.testing.assert_allclose(np.asarray(got[0], dtype=np.float64), right[0], rtol=rtol, atol=0)
     assert got[1] == pytest.approx(right[1], rel=1e-9)
 
@@ -186,48 +180,24 @@ def test_the_oracle_covers_every_method_with_the_same_defaults(name):
     check(scaling.frequencies(LLAMA_2), ORACLES[name](numbers(LLAMA_2), scaling.factor, **required))
 
 
-# Golden values.
+# Golden values, of methods.md 9.
 
-
-# Llama-2 at s = 16, methods.md 9.2 (the column "by-parts (original code)" is another function, not offered)
-COLUMNS: list[tuple[str, dict[str, Any]]] = [
-    ("none", {}),
-    ("ntk", {}),
-    ("ntk-fixed", {}),
-    ("ntk-mixed", {}),
-    ("ntk-by-parts", {}),
-    ("yarn", {}),
-    ("yarn", {"truncate": False}),
-    ("yarn", {"ramp": "wavelength"}),
-]
-LLAMA_2_AT_16 = """
-0  1.0             1.0             9.576032807e-01 8.846773578e-01 1.0             1.0             1.0             1.0
-1  8.659643234e-01 8.286802424e-01 7.940927858e-01 7.046983373e-01 8.659643234e-01 8.659643234e-01 8.659643234e-01 8.659643234e-01
-10 2.371373706e-01 1.527108323e-01 1.472454481e-01 1.131293425e-01 2.371373706e-01 2.371373706e-01 2.371373706e-01 2.371373706e-01
-20 5.623413252e-02 2.332059829e-02 2.264113169e-02 1.690306421e-02 5.623413252e-02 5.623413252e-02 5.623413252e-02 5.623413252e-02
-21 4.869675252e-02 1.932531904e-02 1.877516472e-02 1.402588204e-02 4.832172922e-02 4.694086000e-02 4.859150586e-02 3.088086745e-02
-25 2.738419634e-02 9.113277821e-03 8.878227247e-03 6.679995003e-03 1.566728316e-02 2.244714171e-02 2.306087128e-02 7.049397078e-03
-33 8.659643234e-03 2.026611419e-03 1.985231964e-03 1.542482666e-03 1.757735529e-03 4.600435468e-03 4.595608542e-03 1.018781557e-03
-40 3.162277660e-03 5.438503046e-04 5.353165078e-04 4.342810715e-04 2.991557250e-04 8.817889629e-04 8.164706234e-04 2.522061938e-04
-45 1.539926526e-03 2.125270912e-04 2.099127231e-04 1.768289844e-04 9.642591546e-05 1.517716047e-04 9.785687467e-05 9.984561017e-05
-46 1.333521432e-03 1.761170014e-04 1.740701837e-04 1.478323597e-04 8.334508951e-05 8.334508951e-05 8.334508951e-05 8.334508951e-05
-63 1.154781985e-04 7.217387404e-06 7.217387404e-06 7.217387404e-06 7.217387404e-06 7.217387404e-06 7.217387404e-06 7.217387404e-06
-"""  # noqa: E501
-GOLDEN_ROWS = np.array([[float(x) for x in line.split()] for line in LLAMA_2_AT_16.split("\n") if line])
-
-
-@pytest.mark.parametrize("column", range(len(COLUMNS)), ids=lambda c: SETTING_IDS[SETTINGS.index(COLUMNS[c])])
-def test_llama_2_times_16_has_the_golden_frequencies(column):
-    name, parameters = COLUMNS[column]
-    got = make_scaling(name, factor=16.0, **parameters).frequencies(LLAMA_2).inv_freq
-    pairs, golden = GOLDEN_ROWS[:, 0].astype(int), GOLDEN_ROWS[:, 1 + column]
-    np.testing.assert_allclose(got[pairs].double(), golden, rtol=1e-6)
-    np.testing.assert_allclose(
-        expected(make_scaling(name, factor=16.0, **parameters), LLAMA_2)[0][pairs], golden
-    )
-
-
-OTHER_GEOMETRIES: list[tuple[str, str, dict[str, Any], float, dict[int, float]]] = [
+GOLDEN: list[tuple[str, str, dict[str, Any], float, dict[int, float]]] = [
+    ("llama-2", "ntk", {}, 16.0, {1: 8.286802424e-01, 25: 9.113277821e-03, 63: 7.217387404e-06}),
+    ("llama-2", "ntk-fixed", {}, 16.0, {
+        0: 9.576032807e-01, 1: 7.940927858e-01, 25: 8.878227247e-03, 45: 2.099127231e-04, 63: 7.217387404e-06,
+    }),
+    ("llama-2", "ntk-mixed", {}, 16.0, {
+        0: 8.846773578e-01, 1: 7.046983373e-01, 25: 6.679995003e-03, 45: 1.768289844e-04, 63: 7.217387404e-06,
+    }),
+    ("llama-2", "ntk-by-parts", {}, 16.0, {
+        20: 5.623413252e-02, 21: 4.832172922e-02, 33: 1.757735529e-03, 45: 9.642591546e-05,
+    }),
+    ("llama-2", "yarn", {}, 16.0, {
+        20: 5.623413252e-02, 21: 4.694086000e-02, 33: 4.600435468e-03, 45: 1.517716047e-04,
+    }),
+    ("llama-2", "yarn", {"truncate": False}, 16.0, {21: 4.859150586e-02, 45: 9.785687467e-05}),
+    ("llama-2", "yarn", {"ramp": "wavelength"}, 16.0, {21: 3.088086745e-02, 45: 9.984561017e-05}),
     ("llama-3", "llama3", {}, 8.0, {
         28: 3.211445995e-03, 29: 2.166570764e-03, 31: 8.567514129e-04, 33: 3.126937504e-04,
         34: 1.785078128e-04, 35: 9.556212354e-05, 63: 3.068925989e-07,
@@ -262,48 +232,10 @@ OTHER_GEOMETRIES: list[tuple[str, str, dict[str, Any], float, dict[int, float]]]
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("geometry", "name", "parameters", "factor", "golden"),
-    OTHER_GEOMETRIES,
-    ids=[f"{geometry} {name} {p} s={s:g}" for geometry, name, p, s, _ in OTHER_GEOMETRIES],
-)
-def test_other_geometries_have_the_golden_frequencies(geometry, name, parameters, factor, golden):
-    rope = GEOMETRIES[geometry]
-    got = make_scaling(name, factor=factor, **parameters).frequencies(rope).inv_freq
+@pytest.mark.parametrize(("geometry", "name", "parameters", "factor", "golden"), GOLDEN, ids=str)
+def test_published_models_have_the_golden_frequencies(geometry, name, parameters, factor, golden):
+    got = make_scaling(name, factor=factor, **parameters).frequencies(GEOMETRIES[geometry]).inv_freq
     assert got[list(golden)].tolist() == pytest.approx(list(golden.values()), rel=1e-6)
-
-
-# Sabotage: a plausible wrong version of every formula, rejected by the comparison that accepts ours.
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters", "wrong"), [row[1:] for row in SABOTAGE], ids=[row[0] for row in SABOTAGE]
-)
-def test_the_comparison_accepts_ours_and_rejects_the_wrong_twin(name, parameters, wrong):
-    rope, factor = GEOMETRIES["qwen3"], 16.0
-    scaling = METHODS[name](factor=factor, **parameters)
-    length = 4 * rope.original_max_position_embeddings if scaling.length_dependent else None
-    at = {"length": length} if scaling.length_dependent else {}
-    right = expected(scaling, rope, length)
-    got = scaling.frequencies(rope, length)
-    check(got, without_ties(got, right, scaling, rope) if name == "resonance" else right)
-    with pytest.raises(AssertionError):
-        check(wrong(numbers(rope), factor, **parameters, **at), right)
-
-
-def test_every_method_has_a_wrong_twin():
-    missing = set(METHODS) - {name for _, name, *_ in SABOTAGE}
-    assert not missing, "add a plausible wrong version of each to SABOTAGE of tests/support/oracle.py"
-
-
-@EVERY_METHOD
-def test_one_slightly_wrong_pair_is_enough_to_be_rejected(name):
-    scaling = example(name, LLAMA_2.num_pairs)
-    theta, a = expected(scaling, LLAMA_2)
-    moving = np.flatnonzero(theta)[-1]
-    for wrong in ((theta * (1 + 3e-6 * (np.arange(64) == moving)), a), (theta, a * 1.00001)):
-        with pytest.raises(AssertionError):
-            check(wrong, (theta, a))
 
 
 # Properties on any geometry.
@@ -360,7 +292,6 @@ INVALID: dict[tuple[str, str], list[Any]] = {
     ("yarn", "beta_fast"): [1.0, 0.5, math.inf],
     ("yarn", "ramp"): ["sideways"],
     ("yarn", "attention_factor"): [0.0, math.inf, math.nan],
-    ("yarn", "mscale"): [1.0, -1.0, math.nan],
     ("dynamic", "form"): ["huggingface"],
     ("giraffe-power", "power"): [-0.1, math.inf],
     ("giraffe-truncated", "cutoff"): [0.0, -5.0, math.inf],
@@ -387,31 +318,16 @@ def test_a_parameter_outside_its_domain_is_refused_by_method_name_and_value(name
     parameters = {"factor": 4.0} | example(name, 4).parameters() | {parameter: value}
     with pytest.raises(RopepatchError) as error:
         make_scaling(name, **parameters)
-    message = str(error.value)
-    assert message.startswith(f"{name}: {parameter} must be ")
-    assert message.endswith(f", got {value!r}")
-    assert error.value.hint == f"`ropepatch methods {name}` lists its parameters"
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [("yarnn", "yarn"), ("YaRN", "yarn"), ("pi", "linear"), ("Llama-3", "llama3"), ("xyz", None)],
-)
-def test_an_unknown_method_is_answered_with_the_nearest_and_the_list(typed, meant):
-    with pytest.raises(RopepatchError, match=f"(?m)^unknown method '{typed}'$") as error:
-        METHODS.find(typed)
-    assert error.value.hint.endswith(f"methods: {', '.join(METHODS)}")
-    if meant:
-        assert error.value.hint.startswith(f"did you mean {meant}? ")
+    assert str(error.value).startswith(f"{name}: {parameter} must be ")
+    assert str(error.value).endswith(f", got {value!r}")
 
 
 @pytest.mark.parametrize("name", [3, None, ["yarn"], Path("yarn")])
 @pytest.mark.parametrize("make", [partial(make_scaling, factor=4.0), METHODS.find, make_map, make_encoding])
 def test_a_name_that_is_no_text_is_refused(make, name):
-    with pytest.raises(RopepatchError, match=r"^(method|map|encoding) must be a name, got ") as error:
+    with pytest.raises(RopepatchError) as error:
         make(name)
     assert repr(name) in str(error.value)
-    assert "s: " in error.value.hint
 
 
 @pytest.mark.parametrize("number", [np.float32(16), np.float64(16), np.int64(16), torch.tensor(16)])
@@ -420,39 +336,31 @@ def test_a_number_of_another_library_becomes_pythons(number):
     assert made == make_scaling("yarn", factor=16.0, beta_fast=16.0)
     assert {type(made.factor), type(made.beta_fast)} <= {int, float}
     assert type(make_map("rerope", window=np.int64(64)).window) is int
-    with pytest.raises(RopepatchError, match=r"yarn: factor must be a number from 1, got nan"):
+    with pytest.raises(RopepatchError):
         YaRN(factor=np.float32("nan"))
 
 
-def test_an_unknown_parameter_is_answered_with_the_nearest_and_the_list():
-    with pytest.raises(RopepatchError, match="yarn has no parameter 'beta_fats'") as error:
-        make_scaling("yarn", factor=4.0, beta_fats=16)
-    assert error.value.hint.startswith("did you mean beta_fast? its parameters: beta_fast, beta_slow, ")
+@pytest.mark.parametrize(
+    ("name", "pairs", "parameters", "words"),
+    [
+        ("yarnn", 64, {}, ["yarnn", "did you mean yarn?"]),
+        ("Llama-3", 64, {}, ["did you mean llama3?"]),
+        ("yarn", 64, {"beta_fats": 16}, ["beta_fats", "did you mean beta_fast?"]),
+        ("linear", 64, {"beta": 16}, ["beta", "it has none"]),
+        *((name, 64, None, [name, *METHODS[name].required()]) for name in NEED_MORE),
+        *((name, 32, {}, ["64 rotary pairs", "32 divisors"]) for name in ("longrope", "custom")),
+        *((name, 1, {}, ["at least 4", "2"]) for name in ("ntk", "dynamic")),
+    ],
+    ids=str,
+)
+def test_what_no_method_is_made_of_is_refused_with_its_name_and_a_way_out(name, pairs, parameters, words):
+    """None: without the parameters that it needs."""
+    needed = example(name, pairs).parameters() if name in NEED_MORE and parameters is not None else {}
+    rope = Rope(2, 1e4, 128) if pairs == 1 else LLAMA_2
     with pytest.raises(RopepatchError) as error:
-        make_scaling("linear", factor=4.0, beta=16)
-    assert error.value.hint == "it has none"
-
-
-@pytest.mark.parametrize("name", NEED_MORE)
-def test_a_missing_parameter_is_named_with_how_to_set_it(name):
-    required = [p for p in example(name, 4).parameters() if p in EXAMPLES]
-    with pytest.raises(RopepatchError, match=f"(?m)^{name} needs {', '.join(required)}$") as error:
-        make_scaling(name, factor=2.0)
-    assert error.value.hint == f"`ropepatch methods {name}` lists its parameters"
-
-
-@pytest.mark.parametrize("name", ["longrope", "longrope-switch", "custom"])
-def test_divisors_for_another_number_of_pairs_are_refused(name):
-    with pytest.raises(RopepatchError, match="this model has 64 rotary pairs, got 32 divisors") as error:
-        example(name, 32).frequencies(LLAMA_2)
-    assert str(error.value).startswith("custom: " if name == "custom" else "longrope: ")
-    assert error.value.hint == "give one number per pair, fastest pair first"
-
-
-@pytest.mark.parametrize("name", ["ntk", "dynamic"])
-def test_ntk_of_a_single_pair_is_refused(name):
-    with pytest.raises(RopepatchError, match="needs a rotary dimension of at least 4, got 2"):
-        example(name, 1).frequencies(Rope(2, 1e4, 128))
+        make_scaling(name, factor=2.0, **needed | (parameters or {})).frequencies(rope)
+    assert all(word in f"{error.value} {error.value.hint}" for word in words)
+    assert error.value.hint
 
 
 # Length.
@@ -518,23 +426,8 @@ def test_a_formula_of_rope_theta_refuses_a_scaled_rope_with_a_way_out(name, para
     assert proposed <= set(scaling.parameters())
 
 
-# What every instance is.
-
-
 @EVERY_METHOD
-def test_a_method_shows_its_formula_and_its_paper(name):
-    method = METHODS[name]
+def test_a_method_shows_its_formula_and_its_paper_and_comes_back_from_its_print(name):
+    method, scaling = METHODS[name], example(name, 4)
     assert repr(method) == f"<{method.__name__}: {method.formula}; {method.paper}>"
-    assert method.formula
-
-
-@EVERY_METHOD
-def test_an_instance_is_frozen_and_comes_back_from_its_print(name):
-    scaling = example(name, 4)
-    assert METHODS.find(name).name == name
-    assert eval(repr(scaling), {type(scaling).__name__: type(scaling)}) == scaling != example(name, 4, 8.0)
-    assert str(scaling) == repr(scaling)
-    assert hash(scaling) == hash(example(name, 4))
-    assert pickle.loads(pickle.dumps(scaling)) == copy.deepcopy(scaling) == scaling
-    with pytest.raises(ValidationError, match="frozen"):
-        scaling.factor = 8.0
+    assert eval(repr(scaling), {method.__name__: method}) == scaling != example(name, 4, 8.0)

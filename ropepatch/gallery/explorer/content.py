@@ -17,7 +17,6 @@ from ropepatch.scaling import METHODS
 PRESETS = Path(__file__).parents[1] / "presets.json"
 MEASURED = Path(__file__).with_name("measured.json")  # written by docs/tables.py
 BASE = 500_000.0  # of abf, as Llama 2 Long has it
-LEFT_OUT = ("mscale", "mscale_all_dim")  # DeepSeek's, for attention of its own kind
 
 
 def offered() -> list[str]:
@@ -39,7 +38,7 @@ def maps() -> dict[str, dict[str, Any]]:
 
 def _described(kind: Any) -> dict[str, Any]:
     types = {key: field.annotation for key, field in kind.model_fields.items()}
-    defaults = {key: value for key, value in kind.defaults().items() if key not in ("log_n", *LEFT_OUT)}
+    defaults = {key: value for key, value in kind.defaults().items() if key != "log_n"}
     return {
         "formula": kind.formula,
         "paper": kind.paper,
