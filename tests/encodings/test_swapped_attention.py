@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from swaps import IDS, ONE, logits, put
+from swaps import IDS, ONE, PARAMETERS, logits, put
 from tiny_models import tiny_model
 
 import ropepatch
@@ -62,7 +62,7 @@ def test_the_default_dtype_and_device_change_no_table(model, name):
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device("meta"):
-            handle = swap(model, name)
+            handle = swap(model, name, **PARAMETERS.get(name, {}))
     finally:
         torch.set_default_dtype(torch.float32)
     handle.module.load_state_dict(parameters)
