@@ -12,9 +12,7 @@ from ropepatch.cli.listing import print_text
 EXAMPLES = """\b
 Examples:
   ropepatch probe http://localhost:8000
-  ropepatch probe http://localhost:8080 ./llama-2-7b-yarn-32k --json
-  ropepatch probe ./llama-2-7b-yarn-32k --engine transformers
-  ropepatch probe llama.gguf ./llama-2-7b-yarn-32k --engine llama-cpp"""
+  ropepatch probe http://localhost:8080 ./llama-2-7b-yarn-32k --json"""
 
 
 def probe(
@@ -22,7 +20,7 @@ def probe(
         str,
         typer.Argument(
             metavar="URL",
-            help="A server with OpenAI's completions API; of --engine the folder or file it loads.",
+            help="A server with OpenAI's completions API.",
         ),
     ],
     checkpoint: Annotated[
@@ -31,10 +29,6 @@ def probe(
             metavar="[CHECKPOINT]",
             help="What it serves: a folder or a Hub id; the server's own name of it if not given.",
         ),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Run it here: transformers, llama-cpp or mlx-lm."),
     ] = None,
     name: Annotated[
         str, typer.Option("--model", help="The model's name at the server; the first one if not given.")
@@ -59,7 +53,6 @@ def probe(
         probed = ask(
             server,
             checkpoint,
-            engine=engine,
             model=name,
             revision=revision,
             save_reading=save_reading,

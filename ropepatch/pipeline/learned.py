@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -92,11 +92,8 @@ def planned(request: Request, feedback: Feedback, *, keep: bool) -> tuple[Plan, 
                 hint="`ropepatch fit` or `compare` before, and `method` with what they give",
             )
         absent(request.folder)
-        if keep:
-            record = _searched_in(work, as_read(asked), search)
-        else:
-            with TemporaryDirectory(prefix="ropepatch-") as place:
-                record = _record(as_read(asked), search(Path(place)))
+        with nullcontext(work) if keep else TemporaryDirectory(prefix="ropepatch-") as place:
+            record = _searched_in(Path(place), as_read(asked), search)
     start = record["start"]
     options = start["parameters"] | ({"factor": start["factor"]} if "factor" in start else {})
     learned = plan_method(*of, start["method"], options, request.target)
@@ -235,27 +232,23 @@ def _searched_in(work: Path, asked: dict[str, Any], search: Search) -> dict[str,
     """The record of a search in a folder from which it goes on where it is interrupted."""
     if work.exists() and _holds_other_files(work):
         raise RopepatchError(f"{work} exists and holds other files", hint="choose another `out`")
-    _keep(work, {"start": {"asked": asked}})
+    work.mkdir(parents=True, exist_ok=True)
+    _write_start(work, {"start": {"asked": asked}})
     try:
-        record = _record(asked, search(work))
+        outcome = as_read(search(work))
     except RopepatchError:
         if work.is_dir() and not any((work / state).exists() for state in (STATE, MEASURED)):
             shutil.rmtree(work)
         raise
-    _keep(work, record)
+    evidence = {key: outcome.pop(key) for key in EVIDENCE if key in outcome}
+    record = {"start": {"asked": asked} | outcome} | evidence
+    _write_start(work, record)
     return record
 
 
-def _keep(work: Path, record: dict[str, Any]) -> None:
-    work.mkdir(parents=True, exist_ok=True)
+def _write_start(work: Path, record: dict[str, Any]) -> None:
     with whole_file(work / START) as partial:
         write_json(partial, record)
-
-
-def _record(asked: dict[str, Any], outcome: dict[str, Any]) -> dict[str, Any]:
-    outcome = as_read(outcome)
-    evidence = {key: outcome.pop(key) for key in EVIDENCE if key in outcome}
-    return {"start": {"asked": asked} | outcome} | evidence
 
 
 def _holds_other_files(work: Path) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +16,9 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.reading_file import RIGHT, Reading
 from ropepatch.model.source import find_source
 from ropepatch.probing.client import TIMEOUT, Answer, RefusedError, Server
-from ropepatch.probing.engines import ENGINES, load_engine
 from ropepatch.probing.judging import Judgement, Top, judge
 from ropepatch.probing.making import make_reading, tokenizer_of
 from ropepatch.probing.text import source_ids
-from ropepatch.settings import refuse_unknown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,7 +31,7 @@ class Probed:
     """What an engine makes of a checkpoint; see `Judgement`.
 
     Args:
-        engine: The address of the server, or the name of the engine.
+        engine: The address of the server.
         checkpoint: Whose reading it was compared with.
         reading: That reading.
         judgement: What follows.
@@ -93,7 +90,6 @@ def probe(
     server: str,
     checkpoint: str | os.PathLike[str] | None = None,
     *,
-    engine: str | None = None,
     model: str = "",
     revision: str | None = None,
     save_reading: bool = False,
@@ -107,10 +103,8 @@ def probe(
     makes them one reading. A key, where it wants one, is read from ROPEPATCH_API_KEY.
 
     Args:
-        server: The address of a server that speaks OpenAI's completions API, such as http://localhost:8000;
-            with `engine` the folder or file that the engine loads.
-        checkpoint: The checkpoint folder or Hub id; None for what the server calls its model, or loads.
-        engine: `transformers`, `llama-cpp` or `mlx-lm`, in this process; None for a server.
+        server: The address of a server that speaks OpenAI's completions API, such as http://localhost:8000.
+        checkpoint: The checkpoint folder or Hub id; None for what the server calls its model.
         model: The name of the model at the server; empty for the first that it lists.
         revision: The branch, tag or commit of a Hub id.
         save_reading: Read the checkpoint, and write its `reading.json` anew.
@@ -121,21 +115,14 @@ def probe(
     Raises:
         RopepatchError: There is no server, no checkpoint of ropepatch, or no reading of it.
     """
-    with Server(server, model, timeout) if engine is None else nullcontext() as asked:
-        if asked:
-            asked.look()
-        else:
-            refuse_unknown([engine], ENGINES, "engine")
-        found = _found(checkpoint or (asked.model if asked else server), revision)
+    with Server(server, model, timeout) as asked:
+        asked.look()
+        found = _found(checkpoint or asked.model, revision)
         reading = _reading(found, save_reading, say)
         tokenizer = tokenizer_of(found)
         ids = source_ids(reading.source, tokenizer, reading.vocabulary, found.name)[: reading.positions[-1]]
-        if asked:
-            answers, limit = _Asking(asked, reading, ids, tokenizer, say).all(progress)
-        else:
-            answers, limit = _in_process(str(engine), server, ids, reading.positions), None
-    shown = asked.shown if asked else f"{engine} {server}"
-    return Probed(shown, found.name, reading, judge(reading, answers, limit), tuple(answers))
+        answers, limit = _Asking(asked, reading, ids, tokenizer, say).all(progress)
+    return Probed(asked.shown, found.name, reading, judge(reading, answers, limit), tuple(answers))
 
 
 def _found(name: str | os.PathLike[str], revision: str | None) -> Checkpoint:
@@ -160,12 +147,6 @@ def _reading(checkpoint: Checkpoint, save: bool, say: Callable[[str], None]) -> 
     if save:
         readings.write(checkpoint.folder, reading)
     return reading
-
-
-def _in_process(name: str, path: str, ids: list[int], positions: Sequence[int]) -> list[Top | None]:
-    read = load_engine(name, path)
-    tops: list[Top | None] = [*read(ids, positions)]
-    return tops + [None] * (len(positions) - len(tops))
 
 
 @dataclass

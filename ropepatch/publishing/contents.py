@@ -156,9 +156,6 @@ def _unchanged(checkpoint: Checkpoint, record: Record, names: Iterable[str]) -> 
     if record.checksums is not None:
         if differing := changed(weights, record.checksums):
             yield f"{changed_weights} ({', '.join(differing)[:200]})", True
-    elif record.weights is None:
-        unknown = "its weights may have changed since they were verified"
-        yield f"{unknown} (no `weights` in ropepatch.json)", False
     elif record.weights != fingerprint(weights):
         yield changed_weights, True
     else:

@@ -189,7 +189,7 @@ def push(
     hub = api or HfApi(token=token, library_name="ropepatch")
     there, created = None, False
     try:
-        with hub_errors(repo, token, hub.endpoint):
+        with hub_errors(repo, token):
             repo = repo if "/" in repo else f"{hub.whoami()['name']}/{repo}"
             there = fetch_branch(hub, repo, branch)
             created = there is None
@@ -197,7 +197,7 @@ def push(
         if not dry_run:
             raise
         notes.append(f"not compared with the Hub, all files count as new: {error}")
-    with hub_errors(repo, token, hub.endpoint):
+    with hub_errors(repo, token):
         _check_private(there, repo, private)
         if there is not None and not force:
             _check_weights(there, branch, contents.files)

@@ -10,8 +10,6 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
-from urllib.parse import urlsplit
 
 from huggingface_hub import constants, get_session
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
@@ -38,21 +36,19 @@ ANSWERS = {
         "the Hub has no {repo}, or does not show it to this token",
         "check the spelling; the user or the organisation must exist",
     ),
-    408: ("the Hub gave up waiting", AGAIN),
     409: MOVED,
     412: MOVED,
     413: ROOM,
     429: ("the Hub asks for a pause (429)", f"wait some minutes, then {AGAIN}"),
-    507: ROOM,
 }
 
 
 @contextmanager
-def hub_errors(repo: str, token: str | None, endpoint: str | None = None) -> Iterator[None]:
-    """Limit the Hub's client in time, keep the token at the Hub, and raise its errors as `RopepatchError`."""
+def hub_errors(repo: str, token: str | None) -> Iterator[None]:
+    """Limit the Hub's client in time, and raise its errors as `RopepatchError` without the token."""
     try:
         bars = nullcontext() if sys.stderr.isatty() else _no_bars()
-        with _careful(endpoint or constants.ENDPOINT), bars, warnings.catch_warnings():
+        with _careful(), bars, warnings.catch_warnings():
             # httpx's, of the way in which huggingface_hub hands it a file
             warnings.filterwarnings("ignore", "Use 'content=<...>'", DeprecationWarning)
             yield
@@ -97,29 +93,21 @@ def _line(text: str) -> str:
 
 
 @contextmanager
-def _careful(endpoint: str) -> Iterator[None]:
-    """The Hub's client waits for ever, sends the token wherever the Hub says, and logs signed addresses."""
+def _careful() -> Iterator[None]:
+    """The Hub's client waits for ever, and logs signed addresses, which whoever reads them may use."""
     client, logger = get_session(), logging.getLogger(http_backoff.__module__)
-    timeout, hooks = client.timeout, client.event_hooks
+    timeout = client.timeout
     if timeout.read is None:
         client.timeout = TIME_LIMIT
-    home = urlsplit(endpoint).netloc
-
-    def keep_token(request: Any) -> None:
-        if urlsplit(str(request.url)).netloc != home:
-            request.headers.pop("authorization", None)
-
-    client.event_hooks = {**hooks, "request": [*hooks.get("request", ()), keep_token]}
     logger.addFilter(_without_signatures)
     try:
         yield
     finally:
-        client.timeout, client.event_hooks = timeout, hooks
+        client.timeout = timeout
         logger.removeFilter(_without_signatures)
 
 
 def _without_signatures(record: logging.LogRecord) -> bool:
-    """Whoever has a signed address may use it."""
     record.msg, record.args = SIGNED.sub(r"\1?…", record.getMessage()), ()
     return True
 

@@ -448,7 +448,6 @@ def test_no_name_of_a_folder_reaches_the_terminal_unescaped(tmp_path, run_here):
         ["recipes", "tiny", f"{name}.yaml", "--copy"],
         ["suites", f"{name}-suite.yaml"],
         ["export", extended, "--fold-attention"],
-        ["probe", extended, "--engine", "transformers"],
         ["push", extended, "me/it", "--dry-run"],
         ["eval", f"{name}x", "--text", "t.txt"],
     ):

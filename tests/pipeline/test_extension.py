@@ -248,8 +248,8 @@ def test_what_is_no_part_of_a_checkpoint_stays_behind_and_is_named_unless_the_us
 
 
 def test_an_extension_carries_no_key_and_none_is_left_behind_half_written(untidy, tmp_path):
-    (untidy / "notes.md").write_text("gh" + "p_016C7EaUqDzVnMwTyXkLbR9sHjQ2fG5oPi3d")
-    with pytest.raises(RopepatchError, match=r"notes\.md holds what looks like a secret \(github-pat\)"):
+    (untidy / "notes.md").write_text("hf_" + "Zz9" * 11 + "A")
+    with pytest.raises(RopepatchError, match=r"notes\.md holds an access token of the Hub"):
         ropepatch.extend(untidy, tmp_path / "out", to="2k", include=["notes.md"])
     assert not (tmp_path / "out").exists()
     ropepatch.extend(untidy, tmp_path / "out", to="2k")

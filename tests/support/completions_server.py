@@ -12,6 +12,7 @@ import listening
 from engines import Engine
 
 Reply = tuple[int, bytes]
+KNOWN = {"model", "prompt", "max_tokens", "temperature", "top_p", "logprobs", "stream"}
 
 
 @dataclass
@@ -24,7 +25,7 @@ class Manners:
         strict: Whether unknown keys are refused.
         most: The most log-probabilities that it gives.
         limit: The most tokens; None for all.
-        beyond: What it does with more: `refuse`, `last` and `first` drop the others, `silent` says nothing.
+        beyond: What it does with more: `refuse`; `last` and `first` drop the others, `told` says so, too.
         ends: After so many tokens it draws the end of the text, and gives no log-probabilities of it.
         model: What it calls its model.
         key: The key that it wants.
@@ -46,21 +47,25 @@ class Manners:
     asked: list[dict[str, Any]] = field(default_factory=list)
 
 
-def _read(manners: Manners, engine: Engine, tokenizer: Any, body: dict[str, Any]) -> Reply:
-    known = {"model", "prompt", "max_tokens", "temperature", "top_p", "logprobs", "stream"}
-    if manners.style == "mlx":  # which wants true, and says how many beside it
-        if body["logprobs"] is not True:
-            return 400, b'{"error": "logprobs must be of type bool"}'
-        body = body | {"logprobs": body["top_logprobs"]}
-    elif body["logprobs"] is True:
-        return 400, b'{"error": "logprobs must be a number"}'
-    if manners.strict and body.keys() - known:
+def refusal(manners: Manners, body: dict[str, Any]) -> Reply | None:
+    """Why a question is not answered."""
+    if (body["logprobs"] is True) != (
+        manners.style == "mlx"
+    ):  # which wants true, and says how many beside it
+        return 400, b'{"error": "logprobs of another type"}'
+    if manners.strict and body.keys() - KNOWN:
         return 422, b'{"error": "extra fields"}'
-    if body["logprobs"] > manners.most:
+    if body.get("top_logprobs", body["logprobs"]) > manners.most:
         return 400, b'{"error": "too many logprobs"}'
-    prompt = body["prompt"]
-    if isinstance(prompt, list) and not manners.takes_ids:
+    if isinstance(body["prompt"], list) and not manners.takes_ids:
         return 400, b'{"error": "prompt must be a string"}'
+    return None
+
+
+def read(manners: Manners, engine: Engine, tokenizer: Any, body: dict[str, Any]) -> Reply:
+    if refused := refusal(manners, body):
+        return refused
+    prompt = body["prompt"]
     ids = prompt if isinstance(prompt, list) else list(tokenizer(prompt).input_ids)
     count = len(ids)
     if manners.limit is not None and count >= manners.limit:
@@ -68,7 +73,7 @@ def _read(manners: Manners, engine: Engine, tokenizer: Any, body: dict[str, Any]
             return 400, b'{"error": {"message": "maximum context length"}}'
         ids = ids[: manners.limit] if manners.beyond == "first" else ids[-manners.limit :]
         count = count if manners.beyond != "told" else len(ids)
-    (top,) = engine.tops(ids, [len(ids)], body["logprobs"])
+    (top,) = engine.tops(ids, [len(ids)], body.get("top_logprobs", body["logprobs"]))
     if manners.style in ("chat", "mlx"):
         entries = [{"id": token, "token": "?", "logprob": value} for token, value in top.items()]
         told: Any = {"content": [{"top_logprobs": entries}]}
@@ -86,26 +91,19 @@ def _read(manners: Manners, engine: Engine, tokenizer: Any, body: dict[str, Any]
 def serving(engine: Engine, tokenizer: Any, manners: Manners) -> Iterator[str]:
     """The address of a server that runs within the block."""
 
-    class Handler(listening.Handler):
-        protocol_version = "HTTP/1.0"  # connections end with their answer
+    def answer(request: listening.Request) -> listening.Answer:
+        sent = json.loads(request.body() or "{}")
+        if manners.key and request.headers.get("Authorization") != f"Bearer {manners.key}":
+            return 401, {}, b"no key"
+        if manners.before:
+            manners.before -= 1
+            return manners.reply[0], {}, manners.reply[1]
+        if request.command == "POST":
+            manners.asked.append(sent)
+            status, content = read(manners, engine, tokenizer, sent)
+            return status, {}, content
+        listed = json.dumps({"data": [{"id": manners.model}]}).encode()
+        return (200, {}, listed) if request.path == "/v1/models" else (404, {}, b"none")
 
-        def serve(self) -> None:
-            sent = json.loads(self.body() or "{}")
-            if manners.key and self.headers.get("Authorization") != f"Bearer {manners.key}":
-                status, content = 401, b"no key"
-            elif manners.before:
-                manners.before -= 1
-                status, content = manners.reply
-            elif self.command == "POST":
-                manners.asked.append(sent)
-                status, content = _read(manners, engine, tokenizer, sent)
-            elif self.path == "/v1/models":
-                status, content = 200, json.dumps({"data": [{"id": manners.model}]}).encode()
-            else:
-                status, content = 404, b"none"
-            self.send(status, {}, content)
-
-        do_GET = do_POST = serve  # noqa: N815  # the names http.server calls
-
-    with listening.listening(Handler) as address:
+    with listening.serving(answer) as address:
         yield address

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs
 
 import listening
 from hub_server import COMMIT, etag
+from listening import Answer, Request
 
 
 def asked_elsewhere(code: str, *words: str, home: Path, url: str, offline: bool = False) -> list[Any]:
@@ -19,14 +20,8 @@ def asked_elsewhere(code: str, *words: str, home: Path, url: str, offline: bool 
     kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     own = {"HF_ENDPOINT": url, "HF_HOME": str(home / "home"), "HF_HUB_DISABLE_XET": "1"}
     own |= {"HF_HUB_OFFLINE": str(int(offline)), "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, *words],
-        env=kept | own,
-        cwd=home,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    line = [sys.executable, "-W", "error", "-c", code, *words]
+    done = subprocess.run(line, env=kept | own, cwd=home, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return list(map(json.loads, done.stdout.splitlines()))
 
@@ -47,41 +42,48 @@ class DatasetHub:
         self.asked: list[str] = []  # every path
         self.read: list[str] = []  # the files whose bytes were asked for
 
-    def answer(self, path: str, wanted: list[str]) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and body for a path; `wanted` are the files of a paths-info."""
+    def answer(self, request: Request) -> Answer:
+        """The answer to a request; of a file perhaps a part."""
+        path = request.place
+        self.asked.append(path)
+        status, headers, body = self._answer(path, parse_qs(request.body().decode()).get("paths", []))
+        if request.command == "GET" and "/resolve/" in path and status == 200:
+            self.read.append(path.partition("/resolve/")[2].partition("/")[2])
+        if (asked := request.headers.get("Range")) and status == 200:
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            end = min(int(last or len(body)), len(body) - 1)
+            headers["Content-Range"] = f"bytes {first}-{end}/{len(body)}"
+            status, body = 206, body[int(first) : end + 1]
+        return status, headers, body
+
+    def _answer(self, path: str, wanted: list[str]) -> Answer:
+        """To a path; `wanted` are the files of a paths-info."""
         api = f"/api/datasets/{self.name}"
         for revision in ("main", COMMIT):
             if path.startswith(files := f"/datasets/{self.name}/resolve/{revision}/"):
                 return self._file(path.removeprefix(files))
             if path == f"{api}/paths-info/{revision}":
-                entries = [self._entry(self.folder / name) for name in wanted if name]
-                return 200, {}, json.dumps(entries).encode()
+                return told([self._entry(self.folder / name) for name in wanted if name])
             if path == f"{api}/revision/{revision}":
-                return 200, {}, json.dumps(self._info()).encode()
+                return self._info()
             if path == (tree := f"{api}/tree/{revision}") or path.startswith(f"{tree}/"):
-                return self._tree(path.removeprefix(tree).strip("/"))
-        if path == api:
-            return 200, {}, json.dumps(self._info()).encode()
-        return 404, {"X-Error-Code": "RepoNotFound"}, b""
+                below = self.folder / path.removeprefix(tree).strip("/")
+                entries = [self._entry(path) for path in sorted(below.rglob("*"))]
+                return told(entries) if below.is_dir() else (404, {"X-Error-Code": "EntryNotFound"}, b"")
+        return self._info() if path == api else (404, {"X-Error-Code": "RepoNotFound"}, b"")
 
-    def _info(self) -> dict:
+    def _info(self) -> Answer:
         files = [path for path in sorted(self.folder.rglob("*")) if path.is_file()]
         siblings = [{"rfilename": str(path.relative_to(self.folder))} for path in files]
-        return {"id": self.name, "sha": COMMIT, "siblings": siblings, "tags": [], "private": False}
+        return told({"id": self.name, "sha": COMMIT, "siblings": siblings, "tags": [], "private": False})
 
-    def _tree(self, below: str) -> tuple[int, dict[str, str], bytes]:
-        if not (self.folder / below).is_dir():
-            return 404, {"X-Error-Code": "EntryNotFound"}, b""
-        entries = [self._entry(path) for path in sorted((self.folder / below).rglob("*"))]
-        return 200, {}, json.dumps(entries).encode()
-
-    def _entry(self, path: Path) -> dict:
+    def _entry(self, path: Path) -> dict[str, Any]:
         place = {"path": str(path.relative_to(self.folder))}
         if path.is_dir():
             return place | {"type": "directory", "oid": "0" * 40, "size": 0}
         return place | {"type": "file", "oid": etag(path), "size": path.stat().st_size}
 
-    def _file(self, name: str) -> tuple[int, dict[str, str], bytes]:
+    def _file(self, name: str) -> Answer:
         if not (self.folder / name).is_file():
             return 404, {"X-Error-Code": "EntryNotFound"}, b""
         if name == self.dead:
@@ -90,25 +92,12 @@ class DatasetHub:
         return 200, headers, (self.folder / name).read_bytes()
 
 
+def told(content: Any) -> Answer:
+    return 200, {}, json.dumps(content).encode()
+
+
 @contextmanager
 def serving(hub: DatasetHub) -> Iterator[DatasetHub]:
     """The hub at `hub.url` on this machine."""
-
-    class Handler(listening.Handler):
-        def serve(self) -> None:
-            path = unquote(self.path.partition("?")[0])
-            hub.asked.append(path)
-            status, headers, body = hub.answer(path, parse_qs(self.body().decode()).get("paths", []))
-            if self.command == "GET" and "/resolve/" in path and status == 200:
-                hub.read.append(path.partition("/resolve/")[2].partition("/")[2])
-            if (asked := self.headers.get("Range")) and status == 200:
-                first, _, last = asked.removeprefix("bytes=").partition("-")
-                end = min(int(last or len(body)), len(body) - 1)
-                headers["Content-Range"] = f"bytes {first}-{end}/{len(body)}"
-                status, body = 206, body[int(first) : end + 1]
-            self.send(status, headers, body)
-
-        do_GET = do_HEAD = do_POST = serve  # noqa: N815  # the names http.server calls
-
-    with listening.listening(Handler) as hub.url:
+    with listening.serving(hub.answer) as hub.url:
         yield hub

@@ -20,11 +20,11 @@ from urllib.parse import unquote
 
 import listening
 import pytest
+from listening import Answer, Request
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 USER = "local"  # whose token it is: a push may go to repositories of this name alone
 LFS = (".safetensors", ".bin", ".gguf")  # what .gitattributes says
-Answer = tuple[int, dict[str, str], bytes]
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,7 @@ class Hub:
         self.hung_up: str | None = None  # a file in whose middle the line goes dead
         self.faults: list[Fault] = []
         self.url = ""
+        self.lfs_url = ""  # where files are to be sent; the same if empty
         self.downloaded: list[str] = []
         self.tokens: set[str | None] = set()
         self.told: set[tuple[str, str | None]] = set()  # under which name of its host it got which of them
@@ -163,20 +164,47 @@ class Hub:
         held = model.commits[model.branches.get(revision, revision)]
         return {path: file.content for path, file in held.items() if path != ".gitattributes"}
 
-    def answer(self, method: str, path: str, token: str | None, body: bytes) -> Answer:
-        """Status, headers and body for a request."""
+    # What is answered
+
+    def answer(self, request: Request) -> Answer | None:
+        """The answer to a request, with what goes wrong on purpose."""
+        path, token = request.place, request.headers.get("Authorization")
+        with self.lock:
+            self.tokens.add(token)
+            self.told.add((request.headers["Host"].partition(":")[0], token))
+            self.requests.append((request.command, path))
+            fault = next((fault for fault in self.faults if fault.hits(request.command, path)), None)
+        how = fault.how if fault else None
+        if how in ("cut", "hang"):
+            request.body(request.length // 2)
+            return self.released.wait() and None if how == "hang" else None
+        body = request.body()
+        if fault and isinstance(how, int):
+            said = json.dumps({"error": fault.message})  # of a header a second line would be illegal
+            return how, {"X-Error-Code": fault.code}, said.encode()
+        if isinstance(how, str) and how != "lost":
+            return 200, {"Content-Type": "application/json"}, how.encode()
+        with self.lock:
+            if callable(how):
+                how()
+            answered = self._answer(request.command, request.path.partition("?")[0], token, body)
+        name = path.rpartition("/")[2]
+        if request.command == "GET" and "/resolve/" in path:
+            self.downloaded.append(name)
+        if request.command == "GET" and name == self.hung_up:
+            request.cut = len(answered[2]) // 2
+        return None if how == "lost" else answered
+
+    def _answer(self, method: str, path: str, token: str | None, body: bytes) -> Answer:
         if self.error:
             return refusal(*self.error, "no")
-        wrong = self.token is not None and token not in (None, f"Bearer {self.token}")
-        if wrong and not path.startswith("/lfs/"):
+        if path.startswith("/lfs/") and method not in ("GET", "HEAD"):
+            return self._lfs_file(method, path, body)
+        if self.token is not None and token not in (None, f"Bearer {self.token}"):
             return refusal(401, "", "Invalid credentials in Authorization header")
         if method in ("GET", "HEAD"):
             return self._read(path, token)
-        if path.startswith("/lfs/"):
-            return self._lfs_file(method, path, body)
-        if token is None:
-            return refusal(401, "", "Invalid username or password.")
-        return self._write(path, body)
+        return self._write(path, body) if token else refusal(401, "", "Invalid username or password.")
 
     def _read(self, path: str, token: str | None) -> Answer:
         if path == "/api/whoami-v2":
@@ -194,19 +222,17 @@ class Hub:
         if commit not in model.commits:
             return refusal(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         files = model.commits[commit]
-        if kind == "resolve":
-            return self._file(files.get(below), commit)
         siblings = [files[path].described(path) for path in sorted(files) if path.startswith(below)]
-        if kind == "tree":
-            return good(siblings) if siblings else refusal(404, "EntryNotFound", "Entry not found")
+        if kind == "tree" and siblings:
+            return good(siblings)
+        if kind == "tree" or (kind == "resolve" and below not in files):
+            return refusal(404, "EntryNotFound", "Entry not found")
+        if kind == "resolve":
+            file = files[below]
+            sizes = {"X-Repo-Commit": commit, "X-Linked-Size": str(len(file.content))}
+            return 200, {"ETag": f'"{file.etag}"'} | sizes, file.content
         described = {"id": name, "modelId": name, "sha": commit, "private": model.private, "tags": []}
         return good(described | {"siblings": siblings})
-
-    def _file(self, file: File | None, commit: str) -> Answer:
-        if file is None:
-            return refusal(404, "EntryNotFound", "Entry not found")
-        headers = {"ETag": f'"{file.etag}"', "X-Repo-Commit": commit, "X-Linked-Size": str(len(file.content))}
-        return 200, headers, file.content
 
     def _write(self, path: str, body: bytes) -> Answer:
         if path == "/api/validate-yaml":
@@ -239,27 +265,21 @@ class Hub:
 
     def _create(self, asked: dict[str, Any]) -> Answer:
         owner = asked.get("organization") or USER
-        name = f"{owner}/{asked['name']}"
+        name, url = f"{owner}/{asked['name']}", {"url": f"{self.url}/{owner}/{asked['name']}"}
         if owner != USER:
-            return refusal(
-                403, "", f'You don\'t have the rights to create a model under the namespace "{owner}"'
-            )
-        url = {"url": f"{self.url}/{name}"}
+            return refusal(403, "", f'No rights to create a model under the namespace "{owner}"')
         if name in self.models:
-            error = {"error": "You already created this model repo"}
-            return 409, {}, json.dumps(url | error).encode()
+            return 409, {}, json.dumps(url | {"error": "You already created this model repo"}).encode()
         self.create(name, private=bool(asked.get("private")) or asked.get("visibility") == "private")
         return good(url | {"name": name})
 
     def _batch(self, name: str, objects: list[dict[str, Any]]) -> Answer:
+        host = self.lfs_url or self.url
+
         def instructed(wanted: dict[str, Any]) -> dict[str, Any]:
-            oid = wanted["oid"]
-            if oid in self.models[name].objects:
-                return wanted
-            upload = {"href": f"{self.url}/lfs/{name}/{oid}?X-Amz-Signature=0123"}
-            return wanted | {
-                "actions": {"upload": upload, "verify": {"href": f"{self.url}/lfs/verify/{name}"}}
-            }
+            upload = {"href": f"{host}/lfs/{name}/{wanted['oid']}?X-Amz-Signature=0123"}
+            actions = {"upload": upload, "verify": {"href": f"{host}/lfs/verify/{name}"}}
+            return wanted if wanted["oid"] in self.models[name].objects else wanted | {"actions": actions}
 
         return good({"transfer": "basic", "objects": [instructed(wanted) for wanted in objects]})
 
@@ -291,8 +311,8 @@ class Hub:
             else:
                 return refusal(422, "", f"cannot carry out {kind} of {path}")
         commit = model.add(files, branch)
-        url = f"{self.url}/{name}/commit/{commit}"
-        return good({"success": True, "commitOid": commit, "commitUrl": url, "pullRequestUrl": None})
+        url = {"commitUrl": f"{self.url}/{name}/commit/{commit}", "pullRequestUrl": None}
+        return good({"success": True, "commitOid": commit} | url)
 
 
 def good(content: Any) -> Answer:
@@ -319,23 +339,16 @@ def etag(file: Path) -> str:
 def environment(hub: Hub, home: Path, token: str | None = "hf_any") -> dict[str, str]:
     """The variables with which another process speaks to this Hub, with a cache of its own."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    own = {
-        "HF_ENDPOINT": hub.url,
-        "HF_HOME": str(home),
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_OFFLINE": "0",  # CI sets it; this Hub is on this machine
-        "OMP_NUM_THREADS": "1",
-    }
+    own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
+    own |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "0", "OMP_NUM_THREADS": "1"}  # CI sets OFFLINE
     return kept | own | ({} if token is None else {"HF_TOKEN": token})
 
 
 def speak_to(hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str | None = "hf_any") -> None:
     """Until the test ends this process pushes to this Hub, and does not wait before it tries again."""
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", os.devnull)
+    stated = {"ENDPOINT": hub.url, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}
+    for name, value in (stated | {"HF_TOKEN_PATH": os.devnull}).items():
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
     monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=lambda seconds: None))
     monkeypatch.delenv("HF_TOKEN", raising=False)
     if token is not None:
@@ -345,48 +358,7 @@ def speak_to(hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str | None = "hf_
 @contextmanager
 def serving(hub: Hub) -> Iterator[Hub]:
     """The hub at `hub.url` on this machine."""
-
-    class Handler(listening.Handler):
-        def serve(self) -> None:
-            raw = self.path.partition("?")[0]
-            path, token = unquote(raw), self.headers.get("Authorization")
-            with hub.lock:
-                hub.tokens.add(token)
-                hub.told.add((self.headers["Host"].partition(":")[0], token))
-                hub.requests.append((self.command, path))
-                fault = next((fault for fault in hub.faults if fault.hits(self.command, path)), None)
-            how = None if fault is None else fault.how
-            if how in ("cut", "hang"):
-                self.rfile.read(int(self.headers.get("Content-Length") or 0) // 2)
-                if how == "hang":
-                    hub.released.wait()
-                self.close_connection = True
-                return
-            body = self.body()
-            if isinstance(how, str) and how != "lost":
-                answer = 200, {"Content-Type": "application/json"}, how.encode()
-            elif isinstance(how, int):
-                said = json.dumps({"error": fault.message})  # of a header a second line would be illegal
-                answer = how, {"X-Error-Code": fault.code}, said.encode()
-            else:
-                with hub.lock:
-                    if callable(how):
-                        how()
-                    answer = hub.answer(self.command, raw, token, body)
-            if how == "lost":
-                self.close_connection = True
-                return
-            name, hung_up = path.rpartition("/")[2], None
-            if self.command == "GET":
-                if "/resolve/" in path:
-                    hub.downloaded.append(name)
-                if name == hub.hung_up:
-                    hung_up = len(answer[2]) // 2
-            self.send(*answer, most=hung_up)
-
-        do_GET = do_HEAD = do_POST = do_PUT = serve  # noqa: N815  # the names http.server calls
-
-    with listening.listening(Handler) as hub.url:
+    with listening.serving(hub.answer) as hub.url:
         try:
             yield hub
         finally:

@@ -1,39 +1,62 @@
-"""HTTP servers in a thread of this machine."""
+"""HTTP servers in a thread of this machine: a function from a request to an answer."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from urllib.parse import unquote
+
+Answer = tuple[int, dict[str, str], bytes]  # status, headers and body
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Requests of one connection; a subclass has a method for each kind."""
+class Request(BaseHTTPRequestHandler):
+    """`command`, `headers`, `path` as it was sent; after `cut` bytes of the answer the line goes dead."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # or every answer waits 40 ms for the client's acknowledgement
+    cut: int | None = None
 
-    def body(self) -> bytes:
-        """Read what was sent."""
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+    @property
+    def place(self) -> str:
+        """The path without its query, decoded."""
+        return unquote(self.path.partition("?")[0])
 
-    def send(self, status: int, headers: dict[str, str], body: bytes, most: int | None = None) -> None:
-        """Answer; of the body no more than so many bytes, after which the line goes dead."""
-        self.send_response(status)
-        for key, value in (headers | {"Content-Length": str(len(body))}).items():
-            self.send_header(key, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body[:most])
-        self.close_connection |= most is not None
+    @property
+    def length(self) -> int:
+        """The number of bytes that are sent with it."""
+        return int(self.headers.get("Content-Length") or 0)
+
+    def body(self, most: int | None = None) -> bytes:
+        """Read what was sent with it, or the beginning."""
+        return self.rfile.read(self.length if most is None else most)
 
     def log_message(self, *arguments: object) -> None:
         pass
 
 
 @contextmanager
-def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """The address on this machine at which a thread answers."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+def serving(answer: Callable[[Request], Answer | None]) -> Iterator[str]:
+    """The address at which a function answers within the block; where it gives None, the line goes dead."""
+
+    class Handler(Request):
+        def serve(self) -> None:
+            self.cut = None
+            if (answered := answer(self)) is None:
+                self.close_connection = True
+                return
+            status, headers, body = answered
+            self.send_response(status)
+            for key, value in (headers | {"Content-Length": str(len(body))}).items():
+                self.send_header(key, value)
+            with suppress(ConnectionError):  # of a client that has heard enough
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(body[: self.cut])
+            self.close_connection |= self.cut is not None
+
+        do_GET = do_HEAD = do_POST = do_PUT = serve  # noqa: N815  # the names http.server calls
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()

@@ -27,7 +27,6 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 import ropepatch
 from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.probing.engines import most_probable
 from ropepatch.probing.judging import judge
 from ropepatch.probing.making import tokenizer_of
 from ropepatch.probing.text import source_ids
@@ -82,7 +81,9 @@ def judged(model: Any, right: Path) -> dict[str, Any]:
     reading, checkpoint = readings.read(right), Checkpoint(right)
     ids = source_ids(reading.source, tokenizer_of(right), reading.vocabulary, checkpoint.name)
     logits = model.eval().float()(torch.tensor([ids[: reading.positions[-1]]]), use_cache=False).logits[0]
-    found = judge(reading, most_probable(logits[torch.tensor(reading.positions) - 1])).to_dict()
+    values, tops = logits[torch.tensor(reading.positions) - 1].float().log_softmax(-1).topk(20)
+    answers = [dict(zip(*row, strict=True)) for row in zip(tops.tolist(), values.tolist(), strict=True)]
+    found = judge(reading, answers).to_dict()
     del found["divergences"]
     return found
 
