@@ -443,7 +443,8 @@ def test_a_paper_of_a_method_that_is_not_registered_is_neither_cited_nor_a_link(
 
 def test_a_command_keeps_its_words_and_loses_its_folders():
     typed = "/home/alice/venv/bin/ropepatch extend '/home/alice/my models/llama 2' --to 32k"
-    typed += " --text=/home/alice/books --out ~/out/x --set 'divisors=[1.0, 2.0]' --recipe ./mine.yaml --push me/llama"
+    typed += " --text=/home/alice/books --out ~/out/x --set 'divisors=[1.0, 2.0]'"
+    typed += " --recipe ./mine.yaml --push me/llama"
     shown = "ropepatch extend 'llama 2' --to 32k --text=books --out x --set 'divisors=[1.0, 2.0]'"
     assert shown_command(typed) == f"{shown} --recipe mine.yaml --push me/llama"
     assert shown_command("ropepatch extend '/home/alice/x") == r"ropepatch extend x"
