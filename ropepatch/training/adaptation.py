@@ -187,7 +187,6 @@ def _train(
         packed=recipe.packed_by_us,
         sharing=run.sharing,
         teacher=recipe.distil and Teacher(model, run.trained, mapped, recipe.distil),
-        loraplus_lr_ratio=recipe.lora and recipe.lora.loraplus_lr_ratio,
         model=model,
         args=arguments,
         train_dataset=supply.batches,

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -29,7 +30,8 @@ from ropepatch.model.rotary import base_model, find_rotary
 from ropepatch.model.source import find_source
 from ropepatch.model.stock import stock_code
 from ropepatch.model.weights import read_header
-from ropepatch.training.recipe import Lora
+from ropepatch.settings import refuse_unknown, shown
+from ropepatch.training.recipe import NEVER_MERGED, SET_BY_US, Lora
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -46,7 +48,6 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
     if lora is None:
         whole: nn.Module = model.float().requires_grad_(True)
         return whole
-    peft = _peft()
     targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
     ends = {path.rpartition(".")[2] for path, module in model.named_modules() if module in _ends(model)}
     if _is_tied(model) and ends & {*lora.target_modules}:
@@ -54,20 +55,15 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
             "embeddings and head share their weights: an adapter on one would be merged into both",
             hint="train_embeddings: true trains them whole",
         )
-    config = peft.LoraConfig(
-        task_type="CAUSAL_LM",
-        r=lora.r,
-        lora_alpha=lora.lora_alpha,
-        lora_dropout=lora.lora_dropout,
+    config = _config(
+        lora,
         target_modules=targets,
-        use_rslora=lora.use_rslora,
-        use_dora=lora.use_dora,
         modules_to_save=_saved_whole(model, lora) or None,
         ensure_weight_tying=lora.train_embeddings and _is_tied(model),
     )
     try:
         with without_deprecations():
-            adapted: nn.Module = peft.get_peft_model(model, config)
+            adapted: nn.Module = _peft().get_peft_model(model, config)
     except ValueError as error:
         names = targets if isinstance(targets, str) else ", ".join(targets)
         raise RopepatchError(
@@ -78,6 +74,31 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     return adapted
+
+
+def _config(lora: Lora, **ours: Any) -> Any:
+    """PEFT's configuration, whose own types and checks hold for the keys that are passed on."""
+    kind = _peft().LoraConfig
+    types = get_type_hints(kind)
+    allowed = [*Lora.model_fields, *(key for key in types if key not in SET_BY_US + NEVER_MERGED)]
+    refuse_unknown(lora.passed_on, allowed, "lora key")
+    further = {}
+    for key, value in lora.passed_on.items():
+        try:
+            further[key] = TypeAdapter(types[key]).validate_python(value)
+        except ValidationError as error:
+            raise RopepatchError(
+                f"lora.{key}: {error.errors()[0]['msg']}, got {shown(value)}",
+                hint=f"PEFT declares it as {types[key]}",
+            ) from error
+    own = {"r": lora.r, "lora_alpha": lora.lora_alpha, "lora_dropout": lora.lora_dropout}
+    try:
+        return kind(task_type="CAUSAL_LM", **own, **further, **ours)
+    except (TypeError, ValueError) as error:
+        raise RopepatchError(
+            f"PEFT refuses the recipe's lora: {' '.join(str(error).split())[:200]}",
+            hint="change the lora section of the recipe",
+        ) from error
 
 
 def load_in_4_bits(source: Checkpoint, dtype: str, device: torch.device) -> PreTrainedModel:
@@ -114,16 +135,6 @@ def recompute_activations(model: Any) -> None:
     name = "activation_checkpointing_enable"  # since transformers 5.19
     enable = getattr(model, name, None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
-
-
-def set_loraplus_rates(optimizer: torch.optim.Optimizer, model: nn.Module, ratio: float) -> None:
-    """Give the matrices B ``ratio`` times the learning rate of all else (LoRA+, arXiv:2402.12354)."""
-    is_b = {id(weights) for name, weights in model.named_parameters() if ".lora_B." in name}
-    for group in list(optimizer.param_groups):
-        b = [weights for weights in group["params"] if id(weights) in is_b]
-        if b:
-            group["params"] = [weights for weights in group["params"] if id(weights) not in is_b]
-            optimizer.add_param_group(group | {"params": b, "lr": group["lr"] * ratio})
 
 
 def _saved_whole(model: Any, lora: Lora) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any, Literal, Required
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, WrapValidator, with_config
@@ -29,6 +30,7 @@ from ropepatch.settings import (
     find_shipped,
     refuse_unknown,
     relative_length,
+    shown,
 )
 from ropepatch.training.positions import Positions
 
@@ -92,17 +94,30 @@ class Data(Settings):
         return windows, room
 
 
+SET_BY_US = (
+    *("task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
+    *("inference_mode", "modules_to_save", "ensure_weight_tying"),
+)
+NEVER_MERGED = (  # or only into weights that are not those of the base
+    *("bias", "lora_bias", "layer_replication", "alora_invocation_tokens", "use_qalora", "use_bdlora"),
+    *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "monteclora_config", "velora_config"),
+    *("kasa_config", "arrow_config", "megatron_config", "megatron_core", "runtime_config"),
+)
+BASE_STAYS = (True, False, "gaussian", "orthogonal")  # ways to begin that leave the weights of the base
+
+
 class Lora(Settings):
     """A low-rank adapter, in PEFT's words, and what else is trained with it.
+
+    Any other key of `peft.LoraConfig` may stand beside these, such as `use_rslora` or `use_dora`: PEFT is
+    given it, and checks it before anything is read. Refused are keys that ropepatch sets, and those of
+    adapters that cannot be merged into the weights of the base.
 
     Args:
         r: Its rank.
         lora_alpha: Its scale times r.
         lora_dropout: The dropout of its input.
         target_modules: The linear layers that get one, or `all-linear`.
-        use_rslora: Scale by lora_alpha / √r (arXiv:2312.03732).
-        use_dora: Train magnitude and direction apart (arXiv:2402.09353).
-        loraplus_lr_ratio: The learning rate of B over that of A (arXiv:2402.12354); None for the same.
         train_embeddings: Train the embeddings whole (arXiv:2309.12307), and a tied head with them.
         train_norms: Train the norms.
     """
@@ -111,11 +126,31 @@ class Lora(Settings):
     lora_alpha: Count = 32
     lora_dropout: PartShare = 0.0
     target_modules: Modules = ("q_proj", "k_proj", "v_proj", "o_proj")
-    use_rslora: bool = False
-    use_dora: bool = False
-    loraplus_lr_ratio: Amount | None = None
     train_embeddings: bool = False
     train_norms: bool = True
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def passed_on(self) -> dict[str, Any]:
+        """The further keys of `peft.LoraConfig`."""
+        return dict(self.model_extra or {})
+
+    @classmethod
+    def _check_keys(cls, keys: Collection[Any]) -> None:
+        """PEFT knows the others: see `ropepatch.training.adapter.trainable`."""
+
+    def check(self) -> None:
+        """Refuse keys that are not PEFT's to decide."""
+        for key, value in self.passed_on.items():
+            if key in SET_BY_US:
+                hint = "train_embeddings and train_norms say what is trained whole" if "save" in key else None
+                raise RopepatchError(f"lora.{key} is set by ropepatch", hint=hint)
+            if key in NEVER_MERGED or (key == "init_lora_weights" and value not in BASE_STAYS):
+                raise RopepatchError(
+                    f"lora.{key}: {shown(value)} makes an adapter that cannot be merged into its base",
+                    hint="leave it out",
+                )
 
 
 def map_of(content: Any) -> AttentionMap:
@@ -346,8 +381,6 @@ class Recipe(Settings):
             )
         if self.trainer.get("bf16") and self.trainer.get("fp16"):
             raise RopepatchError("trainer.bf16 beside fp16", hint="set one of them")
-        if self.lora and self.lora.loraplus_lr_ratio and "optim" in self.trainer:
-            raise RopepatchError("trainer.optim beside lora.loraplus_lr_ratio, which has its own: AdamW")
 
     @property
     def packed_by_us(self) -> bool:

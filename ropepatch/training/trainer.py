@@ -22,7 +22,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ropepatch.errors import RopepatchError
 from ropepatch.files import whole_file
-from ropepatch.training.adapter import set_loraplus_rates
 from ropepatch.training.loss import causal_lm_loss, linear_head
 from ropepatch.training.packed_attention import packed_attention
 from ropepatch.training.parallel import Sharing, launch_arguments
@@ -43,7 +42,6 @@ class LongContextTrainer(Trainer):
         packed: Whether it attends through `packed_attention`; flash attention takes the same segments.
         sharing: How processes share the weights.
         teacher: What teaches it, if it is distilled.
-        loraplus_lr_ratio: The learning rate of the matrices B over that of all else; None for the same.
         **arguments: Further arguments of transformers' Trainer.
     """
 
@@ -56,7 +54,6 @@ class LongContextTrainer(Trainer):
         packed: bool,
         sharing: Sharing,
         teacher: Teacher | None = None,
-        loraplus_lr_ratio: float | None = None,
         **arguments: Any,
     ) -> None:
         super().__init__(
@@ -69,7 +66,6 @@ class LongContextTrainer(Trainer):
         self.watcher = watcher
         self.packed = packed
         self.teacher = teacher
-        self.loraplus_lr_ratio = loraplus_lr_ratio
         self._head: Any = UNKNOWN
         self.model_accepts_loss_kwargs = True  # or num_items_in_batch would not be counted
         if sharing.engine != "DEEPSPEED":  # which is asked not to divide by it
@@ -84,14 +80,6 @@ class LongContextTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
         rows: Any = self.train_dataset
         return SequentialSampler(rows)
-
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """Stock's, with a group of its own for the matrices B of LoRA+."""
-        optimizer = super().create_optimizer(*args, **kwargs)
-        if self.loraplus_lr_ratio is not None:
-            model: Any = args[0] if args else self.model
-            set_loraplus_rates(optimizer, model, self.loraplus_lr_ratio)
-        return optimizer
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """A forward and backward pass, attending within the segments of the batch."""

@@ -41,7 +41,7 @@ def small_recipe(**changes):
             "max_steps": STEPS,
             "learning_rate": 1e-3,
             "save_steps": 2,
-            "logging_steps": 1,
+            "logging_steps": 5,
             "bf16": False,
         },
         "watch": Watch(every=3, windows=1, passkey_trials=0),

@@ -4,7 +4,6 @@ import errno
 import functools
 import itertools
 import json
-import re
 import shutil
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -32,12 +31,14 @@ import ropepatch
 from ropepatch.data.texts import Texts
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
+from ropepatch.extension.record import Gate
 from ropepatch.model.precision import Precision
 from ropepatch.model.source import TINY, find_source
 from ropepatch.training import trainer
 from ropepatch.training.adaptation import adapt, merged_model
 from ropepatch.training.adapter import trainable
-from ropepatch.training.recipe import Lora, Watch, read_recipe
+from ropepatch.training.parallel import Sharing
+from ropepatch.training.recipe import Distil, Lora, Watch, read_recipe
 
 TRAINED = 256
 
@@ -64,20 +65,14 @@ def one_second_a_step(monkeypatch):
     monkeypatch.setattr(trainer, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
 
 
-def test_stock_transformers_loads_it_at_the_target(adapted):
+def test_what_comes_out_is_one_checkpoint_that_stock_transformers_loads_at_the_target(adapted):
     model = AutoModelForCausalLM.from_pretrained(adapted)
     assert model.config.max_position_embeddings == 512
     assert model.config.rope_parameters["rope_type"] == "yarn"
     verified = record_of(adapted)["verified"]
     assert verified == {"frequencies": "equal", "logits": "equal", "compared": True, "difference": 0.0}
-
-
-def test_nothing_else_is_left_and_the_recipe_inside_reads_back_as_the_one_it_was_made_by(adapted):
     assert [path.name for path in adapted.parent.iterdir()] == [adapted.name]
     assert read_recipe(str(adapted / "adaptation" / "recipe.yaml")) == small_recipe()
-
-
-def test_training_has_changed_the_weights_that_it_trains_and_no_others(adapted):
     before, after = load_file(TINY / "model.safetensors"), weights(adapted)
     assert before.keys() == after.keys()
     changed = {name.split(".")[-2] for name in before if not torch.equal(before[name].float(), after[name])}
@@ -85,12 +80,11 @@ def test_training_has_changed_the_weights_that_it_trains_and_no_others(adapted):
     assert changed == {"q_proj", "k_proj", "v_proj", "o_proj"} | norms
 
 
-def test_the_history_holds_every_step_and_what_was_measured(adapted):
+def test_the_history_holds_what_was_measured_and_the_losses_up_to_each_checkpoint(adapted):
+    """Every five steps, and whenever it saves: so a resumed run takes means over the same steps."""
     rows = history_of(adapted)
-    assert [row["step"] for row in rows] == list(range(STEPS + 1))
-    assert all("loss" in row and "learning_rate" in row for row in rows[1:])
-    assert [row["step"] for row in rows if "short_loss" in row] == [0, 3, 6]
-    assert all("target_loss" in row for row in rows if "short_loss" in row)
+    assert [row["step"] for row in rows if "loss" in row and "learning_rate" in row] == [2, 4, 5, 6]
+    assert [row["step"] for row in rows if "short_loss" in row and "target_loss" in row] == [0, 3, 6]
 
 
 def test_where_the_target_is_not_watched_no_row_is_longer_than_the_old_context(tmp_path, monkeypatch):
@@ -118,14 +112,6 @@ def test_one_passkey_at_each_of_five_depths_of_the_target_is_in_the_history_wher
     recipe = small_recipe(trainer={"max_steps": 1}, watch=Watch(every=1, windows=1, passkey_trials=1))
     rows = history_of(adapt(yarn(), recipe, tmp_path / "out").folder)
     assert [row["target_passkey"] in (0, 0.2, 0.4, 0.6, 0.8, 1) for row in rows] == [True, True]
-
-
-def test_the_source_is_not_touched(tmp_path):
-    source = shutil.copytree(TINY, tmp_path / "source")
-    before = {file.name: file.read_bytes() for file in source.iterdir()}
-    plan = ropepatch.plan(source, to=512, method="yarn")
-    adapt(plan, small_recipe(trainer={"max_steps": 1}), tmp_path / "out")
-    assert {file.name: file.read_bytes() for file in source.iterdir()} == before
 
 
 @pytest.mark.parametrize(
@@ -173,31 +159,98 @@ def test_a_full_disk_is_said_clearly_and_leaves_the_last_checkpoint_whole(
     assert model_bytes(resumed) == model_bytes(adapted)
 
 
-def test_a_finished_checkpoint_is_no_finished_adapter(adapted):
-    with pytest.raises(RopepatchError, match="already exists"):
-        adapt(yarn(), small_recipe(save="adapter"), adapted)
+# What decides the weights
+
+
+def of_texts(place, **changes):
+    """The small recipe on texts, which are watched on another."""
+    data = small_recipe().data.model_copy(update={"sources": (Texts(text=str(place / "read.txt")),)})
+    watch = Watch(every=3, text=str(place / "watched.txt"), windows=1, passkey_trials=0)
+    return small_recipe(data=data, watch=watch, **changes)
+
+
+def write_texts(place, **changed):
+    for name in ("read", "watched"):
+        file = place / f"{name}.txt"
+        file.write_text(f"Once there were {changed.get(name, 'ten')} mice. They ate cheese. " * 90)
 
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    """What a run leaves that was interrupted after three steps."""
-    out = tmp_path_factory.mktemp("begun") / "out"
-    interrupted(yarn(), small_recipe(), out, "step_end", 3)
-    return out
+    """The folder with the texts and the base of a run that was interrupted after three steps."""
+    place = tmp_path_factory.mktemp("begun")
+    write_texts(place)
+    source_with(place / "base")
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setenv("ROPEPATCH_CACHE", str(place / "cache"))
+        interrupted(scaled(place / "base"), of_texts(place), place / "out", "step_end", 3)
+        yield place
 
 
-@pytest.mark.parametrize(
-    ("differs", "recipe", "target", "config"),
-    [("recipe", {"seed": 1}, 512, {}), ("method", {}, 1024, {}), ("config", {}, 512, {"rms_norm_eps": 1e-3})],
-)
-def test_another_run_neither_goes_on_nor_counts_as_finished(
-    tmp_path, adapted, begun, differs, recipe, target, config
-):
-    plan = ropepatch.plan(source_with(tmp_path / "source", **config), to=target, method="yarn")
-    with pytest.raises(RopepatchError, match="already exists"):
-        adapt(plan, small_recipe(**recipe), adapted)
-    with pytest.raises(RopepatchError, match=rf"out\.run is of another run: it differs in {differs}"):
-        adapt(plan, small_recipe(**recipe), begun)
+def scaled(base, to=512):
+    return ropepatch.plan(base, to=to, method="yarn")
+
+
+def other_lora(**changes):
+    return {"lora": Lora(**{"r": 4, "lora_alpha": 8, "lora_dropout": 0.1} | changes)}
+
+
+OTHER_RECIPES = {
+    "seed": {"seed": 1},
+    "learning rate": {"trainer": {"learning_rate": 2e-3}},
+    "weight decay": {"trainer": {"weight_decay": 0.1}},
+    "steps": {"trainer": {"max_steps": 7}},
+    "positions": {"positions": "true-length"},
+    "rank": other_lora(r=5),
+    "a key of PEFT's": other_lora(use_rslora=True),
+    "teacher": {"distil": Distil()},
+    "attention": {"gradient_checkpointing": True},
+}
+
+
+@pytest.mark.parametrize("changes", OTHER_RECIPES.values(), ids=OTHER_RECIPES)
+def test_a_run_goes_on_by_its_recipe_alone(begun, changes):
+    with pytest.raises(RopepatchError, match=r"out\.run is of another run: it differs in .*recipe"):
+        adapt(scaled(begun / "base"), of_texts(begun, **changes), begun / "out")
+
+
+def test_a_run_goes_on_with_its_texts_alone(begun):
+    for name in ("read", "watched"):
+        write_texts(begun, **{name: "two"})
+        with pytest.raises(RopepatchError, match=r"out\.run is of another run: it differs in text"):
+            adapt(scaled(begun / "base"), of_texts(begun), begun / "out")
+    write_texts(begun)
+
+
+def test_a_run_goes_on_from_its_base_with_its_method_alone(begun, tmp_path):
+    others = {
+        "method": scaled(begun / "base", to=1024),
+        "config": scaled(source_with(tmp_path / "config", rms_norm_eps=1e-3)),
+        "weights": scaled(with_other_weights(tmp_path / "weights")),
+    }
+    for differs, plan in others.items():
+        with pytest.raises(RopepatchError, match=rf"out\.run is of another run: it differs in .*{differs}"):
+            adapt(plan, of_texts(begun), begun / "out")
+
+
+def test_a_run_goes_on_in_as_many_processes_alone(begun, monkeypatch):
+    join = Sharing.join
+
+    def two(self, recipe):
+        state = join(self, recipe)
+        both = SimpleNamespace(num_processes=2, is_main_process=True)
+        both.main_process_first, both.wait_for_everyone = state.main_process_first, state.wait_for_everyone
+        return both
+
+    monkeypatch.setattr(Sharing, "join", two)
+    with pytest.raises(RopepatchError, match=r"out\.run is of another run: it differs in processes"):
+        adapt(scaled(begun / "base"), of_texts(begun), begun / "out")
+
+
+def test_a_finished_checkpoint_is_that_of_its_run_alone(adapted):
+    for changes in ({"seed": 1}, {"save": "adapter"}):
+        with pytest.raises(RopepatchError, match="already exists"):
+            adapt(yarn(), small_recipe(**changes), adapted)
 
 
 @pytest.mark.sweep
@@ -205,13 +258,12 @@ def test_another_run_neither_goes_on_nor_counts_as_finished(
 @pytest.mark.parametrize(
     "lora",
     [
-        Lora(r=4, use_rslora=True),
+        Lora(r=4, use_rslora=True, rank_pattern={"q_proj": 2}, layers_to_transform=[0, 2]),
         Lora(r=4, use_dora=True),
-        Lora(r=4, loraplus_lr_ratio=16.0, train_norms=False),
-        Lora(r=4, target_modules="all-linear"),
+        Lora(r=4, target_modules="all-linear", train_norms=False),
         Lora(r=4, train_embeddings=True),
     ],
-    ids=["rslora", "dora", "lora+", "all-linear", "embeddings"],
+    ids=["rslora", "dora", "all-linear", "embeddings"],
 )
 def test_merged_equals_adapter(tmp_path, lora):
     recipe = small_recipe(lora=lora, trainer={"max_steps": 3})
@@ -262,19 +314,11 @@ def test_an_adapter_holds_what_it_needs_and_no_base_weights(adapter):
     assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == "tiny"
 
 
-def test_an_adapter_goes_on_a_model_with_its_patch(adapter):
-    model, _ = ropepatch.load("tiny", device="cpu")
-    ropepatch.patch(model, yarn())
-    patched, _ = ropepatch.load_adapter(adapter, model)
+def test_an_adapter_goes_on_a_model_with_its_patch_and_on_the_extended_checkpoint(adapter, tmp_path):
     loaded, _ = ropepatch.load_adapter(adapter)
-    assert torch.equal(logits(patched), logits(loaded))
-
-
-def test_an_adapter_goes_on_the_extended_checkpoint_which_has_the_same_rope(adapter, tmp_path):
-    model = AutoModelForCausalLM.from_pretrained(ropepatch.extend(yarn(), tmp_path / "out").folder)
-    stock, _ = ropepatch.load_adapter(adapter, model)
-    loaded, _ = ropepatch.load_adapter(adapter)
-    assert torch.equal(logits(stock), logits(loaded))
+    stock = AutoModelForCausalLM.from_pretrained(ropepatch.extend(yarn(), tmp_path / "out").folder)
+    for model in (patched(512), stock):
+        assert torch.equal(logits(ropepatch.load_adapter(adapter, model)[0]), logits(loaded))
 
 
 def patched(target):
@@ -365,22 +409,17 @@ def test_the_gate_compares_with_the_base_model_within_its_context(adapted):
 
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
     with pytest.raises(RopepatchError, match=r"the loss is (nan|inf) at step \d"):
-        adapt(yarn(), small_recipe(lora=None, trainer={"learning_rate": 1e30}), tmp_path / "out")
+        adapt(
+            yarn(),
+            small_recipe(lora=None, trainer={"learning_rate": 1e30, "logging_steps": 1}),
+            tmp_path / "out",
+        )
     assert not (tmp_path / "out").exists()
 
 
-def test_text_is_trained_on_and_its_beginning_is_held_out(tmp_path, monkeypatch):
-    monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
-    file = tmp_path / "stories.txt"
-    file.write_text(
-        "<|endoftext|>".join(f"Once there were {n} mice. They ate cheese. " * 30 for n in range(40))
-    )
-    data = small_recipe().data.model_copy(update={"sources": (Texts(text=str(file)),)})
-    lines = []
-    recipe = small_recipe(data=data, trainer={"max_steps": 2})
-    folder = adapt(yarn(), recipe, tmp_path / "out", say=lines.append).folder
-    assert re.match(rf"{file}: .*documents.*tokens", lines[0])
-    assert "short_loss" in history_of(folder)[0]
+def test_a_gate_is_of_the_share_by_which_the_loss_rose():
+    assert Gate.of(0.5, 0.6, 0.25).increase == pytest.approx(0.2)
+    assert [Gate.of(0.5, 0.6, most).passed for most in (0.25, 0.15)] == [True, False]
 
 
 def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
@@ -449,19 +488,27 @@ def llama(**changes):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_trained_embeddings_take_a_tied_head_with_them_and_no_other(tied):
-    model = trainable(llama(tie_word_embeddings=tied), Lora(train_embeddings=True))
-    head = model.get_output_embeddings().weight
-    assert head.requires_grad == tied
+def test_trained_embeddings_take_a_tied_head_with_them_and_what_is_trained_is_in_float32(tied):
+    model = trainable(llama(tie_word_embeddings=tied).bfloat16(), Lora(train_embeddings=True))
+    assert model.get_output_embeddings().weight.requires_grad == tied
     assert model.get_input_embeddings().weight.requires_grad
-
-
-def test_what_is_trained_is_in_float32_and_what_is_frozen_stays_as_it_was():
-    model = trainable(llama().bfloat16(), Lora(train_embeddings=True))
     dtypes = {parameter.requires_grad: parameter.dtype for parameter in model.parameters()}
     assert dtypes == {True: torch.float32, False: torch.bfloat16}
-    trained = {parameter.dtype for parameter in trainable(llama().bfloat16(), None).parameters()}
-    assert trained == {torch.float32}
+    assert {one.dtype for one in trainable(llama().bfloat16(), None).parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"use_dore": True}, "unknown lora key 'use_dore'"),
+        ({"use_dora": "many"}, r"lora\.use_dora: .*valid boolean.*got 'many'"),
+        ({"layers_pattern": ["a"]}, "PEFT refuses the recipe's lora: .*layers_to_transform"),
+        ({"target_modules": ("nowhere",)}, "no adapter on nowhere fits this model"),
+    ],
+)
+def test_keys_of_peft_are_checked_by_peft(keys, said):
+    with pytest.raises(RopepatchError, match=said):
+        trainable(llama(), Lora(**keys))
 
 
 @pytest.mark.parametrize("end", ["lm_head", "embed_tokens"])

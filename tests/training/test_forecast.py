@@ -18,7 +18,7 @@ from ropepatch.model.config import blueprint, load_config
 from ropepatch.model.source import TINY
 from ropepatch.training import adapter
 from ropepatch.training import forecast as module
-from ropepatch.training.adapter import trainable
+from ropepatch.training.adapter import recompute_activations, trainable
 from ropepatch.training.forecast import (
     GIB,
     activation_bytes,
@@ -58,11 +58,8 @@ def reading(text):
     [  # as the models' authors state them
         ("tiny", 1_967_808),
         ("HuggingFaceTB/SmolLM2-135M", 134_515_008),
-        ("HuggingFaceTB/SmolLM3-3B", 3_075_098_624),
         ("meta-llama/Llama-2-7b-hf", 6_738_415_616),
-        ("meta-llama/Llama-3.1-8B", 8_030_261_248),
         ("mistralai/Mistral-7B-v0.3", 7_248_023_552),
-        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
         ("Qwen/Qwen3-8B", 8_190_735_360),
     ],
 )
@@ -98,20 +95,19 @@ def peak_of_allocations(step) -> int:
 @pytest.mark.parametrize(
     ("lora", "mixed"),
     [
-        (None, True),
+        (None, False),
         (Lora(r=4), True),
-        (Lora(r=4), False),
-        (Lora(r=4, train_norms=False), True),
-        (Lora(r=4, train_embeddings=True), True),
+        (Lora(r=4, train_norms=False), False),
+        (Lora(r=4, train_embeddings=True), False),
     ],
 )
 def test_the_activations_are_what_torch_allocates(lora, mixed):
     # As many key as query heads: on the CPU, older torch takes others through [T, T] scores.
-    config, tokens = LlamaConfig(**SMALL | {"vocab_size": 32}, use_cache=False), 1024
+    config, tokens = LlamaConfig(**SMALL | {"vocab_size": 32}, use_cache=False), 512
     model = LlamaForCausalLM(config)
     model = trainable(model.bfloat16() if mixed else model, lora).train()
     base = model.get_base_model() if lora else model
-    (getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable)()
+    recompute_activations(base)
     for weights in model.parameters():
         if weights.requires_grad:
             weights.grad = torch.zeros_like(weights)
@@ -128,15 +124,15 @@ def test_the_activations_are_what_torch_allocates(lora, mixed):
     assert expected == pytest.approx(peak_of_allocations(step), rel=0.15)
 
 
-@pytest.mark.parametrize(("dtype", "keys"), [(torch.bfloat16, 2), (torch.float32, 4)])
-def test_an_evaluation_takes_what_torch_allocates(tiny, dtype, keys):
+@pytest.mark.parametrize("keys", [2, 4])
+def test_an_evaluation_takes_what_torch_allocates(tiny, keys):
     config = LlamaConfig(**SMALL | {"num_key_value_heads": keys, "num_hidden_layers": 12})
-    model = LlamaForCausalLM(config).to(dtype).eval()
+    model = LlamaForCausalLM(config).eval()
     for tokens, cached, read in (
         (4096, False, lambda: ropepatch.perplexity(model, None, [torch.arange(4096) % 1024])),
         (2048, True, lambda: ropepatch.passkey(model, tiny[1], lengths=[2048], haystacks=1)),
     ):
-        expected = evaluation_bytes(config, tokens, dtype.itemsize, cached=cached)
+        expected = evaluation_bytes(config, tokens, 4, cached=cached)
         assert expected == pytest.approx(peak_of_allocations(read), rel=0.15), (tokens, cached)
 
 
@@ -180,7 +176,7 @@ def test_heads_wider_than_the_hidden_state_and_experts_count_with_their_widths()
         assert 0 < found.weights_gib < found.total_gib < 1
 
 
-@pytest.mark.parametrize(("window", "gigabytes"), [(8192, 25.7), (16384, 34.7), (32768, 46.5), (65536, 71.1)])
+@pytest.mark.parametrize(("window", "gigabytes"), [(8192, 25.7), (65536, 71.1)])
 def test_it_agrees_with_what_longlora_measured(window, gigabytes):
     """Table 12 of arXiv:2309.12307: Llama-2-7B, LoRA."""
     recipe = small_recipe(
@@ -224,18 +220,19 @@ def test_texts_that_are_here_have_sizes_and_one_that_is_not_is_refused(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("model", "warned"),
-    [("./models/tiny", False), ("meta-llama/Llama-2-7b-hf", True), ("./elsewhere", True)],
+    ("model", "geometry", "warned"),
+    [
+        ("./models/tiny", None, False),
+        ("./elsewhere", None, True),
+        ("meta-llama/Llama-2-7b-hf", "its own", True),
+        ("meta-llama/Llama-2-7b-hf", "of tiny", False),  # as a fine-tune has it
+    ],
 )
-def test_a_recipe_for_another_model_warns(model, warned):
+def test_a_recipe_for_a_model_of_another_geometry_warns(model, geometry, warned, monkeypatch):
+    if geometry == "of tiny":
+        monkeypatch.setattr(module, "published_config", lambda model: PLAN.survey.raw)
     found = forecast(PLAN, small_recipe(model=model), "out")
     assert [model in warning for warning in found.warnings] == [True] * warned
-
-
-def test_a_fine_tune_of_the_geometry_that_a_recipe_is_written_for_does_not_warn(monkeypatch):
-    config = PLAN.survey.raw
-    monkeypatch.setattr(module, "published_config", lambda model: config)
-    assert not forecast(PLAN, small_recipe(model="meta-llama/Llama-2-7b-hf"), "out").warnings
 
 
 def own_text(**changes):
@@ -264,11 +261,9 @@ def test_what_is_held_out_is_what_the_training_holds_out(make, tmp_path, monkeyp
         *(
             ({"trainer": wrong}, "transformers refuses the recipe's trainer")
             for wrong in (
-                {"report_to": "nonsense"},
                 {"report_to": "wandb"},  # which is not installed
                 {"optim": "adamw_bnb_8bit"},
                 {"lr_scheduler_type": "cosine_with_min_lr"},
-                {"lr_scheduler_type": "nonsense"},
                 {"lr_scheduler_kwargs": {"x": 1}},
             )
         ),
@@ -300,21 +295,6 @@ def test_a_plan_that_cannot_be_adapted_is_refused(config, method, said, tmp_path
     plan = ropepatch.plan(source, to=512, method=method)
     with pytest.raises(RopepatchError, match=said):
         prepare(plan, small_recipe()).check()
-
-
-def test_on_a_gpu_four_bits_need_bitsandbytes_and_parts_of_a_model_have_none(monkeypatch):
-    with pytest.raises(RopepatchError, match="weights in 4 bits are not trained"):
-        small_recipe(quantization="4bit", lora=None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    monkeypatch.setattr(
-        "ropepatch.training.preparation.find_spec", lambda name: None if name == "bitsandbytes" else 1
-    )
-    obstacles = [str(error) for error in prepare(PLAN, small_recipe(quantization="4bit")).obstacles]
-    assert obstacles == ["quantization: 4bit needs bitsandbytes"]
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    obstacles = [str(error) for error in prepare(PLAN, small_recipe(quantization="4bit")).obstacles]
-    assert "weights in 4 bits cannot be held where FSDP or DeepSpeed split the model" in obstacles
 
 
 def test_what_stands_in_its_way_is_listed_with_all_the_rest(monkeypatch):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from loss_models import build, tokens
+from loss_models import LLAMA, build, tokens
 from run_recipes import (
     history_of,
     interrupted,
@@ -247,24 +247,10 @@ def test_a_run_that_is_interrupted_where_the_next_row_is_a_far_one_ends_like_one
     resumed = adapt(yarn(), recipe(), tmp_path / "out").folder
     assert model_bytes(resumed) == model_bytes(distilled)
     assert history_of(resumed) == history_of(distilled)
-
-
-@pytest.mark.slow
-def test_the_record_says_how_it_was_taught(distilled):
-    assert record_of(distilled)["adaptation"]["recipe"]["distil"] == {
-        "map": "rerope",
-        "temperature": 3.0,
-        "cross_entropy": 0.1,
-        "top_k": None,
-    }
+    assert record_of(distilled)["adaptation"]["recipe"]["distil"] == Distil(
+        temperature=3.0, cross_entropy=0.1
+    ).model_dump(mode="json")
     assert read_recipe(str(distilled / "adaptation" / "recipe.yaml")) == recipe()
-
-
-def test_a_recipe_without_it_is_still_the_run_that_it_was():
-    run = Run.of(yarn(), small_recipe(), "out")
-    assert "distil" not in run.record(run.supply())["recipe"]
-    run = Run.of(yarn(), recipe(), "out")
-    assert run.record(run.supply())["recipe"]["distil"]["temperature"] == 3.0
 
 
 def test_what_has_no_teacher_is_refused_before_anything_is_read(tmp_path, monkeypatch):
@@ -279,18 +265,8 @@ def test_what_has_no_teacher_is_refused_before_anything_is_read(tmp_path, monkey
 
 
 def test_a_model_that_takes_no_map_is_taught_by_short_rows_alone(tmp_path):
-    config = Qwen2Config(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=64,
-        max_position_embeddings=256,
-        layer_types=["sliding_attention"] * 2,
-        use_sliding_window=True,
-        sliding_window=64,
-    )
+    slides = {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True, "sliding_window": 64}
+    config = Qwen2Config(**LLAMA | slides, max_position_embeddings=256)
     narrow = plan(config, to=512, method="yarn")
     with pytest.raises(
         RopepatchError, match="cannot have an attention map: its layers that rotate see no far"
