@@ -8,7 +8,7 @@ from caches import into
 from families import every_family, refusal
 from map_oracle import ORACLE, SMALL, by_oracle, distances
 from oldest import NOT_YET, OLDEST
-from swaps import IDS, ONE, apart, logits, lora, put
+from swaps import ONE, apart, logits, lora, put
 from tiny_models import tiny_config, tiny_model
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
@@ -81,35 +81,6 @@ def test_positions_that_jump_keep_their_distances(model):
     read = logits(model, attention_mask=torch.ones_like(ONE), position_ids=positions)
     assert apart(read, expected[:, seen[0].bool()]) < 5e-5
     assert handle.in_force
-
-
-# Gradients
-
-
-@pytest.mark.parametrize("model_type", ["llama", "cohere", "glm", "gpt_neox"])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_one_query_reads_keys_with_the_weights_and_gradients_of_many(model_type, attention):
-    """Rows of 33 and 40 tokens; pairs in halves and side by side, and keys that are turned in part."""
-    mask = (torch.arange(40) >= torch.tensor([[7], [0]])).long()
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    model = tiny_model(model_type)
-    model.set_attn_implementation(attention)
-    put(model, "self-extend")
-    found = []
-    for sizes in ([40], [39, 1]):
-        cache, begin = DynamicCache(config=model.config), 0
-        for ids in IDS.split(sizes, 1):
-            end = begin + ids.shape[1]
-            told = {"attention_mask": mask[:, :end], "position_ids": positions[:, begin:end]}
-            out = model(ids, **told, **into(cache), output_attentions=attention == "eager")
-            begin = end
-        out.logits[:, -1].square().sum().backward()
-        weights = [weights[:, :, -1] for weights in out.attentions or ()]
-        gradients = [each.grad for each in model.parameters() if each.grad is not None]
-        found.append([x.detach() for x in (out.logits[:, -1], *weights, *gradients)])
-        model.zero_grad(set_to_none=True)
-    for one, other in zip(*found, strict=True):
-        assert apart(one, other) < 1e-4 * float(other.abs().max()) + 1e-6
 
 
 def test_dropout_drops_weights_in_training(model):

@@ -7,9 +7,9 @@ import torch
 from families import every_family
 from oldest import OLDEST
 from swaps import ONE, TRAINED, apart, cast, every_change, logits, lora, put
-from tiny_models import tiny_config, tiny_model
-from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from tiny_models import tiny_model
+from torch import nn
+from transformers import PreTrainedModel
 
 import ropepatch
 from ropepatch import RopepatchError
@@ -76,9 +76,6 @@ def test_hooks_of_the_user_stay(model):
     hook.remove()
 
 
-# Encodings that are one and the same
-
-
 IN_ROWS = {"position_ids": PACKED, "use_cache": False}
 
 
@@ -103,27 +100,14 @@ def test_the_rope_swapped_in_equals_the_stock_model_to_the_bit(family, dtype, at
     assert torch.equal(logits(model, **inputs), expected)
 
 
-# Training and wrappers
-
-
-def gradients(model: nn.Module) -> dict[str, Tensor]:
-    model.zero_grad()
-    model(ONE, labels=ONE, use_cache=False).loss.backward()
-    return {
-        name: parameter.grad.clone()
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    }
-
-
-@pytest.mark.parametrize("name", ["learned", "shaw", "rope"])
-def test_an_adapter_before_and_after_the_swap_are_the_same_model(name):
+@pytest.mark.parametrize("name", ["self-extend", "learned", "rope"])
+def test_an_adapter_before_and_after_the_change_are_the_same_model(name):
     one, other = tiny_model("llama"), tiny_model("llama")
     wrapped = lora(one)
     put(wrapped, name)
     put(other, name)
     assert torch.equal(logits(wrapped), logits(lora(other)))
-    assert swapped(wrapped).encoding.name == name
+    assert (swapped(wrapped) is None) == (mapped(wrapped) is not None)
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -132,21 +116,20 @@ def test_lora_trains_the_parameters_of_an_encoding_by_the_name_of_its_module(mod
     put(model, name)
     plain = logits(model)
     wrapped = lora(model, modules_to_save=["rotary_emb.module"])
-    optimizer = torch.optim.SGD([p for p in wrapped.parameters() if p.requires_grad], lr=0.1)
-    before = {key: p.detach().clone() for key, p in wrapped.named_parameters()}
-    slopes = gradients(wrapped)
-    assert all(gradient.abs().max() > 0 for gradient in slopes.values())
-    assert sum(".rotary_emb.module.modules_to_save.default." in key for key in slopes) == len(
-        [key for key in before if ".rotary_emb.module.original_module." in key]
+    trained = {key: parameter for key, parameter in wrapped.named_parameters() if parameter.requires_grad}
+    assert (
+        sum("rotary_emb.module.modules_to_save" in key for key in trained)
+        == len(list(swapped(model).module.parameters())) // 2
     )
-    optimizer.step()
-    changed = {key for key, p in wrapped.named_parameters() if not torch.equal(p, before[key])}
-    assert changed == slopes.keys()
+    wrapped(ONE, labels=ONE, use_cache=False).loss.backward()
+    assert all(parameter.grad.abs().max() > 0 for parameter in trained.values())
+    torch.optim.SGD(trained.values(), lr=0.1).step()
     with wrapped.disable_adapter():
         assert torch.equal(logits(wrapped), plain)
-    trained = logits(wrapped)
+    expected = logits(wrapped)
     merged = wrapped.merge_and_unload()
-    assert apart(logits(merged), trained) < 1e-4
+    assert apart(logits(merged), expected) < 1e-4
+    assert apart(expected, plain) > 1e-3
     swapped(merged).remove()
     logits(merged)
 
@@ -246,43 +229,22 @@ ACCEPTED = {
 }
 
 
-def refusal_or_right(model: PreTrainedModel) -> RopepatchError | None:
-    """Why a model is refused, or nothing, and then its rope gives the logits of the stock model."""
-    before = traces(model)
+@every_family(*ACCEPTED)
+def test_a_family_is_refused_or_its_rope_is_swapped_in_exactly(model_type):
+    model = uneven(tiny_model(model_type))
+    before, stock = traces(model), None
     try:
-        handle = swap(model, "rope")
-    except RopepatchError as refused:
-        refusal = refused
+        with swap(model, "rope"):
+            stock = logits(model)
+    except RopepatchError:
+        assert model_type not in ACCEPTED
     else:
-        refusal, rotated = None, logits(model)
-        handle.remove()
         expected = logits(model)
-        assert apart(rotated, expected) < 1e-5
-        if "gemma" not in model.config.model_type:  # which scales its embeddings
+        assert apart(stock, expected) < 1e-5
+        if "gemma" not in model_type:  # which scales its embeddings
             with swap(model, "sinusoidal"):
                 assert apart(logits(model), expected) > 1e-3
     assert traces(model) == before
-    assert "\n" not in str(refusal)
-    return refusal
-
-
-@every_family(*ACCEPTED)
-def test_a_family_is_refused_or_its_rope_is_swapped_in_exactly(model_type):
-    refusal = refusal_or_right(uneven(tiny_model(model_type)))
-    assert refusal is None or model_type not in ACCEPTED
-
-
-def test_a_model_some_of_whose_layers_do_not_rotate_is_refused_or_right():
-    """SmolLM3's fourth layer."""
-    config = tiny_config("smollm3")
-    config.num_hidden_layers, config.no_rope_layers = 4, [1, 1, 1, 0]
-    config.layer_types = ["full_attention"] * 4
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(6.0 if parameter.ndim > 1 else 1.0)
-    refusal_or_right(model)
 
 
 @pytest.mark.parametrize(
@@ -300,7 +262,6 @@ def test_a_model_some_of_whose_layers_do_not_rotate_is_refused_or_right():
 )
 def test_a_family_that_is_not_like_llama_is_refused_with_its_reason(family, reason):
     model = tiny_model(family)
-    with pytest.raises(RopepatchError, match=reason) as caught:
+    with pytest.raises(RopepatchError, match=reason):
         swap(model, "alibi")
-    assert "\n" not in str(caught.value)
     assert swapped(model) is None
