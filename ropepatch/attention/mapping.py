@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -35,7 +34,7 @@ from ropepatch.model.rotary import (
     rotating_by,
 )
 from ropepatch.model.survey import survey
-from ropepatch.settings import Length, relative_length
+from ropepatch.settings import Length
 
 NAME = "ropepatch_map"  # in the interfaces of transformers, which are one per process
 
@@ -78,12 +77,6 @@ class MappedRope(PositionsInAttention, modeling.MapRotation):
         """Ones and zeros, but to layers of a type that is not mapped the stock module's cos and sin."""
         self.check_attention()
         return modeling.MapRotation.forward(self, x, position_ids, *layer_type)
-
-    def __getattr__(self, name: str) -> Any:
-        # What a model reads off its rotary module, as layer_types, is there on this one.
-        if "stock" in self.__dict__ and name not in self.__dict__["_modules"]:
-            return getattr(self.__dict__["stock"], name)
-        return super().__getattr__(name)
 
     def extra_repr(self) -> str:
         """The map, as `print(model)` shows it."""
@@ -205,15 +198,7 @@ def _mapped(
     config: Any = text_config(base.config)
     window = surveyed.rope.original_max_position_embeddings
     check_mappable(base, window)
-    try:
-        target = relative_length(to, window) if isinstance(to, str) else operator.index(to)
-    except TypeError:
-        raise RopepatchError(f"to must be a whole number of tokens, got {to!r}", hint="to=32_768") from None
-    if target <= window:
-        raise RopepatchError(
-            f"{surveyed.config.model_type} already covers {window} tokens; nothing to extend to {target}",
-            hint=f"to is the target context, e.g. to={4 * window}",
-        )
+    target = surveyed.target(to, config.model_type)
     fitted = distances.fitted(window, target)
     layers = rotating_layers(base, surveyed, partial(_refusal, config.model_type))
     if not any(rotates and _sees_far(module, config, window) for module, rotates in layers.items()):

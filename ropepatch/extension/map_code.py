@@ -7,16 +7,13 @@ LLaMA's: one fixed text for each family, whose sha256 stands in the record.
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+import torch
 from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -25,10 +22,11 @@ from ropepatch.attention.interchange import SLOT
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
 from ropepatch.model.checkpoint import CODE, KEY, MAPPED
+from ropepatch.model.stock import no_progress_bars, stock_code
 from ropepatch.model.survey import Survey
 
-HERE = Path(__file__).parent
 PREFIX = "Mapped"  # of the names of the classes
+WRITTEN = "ropepatch_written_map"  # of a module: the file as it was written
 GENERATE = "custom_generate/generate.py"  # which transformers runs as it loads a checkpoint with trust
 
 
@@ -52,15 +50,10 @@ def map_code(model_type: str, rotary: str) -> str:
     return text
 
 
-def sha256(code: bytes) -> str:
-    """By which a record names the file."""
-    return hashlib.sha256(code).hexdigest()
-
-
 def code_of(folder: Path) -> dict[str, str]:
     """What a record says of the file in a folder; nothing where there is none."""
     file = folder / CODE
-    return {CODE: sha256(file.read_bytes())} if file.is_file() else {}
+    return {CODE: hashlib.sha256(file.read_bytes()).hexdigest()} if file.is_file() else {}
 
 
 def auto_map(model_type: str) -> dict[str, str]:
@@ -142,30 +135,22 @@ def mapped_layers(model: PreTrainedModel) -> list[int] | None:
     return None if all(rotating.values()) else [index for index, rotates in rotating.items() if rotates]
 
 
-def read_without_ropepatch(folder: Path, ids: Tensor, positions: Tensor) -> dict[str, Tensor]:
-    """What transformers computes by a checkpoint and the file that we have just written beside it.
+def load_mapped(folder: Path) -> PreTrainedModel:
+    """Load a checkpoint in float32 by the file that we have just written beside it, without ropepatch's code.
 
-    In a process of its own that has no ropepatch, and whose copy of the file is thrown away.
-
-    Returns:
-        The `logits`, and the `inv_freq` of its rotary module.
+    Raises:
+        RopepatchError: If transformers cannot load it so.
     """
-    with tempfile.TemporaryDirectory(prefix="ropepatch-") as scratch:
-        inputs, outputs = Path(scratch) / "inputs.safetensors", Path(scratch) / "outputs.safetensors"
-        save_file({"ids": ids, "positions": positions.contiguous()}, inputs)
-        environment = os.environ | {"HF_MODULES_CACHE": f"{scratch}/modules", "HF_HUB_OFFLINE": "1"}
-        script = HERE / "reading_mapped.py"
-        command = [sys.executable, "-P", *map(str, (script, folder, inputs, outputs))]
-        done = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise RopepatchError(
-                f"transformers cannot run what was written: {last[:300]}",
-                hint="nothing was kept; please report the model type and the method",
-            )
-        return load_file(outputs)
+    code = ModuleType(WRITTEN)
+    hint = "nothing was kept; please report the model type and the method"
+    with stock_code("run what was written", hint), no_progress_bars():
+        sys.modules[WRITTEN] = code
+        exec(compile((folder / CODE).read_bytes(), CODE, "exec"), vars(code))
+        (name,) = read_json(folder / "config.json")["architectures"]
+        load: Any = getattr(code, name).from_pretrained
+        loaded: Any = load(folder, local_files_only=True, use_safetensors=True, dtype=torch.float32)
+    model: PreTrainedModel = loaded.eval()
+    return model
 
 
 def _classes(model_type: str) -> tuple[str, str]:

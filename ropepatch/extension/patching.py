@@ -20,7 +20,6 @@ from ropepatch.extension.planning import (
     plan_map,
     plan_method,
     plan_scaling,
-    target_of,
     trained_on,
 )
 from ropepatch.extension.queries import fold_queries, unfold_queries
@@ -56,6 +55,7 @@ class ScaledRope(RotarySubstitute):
 
     state = "this model is already patched"
     way_back = "call remove() on its patch first"
+    shows = "table"
 
     table: nn.Module  # a shallow twin of the stock module, with buffers of its own
 
@@ -76,12 +76,6 @@ class ScaledRope(RotarySubstitute):
     def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
         """cos and sin (or what the stock class returns instead) for x [B, T, H] at position_ids [B, T]."""
         return self.plan.site.rotary_class.forward(self.table, x, position_ids, *args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        # What a model or a user reads off the stock module (layer_types, inv_freq) is there on this one.
-        if "table" in self.__dict__ and name not in self.__dict__["_modules"]:
-            return getattr(self.__dict__["table"], name)
-        return super().__getattr__(name)
 
     def extra_repr(self) -> str:
         """What `print(model)` shows."""
@@ -230,7 +224,7 @@ def _planned(
             plan = plan_scaling(survey, name, None, scaling, target)
         case AttentionMap() if not parameters:
             survey = trained_on(survey, original)
-            plan = plan_map(survey, name, None, scaling, target_of(survey, name, to))
+            plan = plan_map(survey, name, None, scaling, survey.target(to, name))
         case str():
             plan = plan_method(trained_on(survey, original), name, None, scaling, parameters, to)
         case _:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import html
 import json
-import operator
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -235,7 +234,7 @@ def plan_method(
 ) -> Plan:
     """The plan of a method by its name, or of a scaling file, for a model that is surveyed; see `plan`."""
     file = read_scaling(method, beside=parameters) if is_scaling_file(method) else None
-    target = file.target if file and to is None else target_of(survey, name, to)
+    target = file.target if file and to is None else survey.target(to, name)
     window = survey.rope.original_max_position_embeddings
     if file:
         file.check_model(method, survey.rope, name, target)
@@ -246,24 +245,6 @@ def plan_method(
     composing = kind.composing if survey.rope.is_scaled else {}
     scaling = make_scaling(method, **{"factor": target / window, **composing, **parameters})
     return plan_scaling(survey, name, revision, scaling, target)
-
-
-def target_of(survey: Survey, name: str, to: Length | None) -> int:
-    """The target in tokens, which must be beyond the window."""
-    window = survey.rope.original_max_position_embeddings
-    try:
-        target = relative_length(to, window) if isinstance(to, str) else operator.index(to)  # type: ignore[arg-type]
-    except TypeError:
-        raise RopepatchError(f"to must be a whole number of tokens, got {to!r}", hint="to=32_768") from None
-    if target > window:
-        return target
-    keys = "max_position_embeddings", SEQUENCE
-    stating = (key for key in keys if getattr(survey.config, key, None) == window)
-    source = "original" if survey.original else next(stating, "factor x original_max_position_embeddings")
-    raise RopepatchError(
-        f"{name} already covers {window} tokens ({source}); nothing to extend to {target}",
-        hint=f"`to` is the target context, e.g. `to={4 * window}`",
-    )
 
 
 @float32_on_cpu()

@@ -14,26 +14,12 @@ from pydantic import Field, StrictBool, ValidationError
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.engines import Engine as Engine
 from ropepatch.files import read_json, whole_file, write_json
-from ropepatch.model.record_file import FILE, VERSION, Number, Part, Text, Tokens, Whole, refused, validated
+from ropepatch.model.record_file import FILE as FILE
+from ropepatch.model.record_file import VERSION as VERSION
+from ropepatch.model.record_file import Number, Part, Text, Tokens, Whole, refused, validated
 
 if TYPE_CHECKING:
     from ropepatch.extension.planning import Plan
-
-__all__ = [
-    "FILE",
-    "VERSION",
-    "Adaptation",
-    "Engine",
-    "Gate",
-    "Record",
-    "Verdict",
-    "amend",
-    "context_before",
-    "exists",
-    "read",
-    "sound_keys",
-    "write",
-]
 
 Texts = Text | list[Text]
 Keys = dict[Text, Any]  # which nothing executes, or prints one by one

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropepatch.errors import RopepatchError
-from ropepatch.extension.map_code import map_changes, mapped_layers, read_without_ropepatch
+from ropepatch.extension.map_code import load_mapped, map_changes, mapped_layers
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.record import Verdict
@@ -36,7 +36,7 @@ def read_source(source: Checkpoint, plan: Plan) -> tuple[Plan, Tensor | str]:
 
     Returns:
         The plan, which then names the layers that rotate by its map where not all do; and the logits of
-        `probe`, or why there are none to compare.
+        random tokens, or why there are none to compare.
     """
     needed, available = 2 * source.weights.num_bytes, available_bytes()
     if "quantization_config" in source.raw:
@@ -66,7 +66,7 @@ def read_trained(model: Any, plan: Plan, name: str) -> Tensor | str:
 
 
 def verify(written: Checkpoint, plan: Plan, expected: Tensor | str) -> Verdict:
-    """Reload a written checkpoint without ropepatch and compare what it computes.
+    """Reload a written checkpoint with stock transformers and compare what it computes.
 
     Args:
         written: The checkpoint to judge; the code of an attention map is what we have just put there.
@@ -75,8 +75,9 @@ def verify(written: Checkpoint, plan: Plan, expected: Tensor | str) -> Verdict:
     """
     mapped = plan.distances is not None
     if mapped:
-        read = read_without_ropepatch(written.folder, *probe(plan.survey.config.vocab_size, plan.target))
-        inv_freq, planned = read[plan.site.attribute("inv_freq")], plan.frequencies().inv_freq
+        model = load_mapped(written.folder)
+        stock: Any = model.get_submodule(plan.site.path).stock
+        inv_freq, planned = getattr(stock, plan.site.attribute("inv_freq")), plan.frequencies().inv_freq
         if not torch.equal(inv_freq, planned):
             raise _differs("frequencies", float((inv_freq - planned).abs().max()))
     else:
@@ -85,7 +86,7 @@ def verify(written: Checkpoint, plan: Plan, expected: Tensor | str) -> Verdict:
         return Verdict(
             frequencies="equal", logits=f"not compared: {expected}", compared=False, difference=None
         )
-    logits = read["logits"] if mapped else probe_logits(load_model(written), plan.target, written.folder.name)
+    logits = probe_logits(model if mapped else load_model(written), plan.target, written.folder.name)
     largest, tolerance = expected.abs().max().item(), TOLERANCE
     if mapped:
         tolerance = MAP_TOLERANCE * largest
@@ -112,16 +113,12 @@ def check_frequencies(written: Checkpoint, plan: Plan) -> None:
         raise _differs("frequencies for the other layers", float("nan"))
 
 
-def probe(vocabulary: int, target: int) -> tuple[Tensor, Tensor]:
-    """Random tokens [1, T] spread evenly over the target, and where they stand."""
-    ids = torch.randint(vocabulary, (1, PROBE_TOKENS), generator=torch.Generator().manual_seed(0))
-    return ids, torch.linspace(0, target - 1, PROBE_TOKENS).long()[None]
-
-
 @torch.inference_mode()
 def probe_logits(model: PreTrainedModel, target: int, name: str) -> Tensor:
     """The logits of random tokens spread evenly over the target: [1, T, V] float32."""
-    ids, positions = probe(text_config(model.config).vocab_size, target)
+    vocabulary = text_config(model.config).vocab_size
+    ids = torch.randint(vocabulary, (1, PROBE_TOKENS), generator=torch.Generator().manual_seed(0))
+    positions = torch.linspace(0, target - 1, PROBE_TOKENS).long()[None]
     # The mask is explicit because jumps in the positions would be taken for packed documents.
     with stock_code(f"run {name}"):
         out = model(ids, position_ids=positions, attention_mask=torch.ones_like(ids), use_cache=False)

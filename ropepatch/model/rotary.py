@@ -142,6 +142,7 @@ class RotarySubstitute(nn.Module):
 
     state: ClassVar[str] = "the rotary module of this model is replaced"  # why it is not replaced again
     way_back: ClassVar[str] = "remove its replacement first"
+    shows: ClassVar[str] = "stock"  # the module whose attributes are read off this one
 
     stock: nn.Module
     configs: OwnConfigs  # if it changes the configuration
@@ -157,6 +158,11 @@ class RotarySubstitute(nn.Module):
         self.device = device
         for name, table in self.tables.items():
             setattr(self.stock, name, table.to(device))
+
+    def __getattr__(self, name: str) -> Any:
+        if self.shows in self.__dict__ and name not in self.__dict__["_modules"]:
+            return getattr(self.__dict__[self.shows], name)
+        return super().__getattr__(name)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import operator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Self
@@ -23,6 +24,7 @@ from ropepatch.model.config import (
     text_config,
 )
 from ropepatch.model.rotary import (
+    SEQUENCE,
     RotarySite,
     base_model,
     check_table_rules,
@@ -32,6 +34,7 @@ from ropepatch.model.rotary import (
     read_rope,
 )
 from ropepatch.scaling.rope import Rope
+from ropepatch.settings import Length, relative_length
 
 TEXT_PARTS = ("text_config", "decoder", "generator")  # where transformers looks for the language model
 
@@ -74,6 +77,24 @@ class Survey:
             )
         rope = self.rope.model_copy(update={"original_max_position_embeddings": window})
         return replace(self, rope=rope, original=window)
+
+    def target(self, to: Length | None, name: str) -> int:
+        """The target in tokens, which must be beyond the window, of a model by its name in messages."""
+        window = self.rope.original_max_position_embeddings
+        try:
+            target = relative_length(to, window) if isinstance(to, str) else operator.index(to)  # type: ignore[arg-type]
+        except TypeError:
+            message = f"to must be a whole number of tokens, got {to!r}"
+            raise RopepatchError(message, hint="to=32_768") from None
+        if target > window:
+            return target
+        keys = "max_position_embeddings", SEQUENCE
+        stating = (key for key in keys if getattr(self.config, key, None) == window)
+        source = "original" if self.original else next(stating, "factor x original_max_position_embeddings")
+        raise RopepatchError(
+            f"{name} already covers {window} tokens ({source}); nothing to extend to {target}",
+            hint=f"`to` is the target context, e.g. `to={4 * window}`",
+        )
 
     @property
     def stated(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
-from ropepatch.extension.map_code import code_of, map_code, other_code, sha256
+from ropepatch.extension.map_code import code_of, map_code, other_code
 from ropepatch.extension.record import Record
 from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import CODE, Checkpoint
@@ -169,7 +170,7 @@ def _unchanged(checkpoint: Checkpoint, record: Record, names: Iterable[str]) -> 
 def _own_code(checkpoint: Checkpoint) -> str:
     """The sha256 of the code of its map, as this version writes it."""
     stock = checkpoint.stock_raw
-    return sha256(map_code(str(stock["model_type"]), survey(stock).site.path).encode())
+    return hashlib.sha256(map_code(str(stock["model_type"]), survey(stock).site.path).encode()).hexdigest()
 
 
 def is_stale(name: str, files: dict[str, Path], *, ours: bool) -> bool:

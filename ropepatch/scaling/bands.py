@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ropepatch.scaling.rope import Rope, divisors, rotations, wavelengths
+from ropepatch.scaling.rope import Rope, rotations, wavelengths
 
 TOLERANCE = 1e-5  # of a divisor: float32 tables agree to about 4e-7
 
@@ -45,19 +45,6 @@ def bands(rope: Rope, inv_freq: Tensor, factor: float) -> list[Band]:
         Band(fate, first, last, *((column[first], column[last]) for column in columns))
         for fate, first, last in ends
     ]
-
-
-def slow_divisors(rope: Rope, inv_freq: Tensor) -> tuple[float, float]:
-    """The least and the greatest divisor, theta / theta', of the pairs that did not rotate fully within L.
-
-    A pair that did has seen every angle; the others meet new ones where D / divisor is beyond L. Where all
-    did, it is the slowest that counts. Pairs of zero frequency are left out.
-    """
-    before = rope.inv_freq()
-    rotated = rotations(before, rope.original_max_position_embeddings)
-    slowest = rotated[rotated > 0].min()
-    slow = divisors(before, inv_freq)[(rotated > 0) & (rotated <= max(1.0, float(slowest)))]
-    return float(slow.min()), float(slow.max())
 
 
 def _fate(divisor: float, factor: float) -> str:

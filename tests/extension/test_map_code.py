@@ -235,7 +235,6 @@ def test_extend_writes_the_map_its_code_and_the_hash_and_compares_them(source, e
     assert (extended / WEIGHTS).read_bytes() == (source / WEIGHTS).read_bytes()
 
 
-@pytest.mark.slow
 def test_code_that_computes_something_else_is_not_kept(source, tmp_path, monkeypatch):
     wrong = map_code("llama", "model.rotary_emb").replace("m // group + shift", "m // group")
     monkeypatch.setattr(writing, "map_code", lambda *_: wrong)

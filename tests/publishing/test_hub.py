@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoint_folders import contents as everything
-from checkpoint_folders import edit_json, taken_for_equal, write_checkpoint
+from checkpoint_folders import edit_json, write_checkpoint
 from hub_server import Hub, environment, serving, speak_to
 from huggingface_hub import HfApi, get_session
 from huggingface_hub.utils import are_progress_bars_disabled
@@ -407,8 +407,7 @@ def mapped(tmp_path_factory) -> Path:
     """A checkpoint with an attention map, as `extend` leaves it."""
     made = tmp_path_factory.mktemp("mapped")
     source = write_checkpoint(made / "source")
-    with taken_for_equal():
-        return ropepatch.extend(source, made / "map", to=256, method="rerope").folder
+    return ropepatch.extend(source, made / "map", to=256, method="rerope").folder
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 import torch
 from made_results import asking, model_record, reading, scoring
 from map_oracle import ORACLE, SMALL, distances
+from methods import GEOMETRIES
 
 import ropepatch
 from ropepatch.attention import make_map
@@ -19,6 +20,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import comparisons
 from ropepatch.evaluation.results import Result
 from ropepatch.report import plots
+from ropepatch.report.plots.changes import slow_divisors
 from ropepatch.report.plots.found import plot_found
 from ropepatch.report.plots.lines import plot_gain, plot_perplexity, plot_positions
 from ropepatch.report.plots.pictures import pictures_of_changes, rescalings
@@ -349,3 +351,19 @@ def test_a_missing_matplotlib_is_answered_with_the_line_to_type(monkeypatch):
     with pytest.raises(RopepatchError, match="figures need matplotlib") as error:
         plots.plot_plan(ropepatch.plan("tiny", to=512))
     assert error.value.hint == 'pip install "ropepatch[plot]"'
+
+
+@pytest.mark.parametrize(
+    ("rope", "name", "least", "greatest"),
+    [
+        # b^(2i/128) at least 4096 / 2 pi from pair 46 on, at b = 10,000; NTK divides pair i by s^(i / 63)
+        (GEOMETRIES["llama-2"], "ntk", 16 ** (46 / 63), 16.0),
+        (GEOMETRIES["llama-2"], "yarn", 16.0, 16.0),
+        (GEOMETRIES["llama-2"], "none", 1.0, 1.0),
+        (Rope(64, 10_000.0, 10**6), "ntk", 16.0, 16.0),  # all turn fully: the slowest
+        (Rope(4, 10_000.0, 256, carried=(1.0, 0.0)), "linear", 16.0, 16.0),  # the other never did
+    ],
+)
+def test_the_divisors_that_count_are_those_of_pairs_with_angles_left_to_see(rope, name, least, greatest):
+    after = make_scaling(name, factor=16.0).frequencies(rope).inv_freq
+    assert slow_divisors(rope, after) == pytest.approx((least, greatest), rel=1e-5)

@@ -9,7 +9,7 @@ import torch
 from methods import FACTORS, GEOMETRIES, example
 
 from ropepatch.scaling import METHODS, make_scaling
-from ropepatch.scaling.bands import Band, bands, slow_divisors
+from ropepatch.scaling.bands import Band, bands
 from ropepatch.scaling.rope import Rope
 
 LLAMA_2 = GEOMETRIES["llama-2"]
@@ -90,19 +90,3 @@ def test_a_band_tells_the_numbers_of_its_two_ends():
     assert interpolated.divisor == pytest.approx((16.0, 16.0))
     assert kept.rotations[1] > 32 > blended.rotations[0]
     assert blended.rotations[1] > 1 > interpolated.rotations[0]
-
-
-@pytest.mark.parametrize(
-    ("rope", "name", "least", "greatest"),
-    [
-        # b^(2i/128) at least 4096 / 2 pi from pair 46 on, at b = 10,000; NTK divides pair i by s^(i / 63)
-        (LLAMA_2, "ntk", 16 ** (46 / 63), 16.0),
-        (LLAMA_2, "yarn", 16.0, 16.0),
-        (LLAMA_2, "none", 1.0, 1.0),
-        (Rope(64, 10_000.0, 10**6), "ntk", 16.0, 16.0),  # all turn fully: the slowest
-        (Rope(4, 10_000.0, 256, carried=(1.0, 0.0)), "linear", 16.0, 16.0),  # the other never did
-    ],
-)
-def test_the_divisors_that_count_are_those_of_pairs_with_angles_left_to_see(rope, name, least, greatest):
-    after = make_scaling(name, factor=16.0).frequencies(rope).inv_freq
-    assert slow_divisors(rope, after) == pytest.approx((least, greatest), rel=1e-5)

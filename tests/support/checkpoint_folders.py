@@ -1,17 +1,12 @@
 """Checkpoint folders as users have them, small and random, to extend and to damage."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-from ropepatch.extension.verification import Verdict
 
 VOCABULARY = 48
 WINDOW = 64
@@ -53,15 +48,6 @@ def edit_json(path: Path, *, drop: tuple[str, ...] = (), **values: Any) -> None:
     """Replace or drop top-level keys of a JSON file."""
     content = {key: value for key, value in json.loads(path.read_text()).items() if key not in drop}
     path.write_text(json.dumps(content | values))
-
-
-@contextmanager
-def taken_for_equal() -> Iterator[None]:
-    """What is written is not read back, which for an attention map takes a process of its own."""
-    equal = Verdict(frequencies="equal", logits="equal", compared=True, difference=0.0)
-    with pytest.MonkeyPatch.context() as patching:
-        patching.setattr("ropepatch.extension.writing.verify", lambda *given: equal)
-        yield
 
 
 def contents(folder: Path) -> dict[str, tuple[int, bytes]]:

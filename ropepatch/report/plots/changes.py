@@ -25,8 +25,8 @@ from ropepatch.report.plots.style import (
     shown,
     spread,
 )
-from ropepatch.scaling.bands import bands, slow_divisors
-from ropepatch.scaling.rope import Frequencies, Rope, wavelengths
+from ropepatch.scaling.bands import bands
+from ropepatch.scaling.rope import Frequencies, Rope, divisors, rotations, wavelengths
 from ropepatch.settings import short_length
 
 if TYPE_CHECKING:
@@ -252,3 +252,16 @@ def _ticks(window: int, target: int, trained: str = "") -> tuple[list[int], list
     ticks = {0: "0", window: short_length(window) + trained, target: short_length(target)}
     ticks = {tokens: name for tokens, name in ticks.items() if not 0 < tokens < 0.12 * target}
     return [*ticks], [*ticks.values()]
+
+
+def slow_divisors(rope: Rope, inv_freq: Tensor) -> tuple[float, float]:
+    """The least and the greatest divisor, theta / theta', of the pairs that did not rotate fully within L.
+
+    A pair that did has seen every angle; the others meet new ones where D / divisor is beyond L. Where all
+    did, it is the slowest that counts. Pairs of zero frequency are left out.
+    """
+    before = rope.inv_freq()
+    rotated = rotations(before, rope.original_max_position_embeddings)
+    slowest = rotated[rotated > 0].min()
+    slow = divisors(before, inv_freq)[(rotated > 0) & (rotated <= max(1.0, float(slowest)))]
+    return float(slow.min()), float(slow.max())
