@@ -1,4 +1,4 @@
-"""A linter for the rope of any checkpoint: what is wrong, what it does to the model, and what repairs it."""
+"""A linter for the rope of any checkpoint: what is wrong, why it matters, and what repairs it."""
 
 from ropepatch.doctor.diagnosis import Diagnosis, diagnose
 from ropepatch.doctor.repair import repair

@@ -63,15 +63,12 @@ def _against_record(case: Case, rope: Rope, base: Case) -> Iterator[Finding]:
     parameters = record.get("parameters")
     folded = isinstance(parameters, dict) and bool(parameters.get("queries"))  # into weights of the base
     if not same_rope or (folded and same_weights):
-        # Where weights change, too, the configuration alone would be a part of the effect.
-        changes = {} if folded else record.get("config_changes", {})
         yield key.finding(
             "adapter-base-lacks-rope",
             f"it was trained under {record.get('method')} to {record.get('target')} tokens; "
             f"the base {base.name} has {'other query weights' if same_rope else 'another rope'}",
             "load it with ropepatch.load_adapter, which patches the base first; or merge it, and save that "
             "(save: merged in the recipe)",
-            meant=tuple(edit for name, value in changes.items() for edit in base.at(name).set(value)) or None,
         )
     extended = folded and same_rope and base.record.get("parameters") == parameters  # as the base was patched
     if weights and "base_weights" in record and not (same_weights or extended):

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ropepatch.doctor.adapters import adapter_findings, base_name, no_base
-from ropepatch.doctor.effects import with_effects
 from ropepatch.doctor.weights import look_at_weights, not_finite
 from ropepatch.errors import RopepatchError, printable
 from ropepatch.extension.map_code import code_of
 from ropepatch.extension.record import sound_keys
 from ropepatch.files import json_text, read_json
 from ropepatch.model.checkpoint import CODE, Checkpoint, kind_of
-from ropepatch.model.checks import check, has_errors, repaired
+from ropepatch.model.checks import check, has_errors
 from ropepatch.model.checks.case import Case
 from ropepatch.model.checks.findings import ADAPTER, CONFIG, GENERATION, SEVERITIES, TOKENIZER, Finding, Key
 from ropepatch.model.record_file import FILE as RECORD
@@ -70,39 +69,34 @@ def diagnose(model: str | Path, revision: str | None = None, *, measure: bool = 
     Args:
         model: A checkpoint folder, an adapter's folder, a Hub id or `tiny`.
         revision: The branch, tag or commit of a Hub id.
-        measure: Load the weights, where they fit into memory, and measure what a fault does to the model; of
-            a Hub id without it only config.json is downloaded.
+        measure: Look for a NaN or an infinity among the weights; of a Hub id without it only config.json is
+            downloaded.
 
     Raises:
         RopepatchError: If there is no such checkpoint, or its config.json is no JSON object.
     """
     if folder := _adapter_folder(model):
-        return _diagnose_adapter(read_case(Checkpoint(folder, str(model))), measure)
+        return _diagnose_adapter(read_case(Checkpoint(folder, str(model))))
     source = find_source(model, revision, weights=measure, include=(CODE,))
     case = read_case(source)
     if _adapter_folder(source.folder):  # from the Hub
-        return _diagnose_adapter(case, measure)
+        return _diagnose_adapter(case)
     weights, of_weights = look_at_weights(case)
     findings = [*check(case), *unreadable_files(case), *of_weights]
     if measure or source.revision is None:  # else only config.json is here
         findings += changed_code(case)
     if measure and weights:
         findings += not_finite(weights)
-    if measure:
-        findings = with_effects(case, findings, weights, repaired(case))
     names = [file.name for file in weights.files] if weights else ["no weights that can be read"]
     code = [CODE] if (case.folder / CODE).is_file() else []
     return Diagnosis(case, by_severity(findings), (*case.files, *case.unreadable, *code, *names))
 
 
-def _diagnose_adapter(case: Case, measure: bool) -> Diagnosis:
+def _diagnose_adapter(case: Case) -> Diagnosis:
     try:
         name, revision = base_name(case)
         source = find_source(name, revision, weights=False)
-        base = read_case(source)
-        findings = [*adapter_findings(case, base, source)]
-        if measure:
-            findings = with_effects(base, findings, look_at_weights(base)[0], base)
+        findings = [*adapter_findings(case, read_case(source), source)]
     except (RopepatchError, OSError) as error:  # OSError: a name that is too long
         findings = [no_base(case, error)]
     findings = [*unreadable_files(case), *findings]

@@ -45,7 +45,7 @@ def settled(case: Case, look: Callable[[Case], Iterable[Finding]]) -> list[Findi
         return findings
     left = {(one.code, one.key) for one in restored}
     return [
-        replace(one, edits=case.recorded, meant=case.recorded, remedy="write what ropepatch.json says")
+        replace(one, edits=case.recorded, remedy="write what ropepatch.json says")
         if one in doubtful and (one.code, one.key) not in left
         else one
         for one in findings

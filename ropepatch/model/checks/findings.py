@@ -119,9 +119,6 @@ class Finding:
         value: The value found, as it is written there.
         edits: The changes that repair it; none where only a person can decide.
         without: The tensors that a repaired copy leaves out.
-        meant: The changes after which config.json says what is meant; None where nobody can tell.
-        read: The changes after which config.json says what the affected reader assumes.
-        effect: What was measured, or why it was not; empty where the rope is not touched.
     """
 
     code: str
@@ -133,9 +130,6 @@ class Finding:
     value: str = ""
     edits: tuple[Edit, ...] = field(default=(), repr=False)
     without: frozenset[str] = field(default=frozenset(), repr=False)
-    meant: tuple[Edit, ...] | None = field(default=None, repr=False)
-    read: tuple[Edit, ...] = field(default=(), repr=False)
-    effect: str = ""
 
     @property
     def why(self) -> str:
@@ -149,7 +143,7 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready data."""
-        names = ("code", "severity", "file", "key", "value", "problem", "why", "effect", "remedy")
+        names = ("code", "severity", "file", "key", "value", "problem", "why", "remedy")
         return {name: getattr(self, name) for name in names} | {"fixable": self.fixable}
 
     def __str__(self) -> str:
@@ -158,7 +152,6 @@ class Finding:
             "where": where,
             "what": self.problem,
             "why": self.why,
-            "effect": self.effect,
             "remedy": self.remedy,
             "--fix": "repairs it" if self.fixable else "leaves it to you" * (self.severity != "remark"),
         }
@@ -201,19 +194,15 @@ class Key:
         remedy: str,
         *,
         fix: tuple[Edit, ...] = (),
-        meant: tuple[Edit, ...] | None = None,
-        read: tuple[Edit, ...] = (),
         severity: Severity | None = None,
         value: str | None = None,
     ) -> Finding:
-        """A finding about this key, of the usual severity; a fix is meant, where nothing else is said."""
+        """A finding about this key, of the usual severity."""
         if value is None:
             value = "" if self.value is None else shown(self.value)
         return Finding(
             *(code, severity or CODES[code][0], problem, remedy, self.file, str(self), value),
             edits=fix,
-            meant=fix or None if meant is None else meant,
-            read=read,
         )
 
 

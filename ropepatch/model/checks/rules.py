@@ -264,16 +264,15 @@ def lost_theta(case: Case) -> Iterator[Finding]:
         within = any(rope.number("rope_theta") for rope in case.older)
         readers = "transformers 4" if within else "transformers (also 5, where rope_scaling is there)"
         problem = f"rope_theta ({stated:g}) is not beside rope_scaling, where {readers} and mlx-lm read it"
-        read = (*top.set(DEFAULT_THETA), *case.at("rope_parameters").set(DROP)) if within else ()
         severity: Severity = "warning" if within else "error"
         remedy = f"write {stated:g} there"
-        yield top.finding("theta-lost", problem, remedy, fix=top.set(stated), read=read, severity=severity)
+        yield top.finding("theta-lost", problem, remedy, fix=top.set(stated), severity=severity)
     if not case.newer and not stated and not at_top:
         scaled = any(rope.kind == "llama3" for rope in case.ropes)
         if scaled or _is_llama_3(case) or (not case.prefix and case.model_type in STATE_THETA):
             yield _missing_theta(case, top, None, scaled=scaled)
     if (older or stated) == DEFAULT_THETA and _is_llama_3(case):
-        yield _theta_of_llama_3(case, top, "rope_theta is 10000", "warning" if at_top else "error")
+        yield _theta_of_llama_3(top, "rope_theta is 10000", "warning" if at_top else "error")
 
 
 def _missing_theta(
@@ -282,7 +281,7 @@ def _missing_theta(
     """A base that is missing, or null, at which transformers 5 ends in a TypeError."""
     problem, value = f"{key} is {'null' if null else 'missing'}", "null" if null else None
     if not known and _is_llama_3(case):
-        return _theta_of_llama_3(case, key, problem, "error")
+        return _theta_of_llama_3(key, problem, "error")
     remedy, fix = (f"write {known:g}, as stated elsewhere", key.set(known)) if known else (LOOK_IT_UP, ())
     severity: Severity = "error" if null or (scaled and not known) else "warning"
     return key.finding("theta-lost", problem, remedy, fix=fix, severity=severity, value=value)
@@ -294,26 +293,21 @@ def _is_llama_3(case: Case) -> bool:
     return case.model_type == "llama" and vocabulary in LLAMA_3_VOCABULARY and hidden in LLAMA_3_SIZES
 
 
-def _theta_of_llama_3(case: Case, key: Key, problem: str, severity: Severity) -> Finding:
+def _theta_of_llama_3(key: Key, problem: str, severity: Severity) -> Finding:
     problem += f", and models of Llama 3's size and vocabulary were pretrained with {LLAMA_3_THETA:g}"
     remedy = f"write {LLAMA_3_THETA:g} if the base model's own config.json says so"
-    meant = set_all([key, *(rope.at("rope_theta") for rope in case.newer)], LLAMA_3_THETA)
-    return key.finding("theta-lost", problem, remedy, meant=meant, severity=severity)
+    return key.finding("theta-lost", problem, remedy, severity=severity)
 
 
 @rule
 def contradictions(case: Case) -> Iterator[Finding]:
     """Two places that say different things."""
-    older = set_all([case.at("rope_scaling"), case.theta], DROP)
-    read = case.at("rope_parameters").set(DROP)
     for one, other in _stated_twice(case):
         if one.value != other.value:
-            generations = {"rope_scaling", *THETA_KEYS} & {*one.path, *other.path}
             value = shown(one.value)
             problem = f"{one} is {value} and {other} is {shown(other.value)}"
             remedy = "make them agree, by what the model was trained with, or drop the one that is wrong"
-            meant = older if case.newer and generations else None
-            yield one.finding("keys-contradict", problem, remedy, value=value, meant=meant, read=read)
+            yield one.finding("keys-contradict", problem, remedy, value=value)
 
 
 def _stated_twice(case: Case) -> Iterator[tuple[Key, Key]]:
@@ -345,8 +339,7 @@ def lost_original(rope: Stated) -> Iterator[Finding]:
         probable = window / factor if window and factor else None
         remedy = "write the window of pretraining"
         remedy += f": {probable:g} if max_position_embeddings is the extended one" if probable else ""
-        meant = key.set(round(probable)) if probable else None
-        yield key.finding("original-missing", f"{rope.kind} scaling without {ORIGINAL}", remedy, meant=meant)
+        yield key.finding("original-missing", f"{rope.kind} scaling without {ORIGINAL}", remedy)
 
 
 @rope_rule(*WITH_ORIGINAL)
@@ -372,7 +365,7 @@ def factor_against_lengths(rope: Stated) -> Iterator[Finding]:
     elif factor % 1 == 0 and ratio < factor < ratio + 1:
         problem = f"factor {factor:g} is {window:g} / {original:g} = {ratio:.4g}, rounded up"
         remedy = f"write {ratio:.6g}; if the model was trained under {factor:g}, a window of {reach:g}"
-        yield key.finding("factor-rounded", problem, remedy, meant=key.set(ratio))
+        yield key.finding("factor-rounded", problem, remedy)
         return
     elif factor > ratio and rope.kind == "yarn":
         # YaRN computes from the factor alone; LongRoPE's readers differ in which of the two they take.
@@ -382,8 +375,7 @@ def factor_against_lengths(rope: Stated) -> Iterator[Finding]:
     else:
         contradiction = f"factor {factor:g} x {original:g} is {reach:g}, not {window:g}"
     remedy = "find out which: the factor and the original window are what the model was trained under"
-    meant = key.set(ratio) if 1 < ratio < math.inf else None
-    yield key.finding("factor-contradicts-lengths", contradiction, remedy, meant=meant)
+    yield key.finding("factor-contradicts-lengths", contradiction, remedy)
 
 
 @rope_rule(*REQUIRED)
@@ -392,7 +384,7 @@ def small_factor(rope: Stated) -> Iterator[Finding]:
     key, factor = rope.at("factor"), rope.positive("factor")
     if factor and factor < 1:
         remedy = f"write the extension, perhaps {1 / factor:g}"
-        yield key.finding("factor-below-one", f"factor is {factor:g}", remedy, meant=key.set(1 / factor))
+        yield key.finding("factor-below-one", f"factor is {factor:g}", remedy)
 
 
 @rope_rule("linear", "dynamic")
@@ -416,8 +408,9 @@ def swapped_bounds(rope: Stated) -> Iterator[Finding]:
     high, low = (positive(rope.values.get(name, BOUND_DEFAULTS.get(name))) for name in names)
     if high and low and high < low:
         problem = f"{fast.name} ({high:g}) is not above {slow.name} ({low:g})"
-        remedy, meant = "swap them, unless the model was trained so", (*fast.set(low), *slow.set(high))
-        yield fast.finding(code, problem, remedy, value=shown(fast.value), meant=meant)
+        yield fast.finding(
+            code, problem, "swap them, unless the model was trained so", value=shown(fast.value)
+        )
 
 
 @rope_rule("yarn", "longrope")
@@ -442,8 +435,8 @@ def attention_factors(rope: Stated) -> Iterator[Finding]:
             f"multiplied by {a * a:.3g}" + ", the inverse of the paper's factor" * exact
         )
         severity: Severity = "error" if exact else "warning"
-        remedy, meant = f"write {1 / a:.6g}, unless the model was trained so", key.set(1 / a)
-        yield key.finding("attention-factor-inverted", problem, remedy, severity=severity, meant=meant)
+        remedy = f"write {1 / a:.6g}, unless the model was trained so"
+        yield key.finding("attention-factor-inverted", problem, remedy, severity=severity)
 
 
 def _of_longrope(factor: float, original: float | None) -> float:
@@ -468,8 +461,7 @@ def open_ramp(rope: Stated) -> Iterator[Finding]:
         problem = "truncate is false, which some readers ignore"
         remedy = "serve the model with transformers or vLLM, or save the same frequencies as longrope"
         severity: Severity = "remark" if rope.case.model_type in OPEN_RAMP else "warning"
-        read = key.set(True)
-        yield key.finding("truncate-ignored", problem, remedy, severity=severity, meant=(), read=read)
+        yield key.finding("truncate-ignored", problem, remedy, severity=severity)
 
 
 @rope_rule("dynamic", "longrope")
@@ -504,8 +496,7 @@ def unread_attention_factor(rope: Stated) -> Iterator[Finding]:
         return
     problem = f"attention_factor is {a:g}; vLLM, SGLang, mlx-lm and llama.cpp derive {derived:.6g} instead"
     remedy = "write short_mscale and long_mscale beside it, which vLLM and SGLang read"
-    read, fix = key.set(derived), set_all(mscales, a)
-    yield key.finding("attention-factor-unread", problem, remedy, fix=fix, meant=(), read=read)
+    yield key.finding("attention-factor-unread", problem, remedy, fix=set_all(mscales, a))
 
 
 @rope_rule("linear")
@@ -538,7 +529,7 @@ def one_generation(case: Case) -> Iterator[Finding]:
         key, fix = case.at("rope_parameters"), _older_keys(case.newest) if case.newest else ()
         problem = f"the rope ({', '.join(kinds)}) stands in rope_parameters only"
         remedy = "write the older keys beside rope_parameters, saying the same"
-        yield key.finding("only-new-keys", problem, remedy, fix=fix, meant=(), read=key.set(DROP))
+        yield key.finding("only-new-keys", problem, remedy, fix=fix)
 
 
 def _older_keys(rope: Stated) -> tuple[Edit, ...]:
