@@ -8,19 +8,19 @@ from ropepatch.doctor.diagnosis import Diagnosis
 from ropepatch.doctor.weights import look_at_weights
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.record import FILE as RECORD
-from ropepatch.files import absent, new_folder, read_json, write_json
+from ropepatch.files import absent, new_folder, write_json
 from ropepatch.model.checks import repaired
 from ropepatch.model.checks.findings import CONFIG
 from ropepatch.model.reading_file import FILE as READING
 from ropepatch.model.source import check_inside
-from ropepatch.model.weights import INDEX, PICKLES, Progress, TensorEntry, clone_files
+from ropepatch.model.weights import INDEX, PICKLES, Progress, clone_files
 
 
 def repair(diagnosis: Diagnosis, out: str | Path, *, progress: Progress | None = None) -> Path:
     """Write a copy of the checkpoint in which everything is repaired that needs no guess.
 
-    The files of the folder itself are copied, not its folders and not pickled weights. Where config.json or
-    weights change, `verified` is left out of ropepatch.json: nothing has verified the copy.
+    The files of the folder itself are copied, not its folders and not pickled weights. Where config.json
+    changes, `verified` is left out of ropepatch.json: nothing has verified the copy.
 
     Args:
         diagnosis: The result of `diagnose`.
@@ -44,12 +44,11 @@ def repair(diagnosis: Diagnosis, out: str | Path, *, progress: Progress | None =
     after = repaired(case)
     # By identity: what differs may be 4 and 4.0.
     changed = {name: content for name, content in after.files.items() if content is not case.files.get(name)}
-    without = frozenset[str]().union(*(finding.without for finding in diagnosis.findings))
     record = after.files.get(RECORD, {})
-    if "verified" in record and (CONFIG in changed or without):
+    if "verified" in record and CONFIG in changed:
         changed[RECORD] = {key: value for key, value in record.items() if key != "verified"}
     files = [file for file in sorted(case.folder.iterdir()) if _is_carried(file)]
-    if CONFIG in changed or without:  # it may compute something else
+    if CONFIG in changed:  # it may compute something else
         files = [file for file in files if file.name != READING]
     weights, _ = look_at_weights(case)
     for file in files:
@@ -60,32 +59,9 @@ def repair(diagnosis: Diagnosis, out: str | Path, *, progress: Progress | None =
         clone_files(unchanged, partial, link=False, progress=progress)
         for name, content in changed.items():
             write_json(partial / name, content)
-        if weights and without:
-            for name in {weights.tensors[tensor].file.name for tensor in without}:
-                _leave_out(partial / name, without)
-            if (partial / INDEX).exists():
-                _leave_out_of_index(partial / INDEX, [weights.tensors[name] for name in without], without)
     return folder
 
 
 def _is_carried(file: Path) -> bool:
     pickled = file.name in PICKLES or file.suffix in (".bin", ".pt", ".pth")
     return file.is_file() and not file.name.startswith(".") and not pickled
-
-
-def _leave_out(file: Path, without: frozenset[str]) -> None:
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
-    with safe_open(file, framework="pt") as opened:
-        others = {name: opened.get_tensor(name).clone() for name in set(opened.keys()) - without}
-        metadata = opened.metadata()
-    save_file(others, file, metadata)
-
-
-def _leave_out_of_index(file: Path, entries: list[TensorEntry], without: frozenset[str]) -> None:
-    index = read_json(file)
-    index["weight_map"] = {name: at for name, at in index["weight_map"].items() if name not in without}
-    if isinstance(total := index.get("metadata", {}).get("total_size"), int):
-        index["metadata"]["total_size"] = total - sum(entry.num_bytes for entry in entries)
-    write_json(file, index)

@@ -1,15 +1,11 @@
-"""The weight files: whether they are whole, the model's own and finite, and the frequencies among them."""
+"""The weight files: whether they are whole, the model's own and finite."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
 
 import torch
-from safetensors import safe_open
-from torch import Tensor
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.writing import check_weights
@@ -17,7 +13,6 @@ from ropepatch.model import reading_file as readings
 from ropepatch.model.checks.case import Case
 from ropepatch.model.checks.findings import CONFIG, Finding, Key
 from ropepatch.model.config import blueprint, load_config
-from ropepatch.model.survey import survey
 from ropepatch.model.weights import (
     INDEX,
     NAMED,
@@ -30,12 +25,9 @@ from ropepatch.model.weights import (
     weight_sets,
 )
 
-FREQUENCIES = "rotary_emb.inv_freq"  # the end of the names under which older checkpoints save them
-HALF = {"BF16": "bfloat16", "F16": "float16"}
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 SAMPLE = 1 << 17  # numbers at most, of either end of a tensor
 SAMPLES = 1 << 27  # of all tensors, of which a mixture of experts may have 50,000
-FAR_OFF = 0.02  # relative; bfloat16 rounds by 0.004 at most
 
 
 def look_at_weights(case: Case) -> tuple[Weights | None, list[Finding]]:
@@ -45,8 +37,7 @@ def look_at_weights(case: Case) -> tuple[Weights | None, list[Finding]]:
         weights = read_headers(case.folder, case.raw)
     except RopepatchError as error:
         return None, [*_unread(case, [*sets, ""][0], error)]
-    findings = [*_misfit(case, weights)] or [*_saved_frequencies(case, weights)]
-    findings += _misread(case, weights)
+    findings = [*_misfit(case, weights), *_misread(case, weights)]
     if len(sets) == 2:
         problem = f"transformers loads {sets[0]} and not the files of {sets[1]}, which are here too"
         remedy = f"keep one set: remove {INDEX} and its files, or {SINGLE}"
@@ -128,50 +119,3 @@ def _misread(case: Case, weights: Weights) -> Iterator[Finding]:
     if reading.weights != fingerprint(weights):
         problem = "it was read from other weights than these"
         yield key.finding("reading-of-other-weights", problem, readings.HINT)
-
-
-def _saved_frequencies(case: Case, weights: Weights) -> Iterator[Finding]:
-    """Frequencies among the weights that are others than those of config.json, or rounded."""
-    names = [name for name in weights.tensors if name.endswith(FREQUENCIES)]
-    if not names:
-        return
-    first = min(names)
-    file, dtype = weights.tensors[first].file, weights.tensors[first].dtype
-    with safe_open(file, framework="pt") as tensors:
-        saved = tensors.get_tensor(first).double().flatten()
-    try:
-        exact = survey(case.raw).rope.inv_freq().double()
-    except RopepatchError:
-        exact = saved  # which nothing contradicts
-    off, radians, reach = math.inf, 0.0, case.reach() or 0
-    if exact.shape == saved.shape:
-        saved = min(_meanings(case, saved), key=partial(_distance, exact))
-        off, radians = _distance(exact, saved), (saved - exact).abs().max().item() * reach
-    key = Key(file.name, (first,))
-    if not off <= FAR_OFF:
-        yield key.finding(
-            "frequencies-contradict",
-            f"{first} holds other frequencies than config.json describes (off by {off:.1%})",
-            "find out which were trained, and fix config.json if it was the saved ones",
-            value=dtype,
-        )
-    elif dtype in HALF:
-        rounded = key.finding(
-            "frequencies-rounded",
-            f"{len(names)} tensors like {first} hold the frequencies in {HALF[dtype]}: "
-            f"off by {radians:.2g} radians at position {reach:g}",
-            "leave them out: every reader can compute them",
-            value=dtype,
-        )
-        yield replace(rounded, without=frozenset(names))
-
-
-def _meanings(case: Case, saved: Tensor) -> list[Tensor]:
-    """Saved frequencies, and what transformers 4.31 meant by them: linear, it divided positions."""
-    factors = [rope.positive("factor") for rope in case.ropes if rope.kind == "linear"]
-    return [saved, *(saved / factor for factor in factors if factor)]
-
-
-def _distance(exact: Tensor, saved: Tensor) -> float:
-    """The largest relative difference."""
-    return ((saved - exact).abs() / exact.clamp(min=torch.finfo(torch.float64).tiny)).max().item()

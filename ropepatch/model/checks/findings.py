@@ -49,7 +49,6 @@ ERRORS = {
     "weights-pickled": "a pickle can run code when it is loaded; ropepatch and careful servers refuse it",
     "weights-misfit": "the model loads with random tensors in their place, or not at all",
     "weights-not-finite": "the model answers NaN to any text",
-    "frequencies-contradict": "transformers computes config.json's; the model may be trained with these",
     "map-code-changed": "loading the checkpoint with trust_remote_code=True runs it",
     # Adapters
     "adapter-base-missing": "its rope is unknown",
@@ -70,7 +69,6 @@ WARNINGS = {
     "switches-against-cache": "keys cached before keep the old rotation, unlike a text that is read at once",
     "reading-of-other-weights": "`ropepatch probe` calls a server wrong that computes the checkpoint rightly",
     "weights-twice": "other programs may load them, and they may be another model's",
-    "frequencies-rounded": "programs that load them, unlike transformers, rotate by rounded angles",
     "adapter-base-lacks-rope": "PEFT, vLLM and transformers load the adapter with the rope of its base",
 }
 REMARKS = {
@@ -118,7 +116,6 @@ class Finding:
         key: The key in it, with dots; empty where it is about the whole file.
         value: The value found, as it is written there.
         edits: The changes that repair it; none where only a person can decide.
-        without: The tensors that a repaired copy leaves out.
     """
 
     code: str
@@ -129,7 +126,6 @@ class Finding:
     key: str = ""
     value: str = ""
     edits: tuple[Edit, ...] = field(default=(), repr=False)
-    without: frozenset[str] = field(default=frozenset(), repr=False)
 
     @property
     def why(self) -> str:
@@ -139,7 +135,7 @@ class Finding:
     @property
     def fixable(self) -> bool:
         """Whether `--fix` repairs it."""
-        return bool(self.edits or self.without)
+        return bool(self.edits)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready data."""
