@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import get_ident
 from typing import Any, ClassVar
 
 import torch
@@ -96,23 +95,3 @@ def attending_by(base: nn.Module, name: str) -> Iterator[None]:
         for part, (config, value) in zip(parts, before, strict=True):
             for one in (config, part.config):  # two, where the model was patched within the block
                 one._attn_implementation_internal = value
-
-
-@contextmanager
-def attending_here(base: nn.Module, name: str) -> Iterator[None]:
-    """Another attention within the block for this thread alone; the configurations are the model's own."""
-    thread = get_ident()
-    configs = {id(part.config): part.config for part in base.modules() if isinstance(part, PreTrainedModel)}
-    kinds: list[Any] = [type(config) for config in configs.values()]
-
-    def by_thread(config: Any) -> Any:
-        return name if get_ident() == thread else config._attn_implementation_internal
-
-    try:
-        for config, kind in zip(configs.values(), kinds, strict=True):
-            told = property(by_thread, kind._attn_implementation.fset)
-            config.__class__ = type(kind.__name__, (kind,), {"_attn_implementation": told})
-        yield
-    finally:
-        for config, kind in zip(configs.values(), kinds, strict=True):
-            config.__class__ = kind

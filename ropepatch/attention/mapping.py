@@ -23,7 +23,6 @@ from ropepatch.attention.maps import AttentionMap, make_map
 from ropepatch.attention.probe import rotating_layers
 from ropepatch.errors import RopepatchError
 from ropepatch.model.config import text_config
-from ropepatch.model.head import held
 from ropepatch.model.rotary import (
     OwnConfigs,
     Substitution,
@@ -136,19 +135,18 @@ class Mapped(Substitution[MappedRope]):
         configuration says nothing of it.
         """
         rope = self._substitute
-        with held(self.model):
-            configs = OwnConfigs(self.model, ATTENTION)
-            for part, slot in self._slots.items():
-                part.__dict__[SLOT] = slot
-            try:
-                set_attention(self.model, NAME)
-                rope.config = text_config(self.model.config)
-                with rotating_by(self.model, self.path, rope):
-                    yield
-            finally:
-                for part in self._slots:
-                    part.__dict__.pop(SLOT, None)
-                configs.put_back(self.model)
+        configs = OwnConfigs(self.model, ATTENTION)
+        for part, slot in self._slots.items():
+            part.__dict__[SLOT] = slot
+        try:
+            set_attention(self.model, NAME)
+            rope.config = text_config(self.model.config)
+            with rotating_by(self.model, self.path, rope):
+                yield
+        finally:
+            for part in self._slots:
+                part.__dict__.pop(SLOT, None)
+            configs.put_back(self.model)
 
 
 @float32_on_cpu()
@@ -186,7 +184,7 @@ def map_attention(
             hint="map_attention(model, 'self-extend', to=8192)",
         )
     base = base_model(model)
-    with held(base), own_configs(base, *ATTENTION, "max_position_embeddings", "attention_map") as configs:
+    with own_configs(base, *ATTENTION, "max_position_embeddings", "attention_map") as configs:
         return _mapped(base, distances, to, original, configs)
 
 

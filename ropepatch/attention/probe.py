@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from ropepatch.attention.interchange import OTHER_SCORES, OWN_MASK, attending_here
+from ropepatch.attention.interchange import OTHER_SCORES, OWN_MASK, attending_by
 from ropepatch.attention.modeling_attention_map import rotate
 from ropepatch.errors import RopepatchError
 from ropepatch.model.head import check_finite, evaluating, shadowed
@@ -52,7 +52,7 @@ def rotating_layers(
 ) -> dict[nn.Module, bool]:
     """Every attention module of a model, and whether it rotates its queries and keys.
 
-    The model reads a few tokens with its rotation and without it; other threads see neither.
+    The model reads a few tokens with its rotation and without it.
 
     Args:
         base: The model, its weights in memory.
@@ -73,7 +73,7 @@ def rotating_layers(
         return torch.ones_like(cos), torch.zeros_like(sin)
 
     try:
-        with evaluating(base), attending_here(base, NAME):
+        with evaluating(base), attending_by(base, NAME):
             with_rotation = _calls(base)
             with shadowed(stock, unrotated):
                 without = _calls(base)

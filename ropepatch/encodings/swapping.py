@@ -28,7 +28,6 @@ from ropepatch.files import absent, new_folder
 from ropepatch.model.architectures import SCALED_EMBEDDINGS
 from ropepatch.model.checkpoint import write_swapped
 from ropepatch.model.config import text_config
-from ropepatch.model.head import held
 from ropepatch.model.rotary import (
     OwnConfigs,
     Substitution,
@@ -181,7 +180,7 @@ def swap(model: nn.Module, encoding: str | Encoding, **parameters: Any) -> Swap:
             hint="ropepatch.swap(model, 'alibi')",
         )
     base = base_model(model)
-    with held(base), own_configs(base, *ATTENTION) as configs:
+    with own_configs(base, *ATTENTION) as configs:
         return _swapped(base, encoding, configs)
 
 

@@ -24,7 +24,6 @@ from ropepatch.extension.planning import (
 )
 from ropepatch.extension.queries import fold_queries, unfold_queries
 from ropepatch.model.config import text_config
-from ropepatch.model.head import held
 from ropepatch.model.rotary import (
     SEQUENCE,
     RotarySubstitute,
@@ -172,8 +171,7 @@ def patch(
     """Scale the rope of one loaded model, or map its distances, in memory and reversibly.
 
     Another model with the same configuration object is unchanged: this one is given a copy until the patch
-    is removed. Threads that patch, plan or measure one model wait for each other; they do not wait for a
-    forward pass that a thread runs by itself.
+    is removed. A model belongs to one thread, which patches, plans and measures it.
 
     Args:
         model: A causal language model, possibly inside a PEFT model.
@@ -190,12 +188,11 @@ def patch(
         RopepatchError: If the model is patched already, is not the one the plan is for, or cannot be scaled.
     """
     base = base_model(model)
-    with held(base):  # no other thread changes it meanwhile
-        surveyed = survey(base.config.to_dict(), base)
-        plan = _planned(base, surveyed, method, to, original, parameters)
-        if plan.distances is not None:
-            return map_attention(base, plan.distances, to=plan.target, original=plan.survey.original)
-        return _scaled(base, surveyed, plan)
+    surveyed = survey(base.config.to_dict(), base)
+    plan = _planned(base, surveyed, method, to, original, parameters)
+    if plan.distances is not None:
+        return map_attention(base, plan.distances, to=plan.target, original=plan.survey.original)
+    return _scaled(base, surveyed, plan)
 
 
 def _planned(

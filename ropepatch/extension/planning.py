@@ -27,7 +27,6 @@ from ropepatch.files import json_text
 from ropepatch.model.architectures import remarks
 from ropepatch.model.checks import config_errors
 from ropepatch.model.config import blueprint, load_config
-from ropepatch.model.head import held
 from ropepatch.model.rotary import SEQUENCE, RotarySite, base_model, float32_on_cpu, stated_window
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import Survey, survey, survey_checkpoint
@@ -197,8 +196,7 @@ def plan(
         surveyed, name, revision = survey_checkpoint(source), source.name, source.revision
     elif isinstance(model, nn.Module):
         base = base_model(model)
-        with held(base):  # while another thread patches it, its configuration and its modules may differ
-            surveyed, name = survey(base.config.to_dict(), base), name_of(base)
+        surveyed, name = survey(base.config.to_dict(), base), name_of(base)
     else:
         surveyed, name = survey(model.to_dict()), model.name_or_path or type(model).__name__
     surveyed = trained_on(surveyed, original)

@@ -1,4 +1,4 @@
-"""A model's decoder and head, run for a few positions at a time, and by one thread at a time.
+"""A model's decoder and head, run for a few positions at a time.
 
 Logits of all tokens of a long text take more memory than the model. Shapes: B sequences of T tokens, C
 positions of a chunk, H hidden size, V vocabulary.
@@ -10,9 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from threading import Lock, RLock, get_ident
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -172,52 +170,36 @@ def _returns_logits(layer: nn.Linear, model: nn.Module, inputs: Mapping[str, Any
     return shapes == [inputs["input_ids"].shape] and logits.ndim == 0 and logits.item() == MARK
 
 
-_LOCKS: WeakKeyDictionary[nn.Module, RLock] = WeakKeyDictionary()
-_FINDING = Lock()
-
-
-@contextmanager
-def held(module: nn.Module) -> Iterator[None]:
-    """Hold the lock of a model within the block; it is one for the model, its wrappers and its decoder."""
-    model = next((part for part in module.modules() if isinstance(part, PreTrainedModel)), None)
-    with _FINDING:
-        lock = _LOCKS.setdefault(module if model is None else model.base_model, RLock())
-    with lock:
-        yield
-
-
 @contextmanager
 def shadowed(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Replace the forward of one instance within the block, within its hooks and for this thread alone."""
-    with held(module):
-        before, usual, thread = vars(module).get("forward"), module.forward, get_ident()  # accelerate's
+    """Replace the forward of one instance within the block, within its hooks."""
+    before, usual = vars(module).get("forward"), module.forward  # before: accelerate's
 
-        @functools.wraps(usual)
-        def by_thread(*args: Any, **kwargs: Any) -> Any:
-            return (forward if get_ident() == thread else usual)(*args, **kwargs)
+    @functools.wraps(usual)
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
 
-        module.forward = by_thread
-        try:
-            yield
-        finally:
-            if before is None:
-                del module.forward
-            else:
-                module.forward = before
+    module.forward = replaced
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode for one thread at a time, then each module's own; `dynamic` ropes start anew."""
-    with held(model):
-        _start_over(model)
-        training = [module for module in model.modules() if module.training]
-        model.eval()
-        try:
-            yield
-        finally:
-            for module in training:
-                module.training = True
+    """Eval mode within the block, then each module's own; `dynamic` ropes start anew."""
+    _start_over(model)
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def _start_over(model: nn.Module) -> None:

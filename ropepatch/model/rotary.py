@@ -21,7 +21,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.model.config import text_config
-from ropepatch.model.head import held
 from ropepatch.model.stock import stock_code
 from ropepatch.scaling.rope import Frequencies, Rope
 
@@ -196,11 +195,10 @@ class Substitution(ABC, Generic[Substitute]):
 
     def remove(self) -> None:
         """Put the same rotary module and the same configuration back; a second time does nothing."""
-        with held(self.model):
-            if self.in_force:
-                self.model.set_submodule(self.path, self._substitute.stock)
-                self._undo()
-                self._substitute.configs.put_back(self.model)
+        if self.in_force:
+            self.model.set_submodule(self.path, self._substitute.stock)
+            self._undo()
+            self._substitute.configs.put_back(self.model)
 
     @abstractmethod
     def _undo(self) -> None:

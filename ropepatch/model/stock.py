@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,30 @@ from transformers.utils import logging as transformers_logging
 
 from ropepatch.errors import RopepatchError
 
+_QUIET = ContextVar("_QUIET", default=False)
+
+
+def _is_heard(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR or not _QUIET.get()
+
+
+def _filter_handlers() -> None:
+    """Let every handler that transformers writes to ask whether this thread is within `stock_code`."""
+    logger: logging.Logger | None = logging.getLogger("transformers")
+    while logger:
+        for handler in logger.handlers:
+            handler.addFilter(_is_heard)  # once: a second time does nothing
+        logger = logger.parent if logger.propagate else None
+
 
 @contextmanager
 def stock_code(what: str, hint: str = "fix config.json so that transformers loads it") -> Iterator[None]:
-    """Report whatever transformers raises on a stranger's files as one line."""
-    level = logging.getLogger("transformers").level
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    """Report whatever transformers raises on a stranger's files as one line; its warnings are not shown.
+
+    Not those of this thread, that is: the logger's level, which all threads share, stays.
+    """
+    _filter_handlers()
+    token = _QUIET.set(True)
     try:
         yield
     except RopepatchError:
@@ -30,7 +49,7 @@ def stock_code(what: str, hint: str = "fix config.json so that transformers load
         reason = " ".join(f"{type(cause).__name__}: {cause}".split())
         raise RopepatchError(f"transformers cannot {what}: {reason[:300]}", hint=hint) from error
     finally:
-        logging.getLogger("transformers").setLevel(level)
+        _QUIET.reset(token)
 
 
 @contextmanager

@@ -1,10 +1,6 @@
-"""A patch, a map and a swap touch one model: none with the same configuration, and no other thread."""
+"""A patch, a map and a swap touch one model: none with the same configuration."""
 
-import sys
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from copy import deepcopy
-from threading import Barrier, get_ident
 from typing import Any
 
 import pytest
@@ -12,7 +8,7 @@ import torch
 from methods import example
 from swaps import logits
 from tiny_models import tiny_config, tiny_model
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 import ropepatch
@@ -171,105 +167,6 @@ def test_a_map_that_is_read_again_leaves_another_model_alone(two):
         assert torch.equal(logits(one, IDS), through)
         assert torch.equal(logits(other, IDS), expected)
     assert same(configs(one), held)
-
-
-# Other threads
-
-
-@pytest.fixture
-def quick_switches():
-    """Threads take turns after every few instructions."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-PAIRS = [("patch", "patch"), ("patch", "map"), ("map", "swap")]
-
-
-@pytest.mark.parametrize(("way", "second"), PAIRS)
-def test_of_two_threads_one_changes_a_model_and_the_other_is_refused_in_one_line(way, second, quick_switches):
-    model = tiny_model("llama")
-    held, expected = configs(model), logits(model, IDS)
-    start = Barrier(2)
-
-    def attempt(way: str) -> Any:
-        start.wait()
-        try:
-            return WAYS[way](model)
-        except RopepatchError as error:
-            return error
-
-    with ThreadPoolExecutor(2) as pool:
-        for _ in range(5):
-            results = list(pool.map(attempt, (way, second)))
-            refused = [str(one) for one in results if isinstance(one, RopepatchError)]
-            handles = [one for one in results if not isinstance(one, RopepatchError)]
-            assert len(refused) == len(handles) == 1
-            assert any(said in refused[0] for said in ("already", "has an attention map", "is swapped"))
-            handles[0].remove()
-            assert same(configs(model), held)
-            assert torch.equal(logits(model, IDS), expected)
-
-
-@every_way
-def test_a_thread_that_measures_meanwhile_reads_the_model_with_or_without_it(way, quick_switches):
-    model = tiny_model("llama")
-
-    def loss() -> Tensor:
-        return ropepatch.perplexity(model, None, [IDS[0]], length=96).nll[0]
-
-    without = loss()
-    with WAYS[way](model):
-        through = loss()
-    with ThreadPoolExecutor(1) as pool:
-        reads = pool.submit(lambda: [loss() for _ in range(30)])
-        while not reads.done():
-            with WAYS[way](model):
-                pass
-        assert all(torch.equal(one, without) or torch.equal(one, through) for one in reads.result())
-
-
-@every_way
-def test_a_thread_that_plans_meanwhile_plans_for_the_model_without_it_or_is_refused(way, quick_switches):
-    model = tiny_model("llama")
-    expected = ropepatch.plan(model, to=512)
-
-    def planned() -> Any:
-        with suppress(RopepatchError):
-            return ropepatch.plan(model, to=512)
-        return expected
-
-    with ThreadPoolExecutor(1) as pool:
-        plans = pool.submit(lambda: [planned() for _ in range(40)])
-        while not plans.done():
-            with WAYS[way](model):
-                pass
-        assert all(plan == expected for plan in plans.result())
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("way", ["map", "swap"])
-def test_a_thread_that_runs_a_model_while_it_is_looked_at_sees_nothing_of_it(way, attention):
-    """A forward pass within each one by which ropepatch looks how its attention rotates."""
-    model = tiny_model("llama")
-    model.set_attn_implementation(attention)
-    expected, own, seen = logits(model, IDS), get_ident(), []
-
-    def meanwhile(*_: Any) -> None:
-        if get_ident() == own:
-            with suppress(RopepatchError):
-                seen.append(pool.submit(logits, model, IDS).result())
-
-    hook = model.model.layers[1].self_attn.q_proj.register_forward_pre_hook(meanwhile)
-    with ThreadPoolExecutor(1) as pool:
-        handle = WAYS[way](model)
-        hook.remove()
-    assert seen
-    assert all(torch.equal(one, expected) for one in seen)
-    handle.remove()
-    assert torch.equal(logits(model, IDS), expected)
 
 
 def test_attention_within_a_block_is_put_back_where_it_was_set():

@@ -1,7 +1,8 @@
-"""Measurements of one model by several threads: each has its own numbers, and the model stays as it was."""
+"""A model's decoder, head and cache, which is as it was afterwards; and transformers' warnings meanwhile."""
 
+import logging
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier, Event
 
 import pytest
 import torch
@@ -9,68 +10,51 @@ from peft import LoraConfig, get_peft_model
 from tiny_models import tiny_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.model.head import cache_keyword, evaluating, reading_on, shadowed
+from ropepatch.model.stock import stock_code
 
 LENGTH = 48
 
 
-@pytest.fixture
-def model():
-    return tiny_model("llama")
-
-
-def loss(model, ids):
-    return ropepatch.perplexity(model, None, [ids], length=LENGTH).at(LENGTH).mean
-
-
-def test_threads_that_measure_one_model_get_what_one_after_the_other_gets(model):
-    threads = 8
-    texts = torch.randint(0, 64, (threads, LENGTH), generator=torch.Generator().manual_seed(0))
-    model.train()
-    with torch.no_grad():
-        before = model(texts).logits
-    expected = [loss(model, ids) for ids in texts]
-    start = Barrier(threads)
-
-    def measured(ids):
-        start.wait()
-        return [loss(model, ids) for _ in range(5)]
-
-    with ThreadPoolExecutor(threads) as pool:
-        assert list(pool.map(measured, texts)) == [[value] * 5 for value in expected]
-    assert all(module.training and "forward" not in vars(module) for module in model.modules())
-    with torch.no_grad():
-        assert torch.equal(model(texts).logits, before)
-
-
-def test_a_thread_that_runs_the_model_meanwhile_gets_the_models_own_answers():
+def test_a_forward_that_is_replaced_within_a_block_is_back_afterwards():
     layer, x = torch.nn.Linear(3, 3), torch.ones(3)
     usual = layer(x)
-    with shadowed(layer, lambda x: -x), ThreadPoolExecutor(1) as pool:
+    with shadowed(layer, lambda x: -x):
         assert torch.equal(layer(x), -x)
-        assert torch.equal(pool.submit(layer, x).result(), usual)
     assert torch.equal(layer(x), usual)
+    assert "forward" not in vars(layer)
 
 
-def test_a_second_thread_waits_until_the_first_has_let_go():
-    layer, entered, order = torch.nn.Linear(3, 3).train(), Event(), []
+@pytest.fixture
+def heard() -> Iterator[list[str]]:
+    """What a handler of transformers' logger is given."""
+    messages: list[str] = []
+    handler = logging.StreamHandler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    yield messages
+    logger.removeHandler(handler)
 
-    def second():
-        entered.set()
-        with evaluating(layer):
-            order.append("second")
 
-    with ThreadPoolExecutor(1) as pool:
-        with evaluating(layer):
-            waiting = pool.submit(second)
-            entered.wait()
-            order.append("first")
-            assert not waiting.done()
-        waiting.result()
-    assert order == ["first", "second"]
-    assert layer.training
+def test_warnings_of_transformers_are_not_shown_within_a_block_and_nothing_global_changes(heard):
+    """Of two threads that enter one after the other the first leaves first."""
+    logger = logging.getLogger("transformers.models")
+    level = logging.getLogger("transformers").level
+    first, second = stock_code("a"), stock_code("b")
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        one.submit(first.__enter__).result()
+        other.submit(second.__enter__).result()
+        logger.warning("of a third thread")
+        for pool in (one, other):
+            pool.submit(logger.warning, "within").result()
+            pool.submit(logger.error, "error").result()
+        one.submit(first.__exit__, None, None, None).result()
+        other.submit(second.__exit__, None, None, None).result()
+        one.submit(logger.warning, "afterwards").result()
+    assert heard == ["of a third thread", "error", "error", "afterwards"]
+    assert logging.getLogger("transformers").level == level
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["as it is", "within a LoRA"])
