@@ -24,7 +24,7 @@ def doctor(
     measure: Annotated[
         bool,
         typer.Option(
-            help="Measure what a fault does to the model, if its weights fit into memory. "
+            help="Look for NaN and infinity among the weights. "
             "Of a Hub id without it only config.json is downloaded."
         ),
     ] = True,
