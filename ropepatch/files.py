@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import errno
-import glob
 import json
-import logging
 import math
 import os
-import re
 import reprlib
 import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ropepatch.errors import RopepatchError, printable
-
-logger = logging.getLogger(__name__)
+from ropepatch.errors import RopepatchError
 
 
 def absent(out: str | Path) -> Path:
@@ -108,40 +103,13 @@ def whole_file(file: Path, *, new: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def _partial(path: Path, make: Callable[[Path], object]) -> Iterator[Path]:
-    """Yield a temporary sibling path, locked; remove it on exit unless it was renamed."""
-    remove_leftovers(path)
-    with ExitStack() as held:
-        is_ours = False
-        while not is_ours:  # another process can take it for a leftover before it is locked
-            partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-            held.callback(remove, partial)
-            make(partial)
-            is_ours = _lock(partial, held) is not False and partial.exists()
-        yield partial
-
-
-def remove_leftovers(path: Path) -> None:
-    """Remove what killed processes left of a file or folder they were writing, with a warning."""
-    for partial in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.partial"):
-        with suppress(OSError), ExitStack() as held:
-            if _lock(partial, held):
-                logger.warning("removing %s, which a process left that was killed", printable(str(partial)))
-                remove(partial)
-
-
-def _lock(path: Path, held: ExitStack) -> bool | None:
-    """Lock a file or folder; False if another process locked or removed it, None where there are no locks."""
+    """Yield a temporary path beside it, and remove that on exit unless it was renamed."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        import fcntl
-
-        descriptor = os.open(path, os.O_RDONLY)
-        held.callback(os.close, descriptor)  # which unlocks it, as the end of the process does
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, FileNotFoundError):
-        return False
-    except (ImportError, OSError):
-        return None
-    return True
+        make(partial)
+        yield partial
+    finally:
+        remove(partial)
 
 
 def remove(path: Path) -> None:
@@ -161,20 +129,14 @@ def shipped(folder: str) -> Path:
     return installed if installed.is_dir() else PACKAGE.parent / folder
 
 
-SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-
-
 def parse_json(text: str) -> Any:
-    """Parse strict JSON: no NaN, infinity or lone surrogates.
+    """Parse strict JSON: no NaN and no infinity.
 
     Raises:
         ValueError: It is no JSON.
         RecursionError: It is nested too deep.
     """
-    content = json.loads(text, parse_constant=_refuse, parse_float=_finite)
-    if SURROGATE.search(text):
-        json.dumps(content, ensure_ascii=False).encode()  # raises for a lone half of a pair
-    return content
+    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
 
 
 def _finite(digits: str) -> float:

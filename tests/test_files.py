@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,7 +28,6 @@ from ropepatch.files import (
     new_folder,
     parse_json,
     read_json,
-    remove,
     whole_file,
 )
 from ropepatch.model.weights import read_headers
@@ -107,9 +106,9 @@ def test_no_command_waits_for_a_pipe(words, tmp_path):
     assert f"error: model/config.json {REFUSED}" in ended.stderr
 
 
-@pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999", "-1e999", r'"\ud800"', r'{"\uDFFF": 1}'])
+@pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999", "-1e999"])
 def test_what_cannot_be_written_again_is_refused_when_it_is_read(text, tmp_path):
-    with pytest.raises(ValueError, match=r"is not JSON|too large a number|surrogates not allowed"):
+    with pytest.raises(ValueError, match=r"is not JSON|too large a number"):
         parse_json(text)
     (tmp_path / "config.json").write_text(f'{{"x": {text}}}')
     with pytest.raises(RopepatchError, match=r"cannot read .*config\.json"):
@@ -132,61 +131,17 @@ def write(partial: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_what_a_killed_process_left_is_named_and_removed_by_the_next_that_writes_there(
-    kind, tmp_path, caplog
-):
-    writer, out, other = WRITERS[kind], tmp_path / "out[1]", tmp_path / "other"
-    for place in (out, other):
-        code = KILLED.format(writer=writer.__name__)
-        subprocess.run([sys.executable, "-c", code, str(place)], check=False)
-    (left,) = tmp_path.glob(".out*")
-    with writer(out) as partial:
-        assert not left.exists()
-        write(partial, "whole")
-    assert str(left) in caplog.text
-    assert {path.name.split(".")[1 if path.name[0] == "." else 0] for path in tmp_path.iterdir()} == {
-        *("out[1]", "other"),
-    }
-    assert not other.exists()
-
-
-def test_a_warning_names_what_was_left_with_its_control_characters_escaped(tmp_path, caplog):
-    (tmp_path / ".a\x1b[2J.0123abcd.partial").touch()
-    with WRITERS["file"](tmp_path / "a\x1b[2J") as partial:
-        write(partial, "whole")
-    assert "a\\x1b[2J" in caplog.text
-    assert "\x1b" not in caplog.text
-
-
-@pytest.mark.parametrize("kind", WRITERS)
-def test_what_a_live_process_is_writing_is_removed_by_nobody(kind, tmp_path, caplog):
+def test_what_a_killed_process_left_has_another_name_and_is_in_nobodys_way(kind, tmp_path):
     writer, out = WRITERS[kind], tmp_path / "out"
+    code = KILLED.format(writer=writer.__name__)
+    subprocess.run([sys.executable, "-c", code, str(out)], check=False)
+    (left,) = tmp_path.iterdir()
+    assert left.match(".out.*.partial")
     with suppress(RopepatchError), writer(out) as first:
         write(first, "first")
-        with writer(out) as second:
-            assert first.exists()
+        with writer(out) as second:  # another process at the same time
             write(second, "second")
-    assert caplog.text == ""
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-@pytest.mark.parametrize("other", ["has removed it", "is about to"])
-@pytest.mark.parametrize("kind", WRITERS)
-def test_what_another_takes_for_left_before_it_is_locked_is_made_anew(kind, other, tmp_path, monkeypatch):
-    lock, taken = files._lock, []
-
-    def late(path: Path, stack: ExitStack) -> bool | None:
-        if not taken:
-            taken.append(path)
-            remove(path) if other == "has removed it" else lock(path, held)
-        return lock(path, stack)
-
-    with ExitStack() as held:
-        monkeypatch.setattr(files, "_lock", late)
-        with WRITERS[kind](tmp_path / "out") as partial:
-            assert partial != taken[0]
-            write(partial, "whole")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert {*tmp_path.iterdir()} == {left, out}
 
 
 @pytest.mark.parametrize("kind", WRITERS)

@@ -146,7 +146,7 @@ def fit(
 def _new_place(out: Path, model: str, revision: str | None, *, link_weights: bool) -> Path:
     """The absolute path of what is to be made, refused where it exists or could not be written."""
     from ropepatch.extension.writing import check_room
-    from ropepatch.files import absent, remove_leftovers
+    from ropepatch.files import absent
     from ropepatch.fitting.fitting import remove_finished
     from ropepatch.model.source import find_source
     from ropepatch.model.weights import read_headers
@@ -155,7 +155,6 @@ def _new_place(out: Path, model: str, revision: str | None, *, link_weights: boo
     try:
         place = absent(out)
     except RopepatchError:
-        remove_leftovers(out)
         remove_finished(out.with_name(f"{out.name}.fit"))
         raise
     check_writable(place, "choose another `out`")

@@ -26,7 +26,6 @@ IN_FOLDERS = ["*.txt", "*.txt.gz", "*.jsonl", "*.jsonl.gz"]
 FORMATS = {".parquet": "parquet", ".arrow": "arrow"}  # of datasets
 DATASET_ID = re.compile(rf"(?P<name>{HUB_NAME}/{HUB_NAME})(:(?P<config>[\w.+-]+))?", re.ASCII)
 FILE_NAME = re.compile(r".*\.(txt|json|jsonl|parquet|arrow)(\.gz)?")
-HALF_A_PAIR = re.compile("[\\ud800-\\udfff]")  # of surrogates, which JSON can spell and is no character
 LARGEST = 2**30  # bytes of a line, characters of a document
 OF_THE_HUB = "no such path is here; check id, config, split and network, or log in with `hf auth login`"
 EXPECTED = (
@@ -193,7 +192,7 @@ def _document(row: Mapping[str, Any], field: str, row_name: str) -> Document:
             f"{row_name} has no field {field!r}, nor {TOKEN_IDS}", hint=f"it has {reprlib.repr(list(row))}"
         )
     value = row[name]
-    if isinstance(value, str) and not HALF_A_PAIR.search(value):
+    if isinstance(value, str):
         return value
     if isinstance(value, list) and all(type(token) is int and 0 <= token < 2**31 for token in value):
         return value

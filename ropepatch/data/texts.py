@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from ropepatch.data.sources import HALF_A_PAIR, stream_documents
+from ropepatch.data.sources import stream_documents
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import Amount, Length, Settings, Text
 
@@ -228,11 +228,6 @@ def _checked(tokenizer: PreTrainedTokenizerBase | None, document: TextOrIds, ind
         )
     if tokenizer is None:
         raise RopepatchError("documents are text, but tokenizer is None", hint="pass the model's tokenizer")
-    if half := HALF_A_PAIR.search(document):
-        raise RopepatchError(
-            f"documents[{index}] holds half a character, {half[0]!r}, at {half.start()}",
-            hint="read it as UTF-8; .encode(errors='replace') finds a stand-in",
-        )
     if index == 0 and len(document) < LONGEST_PATH and "\n" not in document:
         with suppress(OSError, ValueError):  # too long for a name, or with a NUL
             if Path(document).is_file():

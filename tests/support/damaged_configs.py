@@ -124,9 +124,7 @@ NOT_FINITE = (
 TOO_LARGE = (
     *("1e999", "-1e999", "1e308", "-1e308", "5e-324", "1e30", "9" * 400, "9" * 5000, str(2**63), "1e-400"),
 )
-ILL_TEXTS = (
-    *(r"\ud800", r"x\udfffy", r"\u001b[31mred", r"a\u0000b", r"two\nlines", r"\u202eback", r"\ud83d\ude00"),
-)
+ILL_TEXTS = (*(r"\u001b[31mred", r"a\u0000b", r"two\nlines", r"\u202eback", r"\ud83d\ude00"),)
 OTHER_TYPES: tuple[Any, ...] = (
     *(None, True, False, "yarn", "16", "", [], [[]], {}, [1, "x", None] * 2, 0, 0.5),
 )
