@@ -1,28 +1,21 @@
 """What a reader of a tale can know, by brute force from how the process is defined.
 
 Shares no code with `ropepatch.data.tiny.tales`. Every `log_probs` gives the log-probability of each token
-of a tale given the ``window`` tokens before it (all of them if None), as a list; the first token is
-certain.
+of a tale given the tokens before it, as a list; the first token is certain.
 """
 
 import math
 import re
 from collections import defaultdict
-from functools import cache
 from itertools import product
 
 import numpy as np
 
 from ropepatch.data.tiny.grammar import KINDS
 
-
-def visible(position: int, window: int | None) -> slice:
-    return slice(0 if window is None else max(0, position - window), position)
-
-
 # Tales: from the words.
 
-# The value, or what the window has left of it, and whose it is: the second half of every fact sentence.
+# The value and whose it is: the second half of every fact sentence.
 FACTS = [
     re.compile(pattern)
     for pattern in (
@@ -65,24 +58,19 @@ class Words:
             [len(self.values.get(subject, " ")) for _, _, subject, _ in rows]
         )
 
-    @cache  # noqa: B019  # an oracle lives as long as its test
     def told(self, subject, seen):
-        """Of the subject's sentences, how probable each value is for who has seen this much of it."""
+        """Of the subject's sentences, how probable each value is for who has seen this one."""
         rows = self.rows_of[subject]
-        values = [self.value[row] for row in rows]
-        fits = np.array([value.endswith(seen) if seen.isdigit() else value == seen for value in values])
-        possible = len({self.value[row] for row, fit in zip(rows, fits, strict=True) if fit})
-        return rows, self.share[rows] * fits / possible
+        return rows, self.share[rows] * np.array([self.value[row] == seen for row in rows])
 
-    def log_probs(self, ids, window=None):
+    def log_probs(self, ids):
         pieces = [self.tokenizer.decode([token]) for token in ids]
         result = [0.0]
         for position in range(1, len(ids)):
-            span = visible(position, window)
-            ends = [at for at in range(span.start, position) if pieces[at] in (".", "<s>")]
+            ends = [at for at in range(position) if pieces[at] in (".", "<s>")]
             begin = ends[-1] + 1
             weights = self.uniform.copy()
-            text = "".join(pieces[span.start : begin])
+            text = "".join(pieces[:begin])
             for seen, subject in {m.groups() for pattern in FACTS for m in pattern.finditer(text)}:
                 if subject in self.values:
                     rows, chances = self.told(subject, seen)
@@ -95,7 +83,7 @@ class Words:
         return result
 
 
-# Tales: Bayes over every hidden assignment of values, and every place where the window may cut a sentence.
+# Tales: Bayes over every hidden assignment of values.
 
 
 class Assignments:
@@ -114,35 +102,16 @@ class Assignments:
             for world in worlds
         ]
 
-    def log_probs(self, ids, window=None):
-        # How probable it is that a sentence begins at an index; every world has the same lengths.
-        begins = [0.0, 1.0]
-        for index in range(2, len(ids)):
-            begins.append(sum(s * begins[index - len(t)] for t, s in self.worlds[0] if index - len(t) >= 1))
-        result = [0.0]
-        for position in range(1, len(ids)):
-            span = visible(position, window)
-            before = after = 0.0
-            for world in self.worlds:
-                reading = self._first(world, ids, span.start, begins)
-                for index in range(span.start + 1, position):
-                    reading = self._next(world, reading, ids[index])
-                before += sum(reading.values())
-                after += sum(self._next(world, reading, ids[position]).values())
-            result.append(math.log(after / before))
+    def log_probs(self, ids):
+        result, readings = [0.0], [{None: 1.0} for _ in self.worlds]
+        for token in ids[1:]:
+            before = sum(sum(reading.values()) for reading in readings)
+            readings = [
+                self._next(world, reading, token)
+                for world, reading in zip(self.worlds, readings, strict=True)
+            ]
+            result.append(math.log(sum(sum(reading.values()) for reading in readings) / before))
         return result
-
-    @staticmethod
-    def _first(world, ids, start, begins):
-        """How probable it is that the first visible token stands at {(sentence, offset)}."""
-        if start == 0:
-            return {None: 1.0}
-        return {
-            (sentence, offset): begins[start - offset] * share
-            for sentence, (tokens, share) in enumerate(world)
-            for offset, token in enumerate(tokens)
-            if token == ids[start] and start - offset >= 1
-        }
 
     @staticmethod
     def _next(world, reading, token):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import ropepatch
-from ropepatch.data.tiny.tales import held_out_tales
+from ropepatch.data.tiny.tales import Tale, held_out_tales
 from ropepatch.evaluation.results import environment
 
 SEED = 1  # of the haystacks
@@ -45,12 +45,13 @@ def tales(model: Any, tokenizer: Any, *, length: int, count: int) -> dict[str, A
 def worth(tokenizer: Any, *, length: int, count: int) -> dict[str, float]:
     """Nats per token that a perfect reader pays in the second half of the tales, by how far back they see."""
     documents = held_out_tales(tokenizer, length=length, count=count)
-    return {
-        str(window): statistics.fmean(
-            -tale.log_probs(window)[length // 2 :].mean().item() for tale in documents
-        )
-        for window in (64, 256, 512, 1024, length)
-    }
+
+    def nats(tale: Tale, window: int) -> float:
+        near = (tale.distance > 0) & (tale.distance <= window)
+        return -tale.prior.masked_fill(near, 0)[length // 2 :].mean().item()
+
+    windows = (64, 256, 512, 1024, length)
+    return {str(window): statistics.fmean(nats(tale, window) for tale in documents) for window in windows}
 
 
 def retrieval(model: Any, tokenizer: Any, lengths: tuple[int, ...], haystacks: int) -> dict[str, Any]:

@@ -16,8 +16,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 import ropepatch
-from ropepatch.data.tiny.tales import held_out_tales
+from ropepatch.data.tiny.tales import Tale, held_out_tales
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.results import environment, results_json
 
@@ -70,11 +72,19 @@ def measure(model: Any, tokenizer: Any, trained: int, target: int) -> dict[str, 
 def floors(tokenizer: Any, trained: int, target: int) -> dict[str, dict[str, list[float]]]:
     """What no model can beat: with all it has read, and with the trained window alone."""
     tales = held_out_tales(tokenizer, length=target, count=SETTINGS["tales"])
-    windows = {"floor": None, f"{trained}-token floor": trained}
-    return {
-        name: losses(LossCurve(tuple(-tale.log_probs(window)[1:] for tale in tales)), trained, target)
-        for name, window in windows.items()
+    floors = {
+        "floor": [tale.log_probs() for tale in tales],
+        f"{trained}-token floor": [nearby(tale, trained) for tale in tales],
     }
+    return {
+        name: losses(LossCurve(tuple(-nats[1:] for nats in of_tales)), trained, target)
+        for name, of_tales in floors.items()
+    }
+
+
+def nearby(tale: Tale, window: int) -> Tensor:
+    """The log-probability [T] of every token for a reader who sees the last `window` tokens alone."""
+    return tale.prior.masked_fill((tale.distance > 0) & (tale.distance <= window), 0.0)
 
 
 def rows_to_keep(earlier: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:

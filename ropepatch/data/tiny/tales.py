@@ -2,8 +2,7 @@
 
 narrator = Narrator(tokenizer)
 tale = narrator.tale(2048, seed=1)
-floor = -tale.log_probs()             # the loss, in nats, that no model beats
-nearby = -tale.log_probs(window=256)  # what is left for a model that sees 256 tokens
+floor = -tale.log_probs()  # the loss, in nats, that no model beats
 
 Shapes: T tokens of a tale. Log-probabilities are natural logarithms, float64.
 """
@@ -35,37 +34,25 @@ Tokens = tuple[int, ...]
 class Tale:
     """Token ids and their exact probabilities under the process that drew them.
 
-    A reader of the last w tokens is taken to know the process, the tale's length and the position. For such a
-    reader a token is certain if it repeats one among those w, and otherwise as probable as it was when it was
-    first drawn.
+    A reader is taken to know the process, the tale's length and the position: a token is certain if it
+    repeats one that they have read, and otherwise as probable as it was when it was first drawn.
 
     Attributes:
         ids: Token ids [T]; the first is the beginning-of-sequence token.
         prior: The log-probability [T] of each token for a reader who has not seen what it repeats.
         distance: How many tokens back [T] that is; 0 if the token repeats nothing.
-        reach: The smallest window for which `log_probs` is exact: a smaller one may not hold the sentence
-            that it is to continue.
     """
 
     ids: Tensor
     prior: Tensor
     distance: Tensor
-    reach: int
 
-    def log_probs(self, window: int | None = None) -> Tensor:
-        """The log-probability [T] of every token given all tokens before it, or the last ``window`` alone.
+    def log_probs(self) -> Tensor:
+        """The log-probability [T] of every token given all tokens before it.
 
         The mean of its negative is the loss that no model can beat, other than by luck.
         """
-        if window is not None and window < self.reach:
-            raise RopepatchError(
-                f"window must be at least {self.reach} tokens, got {window}",
-                hint="a shorter one does not hold the sentence that it is to continue",
-            )
-        certain = self.distance > 0
-        if window is not None:
-            certain &= self.distance <= window
-        return self.prior.masked_fill(certain, 0.0)
+        return self.prior.masked_fill(self.distance > 0, 0.0)
 
 
 def held_out_tales(tokenizer: PreTrainedTokenizerBase, *, length: int, count: int) -> list[Tale]:
@@ -98,7 +85,6 @@ class Narrator:
         ]
         self._shares = [sentence.share for sentence in sentences]
         self._heads = _Choice(zip(heads, self._shares, strict=True))
-        self._longest = max(len(form.tokens(form.values[0] if form.values else ())) for form in self._forms)
         self._check(sentences, values)
 
     def tale(self, length: int, seed: int) -> Tale:
@@ -124,7 +110,6 @@ class Narrator:
             torch.tensor(ids[:length]),
             torch.tensor(prior[:length], dtype=torch.float64),
             torch.tensor(distance[:length]),
-            reach=self._longest,
         )
 
     def _encode(self, texts: Sequence[str]) -> list[Tokens]:
