@@ -101,7 +101,7 @@ def as_text(*values: object) -> list[bytes]:
         ([b"null", b'"text"', b'["text"]'], " must be a JSON object, got", "such as"),
         ([b'{"title": "b", "body": "c"}'], " has no field 'text', nor input_ids", "it has ['title', 'body']"),
         (
-            as_text(None, 3, {"a": 1}, ["a"], [1, "a"], [1.0], [True], [-1], [2**31], [[1]], "\ud800"),
+            as_text(None, 3, {"a": 1}, ["a"], [1, "a"], [1.0], [True], [-1], [2**31], [[1]]),
             ": text must be a text or a list of token ids, got",
             "name the field",
         ),
@@ -212,34 +212,6 @@ def test_arbitrary_bytes_give_documents_or_one_error(tmp_path, suffix):
         assert all(isinstance(document, str) and document.strip() for document in documents)
 
     check()
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=6,
-)
-
-
-@by_hand
-@given(
-    st.lists(
-        st.fixed_dictionaries({}, optional={"text": json_values, "input_ids": json_values}) | json_values
-    )
-)
-def test_arbitrary_json_lines_give_documents_or_one_error_on_one_line(tmp_path, rows):
-    try:
-        documents = read(write_lines(tmp_path / "a.jsonl", *rows))
-    except RopepatchError as refused:
-        message = f"{refused}{refused.hint}"
-        documents = [message]
-        assert "\n" not in message
-    for document in documents:
-        if isinstance(document, str):
-            document.encode()
-        else:
-            assert document
-            assert all(type(token) is int and token >= 0 for token in document)
 
 
 WHOLE = gzip.compress(b"one\n" * 1000, mtime=0)

@@ -1,8 +1,6 @@
 import textwrap
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.suites import Method, Suite, read_suite
@@ -102,27 +100,3 @@ def test_two_tasks_may_differ_in_their_settings_only(suite_file):
     assert len(read_suite(suite_file(twice)).tasks) == 4
     with pytest.raises(RopepatchError, match="two tasks are the same"):
         read_suite(suite_file(SUITE + "  - {task: retrieval, kinds: [fact], haystacks: 2}\n"))
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 3000) | st.floats(allow_nan=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@settings(derandomize=True, deadline=None, max_examples=60, database=None)
-@given(
-    key=st.sampled_from(["models", "methods", "to", "tasks"]),
-    value=JSON
-    | st.lists(st.fixed_dictionaries({"task": st.sampled_from(["perplexity", "retrieval"])}), max_size=2),
-)
-def test_whatever_a_suite_holds_is_a_suite_or_one_error(tmp_path_factory, key, value):
-    import yaml
-
-    file = tmp_path_factory.mktemp("suite") / "hostile.yaml"
-    file.write_text(yaml.safe_dump(yaml.safe_load(SUITE) | {key: value}), encoding="utf-8")
-    try:
-        assert isinstance(read_suite(str(file)), Suite)
-    except RopepatchError as error:
-        assert "\n" not in str(error)  # noqa: PT017

@@ -4,13 +4,11 @@ import json
 import re
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from records import RECORDS, SWAPPED
 
 import ropepatch
 from ropepatch.errors import RopepatchError
-from ropepatch.extension.record import FILE, Record, amend, exists, read, sound_keys, write
+from ropepatch.extension.record import FILE, Record, amend, exists, read, write
 from ropepatch.model.checkpoint import Checkpoint
 
 ADAPTATION = RECORDS["trained"]["adaptation"]
@@ -126,20 +124,3 @@ def test_a_record_of_a_later_version_is_refused_with_what_to_do(record, tmp_path
 def test_a_parameter_that_is_no_name_is_refused(name, record):
     with pytest.raises(RopepatchError, match=r"names a parameter .*expected a plain name"):
         record.amended(parameters={name: 1.0})
-
-
-ODD = st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | st.text(max_size=3)
-ODD = st.recursive(
-    ODD, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner)
-)
-
-
-@given(st.dictionaries(st.sampled_from([*Record.model_fields]), ODD))
-@settings(max_examples=100, deadline=None)
-def test_of_a_damaged_record_the_keys_that_are_sound_are_left(damage):
-    content = RECORDS["trained"] | damage
-    sound = sound_keys(content)
-    assert {key for key in RECORDS["trained"] if key not in damage} <= sound.keys()
-    if sound.keys() < content.keys():
-        with pytest.raises(RopepatchError):
-            Record.parse(content)

@@ -1,6 +1,5 @@
 """A card says what was done and what was measured, and no number that nobody measured."""
 
-import json
 import math
 import re
 import shlex
@@ -551,40 +550,3 @@ def test_a_card_that_fails_leaves_everything_as_it_was(copied, monkeypatch):
     card = (copied / "README.md").read_text()
     assert "![" not in card
     assert "### Retrieval" in card
-
-
-ODD = st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | st.text(max_size=3)
-ODD = st.recursive(
-    ODD, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner)
-)
-FULL = record(
-    adaptation=ADAPTATION,
-    command=COMMAND,
-    folded_attention_factor=1.1,
-    earlier=record("linear"),
-    base={"license": "mit", "language": "en"},
-).to_dict()
-
-
-def places_of(content, path=()):
-    if path:
-        yield path
-    inner = content.items() if isinstance(content, dict) else ()
-    inner = enumerate(content[:2]) if isinstance(content, list) else inner
-    for key, value in inner:
-        yield from places_of(value, (*path, key))
-
-
-@given(st.sampled_from([*places_of(FULL)]), ODD)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_no_record_makes_the_card_crash(path, value):
-    damaged = json.loads(json.dumps(FULL))
-    place = damaged
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
-    try:
-        model = made(Record.parse(damaged), files=frozenset({"tokenizer.json"}))
-    except RopepatchError:
-        return
-    ModelCard(card_text(model))

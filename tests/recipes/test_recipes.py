@@ -13,8 +13,6 @@ import yaml
 from accelerate import FullyShardedDataParallelPlugin
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from transformers import TrainingArguments
 from typer.testing import CliRunner
 
@@ -247,39 +245,6 @@ def test_an_argument_that_ropepatch_or_the_launcher_sets_is_refused(read, key):
 
 def test_the_keys_of_the_trainer_are_arguments_of_transformers():
     assert TrainerArguments.__annotations__.keys() <= {field.name for field in fields(TrainingArguments)}
-
-
-HOSTILE = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-1, 3)
-    | st.integers()
-    | st.floats()
-    | st.sampled_from(["", "0", "1x", "true", "1e-5", "yarn", "pose", "32k", "-1k"])
-    | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=2)
-        | st.dictionaries(
-            st.sampled_from(["name", "text", "generated", "chunks", "weight", "r"]), inner, max_size=2
-        )
-    ),
-    max_leaves=4,
-)
-
-
-@given(path=st.sampled_from([(), *paths(full_recipe())]), value=HOSTILE)
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_stands_in_a_file_is_a_recipe_or_is_refused_in_a_few_words(read, path, value):
-    content = full_recipe()
-    if path:
-        put(content, path, value)
-    else:
-        content = value
-    try:
-        read(content)
-    except RopepatchError as error:
-        refused = str(error)
-        assert ("mine.yaml" in refused, len(refused) < 1000) == (True, True), refused
 
 
 # accelerate

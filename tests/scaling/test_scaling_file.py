@@ -10,8 +10,6 @@ import pytest
 import torch
 import yaml
 from checkpoint_folders import PAIRS, WINDOW, write_checkpoint
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 from methods import example as example_of
 from run_recipes import small_recipe
 from transformers import LlamaConfig
@@ -23,7 +21,7 @@ from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.results import as_read, read_result
 from ropepatch.evaluation.suites import Method, read_method, read_suite
 from ropepatch.scaling import METHODS, CustomDivisors
-from ropepatch.scaling.file import ScalingFile, method_label, read_scaling, write_scaling
+from ropepatch.scaling.file import method_label, read_scaling, write_scaling
 from ropepatch.scaling.rope import Rope
 from ropepatch.training.recipe import read_recipe
 
@@ -225,63 +223,6 @@ def test_a_file_that_is_not_there_is_one_line(file):
     with pytest.raises(RopepatchError, match=r"is not a scaling file: .") as caught:
         read_scaling(file)
     assert "`ropepatch fit" in caught.value.hint
-
-
-JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.sampled_from([10**19, -(10**400), 1, 8, 16, 64, 256])
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=8)
-    | st.sampled_from(list(METHODS)),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=6,
-)
-NAMES = st.sampled_from(
-    ["divisors", "attention_factor", "beta_fast", "ramp", "rope_theta", "name", "factor", "base", "truncate"]
-)
-HOSTILE = st.fixed_dictionaries(
-    {},
-    optional={
-        **dict.fromkeys(CONTENT, JSON),
-        "method": st.sampled_from(list(METHODS)) | JSON,
-        "parameters": st.dictionaries(NAMES, JSON, max_size=3) | JSON,
-        "carried": st.lists(st.sampled_from([1.0, 0, 1e308]), min_size=8, max_size=8) | JSON,
-        "fit": JSON,
-        "\ud800": JSON,
-    },
-)
-SHARED = settings(
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-
-
-def read_or_refused(file):
-    try:
-        assert isinstance(read_scaling(file), ScalingFile)
-    except RopepatchError as error:
-        assert "\n" not in str(error)  # noqa: PT017
-
-
-@settings(SHARED, max_examples=150)
-@given(HOSTILE)
-def test_whatever_its_values_are_a_file_is_read_or_refused_in_one_line(tmp_path, values):
-    (tmp_path / "x.json").write_text(json.dumps(CONTENT | values))
-    read_or_refused(tmp_path / "x.json")
-
-
-@settings(SHARED, max_examples=100)
-@given(st.binary(max_size=30) | st.text('{}[]":,1e.-+ \n\\uropepatch_scaling', max_size=40))
-@example('{"ropepatch_scaling": 1}')
-@example('{"ropepatch_scaling": null}')
-@example("\ufeff{}")
-def test_whatever_its_bytes_are_a_file_is_read_or_refused_in_one_line(tmp_path, content):
-    (tmp_path / "x.json").write_bytes(content.encode() if isinstance(content, str) else content)
-    read_or_refused(tmp_path / "x.json")
 
 
 # Plans

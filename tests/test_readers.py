@@ -1,0 +1,215 @@
+"""Every reader of JSON and YAML: what is written is what is read, and damage gives an object or one line."""
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from made_results import reading
+from pydantic import BaseModel
+from records import RECORDS
+
+from ropepatch.data.sources import stream_documents
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.results import read_result
+from ropepatch.evaluation.suites import Suite
+from ropepatch.extension.record import Record, sound_keys
+from ropepatch.extension.record import read as read_record
+from ropepatch.model import reading_file
+from ropepatch.model.source import stated_by_card
+from ropepatch.publishing.card.model import Extended
+from ropepatch.publishing.card.writing import card_text
+from ropepatch.scaling.file import ScalingFile, read_scaling
+from ropepatch.training.recipe import Recipe
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = 80  # damages of each reader
+# What no key holds, numbers that no float holds, and what is nearly right.
+VALUES = [
+    *(None, True, False, 0, -1, 1, 3, 2**31, -(10**400), 10**400, 0.5, 1e308, -1e-300),
+    *("", "x", "0", "1x", "-1k", "1e-5", "true", "yarn", "32k", "equal", "a\nb", "\x1b[2J", "x" * 5000),
+    *([], [[]], {}, [None], [1, "x"], ["yarn"], {"name": "yarn"}, {"task": "perplexity"}, {"a": {"b": [1]}}),
+]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One reader.
+
+    Args:
+        file: The name of the file that it reads.
+        sound: A content that it takes.
+        read: Of the file's path.
+        again: The content of what was read.
+        schema: The model whose keys the file may have; None for another kind.
+    """
+
+    file: str
+    sound: dict[str, Any]
+    read: Callable[[Path], Any]
+    again: Callable[[Any], Any] | None = None
+    schema: type[BaseModel] | None = None
+
+    def written(self, folder: Path, content: Any) -> Path:
+        file = folder / self.file
+        as_text = yaml.safe_dump if file.suffix == ".yaml" else json.dumps
+        text = as_text(content)
+        file.write_text(f"---\n{text}\n---\n" if file.suffix == ".md" else text, encoding="utf-8")
+        return file
+
+
+def yaml_of(file: str) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((ROOT / file).read_text(encoding="utf-8"))
+    return content
+
+
+def card_of(file: Path) -> str:
+    return card_text(Extended("me/x", read_record(file.parent), files=frozenset({"tokenizer.json"})))
+
+
+TOPS = {"ids": [[1, 2], [3, 4]], "log_probs": [[-0.5, -1.0], [-0.25, -2.0]]}
+READING = {
+    "version": 1,
+    "weights": "abc",
+    "window": 64,
+    "target": 256,
+    "vocabulary": 48,
+    "dtype": "float32",
+    "source": {"kind": "tokens", "seed": 0, "length": 80, "sha256": "abc"},
+    "positions": [1, 70],
+    "tops": {reading_file.RIGHT: TOPS, "x": TOPS},
+    "versions": {"torch": "2.13"},
+}
+SCALING = {
+    "ropepatch_scaling": 1,
+    "method": "custom",
+    "factor": 4.0,
+    "target": 256,
+    "rotary_dim": 4,
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 64,
+    "fit": {"steps": 3},
+    "parameters": {"divisors": [1.5, 2.0], "attention_factor": 1.1},
+}
+READERS = {
+    **{
+        f"recipe {name}": Reader(
+            "x.yaml",
+            yaml_of(f"recipes/{name}.yaml"),
+            Recipe.from_yaml,
+            None,
+            Recipe,
+        )
+        for name in ("tiny", "distil")
+    },
+    "suite": Reader("x.yaml", yaml_of("eval/suites/demo.yaml"), Suite.from_yaml, None, Suite),
+    "result": Reader(
+        "x.json",
+        asdict(reading("yarn", [1.0, 2.0, 3.0])),
+        read_result,
+        lambda result: json.loads(result.to_json()),
+    ),
+    **{
+        f"record {name}": Reader(
+            "ropepatch.json",
+            RECORDS[name],
+            lambda file: read_record(file.parent),
+            lambda record: record.to_dict(),
+            Record,
+        )
+        for name in ("trained-folded", "adapter", "chosen")
+    },
+    "card of a record": Reader("ropepatch.json", RECORDS["trained-folded"], card_of, None, Record),
+    "reading": Reader(
+        "reading.json",
+        READING,
+        lambda file: reading_file.read(file.parent),
+        lambda read: read.to_dict(),
+        reading_file.Reading,
+    ),
+    "scaling": Reader("x.json", SCALING, read_scaling, None, ScalingFile),
+    "card": Reader(
+        "README.md",
+        {"license": "mit", "language": ["en"], "tags": ["x"]},
+        lambda file: stated_by_card(file.parent),
+    ),
+    "documents": Reader("x.jsonl", {"text": "a"}, lambda file: list(stream_documents(file))),
+    "token ids": Reader("x.jsonl", {"input_ids": [1, 2]}, lambda file: list(stream_documents(file))),
+}
+
+
+def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The JSON pointers of all values within a content."""
+    yield path
+    inner = content.items() if isinstance(content, dict) else ()
+    inner = enumerate(content[:2]) if isinstance(content, list | tuple) else inner
+    for key, value in inner:
+        yield from places(value, (*path, key))
+
+
+def damaged(content: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    content = deepcopy(content)
+    holder = content
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = value
+    return content
+
+
+@pytest.mark.parametrize("name", [name for name, reader in READERS.items() if reader.again])
+def test_what_was_read_and_is_written_again_is_read_as_the_same(name, tmp_path):
+    reader = READERS[name]
+    once = reader.read(reader.written(tmp_path, reader.sound))
+    assert reader.read(reader.written(tmp_path, reader.again(once))) == once
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_whatever_stands_anywhere_in_a_file_is_read_or_refused_in_one_line(name, tmp_path):
+    """At every key that its schema or a sound file has, and below."""
+    reader, draw = READERS[name], random.Random(name)
+    keys = reader.schema.model_json_schema().get("properties", {}) if reader.schema else {"text": {}}
+    pointers = [*places(reader.sound), *((key,) for key in keys if key not in reader.sound)]
+    reader.read(reader.written(tmp_path, reader.sound))
+    for _ in range(EXAMPLES):
+        path, value = draw.choice(pointers), draw.choice(VALUES)
+        content = damaged(reader.sound, path, value)
+        file = reader.written(tmp_path, content)
+        try:
+            read = reader.read(file)
+        except RopepatchError as error:
+            said = f"{error}{error.hint}"
+            assert (said.isprintable(), len(said) < 2000) == (True, True), (path, value)
+        else:
+            if reader.again:
+                assert reader.read(reader.written(tmp_path, reader.again(read))) == read, (path, value)
+
+
+@pytest.mark.parametrize("name", [name for name in READERS if name.startswith("record")])
+def test_of_a_damaged_record_the_keys_that_are_sound_are_left(name):
+    sound, draw = READERS[name].sound, random.Random(name)
+    for _ in range(EXAMPLES):
+        key, value = draw.choice([*Record.model_fields]), draw.choice(VALUES)
+        left = sound_keys(sound | {key: value})
+        assert sound.keys() - {key} <= left.keys()
+        if key not in left:
+            with pytest.raises(RopepatchError):
+                Record.parse(sound | {key: value})
+
+
+@pytest.mark.parametrize("reader", {reader.file: reader for reader in READERS.values()}.values(), ids=str)
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"caf\xe9", b"[" * 100_000, b'{"a": NaN}', b"9" * 5000]
+)
+def test_bytes_that_are_no_such_file_are_read_or_refused_in_one_line(reader, content, tmp_path):
+    (tmp_path / reader.file).write_bytes(content)
+    try:
+        reader.read(tmp_path / reader.file)
+    except RopepatchError as error:
+        assert str(error).isprintable()  # noqa: PT017
