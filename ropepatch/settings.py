@@ -11,7 +11,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Protocol, Self, TypeVar
 
 import yaml
 from pydantic import (
@@ -31,11 +31,6 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from ropepatch.errors import RopepatchError
 from ropepatch.files import check_regular, shipped
-
-if TYPE_CHECKING:
-    from pydantic._internal._model_construction import ModelMetaclass
-else:
-    ModelMetaclass = type(BaseModel)
 
 _short = reprlib.Repr()  # aliases make a short YAML file hold an endless value
 _short.maxlevel, _short.maxstring, _short.maxother = 2, 100, 100
@@ -145,7 +140,12 @@ def short_length(tokens: int) -> str:
 
 def seed_of(*parts: object) -> int:
     """A 64-bit seed for the draw that ``parts`` describe; the same on every machine and in every process."""
-    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big")
+    return int(key_of(parts)[:16], 16)
+
+
+def key_of(value: object) -> str:
+    """A key of 64 hexadecimal digits for whatever `value` is printed as; the same in every process."""
+    return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
 def expected(words: str) -> WrapValidator:
@@ -405,17 +405,7 @@ def _nearest_or_all(name: object, names: list[str]) -> str:
     return _nearest(name, names) or f"known: {', '.join(names)}"
 
 
-class _Shown(ModelMetaclass):
-    """Metaclass whose classes are printed with their formula, as in a registry."""
-
-    formula: str
-    paper: str
-
-    def __repr__(self) -> str:
-        return f"<{self.__name__}: {self.formula}; {self.paper}>" if self.formula else super().__repr__()
-
-
-class Named(Settings, metaclass=_Shown):
+class Named(Settings):
     """The parameters of something that a user chooses by its name from a `Registry`."""
 
     name: ClassVar[str]
@@ -503,6 +493,12 @@ class Registry(dict[str, type[Kind]]):
     ) -> None:
         super().__init__({kind.name: kind for kind in kinds})
         self.what, self.other_names = what, dict(other_names or {})
+
+    def __repr__(self) -> str:
+        facts = {
+            name: [getattr(kind, fact, "") for fact in ("formula", "paper")] for name, kind in self.items()
+        }
+        return "\n".join(f"{name}: {'; '.join(filter(None, of_one))}" for name, of_one in facts.items())
 
     def find(self, name: str) -> type[Kind]:
         """Look up a class; an unknown name is refused with the nearest one and the list."""

@@ -247,6 +247,8 @@ class Haystacks:
                 f"lengths {lengths}, haystacks {self.count}, keys {self.keys}, kinds {list(self.kinds)}",
                 hint="e.g. lengths=[4096, 8192], haystacks=10, keys=8",
             )
+        if isinstance(self.texts, str):
+            raise RopepatchError("texts is one text, expected a list of texts", hint="pass [text]")
         if self.texts is not None and not any(text.strip() for text in self.texts):
             raise RopepatchError(
                 "the texts hold no text", hint="give some, or leave texts out for our filler"
@@ -417,8 +419,10 @@ class _Page:
                 hint=f"it takes {length - room + 1} tokens at least; ask for fewer keys or kinds",
             )
         fill: list[list[int]] = []
-        while (surplus := sum(map(len, fill)) - room) < 0:
+        surplus = -room
+        while surplus < 0:
             fill.append(next(filler))
+            surplus += len(fill[-1])
         if self._plan.texts is None:  # our last sentence is the last before every question
             fill.reverse()
         waiting = list(zip(needles, written, strict=True))

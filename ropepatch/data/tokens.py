@@ -33,7 +33,7 @@ from ropepatch.data.sources import local_files, stream_documents
 from ropepatch.data.texts import CHARACTERS, Texts, first_token, take, tokenise
 from ropepatch.errors import RopepatchError, printable
 from ropepatch.files import whole_file, write_json
-from ropepatch.settings import relative_length
+from ropepatch.settings import key_of, relative_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -286,7 +286,7 @@ def _identity(source: str) -> tuple[str, str | None]:
     files = local_files(source)
     if files is not None:
         states = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-        return str(Path(source).expanduser().resolve()), hashlib.sha256(repr(states).encode()).hexdigest()
+        return str(Path(source).expanduser().resolve()), key_of(states)
     try:
         return source, HfApi().dataset_info(source.partition(":")[0], timeout=10).sha
     except Exception as error:  # of httpx and of the Hub, or that we are offline: the latest entry may serve
@@ -295,7 +295,7 @@ def _identity(source: str) -> tuple[str, str | None]:
 
 
 def _entry(cache: Path, decisive: tuple[object, ...], revision: str | None) -> Path:
-    key = hashlib.sha256(repr(decisive).encode()).hexdigest()[:24]
+    key = key_of(decisive)[:24]
     if revision is not None:
         return cache / f"{key}-{revision[:24]}"
     earlier = max(cache.glob(f"{key}-*/{META}"), key=lambda file: file.stat().st_mtime, default=None)

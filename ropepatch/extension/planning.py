@@ -26,6 +26,7 @@ from ropepatch.extension.text import plan_text
 from ropepatch.files import json_text
 from ropepatch.model.architectures import remarks
 from ropepatch.model.checks import config_errors
+from ropepatch.model.checks.case import THETA_KEYS
 from ropepatch.model.config import blueprint, load_config
 from ropepatch.model.rotary import SEQUENCE, RotarySite, base_model, float32_on_cpu, stated_window
 from ropepatch.model.source import find_source
@@ -354,5 +355,6 @@ def _warnings(survey: Survey, scaling: Scaling, to: int) -> Iterator[str]:
     window_keys = {"max_position_embeddings", config.attribute_map.get("max_position_embeddings")}
     if not window_keys & survey.stated.keys():
         yield f"config.json names no max_position_embeddings: transformers' default {window} is taken for L"
-    if "rope_theta" not in json.dumps(survey.raw, default=str):
+    written = json.dumps(survey.raw, default=str)
+    if not any(key in written for key in THETA_KEYS):
         yield f"config.json names no rope_theta: transformers' default {rope.rope_theta:g} is taken"

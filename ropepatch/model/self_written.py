@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from ropepatch.model.config import head_dim_of, text_config
 from ropepatch.model.head import cache_keyword, reading_on
 from ropepatch.model.loading import load_model
 from ropepatch.model.precision import best_device, memory_of
-from ropepatch.settings import seed_of
+from ropepatch.settings import key_of, seed_of
 
 FORMAT = 1  # of how documents are drawn
 SHARD = 2**14  # tokens that a CPU generates side by side, and appends to the cache
@@ -49,7 +48,7 @@ def self_written(
     """
     config = json.dumps(checkpoint.raw, sort_keys=True)
     decisive = (FORMAT, checkpoint.fingerprint, config, tokenizer_digest(tokenizer), length, seed)
-    key = hashlib.sha256(repr(decisive).encode()).hexdigest()[:24]
+    key = key_of(decisive)[:24]
     entry, model = cache / f"{key}-self", None
     with writing(entry, NAME):
         store = find(entry, 1)

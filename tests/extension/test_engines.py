@@ -60,7 +60,7 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("dynamic", {"form": "transformers", "factor": 2.0}),
     ("longrope-switch", {"short_factor": (1.0,) * 64, "long_factor": RISING, "attention_factor": 1.1}),
 ]
-UNREAD_BY_4 = IGNORED_BY_4.model_types | REFUSED_BY_4.model_types
+UNREAD_BY_4 = IGNORED_BY_4 | REFUSED_BY_4
 # Architectures that transformers 4 reads like LLaMA, one that ignores a scaling, and those that refuse it.
 FAMILIES = ("gpt_neox", "gpt_oss", "stablelm", *sorted(UNREAD_BY_4 - {"llama4", "phi4_multimodal"}))
 SHARES = ("gpt_neox", "stablelm")  # those of them in which a part of each head rotates
