@@ -1,9 +1,15 @@
-"""The methods that take part where scalings are measured against each other, and what is measured."""
+"""The choice of a method by measuring: who takes part, on what, and what comes of it."""
+
+import json
+import shutil
+from dataclasses import replace
 
 import pytest
 import torch
-from fake_fits import fake_fits
+from fake_fits import DIVISORS, fake_fits
+from made_results import reading
 from methods import STATIC
+from tokenizer_makes import whole_words
 
 import ropepatch
 from ropepatch.attention import MAPS
@@ -13,23 +19,26 @@ from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.suites import Method
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.fitting.examples import read_splits
-from ropepatch.pipeline.choice import fit_beside, ranking_suite
+from ropepatch.model.source import find_source
+from ropepatch.pipeline.choice import choose, fit_beside, ranking_suite
 from ropepatch.pipeline.evaluation import candidates, participants
 from ropepatch.pipeline.running import bar
 from ropepatch.scaling import METHODS
+from ropepatch.scaling.file import FIT
 from ropepatch.scaling.powers import PositionInterpolation
 from ropepatch.scaling.ramps import YaRN
 
+# Who takes part
 
-def test_every_static_method_that_needs_no_parameters_takes_part():
+
+def test_every_static_method_that_needs_no_parameters_takes_part_a_new_one_by_being_in_the_registry(
+    monkeypatch,
+):
     part = {*candidates()}
-    assert (
-        {"linear", "ntk", "ntk-by-parts", "yarn", "llama3", "p-rope", "resonance", "cope"} <= part < {*STATIC}
-    )
+    usual = {"linear", "ntk", "ntk-by-parts", "yarn", "llama3", "p-rope", "resonance", "cope"}
+    assert usual <= part < {*STATIC}
     assert not {"none", "abf", "custom", "longrope", "longrope-switch", "dynamic"} & part
 
-
-def test_a_new_method_takes_part_by_being_in_the_registry(monkeypatch):
     class Mine(PositionInterpolation):
         name = "mine"
         share: float = 0.5
@@ -44,7 +53,7 @@ def test_a_new_method_takes_part_by_being_in_the_registry(monkeypatch):
 
     for method in (Mine, Needy, Moving):
         monkeypatch.setitem(METHODS, method.name, method)
-    assert {"mine", "needy", "moving"} & {*candidates()} == {"mine"}
+    assert {*candidates()} - part == {"mine"}
 
 
 def test_a_method_that_follows_the_length_is_measured_as_a_static_one_that_takes_part():
@@ -56,7 +65,14 @@ def test_a_method_that_follows_the_length_is_measured_as_a_static_one_that_takes
     )
 
 
-def test_of_all_what_a_model_does_not_allow_is_left_out_with_the_reason(monkeypatch):
+def test_of_all_what_a_model_does_not_allow_is_left_out_with_the_reason_and_refused_where_it_is_named(
+    monkeypatch,
+):
+    methods, left_out = participants("tiny", ["yarn", "maps"], to=1024)
+    assert [plan.method.name for _, plan in methods] == ["yarn", *(name for name in MAPS if name != "string")]
+    assert [*left_out] == ["string"]
+    with pytest.raises(RopepatchError, match="up to 504 tokens"):
+        participants("tiny", ["maps", "string"], to=1024)
     monkeypatch.setattr("ropepatch.pipeline.evaluation.candidates", lambda: ("linear", "yarn"))
 
     def refuse(self, rope, length=None):
@@ -70,30 +86,17 @@ def test_of_all_what_a_model_does_not_allow_is_left_out_with_the_reason(monkeypa
         participants("tiny", ["linear", "yarn"], to=1024)
 
 
-def test_of_the_maps_those_that_do_not_reach_the_target_are_left_out_with_the_reason():
-    methods, left_out = participants("tiny", ["yarn", "maps"], to=1024)
-    assert [plan.method.name for _, plan in methods] == ["yarn", *(name for name in MAPS if name != "string")]
-    assert list(left_out) == ["string"]
-    assert "up to 504 tokens, not 1,024" in left_out["string"]
-    with pytest.raises(RopepatchError, match="up to 504 tokens"):
-        participants("tiny", ["maps", "string"], to=1024)
+# What is measured; nothing is ranked on what the fit has seen
 
 
-def test_a_ranking_reads_the_target_and_asks_for_keys_as_they_are_named():
+def test_a_ranking_reads_the_target_and_asks_for_keys_where_there_is_room():
     suite, reason = ranking_suite("tiny", [Method(name="yarn")], to=512, haystacks=3, keys=2)
     assert [*suite.tasks] == [PerplexityTask(windows=24), RetrievalTask(haystacks=3, keys=2)]
     assert reason is None
-    suite, reason = ranking_suite("tiny", [], to=512, haystacks=0)
-    assert ([task.name for task in suite.tasks], reason) == (["perplexity"], None)
-
-
-def test_keys_without_room_at_any_length_are_left_out_with_the_reason():
-    suite, reason = ranking_suite("tiny", [], to=512, keys=18)
-    assert [task.name for task in suite.tasks] == ["perplexity"]
-    assert "has no room for" in str(reason)
-
-
-# Nothing is ranked on what the fit has seen
+    for asked, is_told in (({"haystacks": 0}, False), ({"keys": 18}, True)):
+        suite, reason = ranking_suite("tiny", [], to=512, **asked)
+        assert [task.name for task in suite.tasks] == ["perplexity"]
+        assert ("has no room for" in str(reason)) == is_told
 
 
 def windows_of(pieces):
@@ -130,3 +133,159 @@ def test_the_tales_that_rank_are_none_of_those_that_the_fit_reads(tiny):
     ranked = [tale.ids for tale in held_out_tales(tokenizer, length=64, count=24)]
     assert len(windows_of(fitted.windows)) > 200
     assert windows_of(ranked).isdisjoint(windows_of(fitted.windows))
+
+
+# What is chosen, of results that are given
+
+
+def of(label, nats):
+    """A loss over 1024 tokens, and of 1 nat in the first 256."""
+    return reading(label, [1.0, nats, nats])
+
+
+HELPS = [of("baseline", 9.0), of("yarn", 2.0)]
+FITS = [*HELPS, of(FIT, 1.0)]
+NOTHING = [of("baseline", 1.0), of("yarn", 1.5)]
+
+
+@pytest.fixture
+def fits(monkeypatch):
+    return fake_fits(monkeypatch)
+
+
+@pytest.fixture
+def measured(monkeypatch, fits):
+    """Two candidates; measuring gives the results that are put into this list, whatever is measured."""
+    results = []
+    monkeypatch.setattr("ropepatch.pipeline.evaluation.candidates", lambda: ("linear", "yarn"))
+    monkeypatch.setattr("ropepatch.evaluation.measuring.measure", lambda suite, **options: iter(results))
+    return results
+
+
+@pytest.mark.parametrize(
+    ("nats", "recommended", "method", "parameters"),
+    [
+        ((9.0, 2.0, 1.0), FIT, "custom", {"divisors": DIVISORS, "attention_factor": 1.1, "queries": None}),
+        ((9.0, 1.0, 2.0), "yarn", "yarn", {}),
+        ((1.0, 1.0, 2.0), None, None, {}),
+    ],
+    ids=["a fit", "a published method", "nothing"],
+)
+def test_the_best_is_chosen_or_nothing_where_nothing_helps(
+    measured, tmp_path, nats, recommended, method, parameters
+):
+    measured += map(of, ("baseline", "yarn", FIT, "floor"), (*nats, 0.1))
+    choice = choose("tiny", to=1024, out=tmp_path)
+    assert (choice.ranking.recommended, choice.method, choice.parameters) == (recommended, method, parameters)
+    file = tmp_path / FIT / "fit.json"
+    assert ropepatch.plan("tiny", to=1024, method=str(file)).scaling.divisors == DIVISORS
+
+
+def test_a_fit_that_cannot_be_made_is_left_out_with_the_reason_or_refused_if_it_is_named(
+    monkeypatch, measured
+):
+    measured += HELPS
+    with monkeypatch.context() as two:
+        two.setenv("WORLD_SIZE", "2")
+        assert choose("tiny", to=1024, device="cpu").left_out == {FIT: "a fit runs in one process"}
+        with pytest.raises(RopepatchError, match="in one process"):
+            ropepatch.extend("tiny", to=1024, method="auto", dry_run=True)
+
+    def fit(model, **options):
+        raise RopepatchError("too little text")
+
+    monkeypatch.setattr("ropepatch.fitting.fitting.fit", fit)
+    lines = []
+    choice = choose("tiny", to=1024, say=lines.append)
+    assert (choice.left_out, choice.method, choice.fitted) == ({FIT: "too little text"}, "yarn", None)
+    assert "warning: without fit: too little text" in lines
+    with pytest.raises(RopepatchError, match="too little text"):
+        choose("tiny", to=1024, methods=["fit", "yarn"])
+
+
+def test_keys_that_the_tokenizer_cannot_write_are_left_out_with_one_warning(measured, tmp_path):
+    folder = shutil.copytree(find_source("tiny", None, weights=True).folder, tmp_path / "wordless")
+    whole_words(digits="").save_pretrained(folder)
+    (tmp_path / "text.txt").write_text("a bear went to find a ball. " * 2000)
+    measured += HELPS
+    lines = []
+    choice = choose(folder, to=1024, methods=["yarn"], text=tmp_path / "text.txt", say=lines.append)
+    (warning,) = (line for line in lines if line.startswith("warning: no retrieval: "))
+    assert choice.left_out == {"retrieval": warning.removeprefix("warning: no retrieval: ")}
+    assert (choice.method, choice.ranking.rows[0].found) == ("yarn", None)
+
+
+def test_extend_with_auto_takes_the_best_and_shows_why_on_stderr(measured, run_here, tmp_path):
+    measured += FITS
+    words = ("extend", "tiny", "--to", "1k", "--method", "auto")
+    done = run_here(*words, "--dry-run", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert (plan["method"], plan["parameters"]["divisors"]) == ("custom", list(DIVISORS))
+    assert "Take fit: it gains +8.000" in done.stderr
+    with pytest.raises(RopepatchError, match="beside `method` auto"):
+        ropepatch.extend("tiny", to=1024, method="auto", beta=3, dry_run=True)
+    measured[:] = NOTHING
+    done = run_here(*words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Do not extend" in done.stderr
+    assert "error:" not in done.stderr
+    with pytest.raises(RopepatchError, match="Do not extend"):
+        ropepatch.extend("tiny", to=1024, method="auto", dry_run=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny-auto-1k.fit"]  # what was measured
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_auto_chooses_a_map_only_where_its_code_is_allowed(measured, monkeypatch, allowed):
+    seen = []
+
+    def measure(suite, **options):
+        seen.extend(method.name for method in suite.methods)
+        mapped = [replace(of("rerope", 1.0), scaling={"method": "rerope"})] * ("rerope" in seen)
+        return iter([*HELPS, *mapped])
+
+    monkeypatch.setattr("ropepatch.evaluation.measuring.measure", measure)
+    asked = {}
+    remembered = lambda terms, *places: asked.update(terms) or {}  # noqa: E731
+    monkeypatch.setattr("ropepatch.pipeline.learned._remembered", remembered)
+    chosen = ropepatch.extend("tiny", to=1024, method="auto", allow_code=allowed, dry_run=True)
+    assert asked.get("allow_code") == (True if allowed else None)  # of another answer nothing is taken up
+    assert chosen.plan.method.name == ("rerope" if allowed else "yarn")
+
+
+# What compare prints
+
+
+def test_compare_ranks_and_gives_a_command_that_keeps_the_fit_where_something_helps(
+    measured, run_here, tmp_path
+):
+    measured += FITS
+    words = ("compare", "tiny", "--to", "1k", "--methods", "fit,yarn")
+    done = run_here(*words, "--text", "my books", "--windows", "5", cwd=tmp_path)
+    again = "ropepatch extend tiny --to 1k --method fit --text 'my books' --field text --split test"
+    assert f"\n  {again}\n" in done.stdout
+    done = run_here(*words, "--out", str(tmp_path / "out"))
+    file = tmp_path / "out" / FIT / "fit.json"
+    assert f"\n  ropepatch extend tiny --to 1k --method {file}\n" in done.stdout
+    done = run_here(*words[:4], "--methods", f"yarn,{file}")
+    assert f"\n  ropepatch extend tiny --to 1k --method {file}\n" in done.stdout
+    measured[:] = NOTHING
+    done = run_here(*words)
+    assert "Do not extend" in done.stdout
+    assert "ropepatch extend" not in done.stdout
+
+
+def test_compare_without_haystacks_ranks_by_loss_alone_and_says_nothing_of_retrieval(measured, run_here):
+    measured += [of("baseline", 9.0), of("linear", 2.0), of("yarn", 1.0)]
+    words = ("--methods", "yarn,all", "--haystacks", "0")
+    done = run_here("compare", "tiny", "--to", "1k", *words)
+    table, _, advice = done.stdout.partition("Take yarn: ")
+    assert [line.split()[0] for line in table.splitlines()[1:4]] == ["yarn", "linear", "baseline"]
+    for word in ("etriev", "answer", "found", "haystack"):
+        assert word not in table + advice + done.stderr
+
+
+def test_compare_refuses_an_unknown_method_before_it_fits(measured, fits):
+    with pytest.raises(RopepatchError, match="unknown method 'yarnn'"):
+        ropepatch.compare("tiny", to=1024, methods="fit,yarnn")
+    assert fits == []

@@ -16,7 +16,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import BASELINE, FLOOR, comparisons
 from ropepatch.evaluation.measuring import measure, measure_extension
 from ropepatch.evaluation.suites import Method, Suite
-from ropepatch.evaluation.tasks import LmEvalTask, PerplexityTask, RetrievalTask
+from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.model import source
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import load_model
@@ -60,16 +60,16 @@ def results(extended, tmp_path_factory):
 @pytest.fixture(scope="module")
 def after(results, trained, tmp_path_factory):
     """What there is of the trained checkpoint, where the others were measured before."""
+
+    def only_mine(name):
+        assert "yarn + mine" in name, f"{name} is measured again"
+        return nullcontext(lambda done, total: None)
+
     out = tmp_path_factory.mktemp("after")
     for file in results[1].iterdir():
         if "again" not in file.name:
             shutil.copy(file, out)
     return list(measure_extension(SUITE, PLAN, trained, label="yarn + mine", out=out, progress=only_mine))
-
-
-def only_mine(name):
-    assert "yarn + mine" in name, f"{name} is measured again"
-    return nullcontext(lambda done, total: None)
 
 
 def unmeasurable(name):
@@ -81,22 +81,14 @@ def of(results, task, label):
     return result
 
 
-def test_every_task_is_measured_as_it_is_patched_and_adapted(results):
-    assert [(result.task, result.label) for result in results[0]] == [
-        ("perplexity", FLOOR),
-        ("perplexity", BASELINE),
-        ("perplexity", "yarn"),
-        ("retrieval", BASELINE),
-        ("retrieval", "yarn"),
-        ("perplexity", "again"),
-        ("retrieval", "again"),
-    ]
-
-
-@pytest.mark.parametrize("task", ["perplexity", "retrieval"])
-def test_a_checkpoint_that_was_not_trained_measures_what_the_patched_model_does_to_the_bit(results, task):
-    again, patched = (of(results[0], task, label) for label in ("again", "yarn"))
-    assert again.rows == patched.rows != of(results[0], task, BASELINE).rows
+def test_a_checkpoint_that_was_not_trained_measures_what_the_patched_model_does_to_the_bit(results):
+    measured = {(result.task, result.label) for result in results[0]}
+    tasks, labels = ("perplexity", "retrieval"), (BASELINE, "yarn", "again")
+    assert measured == {(task, label) for task in tasks for label in labels} | {("perplexity", FLOOR)}
+    for task in tasks:
+        again, patched = (of(results[0], task, label) for label in ("again", "yarn"))
+        assert again.rows == patched.rows != of(results[0], task, BASELINE).rows
+    assert not any(result.adapted for result in results[0])  # the weights are the base's
 
 
 def test_before_and_after_meet_in_one_comparison_for_each_task(after):
@@ -110,44 +102,25 @@ def test_before_and_after_meet_in_one_comparison_for_each_task(after):
     assert asking.lengths() == [128, 512]
 
 
-def test_the_adapted_model_is_what_stock_transformers_loads(after, trained, tiny):
+def test_the_adapted_model_is_what_stock_transformers_loads_and_says_whose_weights_it_has(
+    after, trained, tiny
+):
     tales = [tale.ids for tale in held_out_tales(tiny[1], length=512, count=2)]
     curve = ropepatch.perplexity(load_model(Checkpoint(trained)), None, tales)
     found = of(after, "perplexity", "yarn + mine").of("loss", "length")
     assert [row.value for row in found] == [curve.at(length).mean for length in (128, 256, 512)]
     assert found[-1].value != of(after, "perplexity", "yarn").row("loss", length=512).value
-
-
-def test_an_adapted_result_says_whose_weights_it_has_and_what_they_were_made_from(after, results, trained):
     before, mine = (of(after, "retrieval", label).model for label in ("yarn", "yarn + mine"))
-    assert mine["weights"] == fingerprint(read_headers(trained)) != before["weights"]
-    assert mine["adapted_from"] == before["weights"]
-    assert {key: mine[key] for key in before if key != "weights"} == {
-        key: before[key] for key in before if key != "weights"
-    }
-    assert "adapted_from" not in before
+    own = {"weights": fingerprint(read_headers(trained)), "adapted_from": before["weights"]}
+    assert mine == before | own
+    assert own["weights"] != before["weights"]
     assert [result.label for result in after if result.adapted] == ["yarn + mine"] * 2
-    assert not any(result.adapted for result in results[0])  # the weights of the extended one are the base's
 
 
-def test_a_plan_scales_with_its_own_parameters(tmp_path):
-    made = ropepatch.plan("tiny", to=512, method="yarn", beta_fast=8.0)
-    found = of(list(measure_extension(ONLY_SHORT, made)), "perplexity", "yarn")
-    assert found.scaling["parameters"]["beta_fast"] == 8.0
-    with pytest.raises(RopepatchError, match="does not have the frequencies of yarn to 512 tokens"):
-        measure_extension(ONLY_SHORT, made, ropepatch.extend(PLAN, tmp_path / "other"))
-
-
-# Resumed
-
-
-def test_what_a_suite_measured_of_the_same_scaling_is_taken(tmp_path):
+def test_what_a_suite_measured_of_the_same_scaling_is_taken_and_no_other_weights(tmp_path, results, trained):
     suite = Suite(models=("tiny",), methods=(Method(name="yarn"),), to=(512,), tasks=(SHORT,))
     list(measure(suite, out=tmp_path))
     assert len(list(measure_extension(suite, PLAN, out=tmp_path, progress=unmeasurable))) == 3
-
-
-def test_a_result_of_other_trained_weights_is_refused_at_once(results, trained):
     with pytest.raises(RopepatchError, match=r"again.json was measured with other settings: .*model"):
         measure_extension(SUITE, PLAN, trained, label="again", out=results[1])
 
@@ -158,7 +131,6 @@ def test_a_result_that_was_read_back_stands_beside_the_others_whatever_its_model
     folder = tiny_llama_folder(tmp_path / "model")
     (tmp_path / "text.txt").write_text("a small story about a long rope. " * 60)
     monkeypatch.chdir(tmp_path)
-    found = []
     for model, text, adapted in (
         ("model", "text.txt", None),
         (str(folder), str(tmp_path / "text.txt"), tmp_path / "adapted"),
@@ -173,32 +145,26 @@ def test_a_result_that_was_read_back_stands_beside_the_others_whatever_its_model
     assert group.parameters["text"] == str(tmp_path / "text.txt")
 
 
-# What is refused, before anything is measured
-
-
-@pytest.mark.parametrize("label", ["yarn", FLOOR])
-def test_a_label_that_is_taken_is_refused(label, extended):
-    with pytest.raises(RopepatchError, match="two results would be called tiny-512-perplexity"):
-        measure_extension(SUITE, PLAN, extended, label=label)
-
-
-def test_a_folder_that_is_no_checkpoint_of_the_plan_is_refused(tmp_path):
-    with pytest.raises(RopepatchError, match="does not have the frequencies of yarn to 512 tokens"):
-        measure_extension(SUITE, PLAN, source.TINY)
-    with pytest.raises(RopepatchError, match="no folder"):
-        measure_extension(SUITE, PLAN, tmp_path / "absent")
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(RopepatchError, match="holds a PEFT adapter, not a model"):
-        measure_extension(SUITE, PLAN, tmp_path)
-
-
-def test_a_mistake_in_a_task_is_found_before_anything_is_measured(tmp_path):
-    made = ropepatch.plan(str(tiny_llama_folder(tmp_path / "model")), to=128)
-    with pytest.raises(RopepatchError, match="--text is missing"):
-        measure_extension(SUITE, made, progress=unmeasurable)
-
-
-# How
+def test_a_mistake_is_found_before_anything_is_measured(tmp_path, extended):
+    other = ropepatch.plan("tiny", to=512, beta_fast=8.0)
+    nameless = ropepatch.plan(str(tiny_llama_folder(tmp_path / "model")), to=128)
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    for plan, folder, label, message in (
+        *((PLAN, extended, label, "two results would be called") for label in ("yarn", FLOOR)),
+        (PLAN, source.TINY, None, "does not have the frequencies of yarn to 512 tokens"),
+        (other, extended, None, "does not have the frequencies of yarn to 512 tokens"),
+        (PLAN, tmp_path / "absent", None, "no folder"),
+        (PLAN, tmp_path / "adapter", None, "holds a PEFT adapter, not a model"),
+        (nameless, None, None, "text"),
+        (replace(PLAN, revision="commit"), None, None, "has no revisions"),
+    ):
+        named = {} if label is None else {"label": label}
+        with pytest.raises(RopepatchError, match=message):
+            measure_extension(SUITE, plan, folder, progress=unmeasurable, **named)
+    for field, split in (("body", "test"), ("text", "train")):
+        with pytest.raises(RopepatchError):
+            named_suite("demo", text=None, field=field, split=split)
 
 
 def test_each_model_is_loaded_once_and_gone_before_the_other_comes(extended, monkeypatch):
@@ -217,48 +183,12 @@ def test_each_model_is_loaded_once_and_gone_before_the_other_comes(extended, mon
     assert [folder for folder, _ in loaded] == [source.TINY, extended]
 
 
-def test_the_models_are_put_on_the_device(extended, monkeypatch):
-    seen = []
-
-    def look(model, *args, **options):
-        seen.append(model.device.type)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity", look)
-    monkeypatch.setattr("ropepatch.evaluation.measuring.forecast", lambda model, measurements: "")
-    with pytest.raises(KeyboardInterrupt):
-        list(measure_extension(ONLY_SHORT, PLAN, extended, device="meta"))
-    assert seen == ["meta"]
-
-
-def test_the_revision_is_that_of_the_plan():
-    with pytest.raises(RopepatchError, match="tiny comes with ropepatch and has no revisions"):
-        measure_extension(ONLY_SHORT, replace(PLAN, revision="commit"))
-
-
 def test_a_method_that_follows_the_length_stands_beside_its_checkpoint(tmp_path):
     """Stock transformers recomputes `dynamic` as it reads."""
     made = ropepatch.plan("tiny", to=512, method="dynamic")
     folder = ropepatch.extend(made, tmp_path / "checkpoint").folder
     suite = SUITE.model_copy(update={"tasks": (PerplexityTask(windows=1, lengths=(512,)),)})
-    found = list(measure_extension(suite, made, folder))
-    (group,) = comparisons(found)
+    (group,) = comparisons(list(measure_extension(suite, made, folder)))
     losses = {name: row.value for name, row in group.at("loss", length=512).items()}
     assert losses["adapted"] == pytest.approx(losses["dynamic"], abs=1e-3)
     assert abs(losses[BASELINE] - losses["dynamic"]) > 0.1
-
-
-def test_tasks_of_lm_eval_run_on_all_three(extended):
-    task = LmEvalTask(tasks=("ropepatch_passkey",), metadata={"haystacks": 2})
-    found = list(measure_extension(SUITE.model_copy(update={"tasks": (task,)}), PLAN, extended))
-    (group,) = comparisons(found)
-    scores = {name: {row.measure: row.value for row in result.rows} for name, result in group.results.items()}
-    assert scores[BASELINE]["acc"] == 0
-    assert scores["yarn"] == scores["adapted"]
-    assert scores["adapted"]["acc"] == 1
-
-
-def test_a_field_or_a_split_of_no_text_is_refused():
-    for field, split in (("body", "test"), ("text", "train")):
-        with pytest.raises(RopepatchError, match="`field` and `split` are of `text`, which is missing"):
-            named_suite("demo", text=None, field=field, split=split)

@@ -5,6 +5,7 @@ import json
 from itertools import pairwise
 
 import pytest
+from checkpoint_folders import edit_json
 from completions_server import Manners, serving
 from engines import Engine
 
@@ -158,6 +159,9 @@ def test_a_checkpoint_without_a_reading_is_read_once(tmp_path, extended, probed)
     assert not readings.exists(bare)
     assert probed(checkpoint=bare, options={"save_reading": True}).is_right
     assert readings.read(bare) == readings.read(extended)
+    edit_json(bare / readings.FILE, weights="of before")
+    with pytest.raises(RopepatchError, match="was read from other weights"):
+        probed(checkpoint=bare)
 
 
 def test_the_command_prints_a_line_a_position_and_the_verdict(run_here, extended):
