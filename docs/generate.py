@@ -35,7 +35,7 @@ def draw_figures(folder: Path) -> None:
     """Draw the figures of the page on concepts, as `ropepatch plot` does, where they are not there yet."""
     if folder.exists():
         return
-    from encoding_gallery import plot_encoding_gallery  # in eval/studies/encodings
+    from encoding_gallery import plot_encoding_gallery
 
     gallery = plot_encoding_gallery()
     plans = [plan("tiny", to="4x", method=name) for name in ("linear", "ntk", "yarn", "self-extend")]

@@ -8,11 +8,10 @@ from typing import Any
 
 import robustness
 from retrieval_speed import EACH, ONCE
-from study import counted
+from study import by, counted, share, table
 
 import ropepatch
 from ropepatch import METHODS
-from ropepatch.evaluation.intervals import Mean
 from ropepatch.report.printers import markdown_rows
 
 RESULTS = Path(__file__).parents[1] / "eval" / "results"
@@ -43,7 +42,7 @@ def demo() -> str:
 
 def tiny_checkpoint() -> str:
     """What the card of the bundled checkpoint says of it."""
-    record = result("tiny-checkpoint")
+    (record,) = result("tiny-checkpoint")["rows"]
     tales, depths = record["tales"], list(record["passkey"]["256"])
     lines = [
         f"- Loss on {tales['tales']} tales of {tales['tokens']} tokens: {tales['loss']:.4f} nats per token, "
@@ -98,96 +97,101 @@ LAST = "1024 to 2048"
 
 def training_free() -> str:
     """Every method on tiny at every factor."""
-    record = result("tiny-training-free")
-    lists = [name for name, kind in METHODS.items() if kind.required()]
-    absent = ", ".join(f"`{name}`" for name in lists if name not in record["given"])
-    given = ", ".join(f"`{name}` with {values}" for name, values in record["given"].items())
-    names = [name for name in METHODS if name not in lists or name in record["given"]]
-    tables = [f"**{factor} x**\n\n{_methods(record, factor, names)}" for factor in record["results"]]
-    notes = f"Given parameters: {given}. Not measured, because they need lists that a search finds: {absent}."
-    return "\n\n".join([*tables, notes])
+    rows = result("tiny-training-free")["rows"]
+    given = {row["method"]: row["given"] for row in rows if row.get("given")}
+    lists = [name for name, kind in METHODS.items() if kind.required() and name not in given]
+    tables = [
+        f"**{factor} x**\n\n{_methods(factor, [name for name in METHODS if name not in lists])}"
+        for (factor,) in by(rows, "factor")
+    ]
+    parameters = ", ".join(f"`{name}` with {values}" for name, values in given.items())
+    absent = ", ".join(f"`{name}`" for name in lists)
+    notes = f"Given parameters: {parameters}. Not measured, because they need lists that a search finds: "
+    return "\n\n".join([*tables, f"{notes}{absent}."])
 
 
 def training_free_chosen() -> str:
     """Some methods at four times the window."""
-    return _methods(result("tiny-training-free"), "4", CHOSEN)
+    return _methods(4, CHOSEN)
 
 
-def _methods(record: dict[str, Any], factor: str, names: Iterable[str]) -> str:
+def _methods(factor: int, names: Iterable[str]) -> str:
     """Loss by stretch and keys by length, one method per row, the floors below."""
-    methods, floors = record["results"][factor], record["floors"][factor]
-    lengths = list(methods["none"]["passkey"])
-    heads = [*(f"nats {span}" for span in floors["floor"]), *(f"keys at {length}" for length in lengths)]
-    rows = []
-    for name in names:
-        if name in methods:
-            nats = [_nats(*methods[name]["nats"][span]) for span in floors["floor"]]
-            cells = [(cell["correct"], cell["n"]) for cell in methods[name]["passkey"].values()]
-            rows.append([f"`{name}`", *nats, *(counted(_found(*cell)) for cell in cells)])
-        else:
-            rows.append([f"`{name}`", "not yet measured", *[""] * (len(heads) - 1)])
-    for name, losses in floors.items():
-        rows.append([name, *(_nats(*loss) for loss in losses.values()), *[""] * len(lengths)])
-    return markdown_rows(["", *heads], rows)
+    rows = {row["method"]: row for row in result("tiny-training-free")["rows"] if row["factor"] == factor}
+    floors = {name: row for name, row in rows.items() if "floor" in name}
+    columns: dict[str, Any] = {"": lambda name: name if name in floors else f"`{name}`"}
+    for span in rows["none"]["nats"]:
+        columns[f"nats {span}"] = lambda name, span=span: (
+            _nats(*rows[name]["nats"][span]) if name in rows else "not yet measured"
+        )
+    for length in rows["none"]["keys"]:
+        columns[f"keys at {length}"] = lambda name, length=length: (
+            "" if name in floors or name not in rows else counted(share(*rows[name]["keys"][length]))
+        )
+    return table([*names, *floors], columns)
 
 
 def _nats(mean: float, reach: float) -> str:
     return f"{mean:.2f} ± {math.ceil(100 * reach) / 100:.2f}"
 
 
-def _found(correct: int, n: int) -> Mean:
-    """The share of passkeys found, each in a haystack of its own."""
-    return Mean.of([(1, 1)] * correct + [(0, 1)] * (n - correct), share=True)
-
-
 def adaptation() -> str:
     """What training reaches, by method and by the rows it trains on."""
-    record = result("adaptation")
-    runs, floor = record["runs"], record["floor"]
-    spans = [span for span in floor if span != "0 to 2048"]
-
-    def cells(name: str, run: dict[str, Any], *rest: str) -> list[str]:
-        above = [f"{run['nats'][span]:.3f} ({run['nats'][span] / floor[span] - 1:.1%})" for span in spans]
-        return [name, *above, _keys(run), *rest]
-
-    rows = [
-        cells(name, runs[key], f"{runs[key]['gate']['increase']:+.1%}", f"{runs[key]['tokens'] / 1e6:.2f} M")
-        for key, name in ADAPTED.items()
-    ]
-    rows += [cells(f"`{name}`, not trained", run, "", "0") for name, run in record["training_free"].items()]
-    rows.append(["floor", *(f"{floor[span]:.3f}" for span in spans), "", "", ""])
+    runs = {row["run"]: row for row in result("adaptation")["rows"]}
+    floor = runs["floor"]["nats"]
+    names = ADAPTED | {f"{name}, not trained": f"`{name}`, not trained" for name in ("none", "yarn")}
+    columns: dict[str, Any] = {"": lambda run: names.get(run, run)}
+    for span in floor:
+        if span != "0 to 2048":
+            columns[f"nats {span}"] = lambda run, span=span: _above(runs[run]["nats"][span], floor[span])
+    columns |= {
+        "keys at 2048": lambda run: _keys(runs[run]),
+        "short context": lambda run: f"{runs[run]['gate']['increase']:+.1%}" if run in ADAPTED else "",
+        "tokens": lambda run: (
+            "" if run == "floor" else f"{runs[run]['tokens'] / 1e6:.2f} M" if run in ADAPTED else "0"
+        ),
+    }
     stories = runs["babyllama"]
     base = stories["base"]
     text = (
-        f"babyllama-361 on {stories['windows']} held-out windows of 2048 tokens, trained on other stories "
+        f"babyllama-361 on {stories['pieces']} held-out windows of 2048 tokens, trained on other stories "
         f"by the same settings: {stories['adapted'][LAST]:.3f} nats per token at 1024 to 2048, training-free "
         f"{stories['training-free'][LAST]:.3f}. The base model within its context: {base['0 to 256']:.3f} on "
         f"the first 256 tokens of these windows, {base['1024 to 2048, 256 tokens at a time']:.3f} on the "
         "text of 1024 to 2048, 256 tokens at a time."
     )
-    heads = ["", *(f"nats {span}" for span in spans), "keys at 2048", "short context", "tokens"]
-    return f"{markdown_rows(heads, rows)}\n\n{text}"
+    return f"{table([*names, 'floor'], columns)}\n\n{text}"
+
+
+def _above(nats: float, floor: float) -> str:
+    return f"{nats:.3f}" if nats == floor else f"{nats:.3f} ({nats / floor - 1:.1%})"
 
 
 def adaptation_in_short() -> str:
     """Before, scaled, trained: the table of the front page."""
-    record = result("adaptation")
-    free, floor = record["training_free"], record["floor"]
-    runs = {"before": free["none"], "scaled, not trained": free["yarn"], "trained": record["runs"]["yarn"]}
-    rows = [
-        (name, *(f"{run['nats'][span]:.3f}" for span in ("0 to 256", LAST)), _keys(run))
-        for name, run in runs.items()
-    ]
-    rows.append(("floor", f"{floor['0 to 256']:.3f}", f"{floor[LAST]:.3f}", ""))
-    heads = ("`tiny`, 256 to 2048, YaRN", "nats 0 to 256", f"nats {LAST}", "keys at 2048")
-    return markdown_rows(heads, rows)
+    rows = {row["run"]: row for row in result("adaptation")["rows"]}
+    runs = {
+        "before": rows["none, not trained"],
+        "scaled, not trained": rows["yarn, not trained"],
+        "trained": rows["yarn"],
+        "floor": rows["floor"],
+    }
+    columns = {
+        "`tiny`, 256 to 2048, YaRN": lambda one: one[0],
+        "nats 0 to 256": lambda one: f"{one[1]['nats']['0 to 256']:.3f}",
+        f"nats {LAST}": lambda one: f"{one[1]['nats'][LAST]:.3f}",
+        "keys at 2048": lambda one: _keys(one[1]),
+    }
+    return table(runs.items(), columns)
 
 
 def _keys(run: dict[str, Any]) -> str:
     """The share of the passkeys found at the target, with the interval."""
-    share = _found(*run["keys"]["2048"])
-    low, high = share.interval()
-    return f"{share.value:.0%} ({low:.0%} to {high:.0%})"
+    if "keys" not in run:
+        return ""
+    found = share(*run["keys"]["2048"])
+    low, high = found.interval()
+    return f"{found.value:.0%} ({low:.0%} to {high:.0%})"
 
 
 # Benchmarks

@@ -21,18 +21,21 @@ sys.path.append(str(Path(__file__).parents[1] / "recipes" / "tiny"))
 sys.path.append(str(Path(__file__).parents[1] / "eval" / "studies"))
 sys.path.extend(str(folder) for folder in (Path(__file__).parents[1] / "eval" / "studies").glob("*/"))
 
-import distil_tables
+import distil_study
+import encoding_gallery
 import encoding_tables
-import engines_tables
+import engines_study
 import explorer_numbers
-import fit_tables
+import fit_study
 import generate
-import maps_tables
+import maps_study
 import measured
 import pages_study
 import pages_tables
 import pretraining_recipe
 import registries
+import starts_study
+import taught_study
 from measured import RESULTS, result
 
 import ropepatch
@@ -74,19 +77,19 @@ def pages_cost() -> str:
 BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
     "README.md": {
         "adaptation": measured.adaptation_in_short,
-        "engines-in-short": lambda: engines_tables.in_short(rows("engines")),
+        "engines-in-short": lambda: engines_study.in_short(rows("engines")),
         "smollm2-answers": lambda: pages_tables.answers_table(rows("smollm2"), SMOLLM2[1]),
         "smollm2-in-short": lambda: pages_tables.in_short(rows("smollm2"), SMOLLM2[1]),
     },
     "docs/start.md": {"demo": measured.demo},
     "docs/guides/adapt.md": {"adaptation": measured.adaptation_in_short},
     "docs/guides/attention-maps.md": {
-        "maps-measured": lambda: maps_tables.short_table(rows("attention-maps")),
+        "maps-measured": lambda: maps_study.short_table(rows("attention-maps")),
     },
     "docs/guides/extend.md": {"training-free": measured.training_free_chosen},
     "docs/guides/probe.md": {
-        "engines-probed": lambda: engines_tables.probed_table(rows("engines")),
-        "trainers-probed": lambda: engines_tables.trainers_table(rows("trainers")),
+        "engines-probed": lambda: engines_study.probed_table(rows("engines")),
+        "trainers-probed": lambda: engines_study.trainers_table(rows("trainers")),
     },
     "docs/guides/serve.md": {
         "engine-versions": registries.engine_versions,
@@ -120,7 +123,7 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "smollm2-pairs": lambda: pages_tables.pairs_table(rows("smollm2"), SMOLLM2[1]),
     },
     f"{STUDIES}/distil/distil.md": {
-        "distil": lambda: distil_tables.distil_table(rows("distil")),
+        "distil": lambda: distil_study.distil_table(rows("distil")),
     },
     f"{STUDIES}/encodings/encodings.md": {
         "properties": encoding_tables.properties_table,
@@ -130,13 +133,13 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "cost": lambda: encoding_tables.cost_table(result("encoding_cost")),
     },
     f"{STUDIES}/fit/frequencies.md": {
-        "learned": lambda: fit_tables.table(list(fit_tables.summaries(rows("fit")))),
-        "taught": lambda: fit_tables.taught_table(rows("fit-taught")),
-        "starts": lambda: fit_tables.starts_table(result("fit-starts")),
+        "learned": lambda: fit_study.learned_table(rows("fit")),
+        "taught": lambda: taught_study.taught_table(rows("fit-taught")),
+        "starts": lambda: starts_study.starts_table(rows("fit-starts")),
     },
     f"{STUDIES}/maps/maps.md": {
-        "maps": lambda: maps_tables.maps_table(rows("attention-maps")),
-        "maps-cost": lambda: maps_tables.cost_table(result("attention_cost")),
+        "maps": lambda: maps_study.maps_table(rows("attention-maps")),
+        "maps-cost": lambda: maps_study.cost_table(result("attention_cost")),
     },
     "recipes/README.md": {
         "models": registries.models,
@@ -175,7 +178,9 @@ FIGURES: Mapping[str, Make] = {
     "eval/results/tiny-suite-perplexity.svg": lambda: svg(
         figures(ropepatch.read_results(RESULTS / "tiny-suite"))["perplexity"]
     ),
-    "eval/results/encodings-extrapolation.svg": lambda: svg(encoding_tables.figure(rows("encodings"))),
+    "eval/results/encodings-extrapolation.svg": lambda: svg(
+        encoding_gallery.plot_encoding_gallery()["extrapolation"]
+    ),
 }
 
 

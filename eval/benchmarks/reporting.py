@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import random
+import shlex
 import statistics
 import subprocess
 import sys
@@ -35,10 +36,12 @@ def resident_mib(field: str) -> float:
 
 
 def environment() -> dict[str, Any]:
-    """Versions and machine; torch is not imported for it."""
+    """Date, commit, command, versions and machine; torch is not imported for it."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "commit": _commit(),
+        "command": shlex.join(["python", *sys.argv]),
         "python": platform.python_version(),
         "versions": {package: version(package) for package in PACKAGES},
         "platform": f"{platform.system()} {platform.machine()}",
@@ -47,6 +50,13 @@ def environment() -> dict[str, Any]:
         "memory_gib": round(memory / 2**30, 1),
         "load_average": round(os.getloadavg()[0], 2),
     }
+
+
+def _commit() -> str | None:
+    """The commit that runs, marked where files differ from it; None outside a clone."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
+    done = subprocess.run([*git, "--exclude=*"], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None
 
 
 def _cpu() -> str:
@@ -145,10 +155,16 @@ def run_benchmark(
     result = {"benchmark": name, **benchmark(**arguments), "environment": environment()}
     print(render(result))
     if file:
-        write(file, result)
+        file.write_text(lines(result), encoding="utf-8")
     return result
 
 
-def write(path: Path, result: dict[str, Any]) -> None:
-    """One result as JSON."""
-    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+def lines(content: Mapping[str, Any]) -> str:
+    """JSON with a line for each key, and for each row of a list of them."""
+    parts = []
+    for key, value in content.items():
+        text = json.dumps(value, ensure_ascii=False)
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            text = "[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in value) + "\n]"
+        parts.append(f"{json.dumps(key, ensure_ascii=False)}: {text}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"

@@ -36,6 +36,10 @@ def command(tiny, tmp_path_factory):
     return [*map(str, words), "--json", str(file)], file
 
 
+def texts_of(words):
+    return pages_study.STUDY.command().parse_args(words).texts
+
+
 def dry_run(words, capsys):
     pages_study.main([*words, "--dry-run"])
     cells = capsys.readouterr().out.splitlines()[-1].replace(",", "").strip("| ").split(" | ")
@@ -101,8 +105,7 @@ def test_a_reading_gives_the_losses_and_answers_that_the_package_measures(comman
         config.update({"vocab_size": len(tokenizer), "max_position_embeddings": 256})
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config).eval()
-    given = pages_study.arguments(words)
-    pages = pages_study.Pages(256, TARGET, (256, TARGET), 3, 2, given.texts)
+    pages = pages_study.Pages(256, TARGET, (256, TARGET), 3, 2, texts_of(words))
     _, haystack = pages.page(1, tokenizer)
     with ropepatch.patch(model, "yarn", to=TARGET):
         row = pages_study.measured(model, pages_study.Reader(model, 2**14), haystack, 64)
@@ -126,7 +129,7 @@ def test_what_cannot_be_read_is_refused_before_a_model_is_loaded(command, tmp_pa
 
 
 def test_a_page_of_short_texts_takes_several_that_no_other_page_has(command, tiny):
-    folder = pages_study.arguments(command[0]).texts
+    folder = texts_of(command[0])
     pages = pages_study.Pages(256, 1200, (256, 1200), 1, 2, folder)
     assert pages.page(0, tiny[1])[0] == "0 + 1"
     two = pages_study.Pages(256, 600, (256, 600), 2, 2, folder)
@@ -172,22 +175,16 @@ def rows():
     ]
 
 
-def test_a_method_is_compared_with_the_baseline_on_the_pages_that_both_have_read(rows):
+def test_a_method_is_compared_on_the_pages_that_both_have_read_and_only_what_differs_gets_a_star(rows):
     methods = pages_tables.by_method(rows, 16384)
     for name in ("good", "alike"):
-        gain = pages_tables.over(
-            methods[name], methods["baseline"], lambda row: pages_tables.log_prob(row, 16384)
-        )
-        low, high = gain.interval()
-        assert low < 4 < high  # unpaired, `alike` would be 0.15 lower: its pages are the harder ones
-        assert high - low < 0.1
-        loss = pages_tables.over(
-            methods[name], methods["baseline"], lambda row: pages_tables.loss(row, 8192, 15872, 512)
-        )
+        pair = methods[name], methods["baseline"]
+        low, high = pages_tables.over(*pair, lambda row: pages_tables.log_prob(row, 16384)).interval()
+        assert (
+            low < 4 < high < low + 0.1
+        )  # unpaired, `alike` would be 0.15 lower: its pages are the harder ones
+        loss = pages_tables.over(*pair, lambda row: pages_tables.loss(row, 8192, 15872, 512))
         assert loss.value == pytest.approx(-0.4)
-
-
-def test_only_differences_that_are_there_get_a_star(rows):
     lines = pages_tables.pairs_table(rows, 16384).splitlines()[2:]
     starred = {line.split(" | ")[0].strip("| "): line.endswith("* |") for line in lines}
     assert sorted(starred.values()) == [False, True, True]

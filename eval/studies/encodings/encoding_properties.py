@@ -11,7 +11,6 @@ Letters, beside those of `encoding`: L the window, E the dimensions that attenti
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -20,7 +19,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ropepatch.attention.interchange import SLOT
 from ropepatch.encodings.attention import attend
@@ -38,7 +36,6 @@ SHAPE = ModelShape(
     rope=Rope(16, 10000.0, 128),  # more positions than channels, or every table would be linear
     initializer_range=1.0,
 )
-ELEMENTWISE = "add sub rsub mul div neg pow reciprocal sin cos log"  # those that are counted
 
 
 class Places(NamedTuple):
@@ -143,22 +140,6 @@ class IdentityModel:
             module = EncodingModule(NoPE(), self.shape)
         return torch.stack([_attention(module, layer, content, mask) for layer in self.layers])
 
-    @torch.no_grad()
-    def cost(self) -> tuple[int, int]:
-        """The floating-point operations per token, and per query and key, that it adds to the model."""
-        counts, step = [], self.shape.window // 4
-        for tokens in (step, 2 * step, 3 * step):
-            hidden = torch.ones(1, tokens, self.shape.hidden_size)
-            content = hidden.view(1, self.shape.heads, tokens, self.shape.head_dim)
-            if self.absolute:
-                counts.append(_operations(lambda x: x + self.module(text(x.shape[1]).keys), hidden))
-            else:
-                unpositioned = IdentityModel(EncodingModule(NoPE(), self.shape), self.shape)
-                plain = _operations(unpositioned.outputs, content, None)
-                counts.append(_operations(self.outputs, content, None) - plain)
-        per_pair = (counts[2] - 2 * counts[1] + counts[0]) // (2 * step**2)
-        return (counts[1] - counts[0]) // step - 3 * step * per_pair, per_pair
-
     def _vectors(self, positions: Tensor) -> Tensor:
         """sqrt(C) times the vectors of positions [B, T], shared out among the heads: [B, H, T, D]."""
         vectors: Tensor = self.module(positions) * math.sqrt(self.shape.hidden_size)
@@ -199,32 +180,6 @@ def _attention(module: EncodingModule, layer: int, content: Tensor, mask: Tensor
     return output
 
 
-def _operations(run: Callable[..., object], *arguments: Any) -> int:
-    counter = _Counter()  # type: ignore[no-untyped-call]  # torch
-    with counter:
-        run(*arguments)
-    return counter.count
-
-
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
-    """Counts floating-point operations: two per number and column in a product of matrices."""
-
-    count = 0
-
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__.rstrip("_")  # type: ignore[attr-defined]  # an OpOverload
-        if name in ("mm", "bmm"):
-            self.count += 2 * out.numel() * args[0].shape[-1]
-        elif name == "scatter_add":
-            self.count += args[3].numel()
-        elif name in ELEMENTWISE.split() and out.is_floating_point():
-            self.count += out.numel()
-        return out
-
-
 # The properties
 
 TOLERANCE = 1e-4  # of what is compared; float32 keeps a hundredth of it
@@ -247,9 +202,6 @@ MEANINGS = {
     "beyond": f"it is defined in texts of {REACH} windows",
     "grid": "with an axis in each half of the channels, a query tells the places of a grid apart",
     "order": "without a causal mask, identical tokens at different positions get different outputs",
-    "parameters": "trained numbers",
-    "per_token": "floating-point operations that it adds for every token, in all layers",
-    "per_pair": "floating-point operations that it adds for every query and key, in all layers and heads",
 }
 
 
@@ -268,33 +220,10 @@ class Property:
     number: float | None = None
 
 
-@dataclass(frozen=True)
-class Properties:
-    """The properties of an encoding, as `MEANINGS` defines them; the counts are of a model of `SHAPE`."""
-
-    unique: Property
-    length_free: Property
-    linear: Property
-    norm_kept: Property
-    products: Property
-    relative: Property
-    decays: Property
-    beyond: Property
-    grid: Property
-    order: Property
-    parameters: int
-    per_token: int
-    per_pair: int
-
-    def findings(self) -> dict[str, Property]:
-        """Those that hold or not; the counts do neither."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, Property)}
-
-
 @cache
 @torch.no_grad()
-def properties_of(kind: type[Encoding]) -> Properties:
-    """Measure one encoding with its default parameters; the same numbers every time.
+def properties_of(kind: type[Encoding]) -> dict[str, Property]:
+    """Measure one encoding with its default parameters, by the names of `MEANINGS`.
 
     Args:
         kind: One of `ENCODINGS`, or another; `length` is the one parameter that may be without a default.
@@ -307,22 +236,23 @@ def properties_of(kind: type[Encoding]) -> Properties:
     moves = not _equal(carried - carried[..., :1, :], carried).holds
     vectors = model.module(text(window).keys) if model.absolute else None
     reach, fall, difference = _reach(kind, query, key), _fall(model), _difference(model, causal=False)
-    per_token, per_pair = model.cost()
-    return Properties(
-        unique=_apart(scores[..., -1, :]),
-        length_free=_equal(scores[..., : window // 2, : window // 2] - shorter, scores),
-        linear=_linear(carried if vectors is None else vectors[:, None, None]) if moves else Property(),
-        norm_kept=_equal(carried.norm(dim=-1) - plain, plain) if moves else Property(),
-        products=Property() if vectors is None else _shift_free(vectors @ vectors.mT),
-        relative=_shift_free(scores),
-        decays=Property(fall > STEADY, fall),
-        beyond=Property(reach == REACH, reach),
-        grid=_apart(_on_a_grid(kind)),
-        order=Property(difference > TOLERANCE, difference),
-        parameters=sum(parameter.numel() for parameter in model.module.parameters()),
-        per_token=per_token,
-        per_pair=per_pair,
-    )
+    return {
+        "unique": _apart(scores[..., -1, :]),
+        "length_free": _equal(scores[..., : window // 2, : window // 2] - shorter, scores),
+        "linear": _linear(carried if vectors is None else vectors[:, None, None]) if moves else Property(),
+        "norm_kept": _equal(carried.norm(dim=-1) - plain, plain) if moves else Property(),
+        "products": Property() if vectors is None else _shift_free(vectors @ vectors.mT),
+        "relative": _shift_free(scores),
+        "decays": Property(fall > STEADY, fall),
+        "beyond": Property(reach == REACH, reach),
+        "grid": _apart(_on_a_grid(kind)),
+        "order": Property(difference > TOLERANCE, difference),
+    }
+
+
+def parameters_of(kind: type[Encoding]) -> int:
+    """The trained numbers of an encoding in a model of `SHAPE`."""
+    return sum(parameter.numel() for parameter in IdentityModel.of(kind).module.parameters())
 
 
 @torch.no_grad()

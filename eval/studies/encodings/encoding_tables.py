@@ -1,4 +1,4 @@
-"""What the study of position encodings found: its tables and its figure, which docs/tables.py writes.
+"""What the study of position encodings found: its tables, which docs/tables.py writes.
 
 Losses are nats per token above the least that any model can have on the same tokens; means over seeds, with
 the least and the greatest of them where there are several.
@@ -6,16 +6,24 @@ the least and the greatest of them where there are several.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from encoding_gallery import TRAINED, from_scratch, mean_curves, plot_extrapolation
-from encoding_properties import MEANINGS, properties_of
+from encoding_properties import MEANINGS, parameters_of, properties_of
+from study import table
 
 from ropepatch.encodings import ENCODINGS
-from ropepatch.report.printers import markdown_rows
 
 Row = Mapping[str, Any]
+Run = tuple[str, list[Row]]
+
+
+def from_scratch(rows: Sequence[Row]) -> Iterator[Run]:
+    """The runs of each encoding that was trained from scratch, one per seed, in the order of the registry."""
+    for name in ENCODINGS:
+        runs = [row for row in rows if row["study"] == "scratch" and row["encoding"] == name]
+        if runs:
+            yield name, sorted(runs, key=lambda row: row["seed"])
 
 
 def lengths(rows: Sequence[Row]) -> list[str]:
@@ -34,93 +42,8 @@ def recall(row: Row, length: str, span: str) -> float | None:
     return None if found is None else found - least
 
 
-def loss_table(rows: Sequence[Row]) -> str:
-    """Excess loss by length, a line per encoding, as Markdown."""
-    at = lengths(rows)
-    return markdown_rows(
-        ["encoding", "seeds", *(f"{length} tokens" for length in at)],
-        [
-            [f"`{name}`", str(len(runs)), *(_spread([excess(row, length) for row in runs]) for length in at)]
-            for name, runs in from_scratch(rows)
-        ],
-    )
-
-
-def recall_table(rows: Sequence[Row]) -> str:
-    """Told tokens and passkeys by length, a line per encoding, as Markdown."""
-    at = lengths(rows)
-    shown = [(at[0], "near"), (at[2], "near"), (at[2], "far"), (at[-1], "near"), (at[-1], "far")]
-    return markdown_rows(
-        [
-            "encoding",
-            *(f"{span}, {length}" for length, span in shown),
-            *(f"keys at {length}" for length in at),
-            "minutes of training",
-        ],
-        [
-            [
-                f"`{name}`",
-                *(_spread([recall(row, length, span) for row in runs]) for length, span in shown),
-                *(_keys(runs, length) for length in at),
-                _spread([row["seconds"] and row["seconds"] / 60 for row in runs], "{:.1f}"),
-            ]
-            for name, runs in from_scratch(rows)
-        ],
-    )
-
-
-def recalibration_table(rows: Sequence[Row]) -> str:
-    """The trained rope with other encodings, before and after their steps, as Markdown."""
-    at = lengths(rows)
-    lines = []
-    for row in (row for row in rows if row["study"] == "recalibrated"):
-        for when, read in (("before", row["before"]), ("after", row)):
-            lines.append(
-                [
-                    f"`{row['encoding']}`",
-                    str(row["window"]),
-                    when,
-                    *(f"{excess(read, length):.3f}" for length in at),
-                    *(_keys([read], length) for length in at),
-                ]
-            )
-    return markdown_rows(
-        [
-            "put in",
-            "rows of",
-            "",
-            *(f"{length} tokens" for length in at),
-            *(f"keys at {length}" for length in at),
-        ],
-        lines,
-    )
-
-
-def cost_table(result: dict[str, Any]) -> str:
-    """Time and memory of each encoding against the stock rope, as Markdown."""
-    cells = {(cell["encoding"], cell["tokens"]): cell for cell in result["cells"]}
-    at = sorted({tokens for _, tokens in cells})
-    heads = [f"{what}, {tokens:,} tokens" for what in ("step", "forward", "memory") for tokens in at]
-    lines = []
-    for name in dict.fromkeys(encoding for encoding, _ in cells):
-        line = [f"`{name}`"]
-        for kind in ("step", "forward"):
-            ratios = (cells[name, tokens][kind]["ratio"] for tokens in at)
-            line += [f"{one['median']:.2f} ({one['min']:.2f} to {one['max']:.2f})" for one in ratios]
-        line += [
-            f"{cells[name, tokens]['memory_ratio']:.2f} ({cells[name, tokens]['mib']:.0f} MiB)"
-            for tokens in at
-        ]
-        lines.append(line)
-    return markdown_rows(["encoding", *heads], lines)
-
-
-def _keys(runs: Sequence[Row], length: str) -> str:
-    found, asked = (sum(row["keys"][length][part] for row in runs) for part in (0, 1))
-    return f"{found}/{asked}"
-
-
-def _spread(values: Sequence[float | None], form: str = "{:.3f}") -> str:
+def spread(values: Sequence[float | None], form: str = "{:.3f}") -> str:
+    """The mean, and the least and the greatest where there are several."""
     known = [value for value in values if value is not None]
     if not known:
         return ""
@@ -128,19 +51,74 @@ def _spread(values: Sequence[float | None], form: str = "{:.3f}") -> str:
     return mean if len(known) == 1 else f"{mean} ({form.format(min(known))} to {form.format(max(known))})"
 
 
+def keys(runs: Sequence[Row], length: str) -> str:
+    """The passkeys found, of how many."""
+    found, asked = (sum(row["keys"][length][part] for row in runs) for part in (0, 1))
+    return f"{found}/{asked}"
+
+
+def of_runs(value: Callable[..., float | None], *where: str) -> Callable[[Run], str]:
+    """The cell of a value over the seeds."""
+    return lambda run: spread([value(row, *where) for row in run[1]])
+
+
+def loss_table(rows: Sequence[Row]) -> str:
+    """Excess loss by length, a line per encoding."""
+    columns = {"encoding": lambda run: f"`{run[0]}`", "seeds": lambda run: f"{len(run[1])}"}
+    columns |= {f"{length} tokens": of_runs(excess, length) for length in lengths(rows)}
+    return table(from_scratch(rows), columns)
+
+
+def recall_table(rows: Sequence[Row]) -> str:
+    """Told tokens and passkeys by length, a line per encoding."""
+    at = lengths(rows)
+    shown = [(at[0], "near"), (at[2], "near"), (at[2], "far"), (at[-1], "near"), (at[-1], "far")]
+    columns: dict[str, Callable[[Run], str]] = {"encoding": lambda run: f"`{run[0]}`"}
+    columns |= {f"{span}, {length}": of_runs(recall, length, span) for length, span in shown}
+    columns |= {f"keys at {length}": lambda run, length=length: keys(run[1], length) for length in at}
+    columns["minutes of training"] = lambda run: spread(
+        [row["seconds"] and row["seconds"] / 60 for row in run[1]], "{:.1f}"
+    )
+    return table(from_scratch(rows), columns)
+
+
+def recalibration_table(rows: Sequence[Row]) -> str:
+    """The trained rope with other encodings, before and after their steps."""
+    at = lengths(rows)
+    again = [row for row in rows if row["study"] == "recalibrated"]
+    items = [(row, when, read) for row in again for when, read in (("before", row["before"]), ("after", row))]
+    columns: dict[str, Callable[[Any], str]] = {
+        "put in": lambda one: f"`{one[0]['encoding']}`",
+        "rows of": lambda one: f"{one[0]['window']}",
+        "": lambda one: one[1],
+    }
+    columns |= {f"{n} tokens": lambda one, n=n: f"{excess(one[2], n):.3f}" for n in at}
+    columns |= {f"keys at {n}": lambda one, n=n: keys([one[2]], n) for n in at}
+    return table(items, columns)
+
+
+def cost_table(result: dict[str, Any]) -> str:
+    """Time and memory of each encoding against the stock rope."""
+    cells = {(cell["encoding"], cell["tokens"]): cell for cell in result["cells"]}
+    at = sorted({tokens for _, tokens in cells})
+    ratio, memory = "{median:.2f} ({min:.2f} to {max:.2f})", "{memory_ratio:.2f} ({mib:.0f} MiB)"
+    columns: dict[str, Callable[[str], str]] = {"encoding": lambda name: f"`{name}`"}
+    for kind in ("step", "forward"):
+        columns |= {
+            f"{kind}, {n:,} tokens": lambda name, at=(n, kind): ratio.format(
+                **cells[name, at[0]][at[1]]["ratio"]
+            )
+            for n in at
+        }
+    columns |= {f"memory, {n:,} tokens": lambda name, n=n: memory.format(**cells[name, n]) for n in at}
+    return table(dict.fromkeys(name for name, _ in cells), columns)
+
+
 def properties_table() -> str:
-    """Which properties each encoding has, measured anew, and what it costs, as Markdown."""
+    """Which properties each encoding has, measured anew, and its trained numbers."""
     words = {True: "yes", False: "no", None: "–"}
-    rows = []
-    for name, kind in ENCODINGS.items():
-        measured = properties_of(kind)
-        cells = [words[one.holds] for one in measured.findings().values()]
-        counts = [f"{getattr(measured, count):,}" for count in ("parameters", "per_token", "per_pair")]
-        rows.append([f"`{name}`", *cells, *counts])
-    return markdown_rows(["encoding", *(name.replace("_", " ") for name in MEANINGS)], rows)
-
-
-def figure(rows: Sequence[Row]) -> Any:
-    """Losses by length of what was trained from scratch."""
-    means, floor = mean_curves(rows)
-    return plot_extrapolation(means, TRAINED, floor)
+    columns: dict[str, Callable[[Any], str]] = {"encoding": lambda one: f"`{one[0]}`"}
+    for name in MEANINGS:
+        columns[name.replace("_", " ")] = lambda one, name=name: words[one[2][name].holds]
+    columns["parameters"] = lambda one: f"{parameters_of(one[1]):,}"
+    return table([(name, kind, properties_of(kind)) for name, kind in ENCODINGS.items()], columns)

@@ -1,26 +1,22 @@
 """Train short, test long: one small LLaMA with every position encoding, read up to 16 times its window.
 
-    python eval/studies/encodings/encodings.py --out RUNS --json eval/results/encodings.json \
-        [--only "alibi;rope"] [--seeds 1]
-    python eval/studies/encodings/encodings.py --recalibrate --out RUNS --json eval/results/encodings.json
+    python eval/studies/encodings/encodings.py --work RUNS [--only "study=scratch,encoding=alibi"]
 
 Every run trains by recipes/tiny/encodings.yaml, on the same rows in the same order. It is then measured on
 tales that no run has seen, beside the floor that no model can beat, by the tokens that repeat what the tale
-told before, and by passkeys. `--recalibrate` takes the run with rope, puts other encodings into it, trains
-1000 steps more within the window, and measures them beside YaRN after as many tokens, in rows as short and in
-rows of its target.
-Restartable: a row in the file is not measured again, and a run that was interrupted resumes.
+told before, and by passkeys. The study `recalibrated` takes the run with rope, puts other encodings into it,
+trains 1000 steps more within the window, and measures them beside YaRN after as many tokens, in rows as short
+and in rows of its target. A run that was interrupted resumes.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from functools import partial
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,115 +25,64 @@ import torch
 import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.evaluation.curves import LossCurve
-from ropepatch.evaluation.results import environment
 
 PRETRAINING = Path(__file__).resolve().parents[3] / "recipes" / "tiny"
 sys.path.insert(0, str(PRETRAINING))  # the program that trains the bundled checkpoint trains these models too
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
-import study  # noqa: E402
 from pretraining import Rows, pretrain, train  # noqa: E402
 from pretraining_recipe import Recipe, Stage, read_recipe  # noqa: E402
 from pretraining_rows import Stock  # noqa: E402
+from study import Row, Study  # noqa: E402
 
 RECIPE = PRETRAINING / "encodings.yaml"
-FACTOR, TALES, HAYSTACKS = 16, 32, 20
+FACTOR, TALES, HAYSTACKS, SEEDS = 16, 32, 20, 3
 MAIN = ("rope", "p-rope", "alibi", "t5", "nope", "sinusoidal")  # with every seed; the others with the first
 # Rows beyond the window are there, and are not trained; the text's length is that of training throughout.
-PARAMETERS: dict[str, dict[str, Any]] = {
+PARAMETERS: dict[str, Row] = {
     "normalised": {"length": 128},
     "learned": {"rows": 2048},
     "nope-layers": {"every": 3},  # the last of three
 }
 UNTRAINED_ALIKE = ("drope",)  # which is nope until there is a rope to drop
 # With the windows, times that of training, at which they are trained on; rope alone says what the steps do.
-RECALIBRATED = [("rope", 1), ("alibi", 1), ("drope", 1), ("t5", 1), ("p-rope", 1), ("yarn", 1), ("yarn", 16)]
-RECALIBRATION: dict[str, Any] = {
+RECALIBRATED = (("rope", 1), ("alibi", 1), ("drope", 1), ("t5", 1), ("p-rope", 1), ("yarn", 1), ("yarn", 16))
+RECALIBRATION: Row = {
     "tokens_per_step": 4096,
     "steps": 1000,
     "learning_rate": 1e-3,
     "lr_scheduler_type": "cosine",
 }
+SCRATCH, AGAIN = "scratch", "recalibrated"
 
-Row = dict[str, Any]
+
+def cases(given: Namespace) -> Iterator[Row]:
+    """The runs from scratch, then those that are trained on."""
+    recipe = read_recipe(given.recipe)
+    for seed in range(SEEDS):
+        for name in MAIN if seed else ropepatch.ENCODINGS:
+            if name not in UNTRAINED_ALIKE:
+                yield {"study": SCRATCH, "encoding": name, "seed": seed}
+    for name, times in RECALIBRATED:
+        window = times * recipe.model["max_position_embeddings"]
+        yield {"study": AGAIN, "encoding": name, "window": window, "seed": recipe.seed}
+
+
+def measure(case: Row, given: Namespace) -> Row:
+    """What a run reads and finds, and how long it trained."""
+    recipe, name, seed = read_recipe(given.recipe), case["encoding"], case["seed"]
+    if case["study"] == AGAIN:
+        return recalibrated(recipe, given.work, name, case["window"])
+    folder = given.work / f"{name}-{seed}"
+    anew, began = not folder.exists(), time.perf_counter()
+    model, tokenizer = ropepatch.load(pretrain(asked(recipe, name, seed), folder), device="cpu")
+    seconds = time.perf_counter() - began if anew else None  # of a run that was interrupted, unknown
+    return {"seconds": seconds} | read(model, tokenizer, recipe.model["max_position_embeddings"])
 
 
 def asked(recipe: Recipe, name: str, seed: int) -> Recipe:
     """The recipe with another encoding and seed."""
     return recipe.model_copy(update={"seed": seed, "encoding": {"name": name, **PARAMETERS.get(name, {})}})
-
-
-def lengths_of(trained: int) -> list[int]:
-    """What is read: the window, and its doubles."""
-    return [trained * 2**k for k in range(FACTOR.bit_length())]
-
-
-class Measure:
-    """What is read by every model alike."""
-
-    def __init__(self, tokenizer: Any, trained: int) -> None:
-        self.tokenizer, self.trained = tokenizer, trained
-        self.lengths = lengths_of(trained)
-        tales = held_out_tales(tokenizer, length=self.lengths[-1], count=TALES)
-        self.pieces = [tale.ids for tale in tales]
-        self.distances = [tale.distance[1:] for tale in tales]  # of what a token repeats; 0 where nothing
-        self.least = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
-
-    def losses(self, curve: LossCurve) -> Row:
-        """Nats per token before each length: of all, and of those told near or far."""
-        spans = {"near": (1, self.trained), "far": (self.trained, math.inf)}
-        told: dict[str, dict[str, Row]] = {span: {} for span in spans}
-        for length in self.lengths:
-            nll, distance = (
-                torch.cat([x[: length - 1] for x in each]) for each in (curve.nll, self.distances)
-            )
-            for span, (least, below) in spans.items():
-                found = nll[(distance >= least) & (distance < below)]
-                mean = found.mean().item() if len(found) else None
-                told[span][str(length)] = {"nats": mean, "tokens": len(found)}
-        nats = {str(length): curve.at(length).mean for length in self.lengths}
-        return {"nats": nats, "told": told}
-
-    def of(self, model: Any) -> Row:
-        """The losses of a model, and the passkeys that it finds, of so many."""
-        curve = ropepatch.perplexity(model, None, self.pieces)
-        answers = ropepatch.passkey(model, self.tokenizer, lengths=self.lengths, haystacks=HAYSTACKS)
-        keys = {}
-        for length in self.lengths:
-            found = answers.found(length).clusters
-            keys[str(length)] = [sum(int(one) for one, _ in found), len(found)]
-        return {**self.losses(curve), "keys": keys, "floor": self.losses(self.least)}
-
-
-def scratch(
-    recipe: Recipe, out: Path, seeds: int, only: list[str]
-) -> Iterator[tuple[Row, Callable[[], Row]]]:
-    """What names each run from scratch, and how it is made."""
-    names = [name for name in ropepatch.ENCODINGS if name not in UNTRAINED_ALIKE]
-    for seed in range(seeds):
-        for name in names if not seed else MAIN:
-            if not only or name in only:
-                run = {"study": "scratch", "encoding": name, "seed": seed}
-                yield run, partial(trained_from_scratch, asked(recipe, name, seed), out / f"{name}-{seed}")
-
-
-def trained_from_scratch(recipe: Recipe, folder: Path) -> Row:
-    """Train, and measure."""
-    anew, began = not folder.exists(), time.perf_counter()
-    checkpoint = pretrain(recipe, folder)
-    seconds = time.perf_counter() - began if anew else None  # of a run that was interrupted, unknown
-    model, tokenizer = ropepatch.load(checkpoint, device="cpu")
-    trained = recipe.model["max_position_embeddings"]
-    return {"seconds": seconds, **Measure(tokenizer, trained).of(model), "env": environment(model)}
-
-
-def recalibrations(recipe: Recipe, out: Path, only: list[str]) -> Iterator[tuple[Row, Callable[[], Row]]]:
-    """What names each recalibration, and how it is made."""
-    trained = recipe.model["max_position_embeddings"]
-    for name, times in RECALIBRATED:
-        if not only or name in only:
-            run = {"study": "recalibrated", "encoding": name, "window": times * trained, "seed": recipe.seed}
-            yield run, partial(recalibrated, recipe, out, name, times * trained)
 
 
 def recalibrated(recipe: Recipe, out: Path, name: str, window: int) -> Row:
@@ -155,57 +100,67 @@ def recalibrated(recipe: Recipe, out: Path, name: str, window: int) -> Row:
     swapped = ropepatch.encodings.swapped(loaded)
     assert swapped is not None
     swapped.remove()
-    measure = Measure(tokenizer, trained)
     torch.manual_seed(recipe.seed)
-    with put_into(loaded, name):
-        before = measure.of(loaded)
+    yarn = name == "yarn"
+    put = ropepatch.patch(loaded, "yarn", to=FACTOR * trained) if yarn else ropepatch.swap(loaded, name)
+    with put:
+        before = read(loaded, tokenizer, trained)
         began = time.perf_counter()
         rows = Rows(stage, Stock.of(tokenizer, []), recipe.seed)
         train(loaded, stage, rows, recipe.seed, out / stage.name)
         seconds = time.perf_counter() - began
         loaded.eval()
-        return {
-            "seconds": seconds,
-            "tokens": stage.steps * stage.tokens_per_step,
-            "before": before,
-            **measure.of(loaded),
-            "env": environment(loaded),
-        }
+        row = {"seconds": seconds, "tokens": stage.steps * stage.tokens_per_step, "before": before}
+        return row | read(loaded, tokenizer, trained)
 
 
-def put_into(model: Any, name: str) -> AbstractContextManager[Any]:
-    """The encoding, or YaRN at the target."""
-    if name == "yarn":
-        return ropepatch.patch(model, ropepatch.make_scaling("yarn", factor=float(FACTOR)))
-    return ropepatch.swap(model, name)
+# What is read by every model alike
 
 
-def main() -> None:
-    """Make what is missing."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True, help="a folder for the runs")
-    parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--only", help='encodings, separated by ";"')
-    parser.add_argument("--seeds", type=int, default=3, help="of the main ones")
-    parser.add_argument("--recalibrate", action="store_true")
+@cache
+def tales_of(tokenizer: Any, length: int) -> Any:
+    """The tales; of each token but the first the distance of what it repeats, 0 where nothing; the floor."""
+    tales = held_out_tales(tokenizer, length=length, count=TALES)
+    distances = [tale.distance[1:] for tale in tales]
+    return [tale.ids for tale in tales], distances, LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
+
+
+def read(model: Any, tokenizer: Any, trained: int) -> Row:
+    """The losses of a model at the window and its doubles, the passkeys that it finds, and the floor."""
+    lengths = [trained * 2**k for k in range(FACTOR.bit_length())]
+    pieces, distances, floor = tales_of(tokenizer, lengths[-1])
+
+    def losses(curve: LossCurve) -> Row:
+        spans = {"near": (1, trained), "far": (trained, math.inf)}
+        told: dict[str, Row] = {span: {} for span in spans}
+        for length in lengths:
+            nll, distance = (torch.cat([x[: length - 1] for x in each]) for each in (curve.nll, distances))
+            for span, (least, below) in spans.items():
+                found = nll[(distance >= least) & (distance < below)]
+                mean = found.mean().item() if len(found) else None
+                told[span][str(length)] = {"nats": mean, "tokens": len(found)}
+        return {"nats": {str(length): curve.at(length).mean for length in lengths}, "told": told}
+
+    answers = ropepatch.passkey(model, tokenizer, lengths=lengths, haystacks=HAYSTACKS)
+    found = {str(length): answers.found(length).clusters for length in lengths}
+    keys = {length: [sum(int(one) for one, _ in each), len(each)] for length, each in found.items()}
+    return losses(ropepatch.perplexity(model, None, pieces)) | {"keys": keys, "floor": losses(floor)}
+
+
+def more(parser: ArgumentParser) -> None:
     parser.add_argument("--recipe", type=Path, default=RECIPE)
-    parser.add_argument("--threads", type=int, default=1)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    recipe = read_recipe(arguments.recipe)
-    only = arguments.only.split(";") if arguments.only else []
-    if arguments.recalibrate:
-        wanted = recalibrations(recipe, arguments.out, only)
-    else:
-        wanted = scratch(recipe, arguments.out, arguments.seeds, only)
-    rows = study.Rows(arguments.json, "encodings")
-    for run, make in wanted:
-        if not rows.of(**run):
-            rows.add(run | make())
-            study.said(f"{run}: {rows.rows[-1]['nats']}")
+    parser.set_defaults(threads=1)
 
+
+STUDY = Study(
+    name="encodings",
+    about=__doc__,
+    cases=cases,
+    measure=measure,
+    options=more,
+    inputs=lambda case: [RECIPE],
+    work=True,
+)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main()

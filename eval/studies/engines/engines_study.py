@@ -1,43 +1,44 @@
 r"""Which engines compute what ropepatch saves, asked by `ropepatch probe` through their servers.
 
-    python eval/studies/engines/engines_study.py vLLM 0.32.0 "vllm serve {folder} --port {port} {switches}"
-    CONVERTER=llama.cpp/convert_hf_to_gguf.py \
-      python eval/studies/engines/engines_study.py llama.cpp b11739 "llama-server -m {gguf} --port {port}"
+    python eval/studies/engines/engines_study.py --work DIR vLLM 0.32.0 \
+      "vllm serve {folder} --port {port} {switches}"
 
-Every saved rope type of tiny at 4 times its window is served, right and without its scaling; yarn also
-with every other mistake that a reading knows. What is served wrongly must be called so: the control. Rows
-that are in the file already stay. {switches} are those that `ropepatch plan` names for the engine.
+Every saved rope type of tiny at 4 times its window is served, right and without its scaling; yarn also with
+every other mistake that a reading knows. What is served wrongly must be called so: the control. {switches}
+are those that `ropepatch plan` names for the engine; {gguf} is what llama.cpp's own converter makes, whose
+place CONVERTER says.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
+import re
 import shlex
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1]))
-
 import torch
-from study import Rows
 
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.model.reading_file import RIGHT
-from ropepatch.probing.mistakes import UNSCALED, ropes
+from ropepatch.probing.judging import UNDECIDED, WORDS
+from ropepatch.probing.mistakes import DOUBLED, FACTORLESS, MISREAD, TWICE, UNSCALED, ropes
 
-RESULTS = Path(__file__).parents[2] / "results" / "engines.json"
+sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
+
+from study import Row, Study, by, table
+
 RISING = [1.0 + 0.2 * pair for pair in range(16)]
 METHODS: dict[str, dict[str, Any]] = {  # that a static rope type holds, with what tiny's rope asks for
     **{name: {} for name in ("linear", "ntk", "ntk-by-parts", "yarn", "llama3", "ntk-fixed", "ntk-mixed")},
@@ -53,25 +54,30 @@ CASES: dict[str, dict[str, Any]] = {
     "yarn, betas 16 and 2": {"method": "yarn", "beta_fast": 16.0, "beta_slow": 2.0},
 }
 STARTS = 300  # seconds, at most
+MISTAKES = (UNSCALED, FACTORLESS, TWICE, DOUBLED, MISREAD)
 
 
-def checkpoints(case: str, place: Path) -> dict[str, Path]:
-    """The checkpoint of a case, and those that an engine serves which makes a mistake, by that mistake."""
-    quiet: dict[str, Any] = {"say": lambda line: None, "to": "4x"}
-    right = ropepatch.extend("tiny", place / "right", **CASES[case], reading=True, **quiet).folder
-    served = {RIGHT: right}
-    record = records.read(right)
-    for mistake, frequencies in ropes(record).items():
-        if mistake == UNSCALED:
-            how: dict[str, Any] = {"method": "none"}
-        elif mistake != RIGHT and case == "yarn":
-            divisors = (torch.tensor(record.inv_freq_before) / frequencies.inv_freq).tolist()
-            how = {"method": "custom", "divisors": divisors, "attention_factor": frequencies.attention_factor}
-        else:
-            continue
-        folder = place / mistake.replace(" ", "-")
-        served[mistake] = ropepatch.extend("tiny", folder, **how, reading=False, **quiet).folder
-    return served
+def served(case: str) -> tuple[str, ...]:
+    """What is served of a case: the right rope, and wrong ones."""
+    return (RIGHT, *(MISTAKES if case == "yarn" else (UNSCALED,)))
+
+
+@cache
+def checkpoint_of(case: str, kind: str, work: Path) -> Path:
+    """The checkpoint of a case; or one that an engine serves which makes a mistake."""
+    folder = work / f"{case} {kind}".replace(" ", "-")
+    if folder.exists():
+        return folder
+    how = CASES[case]
+    if kind == UNSCALED:
+        how = {"method": "none"}
+    elif kind != RIGHT:
+        record = records.read(checkpoint_of(case, RIGHT, work))
+        wrong = ropes(record)[kind]
+        divisors = (torch.tensor(record.inv_freq_before) / wrong.inv_freq).tolist()
+        how = {"method": "custom", "divisors": divisors, "attention_factor": wrong.attention_factor}
+    reading = kind == RIGHT
+    return ropepatch.extend("tiny", folder, to="4x", reading=reading, say=lambda line: None, **how).folder
 
 
 @contextmanager
@@ -84,22 +90,20 @@ def serving(command: str, engine: str, folder: Path) -> Iterator[str]:
         port = free.getsockname()[1]
     gguf = folder.with_suffix(".gguf")
     if "{gguf}" in command and not gguf.exists():
-        subprocess.run(
-            [sys.executable, os.environ["CONVERTER"], str(folder), "--outfile", str(gguf)], check=True
-        )
+        words = [sys.executable, os.environ["CONVERTER"], str(folder), "--outfile", str(gguf)]
+        subprocess.run(words, check=True)
     words = shlex.split(command.format(folder=folder, gguf=gguf, port=port, switches=switches))
-    log = folder.with_suffix(".log").open("w")
-    server = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
+    with folder.with_suffix(".log").open("w") as log:
+        server = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
         try:
-            server.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
-        log.close()
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            os.killpg(server.pid, signal.SIGTERM)
+            try:
+                server.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(server.pid, signal.SIGKILL)
+                server.wait()
 
 
 def ask(address: str, checkpoint: Path) -> ropepatch.Probed:
@@ -115,41 +119,93 @@ def ask(address: str, checkpoint: Path) -> ropepatch.Probed:
             time.sleep(1)
 
 
-def measure(engine: str, version: str, command: str, rows: Rows, only: str | None) -> None:
-    """Add a row for every checkpoint that has none yet."""
-    model, _ = ropepatch.load("tiny", device="cpu")
+def cases(given: Namespace) -> Iterator[Row]:
+    """Every checkpoint that is served by this engine."""
+    engine = {"engine": given.engine, "version": given.version}
     for case in CASES:
-        if only is not None and case != only:
-            continue
-        with tempfile.TemporaryDirectory(prefix="ropepatch-") as place:
-            for served, folder in checkpoints(case, Path(place)).items():
-                named = {"engine": engine, "version": version, "case": case, "served": served}
-                if rows.of(**named):
-                    continue
-                began = time.monotonic()
-                try:
-                    with serving(command, engine, folder) as address:
-                        probed = ask(address, Path(place) / "right")
-                    found = {**probed.judgement.to_dict()}
-                    del found["divergences"]
-                except RopepatchError as error:
-                    found = {"verdict": None, "why": str(error)}
-                row = named | found | {"date": datetime.now(UTC).date().isoformat()}
-                rows.add(row | {"seconds": round(time.monotonic() - began)}, model)
-                print(f"{engine}, {case}, served {served}: {found['verdict']}, {found['why']}", flush=True)
+        yield from (engine | {"case": case, "served": kind} for kind in served(case))
 
 
-def main() -> None:
-    """Measure one engine."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def measure(case: Row, given: Namespace) -> Row:
+    """What `probe` says of a server, or why it says nothing."""
+    folder = checkpoint_of(case["case"], case["served"], given.work)
+    right = checkpoint_of(case["case"], RIGHT, given.work)
+    try:
+        with serving(given.server, case["engine"], folder) as address:
+            found = ask(address, right).judgement.to_dict()
+    except RopepatchError as error:
+        return {"verdict": None, "why": str(error)}
+    del found["divergences"]
+    return found
+
+
+def more(parser: ArgumentParser) -> None:
     parser.add_argument("engine", help="as in `ropepatch plan`: vLLM, llama.cpp, mlx-lm")
     parser.add_argument("version")
-    parser.add_argument("command", help="starts its server, with {folder} or {gguf}, {port}, {switches}")
-    parser.add_argument("--case", choices=CASES, help="this one alone")
-    parser.add_argument("--json", type=Path, default=RESULTS, help="the rows, which are added to")
-    given = parser.parse_args()
-    measure(given.engine, given.version, given.command, Rows(given.json, "engines"), given.case)
+    parser.add_argument("server", help="starts the server, with {folder} or {gguf}, {port}, {switches}")
+
+
+STUDY = Study(name="engines", about=__doc__, cases=cases, measure=measure, options=more, work=True)
+
+
+# Tables, which docs/tables.py writes
+
+GIVEN_A_TENSOR = "llama.cpp"  # of the frequencies, in a GGUF; its own converter writes none but for llama3
+LARGEST = re.compile(r"largest (\S+) nats beyond the old window")
+
+
+def probed_table(rows: list[Row]) -> str:
+    """Each saved rope by engine: what `probe` says of it, and how many wrong ones it named."""
+    engines = by(rows, "engine", "version")
+
+    def cell(engine: tuple[str, str]) -> Any:
+        def said(case: tuple[str]) -> str:
+            own = [row for row in engines[engine] if (row["case"],) == case]
+            right = [verdict_of(row) for row in own if row["served"] == RIGHT]
+            wrong = [row["verdict"] == row["served"] for row in own if row["served"] != RIGHT]
+            return f"{right[0]}; {sum(wrong)} of {len(wrong)}" if right else "not asked"
+
+        return said
+
+    columns = {"saved as": lambda case: case[0]} | {" ".join(engine): cell(engine) for engine in engines}
+    return table(by(rows, "case"), columns)
+
+
+def verdict_of(row: Row) -> str:
+    """The verdict on a server in words, with the divergence."""
+    if row["verdict"] is None:
+        return "no answer"
+    nats = "" if row["beyond"] is None else f" ({row['beyond']:.0e} nats)"
+    return WORDS.get(row["verdict"], row["verdict"]).partition(":")[0] + nats
+
+
+def in_short(rows: list[Row]) -> str:
+    """How many of the saved ropes each engine computes, and the largest divergence, in a sentence."""
+    engines = []
+    read = [row for row in rows if row["served"] == RIGHT and row["engine"] != GIVEN_A_TENSOR]
+    for engine, own in by(read, "engine", "version").items():
+        right = [row for row in own if row["verdict"] == RIGHT]
+        largest = max((LARGEST.findall(row["why"])[0] for row in right), key=float)
+        undecided = sum(row["verdict"] == UNDECIDED for row in own)
+        left = f"; {undecided} undecided" if undecided else ""
+        engines.append(f"{' '.join(engine)} {len(right)} of {len(own)} ({largest} nats{left})")
+    return (
+        "Written once, read the same: of the saved ropes of `tiny` that were probed on a CPU, each computes "
+        f"as transformers does (largest divergence beyond the old window): {', '.join(engines)}."
+    )
+
+
+def trainers_table(rows: list[Row]) -> str:
+    """Count, by the way of loading, the checkpoints whose verdict is right."""
+    columns = {
+        "loaded by": lambda way: way[0][0],
+        "version": lambda way: way[0][1],
+        "named rightly": lambda way: (
+            f"{sum(row['verdict'] == row['served'] for row in way[1])} of {len(way[1])}"
+        ),
+    }
+    return table(by(rows, "engine", "version").items(), columns)
 
 
 if __name__ == "__main__":
-    main()
+    STUDY.main()

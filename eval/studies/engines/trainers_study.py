@@ -1,7 +1,7 @@
 """Judge the rope of an extended checkpoint as trainers load it, in this process.
 
     pip install trl peft datasets
-    python eval/studies/engines/trainers_study.py
+    python eval/studies/engines/trainers_study.py --work DIR
 
 Each loads the checkpoints of `engines_study.py` and gives the model that it would train; its next-token
 probabilities at the positions of reading.json are judged as those of a server are.
@@ -9,24 +9,23 @@ probabilities at the positions of reading.json are judged as those of a server a
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-from collections.abc import Callable
-from datetime import UTC, datetime
+from argparse import Namespace
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from engines_study import CASES, RESULTS, Rows, checkpoints
+from engines_study import CASES, Row, Study, checkpoint_of, served
 from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
-import ropepatch
 from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.reading_file import RIGHT
 from ropepatch.probing.judging import judge
 from ropepatch.probing.making import tokenizer_of
 from ropepatch.probing.text import source_ids
@@ -88,31 +87,24 @@ def judged(model: Any, right: Path) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    """Add a row for each way and checkpoint."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, default=RESULTS.with_name("trainers.json"))
-    rows = Rows(parser.parse_args().json, "trainers")
-    tiny, _ = ropepatch.load("tiny", device="cpu")
+def cases(given: Namespace) -> Iterator[Row]:
+    """Every checkpoint, loaded in every way."""
     for case in CASES:
-        with tempfile.TemporaryDirectory(prefix="ropepatch-") as place:
-            served = checkpoints(case, Path(place))
-            for way, (package, load) in WAYS.items():
-                for kind, folder in served.items():
-                    named = {"engine": way, "version": f"{package} {version(package)}"}
-                    named |= {"case": case, "served": kind}
-                    if rows.of(**named):
-                        continue
-                    try:
-                        with tempfile.TemporaryDirectory() as work:
-                            found = judged(load(folder, Path(work)), served["right"])
-                    except Exception as error:  # whatever a trainer raises: that is the finding
-                        found = {"verdict": None, "why": f"{type(error).__name__}: {error}"[:300]}
-                    rows.add(named | found | {"date": datetime.now(UTC).date().isoformat()}, tiny)
-                    print(f"{way}, {case}, {kind}: {found['verdict']}, {found['why']}", flush=True)
+        for way, (package, _) in WAYS.items():
+            for kind in served(case):
+                loaded = f"{package} {version(package)}"
+                yield {"engine": way, "version": loaded, "case": case, "served": kind}
+
+
+def measure(case: Row, given: Namespace) -> Row:
+    """The verdict on a model, or what went wrong."""
+    folder, right = (checkpoint_of(case["case"], kind, given.work) for kind in (case["served"], RIGHT))
+    try:
+        with tempfile.TemporaryDirectory() as place:
+            return judged(WAYS[case["engine"]][1](folder, Path(place)), right)
+    except Exception as error:  # whatever a trainer raises: that is the finding
+        return {"verdict": None, "why": f"{type(error).__name__}: {error}"[:300]}
 
 
 if __name__ == "__main__":
-    main()
+    Study(name="trainers", about=__doc__, cases=cases, measure=measure, work=True).main()

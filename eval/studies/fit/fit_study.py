@@ -1,191 +1,257 @@
 """Learned frequencies beside the published ones: excess loss on text that neither fit nor choice has seen.
 
-    python eval/studies/fit/fit_study.py --json eval/results/fit.json CHECKPOINT... --text tinystories=FILE
+    python eval/studies/fit/fit_study.py [--only "model=tiny,factor=4"]
 
 For every checkpoint, text, factor and seed a vector is fitted on the first 70 % of the documents and read,
 like every published training-free method, on 24 windows of the last 15 %. The excess is the loss over the
 whole target, less that of the baseline on the same tokens through its own window, half a window at a time.
-`--bound` descends further, from the vector of every seed, on the test windows themselves: how much lower a
-vector could be there. Rows in the file are kept.
+"on the test windows" descends further, from the vector of the seed, on the test windows themselves: how much
+lower a vector could be there.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
+from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 import ropepatch
 from ropepatch.data.sources import SEPARATOR, stream_documents
 from ropepatch.data.texts import cut_windows
-from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.evaluation.curves import LossCurve
-from ropepatch.fitting import fit, published
+from ropepatch.evaluation.intervals import Mean
+from ropepatch.fitting import fit
 from ropepatch.fitting.descent import Descent, FitSettings, batch_of, step
 from ropepatch.fitting.loss import FitLoss, learnable
 from ropepatch.fitting.vectors import Vector
-from ropepatch.model.source import find_source
-from ropepatch.model.survey import survey, survey_checkpoint
+from ropepatch.model.survey import survey
 from ropepatch.scaling import METHODS
-from ropepatch.scaling.searched import CustomDivisors
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
-from study import Rows, said
+from study import SHARED, STORIES, Row, Rows, Study, by, checkpoint, first, signed, table
 
-WINDOWS = 24
-BOUND = "on the test windows"
+BASE, DESCENT, BOUND = "none", "descent", "on the test windows"
+PUBLISHED = [name for name, kind in METHODS.items() if not kind.required() and name != BASE]
+TEXTS = {"tales": None, "tinystories": STORIES, "fairytales": SHARED / "texts" / "fairytales"}
+STEPS = {"babyllama-361": 100, "stories-260k": 50, "tiny": 60}
+CELLS = (  # with what is fitted
+    *(("tiny", "tales", factor, [DESCENT]) for factor in (2, 4, 8)),
+    ("babyllama-361", "fairytales", 4, [DESCENT]),
+    *(("stories-260k", "fairytales", factor, [DESCENT]) for factor in (2, 4)),
+    *((name, "tinystories", 8, [DESCENT]) for name in ("babyllama-361", "stories-260k")),
+    *((m, "tinystories", n, [DESCENT, BOUND]) for m in ("babyllama-361", "stories-260k") for n in (2, 4)),
+)
+SEEDS, WINDOWS = 3, 24
 OF_A_FIT = ("start", "found", "decided_by", "held_out", "forward_tokens", "seconds")
 BOUND_STEPS, JUDGED_EVERY = 100, 10
 LEARNED_FROM, TESTED_FROM = 0.7, 0.85  # shares of the documents
 
 
-def main() -> None:
-    """Measure what is missing."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("models", nargs="+", metavar="CHECKPOINT")
-    parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--text", action="append", default=[], metavar="NAME=PATH", help="none for tiny")
-    parser.add_argument("--factors", type=int, nargs="+", default=[2, 4, 8])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--bound", action="store_true", help="descend further on the test windows")
-    parser.add_argument("--steps", type=int, default=100)
-    arguments = parser.parse_args()
-    texts = dict(one.split("=", 1) for one in arguments.text) or {"tales": None}
-    rows = Rows(arguments.json, "fit")
-    for model in arguments.models:
-        for text, path in texts.items():
-            for factor in arguments.factors:
-                cell = Cell(model, text, path, factor, arguments.steps)
-                labels = ["descent", *([BOUND] if arguments.bound else [])]
-                for row, of in cell.rows(arguments.seeds, labels, rows.rows):
-                    rows.add(row, of)
-                    nats = sum(row["nats"]) / len(row["nats"])
-                    said(f"{cell.name}, {text}, {factor} x, {row['label']}, seed {row['seed']}: {nats:.4f}")
+def cases(given: Namespace) -> Iterator[Row]:
+    """The published methods of each cell, then its fits."""
+    for model, text, factor, fitted in CELLS:
+        cell = {"model": model, "text": text, "factor": factor}
+        yield from (cell | {"label": name, "seed": None} for name in (BASE, *PUBLISHED))
+        for label in fitted:
+            yield from (cell | {"label": label, "seed": seed, "steps": STEPS[model]} for seed in range(SEEDS))
 
 
-def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return *(row[key] for key in ("model", "text", "factor", "label", "seed")), row.get("steps")
+class Text(NamedTuple):
+    """What a cell reads.
+
+    Args:
+        pieces: The windows to test on.
+        documents: In which each begins.
+        floor: Their least loss, where it is known.
+        learned: The documents to learn from; None for the tales of tiny.
+    """
+
+    pieces: list[torch.Tensor]
+    documents: list[int]
+    floor: list[float] | None
+    learned: list[str] | None
 
 
-def _by_window(curve: LossCurve, tokens: int | None = None) -> list[float]:
+@cache
+def text_of(model: str, text: str, factor: int) -> Text:
+    """The text of a cell."""
+    place, source = checkpoint(model, factor), TEXTS[text]
+    if source is None:
+        floor = [round(-tale.log_probs()[1:].mean().item(), 6) for tale in place.tales]
+        return Text([tale.ids for tale in place.tales], [*range(WINDOWS)], floor, None)
+    documents = [str(document) for document in stream_documents(source)]
+    last = documents[int(TESTED_FROM * len(documents)) :]
+    cut = cut_windows(place.loaded[1], last, length=place.target, count=WINDOWS)
+    pieces = [torch.tensor(ids) for _, ids in cut]
+    return Text(pieces, [index for index, _ in cut], None, documents[: int(LEARNED_FROM * len(documents))])
+
+
+def measure(case: Row, given: Namespace) -> Row:
+    """The mean loss of each window, of all its tokens and of those within the trained context."""
+    place, label = checkpoint(case["model"], case["factor"]), case["label"]
+    model, read = place.loaded[0], text_of(case["model"], case["text"], case["factor"])
+    row: Row = {}
+    if label == DESCENT:
+        fitted = learned(case, read)
+        scaling, row = fitted.scaling, {key: fitted.record[key] for key in OF_A_FIT}
+    elif label == BOUND:
+        scaling = bound(model, read.pieces, first(Rows(given.json, "fit").rows, **case | {"label": DESCENT}))
+    else:
+        scaling = ropepatch.make_scaling(label, factor=float(case["factor"]))
+    if case["seed"] is not None:
+        row |= {"divisors": scaling.divisors, "attention_factor": scaling.attention_factor}
+    elif label == BASE:
+        own = ropepatch.perplexity(model, None, read.pieces, window=place.trained, stride=place.trained // 2)
+        row = {"documents": read.documents, "own": by_window(own)}
+        row |= {} if read.floor is None else {"floor": read.floor}
+    with ropepatch.patch(model, scaling):
+        curve = ropepatch.perplexity(model, None, read.pieces)
+    return row | {"nats": by_window(curve), "short": by_window(curve, place.trained - 1)}
+
+
+def by_window(curve: LossCurve, tokens: int | None = None) -> list[float]:
     """The mean loss of each window, of its first tokens or of all."""
     return [round(nll[:tokens].mean().item(), 6) for nll in curve.nll]
 
 
+def learned(case: Row, read: Text) -> Any:
+    """The fit of a cell and seed."""
+    place = checkpoint(case["model"], case["factor"])
+    with tempfile.TemporaryDirectory() as folder:
+        text = None
+        if read.learned is not None:
+            text = Path(folder, "learned.txt")
+            text.write_text(SEPARATOR.join(read.learned), encoding="utf-8")
+        options = {"seed": case["seed"], "steps": case["steps"], "teacher": "none"}
+        source = "tiny" if place.name == "tiny" else place.place
+        return fit(source, to=place.target, text=text, **options)
+
+
+def bound(model: Any, pieces: Sequence[torch.Tensor], start: Row | None) -> Any:
+    """The best on the test windows of a descent on these very windows, from what was learned."""
+    if start is None:
+        raise SystemExit("the descent of this seed is not in the file")
+    found, factor = survey(model.config.to_dict(), model), float(start["factor"])
+    values = {key: start[key] for key in ("divisors", "attention_factor")}
+    scaling = ropepatch.make_scaling("custom", factor=factor, **values)
+    vector = Vector.of(scaling.frequencies(found.rope), found.rope)
+    settings = FitSettings(steps=BOUND_STEPS)
+    with learnable(model, found) as module:
+        loss = FitLoss(model, module, found.rope, pieces)
+        state, tried = Descent.at(vector), [vector]
+        for taken in range(1, BOUND_STEPS + 1):
+            state = step(loss, state, batch=batch_of(loss), settings=settings)
+            if taken % JUDGED_EVERY == 0:
+                tried.append(Vector.from_flat(state.mean, found.rope.num_pairs))
+        return min(tried, key=lambda one: loss.by_window(one).mean().item()).scaling(factor)
+
+
+STUDY = Study(name="fit", about=__doc__, cases=cases, measure=measure)
+
+
+# The table, which docs/tables.py writes: means over seeds, intervals of paired differences over documents
+
+
 class Cell:
-    """One checkpoint, text and factor."""
+    """The rows of a checkpoint, text and factor.
 
-    def __init__(self, model: str, text: str, path: str | None, factor: int, steps: int) -> None:
-        self.model, self.text, self.path, self.factor, self.steps = model, text, path, factor, steps
-        self.name = Path(model).name
-        self.rope = survey_checkpoint(find_source(model, weights=False)).rope
-        self.window = self.rope.original_max_position_embeddings
-        self.to = factor * self.window
+    Args:
+        rows: Its rows.
+    """
 
-    def rows(
-        self, seeds: int, labels: Sequence[str], known: Sequence[dict[str, Any]]
-    ) -> Iterator[tuple[dict[str, Any], Any]]:
-        """The rows that are missing, each with the model."""
-        wanted = [(name, None) for name in ("none", *self._published())]
-        wanted += [(name, seed) for name in labels for seed in range(seeds)]
-        done = {_key(row) for row in known}
-        missing = [one for one in wanted if self._key(*one) not in done]
-        if not missing:
-            return
-        found = list(known)
-        model, tokenizer = ropepatch.load(self.model, device="cpu")
-        with tempfile.TemporaryDirectory() as place:
-            learned, pieces, documents, floor = self.texts(tokenizer, Path(place))
-            own = ropepatch.perplexity(model, None, pieces, window=self.window, stride=self.window // 2)
-            for label, seed in missing:
-                row = {
-                    "model": self.name,
-                    "text": self.text,
-                    "factor": self.factor,
-                    "label": label,
-                    "seed": seed,
-                }
-                if seed is None:
-                    scaling = ropepatch.make_scaling(label, factor=float(self.factor))
-                    if label == "none":
-                        row |= {"documents": documents, "own": _by_window(own)}
-                        row |= {} if floor is None else {"floor": floor}
-                elif label == BOUND:
-                    learnt = [one for one in found if _key(one) == self._key(one["label"], seed)]
-                    scaling = self._bound(model, pieces, min(learnt, key=lambda one: sum(one["nats"])))
-                else:
-                    options = {"seed": seed, "steps": self.steps, "teacher": "none"}
-                    fitted = fit(self.model, to=self.to, text=learned, **options)
-                    scaling = fitted.scaling
-                    row |= {key: fitted.record[key] for key in OF_A_FIT}
-                if seed is not None:
-                    row |= {"steps": self.steps, "divisors": scaling.divisors}
-                    row |= {"attention_factor": scaling.attention_factor}
-                with ropepatch.patch(model, scaling):
-                    curve = ropepatch.perplexity(model, None, pieces)
-                row |= {"nats": _by_window(curve), "short": _by_window(curve, self.window - 1)}
-                found.append(row)
-                yield row, model
-
-    def _key(self, label: str, seed: int | None) -> tuple[Any, ...]:
-        steps = None if seed is None else self.steps
-        return self.name, self.text, self.factor, label, seed, steps
-
-    def _published(self) -> list[str]:
-        following = [
-            name for name, method in METHODS.items() if method.length_dependent and name != "longrope-switch"
-        ]
-        return [name for name in published(self.rope, float(self.factor)) if name != "none"] + following
-
-    def _bound(self, model: Any, pieces: Sequence[torch.Tensor], learned: dict[str, Any]) -> CustomDivisors:
-        """The best on the test windows of a descent on these very windows, from what was learned."""
-        found = survey(model.config.to_dict(), model)
-        scaling = CustomDivisors(
-            factor=float(self.factor),
-            divisors=tuple(learned["divisors"]),
-            attention_factor=learned["attention_factor"],
+    def __init__(self, rows: list[Row]) -> None:
+        labels = by(rows, "label")
+        self.base, self.fits = labels[BASE,][0], labels[DESCENT,]
+        self.published = min(
+            (row for row in rows if row["label"] in METHODS and row is not self.base),
+            key=lambda row: mean(row["nats"]),
         )
-        start = Vector.of(scaling.frequencies(found.rope), found.rope)
-        settings = FitSettings(steps=BOUND_STEPS)
-        with learnable(model, found) as module:
-            loss = FitLoss(model, module, found.rope, pieces)
-            state, tried = Descent.at(start), [start]
-            for taken in range(1, BOUND_STEPS + 1):
-                state = step(loss, state, batch=batch_of(loss), settings=settings)
-                if taken % JUDGED_EVERY == 0:
-                    tried.append(Vector.from_flat(state.mean, found.rope.num_pairs))
-            best = min(tried, key=lambda vector: loss.validate(vector)[0])
-        return best.scaling(float(self.factor))
+        self.bounds = labels.get((BOUND,), [])
+        self.least = self.base.get("floor", self.base["own"])
 
-    def texts(
-        self, tokenizer: Any, place: Path
-    ) -> tuple[Path | None, list[torch.Tensor], list[int], list[float] | None]:
-        """The text to learn from and the windows to test on.
+    def of_fits(self, key: str) -> list[float]:
+        """The mean over the seeds of each window."""
+        return [mean(window) for window in zip(*(row[key] for row in self.fits), strict=True)]
 
-        Returns:
-            The file to learn from, None for the tales of tiny; the windows to test on; for each the index of
-            the document in which it begins; their least loss, where that is known.
+    def behind(self, key: str) -> Mean:
+        """The learned vector less the published method."""
+        return self._mean(less(self.of_fits(key), self.published[key]))
+
+    @property
+    def share(self) -> Mean | None:
+        """Of the published excess what is left; of the loss above the least possible one, where it is known.
+
+        None where one of the two is not above 0.
         """
-        if self.path is None:
-            tales = held_out_tales(tokenizer, length=self.to, count=WINDOWS)
-            floor = [round(-tale.log_probs()[1:].mean().item(), 6) for tale in tales]
-            return None, [tale.ids for tale in tales], list(range(WINDOWS)), floor
-        documents = [str(document) for document in stream_documents(self.path)]
-        learned = place / "learned.txt"
-        first = documents[: int(LEARNED_FROM * len(documents))]
-        learned.write_text(SEPARATOR.join(first), encoding="utf-8")
-        last = documents[int(TESTED_FROM * len(documents)) :]
-        cut = cut_windows(tokenizer, last, length=self.to, count=WINDOWS)
-        return learned, [torch.tensor(ids) for _, ids in cut], [index for index, _ in cut], None
+        above = less(self.published["nats"], self.least)
+        remaining = less(self.of_fits("nats"), self.least)
+        return self._mean(remaining, above) if mean(above) > 0 and mean(remaining) > 0 else None
+
+    @property
+    def bound(self) -> float | None:
+        """The share that the best vector leaves which was fitted on the test windows themselves."""
+        if self.share is None or not self.bounds:
+            return None
+        best, least = min(mean(row["nats"]) for row in self.bounds), mean(self.least)
+        return (best - least) / (mean(self.published["nats"]) - least)
+
+    def excess(self, nats: Sequence[float]) -> float:
+        """A loss less that of the baseline through its own window."""
+        return mean(less(nats, self.base["own"]))
+
+    def _mean(self, values: Sequence[float], weights: Sequence[float] | None = None) -> Mean:
+        documents = self.base.get("documents") or range(len(values))
+        sums: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for document, value, weight in zip(documents, values, weights or [1.0] * len(values), strict=True):
+            sums[document][0] += value
+            sums[document][1] += weight
+        return Mean.of(list(sums.values()))
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def less(one: Sequence[float], other: Sequence[float]) -> list[float]:
+    return [a - b for a, b in zip(one, other, strict=True)]
+
+
+def learned_table(rows: list[Row]) -> str:
+    """Learned against published."""
+    cells = by(rows, "model", "text", "factor")
+
+    def of_it(cell: Cell) -> str:
+        if cell.share is None:
+            return ""
+        low, high = cell.share.interval()
+        return f"{cell.share.value:.0%} [{low:.0%}, {high:.0%}]"
+
+    def by_seed(cell: Cell) -> str:
+        seeds = ", ".join(f"{cell.excess(row['nats']):.4f}" for row in cell.fits)
+        return f"{cell.excess(cell.of_fits('nats')):.4f} ({seeds})"
+
+    columns = {
+        "checkpoint, text": lambda cell: f"{cell.base['model']}, {cell.base['text']}",
+        "factor": lambda cell: f"{cell.base['factor']}",
+        "best published": lambda cell: cell.published["label"],
+        "its excess": lambda cell: f"{cell.excess(cell.published['nats']):.4f}",
+        "learned": by_seed,
+        "of it": of_it,
+        "at best": lambda cell: "" if cell.bound is None else f"{cell.bound:.0%}",
+        "learned less published": lambda cell: signed(cell.behind("nats")),
+        "within the window": lambda cell: signed(cell.behind("short")),
+        "forward tokens": lambda cell: f"{mean([row['forward_tokens'] for row in cell.fits]) / 1e6:.1f} M",
+    }
+    return table([Cell(cells[key]) for key in sorted(cells)], columns)
 
 
 if __name__ == "__main__":
-    main()
+    STUDY.main()

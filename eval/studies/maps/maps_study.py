@@ -1,113 +1,134 @@
 """Attention maps beside the published formulas, training-free: loss far and near, and passkeys.
 
-    python eval/studies/maps/maps_study.py --json eval/results/attention-maps.json [--only "tiny 4;tiny 8"]
+    python eval/studies/maps/maps_study.py [--only "model=tiny,factor=4"]
 
 Each model reads windows of factor x L tokens in one pass: the baseline, scaled, and mapped; and once through
 its own window L, half a window at a time, which the table subtracts. Passkeys are asked for at the target
-where the model can find any. The study resumes from its file.
+where the model can find any.
 """
 
 from __future__ import annotations
 
 import sys
-import time
+from argparse import Namespace
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-
-import torch
 
 import ropepatch
 from ropepatch.attention import MAPS
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import BASELINE
+from ropepatch.evaluation.intervals import Mean
+from ropepatch.report.printers import markdown_rows
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
-import study
-from study import OWN, Row, Rows, cases_parser, chosen
+from study import KEYS, OWN, Row, Study, by_case, checkpoint, counted, excess, first, share, signed, table
 
 FORMULAS = ("linear", "ntk", "yarn", "llama3", "giraffe-power")
 LOG_N = " with log_n"  # of a map's name: scores grow with the logarithm of the position
+METHODS = (OWN, BASELINE, *FORMULAS, *MAPS, f"rerope{LOG_N}", f"dca{LOG_N}")
+CASES = (("tiny", 4), ("tiny", 8), ("babyllama-361", 4), ("stories-260k", 4))
 
 
-@dataclass(frozen=True)
-class Case(study.Case):
-    """A checkpoint at a factor.
-
-    Args:
-        haystacks: How many passkeys are asked for; 0 where the model finds none.
-        methods: What takes part.
-    """
-
-    haystacks: int = 0
-    methods: tuple[str, ...] = (OWN, BASELINE, *FORMULAS, *MAPS, f"rerope{LOG_N}", f"dca{LOG_N}")
-
-    def within(self, method: str) -> AbstractContextManager[Any]:
-        """The model under a method."""
-        if method in (OWN, BASELINE):
-            return nullcontext()
-        given = {"log_n": True} if LOG_N in method else {}
-        return ropepatch.patch(self.loaded[0], method.removesuffix(LOG_N), to=self.target, **given)
-
-    def jobs(self) -> Iterator[tuple[str, str]]:
-        """The kind of each measurement, and its method."""
-        yield from (("loss", method) for method in self.methods)
-        if self.haystacks:
-            yield from (("passkey", method) for method in self.methods if method != OWN)
+def cases(given: Namespace) -> Iterator[Row]:
+    """The measurements of each checkpoint; tiny alone finds keys."""
+    for name, factor in CASES:
+        for kind in ("loss", "passkey") if name == "tiny" else ("loss",):
+            for method in METHODS if kind == "loss" else METHODS[1:]:
+                yield checkpoint(name, factor).named | {"kind": kind, "method": method}
 
 
-CASES = (
-    Case("tiny", 4, haystacks=40),
-    Case("tiny", 8, haystacks=40),
-    Case("babyllama-361", 4),
-    Case("stories-260k", 4),
-)
+def measure(case: Row, given: Namespace) -> Row:
+    """Losses, or keys found at the target, of how many, under a method; or why it cannot be put in."""
+    place, method = checkpoint(case["model"], case["factor"]), case["method"]
+    model, tokenizer = place.loaded
+    if method == OWN:
+        return {"settings": None} | place.through_own_window()
+    options = {"log_n": True} if LOG_N in method else {}
+    name = method.removesuffix(LOG_N)
+    try:
+        baseline = method == BASELINE
+        put = nullcontext() if baseline else ropepatch.patch(model, name, to=case["target"], **options)
+        with put as handle:
+            settings = {"settings": handle.distances.described() if name in MAPS else None}
+            if case["kind"] == "loss":
+                return settings | place.losses(model)
+            asked = ropepatch.passkey(model, tokenizer, lengths=[case["target"]], haystacks=KEYS)
+            found = asked.found(case["target"]).clusters
+            return settings | {"correct": sum(int(one) for one, _ in found), "n": len(found)}
+    except RopepatchError as error:
+        return {"settings": None, "refused": str(error)}
 
 
-def losses(case: Case, method: str) -> Row:
-    """The losses of a method, which is in the model."""
-    return case.through_own_window() if method == OWN else case.losses(case.loaded[0])
+STUDY = Study(name="attention-maps", about=__doc__, cases=cases, measure=measure)
 
 
-def passkeys(case: Case) -> Row:
-    """Keys found at the target, of how many."""
-    answers = ropepatch.passkey(*case.loaded, lengths=[case.target], haystacks=case.haystacks)
-    found = answers.found(case.target).clusters
-    return {"correct": sum(int(one) for one, _ in found), "n": len(found)}
+# Tables, which docs/tables.py writes
 
 
-def measure(case: Case, rows: Rows) -> None:
-    """Add the rows of a case that are not there."""
-    for kind, method in case.jobs():
-        if rows.of(**case.named, kind=kind, method=method):
-            continue
-        began, settings = time.perf_counter(), None
-        try:
-            with case.within(method) as handle:
-                if method.removesuffix(LOG_N) in MAPS:
-                    settings = handle.distances.described()
-                found = losses(case, method) if kind == "loss" else passkeys(case)
-        except RopepatchError as error:
-            found = {"refused": str(error)}
-        seconds = round(time.perf_counter() - began, 1)
-        job = {"kind": kind, "method": method, "settings": settings}
-        rows.add(case.named | job | found | {"seconds": seconds}, case.loaded[0])
-        print(f"{case.name} {case.factor} x: {kind} {method}, {seconds} s", file=sys.stderr, flush=True)
+def maps_table(rows: list[Row]) -> str:
+    """For each checkpoint and factor, the methods by what they add to the loss through the own window."""
+    return "\n\n".join(block(*case, here) for case, here in by_case(rows).items())
 
 
-def main() -> None:
-    """Measure what the file does not hold yet, and write it after every job."""
-    parser = cases_parser(__doc__)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    rows = Rows(arguments.json, "attention maps")
-    for case in chosen(CASES, arguments.only):
-        measure(case, rows)
+def block(model: str, factor: int, target: int, rows: list[Row]) -> str:
+    """The table of a checkpoint and factor, below what it says; then what was refused."""
+    read = {row["method"]: row for row in rows if "digest" in row}
+    base = read.pop(OWN)
+    keys = {row["method"]: counted(share(row["correct"], row["n"])) for row in rows if "n" in row}
+    columns = {
+        "method": lambda row: row["method"],
+        "settings": lambda row: row["settings"] or "–",
+        "excess": lambda row: signed(excess(row, base)),
+        "first L": lambda row: signed(excess(row, base, "short")),
+        "passkeys at the target": lambda row: keys.get(row["method"], "–"),
+    }
+    head = (
+        f"**{model}, {target // factor:,} to {target:,} tokens**: through its own window "
+        f"{Mean.of(base['all']).value:.4f} nats per token; {len(base['all'])} windows."
+    )
+    ordered = sorted(read.values(), key=lambda row: excess(row, base).value)
+    refused = {row["method"]: f"\n\nRefused: {row['refused']}." for row in rows if "refused" in row}
+    return f"{head}\n\n{table(ordered, columns)}{''.join(refused.values())}"
+
+
+SHORT = (BASELINE, "yarn", "llama3", "self-extend", "rerope", "leaky-rerope", "dca", "lampe", "lambda")
+
+
+def short_table(rows: list[Row]) -> str:
+    """What each method adds to the loss through the own window, and the passkeys, by checkpoint."""
+    cases = by_case(rows)
+    heads = [
+        f"{model}, {factor} x" + ", keys" * any(row["kind"] == "passkey" for row in here)
+        for (model, factor, _), here in cases.items()
+    ]
+
+    def cell(here: list[Row], method: str) -> str:
+        read, base = (first(here, kind="loss", method=name) for name in (method, OWN))
+        keys = first(here, kind="passkey", method=method)
+        loss = f"{excess(read, base).value:+.3f}" if read and base and "digest" in read else "–"
+        return f"{loss}, {keys['correct']}/{keys['n']}" if keys and "n" in keys else loss
+
+    lines = [
+        [f"`{name}`" if name != BASELINE else name, *(cell(here, name) for here in cases.values())]
+        for name in SHORT
+    ]
+    return markdown_rows(["", *heads], lines)
+
+
+def cost_table(result: dict[str, Any]) -> str:
+    """Of `eval/benchmarks/attention_cost.py`: ratios to stock sdpa, and the memory of a training step."""
+
+    def ratio(kind: str) -> Any:
+        return lambda cell: "{median:.2f} ({min:.2f} to {max:.2f})".format(**cell[kind]["ratio"])
+
+    columns = {"map": lambda cell: cell["map"], "tokens": lambda cell: f"{cell['tokens']:,}"}
+    columns |= {head: ratio(head.split()[0]) for head in ("prefill", "decode step", "training step")}
+    return table(result["cells"], columns | {"memory": lambda cell: f"{cell['training_mib']:.0f} MiB"})
 
 
 if __name__ == "__main__":
-    main()
+    STUDY.main()

@@ -10,12 +10,12 @@ from its file, page by page, and several processes may write to it at once. At i
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,31 +24,26 @@ from torch import Tensor
 
 import ropepatch
 from ropepatch.data.haystack import CHARACTERS, Haystack, Haystacks
-from ropepatch.data.texts import encode
+from ropepatch.data.texts import digest, encode
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.evaluation.measuring import Subject, find_subject
 from ropepatch.evaluation.retrieval import Reader
-from ropepatch.extension.planning import plan_method
 from ropepatch.files import check_resumed
 from ropepatch.model.config import blueprint, forward_operations, load_config, text_config
 from ropepatch.model.head import decoder_of, evaluating, shadowed, token_losses
 from ropepatch.model.loading import known_dtype
-from ropepatch.model.source import find_source
-from ropepatch.model.survey import Survey, survey_checkpoint
 from ropepatch.pipeline.running import device
-from ropepatch.report.printers import markdown_rows
 from ropepatch.settings import relative_length
 from ropepatch.training.forecast import GIB, evaluation_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
 from pages_tables import KINDS, Row, all_tables, block_of, keys_of, lengths_of
-from study import SHARED, Rows
+from study import SHARED, Rows, Study, table
 
 NOVELS = SHARED / "texts" / "novels"
-PAGES = 8
-KEYS = 16
+PAGES, KEYS = 8, 16
 METHODS = (BASELINE, "yarn", "ntk", "self-extend", "llama3", "dca", "rerope", "linear")
 QUESTION = 50  # tokens of a question and its answer, at most: 49 by the tokenizer of tiny, 26 by SmolLM2's
 
@@ -69,9 +64,9 @@ class Pages:
     window: int
     target: int
     lengths: tuple[int, ...]
-    count: int
-    keys: int
-    texts: Path
+    count: int = PAGES
+    keys: int = KEYS
+    texts: Path = NOVELS
 
     def page(self, index: int, tokenizer: Any) -> tuple[str, Haystack]:
         """The names of a page's texts, which no other page has, and its haystack."""
@@ -146,28 +141,21 @@ def cost(config: Any, pages: Pages, missing: Sequence[int]) -> Cost:
 
 def costs_table(costs: Sequence[tuple[str, Pages, Cost]]) -> str:
     """Tabulate costs by model."""
-    heads = ("", "tokens", "readings", "questions", "whole prompts", "tokens read", "operations", "memory")
-    return markdown_rows(
-        heads,
-        [
-            (
-                name,
-                f"{pages.window:,} to {pages.target:,}",
-                f"{of.readings:,}",
-                f"{of.questions:,}",
-                f"{of.prompts:,}",
-                f"{of.tokens:,}",
-                f"{of.operations:.1e}",
-                f"{of.memory / GIB:.3g} GiB",
-            )
-            for name, pages, of in costs
-        ],
-    )
+    counts = {"readings": "readings", "questions": "questions", "whole prompts": "prompts"}
+    counts["tokens read"] = "tokens"
+    columns = {
+        "": lambda one: one[0],
+        "tokens": lambda one: f"{one[1].window:,} to {one[1].target:,}",
+        **{head: lambda one, name=name: f"{getattr(one[2], name):,}" for head, name in counts.items()},
+        "operations": lambda one: f"{one[2].operations:.1e}",
+        "memory": lambda one: f"{one[2].memory / GIB:.3g} GiB",
+    }
+    return table(costs, columns)
 
 
 def full_cost(name: str, raw: dict[str, Any], window: int, target: int) -> tuple[str, Pages, Cost]:
     """The cost of the study as it comes, all methods on eight pages, of a configuration."""
-    pages = Pages(window, target, doubled(window, target), PAGES, KEYS, NOVELS)
+    pages = Pages(window, target, doubled(window, target))
     return name, pages, cost(load_config(raw), pages, [pages.count] * len(METHODS))
 
 
@@ -232,69 +220,103 @@ def measured(model: Any, reader: Reader, haystack: Haystack, block: int) -> Row:
     return row
 
 
-def measure(base: Subject, method: str, pages: Pages, rows: Rows) -> None:
-    """Add the rows of a method that are not there."""
-    named = names(base.name, pages.target, method)
-    alike = {"model": named["model"], "target": pages.target}
-    made = {}  # all of them before the first is read: a text may be too short
-    for index in missing_pages(rows, named, pages):
-        made[index] = text, _ = pages.page(index, base.tokenizer)
-        check_same(rows.of(**alike, page=index)[:1], {"novel": text}, pages)
-    if not made:
-        return
-    subject = base
-    if Path(method).is_dir():
-        base.forget_model()  # two may not fit
-        subject = replace(find_subject(method, None, base.device), dtype=base.dtype, base=base)
-    model = subject.model
-    dtype = str(model.dtype).removeprefix("torch.")
-    with within(subject, method, pages.target):
-        reader = Reader(model, tokens_per_batch=2**17)
-        for index, (text, haystack) in made.items():
-            stated = {"page": index, "novel": text, "dtype": dtype}
-            check_same(rows.of(**alike, page=index)[:1], stated, pages)
-            began = time.perf_counter()
-            found = measured(model, reader, haystack, block_of(pages.window))
-            seconds = round(time.perf_counter() - began, 1)
-            rows.add(named | stated | found | {"seconds": seconds}, model)
-            print(f"{named['method']} page {index}: {seconds} s", file=sys.stderr, flush=True)
+class Desk:
+    """The pages, and the model under the method that reads them now.
 
+    Args:
+        given: The words of the command.
+    """
 
-def names(model: str, target: int, method: str) -> Row:
-    """What names the rows of a method."""
-    return {"model": Path(model).name, "target": target, "method": Path(method).name}
+    def __init__(self, given: Namespace) -> None:
+        self.given, self.model = given, Path(given.model).name
+        plan = ropepatch.plan(given.model, to=given.to, method="none")
+        window, target = plan.rope.original_max_position_embeddings, plan.target
+        lengths = doubled(window, target)
+        if given.lengths:
+            lengths = tuple(sorted(relative_length(length, window) for length in given.lengths.split(",")))
+        if lengths[-1] != target:
+            hint = "name it too"
+            raise RopepatchError(f"the greatest length is {lengths[-1]}, the target {target}", hint=hint)
+        self.pages = Pages(window, target, lengths, given.pages, given.keys, given.texts)
+        self.config, self.methods = plan.survey.raw, given.methods.split(",")
+        self._method, self._patch, self._made = "", ExitStack(), dict[int, tuple[str, Haystack]]()
 
+    def cases(self) -> Iterator[Row]:
+        """Every page of every method."""
+        for method in self.methods:
+            for index in range(self.pages.count):
+                named = {"model": self.model, "target": self.pages.target, "method": Path(method).name}
+                yield named | {"page": index}
 
-def missing_pages(rows: Rows, named: Row, pages: Pages) -> list[int]:
-    """The pages that a method has not read."""
-    return [index for index in range(pages.count) if not rows.of(**named, page=index)]
+    def check(self, rows: Rows) -> list[int]:
+        """Plan every method, and make every page that is missing, before the first is read.
 
+        Returns:
+            How many pages of each method are missing.
 
-def check_same(others: list[Row], stated: Row, pages: Pages) -> None:
-    """Refuse a page that another method read otherwise."""
-    for other in others:
-        earlier = {key: other[key] for key in stated}
-        earlier |= {"lengths": lengths_of(other), "keys": keys_of(other)}
-        now = stated | {"lengths": list(pages.lengths), "keys": pages.keys}
-        check_resumed("the file holds this page", earlier, now, hint="give its settings, or another --json")
+        Raises:
+            RopepatchError: A method is unknown, a text too short, or the file holds a page read otherwise.
+        """
+        for method in self.methods:
+            if method != BASELINE and not Path(method).is_dir():
+                ropepatch.plan(self.given.model, to=self.pages.target, method=method)
+        missing = [case for case in self.cases() if not rows.of(**case)]
+        for index in () if self.given.dry_run else dict.fromkeys(case["page"] for case in missing):
+            stated = {"novel": self.page(index)[0]}
+            stated |= {"lengths": list(self.pages.lengths), "keys": self.pages.keys}
+            for other in rows.of(model=self.model, target=self.pages.target, page=index)[:1]:
+                held = {"novel": other["novel"], "lengths": lengths_of(other), "keys": keys_of(other)}
+                hint = "give its settings, or another --json"
+                check_resumed("the file holds this page", held, stated, hint=hint)
+        names = [Path(method).name for method in self.methods]
+        return [sum(case["method"] == name for case in missing) for name in names]
 
+    @cached_property
+    def base(self) -> Subject:
+        """The model itself."""
 
-def within(subject: Subject, method: str, target: int) -> AbstractContextManager[Any]:
-    """The model under a method."""
-    if method == BASELINE or subject.base is not None:
-        return nullcontext()
-    return ropepatch.patch(subject.model, method, to=target)
+        def say(line: str) -> None:
+            print(line, file=sys.stderr)
+
+        base = find_subject(self.given.model, None, self.given.device or device())
+        return replace(base, dtype=known_dtype(self.given.dtype), say=say)
+
+    def page(self, index: int) -> tuple[str, Haystack]:
+        """A page."""
+        if index not in self._made:
+            self._made[index] = self.pages.page(index, self.base.tokenizer)
+        return self._made[index]
+
+    def measure(self, case: Row) -> Row:
+        """What one page gives."""
+        if case["method"] != self._method:
+            self._put(case["method"])
+        novel, haystack = self.page(case["page"])
+        model = self.subject.model
+        dtype = str(model.dtype).removeprefix("torch.")
+        stated = {"novel": novel, "digest": digest([haystack.ids.tolist()]), "dtype": dtype}
+        return stated | measured(model, self.reader, haystack, block_of(self.pages.window))
+
+    def _put(self, name: str) -> None:
+        """Read by another method: patched into the model, or a checkpoint in its place."""
+        method = next(one for one in self.methods if Path(one).name == name)
+        self._patch.close()
+        self.subject = self.base
+        if Path(method).is_dir():
+            self.base.forget_model()  # two may not fit
+            subject = find_subject(method, None, self.base.device)
+            self.subject = replace(subject, dtype=self.base.dtype, base=self.base)
+        elif method != BASELINE:
+            self._patch.enter_context(ropepatch.patch(self.base.model, method, to=self.pages.target))
+        self.reader, self._method = Reader(self.subject.model, tokens_per_batch=2**17), name
 
 
 # Command
 
 
-def arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    """The words of the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def more(parser: ArgumentParser) -> None:
     parser.add_argument("model", help="a checkpoint folder, a Hub id, or tiny")
     parser.add_argument("--to", default="2x", help="the target, e.g. 16k or 2x, the default")
-    parser.add_argument("--json", type=Path, required=True, help="the file of results")
     parser.add_argument("--texts", type=Path, default=NOVELS, help="a folder of .txt files")
     parser.add_argument("--methods", default=",".join(METHODS), help="scalings, maps, or checkpoint folders")
     parser.add_argument("--pages", type=int, default=PAGES)
@@ -302,53 +324,35 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lengths", help="L/4, doubled up to the target, if not given; e.g. 4k,8k,16k")
     parser.add_argument("--device", help="a GPU, if there is one, if not given")
     parser.add_argument("--dtype", help="that of the weights, or the faster one on a CPU, if not given")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--dry-run", action="store_true", help="print what is left to read, from config.json")
     shown.add_argument("--table", action="store_true", help="print the tables of the file")
-    return parser.parse_args(words)
 
 
-def study_pages(given: argparse.Namespace) -> str:
-    """Measure what the file does not hold yet, writing it after every page; the text to print."""
-    source = find_source(given.model, weights=False)
-    surveyed = survey_checkpoint(source, swapped=True)
-    pages, methods = chosen_pages(given, surveyed), given.methods.split(",")
-    rows = Rows(given.json, "beyond the window")
-    if not given.table:
-        for method in methods:
-            if method != BASELINE and not Path(method).is_dir():  # refused before anything is read
-                plan_method(surveyed, given.model, None, method, {}, pages.target)
-    if given.dry_run:
-        missing = [
-            len(missing_pages(rows, names(given.model, pages.target, method), pages)) for method in methods
-        ]
-        return costs_table([(source.name, pages, cost(load_config(source.raw), pages, missing))])
-    if not given.table:
-        torch.set_num_threads(given.threads)
-        base = find_subject(given.model, None, given.device or device())
-        base = replace(base, dtype=known_dtype(given.dtype), say=lambda line: print(line, file=sys.stderr))
-        for method in methods:
-            measure(base, method, pages, rows)
-    return all_tables(rows.of(model=Path(given.model).name), pages.window, pages.target)
-
-
-def chosen_pages(given: argparse.Namespace, surveyed: Survey) -> Pages:
-    """The pages that the words of the command name."""
-    window = surveyed.rope.original_max_position_embeddings
-    target = relative_length(given.to, window)
-    lengths = doubled(window, target)
-    if given.lengths:
-        lengths = tuple(sorted(relative_length(length, window) for length in given.lengths.split(",")))
-    if lengths[-1] != target:
-        raise RopepatchError(f"the greatest length is {lengths[-1]}, the target {target}", hint="name it too")
-    return Pages(window, target, lengths, given.pages, given.keys, given.texts)
+STUDY = Study(
+    name="smollm2",
+    about=__doc__,
+    cases=lambda given: given.desk.cases(),
+    measure=lambda case, given: given.desk.measure(case),
+    options=more,
+    inputs=lambda case: (),  # a row has the digest of its page
+)
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run the command."""
+    given = STUDY.command().parse_args(words)
     try:
-        print(study_pages(arguments(words)))
+        given.desk = desk = Desk(given)
+        if not given.table:
+            missing = desk.check(Rows(given.json, STUDY.name))
+            if given.dry_run:
+                left = cost(load_config(desk.config), desk.pages, missing)
+                print(costs_table([(desk.model, desk.pages, left)]))
+                return
+            STUDY.run(given)
+        held = Rows(given.json, STUDY.name).of(model=desk.model)
+        print(all_tables(held, desk.pages.window, desk.pages.target))
     except RopepatchError as error:
         sys.exit(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""))
 

@@ -1,6 +1,6 @@
 """What the bundled checkpoint can do within its window, and that it can do nothing beyond.
 
-    python eval/studies/training_free/tiny_checkpoint.py --json eval/results/tiny-checkpoint.json
+    python eval/studies/training_free/tiny_checkpoint.py
 
 Tales and passkeys that it was not trained on. The floor is the least loss possible; its difference to the
 model's loss is taken tale by tale, and given with its standard error.
@@ -8,15 +8,19 @@ model's loss is taken tale by tale, and given with its standard error.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
+import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import ropepatch
-from ropepatch.data.tiny.tales import Tale, held_out_tales
-from ropepatch.evaluation.results import environment
+from ropepatch.data.tiny.tales import held_out_tales
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
+
+from study import Row, Study, checkpoint
+from training_free import nearby
 
 SEED = 1  # of the haystacks
 FIFTHS = ("earliest", "early", "middle", "late", "latest")  # of the keys, by their depth
@@ -45,13 +49,13 @@ def tales(model: Any, tokenizer: Any, *, length: int, count: int) -> dict[str, A
 def worth(tokenizer: Any, *, length: int, count: int) -> dict[str, float]:
     """Nats per token that a perfect reader pays in the second half of the tales, by how far back they see."""
     documents = held_out_tales(tokenizer, length=length, count=count)
-
-    def nats(tale: Tale, window: int) -> float:
-        near = (tale.distance > 0) & (tale.distance <= window)
-        return -tale.prior.masked_fill(near, 0)[length // 2 :].mean().item()
-
     windows = (64, 256, 512, 1024, length)
-    return {str(window): statistics.fmean(nats(tale, window) for tale in documents) for window in windows}
+    return {
+        str(window): statistics.fmean(
+            -nearby(tale, window)[length // 2 :].mean().item() for tale in documents
+        )
+        for window in windows
+    }
 
 
 def retrieval(model: Any, tokenizer: Any, lengths: tuple[int, ...], haystacks: int) -> dict[str, Any]:
@@ -70,25 +74,19 @@ def retrieval(model: Any, tokenizer: Any, lengths: tuple[int, ...], haystacks: i
     return cells
 
 
-def main() -> None:
-    """Measure and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, required=True)
-    out = parser.parse_args().json
-    model, tokenizer = ropepatch.load("tiny", device="cpu")
-    record = {
-        "task": "tiny-checkpoint",
+def measure(case: Row, given: Namespace) -> Row:
+    """All of it, in one row."""
+    model, tokenizer = checkpoint("tiny", 8).loaded
+    return {
         "trained": model.config.max_position_embeddings,
         "tales": tales(model, tokenizer, length=256, count=400),
         "worth": worth(tokenizer, length=2048, count=100),
         "passkey_seed": SEED,
         "passkey": retrieval(model, tokenizer, INSIDE, 200) | retrieval(model, tokenizer, BEYOND, 100),
-        "env": environment(model),
     }
-    out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
+
+STUDY = Study(name="tiny-checkpoint", about=__doc__, cases=lambda given: [{"model": "tiny"}], measure=measure)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main()

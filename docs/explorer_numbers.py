@@ -10,7 +10,7 @@ from typing import Any
 from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.files import read_json, read_text
 
-RESULTS = Path(__file__).parents[2] / "results"
+RESULTS = Path(__file__).parents[1] / "eval" / "results"
 OWN, BASE = "own window", "none"
 
 
@@ -29,24 +29,25 @@ def measured_from(results: Path) -> list[dict[str, Any]]:
 
 def _training_free(content: dict[str, Any], file: str) -> list[dict[str, Any]]:
     """The bundled model at each factor."""
-    trained = content["trained"]
-    return [
-        {
-            "model": content["model"],
-            "trained": trained,
-            "target": trained * int(factor),
-            "kind": "methods",
-            "file": file,
-            "stretches": [[int(end) for end in span.split(" to ")] for span in runs[BASE]["nats"]],
-            "loss": {name: [mean for mean, _ in run["nats"].values()] for name, run in runs.items()},
-            "floor": [mean for mean, _ in content["floors"][factor]["floor"].values()],
-            "passkey": {
-                name: {length: [cell["correct"], cell["n"]] for length, cell in run["passkey"].items()}
-                for name, run in runs.items()
-            },
-        }
-        for factor, runs in content["results"].items()
-    ]
+    entries = []
+    for target in dict.fromkeys(row["target"] for row in content["rows"]):
+        rows = {row["method"]: row for row in content["rows"] if row["target"] == target}
+        floor = rows.pop("floor")
+        runs = {name: row for name, row in rows.items() if "keys" in row}
+        entries.append(
+            {
+                "model": floor["model"],
+                "trained": target // floor["factor"],
+                "target": target,
+                "kind": "methods",
+                "file": file,
+                "stretches": [[int(end) for end in span.split(" to ")] for span in floor["nats"]],
+                "loss": {name: [mean for mean, _ in run["nats"].values()] for name, run in runs.items()},
+                "floor": [mean for mean, _ in floor["nats"].values()],
+                "passkey": {name: run["keys"] for name, run in runs.items()},
+            }
+        )
+    return entries
 
 
 def _perplexities(path: Path) -> dict[str, Any]:

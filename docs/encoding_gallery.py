@@ -1,4 +1,4 @@
-"""Figures of position encodings: tables, distances, biases, rotations, decay, and losses by length.
+"""Figures of position encodings: the sinusoids, biases, rotations, and losses by length.
 
 Every plot raises a RopepatchError if matplotlib is not installed.
 """
@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from encoding_properties import SHAPE, IdentityModel, Properties, properties_of
+from encoding_tables import from_scratch
 from torch import Tensor
 
 from ropepatch.encodings import ENCODINGS
-from ropepatch.encodings.absolute import Binary, Integer, Normalised, Sinusoidal
+from ropepatch.encodings.absolute import Sinusoidal
 from ropepatch.encodings.relative import buckets_of, slopes
 from ropepatch.errors import RopepatchError
 from ropepatch.report.plots.style import (
@@ -40,24 +39,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-RESULTS = Path(__file__).parents[2] / "results" / "encodings.json"
-SIGNED, RISING, ORDER = "RdBu_r", "Blues", "viridis"
-DARK = 0.55  # of RISING
-EXACTLY = "donot_use_mm_for_euclid_dist"  # or the distance to itself is not 0
-HEADINGS = {  # of the properties
-    "unique": "unique",
-    "length_free": "same in any\nlength",
-    "linear": "shifts are\nlinear",
-    "norm_kept": "norm\nkept",
-    "products": "products\nby distance",
-    "relative": "scores by\ndistance",
-    "decays": "decays",
-    "beyond": "defined\nbeyond L",
-    "grid": "extends\nto a grid",
-    "order": "order with-\nout a mask",
-}
+RESULTS = Path(__file__).parents[1] / "eval" / "results" / "encodings.json"
+SIGNED, RISING = "RdBu_r", "Blues"
 POSITIONS, CHANNELS = 128, 128  # of the tables that are drawn
-UNTRAINED = "learned, untrained"
+TRAINED = "learned, untrained"
 TRAINED = 128  # tokens, in the study
 HEADROOM = 2.5  # nats that the picture shows above its best value
 LABEL = 0.14 / 1.8  # inches between the names beside the lines, of those of an axis
@@ -73,97 +58,31 @@ def plot_encoding_gallery() -> dict[str, Figure]:
     """
     curves, floor = measured_curves()
     return {
-        "teaching-tables": plot_teaching_tables(),
         "sinusoidal-table": plot_sinusoidal_table(),
         "sinusoidal-distances": plot_distances(),
-        "distance-matrices": plot_distance_matrices(),
-        "projection": plot_projection(),
         "rope-turns": plot_turns(),
         "biases": plot_biases(),
-        "shaw-clipping": plot_clipping(),
-        "decay": plot_decay(),
         "extrapolation": plot_extrapolation(curves, TRAINED, floor),
-        "properties": plot_properties({name: properties_of(kind) for name, kind in ENCODINGS.items()}),
     }
 
 
 # Maps of colour
 
 
-def _tables() -> dict[str, Tensor]:
-    """The tables of absolute encodings [POSITIONS, CHANNELS], by the titles of their panels."""
-    kinds = {"sinusoidal": Sinusoidal(), "binary": Binary(), "integer": Integer()}
-    tables = {title: kind.vectors(torch.arange(POSITIONS), CHANNELS) for title, kind in kinds.items()}
-    draw = torch.Generator().manual_seed(0)
-    return tables | {UNTRAINED: torch.randn(POSITIONS, CHANNELS, generator=draw)}
+def sinusoids() -> Tensor:
+    """The table that is drawn: [POSITIONS, CHANNELS]."""
+    return Sinusoidal().vectors(torch.arange(POSITIONS), CHANNELS)
 
 
 def plot_sinusoidal_table() -> Figure:
     """The sinusoidal table: a row per position, a column per channel."""
     with canvas(4.2) as figure:
         axes = figure.subplots()
-        image = _map(axes, _tables()["sinusoidal"], SIGNED, -1, 1)
+        image = _map(axes, sinusoids(), SIGNED, -1, 1)
         axes.set(xlabel="channel: sin in even ones, cos in odd ones", ylabel="position")
         axes.set_title("sinusoidal: every channel is a wave over the positions, the last ones the slowest")
         figure.colorbar(image, ax=axes, ticks=[-1, 0, 1], shrink=0.6)
     return figure
-
-
-def plot_teaching_tables(positions: int = 16, channels: int = 8) -> Figure:
-    """Integer, normalised and binary positions, with their numbers."""
-    places = torch.arange(positions)
-    tables = {
-        "integer: p": (Integer(), "{:.0f}"),
-        f"normalised: p / {positions - 1}": (Normalised(length=positions), "{:.2f}"),
-        "binary: the digits of p": (Binary(), "{:.0f}"),
-    }
-    with canvas(4.2, width=8.4) as figure:
-        for axes, (title, (encoding, digits)) in zip(figure.subplots(1, 3), tables.items(), strict=True):
-            table = encoding.vectors(places, channels)
-            _map(axes, table, RISING, 0, 1.25 * float(table.max()))
-            _write(axes, table, digits)
-            axes.set(xlabel="channel", title=title)
-            axes.set_yticks(range(positions))
-        figure.axes[0].set_ylabel("position")
-    return figure
-
-
-def plot_distance_matrices() -> Figure:
-    """The distance between the vectors of any two positions, in four absolute encodings."""
-    with canvas(2.5, width=8.4) as figure:
-        panels = figure.subplots(1, 4, sharey=True)
-        for axes, (name, table) in zip(panels, _tables().items(), strict=True):
-            distances = torch.cdist(table, table, compute_mode=EXACTLY)
-            image = _map(axes, distances / distances.max(), ORDER, 0, 1)
-            axes.set(title=name, xlabel="position")
-        panels[0].set_ylabel("position")
-        figure.colorbar(image, ax=panels, ticks=[0, 1], shrink=0.8).set_ticklabels(["equal", "farthest"])
-    return figure
-
-
-def plot_projection() -> Figure:
-    """The vectors of all positions in the directions in which they differ most, coloured by position."""
-    with canvas(2.6, width=8.4) as figure:
-        panels = figure.subplots(1, 4)
-        tables, views = _tables(), (("sinusoidal", 0), ("sinusoidal", 2), ("sinusoidal", 4), (UNTRAINED, 0))
-        for axes, (name, first) in zip(panels, views, strict=True):
-            where, shares = principal(tables[name])
-            x, y = where[:, first].tolist(), where[:, first + 1].tolist()
-            axes.plot(x, y, color=QUIET, linewidth=0.5, alpha=0.5)
-            dots = axes.scatter(x, y, c=range(len(where)), cmap=ORDER, s=9, zorder=3)
-            axes.set(title=f"{name}, {first + 1} and {first + 2}", aspect="equal", xticks=[], yticks=[])
-            axes.set_adjustable("datalim")
-            axes.set_xlabel(f"{float(shares[first : first + 2].sum()):.0%} of the variance")
-        ticks = [0, POSITIONS // 2, POSITIONS - 1]
-        figure.colorbar(dots, ax=panels, ticks=ticks, shrink=0.8, label="position")
-    return figure
-
-
-def principal(table: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows [T, C] on their principal directions [T, C], and the shares of the variance [C]."""
-    centred = table.double() - table.double().mean(0)
-    _, strengths, directions = torch.linalg.svd(centred, full_matrices=False)
-    return centred @ directions.T, strengths**2 / (strengths**2).sum()
 
 
 def plot_biases(heads: int = 8, shown: Sequence[int] = (1, 2, 4, 8), tokens: int = 160) -> Figure:
@@ -202,56 +121,6 @@ def plot_biases(heads: int = 8, shown: Sequence[int] = (1, 2, 4, 8), tokens: int
     return figure
 
 
-def plot_clipping(clip: int = 4, tokens: int = 10) -> Figure:
-    """Which of Shaw's vectors a query and a key use, without and with clipping.
-
-    Args:
-        clip: k, in tokens.
-        tokens: The length of the text.
-    """
-    positions = torch.arange(tokens)
-    distances = positions[:, None] - positions
-    with canvas(3.4) as figure:
-        panels = {
-            "the distance i − j": distances,
-            f"Shaw: the vector t = min(i − j, {clip})": distances.clamp(max=clip),
-        }
-        for axes, (title, index) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
-            values = _behind(index, distances)
-            _map(axes, values, RISING, -1, 1.5 * (tokens - 1))
-            _write(axes, values, "{:.0f}")
-            axes.set(title=title, xlabel="key j")
-        figure.axes[0].set_ylabel("query i")
-    return figure
-
-
-def plot_properties(measured: Mapping[str, Properties]) -> Figure:
-    """Which properties each encoding has.
-
-    Args:
-        measured: The properties of encodings, by their names.
-    """
-    looks = {True: (COLOURS[0], "yes"), False: ("#f3d9c8", "no"), None: ("white", "–")}
-    with canvas(0.9 + 0.24 * len(measured), width=8.4) as figure:
-        from matplotlib.patches import Rectangle
-
-        axes = figure.subplots()
-        for row, properties in enumerate(measured.values()):
-            for column, one in enumerate(properties.findings().values()):
-                colour, word = looks[one.holds]
-                axes.add_patch(Rectangle((column - 0.46, row - 0.44), 0.92, 0.88, color=colour, linewidth=0))
-                ink = "white" if one.holds else QUIET
-                axes.text(column, row, word, ha="center", va="center_baseline", color=ink, fontsize=8)
-        columns = [HEADINGS[name] for name in next(iter(measured.values())).findings()]
-        axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(measured) - 0.5, -0.5))
-        axes.set_xticks(range(len(columns)), columns)
-        axes.set_yticks(range(len(measured)), list(measured), color=INK)
-        axes.tick_params(length=0, labeltop=True, labelbottom=False, labelcolor=INK)
-        axes.grid(visible=False)
-        axes.spines[:].set_visible(False)
-    return figure
-
-
 def write_beside(axes: Axes, words: str, offset: float) -> None:
     """Words at the left of a panel, so many points from its edge."""
     where: Any = {"xycoords": "axes fraction", "textcoords": "offset points"}
@@ -263,17 +132,6 @@ def _map(axes: Axes, values: Tensor, colours: str, low: float, high: float) -> A
     return axes.imshow(
         values.tolist(), cmap=colours, vmin=low, vmax=high, aspect="auto", interpolation="nearest"
     )
-
-
-def _write(axes: Axes, values: Tensor, digits: str) -> None:
-    """The numbers into their cells, in white where it is dark; none where there is none."""
-    low, high = axes.images[0].get_clim()
-    for row, line in enumerate(values.tolist()):
-        for column, value in enumerate(line):
-            if value == value:  # a number
-                ink = "white" if (value - low) / (high - low) > DARK else INK
-                look: Any = {"ha": "center", "va": "center_baseline", "fontsize": 7, "color": ink}
-                axes.text(column, row, digits.format(value), **look)
 
 
 def _behind(values: Tensor, distances: Tensor) -> Tensor:
@@ -295,7 +153,7 @@ def _striped(count: int) -> Any:
 
 def plot_distances(origins: Sequence[int] = (1, 48, 96)) -> Figure:
     """Distance and product of a few sinusoidal vectors with those of all positions: one curve, moved."""
-    table = Sinusoidal().vectors(torch.arange(POSITIONS), CHANNELS)
+    table = sinusoids()
     with canvas(2.7, width=8.4) as figure:
         left, right = figure.subplots(1, 2)
         for origin, colour in zip(origins, COLOURS, strict=False):
@@ -350,52 +208,12 @@ def _tokens(count: float) -> str:
     return f"{rounded:g}" if rounded < 1000 else f"{rounded:,.0f}"
 
 
-def plot_decay(
-    names: Sequence[str] = ("rope", "xpos", "alibi", "sinusoidal"), tokens: int = 512, head_dim: int = 64
-) -> Figure:
-    """The mean score of a token with itself by distance, in one layer, over contents of unit variance.
-
-    Args:
-        names: The names of encodings.
-        tokens: The longest distance, and the window.
-        head_dim: D; the score at no distance is its root, without an encoding.
-
-    Raises:
-        RopepatchError: If there is no such encoding.
-    """
-    rope = Rope(head_dim, 10000.0, tokens)
-    shape = replace(SHAPE, layers=1, head_dim=head_dim, hidden_size=4 * head_dim, rope=rope)
-    with canvas(4.2, width=8.4) as figure:
-        panels = figure.subplots(math.ceil(len(names) / 2), 2, sharex=True, squeeze=False).flat
-        for axes, name in zip(panels, names, strict=True):
-            means = IdentityModel.of(ENCODINGS[name], tokens, shape).mean_scores(1, tokens).tolist()
-            axes.plot(means, color=COLOURS[0], linewidth=1)
-            axes.axhline(math.sqrt(head_dim), color=FAINT, linewidth=0.9, linestyle=(0, (4, 3)))
-            axes.set_title(name, color=INK)
-            axes.set_xlim(0, tokens)
-            end = (tokens, math.sqrt(head_dim))
-            offset, side = ((-2, 3), "bottom") if sum(axes.get_ylim()) / 2 > end[1] else ((-2, -3), "top")
-            look: Any = {"ha": "right", "va": side, "color": QUIET, "fontsize": 8}
-            axes.annotate("without positions", end, offset, textcoords="offset points", **look)
-        figure.supxlabel("distance, tokens", color=QUIET, fontsize=9)
-        figure.supylabel("mean score of a token with itself", color=QUIET, fontsize=9)
-    return figure
-
-
 # Losses by length
 
 
 def measured_curves() -> tuple[dict[str, Curve], Curve]:
     """Measured nats per token by length for every encoding, and the floor of the text."""
     return mean_curves(json.loads(RESULTS.read_text(encoding="utf-8"))["rows"])
-
-
-def from_scratch(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
-    """The runs of each encoding that was trained from scratch, one per seed, in the order of the registry."""
-    for name in ENCODINGS:
-        runs = [row for row in rows if row["study"] == "scratch" and row["encoding"] == name]
-        if runs:
-            yield name, sorted(runs, key=lambda row: row["seed"])
 
 
 def mean_curves(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Curve], Curve]:

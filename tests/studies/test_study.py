@@ -1,0 +1,196 @@
+"""The frame of the studies: cases, rows that resume, and tables, with those whose figures are computed."""
+
+import json
+import sys
+
+import pytest
+import study
+from distil_study import CROSS_ENTROPY, TRIALS, Trial, distil_table, recipe_of, texts
+from engines_study import in_short
+from fit_study import Cell, learned_table
+from maps_study import maps_table
+from study import Checkpoint, Study, averaged, excess, table
+
+from ropepatch.model.reading_file import RIGHT
+from ropepatch.probing.judging import UNDECIDED
+from ropepatch.probing.mistakes import UNSCALED
+
+# The frame
+
+
+def counting(measured, *, stop=None):
+    """A study of six cases that notes what it measures; it is interrupted at one of them."""
+
+    def measure(case, given):
+        if case == stop:
+            raise KeyboardInterrupt
+        measured.append(case)
+        found = {"nats": ((1 / 3, 7), (0.1234567891, 2)), "at": 0.1234567891}
+        return [found, found | {"of": "another text"}] if case["factor"] == 8 else found
+
+    cases = [{"model": "m", "factor": factor, "seed": seed} for factor in (2, 4, 8) for seed in (None, 0)]
+    return Study(
+        name="test", about=None, cases=lambda given: cases, measure=measure, inputs=lambda case: [INPUT]
+    ), cases
+
+
+INPUT = study.TINY / "config.json"
+
+
+def test_an_interrupted_study_goes_on_with_what_is_missing_and_names_what_measured_each_row(
+    tmp_path, monkeypatch
+):
+    file, measured = tmp_path / "rows.json", []
+    monkeypatch.setattr(sys, "argv", ["first"])
+    stopped, cases = counting(measured, stop={"model": "m", "factor": 4, "seed": 0})
+    with pytest.raises(KeyboardInterrupt):
+        stopped.main(["--json", str(file)])
+    assert measured == cases[:3]
+    monkeypatch.setattr(sys, "argv", ["second", "--now"])
+    whole, _ = counting(measured)
+    whole.main(["--json", str(file)])
+    assert measured == cases
+    whole.main(["--json", str(file)])
+    assert measured == cases
+    held = json.loads(file.read_text())
+    assert [row["recorded"] for row in held["rows"]] == [0] * 3 + [1] * 5
+    first, second = held["recorded"]
+    assert (first["command"], second["command"]) == ("python first", "python second --now")
+    for start in held["recorded"]:
+        assert {"date", "commit", "versions", "cpu"} <= start.keys()
+        assert start["inputs"] == {
+            "checkpoint/config.json": study.digests((INPUT,))["checkpoint/config.json"]
+        }
+    *_, last = file.read_text().splitlines()[:-2]
+    row = json.loads(last)  # a row is a line, sums of nats to 6 digits, all else as it is
+    assert row["nats"] == [[0.333333, 7], [0.123457, 2]]
+    assert (row["at"], row["of"]) == (0.1234567891, "another text")
+
+
+def test_rows_of_another_process_stay(tmp_path):
+    ours, theirs = (study.Rows(tmp_path / "rows.json", "test") for _ in range(2))
+    ours.add({"case": 1})
+    theirs.add({"case": 2})
+    assert [row["case"] for row in study.Rows(tmp_path / "rows.json", "test").rows] == [1, 2]
+
+
+def test_only_measures_the_cases_that_have_these_values(tmp_path):
+    measured = []
+    asked, cases = counting(measured)
+    asked.main(["--json", str(tmp_path / "rows.json"), "--only", "factor=2,seed=0", "model=m,factor=8"])
+    assert measured == [cases[1], *cases[4:]]
+
+
+def test_a_checkpoint_reads_its_windows_as_it_is_and_within_its_own_window():
+    place = Checkpoint("tiny", 2, windows=3)
+    own, far, floor = place.through_own_window(), place.losses(place.loaded[0]), place.floor()
+    assert excess(own, floor).value > 0
+    assert excess(far, own, "last").value > 0.1
+    assert excess(far, own, "short").value == pytest.approx(0, abs=0.02)
+    assert [weight for _, weight in far["last"]] == [128] * 3
+    other = Checkpoint("tiny", 2, windows=2).losses(place.loaded[0])
+    with pytest.raises(ValueError, match="different windows"):
+        excess(other, own)
+
+
+# Tables
+
+
+def row(nats, **more):
+    parts = [[nats * 10, 10], [nats * 10 + 1, 10], [nats * 10 - 1, 10]]
+    place = {"model": "m", "factor": 4, "target": 1024, "digest": "d"}
+    return place | {"all": parts, "short": parts, "last": parts} | more
+
+
+def cells(text):
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines()]
+
+
+def test_a_table_has_a_line_for_each_item_and_a_mean_over_seeds_is_cluster_by_cluster():
+    assert (
+        table([1, 2], {"a": str, "b": lambda x: f"{x:+}"})
+        == "| a | b |\n| --- | --- |\n| 1 | +1 |\n| 2 | +2 |"
+    )
+    assert averaged([row(1.0), row(2.0)], "all")["all"] == [[15, 10], [16, 10], [14, 10]]
+
+
+def test_distillation_leaves_a_share_of_what_the_same_scaling_left_and_maps_are_paired_with_the_own_window():
+    trial = vars(Trial(method="llama3")) | {"steps": 3, "seconds": 2.0}
+    rows = [row(1.0, of="own window"), row(1.5, of="untrained", method="yarn")]
+    rows += [row(3.0, of="untrained", method="llama3"), row(1.2, of="trial", **trial)]
+    found = distil_table(rows)
+    assert "| +0.2000 [+0.2000, +0.2000] | 10% |" in found
+    assert found.index("fairy tales") < found.index("– (yarn)") < found.index("– (llama3)")
+    loss = {"kind": "loss", "settings": None}
+    rows = [row(1.0, method="own window", **loss), row(1.5, method="yarn", **loss)]
+    rows += [row(1.25, method="rerope", **loss), {**row(0.0), "kind": "loss", "method": "x", "refused": "no"}]
+    rows[-1].pop("digest")
+    rows.append({**row(0.0), "kind": "passkey", "method": "rerope", "correct": 40, "n": 40})
+    rows[-1].pop("digest")
+    *_, rerope, yarn, _, refused = cells(maps_table(rows))
+    assert rerope[2:] == ["+0.2500 [+0.2500, +0.2500]"] * 2 + ["40/40 (91% to 100%)"]
+    assert yarn[0] == "yarn"
+    assert refused == ["Refused: no."]
+
+
+@pytest.mark.sweep
+def test_every_trial_is_a_recipe_of_as_many_tokens_a_step_and_none_reads_what_judges(tmp_path, shared):
+    place = Checkpoint("babyllama-361", 4)
+    for trial in (trial for trial in TRIALS if trial.method == "yarn"):
+        recipe = recipe_of(place, trial, tmp_path)
+        windows, room = recipe.data.lengths(place.trained)
+        assert room == 2 * place.target
+        assert recipe.reads_beyond(place.trained) is not trial.skipped
+        assert (recipe.distil is None) is (trial.loss == CROSS_ENTROPY)
+        assert windows[0] == (place.trained if trial.skipped else place.target)
+    own = texts(place, tmp_path)["own kind"].read_text()
+    stories = (tmp_path / "held-out.txt").read_text().split("\n<|endoftext|>\n")
+    assert len(stories) > 300
+    assert not any(story in own for story in stories if len(story) > 100)
+
+
+def fitted(label, nats, short, seed=None, **more):
+    cell = {"model": "m", "text": "t", "factor": 4, "label": label, "seed": seed, "forward_tokens": 100}
+    return cell | {"nats": nats, "short": short, "own": [1.0, 2.0, 3.0]} | more
+
+
+FITTED = [
+    fitted("none", [9.0, 9.0, 9.0], [0.5, 0.5, 0.5]),
+    fitted("yarn", [1.4, 2.6, 3.5], [0.6, 0.6, 0.6]),
+    fitted("ntk", [1.5, 2.7, 3.6], [0.4, 0.4, 0.4]),
+    fitted("descent", [1.1, 2.2, 3.0], [0.5, 0.7, 0.6], seed=0),
+    fitted("descent", [1.3, 2.2, 3.4], [0.7, 0.7, 0.7], seed=1),
+]
+
+
+def test_learned_is_compared_with_the_best_published_method_as_a_share_and_window_by_window():
+    found = Cell(FITTED)
+    assert found.published["label"] == "yarn"
+    assert found.excess(found.published["nats"]) == pytest.approx(0.5)
+    assert found.share.value == pytest.approx(0.4)
+    reach = 4.302653 * 0.1 / 3**0.5  # Student's t over windows that differ by -0.2, -0.4 and -0.3
+    assert found.behind("nats").interval() == pytest.approx((-0.3 - reach, -0.3 + reach), abs=1e-6)
+    assert found.behind("short").value == pytest.approx(0.05)
+    of_two = Cell([one | {"documents": [5, 7, 5]} if one["label"] == "none" else one for one in FITTED])
+    assert [x for pair in of_two.behind("nats").clusters for x in pair] == pytest.approx([-0.5, 2, -0.4, 1])
+    assert [x for pair in of_two.share.clusters for x in pair] == pytest.approx([0.4, 0.9, 0.2, 0.6])
+    assert "| 0.2000 (0.1000, 0.3000) | 40% [" in learned_table(FITTED)
+
+
+def test_a_share_is_of_what_is_above_the_least_possible_loss_and_of_an_excess_below_nothing_none():
+    assert Cell([dict(one, own=[3.0, 3.0, 4.0]) for one in FITTED]).share is None
+    above = Cell([dict(one, floor=[0.9, 1.9, 2.9]) for one in FITTED])
+    assert above.share.value == pytest.approx(0.3 / 0.6)
+    bound = fitted("on the test windows", [1.1, 2.1, 3.1], [0.5, 0.5, 0.5], seed=1)
+    assert Cell([*FITTED, bound]).bound == pytest.approx(0.1 / 0.5)
+
+
+def test_the_sentence_on_engines_counts_what_they_compute_and_takes_the_largest_divergence_of_that_alone():
+    def asked(engine, served, verdict, largest):
+        why = f"typically 1e-09, largest {largest} nats beyond the old window, 2e-08 and 9 within it"
+        return {"engine": engine, "version": "1", "served": served, "verdict": verdict, "why": why}
+
+    rows = [("one", RIGHT, RIGHT, "8e-08"), ("one", RIGHT, RIGHT, "0.003"), ("one", UNSCALED, UNSCALED, "5")]
+    rows += [("two", RIGHT, RIGHT, "0.2"), ("two", RIGHT, UNDECIDED, "7"), ("llama.cpp", RIGHT, RIGHT, "9")]
+    text = in_short([asked(*row) for row in rows])
+    assert text.endswith(": one 1 2 of 2 (0.003 nats), two 1 1 of 2 (0.2 nats; 1 undecided).")
