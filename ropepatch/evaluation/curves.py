@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.intervals import Interval, Mean
+from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.table import aligned, data_frame
 
 if TYPE_CHECKING:
@@ -41,21 +41,6 @@ class Perplexity:
     def value(self) -> float:
         """The perplexity exp(mean); infinite beyond the largest float."""
         return torch.tensor(self.mean, dtype=torch.float64).exp().item()
-
-    @property
-    def num_tokens(self) -> int:
-        """How many tokens were scored."""
-        return round(self.loss.weight)
-
-    @property
-    def num_documents(self) -> int:
-        """How many documents the tokens are from."""
-        return len(self.loss.clusters)
-
-    @property
-    def interval(self) -> Interval:
-        """The 95 % confidence interval of the mean over documents, in nats; infinite for fewer than three."""
-        return self.loss.interval()
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +167,7 @@ class LossCurve:
     def __str__(self) -> str:
         rows = [("length", "documents", "tokens", "nats/token", "perplexity")]
         for length, read in self._doublings():
-            counts = (f"{length}", f"{read.num_documents}", f"{read.num_tokens}")
+            counts = (f"{length}", f"{len(read.loss.clusters)}", f"{read.loss.weight:.0f}")
             rows.append((*counts, f"{read.mean:.4f}", f"{read.value:.2f}"))
         return aligned(rows)
 
@@ -200,8 +185,8 @@ class LossCurve:
         return data_frame(
             {
                 "length": length,
-                "documents": read.num_documents,
-                "tokens": read.num_tokens,
+                "documents": len(read.loss.clusters),
+                "tokens": round(read.loss.weight),
                 "nats": read.mean,
                 "perplexity": read.value,
             }

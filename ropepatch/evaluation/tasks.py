@@ -299,18 +299,14 @@ class PerplexityTask(Task):
     @classmethod
     def method(cls, parameters: Mapping[str, Any]) -> str:
         """How much text, in one pass or by windows, with which intervals."""
-        pieces = f"{parameters['pieces']:,} pieces of" if "pieces" in parameters else "Text:"
-        tokens = f", {parameters['tokens']:,} tokens in all" if "tokens" in parameters else ""
-        stride, bos = parameters.get("stride"), parameters.get("bos", True)
-        by = parameters.get("scorer")
-        chosen = KEY_TOKENS.format(by, KEY_GAIN, KEY_LIKELY) if by else ""
+        of, by = parameters, parameters.get("scorer")
         words = [
-            f"{pieces} {parameters.get('text', 'text')}{tokens}.",
-            SLIDING.format(stride=stride) if stride else ONE_PASS,
+            f"{of['pieces']:,} pieces of {of['text']}, {of['tokens']:,} tokens in all.",
+            SLIDING.format(stride=of["stride"]) if of["stride"] else ONE_PASS,
             "A beginning-of-sequence token stands before each document."
-            if bos
+            if of["bos"]
             else "No beginning-of-sequence token is added.",
-            chosen,
+            KEY_TOKENS.format(by, KEY_GAIN, KEY_LIKELY) if by else "",
             "Intervals: 95 %, Student's t over the documents from which the pieces are.",
         ]
         return " ".join(filter(None, words))
@@ -434,7 +430,7 @@ class RetrievalTask(Task):
     def method(cls, parameters: Mapping[str, Any]) -> str:
         """What is asked, and what counts."""
         of = parameters
-        kinds = "; ".join(f"{kind}: {KINDS[kind].title}" for kind in of["kinds"] if kind in KINDS)
+        kinds = "; ".join(f"{kind}: {KINDS[kind].title}" for kind in of["kinds"])
         form = " in the model's chat template" if of["form"] == "chat" else ""
         around = of["text"] or "ropepatch's own filler"
         return (
@@ -542,5 +538,5 @@ TASKS: Registry[Task] = Registry("task", (PerplexityTask, RetrievalTask, LmEvalT
 
 
 def task_of(name: str) -> type[Task]:
-    """The task of a result; one that shows nothing for a result of another version, which has others."""
-    return TASKS.get(name, Task)
+    """The task of a result."""
+    return TASKS.find(name)

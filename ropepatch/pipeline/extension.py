@@ -51,7 +51,6 @@ from ropepatch.training.forecast import Forecast, forecast, other_model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from pandas import DataFrame
 
     from ropepatch.evaluation.suites import Suite
     from ropepatch.publishing.hub import Pushed
@@ -93,10 +92,6 @@ class Extension:
 
     def __truediv__(self, name: str | os.PathLike[str]) -> Path:
         return self.folder / name
-
-    def to_pandas(self, table: str | None = None) -> DataFrame:
-        """What was measured; see `Results.to_pandas`."""
-        return self.results.to_pandas(table)
 
     def plot(self, name: str | None = None) -> Figure:
         """A figure of what was measured, see `Results.plot`; without results, of what was planned.

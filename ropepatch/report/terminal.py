@@ -71,7 +71,7 @@ def _setup(group: Comparison) -> str:
     if "haystacks" in of:
         each = f"{of['keys']} question{'s' * (of['keys'] > 1)} of each kind"
         return f"{of['haystacks']} haystacks, {each}: {', '.join(of['kinds'])}"
-    return task_of(group.task).title or group.task
+    return task_of(group.task).title
 
 
 def _write(text: str, stream: TextIO) -> None:

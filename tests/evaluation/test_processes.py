@@ -84,51 +84,39 @@ def launched(tmp_path_factory) -> list[dict]:
     return [torch.load(out / f"{rank}.pt") for rank in range(2)]
 
 
+@pytest.fixture
+def one_thread():
+    """As the processes have: sums of another number of threads round differently."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.mark.slow
-def test_two_processes_really_run_and_each_reads_its_share(launched):
+def test_each_process_reads_its_share_and_returns_what_one_does_to_the_bit(launched, one_thread):
     assert [found["ranks"] for found in launched] == [2, 2]
     shares = list(zip(*(found["shares"] for found in launched), strict=True))
     assert all(abs(first - second) <= 1 and second > 0 for first, second in shares)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("protocol", PROTOCOLS, ids=protocol_name)
-def test_every_rank_returns_what_one_process_does_to_the_bit(launched, protocol):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in the processes: sums of another number of threads round differently
-    try:
+    for protocol in PROTOCOLS:
         alone = perplexity(build(), None, tokens(*LENGTHS), tokens_per_batch=70, **protocol).nll
-    finally:
-        torch.set_num_threads(threads)
-    for found in launched:
-        assert len(found[protocol_name(protocol)]) == len(alone)
-        assert all(map(torch.equal, found[protocol_name(protocol)], alone))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["one batch", "stream", "kept"])
-def test_ranks_agree_on_streams_and_kept_losses_and_where_one_has_nothing_to_read(launched, name):
-    first, second = (found[name] for found in launched)
-    assert [len(nll) for nll in first] == ([8] if name == "one batch" else [n - 1 for n in LENGTHS])
-    assert all(map(torch.equal, first, second))
+        for found in launched:
+            assert len(found[protocol_name(protocol)]) == len(alone)
+            assert all(map(torch.equal, found[protocol_name(protocol)], alone))
+    for name in ("one batch", "stream", "kept"):
+        first, second = (found[name] for found in launched)
+        assert [len(nll) for nll in first] == ([8] if name == "one batch" else [n - 1 for n in LENGTHS])
+        assert all(map(torch.equal, first, second))
     assert [found["read again"] for found in launched] == [0, 0]
 
 
 @pytest.mark.slow
-def test_every_rank_finds_the_answers_that_one_process_does(launched):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        alone = [*map(tuple, ropepatch.passkey(*ropepatch.load("tiny", device="cpu"), **ASKED).answers)]
-    finally:
-        torch.set_num_threads(threads)
+def test_every_rank_finds_the_answers_that_one_process_does(launched, one_thread):
+    alone = [*map(tuple, ropepatch.passkey(*ropepatch.load("tiny", device="cpu"), **ASKED).answers)]
     assert len({answer[4] for answer in alone}) == 2  # some are found, and some are not
     assert [found["answers"] for found in launched] == [alone, alone]
-    assert (
-        sum(found["tokens"] for found in launched)
-        < 2400
-        > 2 * max(found["tokens"] for found in launched) - 600
-    )
+    read = [found["tokens"] for found in launched]
+    assert sum(read) < 2400 > 2 * max(read) - 600
 
 
 @pytest.mark.slow
@@ -142,20 +130,10 @@ def test_an_error_on_one_rank_ends_the_call_on_all_and_other_documents_are_told(
     ]
 
 
-# Without other processes
-
-
-def test_work_is_not_split_unless_asked_for(monkeypatch):
-    monkeypatch.setattr(running.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(running.dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(running.dist, "get_rank", lambda: 1)
-    assert distribute([1, 2, 3], lambda item: item * item, key=str, split=False) == [1, 4, 9]
-    assert running.rank_and_ranks(True) == (1, 2)
-
-
 @pytest.mark.parametrize("count", [0, 1, 2, 5, 6])
 @pytest.mark.parametrize("world", [2, 3])
 def test_what_the_ranks_did_comes_back_in_the_order_of_the_items(monkeypatch, world, count):
+    assert distribute([1, 2, 3], lambda item: item * item, key=str, split=False) == [1, 4, 9]
     items = list(range(count))
 
     def gather(told: list, own: tuple) -> None:

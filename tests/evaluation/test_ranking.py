@@ -50,29 +50,18 @@ def recommended(seed: int, scalings: int, texts: int, gain: float = 0.0, *, ask:
 
 @pytest.mark.parametrize(
     ("scalings", "texts", "ask"),
-    [
-        (1, 3, False),
-        (4, 8, True),
-        *(
-            pytest.param(*world, marks=pytest.mark.sweep)
-            for world in ((13, 3, False), (13, 24, False), (1, 8, True), (13, 8, True))
-        ),
-    ],
+    [(1, 3, False), (4, 8, True), pytest.param(13, 8, True, marks=pytest.mark.sweep)],
 )
 def test_where_none_helps_one_is_recommended_in_at_most_5_of_100_worlds(scalings, texts, ask):
-    """In 1,000 worlds of each cell it was one in 1.4 to 3.3 %: the tests have two sides, one recommends.
-
-    So 200 worlds are beyond 5 % by chance in at most 1 of 20 cells, and 400 in 1 of 60.
-    """
-    worlds = 200 if ask else 400
+    """In 1,000 worlds of each cell it was one in 1.4 to 3.3 %: the tests have two sides, one recommends."""
+    worlds = 200
     taken = sum(recommended(seed, scalings, texts, ask=ask) is not None for seed in range(worlds))
     assert taken <= 0.05 * worlds
 
 
-@pytest.mark.parametrize("scalings", [1, 13])
-def test_a_gain_of_two_standard_deviations_a_text_is_found_in_24(scalings):
+def test_a_gain_of_two_standard_deviations_a_text_is_found_in_24():
     gain = 2 * NOISE * math.sqrt(2)  # the noise of a difference
-    found = [recommended(seed, scalings, 24, gain, ask=False) == "s0" for seed in range(40)]
+    found = [recommended(seed, 4, 24, gain, ask=False) == "s0" for seed in range(40)]
     assert sum(found) >= 36
 
 
@@ -106,42 +95,28 @@ def test_a_gain_within_the_noise_is_no_reason_to_extend():
     assert "by loss a gains +0.100" in advice
 
 
+@pytest.mark.parametrize("ask", [False, True])
 @pytest.mark.parametrize(("texts", "missing"), [(1, 2), (2, 1)])
-def test_with_fewer_than_three_texts_there_is_no_advice_but_how_many_are_missing(texts, missing):
-    ranking = ranked(read(BASELINE, [9.0] * texts, [0.5] * texts), read("a", [1.0] * texts, [0.5] * texts))
-    assert ranking.recommended is None
-    assert ranking.advice[0].startswith(f"No advice: {texts} document")
-    assert f"{missing} more" in ranking.advice[0]
-    assert len(ranking.warnings) == 1
-
-
-@pytest.mark.parametrize(("haystacks", "missing"), [(1, 2), (2, 1)])
-def test_with_fewer_than_three_haystacks_answers_decide_nothing_and_say_how_many_are_missing(
-    haystacks, missing
-):
-    def of(*losses: float) -> Ranking:
-        readings = [read(label, nats) for label, nats in zip((BASELINE, "a"), losses, strict=True)]
-        answers = {BASELINE: -9.0, "a": -0.1}
-        correct = (haystacks, haystacks)
-        return ranked(*readings, *(asked(x, y, correct, haystacks) for x, y in answers.items()))
-
-    plain = "haystack" if haystacks == 1 else "haystacks"
-    line = f"Retrieval does not rank: {haystacks} {plain}: no interval, which takes {missing} more"
-    assert of(2.0, 2.0).recommended is None
-    assert of(2.0, 1.0).recommended == "a"
-    for ranking in (of(2.0, 2.0), of(2.0, 1.0)):
-        assert ranking.advice[-1].startswith(line)
-        assert len(ranking.warnings) == 1
-
-
-def test_with_fewer_than_three_texts_no_answers_recommend_a_scaling():
-    """Two documents cannot tell a harm to the loss, which a recommendation excludes."""
-    readings = [read(label, [nats] * 2, [0.5] * 2) for label, nats in ((BASELINE, 9.0), ("a", 1.0))]
-    ranking = ranked(*readings, asked(BASELINE, -2.0), asked("a", -0.5))
+def test_with_fewer_than_three_texts_there_is_no_advice_but_how_many_are_missing(texts, missing, ask):
+    """They cannot tell a harm to the loss, which a recommendation excludes, whatever the answers say."""
+    answers = [asked(BASELINE, -2.0), asked("a", -0.5)] if ask else []
+    losses = [read(label, [nats] * texts, [0.5] * texts) for label, nats in ((BASELINE, 9.0), ("a", 1.0))]
+    ranking = ranked(*losses, *answers)
     assert ranking.recommended is None
     assert not any(row.helps for row in ranking.rows)
-    (advice,) = ranking.advice
-    assert advice.startswith("No advice: 2 documents: no interval, which takes 1 more")
+    assert ranking.advice[0].startswith(f"No advice: {texts} document")
+    assert f"{missing} more" in ranking.advice[0]
+
+
+@pytest.mark.parametrize(("loss", "recommended"), [(2.0, None), (1.0, "a")])
+def test_with_fewer_than_three_haystacks_answers_decide_nothing(loss, recommended):
+    answers = [asked(label, log_prob, (2, 2), 2) for label, log_prob in ((BASELINE, -9.0), ("a", -0.1))]
+    ranking = ranked(read(BASELINE, 2.0), read("a", loss), *answers)
+    assert ranking.recommended == recommended
+    assert ranking.advice[-1].startswith(
+        "Retrieval does not rank: 2 haystacks: no interval, which takes 1 more"
+    )
+    assert len(ranking.warnings) == 1
 
 
 @pytest.mark.parametrize(("texts", "haystacks", "warned"), [(4, 4, 2), (5, 4, 1), (5, 5, 0)])
@@ -256,7 +231,7 @@ def test_what_cannot_be_compared_is_refused(results, message):
         ranked(*results)
 
 
-@pytest.mark.parametrize("nats", [1.0, [1.0], [math.nan] * 10, [math.inf] * 10])
+@pytest.mark.parametrize("nats", [1.0, [1.0], [math.nan] * 10])
 def test_a_ranking_is_json_whose_numbers_are_finite(nats):
     inside = [0.5] * (1 if nats == [1.0] else 10)
     base = read(BASELINE, [9.0] * len(inside), inside)

@@ -13,7 +13,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.results import Row
 from ropepatch.evaluation.suites import Suite
-from ropepatch.evaluation.tasks import LmEvalTask, Measurement, PerplexityTask, RetrievalTask
+from ropepatch.evaluation.tasks import LmEvalTask, PerplexityTask, RetrievalTask
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +37,8 @@ def task(jsonl, **options) -> PerplexityTask:
     return PerplexityTask(text=str(jsonl), field="body", windows=None, documents=2, **options)
 
 
-def prepared(given, tokenizer, *, to=256) -> Measurement:
-    return given.prepare("model", tokenizer, trained=256, to=to)
-
-
-def rows_of(ready, tiny) -> list[Row]:
+def rows_of(given, tiny, to=256) -> list[Row]:
+    ready = given.prepare("model", tiny[1], trained=256, to=to)
     return ready.run(*tiny, None, lambda done, total: None)
 
 
@@ -50,9 +47,7 @@ def suite(given, **options) -> Suite:
 
 
 def test_windows_slide_over_pieces_of_twice_the_greatest_window(jsonl, tiny):
-    ready = prepared(task(jsonl, stride=64, lengths=(128, 256)), tiny[1])
-    assert (ready.parameters["pieces"], ready.parameters["tokens"]) == (2, 2 * 512)
-    rows = rows_of(ready, tiny)
+    rows = rows_of(task(jsonl, stride=64, lengths=(128, 256)), tiny)
     pieces = [document[:512] for document in documents_of(jsonl, tiny[1])]
     for row, window in zip(rows, (128, 256), strict=True):
         curve = ropepatch.perplexity(tiny[0], None, pieces, window=window, stride=64)
@@ -62,8 +57,8 @@ def test_windows_slide_over_pieces_of_twice_the_greatest_window(jsonl, tiny):
 
 @pytest.mark.parametrize("bos", [True, False])
 def test_a_document_has_its_length_wherever_the_first_token_stands(jsonl, tiny, bos):
-    ready = prepared(task(jsonl, lengths=(128,), bos=bos), tiny[1])
-    row = next(row for row in rows_of(ready, tiny) if row.at == {"length": 128})
+    rows = rows_of(task(jsonl, lengths=(128,), bos=bos), tiny)
+    row = next(row for row in rows if row.at == {"length": 128})
     assert (row.n, len(row.clusters)) == (2 * 127, 2)
     pieces = [ids[not bos :][:128] for ids in documents_of(jsonl, tiny[1])]
     assert row.value == pytest.approx(ropepatch.perplexity(tiny[0], None, pieces).at(128).mean)
@@ -80,11 +75,12 @@ def test_a_document_has_its_length_wherever_the_first_token_stands(jsonl, tiny, 
         (PerplexityTask(lengths=(1,)), "lengths must be at least 2 tokens, got 1"),
         (PerplexityTask(lengths=(257,)), "lengths go to 257, beyond the target of 256"),
         (RetrievalTask(lengths=(24, 256)), "a haystack of 24 tokens has no room"),
+        (PerplexityTask(), "has no revisions"),
     ],
 )
 def test_what_fits_no_model_is_refused_before_anything_is_measured(given, message):
     with pytest.raises(RopepatchError, match=message):
-        measure(suite(given))
+        measure(suite(given), revision="main" if "revisions" in message else None)
 
 
 def test_windows_of_one_document_are_one_cluster(tiny, tmp_path):
@@ -95,8 +91,7 @@ def test_windows_of_one_document_are_one_cluster(tiny, tmp_path):
             f"Chapter {number}. The mill wheel turns and turns. " * sentences
         )
     given = PerplexityTask(text=str(tmp_path), windows=24, lengths=(16, 64))
-    ready = prepared(given, tokenizer, to=64)
-    rows = rows_of(ready, tiny)
+    rows = rows_of(given, tiny, to=64)
     assert {len(row.clusters) for row in rows} == {3}
     (whole,) = (row for row in rows if row.at == {"length": 64})
     cut = cut_windows(tokenizer, stream_documents(tmp_path), length=64, count=24)
@@ -109,16 +104,11 @@ def test_windows_of_one_document_are_one_cluster(tiny, tmp_path):
 
 def test_a_changed_text_is_not_taken_for_the_one_measured(tmp_path):
     text = tmp_path / "text.txt"
-    text.write_text("a rope has no end until it is cut. " * 40)
-    given = LmEvalTask(tasks=("ropepatch_long_perplexity",), metadata={"text": str(text)})
+    text.write_text("<|endoftext|>".join(["a rope has no end until it is cut. " * 40] * 3))
+    given = LmEvalTask(tasks=("ropepatch_long_perplexity",), metadata={"text": str(text)}, limit=2)
     out = tmp_path / "out"
-    list(measure(suite(given), out=out))
+    (result,) = measure(suite(given), out=out)
+    assert {row.n for row in result.rows} == {2}
     text.write_text("a knot is what holds until it is cut. " * 40)
     with pytest.raises(RopepatchError, match=r"other settings: it differs in .*parameters"):
         measure(suite(given), out=out)
-
-
-def test_a_target_that_is_named_twice_is_measured_once():
-    given = suite(PerplexityTask(windows=2))
-    results = list(measure(given.model_copy(update={"to": ("1x", 256)})))
-    assert [result.label for result in results] == ["floor", "baseline"]

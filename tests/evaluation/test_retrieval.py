@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from caches import CACHE
 from loss_models import VOCABULARY, build
 from oldest import OLDEST, needs
 from peft import LoraConfig, get_peft_model
 from tiny_models import tiny_model
 from torch import nn
-from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 import ropepatch
 from ropepatch.data.haystack import Haystack, Question
@@ -139,70 +138,28 @@ def test_a_haystack_read_in_chunks_loses_no_token(monkeypatch, caplog):
 
 
 def test_the_bundled_model_finds_on_the_cache_what_it_finds_in_whole_prompts(tiny, caplog):
-    method = "self-extend"
-    with patched(tiny[0], method):
-        for lengths, options in (
-            ((128, 256, 640), {"keys": 1, "kinds": ("passkey",), "haystacks": 2}),
-            ((192, 288, 420), {"keys": 2, "kinds": ("number", "fact"), "haystacks": 1}),
-        ):
-            cached, whole = (
-                retrieve(*tiny, lengths=lengths, read_once=once, **options) for once in (True, False)
-            )
-            assert apart(cached, whole) < 1e-4
-            if "passkey" in options["kinds"]:
-                assert [whole.found(n).value for n in lengths[:2]] == [1, 1]
-                assert whole.found(640).value > 0
+    options = {"lengths": (128, 256, 640), "keys": 1, "kinds": ("passkey",), "haystacks": 2}
+    with patched(tiny[0], "self-extend"):
+        cached, whole = (retrieve(*tiny, read_once=once, **options) for once in (True, False))
+    assert apart(cached, whole) < 1e-4
+    assert [whole.found(n).value for n in (128, 256)] == [1, 1]
+    assert whole.found(640).value > 0
     assert not caplog.records
 
 
-# Sabotage: each of these makes other answers, and is seen by the check of the first
-
-
-def cut_short(monkeypatch: pytest.MonkeyPatch, model: PreTrainedModel) -> None:
-    """The cache lacks the last token that was read."""
-    right = retrieval._beside
-
-    def beside(pages: DynamicCache) -> DynamicCache:
-        cache = right(pages)
-        for layer in cache.layers:
-            layer.layer = type("Short", (), {})()
-            layer.layer.keys, layer.layer.values = layer.keys[:, :, :-1], layer.values[:, :, :-1]
-            layer.layer.get_seq_length = lambda keys=layer.keys: keys.shape[2] - 1
-            layer.layer.get_mask_sizes = lambda count, keys=layer.keys: (keys.shape[2] - 1 + count, 0)
-        return cache
-
-    monkeypatch.setattr(retrieval, "_beside", beside)
-
-
-def restart(monkeypatch: pytest.MonkeyPatch, model: PreTrainedModel) -> None:
-    """Positions of a question begin at 0."""
-
-    def from_zero(_: nn.Module, __: Any, options: dict[str, Any]) -> None:
-        if options["use_cache"]:
-            options["position_ids"] = torch.arange(options["input_ids"].shape[1])[None]
-
-    model.register_forward_pre_hook(from_zero, with_kwargs=True)
-
-
-def remember(monkeypatch: pytest.MonkeyPatch, model: PreTrainedModel) -> None:
-    """A question stays in the cache, where the next one sees it."""
-    monkeypatch.setattr(retrieval, "_beside", lambda pages: pages)
-
-
-@pytest.mark.parametrize("sabotage", [cut_short, restart, remember])
-def test_a_cache_that_is_not_that_of_the_prompt_is_seen_and_every_prompt_read_whole(
-    monkeypatch, sabotage, caplog
-):
+def test_a_model_that_answers_otherwise_on_its_cache_is_seen_and_every_prompt_read_whole(caplog):
     model = MODELS["grouped queries"]()
     made = haystacks(model)
     whole = ask(model, made, read_once=False)
-    sabotage(monkeypatch, model)
-    one_by_one = {"tokens_per_batch": 1}
-    assert apart(ask(model, made, **one_by_one), whole) == 0
+
+    def from_zero(_: nn.Module, __: Any, options: dict[str, Any]) -> None:
+        if options["use_cache"]:  # positions of a question begin at 0
+            options["position_ids"] = torch.arange(options["input_ids"].shape[1])[None]
+
+    model.register_forward_pre_hook(from_zero, with_kwargs=True)
+    assert apart(ask(model, made, tokens_per_batch=1), whole) == 0
     (record,) = caplog.records
     assert "every prompt is read whole, which takes longer" in record.getMessage()
-    monkeypatch.setattr(retrieval, "_same", lambda *_: True)
-    assert apart(ask(model, made, **one_by_one), whole) > 1e-2
 
 
 def test_the_first_answer_is_checked_at_the_first_and_last_length_with_one_key_at_every_one(
@@ -285,26 +242,6 @@ def test_unusual_caches_serve(family, caplog):
     assert not caplog.records
 
 
-class Renamed(LlamaForCausalLM):
-    """Calls its cache what transformers 5.24 does."""
-
-    def forward(self, input_ids, use_cache=None, cache=None, logits_to_keep=0):
-        return super().forward(
-            input_ids, use_cache=use_cache, **{CACHE: cache}, logits_to_keep=logits_to_keep
-        )
-
-
-def test_a_cache_is_found_under_its_newer_name(caplog):
-    model = MODELS["grouped queries"]()
-    made = haystacks(model)
-    renamed = Renamed(model.config).eval()
-    renamed.load_state_dict(model.state_dict())
-    with calls(renamed) as shapes:
-        assert apart(ask(renamed, made), ask(model, made)) < 1e-6
-    assert len(shapes) == 14
-    assert not caplog.records
-
-
 def test_logits_that_autocast_widened_may_differ_as_16_bits_round():
     logits = torch.linspace(-8, 8, 51)[None]
     narrow = logits.bfloat16().float()
@@ -329,7 +266,7 @@ def test_a_wrapped_model_is_read_once_and_without_its_adapter_answers_the_same(c
 
 def test_a_model_in_training_goes_back_to_it_and_its_dropout_is_off():
     model = build("llama", **TRAINED, attention_dropout=0.9)
-    made = haystacks(model)
+    made = haystacks(model, 1)
     expected = ask(model, made)
     assert ask(model.train(), made) == expected
     assert model.training
@@ -408,14 +345,9 @@ def test_a_mean_is_over_haystacks_of_a_length_a_kind_and_depths():
 def test_the_effective_length_demands_all_shorter_ones(found, reached):
     by_length = dict(zip((1024, 512, 256), found[::-1], strict=False))
     assert effective_length(by_length) == reached
-
-
-def test_the_effective_length_of_answers_takes_a_threshold_of_a_share():
-    assert SOME.effective_length() is None
-    assert SOME.effective_length(0.8) == 64
-    for threshold in (0, 1.5, math.nan):
-        with pytest.raises(RopepatchError, match="above 0 and at most 1"):
-            SOME.effective_length(threshold)
+    assert (SOME.effective_length(), SOME.effective_length(0.8)) == (None, 64)
+    with pytest.raises(RopepatchError, match="threshold"):
+        SOME.effective_length(0)
 
 
 # Chat templates
@@ -440,12 +372,22 @@ def test_a_chat_template_is_split_where_the_message_stands(tiny):
 # The task
 
 
-def test_a_task_asks_at_the_lengths_that_have_room_and_says_why_a_named_one_has_none(tiny):
+def test_a_task_asks_at_the_lengths_that_have_room_around_a_text_that_is_one(tiny, tmp_path):
     tokenizer = tiny[1]
+    (tmp_path / "novel.txt").write_text("It was late. Nobody came to the door. " * 200)
+    (tmp_path / "ids.jsonl").write_text('{"text": [5, 6, 7]}\n')
+    digests = [
+        RetrievalTask(haystacks=1, text=text)
+        .prepare("tiny", tokenizer, trained=256, to=256)
+        .parameters["digest"]
+        for text in (None, str(tmp_path / "novel.txt"))
+    ]
+    assert digests[0] != digests[1]
+    with pytest.raises(RopepatchError, match="holds token ids"):
+        RetrievalTask(text=str(tmp_path / "ids.jsonl")).prepare("tiny", tokenizer, trained=256, to=256)
     made = RetrievalTask(haystacks=2, keys=2).prepare("x", tokenizer, trained=256, to=512)
     assert made.parameters["lengths"] == [256, 512]
     assert (made.parameters["keys"], made.parameters["kinds"]) == (2, ["number", "sentence"])
-    assert not {"threshold", "trials"} & made.parameters.keys()
     assert RetrievalTask.reads(made.parameters) == {512: 3}
     with pytest.raises(RopepatchError, match="128 tokens has no room"):
         RetrievalTask(haystacks=2, keys=2, lengths=["0.5x"]).prepare("x", tokenizer, trained=256, to=512)
@@ -468,19 +410,6 @@ def test_a_forecast_scales_a_short_row_by_what_every_row_costs(tiny, monkeypatch
     without = "without lm-eval, whose time is not known"
     assert measuring.forecast(model, [asked, unknown]) == f"2 measurements: {line}, {without} {sample}"
     assert measuring.forecast(model, [unknown]) == f"1 measurement, {without}"
-
-
-def test_a_text_decides_what_is_read_and_token_ids_are_no_text(tiny, tmp_path):
-    file, ids = tmp_path / "novel.txt", tmp_path / "ids.jsonl"
-    file.write_text("It was late. Nobody came to the door. " * 200)
-    ids.write_text('{"text": [5, 6, 7]}\n')
-    plain, text = (
-        RetrievalTask(haystacks=1, text=t).prepare("tiny", tiny[1], trained=256, to=256).parameters
-        for t in (None, str(file))
-    )
-    assert plain["digest"] != text["digest"]
-    with pytest.raises(RopepatchError, match="holds token ids, expected texts"):
-        RetrievalTask(text=str(ids)).prepare("tiny", tiny[1], trained=256, to=256)
 
 
 def test_rows_are_by_length_by_kind_and_by_depth():

@@ -34,10 +34,10 @@ def killed_after(batches: int):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=protocol_name)
-@pytest.mark.parametrize("batches", [1, 3])
 def test_killed_and_started_again_the_losses_are_the_same_and_nothing_is_read_twice(
-    llama, tmp_path, protocol, batches
+    llama, tmp_path, protocol
 ):
+    batches = 3
     options, folder = protocol | {"tokens_per_batch": 70}, tmp_path / "made" / "here"
     uninterrupted, whole = passes(llama, **options)
     with pytest.raises(Killed):
@@ -52,7 +52,7 @@ def test_killed_and_started_again_the_losses_are_the_same_and_nothing_is_read_tw
     assert all(map(torch.equal, again, uninterrupted))
 
 
-@pytest.mark.parametrize("cut", [1, 5, 60])
+@pytest.mark.parametrize("cut", [1, 60])
 def test_a_line_that_was_not_written_to_its_end_is_measured_again(llama, tmp_path, cut):
     wanted, whole = passes(llama, keep=tmp_path)
     (file,) = tmp_path.iterdir()
@@ -63,24 +63,19 @@ def test_a_line_that_was_not_written_to_its_end_is_measured_again(llama, tmp_pat
         assert all(map(torch.equal, found, wanted))
 
 
-def test_a_process_that_was_cut_short_and_writes_on_loses_no_line(tmp_path):
-    kept = Kept(tmp_path)
-    kept.write("first", 1)
-    (file,) = tmp_path.iterdir()
-    file.write_bytes(file.read_bytes()[:-3])
-    kept.write("second", 2)
-    assert Kept(tmp_path).found == {"second": 2}
-
-
-def test_processes_that_share_a_folder_do_not_touch_each_others_lines(tmp_path):
-    """Nor does one fail whose folder another removes that ended first."""
-    first, second = Kept(tmp_path / "shared"), Kept(tmp_path / "shared")
+def test_processes_share_a_folder_and_lose_no_line_where_one_was_cut_short_or_the_folder_removed(tmp_path):
+    folder = tmp_path / "shared"
+    first, second = Kept(folder), Kept(folder)
     first.write("a", 1)
+    (file,) = folder.iterdir()
     second.write("b", 2)
-    assert Kept(tmp_path / "shared").found == {"a": 1, "b": 2}
-    shutil.rmtree(tmp_path / "shared")
-    second.write("c", 3)
-    assert Kept(tmp_path / "shared").found == {"c": 3}
+    assert Kept(folder).found == {"a": 1, "b": 2}
+    file.write_bytes(file.read_bytes()[:-3])
+    first.write("c", 3)
+    assert Kept(folder).found == {"b": 2, "c": 3}
+    shutil.rmtree(folder)
+    second.write("d", 4)
+    assert Kept(folder).found == {"d": 4}
 
 
 def test_losses_that_are_no_numbers_are_not_kept(tmp_path):
@@ -89,9 +84,3 @@ def test_losses_that_are_no_numbers_are_not_kept(tmp_path):
     with pytest.raises(RopepatchError, match="expected a number"):
         perplexity(model, None, tokens(9), keep=tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_that_cannot_be_made_is_an_error(llama, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RopepatchError, match=r"cannot keep results in .*file"):
-        perplexity(llama, None, tokens(9), keep=tmp_path / "file")

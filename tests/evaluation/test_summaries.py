@@ -12,7 +12,6 @@ from ropepatch.evaluation.comparisons import summary
 RESULTS = [
     reading("floor", [0.4, 0.39, 0.38]),
     reading("baseline", [0.6, 2.0, 12.0]),
-    reading("yarn", [0.65, 0.6, 0.55], method="yarn"),
     adapted(reading("yarn + mine", [0.61, 0.5, 0.45], method="yarn")),
     asking("baseline", [4, 0, 0]),
     adapted(asking("yarn + mine", [4, 4, 3], method="yarn")),
@@ -20,49 +19,28 @@ RESULTS = [
 ]
 
 
-def test_results_are_quoted_at_the_trained_context_and_at_the_target_with_their_intervals():
-    read, asked, scores = (task["results"] for task in summary(RESULTS)["tasks"])
-    assert list(read) == ["baseline", "yarn", "yarn + mine", "floor"]
-    expected = [RESULTS[3].row("loss", length=length).tidy() for length in (256, 1024)]
-    assert read["yarn + mine"] == expected
-    assert [row["value"] for row in expected] == pytest.approx([0.61, 0.45])
-    assert (expected[0]["measure"], expected[0]["low"]) == ("nats_per_token", pytest.approx(0.51))
+def test_results_are_quoted_with_what_was_asked_at_the_trained_context_and_at_the_target():
+    made = summary(RESULTS)
+    assert (made["model"], made["trained"], made["target"]) == ("tiny", 256, 1024)
+    assert json.loads(json.dumps(made, allow_nan=False)) == made
+    read, asked, scores = (task["results"] for task in made["tasks"])
+    assert list(read) == ["baseline", "yarn + mine", "floor"]
+    assert read["yarn + mine"] == [RESULTS[2].row("loss", length=length).tidy() for length in (256, 1024)]
     assert [(row["measure"], row["length"]) for row in asked["yarn + mine"]] == [
         (measure, length) for measure in ("found", "log_prob") for length in (256, 1024)
     ]
-    assert asked["yarn + mine"][1] == RESULTS[5].row("found", length=1024).tidy()
-    assert scores == {"baseline": [RESULTS[6].rows[0].tidy()]}
-
-
-def test_the_model_and_what_was_asked_stand_with_the_figures():
-    made = summary(RESULTS)
-    assert (made["model"], made["trained"], made["target"]) == ("tiny", 256, 1024)
-    settings = {"stride": None, "bos": False, "text": "books"}
-    settings |= {"digest": "f00d", "pieces": 10, "tokens": 10_240}
-    assert made["tasks"][0] == {"task": "perplexity", "results": made["tasks"][0]["results"]} | settings
-    assert made["tasks"][1]["haystacks"] == 4
-    assert made["tasks"][2]["limit"] == 20
+    assert scores == {"baseline": [RESULTS[5].rows[0].tidy()]}
+    assert made["tasks"][0].items() >= {"stride": None, "text": "books", "digest": "f00d"}.items()
+    assert (made["tasks"][1]["haystacks"], made["tasks"][2]["limit"]) == (4, 20)
 
 
 @pytest.mark.parametrize(
-    ("lengths", "quoted"),
-    [
-        ((128, 512, 1000), [128, 1000]),
-        ((128, 255), [255]),
-        ((300, 1024), [1024]),
-        ((256,), [256]),
-    ],
+    ("lengths", "quoted"), [((128, 512, 1000), [128, 1000]), ((128, 255), [255]), ((300, 1024), [1024])]
 )
 def test_a_length_that_was_not_measured_gives_way_to_the_next_below_it(lengths, quoted):
     result = replace(reading("yarn", [0.5] * len(lengths), lengths=lengths), target=1024)
     (task,) = summary([result])["tasks"]
     assert [row["length"] for row in task["results"]["yarn"]] == quoted
-
-
-def test_a_summary_is_what_its_file_says():
-    made = summary([reading("yarn", [0.6] * 3, width=None), asking("yarn", [4, 4, 4])])
-    assert json.loads(json.dumps(made, allow_nan=False)) == made
-    assert made["tasks"][0]["results"]["yarn"][-1]["high"] is None
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation import perplexity as module
-from ropepatch.evaluation.perplexity import LossReader, Window, batched, key_of, perplexity, windows
+from ropepatch.evaluation.perplexity import LossReader, Window, batched, key_of, perplexity
 
 BOS = 1
 NEARLY = (60, 58, 60, 60, 33, 33, 60, 7, 7, 60)  # some of them so alike that they are read together
@@ -65,7 +65,7 @@ def slow_losses(model: PreTrainedModel, ids: Tensor, window: int = 10**9, stride
 
 
 LENGTHS = (23, 9, 2, 16, 17, 16)
-SLIDING = ((8, 3), (8, 7), (2, 1), (22, 5), (50, 3))
+SLIDING = ((8, 3), (8, 7), (2, 1), (50, 3))
 
 
 @pytest.mark.parametrize("tokens_per_batch", [1, 30])
@@ -94,34 +94,6 @@ def test_bos_is_before_texts_alone_and_only_if_it_is_wanted(llama, protocol):
         assert len(cut) == 4  # with bos, of five tokens it is one
 
 
-# Windows
-
-
-def places(length: int, window: int, stride: int) -> list[tuple[int, int, int]]:
-    read = windows(0, torch.arange(length), window, stride)
-    return [(one.begin, one.begin + len(one.ids), one.begin + one.first) for one in read]
-
-
-def lm_eval_rolling(ids: list[int], max_length: int) -> list[tuple[int, int]]:
-    """Its windows with context_len 1, as pairs of the input's first token and a target."""
-    utils = pytest.importorskip("lm_eval.utils")
-    pairs = []
-    for window in utils.get_rolling_token_windows(ids[1:], ids[0], max_length, 1):
-        inputs, targets = utils.make_disjoint_window(window)
-        pairs += [(inputs[0], target) for target in targets]
-    return pairs
-
-
-@pytest.mark.parametrize("length", [6, 7, 12, 13, 14, 30])
-def test_the_rolling_likelihood_of_lm_eval_slides_by_its_inputs_but_for_a_last_full_window(length):
-    ids = list(range(length))  # every token is its own index
-    slid = places(length, 7, 6)
-    begin, _, last = slid[-1]
-    ours = [(begin, t) for begin, end, scored in slid for t in range(scored, end)]
-    begin = max(0, min(begin, length - 7))
-    assert lm_eval_rolling(ids, 6) == [pair if pair[1] < last else (begin, pair[1]) for pair in ours]
-
-
 # Known models
 
 
@@ -135,8 +107,8 @@ def test_a_uniform_model_has_its_vocabulary_for_a_perplexity_by_every_protocol(p
 
 @pytest.mark.parametrize("protocol", [{}, sliding(8, 3)], ids=protocol_name)
 @pytest.mark.parametrize("step", [0, 1, 2])
-@pytest.mark.parametrize(("probability", "chunk"), [(0.9, 5), (0.25, 1)])
-def test_only_the_model_of_the_next_token_scores_well_by_every_protocol(protocol, step, probability, chunk):
+def test_only_the_model_of_the_next_token_scores_well_by_every_protocol(protocol, step):
+    probability, chunk = 0.9, 5
     counting = [torch.arange(30) % 20, torch.arange(3, 20)]
     curve = perplexity(shift_model(step, probability), None, counting, chunk=chunk, **protocol)
     score = 1 / probability if step == 1 else 19 / (1 - probability)
@@ -145,15 +117,6 @@ def test_only_the_model_of_the_next_token_scores_well_by_every_protocol(protocol
 
 
 # Memory and batches
-
-
-def test_of_overlapping_windows_only_scored_positions_pass_the_head():
-    model = build(vocab_size=2000)
-    passed = []
-    model.lm_head.register_forward_hook(lambda _, args, __: passed.append(args[0].shape[:2].numel()))
-    perplexity(model, None, tokens(160, vocabulary=2000), chunk=1024, **sliding(64, 16))
-    # One window of 64, scored from token 1 on, and six of which 16 tokens count; two more of each to check.
-    assert sum(passed) == (63 + 2) + 6 * (16 + 2)
 
 
 def shapes_read(model: PreTrainedModel, documents: object, **options: object) -> list[tuple[int, int]]:
@@ -224,11 +187,16 @@ def test_the_losses_of_a_window_do_not_hold_those_of_its_batch(llama):
 
 
 def test_the_key_of_a_batch_says_what_is_read_and_scored():
-    def key(index: int = 0, begin: int = 0, ids: tuple[int, ...] = (1, 2, 3, 4, 5, 6), first: int = 1) -> str:
-        return key_of([Window(index, begin, torch.tensor(ids), first)])
-
-    assert key() == key(index=7) == key(begin=9)
-    assert len({key(), key(ids=(1, 2, 3, 4, 5, 7)), key(ids=(1, 2, 3, 4, 5)), key(first=2)}) == 4
+    ids, other = torch.arange(1, 7), torch.tensor([1, 2, 3, 4, 5, 7])
+    read = [
+        (0, 0, ids, 1),
+        (7, 0, ids, 1),
+        (0, 9, ids, 1),
+        (0, 0, other, 1),
+        (0, 0, ids[:5], 1),
+        (0, 0, ids, 2),
+    ]
+    assert len({key_of([Window(*window)]) for window in read}) == 4  # wherever the same is read
 
 
 # Streams
@@ -259,22 +227,15 @@ def test_an_iterator_is_read_in_blocks_as_it_comes(llama, monkeypatch):
         ([], {}, "no documents"),
         (["text"], {"tokenizer": None}, "tokenizer is None"),
         ([[1, 2], [1, 2], [3]], {}, r"documents\[2\] must be one row of at least 2 tokens, got shape \[1\]"),
-        ([1, 2, 3], {}, r"documents\[0\] must be a text or a list of token ids, got 1"),
         ([[1, 2], [1, 2, VOCABULARY]], {}, rf"documents\[1\]: token 2 is {VOCABULARY}, expected 0 to 47"),
         ([[1, -1, 5]], {}, r"documents\[0\]: token 1 is -1, expected"),
-        (["1 2", None], {}, r"documents\[1\] must be a text or a list of token ids, got None"),
-        ([["a", "b"]], {}, r"documents\[0\] must be a text or a list of token ids, got \['a', 'b'\]"),
         ([__file__], {}, "is the name of a file"),
-        (["1 2"], {"length": math.nan}, "length must be a whole number of tokens, got nan"),
         (["1 2"], {"length": "1k"}, "length must be a whole number of tokens, got '1k'"),
         ([[1.0, 2.5]], {}, r"documents\[0\] must hold whole token ids, got torch.float32"),
         (tokens(9), {"window": 8}, "need a length and a stride, got window=8, stride=None"),
         (tokens(9), {"stride": 8}, "need a length and a stride, got window=None, stride=8"),
-        *((tokens(9), sliding(window, 1), f"at least 2 tokens, got {window}") for window in (1, 0, -3)),
-        *(
-            (tokens(9), sliding(8, stride), f"from 1 to 7 for windows of 8 tokens, got {stride}")
-            for stride in (0, -1, 8, 9)
-        ),
+        (tokens(9), sliding(1, 1), "at least 2 tokens, got 1"),
+        *((tokens(9), sliding(8, stride), f"from 1 to 7 .* got {stride}") for stride in (0, 8)),
         (tokens(9), {"length": 1}, "length must be at least 2"),
         (tokens(9), {"chunk": 0}, "chunk and tokens_per_batch must be at least 1, got 0"),
     ],
