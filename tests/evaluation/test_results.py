@@ -71,6 +71,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 @given(JSON)
 def test_lists_of_numbers_stand_on_one_line_and_nothing_else_changes(content):
     text = results_json(content)

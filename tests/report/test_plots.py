@@ -20,6 +20,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import comparisons
 from ropepatch.evaluation.results import Result
 from ropepatch.report import plots
+from ropepatch.report.plots.changes import slow_divisors
 from ropepatch.report.plots.lines import plot_gain, plot_perplexity, plot_positions
 from ropepatch.report.plots.style import COLOURS, PLAIN, Look
 from ropepatch.scaling import make_scaling
