@@ -39,6 +39,7 @@ from ropepatch.training.adaptation import adapt, merged_model
 from ropepatch.training.adapter import trainable
 from ropepatch.training.parallel import Sharing
 from ropepatch.training.recipe import Distil, Lora, Watch, read_recipe
+from ropepatch.training.run import Run
 
 TRAINED = 256
 
@@ -157,6 +158,24 @@ def test_a_full_disk_is_said_clearly_and_leaves_the_last_checkpoint_whole(
     assert sorted(path.name for path in (tmp_path / "out.run").glob("checkpoint-*")) == ["checkpoint-2"]
     resumed = adapt(yarn(), small_recipe(), tmp_path / "out").folder
     assert model_bytes(resumed) == model_bytes(adapted)
+
+
+def test_the_loss_of_a_step_is_that_of_segments_read_apart_at_positions_that_jump(tmp_path):
+    recipe = small_recipe(lora=Lora(r=4), trainer={"max_steps": 1}, watch=Watch(every=1, target=False))
+    batch = Run.of(yarn(), recipe, tmp_path / "out").supply().batches[0]
+    edges = batch["cu_seq_lens_q"].tolist()
+    mask = torch.full((1, 1, edges[-1], edges[-1]), -torch.inf)
+    for begin, end in itertools.pairwise(edges):
+        mask[..., begin:end, begin:end] = torch.full((end - begin, end - begin), -torch.inf).triu(1)
+    model = patched(512)
+    model.set_attn_implementation("eager")
+    inputs = {"position_ids": batch["position_ids"], "attention_mask": mask, "use_cache": False}
+    with torch.no_grad():
+        logits = model(batch["input_ids"], **inputs).logits[0, :-1]
+    expected = torch.nn.functional.cross_entropy(logits, batch["labels"][0, 1:]).item()
+    assert batch["position_ids"].diff().max() > 1
+    rows = history_of(adapt(yarn(), recipe, tmp_path / "out").folder)
+    assert rows[-1]["loss"] == pytest.approx(expected, rel=1e-4)
 
 
 # What decides the weights
