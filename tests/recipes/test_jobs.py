@@ -130,8 +130,10 @@ def test_the_commands_of_the_guide_parse():
     for words in lines:
         if words[0] == "accelerate":
             given = launch_command_parser().parse_args(words[2:])
-            assert given.module
             assert (ROOT / given.config_file).is_file()
+            if given.training_script == "train.py":  # a trainer of one's own
+                continue
+            assert given.module
             words = [given.training_script, *given.training_script_args]
         elif words[0] == "sbatch":
             assert ROOT / words[1] == JOBS / "slurm.sh"

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
-from accelerate import FullyShardedDataParallelPlugin
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from transformers import TrainingArguments
@@ -23,7 +22,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.config import load_config
 from ropepatch.settings import RECIPES, find_shipped, relative_length, shipped_names
 from ropepatch.training.forecast import Estimate, published_config
-from ropepatch.training.recipe import Recipe, TrainerArguments, read_recipe
+from ropepatch.training.recipe import TrainerArguments, read_recipe
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 README = FOLDER / "README.md"
@@ -73,12 +72,6 @@ def test_a_recipe_for_a_gpu_is_kept_small_and_its_header_says_what_it_fits_into(
         assert estimate(name).memory.total_gib * 2**30 < 0.9 * needed * 10**9 <= 72e9
 
 
-@pytest.mark.parametrize("other", ["llama2-7b-linear-32k", "llama2-7b-ntk-32k"])
-def test_counterparts_differ_in_the_method_alone(other):
-    one, two = read_recipe("llama2-7b-yarn-32k"), read_recipe(other)
-    assert {key for key in Recipe.model_fields if getattr(one, key) != getattr(two, key)} == {"method"}
-
-
 @pytest.mark.parametrize(
     "name", [name for name in NAMES if relative_length(read_recipe(name).to, window_of(name)) >= 2**17]
 )
@@ -86,14 +79,6 @@ def test_from_128k_on_little_is_evaluated(name):
     watch = read_recipe(name).watch
     assert watch.windows <= 2
     assert not watch.passkey_trials, "keys and values of so many tokens take more than the training"
-
-
-def test_short_rows_and_long_ones_are_compared_at_equal_tokens():
-    names = ("llama2-7b-yarn-32k-pose", "llama2-7b-yarn-32k")
-    (short, long), costs = map(read_recipe, names), [estimate(name) for name in names]
-    assert costs[0].tokens == costs[1].tokens
-    assert costs[0].memory.activations_gib < costs[1].memory.activations_gib / 7
-    assert short.trainer | {"gradient_accumulation_steps": 8} == long.trainer
 
 
 # Headers
@@ -262,19 +247,6 @@ def test_accelerate_knows_every_key_of_its_files(file):
         assert section.keys() <= known
     assert config.mixed_precision == "bf16"
     assert config.num_machines == 1
-
-
-def test_fsdp_shards_by_layer_and_leaves_loading_and_checkpointing_to_us(monkeypatch):
-    config = load_config_from_file(str(FOLDER / "accelerate" / "fsdp2.yaml")).fsdp_config
-    for key, value in config.items():
-        monkeypatch.setenv(key.upper(), str(value).lower() if isinstance(value, bool) else str(value))
-    plugin = FullyShardedDataParallelPlugin()
-    assert plugin.fsdp_version == 2
-    assert plugin.reshard_after_forward is True
-    assert plugin.auto_wrap_policy.__name__ == "transformer_auto_wrap_policy"
-    assert not plugin.cpu_ram_efficient_loading
-    assert not plugin.activation_checkpointing  # transformers refuses it beside its own
-    assert plugin.state_dict_type.name == "FULL_STATE_DICT"
 
 
 # ropepatch recipes

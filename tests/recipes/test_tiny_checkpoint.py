@@ -13,13 +13,10 @@ from ropepatch.model.source import TINY
 
 
 def test_stock_transformers_loads_it_in_float32(tiny):
-    model, tokenizer = tiny
     stock = AutoModelForCausalLM.from_pretrained(TINY)
-    assert type(stock) is LlamaForCausalLM
-    assert stock.dtype == model.dtype == torch.float32
-    ids = tokenizer("The river runs.", return_tensors="pt").input_ids
-    assert torch.equal(stock(ids).logits, model(ids).logits)
-    assert AutoTokenizer.from_pretrained(TINY)("The river runs.").input_ids == ids[0].tolist()
+    assert (type(stock), stock.dtype) == (LlamaForCausalLM, torch.float32)
+    ids = AutoTokenizer.from_pretrained(TINY)("The river runs.", return_tensors="pt").input_ids
+    assert torch.equal(stock(ids).logits, tiny[0](ids).logits)
 
 
 def test_it_retrieves_at_every_depth_within_its_window(tiny):
@@ -29,14 +26,11 @@ def test_it_retrieves_at_every_depth_within_its_window(tiny):
             assert answers.found(length, depths=depths).value >= 0.95
 
 
-def test_its_loss_within_the_window_is_at_most_5_percent_above_the_floor(tiny):
-    tales = held_out_tales(tiny[1], length=256, count=40)
-    floor = -torch.stack([tale.log_probs()[1:] for tale in tales]).mean().item()
-    loss = ropepatch.perplexity(tiny[0], None, [tale.ids for tale in tales]).at(256).mean
+def test_its_loss_is_near_the_floor_within_the_window_and_far_above_a_reader_of_256_tokens_beyond(tiny):
+    within = held_out_tales(tiny[1], length=256, count=40)
+    floor = -torch.stack([tale.log_probs()[1:] for tale in within]).mean().item()
+    loss = ropepatch.perplexity(tiny[0], None, [tale.ids for tale in within]).at(256).mean
     assert floor < loss <= 1.05 * floor
-
-
-def test_beyond_the_window_its_loss_is_far_above_that_of_a_reader_of_256_tokens(tiny):
     tales = held_out_tales(tiny[1], length=1024, count=8)
     seen = [(tale.distance > 0) & (tale.distance <= 256) for tale in tales]
     pairs = zip(tales, seen, strict=True)
@@ -61,14 +55,6 @@ def test_a_patch_lets_it_retrieve_beyond_and_taking_it_out_makes_it_blind_again(
     assert patched.found(1024).value >= 0.5
     assert asked(model) == before
     assert asked(ropepatch.load(ropepatch.extend(plan, tmp_path / "longer"), device="cpu")[0]) == patched
-
-
-def test_held_out_tales_are_always_the_same_and_begin_alike(tiny):
-    first, second = held_out_tales(tiny[1], length=300, count=2)
-    (longer,) = held_out_tales(tiny[1], length=600, count=1)
-    assert torch.equal(longer.ids[:300], first.ids)
-    assert torch.equal(longer.log_probs()[:300], first.log_probs())
-    assert not torch.equal(first.ids, second.ids)
 
 
 def test_a_folder_called_tiny_is_reached_by_its_path(tmp_path, monkeypatch):

@@ -1,20 +1,16 @@
-"""The recipe of the bundled checkpoint, the rows it is trained on, and its training in miniature."""
+"""The recipe of the bundled checkpoint, and the rows it is trained on."""
 
 import hashlib
 import json
 from pathlib import Path
 
-import pretrain as program
 import pretraining
 import pytest
-import torch
-import typer
 import yaml
 from pretraining import Rows, make_tokenizer
 from pretraining_recipe import Stage, read_recipe
 from pretraining_rows import MATERIALS, Stock
 from transformers import AutoTokenizer, LlamaForCausalLM
-from typer.testing import CliRunner
 
 from ropepatch.data.tiny.grammar import BOS, EOS
 from ropepatch.data.tiny.materials import IGNORED
@@ -46,15 +42,9 @@ def stock(tokenizer):
     return Stock.of(tokenizer, [TEXT, "And then it rained."])
 
 
-# Seeds
-
-
 def test_a_seed_is_the_same_in_every_version():
     assert seed_of("passkey", 0, 256, 0.5, 3) == 8445069441905667185
     assert seed_of() != seed_of(0) != seed_of("0") != seed_of("0", 0)
-
-
-# The recipe
 
 
 def content(**changes):
@@ -92,9 +82,6 @@ def test_the_shipped_recipe_is_what_the_bundled_checkpoint_was_made_from(tokeniz
     assert made["rope_parameters"]["rope_theta"] == bundled["rope_parameters"]["rope_theta"] == 10000
     assert recipe.vocab_size == len(tokenizer)
     assert max(max(stage.windows) for stage in recipe.stages) == bundled["max_position_embeddings"]
-    with torch.device("meta"):
-        model = LlamaForCausalLM(recipe.config())
-    assert 1.9e6 < sum(weight.numel() for weight in model.parameters()) < 2e6
 
 
 @pytest.mark.parametrize(
@@ -105,10 +92,8 @@ def test_the_shipped_recipe_is_what_the_bundled_checkpoint_was_made_from(tokeniz
         (content(stage={"name": "checkpoint"}), "stages[0]: name must not be checkpoint", None),
         (content(stage={"mixture": {"tale": 1}}), "got 'tale'", "did you mean tales?"),
         (content(stage={"windows": [11, 45]}), "a row of 45 tokens has no room in 44 tokens_per_step", None),
-        (content(stage={"lr_scheduler_type": "cosin"}), "must be one of linear", "did you mean cosine?"),
         (content(model={"hidden_sise": 8}), "unknown model key 'hidden_sise'", "did you mean hidden_size?"),
         (content(model={"hidden_size": "big"}), "model: Validation error for", None),
-        (content() | {"model": {"hidden_size": 16}}, "model has no max_position_embeddings", None),
     ],
 )
 def test_a_wrong_recipe_is_refused_in_one_line(tmp_path, recipe, message, hint):
@@ -119,9 +104,6 @@ def test_a_wrong_recipe_is_refused_in_one_line(tmp_path, recipe, message, hint):
     assert message in str(caught.value)
     assert "\n" not in f"{caught.value}{caught.value.hint}"
     assert hint is None or caught.value.hint.startswith(hint)
-
-
-# Materials
 
 
 def test_each_material_is_what_it_was_when_the_bundled_checkpoint_was_trained(stock):
@@ -144,13 +126,6 @@ def test_a_string_is_trained_on_its_second_half_and_its_end(stock, length):
     assert labels.tolist() == [IGNORED] * (half + 2) + ids[half + 2 :].tolist()
 
 
-def test_no_story_ends_with_the_last_token_of_all(stock):
-    """The bundled checkpoint was trained so."""
-    for seed in range(20):
-        ids, _ = MATERIALS["stories"](stock, len(stock.stories) - 1, seed)
-        assert torch.equal(ids, stock.stories[:-1])
-
-
 @pytest.mark.parametrize(
     ("name", "length", "message"),
     [
@@ -162,9 +137,6 @@ def test_no_story_ends_with_the_last_token_of_all(stock):
 def test_a_row_that_cannot_be_drawn_is_refused(stock, name, length, message):
     with pytest.raises(RopepatchError, match=message):
         MATERIALS[name](stock, length, 0)
-
-
-# Rows
 
 
 def stage(**changes):
@@ -188,9 +160,6 @@ def test_the_rows_of_a_stage_are_always_the_same(stock):
     assert len(set(everything)) > 0.99 * len(everything)
 
 
-# Training
-
-
 @pytest.mark.slow
 def test_the_tokenizer_of_the_shipped_recipe_is_the_bundled_one(shared, tokenizer, monkeypatch):
     monkeypatch.chdir(SHIPPED.parents[2])
@@ -204,12 +173,9 @@ def test_the_last_of_several_checkpoints_is_the_one_of_the_most_steps(tmp_path):
     assert pretraining._last_checkpoint(tmp_path / "not begun") is None
     for name in ("checkpoint-750", "checkpoint-1000", "checkpoint-1250"):
         (tmp_path / name).mkdir()
-    for name in ("checkpoint-750", "checkpoint-1000"):
-        (tmp_path / name / "trainer_state.json").write_text("{}")
+        if name != "checkpoint-1250":
+            (tmp_path / name / "trainer_state.json").write_text("{}")
     assert pretraining._last_checkpoint(tmp_path) == tmp_path / "checkpoint-1000"
-
-
-# The command
 
 
 @pytest.mark.parametrize("begun", [{"recipe.json": {"seed": 1}}, {"thesis.txt": ""}])
@@ -222,12 +188,3 @@ def test_what_is_not_of_the_same_run_is_not_written_into(begun, tokenizer, stock
     with pytest.raises(RopepatchError, match="one is of another recipe"):
         pretraining.pretrain(read_recipe(written(tmp_path, content())), tmp_path)
     assert [file.name for file in (tmp_path / "one").iterdir()] == [*begun]
-
-
-def test_the_command_says_what_is_wrong_in_two_lines_and_exits_with_2(tmp_path):
-    file, app = written(tmp_path, content(sed=1)), typer.Typer()
-    app.command()(program.main)
-    result = CliRunner().invoke(app, [str(file), "--out", str(tmp_path / "run")])
-    assert result.exit_code == 2
-    assert result.output == f"error: {file}: unknown recipe key 'sed'\nhint: did you mean seed?\n"
-    assert not (tmp_path / "run").exists()

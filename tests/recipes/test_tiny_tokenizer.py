@@ -1,4 +1,4 @@
-"""The bundled tokenizer, and the training of one like it."""
+"""The bundled tokenizer."""
 
 import pytest
 from hypothesis import example, given, settings
@@ -26,12 +26,6 @@ def test_a_text_gets_the_beginning_token_unless_special_tokens_are_left_out(toke
     plain = split(tokenizer, "Rain falls.")
     assert BOS not in plain
     assert tokenizer("Rain falls.").input_ids == [BOS, *plain]
-    assert tokenizer("Rain", "falls.").input_ids == [
-        BOS,
-        *split(tokenizer, "Rain"),
-        BOS,
-        *split(tokenizer, "falls."),
-    ]
 
 
 @given(st.text(max_size=60))
@@ -49,6 +43,3 @@ def test_any_text_is_split_without_an_unknown_token_and_comes_back_unchanged(tok
     assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text.replace(
         "<s>", ""
     ).replace("</s>", "")
-
-
-# Training
