@@ -260,7 +260,8 @@ class Settings(BaseModel):
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Copy with other values, which are validated."""
-        return type(self)(**dict(self) | dict(update or {}))
+        values = {key: getattr(self, key) for key in type(self).model_fields}  # one may be called `keys`
+        return type(self)(**values | dict(update or {}))
 
     def __str__(self) -> str:
         return repr(self)

@@ -179,6 +179,7 @@ def test_lengths_without_room_are_told_and_left_out_where_that_is_wanted():
         ({"keys": 99, "kinds": ("sentence",)}, "99 keys of the kind sentence take .* there are"),
         ({"keys": 2, "kinds": ("passkey",)}, "of the kind passkey take .* there are 1"),
         ({"texts": []}, "no text"),
+        ({"texts": "one long text"}, "texts is one text, expected a list"),
         ({"texts": [" \n", ""]}, "no text"),
     ],
 )

@@ -130,13 +130,6 @@ def test_a_line_that_is_not_utf_8_is_named_with_its_byte(tmp_path, suffix):
         read(write(tmp_path / f"b.{suffix}", b"\xef\xbb\xbf" + bad))
 
 
-def test_documents_before_a_bad_line_are_read_and_then_it_is_refused(tmp_path):
-    documents = stream_documents(write(tmp_path / "a.jsonl", b'{"text": "one"}\nno JSON\n'))
-    assert next(documents) == "one"
-    with pytest.raises(RopepatchError, match="line 2 is not JSON"):
-        next(documents)
-
-
 # folders
 
 
@@ -151,12 +144,6 @@ def test_a_folder_is_read_in_sorted_order_with_every_kind_in_it(tmp_path):
         write(tmp_path / name, b"not a document")
     (tmp_path / "folder.txt").mkdir()
     assert read(tmp_path) == ["first", "second", "third", [4], "fifth"]
-
-
-def test_a_folder_without_texts_is_an_error_that_says_what_is_read(tmp_path):
-    write(tmp_path / "notes.md", b"text")
-    with pytest.raises(RopepatchError, match=r"no text in .*: it has no \*\.txt or \*\.jsonl file"):
-        stream_documents(tmp_path)
 
 
 # what is there and what is not
@@ -308,14 +295,6 @@ def test_a_row_of_a_saved_set_without_a_text_is_named_and_so_is_a_column_that_is
     with pytest.raises(RopepatchError, match="set, row 0 has no field 'body', nor input_ids") as caught:
         read(tmp_path / "set", field="body")
     assert caught.value.hint == "it has ['text']"
-
-
-def test_a_saved_set_with_a_part_missing_is_one_error(tmp_path, dataset_of):
-    dataset_of({"text": ["one"]}).save_to_disk(tmp_path / "set")
-    next((tmp_path / "set").glob("*.arrow")).unlink()
-    with pytest.raises(RopepatchError, match=r"cannot read .*set") as caught:
-        stream_documents(tmp_path / "set")
-    assert "save_to_disk" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "odd [1]*.parquet", "a.arrow"])

@@ -20,7 +20,7 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from ropepatch.data import tokens
 from ropepatch.data.texts import Texts
-from ropepatch.data.tokens import Reading, TokenStore, default_cache, tokenised, tokenizer_digest
+from ropepatch.data.tokens import Reading, TokenStore, tokenised, tokenizer_digest
 from ropepatch.errors import RopepatchError
 
 LINES = ["abc", "d", "efgh", "ab", "hgfedcba"]
@@ -289,22 +289,6 @@ def test_a_tokenizer_is_known_by_its_class_and_one_without_a_backend_by_its_file
     assert tokenizer_digest(ByT5Tokenizer()) != tokenizer_digest(ByT5Tokenizer(extra_ids=7))
 
 
-@pytest.mark.parametrize(
-    ("set_to", "expected"),
-    [
-        ({}, "/home/me/.cache/ropepatch/tokens"),
-        ({"XDG_CACHE_HOME": "/fast"}, "/fast/ropepatch/tokens"),
-        ({"XDG_CACHE_HOME": "/fast", "ROPEPATCH_CACHE": "~/mine"}, "/home/me/mine/tokens"),
-    ],
-)
-def test_the_cache_is_where_the_environment_says(monkeypatch, set_to, expected):
-    for name in ("XDG_CACHE_HOME", "ROPEPATCH_CACHE"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in ({"HOME": "/home/me"} | set_to).items():
-        monkeypatch.setenv(name, value)
-    assert default_cache() == Path(expected)
-
-
 # token ids that the model does not know
 
 
@@ -350,21 +334,6 @@ def test_a_damaged_entry_is_read_again_with_a_warning(text, cache, readings, cap
         )
         assert "is damaged" in caplog.text
         assert len(readings) == number
-
-
-def test_an_interrupted_reading_leaves_the_entry_that_was_there(text, cache, monkeypatch):
-    few = keep(text, cache, tokens=5)
-    before = entries(cache)
-
-    def stop(*_: object, **__: object) -> Iterator[str]:
-        yield "a" * 10
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tokens, "stream_documents", stop)
-    with pytest.raises(KeyboardInterrupt):
-        keep(text, cache)
-    assert entries(cache) == before
-    assert documents(keep(text, cache, tokens=5)) == documents(few) == [ids_of("abc"), ids_of("d")]
 
 
 def test_between_its_two_files_an_entry_that_grows_is_what_it_was(text, cache, monkeypatch):
