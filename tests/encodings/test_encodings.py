@@ -41,33 +41,19 @@ FEW = ROWS * HEADS * TOKENS * 2  # scores of two queries
 
 # Names, with the parameters that they need, and then other parameters of some
 NEEDED: dict[str, dict[str, Any]] = {"normalised": {"length": 70}, "nope-layers": {"every": 3}}
+SHARES = {"p-rope": (0.4, 0.0), "partial": (0.4, 1.0)}
 OTHERS: list[tuple[str, dict[str, Any]]] = [
-    ("sinusoidal", {"base": 50.0}),
-    ("learned", {"rows": 90}),
-    ("shaw", {"clip": 3}),
-    ("t5", {"buckets": 7, "max_distance": 40}),
-    ("xpos", {"scale_base": 9.0, "gamma": 0.2}),
-    ("p-rope", {"share": 0.4}),
-    ("p-rope", {"share": 0.0}),
-    ("partial", {"share": 0.4}),
-    ("partial", {"share": 1.0}),
-    ("axial", {"grid": (4,)}),
-    ("axial", {"grid": (3, 5)}),
-    ("nope-heads", {"rotated": 0.3}),
-    ("nope-layers", {"every": 2}),
-    ("drope", {"temperature": 1.7}),
+    *(("sinusoidal", {"base": 50.0}), ("learned", {"rows": 90}), ("shaw", {"clip": 3})),
+    *(("t5", {"buckets": 7, "max_distance": 40}), ("xpos", {"scale_base": 9.0, "gamma": 0.2})),
+    *((name, {"share": share}) for name, shares in SHARES.items() for share in shares),
+    *(("axial", {"grid": grid}) for grid in ((4,), (3, 5))),
+    *(("nope-heads", {"rotated": 0.3}), ("nope-layers", {"every": 2}), ("drope", {"temperature": 1.7})),
 ]
 ENDS: list[tuple[str, dict[str, Any]]] = [  # of the domains of parameters
-    ("normalised", {"length": 2}),
-    ("shaw", {"clip": 1}),
-    ("t5", {"buckets": 2, "max_distance": 2}),
-    ("xpos", {"gamma": 1e-3}),
-    ("p-rope", {"share": 1}),
-    ("partial", {"share": 2 / HEAD_DIM}),
-    ("axial", {"grid": [1]}),
-    ("nope-heads", {"rotated": 0}),
-    ("nope-heads", {"rotated": 1}),
-    ("nope-layers", {"every": 1}),
+    *(("normalised", {"length": 2}), ("shaw", {"clip": 1}), ("t5", {"buckets": 2, "max_distance": 2})),
+    *(("xpos", {"gamma": 1e-3}), ("p-rope", {"share": 1}), ("partial", {"share": 2 / HEAD_DIM})),
+    *(("axial", {"grid": [1]}), ("nope-layers", {"every": 1})),
+    *(("nope-heads", {"rotated": rotated}) for rotated in (0, 1)),
 ]
 VARIANTS = [(name, NEEDED.get(name, {})) for name in ENCODINGS] + OTHERS
 ABSOLUTE = [name for name, kind in ENCODINGS.items() if kind.family == "absolute"]
@@ -131,16 +117,8 @@ def swapped_layer(encoding: Encoding, model: LlamaForCausalLM, layer: int = 0) -
         for parameter in module.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=draw) * 0.7)
     weights = {name: as_array(value) for name, value in module.named_parameters()}
-    case = Case(
-        encoding.parameters(),
-        weights,
-        layer,
-        shape.heads,
-        shape.key_value_heads,
-        shape.head_dim,
-        shape.hidden_size,
-        BASE,
-    )
+    sizes = shape.heads, shape.key_value_heads, shape.head_dim, shape.hidden_size
+    case = Case(encoding.parameters(), weights, layer, *sizes, BASE)
     attended.__dict__[SLOT] = SwappedPositions(model.model.rotary_emb, module, model.config)
     try:
         yield Layer(attended, module, case)
@@ -422,14 +400,15 @@ def test_the_axes_of_axial_turn_by_1_and_a_hundredth():
 # Properties
 
 
-def shape(**changes: Any) -> ModelShape:
+def shape(**changes: int) -> ModelShape:
     sizes = {
         "layers": LAYERS,
         "heads": HEADS,
         "key_value_heads": 3,
         "head_dim": HEAD_DIM,
         "hidden_size": HIDDEN,
-    } | changes
+    }
+    sizes |= changes
     return ModelShape(**sizes, rope=Rope(sizes["head_dim"], BASE, WINDOW))
 
 

@@ -31,7 +31,6 @@ ONE = IDS[:1]
 
 OFTEN = {"integer", "nezha", "rope", "nope", *TRAINED}  # one of every kind; the others in the sweep
 BY_NAME = [name if name in OFTEN else pytest.param(name, marks=pytest.mark.sweep) for name in ENCODINGS]
-every_encoding = pytest.mark.parametrize("name", BY_NAME)
 every_change = pytest.mark.parametrize("name", [*MAPS, *BY_NAME])
 
 
