@@ -47,11 +47,7 @@ def test_in_one_line_and_without_a_text_a_stock_checkpoint_comes_out(short, tmp_
     again = run_here("extend", "tiny", "--to", "512", "--distil", cwd=tmp_path)
     assert f"{folder} is finished" in again.stderr
     card = teaching(records.read(folder).adaptation)
-    assert card == (
-        "It was distilled from the base model: trained on what that expects "
-        "at temperature 2, in place of the tokens of a text; "
-        "texts longer than its context the base read under `rerope`."
-    )
+    assert "`rerope`" in card
     assert card in write_card(folder)[0].read_text()
 
 

@@ -101,22 +101,16 @@ def test_the_command_writes_the_same_files(extension, place, run_here):
     assert names[0] == names[1]
 
 
-def test_an_extension_stands_for_its_folder(extension, place):
+def test_an_extension_stands_for_its_folder_and_has_record_results_and_gate(extension, place):
     assert os.fspath(extension) == str(extension) == str(place / "called")
     assert extension / "config.json" == place / "called" / "config.json"
     assert AutoModelForCausalLM.from_pretrained(extension).config.max_position_embeddings == 512
     plan = ropepatch.plan(extension, to=1024, method="linear")
     assert plan.rope.original_max_position_embeddings == 512
-
-
-def test_it_has_record_results_and_gate(extension, place):
     assert extension.record == read_json(place / "called" / "ropepatch.json")
     assert {result.label for result in extension.results} == {"floor", "baseline", "yarn", "yarn + six"}
     assert extension.gate.to_dict() == extension.record["adaptation"]["gate"]
     assert extension.pushed is None
-
-
-def test_a_frame_holds_what_was_read_at_every_length(extension):
     frame = extension.to_pandas("loss")
     rows = frame[(frame.label == "yarn + six") & frame.length.notna()]
     assert list(rows.length) == [128, 256, 512]
@@ -155,11 +149,6 @@ def test_a_plan_is_extended_without_training(plain):
     assert "logits equal" in plain._repr_html_()
 
 
-def test_a_plan_says_target_and_method_itself(tmp_path):
-    with pytest.raises(RopepatchError, match="a plan says target, method"):
-        ropepatch.extend(ropepatch.plan("tiny", to=512), tmp_path / "out", to=1024)
-
-
 def test_parameters_and_lengths_are_written_as_a_user_writes_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = []
@@ -170,16 +159,15 @@ def test_parameters_and_lengths_are_written_as_a_user_writes_them(tmp_path, monk
     assert (extension.folder.name, extension.record, lines) == ("tiny-ntk-by-parts-512", {}, [])
     with pytest.raises(RopepatchError, match="no parameter 'betta'"):
         ropepatch.extend("tiny", to="2x", betta=16.0)
+    with pytest.raises(RopepatchError, match="a plan says target, method"):
+        ropepatch.extend(ropepatch.plan("tiny", to=512), tmp_path / "out", to=1024)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["tiny-2.5", "tiny"])
-def test_the_folder_has_the_whole_name_of_the_recipe(name, tmp_path, monkeypatch):
-    bundled, recipes = find_shipped("tiny", RECIPES, "recipe"), tmp_path / "recipes"
-    recipes.mkdir()
-    (recipes / f"{name}.yaml").write_bytes(bundled.read_bytes())
-    monkeypatch.setattr("ropepatch.settings.shipped", lambda folder: recipes)
-    for given in (name, str(recipes / f"{name}.yaml")):
+def test_the_folder_has_the_whole_name_of_the_recipe(tmp_path):
+    recipe = tmp_path / "tiny-2.5.yaml"
+    recipe.write_bytes(find_shipped("tiny", RECIPES, "recipe").read_bytes())
+    for given, name in (("tiny", "tiny"), (str(recipe), "tiny-2.5")):
         made = ropepatch.extend("tiny", to="1k", recipe=given, dry_run=True, say=print)
         assert made.folder.name.endswith(f"-1k-{name}")
 
