@@ -56,10 +56,6 @@ def run_tasks(
         Rows ``{task, version, metric, value, stderr, n}``: n documents were scored; value and stderr are None
         where lm-eval has none, or one that is not finite.
     """
-    if isinstance(tasks, str) or not tasks:
-        raise RopepatchError(
-            f"tasks must be a list of names, got {tasks!r}", hint='e.g. ["ropepatch_passkey"]'
-        )
     with _undisturbed(model.device), evaluating(model), TemporaryDirectory() as folder:
         evaluate = _lm_eval().simple_evaluate
         reader = _reader(model, _saved(tokenizer, folder), max_length=max_length)

@@ -168,9 +168,6 @@ class Result:
     seconds: float | None = field(default=None, compare=False)
     schema: int = SCHEMA
 
-    def __post_init__(self) -> None:
-        _check_schema(self.schema)
-
     @property
     def adapted(self) -> bool:
         """Whether the weights are no longer those of the model that it names."""
@@ -225,21 +222,18 @@ def read_result(file: Path) -> Result:
     try:
         if not isinstance(content, dict):
             raise RopepatchError(f"a result must be a mapping, got {shown(content)}")
-        _check_schema(content.get("schema", SCHEMA))  # first: another format may have other keys
+        schema = content.get("schema", SCHEMA)
+        if schema != SCHEMA:  # first: another format may have other keys
+            raise RopepatchError(
+                f"a result of format {reprlib.repr(schema)}, expected {SCHEMA}",
+                hint="measure again with this version",
+            )
         try:
             return Result(**content)
         except ValidationError as error:
             raise refusal(error, Result, content) from error
     except RopepatchError as error:
         raise RopepatchError(f"{file}: {error}", hint=error.hint) from error
-
-
-def _check_schema(schema: object) -> None:
-    if schema != SCHEMA:
-        raise RopepatchError(
-            f"a result of format {reprlib.repr(schema)}, expected {SCHEMA}",
-            hint="measure again with this version",
-        )
 
 
 def rows_by_length(curve: LossCurve, lengths: Sequence[int]) -> list[Row]:

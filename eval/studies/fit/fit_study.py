@@ -151,7 +151,7 @@ def bound(model: Any, pieces: Sequence[torch.Tensor], start: Row | None) -> Any:
             state = step(loss, state, batch=batch_of(loss), settings=settings)
             if taken % JUDGED_EVERY == 0:
                 tried.append(Vector.from_flat(state.mean, found.rope.num_pairs))
-        return min(tried, key=lambda one: loss.by_window(one).mean().item()).scaling(factor)
+        return min(tried, key=lambda one: loss.validate(one)[0]).scaling(factor)
 
 
 STUDY = Study(name="fit", about=__doc__, cases=cases, measure=measure)
