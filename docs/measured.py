@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import robustness
 from retrieval_speed import EACH, ONCE
 from study import by, counted, share, table
 
@@ -290,9 +289,3 @@ def _training() -> Rows:
 
 def _spread(figure: dict[str, float], form: str) -> str:
     return f"{figure['median']:{form}} ({figure['q1']:{form}} to {figure['q3']:{form}})"
-
-
-def attacks() -> str:
-    """What damaged files and kills did."""
-    heads, *rows = robustness.rows(result("robustness"))
-    return markdown_rows(heads, rows)

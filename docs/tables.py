@@ -101,7 +101,7 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "every-map": in_sections(generate.attention_maps),
     },
     "docs/reference/commands.md": {"every-command": in_sections(generate.commands)},
-    "docs/reference/costs.md": {"costs": measured.costs, "robustness": measured.attacks},
+    "docs/reference/costs.md": {"costs": measured.costs},
     "docs/reference/encodings.md": {
         "encodings": registries.encodings,
         "every-encoding": in_sections(generate.encodings),

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from reporting import ends, in_own_process, in_turn, resident_mib, run_benchmark, spread, table
+from reporting import in_own_process, in_turn, resident_mib, run_benchmark, spread
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
@@ -131,17 +131,5 @@ def benchmark(rounds: int, tokens: list[int]) -> dict[str, Any]:
     }
 
 
-def render(result: dict[str, Any]) -> str:
-    kinds = ("prefill", "decode", "training")
-    heads = (head for kind in kinds for head in (f"{kind} ms", "of stock"))
-    rows = [("map", "tokens", *heads, "MiB")]
-    for cell in result["cells"]:
-        row = [cell["map"], str(cell["tokens"])]
-        for kind in kinds:
-            row += [f"{cell[kind]['milliseconds']['median']:.1f}", ends(cell[kind]["ratio"], ".2f")]
-        rows.append((*row, f"{cell['training_mib']:.0f}"))
-    return table(rows)
-
-
 if __name__ == "__main__":
-    run_benchmark(__doc__, benchmark, render, measure_memory, rounds=ROUNDS, tokens=TOKENS)
+    run_benchmark(__doc__, benchmark, measure_memory, rounds=ROUNDS, tokens=TOKENS)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from reporting import ends, in_own_process, in_turn, ratio, resident_mib, run_benchmark, spread, table
+from reporting import in_own_process, in_turn, ratio, resident_mib, run_benchmark, spread
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -125,18 +125,5 @@ def benchmark(rounds: int, tokens: list[int]) -> dict[str, Any]:
     }
 
 
-def render(result: dict[str, Any]) -> str:
-    rows = [("encoding", "tokens", "step ms", "of stock", "forward ms", "of stock", "MiB", "of stock")]
-    for cell in result["cells"]:
-        times = []
-        for kind in KINDS:
-            of_stock = cell[kind]["ratio"]
-            times.append(f"{cell[kind]['milliseconds']['median']:.0f}")
-            times.append(ends(of_stock, ".2f"))
-        memory = f"{cell['mib']:.0f}", f"{cell['memory_ratio']:.2f}"
-        rows.append((cell["encoding"], str(cell["tokens"]), *times, *memory))
-    return table(rows)
-
-
 if __name__ == "__main__":
-    run_benchmark(__doc__, benchmark, render, measure_memory, rounds=ROUNDS, tokens=TOKENS)
+    run_benchmark(__doc__, benchmark, measure_memory, rounds=ROUNDS, tokens=TOKENS)

@@ -23,7 +23,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from reporting import ends, ratio, run_benchmark, spread, table
+from reporting import ratio, run_benchmark, spread
 
 TARGET_SECONDS, TARGET_MB = 5.0, 500.0
 SHARDS = 30
@@ -214,22 +214,5 @@ def summary(runs: list[Run]) -> dict[str, Any]:
     return {name: spread(values) for name, values in columns.items()}
 
 
-def render(result: dict[str, Any]) -> str:
-    rows = [("median (min-max)", "seconds", "CPU seconds", "peak MB")]
-    for name, found in result["runs"].items():
-        forms = {"seconds": ".2f", "cpu_seconds": ".2f", "peak_mb": ".0f"}
-        rows.append((name, *(ends(found[key], form) for key, form in forms.items())))
-    rows.append(("target", f"under {TARGET_SECONDS:g}", "", f"under {TARGET_MB:g}"))
-    checkpoint = result["checkpoint"]
-    lines = [
-        f"{checkpoint['files']} weight files, {checkpoint['apparent_gb']} GB apparent; {result['n']} runs",
-        table(rows),
-        *(f"{name}: {ends(ratio, '.2f')}" for name, ratio in result["ratio_of_seconds"].items()),
-        f"weight files: same inodes; {result['bytes_added_to_the_disk'] / 1e3:.0f} kB added to the disk",
-        *(f"verified: {what} {how}" for what, how in result["verified"].items()),
-    ]
-    return "\n".join(lines)
-
-
 if __name__ == "__main__":
-    run_benchmark(__doc__, benchmark, render, runs=5)
+    run_benchmark(__doc__, benchmark, runs=5)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from reporting import in_turn, ratio, run_benchmark, spread, table
+from reporting import in_turn, ratio, run_benchmark, spread
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -160,32 +160,5 @@ def benchmark() -> dict[str, Any]:
     }
 
 
-def render(result: dict[str, Any]) -> str:
-    rows = [("forward", "tokens", "n", "native ms", "ratio", "median", "quartiles", "min-max")]
-    for row in result["forward"]:
-        native = f"{row['milliseconds']['native']['median']:.2f}"
-        for name, times in row["ratios"].items():
-            quartiles, ends = f"{times['q1']:.3f}-{times['q3']:.3f}", f"{times['min']:.3f}-{times['max']:.3f}"
-            figures = (name, f"{times['median']:.4f}", quartiles, ends)
-            rows.append((row["mode"], f"{row['tokens']}", f"{row['n']}", native, *figures))
-    rotary, breaks = result["rotary_microseconds"], result["graph_breaks"]
-    lines = [
-        table(rows),
-        f"target: median of patched / native at most {TARGET_RATIO}",
-        f"rotary module alone, {rotary['tokens']} tokens, eager, median of {rotary['n']}: "
-        + ", ".join(f"{name} {rotary[name]['median']:.1f} us" for name in breaks),
-        f"graph breaks: {', '.join(f'{name} {count}' for name, count in breaks.items())}",
-        *patch_lines(result["patch_milliseconds"]),
-    ]
-    return "\n".join(lines)
-
-
-def patch_lines(times: dict[str, Any]) -> Iterator[str]:
-    for name in ("patch", "remove"):
-        found = times[name]
-        ends = f"min-max {found['min']:.3g}-{found['max']:.3g}"
-        yield f"{name}(): median {found['median']:.3g} ms ({ends}, n = {times['n']})"
-
-
 if __name__ == "__main__":
-    run_benchmark(__doc__, benchmark, render)
+    run_benchmark(__doc__, benchmark)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from reporting import in_own_process, in_turn, ratio, resident_mib, run_benchmark, spread, table
+from reporting import in_own_process, in_turn, ratio, resident_mib, run_benchmark, spread
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -182,23 +182,6 @@ def compare_memory() -> dict[str, Any]:
     return found
 
 
-def render(result: dict[str, Any]) -> str:
-    rows = [("time", "published s", "ours s", "published / ours", "quartiles", "ours / floor", "quartiles")]
-    for name in ("curve", "sliding"):
-        found = result[name]
-        seconds = found["seconds"]
-        rows.append((name, f"{seconds['published']['median']:.2f}", f"{seconds['ours']['median']:.2f}"))
-        for times in (found["published / ours"], found["ours / floor"]):
-            rows[-1] += (f"{times['median']:.2f}", f"{times['q1']:.2f}-{times['q3']:.2f}")
-    memory = [("memory above the loaded model", "published MiB", "ours MiB", "ours / published")]
-    for name in MEMORY:
-        found = result["memory"][name]
-        net = (f"{found[procedure]['net_mib']:.0f}" for procedure in ("published", "ours"))
-        memory.append((f"{name}, {found['tokens']} tokens", *net, f"{found['ours / published']:.3f}"))
-    targets = "targets: published / ours at least 10 (curve) and 1 (sliding), memory at most 0.25"
-    return "\n".join([table(rows), table(memory), targets])
-
-
 def benchmark(rounds: int) -> dict[str, Any]:
     memory = compare_memory()
     with torch.inference_mode():
@@ -216,4 +199,4 @@ def benchmark(rounds: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run_benchmark(__doc__, benchmark, render, measure_memory, rounds=ROUNDS)
+    run_benchmark(__doc__, benchmark, measure_memory, rounds=ROUNDS)

@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -64,17 +64,15 @@ def _cpu() -> str:
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "unknown")
 
 
-def ends(values: Mapping[str, float], form: str) -> str:
-    """Median (min-max)."""
-    return f"{values['median']:{form}} ({values['min']:{form}}-{values['max']:{form}})"
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns, the first to the left and the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
-    )
+def shown(result: Any, place: str = "") -> Iterator[str]:
+    """A line for each number of a result, by its place; of a spread its median and range."""
+    if isinstance(result, dict) and "median" in result:
+        yield f"{place}: {result['median']:.4g} ({result['min']:.4g} to {result['max']:.4g})"
+    elif isinstance(result, dict | list):
+        for name, value in result.items() if isinstance(result, dict) else enumerate(result):
+            yield from shown(value, f"{place} / {name}" if place else str(name))
+    elif result is not None:
+        yield f"{place}: {result}"
 
 
 def in_turn(
@@ -126,7 +124,6 @@ def in_own_process(*arguments: str) -> Any:
 def run_benchmark(
     description: str | None,
     benchmark: Callable[..., dict[str, Any]],
-    render: Callable[[dict[str, Any]], str],
     measure: Callable[..., Any] | None = None,
     **options: int | Sequence[int],
 ) -> dict[str, Any]:
@@ -135,7 +132,6 @@ def run_benchmark(
     Args:
         description: The docstring of the script.
         benchmark: Takes the options; what it returns is the result, but for name and environment.
-        render: The result as text.
         measure: What `in_own_process` asks for.
         options: Whole numbers, or several of them.
     """
@@ -153,7 +149,7 @@ def run_benchmark(
         sys.exit()
     name = Path(sys.argv[0]).stem
     result = {"benchmark": name, **benchmark(**arguments), "environment": environment()}
-    print(render(result))
+    print("\n".join(shown(result)))
     if file:
         file.write_text(lines(result), encoding="utf-8")
     return result

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from reporting import in_turn, ratio, run_benchmark, spread, table
+from reporting import in_turn, ratio, run_benchmark, spread
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropepatch
@@ -162,29 +162,5 @@ def benchmark(rounds: int, haystacks: int) -> dict[str, Any]:
     }
 
 
-def render(result: dict[str, Any]) -> str:
-    rows = [("time", "haystacks", "answers", "cells", "each s", "once s", "each / once", "min-max", "tokens")]
-    for one in result["timed"]:
-        seconds, times = one["seconds"], one["one prompt each / read once"]
-        rows.append(
-            (
-                f"{one['model']} to {one['lengths'][-1]}",
-                *(f"{one[count]}" for count in ("haystacks", "answers", "cells with answers")),
-                *(f"{seconds[name]['median']:.2f}" for name in (EACH, ONCE)),
-                f"{times['median']:.2f}",
-                f"{times['min']:.2f}-{times['max']:.2f}",
-                f"{one['tokens: one prompt each / read once']['all']:.2f}",
-            )
-        )
-    counts = [("tokens counted", "keys", EACH, ONCE, "each / once", "of haystacks alone")]
-    for one in result["counted"]:
-        fewer = one["tokens: one prompt each / read once"]
-        read = (f"{one['tokens'][name]['all']:,}" for name in (EACH, ONCE))
-        grid = (f"{one['lengths'][-1]}", f"{one['keys']}")
-        counts.append((*grid, *read, f"{fewer['all']:.2f}", f"{fewer['haystacks']:.2f}"))
-    targets = "targets: each / once at least 10 in time, 30 in tokens counted"
-    return "\n".join([table(rows), table(counts), f"{targets}; medians of {result['rounds']} rounds"])
-
-
 if __name__ == "__main__":
-    run_benchmark(__doc__, benchmark, render, rounds=ROUNDS, haystacks=HAYSTACKS)
+    run_benchmark(__doc__, benchmark, rounds=ROUNDS, haystacks=HAYSTACKS)

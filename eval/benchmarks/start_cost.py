@@ -13,7 +13,7 @@ import subprocess
 import sys
 from typing import Any
 
-from reporting import ends, ratio, run_benchmark, spread, table
+from reporting import ratio, run_benchmark, spread
 
 TORCH, MODELS = "import torch", "import torch, transformers.modeling_utils"
 COMMANDS = {  # with the exit code and the baseline
@@ -59,12 +59,5 @@ def benchmark(runs: int) -> dict[str, Any]:
     }
 
 
-def render(result: dict[str, Any]) -> str:
-    rows = [("median (min-max)", "CPU seconds")]
-    for part in ("cpu_seconds", "ratio"):
-        rows += [(name, ends(values, ".2f")) for name, values in result[part].items()]
-    return table(rows)
-
-
 if __name__ == "__main__":
-    run_benchmark(__doc__, benchmark, render, runs=5)
+    run_benchmark(__doc__, benchmark, runs=5)

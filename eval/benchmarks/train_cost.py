@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
-from reporting import in_own_process, in_turn, ratio, resident_mib, run_benchmark, spread, table
+from reporting import in_own_process, in_turn, ratio, resident_mib, run_benchmark, spread
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -123,18 +123,6 @@ def compare_memory() -> dict[str, Any]:
     return found | {"ours / stock": float(f"{net:.4g}")}
 
 
-def render(result: dict[str, Any]) -> str:
-    speed, memory = result["speed"], result["memory"]
-    rows = [("", "stock", "ours", "ours / stock", "quartiles")]
-    times = speed["ours / stock"]
-    medians = [speed["tokens_per_second"][name]["median"] for name in PROCEDURES]
-    quartiles = f"{times['q1']:.2f}-{times['q3']:.2f}"
-    rows.append(("tokens per second", *(f"{x:.0f}" for x in medians), f"{times['median']:.2f}", quartiles))
-    net = (f"{memory[name]['net_mib']:.0f}" for name in PROCEDURES)
-    rows.append(("MiB above the loaded model", *net, f"{memory['ours / stock']:.3f}", ""))
-    return f"{table(rows)}\ntargets: speed at least 0.95, memory at most 0.5"
-
-
 def benchmark(rounds: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     return {
@@ -154,4 +142,4 @@ def benchmark(rounds: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run_benchmark(__doc__, benchmark, render, measure_memory, rounds=ROUNDS)
+    run_benchmark(__doc__, benchmark, measure_memory, rounds=ROUNDS)

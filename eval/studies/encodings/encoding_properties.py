@@ -47,12 +47,7 @@ class Places(NamedTuple):
 
 @dataclass(frozen=True)
 class IdentityModel:
-    """An encoding in such a model.
-
-    Args:
-        module: The encoding.
-        shape: That of the model, with as many key-value heads as heads and C = H * D.
-    """
+    """An encoding in such a model, with as many key-value heads as heads and C = H * D."""
 
     module: EncodingModule
     shape: ModelShape
@@ -102,14 +97,7 @@ class IdentityModel:
 
     @torch.no_grad()
     def mean_scores(self, queries: int, tokens: int) -> Tensor:
-        """The mean score of a token with itself by distance, over contents, heads and layers: [T].
-
-        The contents have zero mean and unit covariance.
-
-        Args:
-            queries: So many last positions of the text ask.
-            tokens: T.
-        """
+        """The mean score of a token with itself by distance, over contents, heads and layers: [T]."""
         basis = math.sqrt(self.shape.head_dim) * torch.eye(self.shape.head_dim)
         content = torch.cat((basis, -basis))[:, None, None].expand(-1, self.shape.heads, -1, -1)
         positions = torch.arange(tokens)[None]
@@ -128,12 +116,7 @@ class IdentityModel:
         return carried, key.norm(dim=-1)
 
     def outputs(self, content: Tensor, mask: Tensor | None) -> Tensor:
-        """What every layer by itself makes of a text of contents [B, H, T, D]: [layers, B, T, H, D].
-
-        Args:
-            content: Queries, keys and values.
-            mask: [B, 1, T, T], True where a query sees a key; None for those up to itself.
-        """
+        """What every layer by itself makes of a text [B, H, T, D]: [layers, B, T, H, D]; None is causal."""
         module = self.module
         if self.absolute:
             content = content + self._vectors(text(content.shape[2]).keys)
@@ -160,12 +143,7 @@ def contents(seed: int, shape: ModelShape = SHAPE) -> Tensor:
 
 
 def by_distance(scores: Tensor, nothing: float) -> Tensor:
-    """The scores [..., Q, T] of the last queries with the keys 0, 1, ... T - 1 tokens behind them.
-
-    Args:
-        scores: The scores of any number of heads.
-        nothing: What stands where a text has not begun.
-    """
+    """The scores [..., Q, T] of the last queries with the keys 0, 1, ... T - 1 tokens behind them."""
     queries, tokens = scores.shape[-2:]
     columns = torch.arange(tokens - queries, tokens)[:, None] - torch.arange(tokens)
     return scores.gather(-1, columns.clamp(min=0).expand_as(scores)).masked_fill(columns < 0, nothing)
@@ -223,11 +201,7 @@ class Property:
 @cache
 @torch.no_grad()
 def properties_of(kind: type[Encoding]) -> dict[str, Property]:
-    """Measure one encoding with its default parameters, by the names of `MEANINGS`.
-
-    Args:
-        kind: One of `ENCODINGS`, or another; `length` is the one parameter that may be without a default.
-    """
+    """Measure one encoding with its default parameters, by the names of `MEANINGS`."""
     model, window = IdentityModel.of(kind), SHAPE.window
     query, key = contents(1)[:FEW], contents(2)[:FEW]
     scores = model.scores(query, key, text(window))
@@ -257,12 +231,7 @@ def parameters_of(kind: type[Encoding]) -> int:
 
 @torch.no_grad()
 def identical_tokens_agree(kind: type[Encoding], *, causal: bool = False) -> bool:
-    """Whether equal tokens at different positions of a text get equal outputs.
-
-    Args:
-        kind: The encoding, with its default parameters.
-        causal: Whether a token reads only those up to itself; otherwise it reads all.
-    """
+    """Whether equal tokens at different positions of a text get equal outputs."""
     return _difference(IdentityModel.of(kind), causal=causal) <= TOLERANCE
 
 
