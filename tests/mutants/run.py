@@ -21,9 +21,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = ["breaks", "file", "old", "new", "red"]
-SLOW_IMPORTS = (
-    "torch transformers.models.llama.modeling_llama transformers.trainer peft pytest scipy.stats hypothesis"
-)
+SLOW = ["transformers.models.llama.modeling_llama", "transformers.trainer", "peft", "pytest", "hypothesis"]
 QUIET = ["-q", "-x", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
 LIMIT = 900  # seconds for a row
 
@@ -36,10 +34,8 @@ class Watch:
         self.failed, self.broken, self.ran = [], [], 0
 
     def pytest_collection_modifyitems(self, items):
-        marks = "slow", "sweep"
-        items[:] = [
-            i for i in items if i.nodeid.startswith(self.named) or not any(map(i.get_closest_marker, marks))
-        ]
+        slow = [item for item in items if any(map(item.get_closest_marker, ("slow", "sweep")))]
+        items[:] = [item for item in items if item not in slow or item.nodeid.startswith(self.named)]
 
     def pytest_collectreport(self, report):
         self.broken += [str(report.longrepr)] if report.failed else []
@@ -103,27 +99,23 @@ def verdict(folder, status, unmutated):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     parser.add_argument("rooms", nargs="*", metavar="ROOM")
     parser.add_argument("--only", default="", metavar="WORDS", help="rows whose `breaks` has these words")
     parser.add_argument("--jobs", type=int, default=2, help="rows at a time")
-    parser.add_argument(
-        "--unmutated", action="store_true", help="run their tests on the sound package: all green"
-    )
+    parser.add_argument("--unmutated", action="store_true", help="their tests on the sound package")
     asked = parser.parse_args()
     folder = Path(__file__).parent
     files = [folder / f"{room}.yaml" for room in asked.rooms] or sorted(folder.glob("*.yaml"))
-    rows = [
-        row | {"room": file.stem} for file in files for row in yaml.safe_load(file.read_text("utf-8")) or []
-    ]
+    read = {file.stem: yaml.safe_load(file.read_text("utf-8")) for file in files}
+    rows = [row | {"room": room} for room, rows in read.items() for row in rows]
     waiting = [row for row in rows if asked.only in row["breaks"]]
     if asked.unmutated:
         waiting = [row | {"new": row["old"]} for row in {str(row["red"]): row for row in waiting}.values()]
     total, bad, running = len(waiting), 0, {}
     os.environ["OMP_NUM_THREADS"] = "1"
-    for module in SLOW_IMPORTS.split():
+    for module in SLOW:
         import_module(module)
     while waiting or running:
         if waiting and len(running) < asked.jobs:
@@ -136,10 +128,8 @@ def main():
                 pid, folder = start(row)
                 running[pid] = row, folder
                 continue
-            good, words = (
-                False,
-                f"the row no longer applies: {gone or f'`old` stands {count} times'} in {row['file']}",
-            )
+            why = f"there is no {gone[0]}" if gone else f"`old` stands {count} times in {row['file']}"
+            good, words = False, f"the row no longer applies: {why}"
         else:
             pid, status = os.wait()
             row, folder = running.pop(pid)
