@@ -184,20 +184,6 @@ def test_a_sliding_window_is_the_mask_that_shuts_out_older_keys(name):
     assert apart(cached(model, CHUNKS), expected) < 5e-5
 
 
-@pytest.mark.parametrize("name", ["alibi", "learned", "rerope"])
-def test_two_models_do_not_see_each_other(name):
-    one, other, third = (tiny_model("llama") for _ in range(3))
-    expected = logits(third)
-    put(one, "shaw")
-    alone = logits(one)
-    with put(other, name):
-        assert torch.equal(logits(one), alone)
-        assert torch.equal(logits(third), expected)
-        assert apart(logits(other), alone) > 1e-2
-    assert torch.equal(logits(one), alone)
-    assert torch.equal(logits(other), expected)
-
-
 @pytest.mark.parametrize("name", ["dca", *BY_NAME])
 def test_a_copy_is_changed_on_its_own(model, name):
     copied = copy.deepcopy if name in ("dca", "shaw") else pickled
