@@ -201,6 +201,7 @@ def test_with_a_teacher_a_token_loses_its_divergence_from_the_base_under_the_map
         pass
     with learnable(model, found, layers) as module:
         loss = FitLoss(model, module, found.rope, windows, teacher=mapped)
+        module.vector = vector  # as a step before has left it
         first, again = (loss.token_losses(vector).double().numpy() for _ in range(2))
         value, gradient = loss.gradient(vector, [0, 1, 2])
         flat = vector.flat().requires_grad_()
