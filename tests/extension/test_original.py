@@ -5,13 +5,12 @@ import json
 import pytest
 import torch
 from checkpoint_folders import VOCABULARY, write_checkpoint
-from methods import example
 from tiny_models import tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import ropepatch
-from ropepatch import METHODS, RopepatchError
+from ropepatch import RopepatchError
 from ropepatch.extension.record import read
 from ropepatch.extension.writing import extend
 from ropepatch.training.adapter import plan_of_record
@@ -73,17 +72,6 @@ def test_a_patch_a_plan_and_a_reload_compute_the_same(method, source, tmp_path):
     assert (record.original, record.original_max_position_embeddings) == (TRAINED, TRAINED)
     if method != "self-extend":
         assert plan_of_record(record, source) == plan
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_the_window_that_is_given_counts_as_if_config_json_said_it(method, source, tmp_path):
-    saying = write_checkpoint(tmp_path / "source", max_position_embeddings=TRAINED)
-    parameters = example(method, 8).parameters()
-    given = ropepatch.plan(source, to=TARGET, method=method, original=TRAINED, **parameters)
-    said = ropepatch.plan(saying, to=TARGET, method=method, **parameters)
-    assert given.rope == said.rope
-    assert torch.equal(given.frequencies().inv_freq, said.frequencies().inv_freq)
-    assert given.changes == said.changes
 
 
 def test_a_window_that_config_json_says_itself_changes_nothing(source):

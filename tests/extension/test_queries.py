@@ -207,22 +207,6 @@ def test_quantised_weights_and_files_without_query_weights_are_refused_and_leave
         ropepatch.plan(tiny_model("phi3"), to="4x", method="custom", **given)
 
 
-@pytest.mark.parametrize("model_type", ["phi", "stablelm"])  # a part of each head rotates
-def test_models_of_which_a_part_rotates_are_saved_too(tmp_path, model_type):
-    model = tiny_model(model_type)
-    model.save_pretrained(tmp_path / "source")
-    layers, heads, pairs = QueryLayers(model, survey(model.config.to_dict(), model)).shape
-    given = {"divisors": (1.0,) * pairs, "queries": factors(layers, heads, pairs).tolist()}
-    plan = ropepatch.plan(tmp_path / "source", to="4x", method="custom", **given)
-    out = ropepatch.extend(plan, tmp_path / "out").folder
-    with torch.no_grad(), ropepatch.patch(model, plan):
-        patched = model(IDS).logits
-        model.save_pretrained(tmp_path / "saved")
-    with torch.no_grad():
-        for folder in (out, tmp_path / "saved"):
-            assert torch.equal(AutoModelForCausalLM.from_pretrained(folder)(IDS).logits, patched)
-
-
 def test_weights_that_are_quantised_or_elsewhere_are_not_folded_into_in_memory(tmp_path):
     source = write_checkpoint(tmp_path / "source")
     scaling = custom(PAIRS, factors(2, 2, PAIRS).tolist())

@@ -7,17 +7,11 @@ from oldest import needs
 from tiny_models import tiny_model
 
 import ropepatch
-from ropepatch import METHODS, patch, plan
+from ropepatch import plan
 
 BETA, WINDOW, TRAINED = 0.1, 24, 64  # the temperature's L is not the rope's
 POSITIONS = torch.tensor([[0, 1, 23, 24, 47, 48, 63, 64, 200, 255]])
 ABF = {"rope_theta": 500_000.0}
-
-
-def methods() -> list[str]:
-    """The static methods that need no more than a target."""
-    named = (name for name, kind in METHODS.items() if not kind.length_dependent)
-    return [name for name in named if name == "abf" or not METHODS[name].required()]
 
 
 def growth(window: int) -> np.ndarray:
@@ -52,20 +46,6 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
     ids = torch.arange(1, 1 + POSITIONS.shape[1])[None]
     with torch.no_grad():
         return model(ids, position_ids=POSITIONS, attention_mask=torch.ones_like(ids), use_cache=False).logits
-
-
-@pytest.mark.parametrize("name", methods())
-def test_a_query_grows_as_before_under_every_scaling_patched_and_reloaded(name, model, tmp_path):
-    before = logits(model)
-    with patch(model, name, to=4 * TRAINED, **(ABF if name == "abf" else {})):
-        patched = logits(model)
-        assert grown(model) == pytest.approx(growth(WINDOW), rel=1e-6)
-        model.save_pretrained(tmp_path)
-    reloaded = type(model).from_pretrained(tmp_path)
-    assert torch.equal(logits(reloaded), patched)
-    assert grown(reloaded) == pytest.approx(growth(WINDOW), rel=1e-6)
-    assert grown(reloaded) != pytest.approx(growth(4 * TRAINED), rel=1e-6)  # the target for L
-    assert torch.equal(logits(model), before)
 
 
 def test_an_extended_checkpoint_extends_again_and_its_queries_grow_on(model, tmp_path):

@@ -5,15 +5,11 @@ import json
 import shutil
 
 import pytest
-from methods import example
 from transformers import Gemma3TextConfig, LlamaConfig
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.extension.planning import plan_scaling
 from ropepatch.model.source import TINY
-from ropepatch.model.survey import survey
-from ropepatch.scaling import METHODS
 
 LAYERED = Gemma3TextConfig(max_position_embeddings=512, head_dim=16)
 SCALED = LlamaConfig(
@@ -26,13 +22,6 @@ SCALED = LlamaConfig(
         "attention_factor": 1.13,
     },
 )
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_plan_names_model_revision_window_and_method(name):
-    model = survey(LlamaConfig(max_position_embeddings=256).to_dict())
-    plan = plan_scaling(model, "a", "0123abc", example(name, model.rope.num_pairs), 1024)
-    assert str(plan).startswith(f"a at 0123abc (llama): 256 -> 1024 tokens\n{name}")
 
 
 def test_a_plan_of_an_unusual_rope_says_what_it_had_and_which_layers_it_scales():

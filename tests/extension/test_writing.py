@@ -163,18 +163,6 @@ def test_config_json_says_the_lengths_and_the_rope_to_older_and_newer_readers(ex
         assert "Infinity" not in file.read_text()
 
 
-@pytest.mark.parametrize(
-    "method", ["ntk", "linear", "yarn", "llama3", "dynamic", "longrope"]
-)  # a rope type each
-def test_a_reader_of_the_older_keys_alone_computes_the_same(extended, tmp_path, method):
-    older = tmp_path / "older"
-    shutil.copytree(extended(method), older)
-    edit_json(older / "config.json", drop=("rope_parameters",))
-    newer = Path(shutil.copytree(extended(method), tmp_path / "newer"))
-    edit_json(newer / "config.json", drop=("rope_scaling", "rope_theta"))
-    assert torch.equal(logits(load(older)), logits(load(newer)))
-
-
 def test_everything_else_in_config_json_stays_as_it_was(source, out):
     edit_json(source / "config.json", a_stranger="keeps its key", architectures=["LlamaForCausalLM"])
     before, after = read(source / "config.json"), read(extend(source, out) / "config.json")

@@ -1,0 +1,279 @@
+"""The contract of whatever changes a model's positions: cases are data, and a check holds for each."""
+
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from caches import CACHE, into
+from families import FAMILIES, plan_family, refusal
+from methods import example
+from oldest import BROKEN, NOT_YET
+from swaps import TRAINED, apart, logits, lora, pickled, put
+from tiny_models import tiny_config, tiny_model
+from torch import Tensor, nn
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+
+import ropepatch
+from ropepatch import METHODS, RopepatchError
+from ropepatch.attention import MAPS, mapped
+from ropepatch.encodings import swapped
+from ropepatch.encodings.loading import load_checkpoint
+from ropepatch.extension.queries import QueryLayers
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.rotary import stock_table
+from ropepatch.model.survey import survey
+
+IDS = torch.randint(3, 120, (1, 80), generator=torch.Generator().manual_seed(1))  # beyond the window of 64
+PIECES = [60, *[1] * 8, 12]
+SWAPS = ["integer", "nezha", "rope", "nope", "alibi", *TRAINED]  # one of every kind
+
+
+class Case(NamedTuple):
+    """A model type, what changes it (a method, a position remapping, an encoding), and how."""
+
+    model_type: str
+    kind: str
+    name: str
+    options: Mapping[str, Any] = MappingProxyType({})
+
+    def __str__(self) -> str:
+        return "-".join([self.model_type, self.name, *map(str, self.options.values())])[:60]
+
+
+def first_supported(group: str) -> str | None:
+    """The first architecture with that rotary module's code; None where each is refused, loaded too."""
+    for model_type in FAMILIES[group]:
+        if model_type not in NOT_YET and refusal(model_type) is None:
+            return model_type
+        if model_type not in NOT_YET:
+            with pytest.raises(RopepatchError, match="is not supported"):
+                plan_family(tiny_model(model_type), "ntk")
+    return None
+
+
+SCALINGS = [Case("llama", "scaling", name, example(name, 8).parameters()) for name in METHODS]
+REMAPPINGS = [Case("llama", "map", name) for name in MAPS]
+ENCODED = [Case("llama", "swap", name, {"rows": 96} if name == "learned" else {}) for name in SWAPS]
+GIVEN = [Case("llama", "scaling", name, {"original": 48}) for name in ("yarn", "ntk", "dynamic")]
+GROWING = [  # queries of Ministral 3 grow with the position, by a window of their own
+    Case("ministral3", "scaling", name) for name in ("yarn", "ntk", "ntk-mixed", "linear")
+]
+PARTLY = [Case(model_type, "queries", "custom") for model_type in ("llama", "phi", "stablelm", "qwen2")]
+OTHERS = [Case(group, "family", "ntk-mixed") for group in FAMILIES] + [
+    Case(model_type, "scaling", "yarn") for model_type in ("deepseek_v3", "gemma3_text")
+]
+ONE_EACH = [Case("llama", "scaling", "yarn"), Case("llama", "map", "rerope"), Case("llama", "swap", "alibi")]
+
+
+def built(case: Case) -> Any:
+    model_type = first_supported(case.model_type) if case.kind == "family" else case.model_type
+    if model_type is None:
+        pytest.skip("each of them is refused")
+    if model_type in BROKEN or model_type in NOT_YET or model_type not in CONFIG_MAPPING:
+        pytest.skip("the installed transformers cannot build it")
+    model = tiny_model(model_type)
+    if model_type == "ministral3":
+        model.config.rope_parameters |= {"original_max_position_embeddings": 24}
+    return model
+
+
+def changed(model: nn.Module, case: Case) -> Any:
+    if case.kind in ("map", "swap"):
+        return put(model, case.name, **case.options)
+    if case.kind == "family":
+        return ropepatch.patch(model, plan_family(model, case.name))
+    return ropepatch.patch(model, case.name, to="4x", **options(model, case))
+
+
+def options(model: Any, case: Case) -> Mapping[str, Any]:
+    if case.kind != "queries":
+        return case.options
+    layers, heads, pairs = QueryLayers(model, survey(model.config.to_dict(), model)).shape
+    draw = torch.Generator().manual_seed(0)
+    queries = torch.rand(layers, heads, pairs, 2, generator=draw).double() + 0.5
+    return {"divisors": (2.0,) * pairs, "queries": queries.tolist()}
+
+
+def handle_of(model: nn.Module, case: Case) -> Any:
+    return {"map": mapped, "swap": swapped}.get(case.kind, ropepatch.active)(model)
+
+
+def configs(model: nn.Module) -> list[PreTrainedConfig]:
+    return [
+        one for part in model.modules() for one in vars(part).values() if isinstance(one, PreTrainedConfig)
+    ]
+
+
+@torch.no_grad()
+def decoded(model: nn.Module) -> Tensor:
+    """Logits of the whole, most of it token by token from the cache."""
+    cache, steps, begin = None, [], 0
+    for piece in IDS.split(PIECES, dim=1):
+        positions = torch.arange(begin, begin + piece.shape[1])[None]
+        out = model(piece, position_ids=positions, **into(cache))
+        cache, begin = out[CACHE], begin + piece.shape[1]
+        steps.append(out.logits)
+    return torch.cat(steps, 1)
+
+
+# The checks
+
+
+def patched_is_reloaded_and_undone_is_before(case: Case, folder: Path) -> None:
+    """To the bit; and what was cached is what is computed at once."""
+    model = built(case)
+    model.config.architectures, model.config.dtype = [type(model).__name__], model.dtype
+    held, content, state = configs(model), model.config.to_dict(), model.state_dict().keys()
+    before = logits(model, IDS)
+    handle = changed(model, case)
+    once, cached = logits(model, IDS), decoded(model)
+    assert case.name in ("none", "rope") or apart(once, before) > 1e-3 * before.std()
+    assert apart(cached, once) < 1e-4 * max(1.0, once.abs().max().item())
+    assert torch.equal(logits(model, IDS), once)  # whatever was read before
+    if case.kind == "swap":
+        handle.save(folder / "out")
+        assert torch.equal(logits(load_checkpoint(Checkpoint(folder / "out")), IDS), once)
+    elif case.kind != "map":
+        assert model.state_dict().keys() == state
+        model.save_pretrained(folder / "out")
+        assert torch.equal(logits(type(model).from_pretrained(folder / "out"), IDS), once)
+    handle.remove()
+    assert all(one is other for one, other in zip(configs(model), held, strict=True))
+    assert model.config.to_dict() == content
+    assert torch.equal(logits(model, IDS), before)
+    with changed(model, case):
+        assert torch.equal(logits(model, IDS), once)
+
+
+def a_written_checkpoint_is_the_patched_model(case: Case, folder: Path) -> None:
+    """`extend` beside the source, read by stock transformers; a remapping by ropepatch."""
+    model = built(case)
+    model.save_pretrained(folder / "source")
+    if case.kind == "family" and model.config.model_type != first_supported(case.model_type):
+        tiny_config(str(first_supported(case.model_type))).save_pretrained(folder / "source")
+    given = {**options(model, case), "method": case.name}
+    if case.kind == "family":
+        window = model.config.get_text_config().max_position_embeddings
+        given = {"to": 4 * window, "method": "yarn"}
+    made = ropepatch.plan(folder / "source", **{"to": "1.5x" if case.kind == "map" else "4x"} | given)
+    out = ropepatch.extend(made, folder / "out", reading=False).folder
+    verdict = ropepatch.extension.record.read(out).verified
+    assert (verdict.frequencies, verdict.compared) == ("equal", True)
+    assert case.kind == "map" or case.name == "dynamic" or verdict.difference == 0
+    if case.kind == "map":
+        with ropepatch.patch(model, made):
+            assert torch.equal(logits(load_checkpoint(Checkpoint(out)), IDS), logits(model, IDS))
+
+
+def an_adapter_trains_and_merges(case: Case, folder: Path) -> None:
+    """Before and after the change it is the same model."""
+    model = built(case)
+    handle = changed(model, case)
+    expected = logits(lora(model), IDS)
+    first = lora(built(case))
+    changed(first, case)
+    assert torch.equal(logits(first, IDS), expected)
+    first(IDS, labels=IDS).loss.backward()
+    trained = [p for name, p in first.named_parameters() if "lora_" in name]
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in trained)
+    assert apart(logits(first.merge_and_unload(), IDS), expected) < 1e-4 * expected.abs().max()
+    assert handle.in_force
+
+
+def older_keys_say_what_newer_ones_do(case: Case, folder: Path) -> None:
+    """Of config.json, by stock transformers: rope_scaling and rope_theta alone, rope_parameters alone."""
+    config = tiny_config("llama")
+    made = ropepatch.plan(config, to="4x", method=case.name, **case.options)
+    both = made.apply(config.to_dict())
+    older = {key: value for key, value in both.items() if key != "rope_parameters"}
+    newer = {key: value for key, value in both.items() if key not in ("rope_scaling", "rope_theta")}
+    for raw in (older, newer):
+        read = AutoConfig.for_model(**copy.deepcopy(raw))
+        assert stock_table(read, made.site).distance(made.saved.frequencies) == 0
+        assert read.max_position_embeddings == both["max_position_embeddings"]
+
+
+def a_copy_and_a_pickle_are_changed_on_their_own(case: Case, folder: Path) -> None:
+    for twin_of in (copy.deepcopy, pickled):
+        model = built(case)
+        before, handle = logits(model, IDS), changed(model, case)
+        once, twin = logits(model, IDS), twin_of(model)
+        handle.remove()
+        assert torch.equal(logits(twin, IDS), once)
+        handle_of(twin, case).remove()
+        assert torch.equal(logits(twin, IDS), before)
+        assert twin.config.to_dict() == model.config.to_dict()
+
+
+def a_model_with_the_same_configuration_is_left_alone(case: Case, folder: Path) -> None:
+    one = built(case)
+    other = type(one)(one.config).eval()
+    expected, held, content = logits(other, IDS), configs(other), other.config.to_dict()
+    with changed(one, case):
+        assert one.config is not other.config
+        assert torch.equal(logits(other, IDS), expected)
+        assert all(here is there for here, there in zip(configs(other), held, strict=True))
+        assert other.config.to_dict() == content
+        one.config.use_cache = False  # what a user changes meanwhile stays
+    assert one.config is other.config
+    assert one.config.use_cache is False
+
+
+def default_dtype_and_device_change_nothing(case: Case, folder: Path) -> None:
+    model = built(case)
+    with changed(model, case):
+        expected = logits(model, IDS)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            handle = changed(model, case)
+        assert torch.get_default_dtype() == torch.bfloat16
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(logits(model, IDS), expected)
+    handle.remove()
+
+
+def a_second_change_is_refused_and_harms_nothing(case: Case, folder: Path) -> None:
+    model = built(case)
+    handle = changed(model, case)
+    once = logits(model, IDS)
+    for again in ONE_EACH:
+        with pytest.raises(RopepatchError):
+            changed(model, again)
+    with pytest.raises(RopepatchError):
+        ropepatch.plan(model, to=512)
+    assert torch.equal(logits(model, IDS), once)
+    handle.remove()
+    handle.remove()  # a second time does nothing
+    assert not handle.in_force
+
+
+CHECKS: dict[Callable[[Case, Path], None], list[Case]] = {
+    patched_is_reloaded_and_undone_is_before: [
+        *(SCALINGS + REMAPPINGS + ENCODED + GIVEN + GROWING + PARTLY + OTHERS)
+    ],
+    a_written_checkpoint_is_the_patched_model: [*REMAPPINGS[:2], *GIVEN, GROWING[0], *PARTLY, *OTHERS],
+    an_adapter_trains_and_merges: ONE_EACH,
+    older_keys_say_what_newer_ones_do: SCALINGS,
+    a_copy_and_a_pickle_are_changed_on_their_own: [*ONE_EACH, ENCODED[-1], PARTLY[0]],
+    a_model_with_the_same_configuration_is_left_alone: ONE_EACH,
+    default_dtype_and_device_change_nothing: [*ONE_EACH, SCALINGS[-1], ENCODED[-1]],
+    a_second_change_is_refused_and_harms_nothing: ONE_EACH,
+}
+
+
+@pytest.mark.parametrize(
+    ("check", "case"),
+    [
+        pytest.param(check, case, id=f"{check.__name__}-{case}")
+        for check, cases in CHECKS.items()
+        for case in cases
+    ],
+)
+def test_the_contract(check, case, tmp_path):
+    check(case, tmp_path)
