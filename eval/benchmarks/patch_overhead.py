@@ -24,7 +24,6 @@ import ropepatch
 TARGET_RATIO = 1.02
 SEED = 0
 ROUNDS = {128: 600, 4096: 30}  # tokens: rounds
-ROTARY_TOKENS, ROTARY_ROUNDS = 128, 3000
 WARM_UP = 3
 PATCHES = 50
 SHAPE: dict[str, Any] = {
@@ -106,23 +105,6 @@ def forward_rows(models: dict[str, LlamaForCausalLM]) -> Iterator[dict[str, Any]
         yield forward_row("compiled", compiled, ids, rounds)
 
 
-def rotary_microseconds(models: dict[str, LlamaForCausalLM]) -> dict[str, dict[str, float]]:
-    """Of one eager call of the rotary module alone, where all that a patch adds to a forward pass happens."""
-    x, positions = torch.zeros(1, ROTARY_TOKENS, SHAPE["hidden_size"]), torch.arange(ROTARY_TOKENS)[None]
-    calls = {name: partial(model.model.rotary_emb, x, positions) for name, model in models.items()}
-    seconds, _ = in_turn(calls, ROTARY_ROUNDS, warm_up=WARM_UP, seed=SEED)
-    return {name: spread([1e6 * s for s in values]) for name, values in seconds.items()}
-
-
-def graph_breaks(models: dict[str, LlamaForCausalLM]) -> dict[str, int]:
-    ids = torch.zeros(1, 128, dtype=torch.long)
-    torch._dynamo.reset()
-    return {
-        name: torch._dynamo.explain(model)(ids, use_cache=False).graph_break_count
-        for name, model in models.items()
-    }
-
-
 def patch_milliseconds(model: LlamaForCausalLM) -> dict[str, dict[str, float]]:
     """Of `patch` with a plan made before, and of `remove`."""
     plan = ropepatch.plan(model, to=TARGET, method="yarn")
@@ -150,12 +132,6 @@ def benchmark() -> dict[str, Any]:
         "device": "cpu",
         "threads": torch.get_num_threads(),
         "forward": list(forward_rows(models)),
-        "rotary_microseconds": {
-            "tokens": ROTARY_TOKENS,
-            "n": ROTARY_ROUNDS,
-            **rotary_microseconds(models),
-        },
-        "graph_breaks": graph_breaks(models),
         "patch_milliseconds": {"n": PATCHES, **patch_milliseconds(models["unscaled"])},
     }
 
