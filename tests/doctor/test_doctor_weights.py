@@ -1,7 +1,6 @@
 """The doctor over weights and adapters."""
 
 import json
-import math
 import shutil
 from pathlib import Path
 
@@ -135,21 +134,9 @@ def test_of_two_sets_of_weights_the_one_that_transformers_does_not_load_is_named
 
 def test_weights_that_config_json_names_are_an_error(folder):
     edit_json(folder / "config.json", transformers_weights="other.safetensors")
-    (finding,) = diagnose(folder, measure=False).findings
-    assert (finding.code, finding.severity, finding.key) == ("weights-named", "error", "transformers_weights")
+    assert codes(folder) == ["weights-named"]
     edit_json(folder / "config.json", transformers_weights="model.safetensors")
     assert codes(folder) == []
-
-
-PLACES = ["../../etc/passwd", "/etc/passwd", "sub/model-00001-of-00002.safetensors"]
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_an_index_that_leaves_the_folder_is_wrong(sharded, place):
-    edit_json(sharded / INDEX, weight_map=index(sharded) | {"lm_head.weight": place})
-    (finding,) = [one for one in diagnose(sharded, measure=False).findings if one.severity == "error"]
-    assert finding.code == "index-wrong"
-    assert place in finding.problem
 
 
 @pytest.mark.parametrize(("count", "code"), [(1, "weights-damaged"), (100_000, "shard-missing")])
@@ -171,15 +158,6 @@ def test_weights_that_are_no_numbers_are_an_error(folder, value, where):
     assert codes(folder, measure=True) == ["weights-not-finite"]
     assert name in diagnose(folder).findings[0].problem
     assert codes(folder) == []  # without a measurement no tensor is read
-
-
-@pytest.mark.parametrize(("where", "found"), [(5, []), (-1, ["weights-not-finite"])])
-def test_of_a_great_many_tensors_fewer_numbers_each_are_read(folder, monkeypatch, where, found):
-    monkeypatch.setattr("ropepatch.doctor.weights.SAMPLES", 1)
-    tensors = safetensors.torch.load_file(folder / "model.safetensors")
-    tensors[sorted(tensors)[1]].flatten()[where] = math.nan
-    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    assert codes(folder, measure=True) == found
 
 
 @pytest.mark.parametrize("keep", [0, 4, 2000])

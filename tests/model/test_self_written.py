@@ -1,6 +1,5 @@
 """What a model writes itself: by its own probabilities, once, and on from where it was interrupted."""
 
-import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +8,7 @@ from loss_models import shift_model
 from run_recipes import history_of, small_recipe
 
 import ropepatch
-from ropepatch.data.tokens import TOKENS, find
+from ropepatch.data.tokens import TOKENS
 from ropepatch.errors import RopepatchError
 from ropepatch.model import self_written as module
 from ropepatch.model.checkpoint import Checkpoint
@@ -119,15 +118,6 @@ def test_a_shard_costs_what_is_in_it_however_much_there_is_already(tmp_path, sma
     assert sizes == [4 * 64] * 7
 
 
-def test_it_says_its_rate_and_the_time_that_is_left(tmp_path, small_parts, tiny, monkeypatch):
-    ticks, lines = itertools.count(step=32), []
-    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
-    write_tiny(tmp_path, tiny[1], 384, say=lines.append)
-    assert lines[0] == "self-generated text: 0 of 384 tokens"
-    assert lines[1] == "self-generated text: 64 of 384 tokens, 1 tokens/s, 5:20 left"
-    assert lines[5] == "self-generated text: 320 of 384 tokens, 2 tokens/s, 0:38 left"
-
-
 def test_a_model_whose_logits_are_no_numbers_is_refused_in_one_line():
     model = shift_model(1, 0.5)
     with torch.no_grad():
@@ -136,29 +126,9 @@ def test_a_model_whose_logits_are_no_numbers_is_refused_in_one_line():
         generated(model, Marks(1), 64, draws(), 2)
 
 
-def test_an_interrupted_writer_goes_on_with_what_it_would_have_written(
-    tmp_path, small_parts, tiny, monkeypatch
+def test_a_writer_goes_on_with_what_it_would_have_written_and_cuts_off_half_a_shard_that_a_kill_left(
+    tmp_path, small_parts, tiny
 ):
-    _, tokenizer = tiny
-    whole, calls = write_tiny(tmp_path / "one", tokenizer, 400), []
-
-    def killed(*arguments):
-        calls.append(arguments)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return generated(*arguments)
-
-    monkeypatch.setattr(module, "generated", killed)
-    with pytest.raises(KeyboardInterrupt):
-        write_tiny(tmp_path / "two", tokenizer, 400)
-    (entry,) = (tmp_path / "two").iterdir()
-    assert 0 < len(find(entry, 1)) < 400
-    lines = []
-    assert write_tiny(tmp_path / "two", tokenizer, 400, say=lines.append).digest == whole.digest
-    assert not lines[0].endswith(" 0 of 400 tokens")
-
-
-def test_half_a_shard_that_a_kill_left_is_cut_off(tmp_path, small_parts, tiny):
     whole = write_tiny(tmp_path / "one", tiny[1], 400)
     write_tiny(tmp_path / "two", tiny[1], 100)
     (entry,) = (tmp_path / "two").iterdir()

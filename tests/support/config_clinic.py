@@ -5,7 +5,6 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +19,6 @@ from ropepatch.model import survey as surveys
 SECONDS = 20  # of CPU time, which no answer may take
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What came of asking for a mutant.
-
-    Args:
-        faults: What no entry point may do.
-        answered: How many of them made a plan or a diagnosis.
-        calls: How many there are.
-    """
-
-    faults: tuple[str, ...]
-    answered: int
-    calls: int
-
-
 class Clinic:
     """A place in which mutants are asked for; the survey of a mutant is made once.
 
@@ -47,11 +31,10 @@ class Clinic:
         self.source.mkdir(parents=True)
         self.folder = folder
 
-    def ask(self, case: Mutant) -> Asked:
-        """Ask every entry point."""
+    def ask(self, case: Mutant) -> tuple[list[str], int]:
+        """What no entry point may do and one did, and how many of them answered."""
         (self.source / "config.json").write_text(case.text, encoding="utf-8")
-        before = self.state()
-        faults, answered = [], 0
+        before, faults, answered = self.state(), list[str](), 0
         with shared_survey():
             for name, entry in ENTRIES.items():
                 try:
@@ -65,7 +48,7 @@ class Clinic:
                 if self.state() != before:
                     faults.append(f"{name}: something was written")
                     break
-        return Asked(tuple(faults), answered, len(ENTRIES))
+        return faults, answered
 
     def state(self) -> dict[str, int]:
         return {str(path): path.stat().st_mtime_ns for path in self.folder.rglob("*")}
@@ -94,6 +77,8 @@ def check_answer(text: str, as_json: str) -> None:
 def ask_plan(clinic: Clinic, case: Mutant) -> None:
     plan = ropepatch.plan(clinic.source, to=case.to, method=case.method)
     check_answer(str(plan), plan.to_json())
+    dry = ropepatch.extend(clinic.source, clinic.out, to=case.to, method=case.method, dry_run=True)
+    check_answer(dry.outcome(), dry.to_json())
 
 
 def ask_diagnosis(clinic: Clinic, case: Mutant) -> None:
@@ -101,16 +86,7 @@ def ask_diagnosis(clinic: Clinic, case: Mutant) -> None:
     check_answer(str(diagnosis), diagnosis.to_json())
 
 
-def ask_dry_run(clinic: Clinic, case: Mutant) -> None:
-    dry = ropepatch.extend(clinic.source, clinic.out, to=case.to, method=case.method, dry_run=True)
-    check_answer(dry.outcome(), dry.to_json())
-
-
-ENTRIES: dict[str, Callable[[Clinic, Mutant], None]] = {
-    "plan": ask_plan,
-    "diagnose": ask_diagnosis,
-    "extend --dry-run": ask_dry_run,
-}
+ENTRIES: dict[str, Callable[[Clinic, Mutant], None]] = {"plan": ask_plan, "diagnose": ask_diagnosis}
 
 
 @contextmanager
