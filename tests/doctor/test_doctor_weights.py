@@ -160,6 +160,15 @@ def test_weights_that_are_no_numbers_are_an_error(folder, value, where):
     assert codes(folder) == []  # without a measurement no tensor is read
 
 
+@pytest.mark.parametrize(("where", "found"), [(5, []), (-1, ["weights-not-finite"])])
+def test_of_a_great_many_tensors_fewer_numbers_each_are_read(folder, monkeypatch, where, found):
+    monkeypatch.setattr("ropepatch.doctor.weights.SAMPLES", 1)
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    tensors[sorted(tensors)[1]].flatten()[where] = float("nan")
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert codes(folder, measure=True) == found
+
+
 @pytest.mark.parametrize("keep", [0, 4, 2000])
 def test_a_file_that_was_cut_is_named(folder, keep):
     weights = (folder / "model.safetensors").read_bytes()
