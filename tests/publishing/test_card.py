@@ -191,17 +191,17 @@ def test_the_tables_are_those_of_the_results_with_this_checkpoint_marked_and_the
     assert losses[-1][2:] == ["0.558 (0.458 to 0.658)", "0.450 (0.350 to 0.550)", "0.385"]
     assert shown["Perplexity"][-1][3] == "1.568 (1.419 to 1.733)"
     assert [cell.partition(" (")[0] for cell in found[2]] == ["512 tokens", "0%", "75%", "100%"]
-    outcome = card.partition("## How to load it")[0]
-    before, after = (
-        ("1,024", ["0.450", "12.033", "75%"]),
-        ("256", ["0.611", "0.629", "100%", "+1.00%", "2.00%"]),
-    )
-    within = card.partition("### Within the old context\n\n")[2].partition("\n\n")[0]
-    for text, (length, numbers) in ((outcome, before), (within, after)):
-        assert all(
-            number in numbers_of(text.replace("+", ""))
-            for number in [length, *(n.strip("+") for n in numbers)]
-        )
+    outcome = card.partition("## How to load it")[0].splitlines()
+    within = card.partition("### Within the old context\n\n")[2].splitlines()
+    for lines, begin, numbers in (  # in the order of the sentence
+        (outcome, "Nats per token at 1,024", ["1,024", "0.450", "12.033", "1,024", "75%"]),
+        (within, "- Nats per token at 256", ["256", "0.611", "0.629"]),
+        (within, "- Answers found at 256", ["256", *["100%"] * 4]),
+        (within, "- Loss on the text that was watched", ["0.612", "0.618", "1.00%", "2.00%"]),
+    ):
+        (line,) = (line for line in lines if line.startswith(begin))
+        told = [number for number in numbers_of(line.replace("+", "")) if number in numbers]
+        assert told == numbers
     trained = ADAPTATION | {"gate": GATE | {"now": 0.7, "increase": 0.143, "passed": False}}
     assert "**beyond**" in card_text(made(record(adaptation=trained)))
     assert "**beyond**" not in card
