@@ -4,17 +4,18 @@
 """
 
 import inspect
+import io
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import typer
+from rich.console import Console
 
 import ropepatch
 from ropepatch.attention import MAPS
 from ropepatch.cli import GROUPS, app
-from ropepatch.cli.descriptions import describe_encoding, describe_method
+from ropepatch.cli.listing import describe_encoding, describe_method
 from ropepatch.encodings import ENCODINGS
 from ropepatch.evaluation.tasks import TASKS
 from ropepatch.extension.planning import plan
@@ -173,22 +174,13 @@ def tasks() -> Iterator[str]:
 
 def commands() -> Iterator[str]:
     """A section for every command, in the order of `ropepatch --help`."""
-    listed = iter(typer.main.get_command(app).commands.items())
-    for heading, modules in GROUPS.items():
+    for heading, room in GROUPS.items():
         yield f"## {heading}"
-        for _ in modules:
-            yield from _command(*next(listed))
-
-
-def _command(name: str, command: Any) -> Iterator[str]:
-    context = typer.Context(command, info_name=f"ropepatch {name}")
-    usage = " ".join(command.collect_usage_pieces(context))
-    yield f"### ropepatch {name}"
-    yield f"```text\nropepatch {name} {usage}\n```"
-    yield inspect.cleandoc(command.help)
-    records = [one.get_help_record(context) for one in command.get_params(context)]
-    yield table(["", ""], [[f"`{names}`", " ".join(text.split())] for names, text in filter(None, records)])
-    yield f"```text\n{inspect.cleandoc(command.epilog.partition('Examples:')[2])}\n```"
+        for name in sorted(name for name in app if room.GROUP in app[name].group):
+            text = io.StringIO()
+            app.help_print([name], console=Console(file=text, width=100))
+            yield f"### ropepatch {name}"
+            yield "```text\n" + re.sub(r" +$", "", text.getvalue().strip(), flags=re.MULTILINE) + "\n```"
 
 
 API = {
@@ -283,16 +275,9 @@ def signature(function: Any, *, one_line: bool = False) -> str:
 EXPLORER = "ropepatch-explorer.html"
 
 
-def explorer() -> Iterator[str]:
-    """A link to the explorer, where this ropepatch makes one."""
-    if _explore() is None:
-        yield "This version has no explorer."
-    else:
-        yield f'<p><a class="explorer" href="{EXPLORER}">Open the explorer</a></p>'
-
-
-def _explore() -> Any:
-    return typer.main.get_command(app).commands.get("explore")
+def explorer() -> str:
+    """A link to the explorer, which is made when the site is built."""
+    return f'<p><a class="explorer" href="{EXPLORER}">Open the explorer</a></p>'
 
 
 # What Sphinx calls
@@ -300,7 +285,7 @@ def _explore() -> Any:
 
 def fill_in(app: Any, page: str, text: list[str]) -> None:
     """Put the link to the explorer into its page."""
-    text[0] = text[0].replace("<!-- at build: explorer -->", "\n\n".join(explorer()))
+    text[0] = text[0].replace("<!-- at build: explorer -->", explorer())
 
 
 ACCESSIBLE = {  # what the theme writes, and what a screen reader needs
@@ -327,6 +312,5 @@ def finish(app: Any, failure: Exception | None) -> None:
             text = text.replace(written, mended)
         page.write_text(text, encoding="utf-8")
     (out / "index.html").write_text(FIRST_PAGE, encoding="utf-8")
-    if explore := _explore():
-        (out / "docs" / EXPLORER).unlink(missing_ok=True)
-        explore.main(["--out", str(out / "docs" / EXPLORER)], standalone_mode=False)
+    (out / "docs" / EXPLORER).unlink(missing_ok=True)
+    ropepatch.explore(out=out / "docs" / EXPLORER)

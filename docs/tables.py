@@ -39,9 +39,7 @@ import taught_study
 from measured import RESULTS, result
 
 import ropepatch
-from ropepatch.cli import catalogue
 from ropepatch.evaluation.suites import Suite
-from ropepatch.files import json_text
 from ropepatch.gallery.explorer.content import MEASURED
 from ropepatch.report.plots import figures, save_figure
 from ropepatch.settings import RECIPES, find_shipped, shipped_names
@@ -161,7 +159,6 @@ FILES: Mapping[str, Make] = {
     "eval/suites/suite.schema.json": partial(schema, Suite),
     "recipes/recipe.schema.json": partial(schema, Recipe),
     "recipes/tiny/pretraining.schema.json": partial(schema, pretraining_recipe.Recipe),
-    str(catalogue.FILE.relative_to(ROOT)): lambda: json_text(catalogue.compiled()) + "\n",
     str(MEASURED.relative_to(ROOT)): explorer_numbers.text,
 }
 

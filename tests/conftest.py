@@ -5,7 +5,6 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import ropepatch
-from ropepatch.cli import catalogue, main
 from ropepatch.model.precision import UNITS
 
 
@@ -55,19 +53,6 @@ def cpu_units(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def recipes_described_once() -> Iterator[None]:
-    """Where torch is imported every command describes all recipes anew, which takes seconds."""
-    compiled, described = catalogue.compiled, cache(catalogue.compiled)
-    with pytest.MonkeyPatch.context() as patching:
-        patching.setattr(
-            catalogue,
-            "compiled",
-            lambda *parts: described(*parts) if parts == ("recipes",) else compiled(*parts),
-        )
-        yield
-
-
 @pytest.fixture(scope="session")
 def tiny() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The bundled checkpoint, which can read; whoever changes the model changes it back."""
@@ -90,6 +75,7 @@ def shared() -> Path:
 @pytest.fixture
 def run_here(monkeypatch, capsys) -> Callable[..., subprocess.CompletedProcess[str]]:
     """`ropepatch` in this process: what it prints and its exit code, without seconds of imports."""
+    from ropepatch.cli import main
 
     def run(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         line = ["ropepatch", *map(str, words)]

@@ -11,17 +11,18 @@ from pathlib import Path
 
 import pytest
 import tables
-import typer
 from readme import DOCUMENTS, ROOT, code_blocks, commands
 from tiny_checkpoint import tiny_llama_folder
 from transformers import AutoConfig
 
 import ropepatch
+from ropepatch import api
 from ropepatch.cli import app, main
 from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.results import Result
 from ropepatch.evaluation.suites import Suite
 from ropepatch.model.source import TINY
+from ropepatch.pipeline import choice
 from ropepatch.probing import making
 from ropepatch.training.forecast import Estimate
 from ropepatch.training.recipe import Recipe
@@ -68,7 +69,7 @@ def extended(workplace: Path) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def estimated_once() -> Iterator[None]:
-    """Recipes, of which their files, the catalogue and the pages all hold the estimate."""
+    """Recipes, of which their files, the pages all hold the estimate."""
     known, estimate = dict[str, Estimate | None](), Estimate.of
 
     def of(recipe: Recipe) -> Estimate | None:
@@ -119,8 +120,9 @@ def test_a_command_of_the_documents_runs(workplace, monkeypatch, capsys, command
     monkeypatch.setattr("ropepatch.pipeline.evaluation.candidates", lambda: ("linear", "yarn"))
     auto = "--method auto" in command  # which writes nothing where too few windows tell nothing
     for amount, number in {"windows": 12 if auto else 3, "haystacks": 2}.items():
-        monkeypatch.setitem(ropepatch.choose.__kwdefaults__, amount, number)
-    monkeypatch.setitem(ropepatch.fit.__kwdefaults__, "steps", 5)
+        monkeypatch.setitem(choice.choose.__kwdefaults__, amount, number)
+        monkeypatch.setitem(api.compare.__kwdefaults__, amount, number)
+    monkeypatch.setitem(api.fit.__kwdefaults__, "steps", 5)
     if "--suite" not in command and not auto:  # what a suite measures is there, if it is the same
         monkeypatch.setattr("ropepatch.evaluation.measuring.measure", measure_few)
     if "--out fitted.json" in command:
@@ -162,8 +164,7 @@ def test_every_other_command_could_be_run(command):
     else:
         assert program in ELSEWHERE
         if "ropepatch" in words:
-            name, *rest = words[words.index("ropepatch") + 1 :]
-            typer.main.get_command(app).commands[name].make_context(name, rest)
+            app.parse_args(words[words.index("ropepatch") + 1 :], exit_on_error=False, print_error=False)
 
 
 @pytest.mark.parametrize(

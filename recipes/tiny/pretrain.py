@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter, run
 from pretraining import pretrain
 from pretraining_recipe import read_recipe
 
@@ -12,8 +12,10 @@ from ropepatch.errors import RopepatchError
 
 
 def main(
-    recipe: Annotated[Path, typer.Argument(help="recipes/tiny/pretrain.yaml")],
-    out: Annotated[Path, typer.Option(help="A folder for checkpoints; a run found there is resumed.")],
+    recipe: Annotated[Path, Parameter(help="recipes/tiny/pretrain.yaml")],
+    /,
+    *,
+    out: Annotated[Path, Parameter(help="A folder for checkpoints; a run found there is resumed.")],
 ) -> None:
     """Train the bundled checkpoint, and print the folder that holds it."""
     try:
@@ -22,8 +24,8 @@ def main(
         print(f"error: {error}", file=sys.stderr)
         if error.hint:
             print(f"hint: {error.hint}", file=sys.stderr)
-        raise typer.Exit(2) from error
+        sys.exit(2)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from ropepatch.attention import modeling_attention_map as modeling
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import AboveOne, Amount, Count, Named, Registry
 
 if TYPE_CHECKING:
+    from ropepatch.attention.modeling_attention_map import Band
+
     Whole = int
     Divisor = float
 else:
@@ -79,8 +80,10 @@ class AttentionMap(Named):
         """The most tokens whose effective distances all stay below L; None where there is no end."""
         return None
 
-    def bands(self) -> tuple[modeling.Band, ...]:
+    def bands(self) -> tuple[Band, ...]:
         """The bands, the nearest keys first. No parameter is None."""
+        from ropepatch.attention import modeling_attention_map as modeling  # imports transformers: seconds
+
         own = {name: value for name, value in self.parameters().items() if name not in MODIFIERS}
         return modeling.MAPS[self.name](**own)
 
@@ -234,7 +237,9 @@ class LaMPE(AttentionMap):
 
     def reach(self, window: int) -> int | None:
         """N, or 0 where its parameters leave the window."""
-        _, closer, farther = modeling.lampe_ends(self.length, self.mapped, self.head, self.tail)
+        from ropepatch.attention.modeling_attention_map import lampe_ends
+
+        _, closer, farther = lampe_ends(self.length, self.mapped, self.head, self.tail)
         longest = max(self.length - 1 - farther, self.mapped + closer)
         return self.length if longest < window else 0
 

@@ -1,66 +1,244 @@
-"""What the commands that list something have in common."""
+"""The commands that list methods, encodings, recipes and suites, or show one of them."""
 
 from __future__ import annotations
 
+import inspect
 import re
-import shutil
-import sys
-import textwrap
-from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
-from ropepatch.errors import printable
-from ropepatch.pipeline.running import LONGEST
+from cyclopts import Group
 
+from ropepatch.cli.derive import command
+from ropepatch.cli.screen import paragraphs, print_table, print_text
+from ropepatch.errors import RopepatchError
+
+GROUP = Group("List", sort_key=4)
+MAP = "attention map"
+HEADS = {"scaling": "frequencies", MAP: "D = m − n is read as"}  # of the tables
 REQUIRED = "required"  # stands for the default of a parameter that has none
 
 
-def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: int = 0) -> None:
-    """Print rows below headers, or alone where all are empty; cells too long for the screen are folded.
+def describe_method(method: Any) -> dict[str, Any]:
+    """Of a method, with the defaults of its parameters, or of a scaling, with what they are."""
+    return {
+        "method": method.name,
+        "kind": method.kind,
+        "formula": method.formula,
+        "paper": method.paper,
+        "saved_as": method.saved_as,
+        "length_dependent": method.length_dependent,
+        "parameters": _defaults(method) if isinstance(method, type) else method.parameters(),
+        "help": inspect.getdoc(method),
+    }
+
+
+def describe_encoding(kind: Any) -> dict[str, Any]:
+    """Of an encoding, with the defaults of its parameters."""
+    return {
+        "encoding": kind.name,
+        "family": kind.family,
+        "formula": kind.formula,
+        "paper": kind.paper,
+        "parameters": _defaults(kind),
+        "help": inspect.getdoc(kind),
+    }
+
+
+def _defaults(kind: Any) -> dict[str, Any]:
+    return {key: REQUIRED if default is ... else default for key, default in kind.defaults().items()}
+
+
+@command(
+    GROUP,
+    """\
+  ropepatch methods
+  ropepatch methods yarn
+  ropepatch methods self-extend
+  ropepatch methods fitted.json""",
+)
+def methods(name: str | None = None, *, as_json: bool = False) -> None:
+    """List the scaling methods and the attention maps, or describe one.
 
     Args:
-        headers: One for each column.
-        rows: The cells.
-        numbers: So many of the last columns are aligned at the right.
+        name: One method, with its parameters; or a scaling file.
     """
-    from rich.console import Console
-    from rich.table import Table
+    from ropepatch.attention import MAPS
+    from ropepatch.files import json_text
+    from ropepatch.scaling import METHODS
+    from ropepatch.settings import find_named
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(headers))
-    console = Console(force_jupyter=False, highlight=False, markup=False, emoji=False)
-    rows = list(rows)
-    words = [max(map(len, " ".join(column).split())) for column in zip(headers, *rows, strict=True)]
-    fits = sum(words) + 2 * len(words) <= console.width
-    for place, header in enumerate(headers):
-        right = place >= len(headers) - numbers
-        # names and addresses are copied
-        whole = place == 0 or (fits and not any(" " in row[place] for row in rows))
-        table.add_column(header, overflow="fold", justify="right" if right else "left", no_wrap=whole)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    rope, known = "", METHODS | MAPS
+    if name is None:
+        chosen = [describe_method(kind) for kind in known.values()]
+    elif name.endswith(".json"):
+        rope, one = _read(name)
+        chosen = [one]
+    else:
+        other_names = METHODS.other_names | MAPS.other_names
+        chosen = [describe_method(find_named(name, known, "method", other_names))]
+    if as_json:
+        print(json_text(chosen))
+    elif name is None:
+        for number, (kind, head) in enumerate(HEADS.items()):
+            print("\n" * number, end="")
+            of_kind = [one for one in chosen if one["kind"] == kind]
+            rows = [(one["method"], one["formula"], one["paper"], one["saved_as"]) for one in of_kind]
+            print_table((kind, head, "source", "saved as"), rows)
+    else:
+        (one,) = chosen
+        head = f"{rope}{one['method']} ({one['paper']}): {one['formula']}"
+        print_text(f"{head}\n\n{paragraphs(one['help'])}")
+        print(f"\nsaved as: {one['saved_as']}")
+        for parameter, default in one["parameters"].items():
+            print_text(f"  --set {parameter}={_shown(default, one['kind'])}")
 
 
-def print_text(text: str) -> None:
-    """Print lines, escaped; on a screen those too long for it are folded between words, and indented."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in (printable(line, LONGEST) for line in text.split("\n")):
-        if width is None or len(line) <= width:
-            print(line)
-            continue
-        margin, label = re.findall(r"^( *)(\S+ {2,})?", line)[0]
-        indent = " " * (len(margin + label) + 4 * bool(margin and not label))
-        print(textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False))
+def _read(name: str) -> tuple[str, dict[str, Any]]:
+    """A line that says for which rope the scaling of a file is, and the scaling."""
+    from ropepatch.scaling.file import read_scaling
+
+    file = read_scaling(name)
+    window, rope = file.rope.original_max_position_embeddings, file.rope
+    line = (
+        f"{name}: {window} -> {file.target} tokens, rotary_dim {rope.rotary_dim}, "
+        f"rope_theta {rope.rope_theta:g}\n"
+    )
+    return line, describe_method(file.scaling)
 
 
-def paragraphs(docstring: str) -> str:
-    """A docstring with each paragraph, and each argument, on a line of its own."""
-    lines: list[str] = []
-    for line in docstring.splitlines():
-        before = lines[-1] if lines else ""
-        depth, above = (len(one) - len(one.lstrip()) for one in (line, before))
-        goes_on = line and before and not before.endswith(":") and (depth > above or depth == above == 0)
-        if goes_on:
-            lines[-1] += f" {line.lstrip()}"
-        else:
-            lines.append(line)
-    return "\n".join(lines)
+def _shown(default: Any, kind: str) -> str:
+    """A default as --set takes it."""
+    if default is None and kind == MAP:
+        return "VALUE (if not given, from L, the trained context, and N, the target)"
+    if default == REQUIRED:
+        return "VALUE (required)"
+    if isinstance(default, list | tuple) and isinstance(default[0], list | tuple):
+        return f"VALUE (of {len(default)} layers, in the file)"
+    if isinstance(default, list | tuple):
+        return ",".join(map(str, default))
+    return str(default).lower() if default is None or isinstance(default, bool) else str(default)
+
+
+@command(
+    GROUP,
+    """\
+  ropepatch encodings
+  ropepatch encodings alibi""",
+)
+def encodings(name: str | None = None, *, as_json: bool = False) -> None:
+    """List the position encodings of `ropepatch.swap`, or describe one.
+
+    Args:
+        name: One encoding, with its parameters.
+    """
+    from ropepatch.encodings import ENCODINGS
+    from ropepatch.files import json_text
+
+    chosen = [describe_encoding(kind) for kind in ([ENCODINGS.find(name)] if name else ENCODINGS.values())]
+    if as_json:
+        print(json_text(chosen))
+    elif name:
+        one = chosen[0]
+        print_text(f"{one['encoding']} ({one['paper']}): {one['formula']}\n\n{paragraphs(one['help'])}")
+        settings = "".join(
+            f", {parameter}={'...' if default == REQUIRED else repr(default)}"
+            for parameter, default in one["parameters"].items()
+        )
+        print(f"\nropepatch.swap(model, {one['encoding']!r}{settings})")
+    else:
+        rows = [(one["encoding"], one["family"], one["formula"], one["paper"]) for one in chosen]
+        print_table(("encoding", "family", "scores", "source"), rows)
+
+
+@command(
+    GROUP,
+    """\
+  ropepatch recipes
+  ropepatch recipes llama2-7b-yarn-32k
+  ropepatch recipes llama2-7b-yarn-32k --copy mine.yaml""",
+)
+def recipes(
+    name: str | None = None, file: str | None = None, *, copy: bool = False, as_json: bool = False
+) -> None:
+    """List the trainings of `extend --recipe`, print one, or copy one.
+
+    Args:
+        name: One recipe, or a YAML file.
+        file: What `copy` writes; NAME.yaml here if not given.
+        copy: Copy it, to change it.
+    """
+    from ropepatch.settings import RECIPES, find_shipped
+
+    if copy and name is None:
+        raise RopepatchError("`copy` needs a recipe", hint="ropepatch recipes NAME --copy")
+    if file is not None and not copy:
+        raise RopepatchError(f"{file} without `copy`", hint=f"ropepatch recipes {name} --copy {file}")
+    if copy and name is not None:
+        source = find_shipped(name, RECIPES, "recipe")
+        _copy(source, Path(file or source.name))
+    else:
+        _list(name, RECIPES, "recipe", "trains", as_json)
+
+
+@command(
+    GROUP,
+    """\
+  ropepatch suites
+  ropepatch suites demo
+  ropepatch suites demo > mine.yaml""",
+)
+def suites(name: str | None = None, *, as_json: bool = False) -> None:
+    """List the suites of `eval --suite` and `extend --eval`, or print one.
+
+    Args:
+        name: One suite, or a YAML file.
+    """
+    from ropepatch.settings import SUITES
+
+    _list(name, SUITES, "suite", "measures", as_json)
+
+
+def _list(name: str | None, folder: str, what: str, does: str, as_json: bool) -> None:
+    """Print a YAML file that comes with ropepatch, or what each of them says of itself."""
+    from ropepatch.files import json_text
+    from ropepatch.settings import find_shipped, read_yaml, shipped_names
+
+    files = {
+        known: find_shipped(known, folder, what) for known in ([name] if name else shipped_names(folder))
+    }
+    if as_json:
+        print(json_text([{what: known} | read_yaml(file, what) for known, file in files.items()]))
+    elif name:
+        read_yaml(files[name], what)
+        print(files[name].read_text(encoding="utf-8"), end="")
+    else:
+        print_table((what, does), [(known, _comment(file)) for known, file in files.items()])
+
+
+def _comment(file: Path) -> str:
+    """What a file says of itself, below the line that names its schema."""
+    lines = file.read_text(encoding="utf-8").splitlines()[1:]
+    said = re.match(r"(?:# .*\n)+", "\n".join(lines) + "\n")
+    text = " ".join(said[0].replace("\n# ", " ")[2:].split()) if said else ""
+    return text.split("  ropepatch ")[0].partition(". ")[0].removesuffix(".")
+
+
+def _copy(source: Path, file: Path) -> None:
+    from ropepatch.files import whole_file
+
+    if file.suffix not in (".yaml", ".yml"):
+        raise RopepatchError(f"{file} must end in .yaml", hint="extend --recipe knows a file by that")
+    schema = source.with_name("recipe.schema.json").resolve()  # of the copy it does not lie beside
+    text = source.read_text(encoding="utf-8").replace(f"$schema={schema.name}", f"$schema={schema}")
+    place = file.expanduser()
+    try:
+        if place.exists() or place.is_symlink():
+            raise RopepatchError(
+                f"{file} already exists", hint="name another FILE after --copy; nothing is overwritten"
+            )
+        with whole_file(place) as partial:
+            partial.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RopepatchError(f"cannot write {file}: {error.strerror}", hint="name another FILE") from error
+    print_text(f"{file}: change it, then ropepatch extend MODEL --recipe {file}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropepatch.encodings import absolute, relative, rotary
 from ropepatch.encodings.encoding import ENCODINGS, Encoding
-from ropepatch.encodings.swapping import Swap, swap, swapped
+
+if TYPE_CHECKING:
+    from ropepatch.encodings.swapping import Swap, swap, swapped
 
 __all__ = ["ENCODINGS", "Encoding", "Swap", "make_encoding", "swap", "swapped"]
 
@@ -29,3 +31,12 @@ def make_encoding(name: str, /, **parameters: Any) -> Encoding:
         RopepatchError: On an unknown encoding or parameter, or one that is missing or outside its domain.
     """
     return ENCODINGS.make(name, **parameters)
+
+
+def __getattr__(name: str) -> Any:
+    """Import `swapping`, and transformers with it, only where one of its names is asked for."""
+    if name in ("Swap", "swap", "swapped"):
+        from ropepatch.encodings import swapping
+
+        return getattr(swapping, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,15 +9,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ropepatch.errors import RopepatchError
-from ropepatch.model.survey import Survey
 from ropepatch.scaling.rope import Rope
 from ropepatch.settings import Named, Registry
+
+if TYPE_CHECKING:
+    from ropepatch.model.survey import Survey
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The command line as a user meets it: fast help, results on stdout, progress on stderr, exit codes."""
 
+import inspect
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -10,30 +10,51 @@ from pathlib import Path
 
 import made_results
 import pytest
-import typer
 from tiny_checkpoint import tiny_llama_folder
 
-from ropepatch import MAPS, METHODS
+from ropepatch import MAPS, METHODS, api
 from ropepatch import __version__ as ropepatch_version
 from ropepatch.cli import app
-from ropepatch.cli.arguments import parse_settings
+from ropepatch.cli.arguments import parse_settings, parse_share
+from ropepatch.cli.derive import IN_PYTHON_ALONE, as_options
+from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.suites import Method, Suite, read_suite
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.model.source import TINY
 from ropepatch.report.terminal import print_results
 
-COMMANDS = [command.name or command.callback.__name__ for command in app.registered_commands]
-
-
-def ropepatch(*words, cwd=None):
-    """In a process of its own, as users start it."""
-    return subprocess.run(
-        [sys.executable, "-m", "ropepatch", *map(str, words)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        check=False,
-    )
+COMMANDS = [name for name in app if not name.startswith("-")]
+LINES = {  # what needs no model: the line, its exit code, the heaviest that it imports, and what it prints
+    "": (2, None, "Usage: ropepatch COMMAND"),
+    "--help": (0, None, "Usage: ropepatch COMMAND"),
+    "-h": (0, None, "Usage: ropepatch COMMAND"),
+    "--version": (0, None, ropepatch_version),
+    "extnd": (2, None, ""),
+    "recipes": (0, None, "llama2-7b-yarn-32k"),
+    "recipes tiny": (0, None, "yaml-language-server"),
+    "recipes tinny": (2, None, ""),
+    "suites": (0, None, "demo "),
+    "suites demo --json": (0, None, '"suite": "demo"'),
+    "__complete plan tiny --method ": (0, None, "\nself-extend\n"),
+    "__complete compare tiny --methods ": (0, None, "\nleaky-rerope\n"),
+    "__complete methods ": (0, None, "\nyarn\n"),
+    "__complete encodings ": (0, None, "\nalibi\n"),
+    "__complete extend tiny --recipe ": (0, None, "\nsmollm2-135m-32k-full\n"),
+    "__complete eval tiny --suite ": (0, None, "\ndemo\n"),
+    "methods": (0, "torch", "attention map"),
+    "methods yarm": (2, "torch", ""),
+    "encodings alibi": (0, "torch", "alibi ("),
+}
+EACH_LINE = """
+import json, sys, ropepatch.cli
+for line, (code, heaviest, _) in json.loads(sys.argv[1]).items():
+    sys.argv = ["ropepatch", *line.split(), *[""] * line.endswith(" ")]
+    try: ropepatch.cli.main()
+    except SystemExit as end: assert (end.code or 0) == code, line
+    heavy = {"torch", "transformers"} & set(sys.modules)
+    assert heavy <= {heaviest}, (line, heavy)
+    print("/" + line)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -43,26 +64,49 @@ def checkpoint(tmp_path_factory) -> Path:
     return folder
 
 
-def test_help_and_import_load_nothing_heavy():
-    code = (
-        "import sys, ropepatch, ropepatch.cli\n"
-        "sys.argv = ['ropepatch', '--help']\n"
-        "try: ropepatch.cli.main()\n"
-        "except SystemExit as stop: assert not stop.code\n"
-        "assert not {'torch', 'transformers', 'pydantic', 'rich'} & set(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+def test_what_needs_no_model_answers_without_importing_transformers_and_lists_of_files_without_torch():
+    words = [sys.executable, "-c", EACH_LINE, json.dumps(LINES)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
-    for command in COMMANDS:
-        assert command in done.stdout
+    assert "Traceback" not in done.stderr
+    parts = re.split(r"^/(.*)\n", done.stdout, flags=re.MULTILINE)
+    for (line, (_, _, said)), text in zip(LINES.items(), parts[::2], strict=False):
+        assert said in text, line
+        assert said or not text, line
+    assert all(f"\n  {command}: " in parts[0] for command in COMMANDS)
 
 
-def test_every_help_names_values_plainly_and_ends_with_examples_on_lines_of_their_own():
-    helped = each([f"{command} --help" for command in COMMANDS])
-    for command, text in zip(COMMANDS, helped.values(), strict=True):
-        assert "<" not in text
-        assert "eval/" not in text  # a folder that pip does not install
-        assert f"\n    ropepatch {command}" in text.split("Examples:")[1]
+def test_the_mathematics_of_a_command_line_that_imports_ropepatch_starts_no_pydantic():
+    code = "import sys, ropepatch; assert not {'torch', 'pydantic', 'rich', 'yaml'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+VERBS = {"eval": "evaluate", "doctor": "diagnose"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_an_argument_of_the_verb_and_explained_once(command, run_here):
+    text = run_here(command, "--help").stdout
+    usage, _, examples = text.partition("Examples:")
+    assert f"\n  ropepatch {command}" in examples
+    assert "eval/" not in text  # a folder that pip does not install
+    found = {one.name: one for one in app[command].assemble_argument_collection(parse_docstring=True)}
+    assert all(one.parameter.help for one in found.values())
+    assert not re.search(r"`(to|method|out|text|recipe|model|settings)`", usage)  # as in Python
+    verb = getattr(api, VERBS.get(command, command), None)
+    if verb is None or command == "plot":
+        return
+    offered = {one.field_info.name for one in found.values()}
+    arguments = inspect.signature(verb).parameters.keys() - IN_PYTHON_ALONE - {"parameters"}
+    assert arguments <= offered
+    own = {"quiet", "as_json", "settings", "out", "link_weights", "fix", "show"}
+    assert offered <= arguments | own
+
+
+def test_an_argument_in_a_message_is_named_as_the_command_line_names_it():
+    names = {"to": "--to", "methods": "--methods", "model": "MODEL", "evaluate": "--eval"}
+    assert as_options("`to=32k` beside `evaluate`", names) == "--to 32k beside --eval"
+    assert as_options("`method` auto of `model`; `seed`", names) == "--methods auto of MODEL; `seed`"
 
 
 def test_plan_prints_the_plan_and_json_of_the_same(checkpoint, run_here):
@@ -146,7 +190,7 @@ def test_eval_runs_a_suite_into_a_folder_and_a_report_and_again_from_the_folder(
     assert re.search(r"<code>ropepatch .*--report report.html</code>", page)
     again = run_here(*words, cwd=tmp_path)
     assert again.stdout == done.stdout
-    drawn = ropepatch("plot", *sorted((tmp_path / "out").iterdir()), "--out", "figures", cwd=tmp_path)
+    drawn = run_here("plot", *sorted((tmp_path / "out").iterdir()), "--out", "figures", cwd=tmp_path)
     assert drawn.returncode == 0, drawn.stderr
     names = {file.suffix for file in (tmp_path / "figures").iterdir()}
     assert names == {".png", ".svg"}
@@ -154,17 +198,16 @@ def test_eval_runs_a_suite_into_a_folder_and_a_report_and_again_from_the_folder(
 
 def test_plot_draws_what_methods_would_do_to_a_model_without_measuring(tmp_path, run_here):
     done = run_here("plot", "tiny", "--to", "4x", "--methods", "yarn,self-extend", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
     names = {file.stem for file in (tmp_path / "figures").iterdir()}
     assert names == {"distances", "wavelengths-yarn"}
 
 
 @pytest.mark.slow
-def test_explore_writes_a_page_that_starts_with_the_model(checkpoint, tmp_path):
-    done = ropepatch("explore", checkpoint, "--no-tiny", "--out", "page.html", cwd=tmp_path)
+def test_explore_writes_a_page_that_starts_with_the_model(checkpoint, tmp_path, run_here):
+    done = run_here("explore", checkpoint, "--no-tiny", "--out", "page.html", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "page.html\n"), done.stderr
-    page = (tmp_path / "page.html").read_text()
-    assert '"chosen": "tiny-llama"' in page
+    assert '"chosen": "tiny-llama"' in (tmp_path / "page.html").read_text()
 
 
 def test_compare_ranks_and_recommends(tmp_path, run_here):
@@ -193,11 +236,12 @@ def asked(monkeypatch):
 
         def measure(suite, **options):
             calls.append((suite, options))
-            raise typer.Exit
+            raise SystemExit
 
         monkeypatch.setattr("ropepatch.pipeline.evaluation.measured", measure)
         monkeypatch.setattr("ropepatch.pipeline.choice.measured", measure)
-        app(list(map(str, words)), standalone_mode=False)
+        with pytest.raises(SystemExit):
+            app(list(map(str, words)), exit_on_error=False, print_error=False)
         return calls[0]
 
     return ask
@@ -288,6 +332,39 @@ def test_compare_hands_on_every_option(asked):
     assert {options[place] for place in ("out", "report", "revision")} == {None}
 
 
+def test_extend_hands_on_every_option(monkeypatch):
+    """All arguments of the verb reach the room that does the work, under their names."""
+    words = (
+        "tiny --to 1k --method auto --allow-code --original 128 --recipe tiny --distil --eval demo --text t"
+    )
+    words += " --field f --split s --out o --limit 3 --link-weights --no-reading --include a --include b"
+    words += " --push me/it --dry-run --revision r --max-short-loss-increase 2% --set steps=7 --quiet"
+    calls = []
+    monkeypatch.setattr("ropepatch.pipeline.extension.extend", lambda **asked: calls.append(asked) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        app(["extend", *words.split()], exit_on_error=False, print_error=False)
+    expected = {
+        "model": "tiny", "to": "1k", "method": "auto", "allow_code": True, "original": "128",
+        "recipe": "tiny",
+        "distil": True, "evaluate": "demo", "text": "t", "field": "f", "split": "s", "out": "o", "limit": 3,
+        "link_weights": True, "reading": False, "include": ["a", "b"], "push": "me/it", "dry_run": True,
+        "revision": "r", "max_short_loss_increase": 0.02, "settings": {"steps": 7},
+    }  # fmt: skip
+    assert {key: calls[0][key] for key in expected} == expected
+    assert calls[0].keys() - expected.keys() == {"record", "say", "progress", "show"}
+
+
+@pytest.mark.parametrize(("text", "share"), [("2%", 0.02), ("0.02", 0.02), ("150 %", 1.5), ("0", 0.0)])
+def test_a_share_is_written_with_a_percent_sign_or_without(text, share):
+    assert parse_share(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["2", "1", "-1%", "nan", "much"])
+def test_what_is_no_share_is_refused(text):
+    with pytest.raises(RopepatchError, match="is not a share"):
+        parse_share(text)
+
+
 # What is printed
 
 
@@ -316,71 +393,6 @@ def test_settings_take_the_types_of_the_method(tmp_path):
     }  # fmt: skip
     assert parse_settings("custom", ["divisors=1,2"]) == {"divisors": (1.0, 2.0)}
     assert parse_settings("custom", [f"divisors={tmp_path / 'divisors.json'}"]) == {"divisors": (1.0, 2.5)}
-
-
-NEEDS_NO_MODEL = """
---version
-methods
-methods yarn
-methods self-extend --json
-methods yarm
-encodings
-encodings alibi
-encodings alibo
-recipes
-recipes tiny
-recipes tinny
-suites
-plan tiny
-plan tiny --to 2q
-extend tiny --method yarm
-extend tiny --recipe tinny
-eval tiny --suite dmo
-"""
-COMPLETED = {  # the words typed, the last not to its end, and what the shell is offered
-    "plan tiny --method yar": ["yarn"],
-    "methods self": ["self-extend"],
-    "encodings ali": ["alibi"],
-    "extend tiny --recipe smollm2-135m-32k-": ["smollm2-135m-32k-full"],
-    "eval tiny --suite dem": ["demo"],
-    "compare tiny --methods leaky": ["leaky-rerope"],
-}
-EACH_LINE = """
-import json, os, sys, ropepatch.cli
-for line in json.loads(sys.argv[1]):
-    sys.argv = ["ropepatch", *line.split()]
-    if len(os.environ.get("_ROPEPATCH_COMPLETE", "")):
-        os.environ |= {"COMP_WORDS": f"ropepatch {line}", "COMP_CWORD": str(len(line.split()))}
-    try: ropepatch.cli.main()
-    except SystemExit: print(f"/{line}")
-    heavy = {"torch", "transformers"} & set(sys.modules)
-    assert not heavy, (line, heavy)
-"""
-
-
-def each(lines, **environment):
-    """What each line prints, in one process that imports nothing heavy."""
-    command = [sys.executable, "-c", EACH_LINE, json.dumps(lines)]
-    done = subprocess.run(
-        command, env=os.environ | environment, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    parts = re.split(r"^/(.*)\n", done.stdout, flags=re.MULTILINE)
-    assert parts[1::2] == lines
-    return dict(zip(lines, parts[::2], strict=False))
-
-
-def test_what_needs_no_model_imports_no_torch():
-    printed = each(NEEDS_NO_MODEL.split("\n")[1:-1])
-    assert printed["--version"].split() == [ropepatch_version]
-    assert not printed["methods yarm"]
-    assert printed["encodings alibi"].startswith("alibi (")
-
-
-def test_the_shell_completes_names_without_torch():
-    offered = each(list(COMPLETED), _ROPEPATCH_COMPLETE="complete_bash")
-    assert {line: names.split() for line, names in offered.items()} == COMPLETED
 
 
 @pytest.mark.parametrize(

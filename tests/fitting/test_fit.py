@@ -13,10 +13,8 @@ from rank_processes import on_processes
 from safetensors.torch import save_file
 from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM
-from typer.testing import CliRunner
 
 import ropepatch
-from ropepatch.cli import app
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
@@ -237,20 +235,18 @@ def test_a_folder_whose_state_cannot_be_read_is_not_removed(tmp_path):
 # the command
 
 
-def command(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
 @pytest.mark.slow
-def test_the_command_writes_a_small_file_that_stands_for_a_method_or_a_checkpoint_with_the_record(tmp_path):
+def test_the_command_writes_a_small_file_that_stands_for_a_method_or_a_checkpoint_with_the_record(
+    tmp_path, run_here
+):
     file, out = tmp_path / "fitted.json", tmp_path / "out"
     fit = ("fit", "tiny", "--to", "1.25x", "--steps", 2, "--init", "yarn")
-    assert command(*fit, "--out", file).exit_code == 0
-    planned = command("plan", "tiny", "--method", file, "--json")
+    assert run_here(*fit, "--out", file).returncode == 0
+    planned = run_here("plan", "tiny", "--method", file, "--json")
     assert json.loads(planned.stdout)["parameters"]["divisors"] == read_json(file)["parameters"]["divisors"]
     assert read_json(file)["fit"]["steps"] == 2
-    done = command(*fit, "--out", out, "--json")
-    assert done.exit_code == 0, done.output
+    done = run_here(*fit, "--out", out, "--json")
+    assert done.returncode == 0, done.stderr
     record = read_json(out / "ropepatch.json")
     assert record["fit"]["held_out"] == json.loads(done.stdout)["held_out"]
     assert record["method"] == "custom"
@@ -258,7 +254,7 @@ def test_the_command_writes_a_small_file_that_stands_for_a_method_or_a_checkpoin
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fitted.json", "out"]
 
 
-def test_the_command_asks_for_a_free_place_and_for_room_before_it_works(tmp_path, monkeypatch):
+def test_the_command_asks_for_a_free_place_and_for_room_before_it_works(tmp_path, monkeypatch, run_here):
     (tmp_path / "here.json").write_text("{}")
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
@@ -273,8 +269,8 @@ def test_the_command_asks_for_a_free_place_and_for_room_before_it_works(tmp_path
         (["--out", tmp_path / "out.json"], "it worked"),
         (["--out", tmp_path / "out", "--link-weights"], "it worked"),
     ):
-        done = command("fit", "tiny", "--to", TO, *words)
-        assert message in str(done.exception)
+        done = run_here("fit", "tiny", "--to", TO, *words)
+        assert message in done.stderr
 
 
 def test_processes_without_a_process_group_are_refused(monkeypatch):

@@ -22,8 +22,8 @@ FIND = """
 from ropepatch.cli import app, main
 from ropepatch.model.source import find_source
 
-@app.command()
-def find(model: str, revision: str = None):
+@app.command
+def find(model: str, *, revision: str | None = None):
     find_source(model, revision, weights=False)
 
 main()

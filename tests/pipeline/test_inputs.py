@@ -1,16 +1,12 @@
 """What a caller may write in several ways, in Python as on the command line."""
 
-import inspect
 import shutil
 
 import pytest
-import typer.main
 from made_results import reading
 
 import ropepatch
-from ropepatch.cli import app
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.tasks import PerplexityTask
 from ropepatch.model.source import TINY
 from ropepatch.pipeline.evaluation import candidates
 from ropepatch.settings import listed
@@ -57,18 +53,13 @@ def test_a_method_that_must_be_found_is_named_with_the_way_to_find_it(run_here):
             call("tiny", to="2x", **{"methods" if call is ropepatch.compare else "method": "auto"})
         assert "`ropepatch compare` says" in refused.value.hint
     done = run_here("plot", "tiny", "--to", "2x", "--methods", "fit")
-    assert done.stderr.startswith("error: --method fit is found by measuring")
+    assert done.stderr.startswith("error: --methods fit is found by measuring")
 
 
 @pytest.mark.parametrize(
     ("call", "message", "hint"),
     [
-        (
-            lambda: ropepatch.compare("tiny", to="2x", method="yarn"),
-            "argument of compare 'method'",
-            "methods?",
-        ),
-        (lambda: ropepatch.evaluate("tiny", method="yarn"), "argument of evaluate 'method'", "methods?"),
+        (lambda: ropepatch.choose("tiny", to="2x", method="yarn"), "of choose 'method'", "methods?"),
         (lambda: ropepatch.plan("tiny", too="2x"), "yarn has no parameter 'too'", "did you mean to?"),
         (
             lambda: ropepatch.extend("tiny", to="2x", metod="ntk"),
@@ -81,54 +72,6 @@ def test_an_unknown_argument_is_named_with_the_nearest_one(call, message, hint):
     with pytest.raises(RopepatchError, match=message) as refused:
         call()
     assert hint in refused.value.hint
-
-
-COMMANDS = ("extend", "fit", "push", "compare", "plan", "probe", "explore", "eval", "doctor")
-OTHER_NAMES = {"eval": "evaluate", "doctor": "diagnose"}
-# What one side alone has: --set for `**parameters`, --eval, --model, the screen, and what is for other code.
-ONE_SIDED = {
-    "help",
-    "as_json",
-    "quiet",
-    "show",
-    "settings",
-    "parameters",
-    "say",
-    "progress",
-    "record",
-    "command",
-    "task",
-    "options",
-    "api",
-    "fit.out",
-    "fit.link_weights",
-    "fit.spare",
-    "fit.work",
-    "doctor.fix",
-    "push.card",
-    "compare.allow_code",
-    "extend.suite",
-    "extend.evaluate",
-    "eval.method",
-    "eval.methods",
-    "probe.name",
-    "probe.model",
-}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_options_are_the_arguments_of_python_with_the_same_defaults(command):
-    arguments = dict(inspect.signature(getattr(ropepatch, OTHER_NAMES.get(command, command))).parameters)
-    if command == "compare":
-        arguments |= inspect.signature(ropepatch.choose).parameters | arguments
-    options = {one.name: one for one in typer.main.get_command(app).commands[command].params}
-    of_a_task = PerplexityTask.model_fields if command == "eval" else {}
-    apart = (options.keys() ^ arguments.keys()) - of_a_task.keys() - ONE_SIDED
-    assert not {name for name in apart if f"{command}.{name}" not in ONE_SIDED}
-    for name in options.keys() & arguments.keys() - {"methods"}:
-        ours, theirs = options[name].default, arguments[name].default
-        assert ours is None or theirs is inspect.Parameter.empty or str(ours) == str(theirs), name
-        assert ours is not None or theirs in (None, (), inspect.Parameter.empty), name
 
 
 def test_what_runs_on_a_model_in_memory_takes_what_the_commands_take(tmp_path):

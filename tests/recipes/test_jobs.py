@@ -10,7 +10,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import typer
 import yaml
 from accelerate.commands.launch import launch_command_parser
 from hub_server import Hub, environment, serving
@@ -18,7 +17,7 @@ from run_recipes import model_bytes, run_python, write_recipe_and_suite
 from torch.distributed.run import get_args_parser
 
 import ropepatch
-from ropepatch.cli.extend import extend
+from ropepatch.cli import app
 from ropepatch.settings import RECIPES, shipped_names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,10 +35,8 @@ def parse(words: list[str]) -> None:
         assert (given.module, given.training_script) == (True, "ropepatch")
         words = ["ropepatch", *given.training_script_args]
     assert words[:2] == ["ropepatch", "extend"], words
-    app = typer.Typer()
-    app.command()(extend)
-    context = typer.main.get_command(app).make_context("extend", words[2:])
-    assert context.params["recipe"] in shipped_names(RECIPES)
+    _, bound, _ = app.parse_args(words[1:], exit_on_error=False, print_error=False)
+    assert bound.arguments["recipe"] in shipped_names(RECIPES)
 
 
 def commands(script: str) -> list[list[str]]:

@@ -8,21 +8,18 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import typer
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from transformers import TrainingArguments
-from typer.testing import CliRunner
 
 from ropepatch import plan
-from ropepatch.cli.extend import extend
-from ropepatch.cli.recipes import recipes
+from ropepatch.cli import app
 from ropepatch.errors import RopepatchError
 from ropepatch.model.config import load_config
 from ropepatch.settings import RECIPES, find_shipped, relative_length, shipped_names
 from ropepatch.training.forecast import Estimate, published_config
-from ropepatch.training.recipe import TrainerArguments, read_recipe
+from ropepatch.training.recipe import Recipe, TrainerArguments, read_recipe
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 README = FOLDER / "README.md"
@@ -113,9 +110,7 @@ def parse(line: str) -> None:
     elif words[0] == "torchrun":
         words = words[words.index("-m") + 1 :]
     assert words[0] == "ropepatch"
-    app = typer.Typer()
-    app.command()({"extend": extend, "recipes": recipes}[words[1]])
-    typer.main.get_command(app).make_context(words[1], words[2:])
+    app.parse_args(words[1:], exit_on_error=False, print_error=False)
 
 
 # The README
@@ -252,73 +247,32 @@ def test_accelerate_knows_every_key_of_its_files(file):
 # ropepatch recipes
 
 
-def ask(*words):
-    app = typer.Typer()
-    app.command()(recipes)
-    return CliRunner().invoke(app, [str(word) for word in words])
+def test_recipes_prints_a_file_with_its_header(run_here):
+    text = find_shipped("tiny", RECIPES, "recipe").read_text(encoding="utf-8")
+    assert run_here("recipes", "tiny").stdout == text
 
 
-def test_recipes_prints_a_file_with_its_header():
-    assert ask("tiny").stdout == find_shipped("tiny", RECIPES, "recipe").read_text(encoding="utf-8")
-
-
-def test_recipes_as_json_are_what_they_cost():
-    listed = json.loads(ask("--json").stdout)
+def test_recipes_lists_what_every_file_says_of_itself_and_as_json_what_it_holds(run_here):
+    listed = json.loads(run_here("recipes", "--json").stdout)
     assert [recipe["recipe"] for recipe in listed] == NAMES
-    (one,) = json.loads(ask("qwen2.5-7b", "--json").stdout)
+    (one,) = json.loads(run_here("recipes", "qwen2.5-7b", "--json").stdout)
     assert one in listed
-    assert (one["from"], one["to"], one["method"], one["steps"]) == (32768, 131072, "yarn", 400)
-    assert one["positions"] == {"name": "pose", "chunks": 2}
-    assert one["estimate"] == estimate("qwen2.5-7b").to_dict()
-
-
-def test_a_recipe_of_ones_own_is_shown_and_costed_where_its_model_is_known(tmp_path):
-    file = tmp_path / "mine.yaml"
-    file.write_text(
-        find_shipped("tiny", RECIPES, "recipe")
-        .read_text(encoding="utf-8")
-        .replace("max_steps: ", "max_steps: 1")
-    )
-    (mine,) = json.loads(ask(file, "--json").stdout)
-    assert mine["estimate"]["tokens"] > 0
-    file.write_text(file.read_text(encoding="utf-8").replace("model: tiny", "model: ./elsewhere"))
-    (mine,) = json.loads(ask(file, "--json").stdout)
-    assert (mine["estimate"], mine["from"], mine["to"]) == (None, None, "2k")
+    assert Recipe(**{key: one[key] for key in one if key != "recipe"}) == read_recipe("qwen2.5-7b")
+    lines = run_here("recipes").stdout
+    assert all(re.search(rf"^{re.escape(name)} +\S", lines, re.MULTILINE) for name in NAMES)
 
 
 @pytest.mark.parametrize("name", ["tiny", "qwen2.5-7b"])
-def test_a_copy_is_the_file_beside_no_schema_and_never_overwrites(tmp_path, monkeypatch, name):
+def test_a_copy_is_the_file_beside_no_schema_and_never_overwrites(tmp_path, monkeypatch, run_here, name):
     monkeypatch.chdir(tmp_path)
-    done = ask(name, "--copy")
-    assert done.exit_code == 0
+    done = run_here("recipes", name, "--copy")
+    assert done.returncode == 0
     assert f"--recipe {name}.yaml" in done.stdout
     schema, *copied = Path(f"{name}.yaml").read_text(encoding="utf-8").splitlines()
     assert copied == find_shipped(name, RECIPES, "recipe").read_text(encoding="utf-8").splitlines()[1:]
     assert json.loads(Path(schema.split("$schema=")[1]).read_text(encoding="utf-8"))["title"] == "Recipe"
     Path(f"{name}.yaml").write_text("mine")
-    again = ask(name, "--copy")
-    assert isinstance(again.exception, RopepatchError)
-    assert "already exists" in str(again.exception)
+    assert run_here("recipes", name, "--copy").returncode == 2
     assert Path(f"{name}.yaml").read_text() == "mine"
-    assert ask(name, "--copy", "other.yaml").exit_code == 0
+    assert run_here("recipes", name, "--copy", "other.yaml").returncode == 0
     assert read_recipe("other.yaml") == read_recipe(name)
-
-
-@pytest.mark.parametrize(
-    ("words", "message", "hint"),
-    [
-        (("tini",), "unknown recipe 'tini'", "did you mean tiny?"),
-        (("--copy",), "--copy needs a recipe", "ropepatch recipes NAME --copy"),
-        (("tiny", "mine.yaml"), "mine.yaml without --copy", "ropepatch recipes tiny --copy mine.yaml"),
-        (("tiny", "--copy", "mine"), "mine must end in .yaml", "--recipe"),
-        (("tiny", "--copy", "no/such/mine.yaml"), "cannot write no/such/mine.yaml", "name another FILE"),
-        (("nowhere.yaml",), "nowhere.yaml is not a recipe", "name a YAML file"),
-    ],
-)
-def test_what_cannot_be_done_says_what_can(tmp_path, monkeypatch, words, message, hint):
-    monkeypatch.chdir(tmp_path)
-    done = ask(*words)
-    assert isinstance(done.exception, RopepatchError)
-    assert message in str(done.exception)
-    assert hint in done.exception.hint
-    assert not list(tmp_path.iterdir())

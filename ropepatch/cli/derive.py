@@ -1,0 +1,184 @@
+"""Commands from signatures: an option for each argument of a verb, its help from the verb's docstring."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Annotated, Any
+
+from cyclopts import App, Group, Parameter
+
+from ropepatch.errors import RopepatchError
+from ropepatch.files import PACKAGE
+
+app = App(
+    name="ropepatch",
+    help="Give a LLaMA-family checkpoint a longer context; stock transformers loads the result.",
+    help_epilogue="MODEL is a checkpoint folder, a Hub id, or tiny, which comes with ropepatch.\n"
+    "Lengths read 32k = 32 x 1024 tokens, or 4x the original context length.",
+    help_flags=["--help", "-h"],
+    version_flags=["--version"],
+    version=lambda: __import__("ropepatch").__version__,
+    help_format="plaintext",
+    help_formatter="plain",
+    result_action="return_value",
+)
+app.register_install_completion_command(help="Let the shell complete commands, options and names.")
+
+IN_PYTHON_ALONE = {"say", "progress", "show", "command", "record", "work", "card", "api"}
+ARGUMENTS = {"model", "checkpoint", "name", "file"}  # that are no options although they may be left out
+NAMES: dict[str, tuple[str, ...]] = {  # of options that are not called like their argument
+    "evaluate": ("--eval",),
+    "settings": ("--set",),
+    "methods": ("--methods", "--method"),
+    "quiet": ("--quiet", "-q"),
+    "as_json": ("--json",),
+    "show": ("--open",),
+}
+COMMON = (  # what many commands take
+    "    quiet: Say nothing on the way but warnings; no progress bars.",
+    "    as_json: Print JSON.",
+)
+NAMED = re.compile(r"`(\w+)(?:=([^`]+))?`")  # an argument in a text: `to`, `to=32k`
+Run = Callable[..., int | None]
+
+
+def command(
+    group: Group, examples: str, verb: Callable[..., Any] | None = None, *, name: str | None = None
+) -> Callable[[Run], Run]:
+    """Make a command of a function, which takes the arguments of a verb of `api` that the user gives.
+
+    Its own arguments come last, or stand for those of the verb that are called so. It returns the exit code.
+    """
+
+    def register(run: Run) -> Run:
+        own = {
+            key: one for key, one in inspect.signature(run).parameters.items() if one.kind != one.VAR_KEYWORD
+        }
+        of_verb = inspect.signature(verb).parameters if verb else {}
+        merged = {key: own.get(key, one) for key, one in of_verb.items() if key not in IN_PYTHON_ALONE} | own
+        if merged.pop("parameters", None):  # any others, by name
+            merged.setdefault("settings", _SETTINGS)
+        called_as = name or run.__name__
+        names = {key: _option(one) for key, one in merged.items()}
+        ordered = sorted(merged.values(), key=lambda one: not _is_argument(one))
+        signature = inspect.Signature([_parameter(one, names[one.name], called_as) for one in ordered])
+
+        def called(*arguments: Any, **options: Any) -> int | None:
+            given = signature.bind(*arguments, **options).arguments
+            for key in given:
+                if "Iterable" in str(merged[key].annotation):
+                    given[key] = ",".join(given[key])
+            try:
+                return run(**given)
+            except RopepatchError as error:
+                error.args = (as_options(str(error), names),)
+                error.hint = error.hint and as_options(error.hint, names)
+                raise
+
+        called.__signature__ = signature  # type: ignore[attr-defined]
+        called.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
+        called.__doc__ = as_options(_text(run, verb), names)
+        app.command(called, name=called_as, group=group, help_epilogue=f"Examples:\n{examples}")
+        return run
+
+    return register
+
+
+def as_options(text: str, names: dict[str, str]) -> str:
+    """A text that names arguments, as in Python, with the options of a command in their place."""
+
+    def spelled(match: re.Match[str]) -> str:
+        option, value = names.get(match[1]) or names.get(f"{match[1]}s"), match[2]  # `method` of --methods
+        return match[0] if option is None else " ".join(filter(None, (option, value)))
+
+    return NAMED.sub(spelled, text)
+
+
+def _text(run: Run, verb: Callable[..., Any] | None) -> str:
+    """The docstring of a verb with what that of the function adds; what explains arguments comes last."""
+    parts = [(inspect.getdoc(one) or "").partition("\n\nArgs:\n") for one in (verb, run) if one]
+    told = "\n\n".join(re.sub(r"(?<!\n)\n(?!\n)", " ", text) for text, _, _ in parts)
+    arguments = "\n".join([*(text.partition("\n\n")[0] for _, _, text in parts), *COMMON])
+    if "    settings:" not in arguments:
+        arguments = arguments.replace("**parameters:", "settings:")
+    return f"{told}\n\nArgs:\n" + re.sub(r"\n {5,}", " ", arguments)
+
+
+_SETTINGS = inspect.Parameter(
+    "settings", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="Mapping[str, Any] | None"
+)
+
+
+def _is_argument(one: inspect.Parameter) -> bool:
+    return one.kind != one.KEYWORD_ONLY and (one.default is one.empty or one.name in ARGUMENTS)
+
+
+def _option(one: inspect.Parameter) -> str:
+    """How a user writes an argument."""
+    return (
+        one.name.upper()
+        if _is_argument(one)
+        else NAMES.get(one.name, (f"--{one.name.replace('_', '-')}",))[0]
+    )
+
+
+def _parameter(one: inspect.Parameter, option: str, command: str) -> inspect.Parameter:
+    """An argument of a verb as cyclopts reads it."""
+    kind, shown = _kind(one), option.split("-")[-1].upper()
+    options: dict[str, Any] = {"negative": () if one.default is False or kind == list[str] else None}
+    options["show_default"] = kind is not bool and bool(one.default)
+    if kinds := COMPLETED.get(command if one.name == "name" else one.name):
+        options["completer"] = partial(_complete, kinds)
+    if not _is_argument(one):
+        options["name"] = NAMES.get(one.name, option)
+    if kind is not bool:
+        options["metavar"] = "NAME=VALUE" if one.name == "settings" else "N" if kind is int else shown
+    default = one.default if one.default is one.empty or isinstance(one.default, str | int | float) else None
+    return one.replace(
+        kind=one.POSITIONAL_ONLY if _is_argument(one) else one.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind if default is not None else kind | None, Parameter(**options)],
+    )
+
+
+def _kind(one: inspect.Parameter) -> Any:
+    """What cyclopts makes of a word: of several kinds that Python takes the one that is a text."""
+    written = str(one.annotation)
+    if "bool" in written:
+        return bool
+    if any(part in written for part in ("list", "Iterable", "Sequence", "Mapping")):
+        return list[str]
+    return {"int": int, "float": float}.get(written.removesuffix(" | None"), str)
+
+
+# Completion
+
+
+def _complete(kinds: tuple[str, ...], context: Any) -> list[str]:
+    from ropepatch.settings import shipped_names
+
+    return [
+        name for kind in kinds for name in (_classes(kind) if kind in REGISTRIES else shipped_names(kind))
+    ]
+
+
+def _classes(room: str) -> Iterable[str]:
+    """The names of a registry, as its files have them: importing it takes seconds."""
+    for file in sorted((PACKAGE / room).glob("*.py")):
+        yield from re.findall(r'^    name(?:: .*)? = "([\w-]+)"$', file.read_text("utf-8"), re.MULTILINE)
+
+
+REGISTRIES = ("scaling", "attention", "encodings")
+COMPLETED = {
+    "method": REGISTRIES[:2],
+    "methods": REGISTRIES[:2],
+    "encodings": REGISTRIES[2:],
+    "recipe": ("recipes",),
+    "recipes": ("recipes",),
+    "suites": ("eval/suites",),
+    "suite": ("eval/suites",),
+    "evaluate": ("eval/suites",),
+}

@@ -1,0 +1,124 @@
+"""The commands that look before anything is written."""
+
+from __future__ import annotations
+
+import webbrowser
+from typing import Any
+
+from cyclopts import Group
+
+from ropepatch import api
+from ropepatch.cli.derive import command
+from ropepatch.cli.screen import print_text
+from ropepatch.errors import RopepatchError
+from ropepatch.pipeline.running import bar, no_bar, say_on_stderr
+
+GROUP = Group("Look before", sort_key=3)
+
+
+@command(
+    GROUP,
+    """\
+  ropepatch plan ./llama-2-7b --to 32k
+  ropepatch plan ./llama-2-7b --to 32k --method ntk-by-parts --set beta=16
+  ropepatch plan ./llama-2-7b --method fitted.json
+  ropepatch plan ./qwen3-8b --to 128k --original 32k
+  ropepatch plan ./llama-2-7b --to 16k --json""",
+    api.plan,
+)
+def plan(
+    model: str,
+    *,
+    to: str | None = None,
+    method: str = "yarn",
+    settings: list[str] | None = None,
+    as_json: bool = False,
+    **asked: Any,
+) -> None:
+    """`ropepatch extend --dry-run` shows what a recipe would do, too."""
+    from ropepatch.cli.arguments import parse_settings
+
+    if to is None and not method.endswith(".json"):
+        raise RopepatchError("`to` is missing", hint="`to=32k` is a length, `to=4x` so many times today's")
+    planned = api.plan(model, to=to, method=method, **asked, **parse_settings(method, settings))
+    print(planned.to_json()) if as_json else print_text(str(planned))
+
+
+@command(
+    GROUP,
+    """\
+  ropepatch doctor ./llama-2-7b-32k
+  ropepatch doctor ./llama-2-7b-32k --fix ./repaired
+  ropepatch doctor Qwen/Qwen2.5-7B --no-measure --json""",
+    api.diagnose,
+)
+def doctor(
+    model: str,
+    *,
+    revision: str | None = None,
+    fix: str | None = None,
+    measure: bool = True,
+    as_json: bool = False,
+) -> int:
+    """Exit 0 without an error, 1 with; of `fix`, that of the repaired copy.
+
+    Args:
+        fix: Write a repaired copy into this folder (unambiguous fixes only).
+    """
+    from ropepatch.doctor import repair
+
+    diagnosis = left = api.diagnose(model, revision, measure=measure)
+    print(diagnosis.to_json()) if as_json else print_text(str(diagnosis))
+    fixable = [finding for finding in diagnosis.findings if finding.fixable]
+    if fix is not None and fixable:
+        with bar("copying") as copied:
+            folder = repair(diagnosis, fix, progress=copied)
+        left = api.diagnose(folder, measure=False)
+        codes = ", ".join(dict.fromkeys(finding.code for finding in fixable))
+        say_on_stderr(f"fixed in {folder}: {codes}")
+        folders = [path.name for path in sorted(diagnosis.case.folder.iterdir()) if path.is_dir()]
+        if shown := [name for name in folders if not name.startswith(".")]:
+            say_on_stderr(f"not copied, as they tell of what it was before: {', '.join(shown)}")
+        if codes := ", ".join(dict.fromkeys(finding.code for finding in left.findings)):
+            say_on_stderr(f"left for you to decide: {codes}")
+    elif fix is not None:
+        say_on_stderr(f"nothing to fix without guessing: {fix} was not made")
+    return int(left.has_errors)
+
+
+@command(
+    GROUP,
+    """\
+  ropepatch probe http://localhost:8000
+  ropepatch probe http://localhost:8080 ./llama-2-7b-yarn-32k --json""",
+    api.probe,
+)
+def probe(server: str, *, quiet: bool = False, as_json: bool = False, **asked: Any) -> int:
+    """Exit 0 where it does, 1 where not, 2 without an answer."""
+    with (no_bar if quiet else bar)("asking") as advance:
+        say = api.silent if quiet else say_on_stderr
+        probed = api.probe(server, **asked, say=say, progress=advance)
+    print(probed.to_json()) if as_json else print_text(str(probed))
+    return int(not probed.is_right)
+
+
+@command(
+    GROUP,
+    """\
+  ropepatch explore
+  ropepatch explore ./llama-2-7b --out llama.html
+  ropepatch explore tiny --open""",
+    api.explore,
+)
+def explore(
+    model: str | None = None, *, out: str = "explorer.html", show: bool = False, **asked: Any
+) -> None:
+    """Models of current families are on the page, too.
+
+    Args:
+        show: Show it in the browser.
+    """
+    file = api.explore(model, out=out, **asked)
+    print_text(out)
+    if show:
+        webbrowser.open(file.resolve().as_uri())

@@ -1,0 +1,324 @@
+"""The commands that write a checkpoint or publish it."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cyclopts import Group
+
+from ropepatch import api
+from ropepatch.cli.derive import command
+from ropepatch.cli.screen import command_line, feedback, print_text
+from ropepatch.errors import RopepatchError, printable
+from ropepatch.pipeline.running import WEIGHTS, bar, interruptible, is_first, say_on_stderr
+
+if TYPE_CHECKING:
+    from ropepatch.fitting import Fitted
+    from ropepatch.pipeline.choice import Choice
+    from ropepatch.pipeline.extension import Extension
+    from ropepatch.publishing.hub import Pushed
+
+GROUP = Group("Make", sort_key=1)
+
+
+@command(
+    GROUP,
+    """\
+  ropepatch extend ./llama-2-7b --to 32k
+  ropepatch extend ./llama-2-7b --to 16k --method ntk --out ./llama-2-7b-16k
+  ropepatch extend meta-llama/Llama-2-7b-hf --to 32k --link-weights
+  ropepatch extend ./llama-2-7b --to 16k --method fit --text books.txt --set steps=100
+  ropepatch extend ./llama-2-7b --to 16k --distil
+  ropepatch extend tiny --to 2k --recipe tiny --eval demo --push me/tiny-2k
+  ropepatch extend ./llama-2-7b --recipe llama2-7b-yarn-32k --max-short-loss-increase 2%""",
+    api.extend,
+)
+def extend(
+    model: str,
+    *,
+    max_short_loss_increase: str | None = None,
+    settings: list[str] | None = None,
+    quiet: bool = False,
+    as_json: bool = False,
+    **asked: Any,
+) -> int:
+    """Exit 1 where the loss exceeds `max_short_loss_increase`, or nothing helps; 2 where a dry run fails."""
+    from ropepatch.cli.arguments import parse_settings, parse_share
+    from ropepatch.pipeline.choice import NothingHelpsError
+    from ropepatch.pipeline.request import method_of
+
+    share = None if max_short_loss_increase is None else parse_share(max_short_loss_increase)
+    if settings:
+        method = method_of(asked.get("method"), asked.get("recipe"))
+        asked["settings"] = parse_settings(method, settings, learnable=True)
+    screen = _Screen(as_json)
+    try:
+        extension = api.extend(
+            model,
+            **asked,
+            max_short_loss_increase=share,
+            record={"command": command_line()},
+            show=screen.show,
+            **feedback(quiet),
+        )
+        screen.show_last(extension)
+        if extension.record and not as_json and not quiet:
+            screen.show_next(extension)
+    except NothingHelpsError:
+        return 1
+    finally:  # also where the push failed: the checkpoint is written
+        screen.close()
+    failed = extension.gate is not None and not extension.gate.passed
+    return int(failed and (bool(asked.get("push")) or share is not None))
+
+
+@dataclass
+class _Screen:
+    """Where the outcome of `extend` is printed, as text as it comes or as JSON in the end."""
+
+    as_json: bool
+    record: dict[str, Any] | None = None
+
+    def show(self, outcome: Choice | Fitted | Extension) -> None:
+        """Print where the method comes from on stderr, and the checkpoint on stdout."""
+        from ropepatch.pipeline.choice import Choice
+        from ropepatch.pipeline.extension import Extension
+        from ropepatch.report import print_ranking, print_results
+
+        if isinstance(outcome, Choice):
+            print_ranking(outcome.ranking, outcome.results, on_stderr=True)
+        elif not isinstance(outcome, Extension):
+            say_on_stderr(str(outcome))
+        elif is_first():
+            self.record = outcome.record
+            if not self.as_json:
+                if outcome.results:
+                    print_results(outcome.results)
+                print_text(outcome.outcome())
+
+    def show_next(self, extension: Extension) -> None:
+        """Say on stderr how the checkpoint is loaded, measured and published."""
+        from ropepatch.publishing.loading import call
+
+        folder = str(extension.folder)
+        if not is_first() or not (extension.folder / "config.json").exists():
+            return
+        loading = call("pipeline", "text-generation", folder, code=extension.plan.distances is not None)
+        code = f'from transformers import pipeline; print({loading}("Once"))'
+        say_on_stderr(f"load:    python -c {shlex.quote(code)}")
+        say_on_stderr(f"measure: ropepatch eval {shlex.quote(folder)} --text FILE")
+        if not extension.pushed:
+            say_on_stderr(f"publish: ropepatch push {shlex.quote(folder)} ME/NAME")
+
+    def show_last(self, extension: Extension) -> None:
+        """Print what is known when all is done: the plan of a dry run, or what was pushed."""
+        if not extension.record:
+            print(extension.to_json()) if self.as_json else print_text(extension.outcome())
+            if found := extension.obstacles:
+                hints = dict.fromkeys(obstacle.hint for obstacle in found if obstacle.hint)
+                raise RopepatchError("; ".join(map(str, found)), hint="; ".join(hints))
+        elif extension.pushed and self.record is not None:
+            self.record |= {"pushed": _pushed_data(extension.pushed)}
+            if not self.as_json:
+                _print_pushed(extension.pushed)
+
+    def close(self) -> None:
+        """Print the record, if JSON is wanted."""
+        from ropepatch.files import json_text
+
+        if self.as_json and self.record is not None:
+            print(json_text(self.record))
+
+
+@command(
+    GROUP,
+    """\
+  ropepatch fit tiny --to 2k
+  ropepatch fit ./llama-2-7b --to 16k --out fitted.json
+  ropepatch fit ./llama-2-7b --to 16k --text books/ --out ./llama-2-7b-16k
+  ropepatch extend ./llama-2-7b --method fitted.json --recipe llama2-7b-yarn-32k""",
+    api.fit,
+)
+def fit(
+    model: str,
+    *,
+    to: str,
+    out: str | None = None,
+    link_weights: bool = False,
+    quiet: bool = False,
+    as_json: bool = False,
+    **asked: Any,
+) -> None:
+    """Run the same command again to resume an interrupted fit.
+
+    Args:
+        out: A checkpoint folder, or a small file that ends in .json and stands for a method everywhere;
+            MODEL-fit-TO here if not given.
+        link_weights: As in `ropepatch extend`; for a checkpoint folder.
+    """
+    from ropepatch.files import json_text
+    from ropepatch.pipeline.inputs import in_tokens
+    from ropepatch.pipeline.learned import kept_by_fit
+    from ropepatch.pipeline.running import device as best_device
+    from ropepatch.settings import short_length
+
+    target = in_tokens(to, model, asked.get("revision"), asked.get("original"))
+    named = Path(out or f"{Path(model).name}-fit-{short_length(target)}")
+    place = _new_place(named, model, asked.get("revision"), link_weights=link_weights)
+    work = place.with_name(f"{place.name}.fit")
+    asked["device"] = asked.get("device") or best_device()
+    with interruptible(say_on_stderr, lambda: kept_by_fit(work)):
+        fitted = api.fit(model, to=target, work=work, **asked, **feedback(quiet))
+        if not is_first():
+            return
+        if place.suffix == ".json":
+            fitted.save(place)
+        else:
+            record = {"fit": fitted.record, "command": command_line()}
+            api.extend(fitted.plan, place, link_weights=link_weights, record=record, **feedback(quiet))
+    shutil.rmtree(work, ignore_errors=True)
+    if as_json:
+        print(json_text(fitted.record | {"out": str(place)}))
+        return
+    use = "a checkpoint" if place.is_dir() else f"--method {place}"
+    print_text(f"{fitted}\n{place}: use it as {use}")
+
+
+def _new_place(out: Path, model: str, revision: str | None, *, link_weights: bool) -> Path:
+    """The absolute path of what is to be made, refused where it exists or could not be written."""
+    from ropepatch.extension.writing import check_room
+    from ropepatch.files import absent
+    from ropepatch.fitting.fitting import remove_finished
+    from ropepatch.model.source import find_source
+    from ropepatch.model.weights import read_headers
+    from ropepatch.pipeline.inputs import check_writable
+
+    try:
+        place = absent(out)
+    except RopepatchError:
+        remove_finished(out.with_name(f"{out.name}.fit"))
+        raise
+    check_writable(place, "choose another `out`")
+    if place.suffix == ".json" and link_weights:
+        raise RopepatchError("`link_weights` beside a scaling file, which has none", hint="leave it out")
+    if place.suffix != ".json" and not link_weights:
+        check_room(read_headers(find_source(model, revision, weights=True).folder), place)
+    return place
+
+
+@command(
+    GROUP,
+    """\
+  ropepatch export ./llama-2-7b-yarn-32k --fold-attention --out ./llama-2-7b-32k-folded""",
+)
+def export(
+    model: str,
+    *,
+    fold_attention: bool = False,
+    out: str | None = None,
+    revision: str | None = None,
+    as_json: bool = False,
+) -> None:
+    """Write a checkpoint, extended or not, as mlx-lm and the like read it.
+
+    Args:
+        model: A checkpoint folder, a Hub id, or tiny.
+        fold_attention: A checkpoint with the attention factor in its query weights, for engines that
+            ignore it.
+        out: The folder to make; MODEL-folded here if not given.
+        revision: The branch, tag or commit of a Hub id.
+    """
+    from ropepatch.extension import record as records
+    from ropepatch.files import json_text
+
+    if not fold_attention:
+        raise RopepatchError("say what to write", hint="`fold_attention` makes a checkpoint")
+    place = out or f"{Path(model).resolve().name}-folded"
+    with bar(WEIGHTS) as progress:
+        folder = api.fold_attention(model, place, revision=revision, progress=progress)
+    record = records.read(folder)
+    if as_json:
+        print(json_text(record.to_dict()))
+        return
+    assert record.verified is not None
+    print_text(f"{folder}: attention factor {record.folded_attention_factor:.4f} -> 1")
+    print(f"reloaded with stock transformers: logits {record.verified.logits}")
+
+
+@command(
+    GROUP,
+    """\
+  ropepatch push ./llama-2-7b-yarn-32k me/llama-2-7b-32k --private
+  ropepatch push ./llama-2-7b-yarn-32k me/llama-2-7b-32k --dry-run
+  ropepatch push ./llama-2-7b-yarn-32k me/llama-2-7b-32k --revision longer""",
+    api.push,
+)
+def push(folder: str, repo: str, *, as_json: bool = False, **asked: Any) -> None:
+    """Run the same command again to resume an interrupted push."""
+    from ropepatch.files import json_text
+
+    pushed = api.push(folder, repo, **asked, say=say_on_stderr)
+    if as_json:
+        print(json_text(_pushed_data(pushed)))
+    else:
+        _print_pushed(pushed)
+
+
+def _pushed_data(pushed: Pushed) -> dict[str, Any]:
+    """What a push did, as JSON-ready data."""
+    return asdict(pushed) | {"bytes": pushed.num_bytes}
+
+
+def _print_pushed(pushed: Pushed) -> None:
+    """What a push did: the outcome on stdout, what the user should know on stderr."""
+    notes = list(pushed.notes)
+    if pushed.left_out:
+        left = ", ".join(pushed.left_out)
+        notes.append(f"left out, no part of a checkpoint: {left} (--include sends more along)")
+    for note in notes:
+        print(f"note: {printable(note)}", file=sys.stderr)
+    counts = f"{_files(len(pushed.uploaded))}, {pushed.num_bytes / 1e6:.1f} MB"
+    if pushed.dry_run:
+        if pushed.created:
+            print(f"{pushed.repo} would be created")
+        _print_sizes("upload  ", pushed)
+        for verb, names in (("unchanged", pushed.unchanged), ("delete   ", pushed.deleted)):
+            for name in names:
+                print(f"  {verb}  {'':>13}  {printable(name)}")
+        print(f"{counts} to upload to {pushed.url}; nothing was sent")
+        return
+    print(pushed.url)
+    if pushed.uploaded or pushed.deleted:
+        _print_sizes("uploaded", pushed)
+        deleted = f", {_files(len(pushed.deleted))} deleted" if pushed.deleted else ""
+        print(f"commit {pushed.commit}: {counts}{deleted}, {len(pushed.unchanged)} unchanged")
+        for name in pushed.deleted:
+            print(f"deleted {printable(name)}")
+    else:
+        print(f"nothing has changed since commit {pushed.commit}")
+    print(_how_to_load(pushed))
+
+
+def _print_sizes(verb: str, pushed: Pushed) -> None:
+    for name, size in pushed.uploaded.items():
+        print(f"  {verb}   {size / 1e6:>10.3f} MB  {printable(name)}")
+
+
+def _how_to_load(pushed: Pushed) -> str:
+    from ropepatch.publishing.loading import call, load_adapter
+
+    branch = None if pushed.branch == "main" else pushed.branch
+    names = {*pushed.uploaded, *pushed.unchanged}
+    if "adapter_model.safetensors" in names:
+        return load_adapter(pushed.repo, branch=branch, module="huggingface_hub.")
+    code = "modeling_attention_map.py" in names
+    return call("AutoModelForCausalLM.from_pretrained", pushed.repo, branch=branch, code=code)
+
+
+def _files(count: int) -> str:
+    return f"{count} file" + ("" if count == 1 else "s")

@@ -1,0 +1,183 @@
+"""The commands that measure, and draw what was measured."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cyclopts import Group
+
+from ropepatch import api
+from ropepatch.cli.derive import command
+from ropepatch.cli.make import extend
+from ropepatch.cli.screen import command_line, feedback, print_text
+from ropepatch.errors import RopepatchError
+from ropepatch.pipeline.running import is_first, say_on_stderr
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from matplotlib.figure import Figure
+
+GROUP = Group("Measure", sort_key=2)
+
+
+@command(
+    GROUP,
+    """\
+  ropepatch eval tiny --method yarn --to 1k
+  ropepatch eval tiny --suite demo --out demo-results --report demo.html
+  ropepatch eval ./llama-2-7b --text books/ --lengths 2k,4k,8k
+  ropepatch eval ./llama-2-7b --text books/ --method linear --method yarn --to 32k
+  ropepatch eval ./llama-2-7b --text books/ --lengths 2k,4k --stride 256""",
+    api.evaluate,
+    name="eval",
+)
+def evaluate(
+    model: str | None = None,
+    *,
+    settings: list[str] | None = None,
+    quiet: bool = False,
+    as_json: bool = False,
+    **asked: Any,
+) -> None:
+    """With `out` the same command resumes an interrupted one.
+
+    Args:
+        settings: A parameter of the one method that is measured; see `ropepatch methods NAME`.
+    """
+    from ropepatch.report import print_results
+
+    if settings:
+        from ropepatch.cli.arguments import parse_settings
+
+        name, *others = asked.get("methods", "yarn").split(",")
+        if others:
+            hint = "measure the methods one after the other"
+            raise RopepatchError("`settings` needs exactly one method", hint=hint)
+        asked["methods"] = [{"name": name} | parse_settings(name, settings)]
+    results = api.evaluate(model, **asked, command=command_line(), **feedback(quiet))
+    if is_first() and as_json:
+        print(results.to_json())
+    elif is_first():
+        print_results(results)
+
+
+@command(
+    GROUP,
+    """\
+  ropepatch compare tiny --to 1k
+  ropepatch compare ./llama-2-7b --methods yarn,ntk,linear --to 8k --text books/
+  ropepatch compare ./llama-2-7b --methods yarn,maps --to 8k --text books/
+  ropepatch compare ./llama-2-7b --methods all,fit --to 8k --text books/ --out results
+  ropepatch compare ./llama-2-7b --to 32k --text books/ --out results --report report.html""",
+    api.compare,
+)
+def compare(model: str, *, to: str, quiet: bool = False, as_json: bool = False, **asked: Any) -> None:
+    """`as_json` holds the whole rule."""
+    from ropepatch.report import print_ranking
+    from ropepatch.scaling.file import FIT
+
+    choice = api.compare(model, to=to, **asked, command=command_line(), **feedback(quiet))
+    if not is_first():
+        return
+    if as_json:
+        print(choice.to_json())
+        return
+    again: list[str] = []
+    if choice.ranking.recommended == FIT and choice.fitted:
+        reading = {"text": asked.get("text"), "field": asked.get("field", "text")}
+        reading |= {"split": asked.get("split", "test")}  # of which `extend` has another default
+        again = [FIT, *(word for key in reading if reading["text"] for word in (f"--{key}", reading[key]))]
+        if out := asked.get("out"):
+            again = [str(Path(out) / FIT / f"{FIT}.json")]
+    elif choice.method is not None:
+        again = [choice.method]
+    line = _command(model, to, again, asked) if again else ""
+    print_ranking(choice.ranking, choice.results, command=line)
+
+
+def _command(model: str, to: str, method: list[str], asked: dict[str, Any]) -> str:
+    """The line that makes the recommended checkpoint."""
+    said = {key: asked[key] for key in ("original", "revision") if asked.get(key)}
+    options = [word for key, value in said.items() for word in (f"--{key}", value)]
+    return shlex.join(["ropepatch", "extend", model, "--to", to, "--method", *method, *options])
+
+
+@command(
+    GROUP,
+    """\
+  ropepatch plot results --out figures
+  ropepatch plot llama-2-7b --to 4x --methods yarn,self-extend""",
+)
+def plot(
+    results: list[str],
+    *,
+    to: str | None = None,
+    methods: str | Iterable[str] | None = None,
+    out: str = "figures",
+) -> None:
+    """Draw results, or what methods do to frequencies.
+
+    Args:
+        results: A folder of `ropepatch eval --out`, or files of it; or a model, with `to`.
+        to: Draw what methods would do to a model for this target length, 32k or 4x; nothing is measured.
+        methods: With `to`, names separated by commas; all, or maps; yarn if not given.
+        out: The folder to make.
+    """
+    from ropepatch.files import absent, new_folder
+    from ropepatch.report.plots import save_figure
+
+    if (methods and to is None) or (to is not None and len(results) > 1):
+        raise RopepatchError(
+            "`methods` needs `to`" if to is None else f"`to` is for one model, got {len(results)} names",
+            hint="ropepatch plot MODEL --to 4x --methods yarn,self-extend",
+        )
+    drawn = _of_results(results) if to is None else _of_methods(results[0], to, methods or "yarn")
+    with new_folder(absent(out)) as partial:
+        for name, figure in drawn.items():
+            save_figure(figure, partial / name)
+    print_text("\n".join(f"{Path(out) / name}.png, .svg" for name in drawn))
+
+
+def _of_methods(model: str, to: str, methods: str | Iterable[str]) -> dict[str, Figure]:
+    from ropepatch.pipeline.evaluation import participants
+    from ropepatch.report.plots import figures_of_plans
+    from ropepatch.settings import listed
+
+    drawn, left_out = participants(model, listed(methods), to=to)
+    for name, reason in left_out.items():
+        say_on_stderr(f"warning: without {name}: {reason}")
+    return figures_of_plans([plan for _, plan in drawn])
+
+
+def _of_results(names: list[str]) -> dict[str, Figure]:
+    from ropepatch.report.plots import figures
+
+    measured = [result for name in names for result in api.read_results(name)]
+    try:
+        return figures(measured)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise RopepatchError(
+            f"these results cannot be drawn: {type(error).__name__}: {error}",
+            hint="a file of them was changed by hand, or is of another version: measure again",
+        ) from error
+
+
+@command(
+    GROUP,
+    """\
+  ropepatch demo
+  ropepatch demo --out ./demo""",
+)
+def demo(*, out: str = "ropepatch-demo", quiet: bool = False, as_json: bool = False) -> int:
+    """Extend and measure the bundled checkpoint, in a minute.
+
+    From 256 to 2048 tokens, with YaRN. It is `ropepatch extend tiny --to 2k --eval demo`, without training or
+    network: half a minute on two cores. The floor is the least possible loss, which is known of its tales.
+
+    Args:
+        out: The folder to make: the checkpoint, with its results and a report.
+    """
+    return extend("tiny", to="2k", evaluate="demo", out=out, quiet=quiet, as_json=as_json) or 0

@@ -1,0 +1,69 @@
+"""How commands print and speak."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ropepatch.errors import printable
+from ropepatch.pipeline.running import LONGEST, bar, no_bar, say_on_stderr, warn_on_stderr
+
+
+def command_line() -> str:
+    """The line that the user gave."""
+    return shlex.join(["ropepatch", *sys.argv[1:]])
+
+
+def feedback(quiet: bool) -> dict[str, Any]:
+    """How a command speaks on the way, for the verbs of `ropepatch.api`."""
+    return {"say": warn_on_stderr, "progress": no_bar} if quiet else {"say": say_on_stderr, "progress": bar}
+
+
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows below headers; cells too long for the screen are folded."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    console = Console(force_jupyter=False, highlight=False, markup=False, emoji=False)
+    rows = list(rows)
+    words = [max(map(len, " ".join(column).split())) for column in zip(headers, *rows, strict=True)]
+    fits = sum(words) + 2 * len(words) <= console.width
+    for place, header in enumerate(headers):
+        # names and addresses are copied
+        whole = place == 0 or (fits and not any(" " in row[place] for row in rows))
+        table.add_column(header, overflow="fold", no_wrap=whole)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def print_text(text: str) -> None:
+    """Print lines, escaped; on a screen those too long for it are folded between words, and indented."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in (printable(line, LONGEST) for line in text.split("\n")):
+        if width is None or len(line) <= width:
+            print(line)
+            continue
+        margin, label = re.findall(r"^( *)(\S+ {2,})?", line)[0]
+        indent = " " * (len(margin + label) + 4 * bool(margin and not label))
+        print(textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False))
+
+
+def paragraphs(docstring: str) -> str:
+    """A docstring with each paragraph, and each argument, on a line of its own."""
+    lines: list[str] = []
+    for line in docstring.splitlines():
+        before = lines[-1] if lines else ""
+        depth, above = (len(one) - len(one.lstrip()) for one in (line, before))
+        goes_on = line and before and not before.endswith(":") and (depth > above or depth == above == 0)
+        if goes_on:
+            lines[-1] += f" {line.lstrip()}"
+        else:
+            lines.append(line)
+    return "\n".join(lines)
