@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from transformers import LlamaConfig
 
 import ropepatch
 from ropepatch.attention import MAPS
@@ -18,6 +19,7 @@ from ropepatch.cli import GROUPS, app
 from ropepatch.cli.listing import describe_encoding, describe_method
 from ropepatch.encodings import ENCODINGS
 from ropepatch.evaluation.tasks import TASKS
+from ropepatch.extension.engines import VERSIONS, known
 from ropepatch.extension.planning import plan
 from ropepatch.report.plots import figures_of_plans
 from ropepatch.report.plots.style import house_style
@@ -85,6 +87,25 @@ def measured(name: str, sources: Mapping[str, tuple[str, str, str]]) -> Iterator
             if own:
                 yield f"{', '.join(filter(None, (what, caption)))} ([the study](../../eval/{study})):"
                 yield table(head, [first, *own, *floor])
+
+
+GIVEN: dict[str, dict[str, Any]] = {  # what methods without a default are set to, at 64 rotary pairs
+    "abf": {"rope_theta": 8e6},
+    "custom": {"divisors": [1 + i / 21 for i in range(64)]},
+    "longrope": {"long_factor": [1 + i / 12.6 for i in range(64)]},
+    "longrope-switch": {"long_factor": [1 + i / 12.6 for i in range(64)], "short_factor": [1.0] * 64},
+}
+
+
+def engines() -> str:
+    """The table of who reads what of each scaling of a LLaMA of 4,096 tokens at four times that."""
+    config = LlamaConfig(hidden_size=128, num_attention_heads=1, max_position_embeddings=4096)
+    plans = {name: plan(config, to="4x", method=name, **GIVEN.get(name, {})) for name in METHODS}
+    rows = [
+        [f"`{name}`", *(f"{line.reads}, {known(line)}" for line in made.engines)]
+        for name, made in plans.items()
+    ]
+    return table(["method", *VERSIONS], rows)
 
 
 # One section per entry of a registry

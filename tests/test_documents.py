@@ -194,7 +194,7 @@ def test_every_link_of_the_documents_leads_somewhere():
             assert drawn or (document.parent / link).exists(), f"{document}: {link}"
 
 
-MEASURED_BY_TESTS = {"engines", "families"}  # of tests/extension
+MEASURED_BY_TESTS = {"families"}  # of tests/extension
 
 
 def test_what_is_generated_is_what_its_source_says():
