@@ -260,7 +260,7 @@ class Settings(BaseModel):
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Copy with other values, which are validated."""
-        values = {key: getattr(self, key) for key in type(self).model_fields}  # one may be called `keys`
+        values = dict(iter(self))  # not dict(self): a field may be called `keys`
         return type(self)(**values | dict(update or {}))
 
     def __str__(self) -> str:
