@@ -64,17 +64,7 @@ class Diagnosis:
 
 
 def diagnose(model: str | Path, revision: str | None = None, *, measure: bool = True) -> Diagnosis:
-    """Look for what is wrong with the rope of a checkpoint, or between an adapter and its base.
-
-    Args:
-        model: A checkpoint folder, an adapter's folder, a Hub id or `tiny`.
-        revision: The branch, tag or commit of a Hub id.
-        measure: Look for a NaN or an infinity among the weights; of a Hub id without it only config.json is
-            downloaded.
-
-    Raises:
-        RopepatchError: If there is no such checkpoint, or its config.json is no JSON object.
-    """
+    """Look for what is wrong with the rope of a checkpoint, or between an adapter and its base."""
     if folder := _adapter_folder(model):
         return _diagnose_adapter(read_case(Checkpoint(folder, str(model))))
     source = find_source(model, revision, weights=measure, include=(CODE,))

@@ -37,19 +37,7 @@ def load(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a checkpoint with its tokenizer, in eval mode.
-
-    Args:
-        model: A checkpoint folder, a Hub id, or `tiny`, the checkpoint that comes with ropepatch.
-        revision: The revision of a Hub id.
-        device: Where the model is put, such as `cuda`; None for the GPU, if there is one; `auto` for all GPUs
-            and, where they have no room, the machine's memory, by accelerate.
-        dtype: The precision of its weights, such as `torch.bfloat16` or `bfloat16`; None for the one that
-            it asks for. The frequencies stay in float32.
-
-    Raises:
-        RopepatchError: If there is no such checkpoint, device or dtype, or transformers cannot load it.
-    """
+    """Load a checkpoint with its tokenizer, in eval mode."""
     kind, device = known_dtype(dtype), device or best_device()
     if device != AUTO:
         check_device(device)

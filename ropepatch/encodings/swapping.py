@@ -158,20 +158,7 @@ class Swap(Substitution[SwappedPositions]):
 
 @float32_on_cpu()
 def swap(model: nn.Module, encoding: str | Encoding, **parameters: Any) -> Swap:
-    """Put another position encoding into one loaded model, in memory and reversibly.
-
-    A model that was trained with a rope has to be trained with the new encoding: until then its loss is that
-    of shuffled text. New parameters are drawn from torch's generator; seed it first. With PEFT swap first,
-    and train them by `modules_to_save=["rotary_emb.module"]`.
-
-    Args:
-        model: A LLaMA-like causal language model, possibly inside a PEFT model.
-        encoding: One of `ENCODINGS`, or what `make_encoding` returned.
-        parameters: The parameters of an encoding that is given by its name.
-
-    Raises:
-        RopepatchError: If there is no such encoding, or the model is patched, swapped or not LLaMA-like.
-    """
+    """Put another position encoding into one loaded model, in memory and reversibly."""
     if isinstance(encoding, str):
         encoding = ENCODINGS.make(encoding, **parameters)
     elif not isinstance(encoding, Encoding) or parameters:

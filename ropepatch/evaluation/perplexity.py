@@ -48,48 +48,7 @@ def perplexity(
     split: bool = False,
     progress: Callable[[int, int | None], None] | bool | None = None,
 ) -> LossCurve:
-    """Read documents and keep the loss of every token but their first, in the order of the documents.
-
-    Each document is read in one pass, so that every token sees all tokens before it, and the first N tokens
-    of the curve are what a pass over N tokens alone would give. (Not if the frequencies follow the length of
-    the input, as those of stock ``dynamic`` and ``longrope``: then the document's whole length decides for
-    all its tokens.) With a window and a stride, windows of so many tokens slide over each document, and each
-    token counts once, in the first window that holds it.
-
-    Memory, besides the weights and what one forward pass of the decoder over a batch takes: ``chunk`` x
-    vocabulary logits in the model's dtype and twice that in float32, 8 bytes per token of the documents that
-    are held, and 4 bytes per scored token in all. A model that cannot give single positions needs the logits
-    of a whole window at once, and a warning says so.
-
-    Windows of one length are read together, as many as ``tokens_per_batch`` holds. What is read together
-    follows from the documents alone, so their order changes nothing, to the bit.
-
-    Args:
-        model: A causal language model of transformers; put in eval mode and back into the mode it was in.
-        tokenizer: Splits the documents that are text, without special tokens of its own; None if all
-            documents are token ids.
-        documents: Texts or token ids. A collection is tokenised whole before any of it is read; an iterator
-            256 documents at a time, which are batched among themselves.
-        length: Tokens read of each document, beginning-of-sequence token included; None for all.
-        window: Tokens read at once; None for one pass.
-        stride: Tokens from one window's beginning to the next one's, from 1 to window - 1.
-        bos: Put the tokenizer's beginning-of-sequence token before each text, if it has one; token ids are
-            taken as they are.
-        chunk: Positions whose logits are held in memory at one time.
-        tokens_per_batch: The most tokens read together; a longer window is read by itself. None for 8192, or
-            1024 on a CPU, whose caches more do not fit.
-        keep: A folder in which the losses of each batch are kept as they come and found by the next call with
-            the same documents, windows and ``tokens_per_batch``. It must belong to this model alone.
-        split: Deal the batches to the processes of torch.distributed, if they are many; every process gives
-            the same documents and is returned the same curve, to the bit that of one process with as many
-            threads.
-        progress: Called as (tokens read, tokens to read), both by this process, after each batch; how many
-            there are to read is None for an iterator. True for a bar.
-
-    Raises:
-        RopepatchError: No documents, one of fewer than 2 tokens, a token id outside the vocabulary, a loss
-            that is not finite, or settings that score nothing.
-    """
+    """Read documents and keep the loss of every token but their first, in the order of the documents."""
     if length is not None:
         check_length(length)
     check_windows(window, stride)

@@ -185,18 +185,7 @@ def passkey(
     haystacks: int = 20,
     **options: Any,
 ) -> Retrieval:
-    """Ask for the one key that each haystack hides: `retrieve` with a single key.
-
-    Args:
-        model: See `retrieve`, as for the options.
-        tokenizer: The model's.
-        lengths: Of the prompts, in tokens: `[4096, 8192]` or `"4k,8k"`.
-        haystacks: Answers per length.
-        **options: `seed`, `texts`, `chat`, `split`, `progress` and the like.
-
-    Raises:
-        RopepatchError: See `retrieve`.
-    """
+    """Ask for the one key that each haystack hides: `retrieve` with a single key."""
     return retrieve(
         model, tokenizer, lengths=lengths, haystacks=haystacks, keys=1, kinds=("passkey",), **options
     )
@@ -219,37 +208,7 @@ def retrieve(
     split: bool = False,
     progress: Callable[[int, int | None], None] | bool | None = None,
 ) -> Retrieval:
-    """Ask for what stands in long texts, at several lengths and at all depths.
-
-    Each haystack is read once, up to the greatest length; at the stop of every length its questions are asked
-    on the cache, by teacher forcing: an answer is found if each of its tokens is the most probable one, which
-    is what greedy decoding gives. The first answer of a run is compared with that to a whole prompt, at the
-    least and at the greatest length (with one key, at every length); where they differ, and where frequencies
-    follow the length of the input (stock `dynamic`, `longrope` with two sets of factors), every prompt is
-    read whole, and a warning says so.
-
-    Args:
-        model: A causal language model of transformers, patched or not; put in eval mode and back.
-        tokenizer: The model's.
-        lengths: Of the prompts, in tokens, the answer included: `[4096, 8192]` or `"4k,8k"`.
-        haystacks: How many, at least three for an interval.
-        keys: Questions of each kind, haystack and length.
-        kinds: Names from `ropepatch.data.haystack.KINDS`.
-        seed: From which all that is drawn follows.
-        texts: What stands around the needles; None for our own filler.
-        chat: Put haystack and question into the tokenizer's chat template.
-        read_once: Whether a haystack is read once; if not, every question is a prompt of its own.
-        tokens_per_batch: Tokens that the questions of a batch see, all together; None for 16,384 on a CPU and
-            262,144 elsewhere.
-        keep: A folder in which the answers to each haystack are kept as they come, and found by the next call
-            with the same arguments. It must belong to this model and these arguments alone.
-        split: Deal the haystacks to the processes of torch.distributed, if they are many; every process gives
-            the same arguments and is returned the same.
-        progress: Called as (tokens read, tokens to read), both by this process. True for a bar.
-
-    Raises:
-        RopepatchError: Arguments that fit no haystack (see `Haystacks`), or NaN logits.
-    """
+    """Ask for what stands in long texts, at several lengths and at all depths."""
     plan = Haystacks(
         lengths=[parse_length(str(length)) for length in listed(lengths)],
         count=haystacks,

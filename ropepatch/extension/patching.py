@@ -135,11 +135,7 @@ class Patch(Substitution[ScaledRope]):
 
 
 @overload
-def patch(model: nn.Module, method: Plan) -> Patch: ...
-
-
-@overload
-def patch(model: nn.Module, method: Scaling, *, original: Length | None = None) -> Patch: ...
+def patch(model: nn.Module, method: Plan | Scaling, *, original: Length | None = None) -> Patch: ...
 
 
 @overload
@@ -170,22 +166,7 @@ def patch(
 ) -> Patch | Mapped:
     """Scale the rope of one loaded model, or map its distances, in memory and reversibly.
 
-    Another model with the same configuration object is unchanged: this one is given a copy until the patch
-    is removed. A model belongs to one thread, which patches, plans and measures it.
-
-    Args:
-        model: A causal language model, possibly inside a PEFT model.
-        method: A plan; a scaling, whose target is then factor * L; an attention map; or the name of a method
-            or of a map, or a scaling file.
-        to: The target of a method or map by its name, as in `plan`.
-        original: The window L that the model was trained on, as in `plan`.
-        **parameters: The parameters of a method that is given by its name.
-
-    Returns:
-        A `Patch`; of an attention map a `Mapped`.
-
-    Raises:
-        RopepatchError: If the model is patched already, is not the one the plan is for, or cannot be scaled.
+    A model belongs to one thread, which patches, plans and measures it.
     """
     base = base_model(model)
     surveyed = survey(base.config.to_dict(), base)

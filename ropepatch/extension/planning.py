@@ -176,21 +176,7 @@ def plan(
     revision: str | None = None,
     **parameters: Any,
 ) -> Plan:
-    """Plan an extension. No weights are read; of a Hub model only config.json is downloaded.
-
-    Args:
-        model: A checkpoint folder, a Hub id, a loaded model or its configuration.
-        to: The target context: tokens, `32k`, or `4x` for four times L; None for that of a scaling file.
-        method: A name from `METHODS` or `MAPS`, or a scaling file; see `ropepatch.scaling.file`.
-        original: The window L that the model was trained on, where its configuration says another: Qwen3 says
-            40,960 and was trained on 32,768. None for that of the configuration.
-        revision: The branch, tag or commit of a Hub id.
-        **parameters: The method's own parameters; of a scaling `factor` replaces target / L. On a model that
-            is already scaled yarn's ramp is "rotations" unless it is given.
-
-    Raises:
-        RopepatchError: If the model, the target or the method does not allow it.
-    """
+    """Plan an extension. No weights are read; of a Hub model only config.json is downloaded."""
     if isinstance(model, str | os.PathLike):
         named = model if isinstance(model, str) else Path(model)
         source = find_source(named, revision, weights=False)

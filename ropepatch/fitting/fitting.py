@@ -136,45 +136,14 @@ def fit(
 ) -> Fitted:
     """Learn the divisors, the attention factor and the factors of queries by which a model reads at a target.
 
-    The factors are an amplitude and a phase for each query head and rotary pair, which are folded into the
-    query weights wherever the outcome is applied: a checkpoint of it is stock. No other weight changes.
-
-    The loss is the Kullback-Leibler divergence from what the base model expects under an attention map, which
-    holds every distance within the trained context. So any text serves, also one that the model writes.
+    The factors are an amplitude and a phase for each query head and rotary pair. The loss is the
+    Kullback-Leibler divergence from what the base model expects under an attention map, which holds every
+    distance within the trained context. With `spare` the windows are left out that a perplexity task with so
+    many windows of the target would read.
 
     Returns the vector with the lowest validation loss over all starts and steps whose loss within the trained
     context is not above YaRN's, where that is a start. The record holds the cross-entropy of test windows,
     which decided nothing.
-
-    The processes of torch.distributed share the starts, the race of the best of them and the validation
-    windows; what they return is the same, to the bit that of one process with as many threads.
-
-    Args:
-        model: A checkpoint folder, a Hub id, or `tiny`.
-        to: The target context in tokens: 32768, `32k`, or a multiple of the trained context, `4x`.
-        original: The window L that the model was trained on, as in `ropepatch.plan`.
-        text: A file, a folder, a `datasets` id or a saved set; None for text that the model writes itself,
-            by its own probabilities, or for the tales of tiny.
-        field: The column or key of a document's text.
-        split: The split of a `datasets` id or a saved set.
-        steps: Steps of gradient descent.
-        init: `auto`, or methods to start from, separated by commas.
-        teacher: The attention map under which the base model is read; `auto` for rerope where the model can
-            have it; `none`, and `auto` elsewhere, for the cross-entropy of a text.
-        queries: Whether factors of queries are learned, too, where there is a teacher and the queries have
-            weights of their own; else no weight changes.
-        seed: Decides the order of the windows, the random starts and what the model writes.
-        spare: Leave out the windows that a perplexity task with so many windows of the target would read.
-        revision: The revision of a Hub id.
-        device: Where the model is put; None for the GPU, if there is one.
-        work: A folder for the state of a fit: the same call resumes from it after an interruption.
-        minutes: It ends after about so much time, over all calls, with the best until then; a third of it is
-            for the starts. None to end as `steps` says, which does not depend on the machine.
-        progress: Called with the name of each stage; see `ropepatch.evaluation.measuring.measure`.
-        say: Takes a line on where the model is read, and in which precision.
-
-    Raises:
-        RopepatchError: If the model, the target, the text or a setting does not allow it.
     """
     settings = FitSettings(steps=steps, init=init, queries=queries, seed=seed)
     if minutes is not None and not 0 < minutes < math.inf:

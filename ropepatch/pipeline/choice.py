@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -32,13 +31,11 @@ from ropepatch.pipeline.running import device as best_device
 from ropepatch.report import html_table, ranking_table
 from ropepatch.report.verdict import Verdict
 from ropepatch.scaling.file import FIT
-from ropepatch.settings import Length, listed, refuse_unknown
+from ropepatch.settings import Length, listed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-COMPARED = ("linear", "ntk", "ntk-by-parts", "llama3", "yarn")
 
 
 class NothingHelpsError(RopepatchError):
@@ -114,41 +111,7 @@ def choose(
     progress: Progress = bar,
     command: str | None = None,
 ) -> Choice:
-    """Measure methods and a fit on a model, training-free, rank them and choose one; see `rank`.
-
-    The ranking is by the log-probability of the answers at the target, then by loss over the target. The
-    windows of text that rank are none of those that the fit has seen, and the tales of tiny are others.
-
-    Args:
-        model: A checkpoint folder, a Hub id, or `tiny`.
-        to: The target, in tokens or as `4x`.
-        original: The window L that the model was trained on, as in `ropepatch.plan`.
-        methods: Names from `METHODS` or `MAPS`, scaling files, `all` for every static scaling that needs no
-            parameters and that the model allows, `maps` for the attention maps that it allows, `fit` for
-            divisors fitted to the model; a list, or a text with commas. None for `all`, and a fit if one can
-            be made.
-        allow_code: Whether None stands for `maps`, too, which only transformers runs, by code that comes with
-            the checkpoint.
-        text: A file, a folder, a `datasets` id or a saved set; None for the tales of tiny.
-        field: The column or key of a document's text.
-        split: Which part of a `datasets` id or a saved set is read.
-        windows: So many windows of the target's length rank, if the text has them.
-        haystacks: Long texts for retrieval; 0 for no retrieval, None for 10, or 20 where `keys` is 1.
-        keys: Questions of each kind, haystack and length; None for 8, or 1 for tiny.
-        out: A folder for results and fit: what it holds already is not measured again.
-        report: An HTML file to write, with tables and figures.
-        revision: Branch, tag or commit of a Hub id.
-        device: Where the model is put; None for the GPU, if there is one.
-        dtype: The precision in which it is ranked, such as `bfloat16`; None for that of its weights, or
-            float32 where a CPU reads that faster. A fit chooses its own.
-        seed: Haystacks are drawn from it.
-        say: Takes lines that tell how far it is, and what takes no part.
-        progress: See `ropepatch.pipeline.running.Feedback`.
-        command: The command line that asked, for the report.
-
-    Raises:
-        RopepatchError: The model, the target, a method that is named or the text does not allow it.
-    """
+    """Measure methods and a fit on a model, training-free, rank them and choose one; see `rank`."""
     name, feedback = model_name(model), Feedback(say=say, progress=progress, command=command)
     text = text_name(text)
     check_text(text, name)
@@ -192,14 +155,6 @@ def choose(
     return Choice(
         ranking=ranking, method=best, parameters=parameters, results=results, fitted=fitted, left_out=left_out
     )
-
-
-def compare(
-    model: str | os.PathLike[str], *, to: Length, methods: str | Iterable[str] = COMPARED, **options: Any
-) -> Choice:
-    """Rank scalings on a model, as `choose` does with a list of methods, whose options these are."""
-    refuse_unknown(options, inspect.signature(choose).parameters, "argument of compare")
-    return choose(model, to=to, methods=methods, **options)
 
 
 def fit_beside(

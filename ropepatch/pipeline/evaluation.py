@@ -51,40 +51,7 @@ def evaluate(
     command: str | None = None,
     **task: Any,
 ) -> Results:
-    """Measure a model unscaled and scaled: perplexity by length in one pass, or a whole suite.
-
-    Args:
-        model: A checkpoint folder, a Hub id, or `tiny`; None for the models of the suite.
-        suite: The name of a suite, its YAML file or a `Suite`; None to read text alone.
-        methods: Without a suite: also measure the model extended so, in memory. Names from `METHODS` or
-            `MAPS`, scaling files, `all` and `maps` as in `choose`, or mappings with a `name` and parameters;
-            a list, or a text with commas.
-        to: Without a suite: the target of the methods, in tokens or as `4x`; without methods, of yarn.
-        original: The window L that the model was trained on, as in `ropepatch.plan`.
-        text: A file, a folder, a `datasets` id or a saved set; None for that of the suite, or the tales of
-            tiny.
-        field: The column or key of a document's text.
-        split: Which part of a `datasets` id or a saved set is read.
-        out: A folder for the results: what it holds already is not measured again, and an interrupted call
-            resumes from it.
-        report: An HTML file to write, with tables and figures.
-        revision: Branch, tag or commit of a Hub id.
-        device: Where the models are put; None for the GPU, if there is one; `auto` for all GPUs and, where
-            they have no room, the machine's memory, by accelerate.
-        dtype: The precision in which they are read, such as `bfloat16`; None for that of their weights, or
-            float32 where a CPU reads that faster.
-        limit: At most so many pieces of text, haystacks, and documents of each lm-eval task.
-        seed: Haystacks are drawn from it; None for the seed of the suite.
-        say: Takes a line for every result.
-        progress: See `Feedback`.
-        command: The command line that asked, for the report.
-        **task: Without a suite: `lengths`, a list or a text such as `"1x,4k"`, `windows`, `documents`,
-            `stride` and what else `ropepatch.evaluation.tasks.PerplexityTask` takes.
-
-    Raises:
-        RopepatchError: A model, method, suite or text that is not there or does not fit, before anything is
-            measured; or a result in `out` that was measured with other settings.
-    """
+    """Measure perplexity by length, with what else `PerplexityTask` takes, or a whole suite."""
     arguments = [name for name in inspect.signature(evaluate).parameters if name != "task"]
     refuse_unknown(task, [*arguments, *PerplexityTask.model_fields], "argument of evaluate")
     name = None if model is None else model_name(model)

@@ -164,52 +164,7 @@ def extend(
     show: Show = lambda outcome: None,
     **parameters: Any,
 ) -> Extension:
-    """Write a checkpoint with a longer context that stock transformers loads: all of `ropepatch extend`.
-
-    Without a recipe it is training-free. With one the model is trained at the new context; called again after
-    an interruption, it resumes, and what comes out is the same. Under torchrun or accelerate
-    every process calls it.
-
-    Args:
-        model: A checkpoint folder, a Hub id, `tiny`, or a plan, which says target, method and revision.
-        out: The folder to make; None for MODEL-METHOD-TO(-RECIPE) here.
-        to: The target context: tokens, `32k` or `4x`; None for that of the recipe or the scaling file.
-        method: A name from `METHODS` or `MAPS`, a scaling file, `fit`, which learns one, or `auto`, which
-            chooses one; None for that of the recipe, or yarn.
-        original: The window L that the model was trained on, where its config.json says another; see `plan`.
-        allow_code: Whether `auto` may choose an attention map; see `choose`.
-        settings: Parameters of the method; also those called like an argument here, as `text` of `fit`.
-        recipe: A name, a YAML file or a `Recipe`; see `ropepatch recipes`.
-        distil: Train it by what it expects itself: the recipe `distil`, on `text` or on what it writes.
-        max_short_loss_increase: By how much training may raise the loss within the old context, as a share;
-            None for what the recipe says. A checkpoint beyond it is written and not pushed.
-        evaluate: A suite by name, a YAML file or a `Suite`: measured before and after, into the folder.
-        text: What the suite measures on in place of its own text; or what `fit` and `auto` read.
-        field: The column or key of a document's text.
-        split: Which part of a `datasets` id or a saved set is read; None for test, or train to fit on.
-        limit: The suite measures at most so many pieces of text, keys per length and depth, documents.
-        link_weights: Hard-link the weight files instead of copying them: instant, but a program that later
-            rewrites one of them in place also changes the source.
-        reading: Whether to write `reading.json`, by which `ropepatch probe` tells what a server computes;
-            None where a checkpoint is read within a minute or two.
-        include: Patterns of files of the model, such as `examples/*`, that are carried along beside the
-            checkpoint, here and to the Hub.
-        push: A repository on the Hub; its name and your token are tried before the work.
-        dry_run: Find the method, which `fit` and `auto` search for, plan, tell what a recipe will do, and
-            write nothing.
-        revision: Branch, tag or commit of a Hub id.
-        record: What `ropepatch.json` says beside what it says by itself.
-        say: Takes lines that tell how far it is.
-        progress: See `Feedback`.
-        show: Takes what is found on the way: the `Choice` of `auto`, the `Fitted` of `fit`, and the
-            `Extension` before it is pushed.
-        **parameters: Further parameters of the method.
-
-    Raises:
-        RopepatchError: If an argument is not what it must be, the model, the target, the method or the recipe
-            does not allow it, the folder exists or cannot be written, the result differs from the plan, or it
-            cannot be pushed. Nothing half-written is left behind.
-    """
+    """Write a checkpoint with a longer context, trained at it with a recipe: `ropepatch.extend`."""
     text = text_name(text)
     feedback = Feedback(say=say, progress=progress, show=show, command=(record or {}).get("command"))
     suite = None

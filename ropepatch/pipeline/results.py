@@ -82,15 +82,7 @@ class Results(tuple[Result, ...]):
 
 
 def plot(what: Plan | HasFigures | str | Path, name: str | None = None) -> Figure:
-    """A figure of a plan, of what was measured, or of results in a folder or a file; see `read_results`.
-
-    Args:
-        what: A `Plan`, an `Extension`, a `Choice`, `Results`, or the place of results.
-        name: Which figure, as in `Results.plot`; of a plan there is one.
-
-    Raises:
-        RopepatchError: There is nothing to draw, no figure of that name, or no matplotlib.
-    """
+    """A figure of a plan, of what was measured, or of results in a folder or a file."""
     if isinstance(what, Plan):
         from ropepatch.report.plots import plot_plan
 
@@ -99,15 +91,7 @@ def plot(what: Plan | HasFigures | str | Path, name: str | None = None) -> Figur
 
 
 def read_results(place: str | Path) -> Results:
-    """The results in a folder that `evaluate`, `compare` or `extend(evaluate=)` wrote, or in one file.
-
-    Args:
-        place: The folder, all of whose JSON files are results; a checkpoint with such an `evaluation`; or
-            one such file.
-
-    Raises:
-        RopepatchError: There is no such place, it holds no results, or a file is none.
-    """
+    """The results in a folder that `evaluate`, `compare` or `extend(evaluate=)` wrote, or in one file."""
     folder = Path(place)
     folder = folder / "evaluation" if (folder / "evaluation").is_dir() else folder
     files = sorted(folder.glob("*.json")) if folder.is_dir() else [folder]

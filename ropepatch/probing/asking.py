@@ -97,24 +97,7 @@ def probe(
     say: Callable[[str], None] = lambda line: None,
     progress: Advance = lambda done, total: None,
 ) -> Probed:
-    """Tell whether an engine computes the rope of a checkpoint that ropepatch extended.
-
-    A server is asked for the next token after growing prefixes of one text, so that its cache of prefixes
-    makes them one reading. A key, where it wants one, is read from ROPEPATCH_API_KEY.
-
-    Args:
-        server: The address of a server that speaks OpenAI's completions API, such as http://localhost:8000.
-        checkpoint: The checkpoint folder or Hub id; None for what the server calls its model.
-        model: The name of the model at the server; empty for the first that it lists.
-        revision: The branch, tag or commit of a Hub id.
-        save_reading: Read the checkpoint, and write its `reading.json` anew.
-        timeout: Seconds for one answer of the server.
-        say: Takes lines that tell how far it is.
-        progress: Called with the positions that are answered and their number.
-
-    Raises:
-        RopepatchError: There is no server, no checkpoint of ropepatch, or no reading of it.
-    """
+    """Tell whether a server computes the rope of a checkpoint that ropepatch extended."""
     with Server(server, model, timeout) as asked:
         asked.look()
         found = _found(checkpoint or asked.model, revision)

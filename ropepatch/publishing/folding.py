@@ -39,24 +39,7 @@ HINT = "keep the attention factor in config.json, and use an engine that reads i
 def fold_attention(
     model: str | Path, out: str | Path, *, revision: str | None = None, progress: Progress | None = None
 ) -> Path:
-    """Write a checkpoint whose attention factor a is 1 and whose queries are a^2 times as large.
-
-    The logits stay: a multiplies cos and sin, hence every attention logit by a^2. Its rope is saved so that
-    every engine that reads it at all takes 1 for the factor.
-
-    Args:
-        model: A checkpoint folder or a Hub id.
-        out: The folder to make; it must not exist.
-        revision: The branch, tag or commit of a Hub id.
-        progress: Called with the bytes written so far and in all.
-
-    Returns:
-        The folder.
-
-    Raises:
-        RopepatchError: If there is no factor to fold, the queries have no weights of their own, or stock
-            transformers computes other logits from the outcome; nothing is left behind then.
-    """
+    """Write a checkpoint whose attention factor a is 1 and whose queries are a^2 times as large."""
     folder = absent(out)
     source = find_source(model, revision, weights=True)
     survey = survey_checkpoint(source)

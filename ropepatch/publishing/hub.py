@@ -138,31 +138,7 @@ def push(
     say: Callable[[str], None] = lambda line: None,
     api: HfApi | None = None,
 ) -> Pushed:
-    """Push a checkpoint or an adapter to the Hub: what changed, in one commit, checked afterwards.
-
-    The same call resumes an interrupted push: files that arrived are not sent again. A README.md on the Hub
-    that ropepatch did not write stays.
-
-    Args:
-        folder: The folder of a checkpoint that `ropepatch.json` says was verified. Or a plan, whose
-            checkpoint is written into a temporary folder.
-        repo: `owner/name`, or `name` in the user's own namespace; made if it is not there.
-        private: Make it private.
-        revision: The branch, made from main if it is not there; None for main.
-        dry_run: Only say what would be done.
-        force: Push what was not verified, or failed its gate, and replace weights that ropepatch did not
-            write there.
-        card: Write the model card into the folder first, unless its README.md is the user's own.
-        include: Patterns of paths in the folder (of a plan: in its source) that are pushed beside the
-            checkpoint.
-        say: Takes lines of progress.
-        api: The Hub; None for the usual one, with the user's token.
-
-    Raises:
-        RopepatchError: If the folder holds no sound checkpoint or nothing verified it, a name is invalid,
-            there is no token, a file holds a secret, the repository is public but should be private or
-            holds weights of others, or the Hub refuses.
-    """
+    """Push a checkpoint or an adapter, with its card, to the Hub."""
     options: Any = {"private": private, "revision": revision, "dry_run": dry_run, "force": force}
     if isinstance(folder, Plan):
         check_repo(repo)

@@ -74,25 +74,7 @@ def adapt(
     say: Say = lambda line: None,
     progress: Progress = lambda name: nullcontext(lambda done, total: None),
 ) -> Adapted:
-    """Train a model to read at the target of a plan, and write what came out.
-
-    Meanwhile the folder ``OUT.run`` holds the checkpoints. Called again after an interruption, it resumes
-    from the last sound one, and what comes out is the same, on a CPU to the bit. Under torchrun or accelerate
-    every process calls it. The global random seeds are set to the recipe's.
-
-    Args:
-        plan: What is extended, and how.
-        recipe: How it is trained; its own model, target and method are left aside.
-        out: The folder to make.
-        max_short_loss_increase: By how much the loss within the old context may rise, as a share; None for
-            what the recipe says.
-        say: Called with lines that tell how far it is.
-        progress: Takes how many steps are done; see `ropepatch.evaluation.measuring.measure`.
-
-    Raises:
-        RopepatchError: If the plan cannot be saved, the recipe does not fit the model, a text is not there,
-            the folder exists, holds another run or cannot be written, or the loss is no number.
-    """
+    """Train a model to read at the target of a plan, and write what came out."""
     run = Run.of(plan, recipe, out)
     with run.state.main_process_first():
         supply = run.supply(say)

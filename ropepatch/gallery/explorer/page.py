@@ -26,21 +26,7 @@ def explore(
     tiny: bool = True,
     revision: str | None = None,
 ) -> Path:
-    """Write the explorer, one HTML file that needs no network.
-
-    Args:
-        model: A checkpoint folder or a Hub id to start with, of which config.json alone is read; models of
-            current families are on the page, too.
-        out: The file.
-        tiny: Whether the bundled model reads in the page, which takes 2.7 MB.
-        revision: The branch, tag or commit of a Hub id.
-
-    Returns:
-        The file.
-
-    Raises:
-        RopepatchError: The file exists or cannot be written, or the model has no rope that can be extended.
-    """
+    """Write the explorer, one HTML file that needs no network."""
     file = absent(out)
     text = page_text(None if model is None else os.fspath(model), tiny=tiny, revision=revision)
     try:
