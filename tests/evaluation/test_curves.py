@@ -8,16 +8,8 @@ from long_context_oracle import long_perplexity
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
-from ropepatch.evaluation.intervals import Mean
 
 # Perplexities of a curve
-
-
-def test_a_perplexity_holds_the_sums_of_its_documents():
-    curve = LossCurve((torch.tensor([1.0, 2.0, 4.0]), torch.tensor([8.0]), torch.tensor([16.0, 32.0])))
-    assert curve.at(3).loss == Mean(((3.0, 2), (48.0, 2)))
-    assert curve.between(2, 4).loss == Mean(((6.0, 2), (32.0, 1)))
-    assert (curve.at(3).mean, curve.at(3).value) == (51 / 4, pytest.approx(math.exp(51 / 4)))
 
 
 def test_rows_of_one_document_are_one_cluster():

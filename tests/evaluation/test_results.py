@@ -166,16 +166,6 @@ def test_joined_rows_weigh_every_token_alike_cluster_by_cluster():
         joined([rows[0], replace(rows[1], clusters=rows[1].clusters[1:])], {})
 
 
-def test_a_result_finds_its_rows_by_measure_and_place():
-    rows = rows_by_length(CURVE, [2, 4]) + rows_by_position(CURVE, [0, 2, 4])
-    result = make_result(rows=rows)
-    assert result.of("loss", "length") == rows[:2]
-    assert result.of("loss", "end", "begin") == rows[2:]
-    assert result.row("loss", length=4) == rows[1]
-    assert result.row("loss", length=3) is None
-    assert result.of("loss") == result.of("gain", "length") == []
-
-
 def test_a_metric_of_lm_eval_is_a_measure_of_its_own_name():
     acc, other = measure_of("acc"), measure_of("word_perplexity")
     assert (acc.title, acc.hub, acc.text(0.25), other.hub) == ("acc", "accuracy", "0.25", "word_perplexity")

@@ -137,16 +137,6 @@ def test_a_haystack_read_in_chunks_loses_no_token(monkeypatch, caplog):
     assert not caplog.records
 
 
-def test_the_bundled_model_finds_on_the_cache_what_it_finds_in_whole_prompts(tiny, caplog):
-    options = {"lengths": (128, 256, 640), "keys": 1, "kinds": ("passkey",), "haystacks": 2}
-    with patched(tiny[0], "self-extend"):
-        cached, whole = (retrieve(*tiny, read_once=once, **options) for once in (True, False))
-    assert apart(cached, whole) < 1e-4
-    assert [whole.found(n).value for n in (128, 256)] == [1, 1]
-    assert whole.found(640).value > 0
-    assert not caplog.records
-
-
 def test_a_model_that_answers_otherwise_on_its_cache_is_seen_and_every_prompt_read_whole(caplog):
     model = MODELS["grouped queries"]()
     made = haystacks(model)

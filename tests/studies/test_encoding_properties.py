@@ -1,15 +1,9 @@
-"""What is measured of position encodings is what theory says of them, and a planted flaw is seen."""
-
-from dataclasses import replace
+"""What is measured of position encodings is what theory says of them."""
 
 import pytest
-import torch
 from encoding_properties import MEANINGS, identical_tokens_agree, parameters_of, properties_of
 
 from ropepatch.encodings import ENCODINGS
-from ropepatch.encodings.absolute import Sinusoidal, sinusoid
-from ropepatch.encodings.relative import ALiBi
-from ropepatch.encodings.rotary import RoPE
 
 pytestmark = pytest.mark.sweep
 
@@ -53,80 +47,18 @@ THEORY = {
 }  # fmt: skip
 
 
-def answers(kind):
-    return {name: one.holds for name, one in properties_of(kind).items()}
-
-
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_what_is_measured_is_what_theory_says(name):
     if name not in THEORY:
         pytest.fail(f"say in THEORY of this file which properties {name!r} has by its formula")
     expected = dict(zip(MEANINGS, (WORDS[word] for word in THEORY[name].split()), strict=True))
-    assert answers(ENCODINGS[name]) == expected
-    for title, one in properties_of(ENCODINGS[name]).items():  # far from the tolerance on either side
+    found = properties_of(ENCODINGS[name])
+    assert {title: one.holds for title, one in found.items()} == expected
+    for title, one in found.items():  # far from the tolerance on either side
         if title in ("length_free", "linear", "norm_kept", "products", "relative"):
             assert one.holds is None or one.number < 1e-5 or one.number > 1e-2, title
         elif title in ("unique", "grid", "order"):
             assert one.number == 0 or one.number > 5e-3, title
-
-
-class Shifted(Sinusoidal):
-    """The cosine is of the position before."""
-
-    def vectors(self, positions, width):
-        table = sinusoid(positions, width, self.base)
-        table[..., 1::2] = sinusoid(positions - 1, width, self.base)[..., 1::2]
-        return table
-
-
-class ByLength(RoPE):
-    """It turns by the share of the text."""
-
-    length: int
-
-    def angles(self, positions, inv_freq):
-        return super().angles(100 * positions / self.length, inv_freq)
-
-
-class Inverted(ALiBi):
-    """What is farther scores more."""
-
-    def constants(self, shape):
-        return {"slopes": -super().constants(shape)["slopes"]}
-
-
-def turning(change, scale=1.0):
-    """A rope whose positions are changed, by a function of the positions and the window, and its vectors."""
-
-    class Flawed(RoPE):
-        def apply(self, inputs, shape, *, inv_freq):
-            places = ("query_positions", "key_positions")
-            at = {name: change(getattr(inputs, name), shape.window) for name in places}
-            turned = super().apply(replace(inputs, **at), shape, inv_freq=inv_freq)
-            return replace(turned, query=scale * turned.query, key=scale * turned.key)
-
-    return Flawed
-
-
-ENDING = turning(lambda p, window: torch.where(p < 5 * window, p, torch.nan))
-FLAWS = {
-    "drifting": ("rope", turning(lambda p, window: p + 0.01 * (p > window // 2 + 1)), {"relative", "linear"}),
-    "growing": ("rope", turning(lambda p, window: p, scale=1.001), {"norm_kept"}),
-    "coarse": ("rope", turning(lambda p, window: p // 2), {"unique", "grid", "relative", "linear"}),
-    "inverted": ("alibi", Inverted, {"decays"}),
-    "shifted": ("sinusoidal", Shifted, {"products"}),
-    "by length": ("rope", ByLength, {"length_free"}),
-    "ending": ("rope", ENDING, {"beyond"}),
-}
-
-
-@pytest.mark.parametrize("flaw", FLAWS)
-def test_a_planted_flaw_is_seen_and_nothing_else_changes(flaw):
-    sound, flawed, changed = FLAWS[flaw]
-    before, after = answers(ENCODINGS[sound]), answers(flawed)
-    assert {name for name in after if after[name] != before[name]} == changed
-    assert not any(after[name] for name in changed)
-    assert flaw != "ending" or properties_of(flawed)["beyond"].number == 4  # windows, of 1, 2, 4 and so on
 
 
 def test_without_positions_and_mask_identical_tokens_get_identical_outputs():

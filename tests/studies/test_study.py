@@ -5,15 +5,9 @@ import sys
 
 import pytest
 import study
-from distil_study import CROSS_ENTROPY, TRIALS, Trial, distil_table, recipe_of, texts
-from engines_study import in_short
-from fit_study import Cell, learned_table
-from maps_study import maps_table
-from study import Checkpoint, Study, averaged, excess, table
-
-from ropepatch.model.reading_file import RIGHT
-from ropepatch.probing.judging import UNDECIDED
-from ropepatch.probing.mistakes import UNSCALED
+from distil_study import CROSS_ENTROPY, TRIALS, recipe_of, texts
+from fit_study import Cell
+from study import Checkpoint, Study, averaged, excess
 
 # The frame
 
@@ -96,41 +90,10 @@ def test_a_checkpoint_reads_its_windows_as_it_is_and_within_its_own_window():
 # Tables
 
 
-def row(nats, **more):
-    parts = [[nats * 10, 10], [nats * 10 + 1, 10], [nats * 10 - 1, 10]]
+def test_a_mean_over_seeds_is_cluster_by_cluster():
     place = {"model": "m", "factor": 4, "target": 1024, "digest": "d"}
-    return place | {"all": parts, "short": parts, "last": parts} | more
-
-
-def cells(text):
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines()]
-
-
-def test_a_table_has_a_line_for_each_item_and_a_mean_over_seeds_is_cluster_by_cluster():
-    assert (
-        table([1, 2], {"a": str, "b": lambda x: f"{x:+}"})
-        == "| a | b |\n| --- | --- |\n| 1 | +1 |\n| 2 | +2 |"
-    )
-    assert averaged([row(1.0), row(2.0)], "all")["all"] == [[15, 10], [16, 10], [14, 10]]
-
-
-def test_distillation_leaves_a_share_of_what_the_same_scaling_left_and_maps_are_paired_with_the_own_window():
-    trial = vars(Trial(method="llama3")) | {"steps": 3, "seconds": 2.0}
-    rows = [row(1.0, of="own window"), row(1.5, of="untrained", method="yarn")]
-    rows += [row(3.0, of="untrained", method="llama3"), row(1.2, of="trial", **trial)]
-    found = distil_table(rows)
-    assert "| +0.2000 [+0.2000, +0.2000] | 10% |" in found
-    assert found.index("fairy tales") < found.index("– (yarn)") < found.index("– (llama3)")
-    loss = {"kind": "loss", "settings": None}
-    rows = [row(1.0, method="own window", **loss), row(1.5, method="yarn", **loss)]
-    rows += [row(1.25, method="rerope", **loss), {**row(0.0), "kind": "loss", "method": "x", "refused": "no"}]
-    rows[-1].pop("digest")
-    rows.append({**row(0.0), "kind": "passkey", "method": "rerope", "correct": 40, "n": 40})
-    rows[-1].pop("digest")
-    *_, rerope, yarn, _, refused = cells(maps_table(rows))
-    assert rerope[2:] == ["+0.2500 [+0.2500, +0.2500]"] * 2 + ["40/40 (91% to 100%)"]
-    assert yarn[0] == "yarn"
-    assert refused == ["Refused: no."]
+    rows = [place | {"all": [[nats, 10], [nats + 1, 10], [nats - 1, 10]]} for nats in (10.0, 20.0)]
+    assert averaged(rows, "all")["all"] == [[15, 10], [16, 10], [14, 10]]
 
 
 @pytest.mark.sweep
@@ -174,7 +137,6 @@ def test_learned_is_compared_with_the_best_published_method_as_a_share_and_windo
     of_two = Cell([one | {"documents": [5, 7, 5]} if one["label"] == "none" else one for one in FITTED])
     assert [x for pair in of_two.behind("nats").clusters for x in pair] == pytest.approx([-0.5, 2, -0.4, 1])
     assert [x for pair in of_two.share.clusters for x in pair] == pytest.approx([0.4, 0.9, 0.2, 0.6])
-    assert "| 0.2000 (0.1000, 0.3000) | 40% [" in learned_table(FITTED)
 
 
 def test_a_share_is_of_what_is_above_the_least_possible_loss_and_of_an_excess_below_nothing_none():
@@ -183,14 +145,3 @@ def test_a_share_is_of_what_is_above_the_least_possible_loss_and_of_an_excess_be
     assert above.share.value == pytest.approx(0.3 / 0.6)
     bound = fitted("on the test windows", [1.1, 2.1, 3.1], [0.5, 0.5, 0.5], seed=1)
     assert Cell([*FITTED, bound]).bound == pytest.approx(0.1 / 0.5)
-
-
-def test_the_sentence_on_engines_counts_what_they_compute_and_takes_the_largest_divergence_of_that_alone():
-    def asked(engine, served, verdict, largest):
-        why = f"typically 1e-09, largest {largest} nats beyond the old window, 2e-08 and 9 within it"
-        return {"engine": engine, "version": "1", "served": served, "verdict": verdict, "why": why}
-
-    rows = [("one", RIGHT, RIGHT, "8e-08"), ("one", RIGHT, RIGHT, "0.003"), ("one", UNSCALED, UNSCALED, "5")]
-    rows += [("two", RIGHT, RIGHT, "0.2"), ("two", RIGHT, UNDECIDED, "7"), ("llama.cpp", RIGHT, RIGHT, "9")]
-    text = in_short([asked(*row) for row in rows])
-    assert text.endswith(": one 1 2 of 2 (0.003 nats), two 1 1 of 2 (0.2 nats; 1 undecided).")
