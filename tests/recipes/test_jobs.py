@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from hub_server import Hub, environment, serving
 from run_recipes import model_bytes, run_python, write_recipe_and_suite
@@ -18,7 +19,8 @@ from torch.distributed.run import get_args_parser
 
 import ropepatch
 from ropepatch.cli import app
-from ropepatch.settings import RECIPES, shipped_names
+from ropepatch.settings import RECIPES, find_shipped, shipped_names
+from ropepatch.training.recipe import read_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = ROOT / "recipes" / "jobs"
@@ -27,16 +29,27 @@ RUN, RESULT = "local/run", "local/result"
 
 
 def parse(words: list[str]) -> None:
-    """A command as its programs parse it: a launcher of torch, accelerate or Slurm, and ours."""
+    """A command as its programs parse it: ours, behind a launcher of torch, accelerate, Slurm or a cloud."""
     if words[0] == "srun":
         words = words[next(i for i, word in enumerate(words) if i and not word.startswith("-")) :]
-    if words[0] == "torchrun":
-        given = get_args_parser().parse_args(words[1:])
+    if words[0] in ("torchrun", "accelerate"):
+        if words[0] == "torchrun":
+            given = get_args_parser().parse_args(words[1:])
+        else:
+            given = launch_command_parser().parse_args(words[2:])
+            assert load_config_from_file(str(ROOT / given.config_file))
+        if given.training_script == "train.py":  # a trainer of one's own
+            return
         assert (given.module, given.training_script) == (True, "ropepatch")
         words = ["ropepatch", *given.training_script_args]
-    assert words[:2] == ["ropepatch", "extend"], words
+    elif words[0] == "sbatch":
+        assert ROOT / words[1] == JOBS / "slurm.sh"
+        words = ["ropepatch", "extend", *words[2:]]
+    elif words[0] == "hf":
+        words = words[words.index("recipes/jobs/extend.py") + 2 :]
+    assert words[0] == "ropepatch"
     _, bound, _ = app.parse_args(words[1:], exit_on_error=False, print_error=False)
-    assert bound.arguments["recipe"] in shipped_names(RECIPES)
+    assert bound.arguments.get("recipe", "tiny") in (*shipped_names(RECIPES), "mine.yaml")
 
 
 def commands(script: str) -> list[list[str]]:
@@ -52,6 +65,24 @@ def filled(script: str, **variables: str) -> str:
     for name, value in values.items():
         script = script.replace(f'"${name}"', shlex.quote(value)).replace(f"${name}", value)
     return script
+
+
+HEADERS = [find_shipped(name, RECIPES, "recipe") for name in shipped_names(RECIPES)]
+PROGRAMS = "ropepatch|torchrun|accelerate|sbatch|hf"
+
+
+@pytest.mark.parametrize(
+    "page", [GUIDE, ROOT / "recipes" / "README.md", *HEADERS], ids=lambda page: page.stem
+)
+def test_the_commands_of_a_page_and_of_the_header_of_a_recipe_parse(page):
+    text = re.sub("^#", " ", page.read_text(encoding="utf-8"), flags=re.MULTILINE).replace("\\\n", " ")
+    lines = [shlex.split(line) for line in re.findall(rf"^    ((?:{PROGRAMS}) .*)", text, re.MULTILINE)]
+    assert lines
+    for words in lines:
+        parse(words)
+        if page in HEADERS:
+            recipe = read_recipe(page.stem)
+            assert words[words.index("extend") :][:4] == ["extend", recipe.model, "--recipe", page.stem]
 
 
 def test_the_slurm_script_is_a_script_and_starts_one_torchrun_on_every_machine():
@@ -118,25 +149,3 @@ def test_a_job_that_is_killed_goes_on_on_an_empty_disk_and_ends_with_the_same_we
     weights = model_bytes(ropepatch.extend("tiny", recipe=recipe, out=tmp_path / "alone").folder)
     assert model_bytes(tmp_path / "second" / "out") == weights
     assert hub.files(RESULT)["model.safetensors"] == weights
-
-
-def test_the_commands_of_the_guide_parse():
-    text = GUIDE.read_text(encoding="utf-8").replace("\\\n", " ")
-    lines = [shlex.split(line) for line in text.splitlines() if line.startswith("    ")]
-    assert [words[0] for words in lines] == ["torchrun", "accelerate", "accelerate", "sbatch", "hf", "sky"]
-    for words in lines:
-        if words[0] == "accelerate":
-            given = launch_command_parser().parse_args(words[2:])
-            assert (ROOT / given.config_file).is_file()
-            if given.training_script == "train.py":  # a trainer of one's own
-                continue
-            assert given.module
-            words = [given.training_script, *given.training_script_args]
-        elif words[0] == "sbatch":
-            assert ROOT / words[1] == JOBS / "slurm.sh"
-            words = ["ropepatch", "extend", *words[2:]]
-        elif words[0] == "hf":
-            at = words.index("recipes/jobs/extend.py")
-            words = words[at + 2 :]
-        if words[0] != "sky":
-            parse(words)

@@ -8,22 +8,16 @@ from transformers import AutoTokenizer
 from ropepatch.data.tiny.grammar import BOS, EOS
 from ropepatch.model.source import TINY
 
-ENTRIES = 1024
-
 
 @pytest.fixture(scope="module")
 def tokenizer():
     return AutoTokenizer.from_pretrained(TINY)
 
 
-def split(tokenizer, text):
-    return tokenizer(text, add_special_tokens=False).input_ids
-
-
 def test_a_text_gets_the_beginning_token_unless_special_tokens_are_left_out(tokenizer):
     assert (tokenizer.bos_token, tokenizer.bos_token_id) == ("<s>", BOS)
     assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("</s>", EOS)
-    plain = split(tokenizer, "Rain falls.")
+    plain = tokenizer("Rain falls.", add_special_tokens=False).input_ids
     assert BOS not in plain
     assert tokenizer("Rain falls.").input_ids == [BOS, *plain]
 
@@ -36,9 +30,9 @@ def test_a_text_gets_the_beginning_token_unless_special_tokens_are_left_out(toke
 @example("a ,b .c n't")
 @settings(max_examples=300, deadline=None)
 def test_any_text_is_split_without_an_unknown_token_and_comes_back_unchanged(tokenizer, text):
-    ids = split(tokenizer, text)
+    ids = tokenizer(text, add_special_tokens=False).input_ids
     assert tokenizer.unk_token is None
-    assert all(0 <= token < ENTRIES for token in ids)
+    assert all(0 <= token < 1024 for token in ids)
     assert tokenizer.decode(ids) == text
     assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text.replace(
         "<s>", ""
