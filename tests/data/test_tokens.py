@@ -94,10 +94,6 @@ def entries(cache: Path) -> list[str]:
     return sorted(map(str, files))
 
 
-def whole(entry: Path) -> list[str]:
-    return [f"{entry.name}/meta.json", f"{entry.name}/tokens.bin"]
-
-
 # what becomes of documents
 
 
@@ -128,12 +124,8 @@ def test_short_documents_are_left_out_and_counted(text, cache, least, left):
 @pytest.mark.parametrize(
     ("rows", "settings", "message"),
     [
-        (None, {"min_tokens": 10}, r"no document of .* has 10 tokens: the longest of 5 has 9"),
-        (
-            [{"input_ids": [1, 2]}, {"input_ids": [9, 3, 10]}],
-            {},
-            "holds token id 10, expected 0 to 9",
-        ),
+        ([], {"min_tokens": 10}, r"no document of .* has 10 tokens: the longest of 5 has 9"),
+        ([{"input_ids": [1, 2]}, {"input_ids": [9, 3, 10]}], {}, "holds token id 10, expected 0 to 9"),
         (
             [{"input_ids": [1, 2]}, {"title": "a"}],
             {},
@@ -142,10 +134,8 @@ def test_short_documents_are_left_out_and_counted(text, cache, least, left):
     ],
     ids=["too short", "beyond the vocabulary", "a broken row"],
 )
-def test_a_source_that_gives_nothing_usable_is_an_error_and_leaves_nothing(
-    text, cache, rows, settings, message
-):
-    if rows is not None:
+def test_a_source_that_gives_nothing_usable_leaves_nothing(text, cache, rows, settings, message):
+    if rows:
         write_lines(text, *rows)
     with pytest.raises(RopepatchError, match=message):
         keep(text, cache, **settings)
@@ -208,26 +198,17 @@ def test_the_same_again_is_not_read_again(text, cache, readings, monkeypatch):
     assert (documents(again), again.digest) == (documents(first), first.digest)
 
 
-def other_vocabulary() -> PreTrainedTokenizerFast:
-    return letter_tokenizer(VOCABULARY | {"a": 3, "b": 2}, **BOTH)
-
-
-def told_to_begin_otherwise() -> PreTrainedTokenizerFast:
-    """With the same backend as `LETTERS`."""
-    tokenizer = letter_tokenizer(**BOTH)
-    tokenizer.bos_token = None
-    assert tokenizer_digest(tokenizer) == tokenizer_digest(LETTERS)
-    return tokenizer
-
-
+NO_LONGER_FIRST = letter_tokenizer(**BOTH)  # with the same backend as `LETTERS`
+NO_LONGER_FIRST.bos_token = None
+OTHER_VOCABULARY = letter_tokenizer(VOCABULARY | {"a": 3, "b": 2}, **BOTH)
 CHANGES: dict[str, dict] = {
     "field": {"field": "body"},
     "split": {"split": "other"},
     "shortest": {"min_tokens": 2},
-    "vocabulary": {"tokenizer": other_vocabulary()},
+    "vocabulary": {"tokenizer": OTHER_VOCABULARY},
     "no first token": {"tokenizer": letter_tokenizer()},
     "another first token": {"tokenizer": letter_tokenizer(bos_token="</s>")},
-    "no longer a first token": {"tokenizer": told_to_begin_otherwise()},
+    "no longer a first token": {"tokenizer": NO_LONGER_FIRST},
     "special tokens as text": {"tokenizer": letter_tokenizer(**BOTH, split_special_tokens=True)},
     "another class": {"tokenizer": ByT5Tokenizer(), "vocabulary": 400},
 }
@@ -244,17 +225,7 @@ def test_what_decides_the_tokens_is_read_again_when_it_changes(text, cache, read
     assert len(entries(cache)) == 6  # with what is in `other`
 
 
-def test_a_file_that_changes_is_read_again(text, cache, readings):
-    keep(text, cache)
-    state = text.stat()
-    for change, expected in ((("abc", "abd"), 5), (('{"text": "d"', '{"text": "a"}\n{"text": "d"'), 6)):
-        text.write_text(text.read_text().replace(*change))  # by its time, then by its size
-        os.utime(text, ns=(state.st_atime_ns, state.st_mtime_ns + 1))
-        assert len(documents(keep(text, cache))) == expected
-    assert len(readings) == 3
-
-
-def test_a_new_text_in_a_folder_and_a_new_format_have_it_read_again_and_other_files_do_not(
+def test_files_that_change_are_read_again_and_so_is_all_in_a_new_format(
     tmp_path, cache, readings, monkeypatch
 ):
     folder = tmp_path / "texts"
@@ -264,29 +235,31 @@ def test_a_new_text_in_a_folder_and_a_new_format_have_it_read_again_and_other_fi
     (folder / "notes.md").write_text("no")
     keep(folder, cache)
     assert len(readings) == 1
-    (folder / "a.txt").write_text("a")
-    assert documents(keep(folder, cache)) == [ids_of("a"), ids_of("b")]
+    state = (folder / "b.txt").stat()
+    for name, text in (("b.txt", "c"), ("b.txt", "cd"), ("a.txt", "a")):  # by its time, its size, its name
+        (folder / name).write_text(text)
+        os.utime(folder / name, ns=(state.st_atime_ns, state.st_mtime_ns + 1))
+        kept = documents(keep(folder, cache))
+        assert ids_of(text) in kept
+    assert kept == [ids_of("a"), ids_of("cd")]
     monkeypatch.setattr(tokens, "FORMAT", tokens.FORMAT + 1)
     keep(folder, cache)
-    assert len(readings) == 3
+    assert len(readings) == 5
 
 
-def test_what_a_tokenizer_was_last_asked_does_not_matter():
-    tokenizer = letter_tokenizer(**BOTH, pad_token="</s>")
-    before = tokenizer_digest(tokenizer)
-    tokenizer(["ab", "abcdef"], padding="max_length", truncation=True, max_length=4)
-    assert tokenizer.backend_tokenizer.padding is not None
-    assert tokenizer_digest(tokenizer) == before
-
-
-def test_a_tokenizer_is_known_by_its_class_and_one_without_a_backend_by_its_files():
+def test_a_tokenizer_is_known_by_its_class_and_files_and_not_by_what_it_was_last_asked():
     class Other(PreTrainedTokenizerFast):
         pass
 
     other = Other(tokenizer_object=LETTERS.backend_tokenizer, **BOTH)
-    assert tokenizer_digest(other) != tokenizer_digest(LETTERS)
-    assert tokenizer_digest(ByT5Tokenizer()) == tokenizer_digest(ByT5Tokenizer())
-    assert tokenizer_digest(ByT5Tokenizer()) != tokenizer_digest(ByT5Tokenizer(extra_ids=7))
+    assert tokenizer_digest(other) != tokenizer_digest(LETTERS) == tokenizer_digest(NO_LONGER_FIRST)
+    one, same, another = ByT5Tokenizer(), ByT5Tokenizer(), ByT5Tokenizer(extra_ids=7)
+    assert tokenizer_digest(one) == tokenizer_digest(same) != tokenizer_digest(another)
+    asked = letter_tokenizer(**BOTH, pad_token="</s>")
+    before = tokenizer_digest(asked)
+    asked(["ab", "abcdef"], padding="max_length", truncation=True, max_length=4)
+    assert asked.backend_tokenizer.padding is not None
+    assert tokenizer_digest(asked) == before
 
 
 # token ids that the model does not know

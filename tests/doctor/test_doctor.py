@@ -293,18 +293,15 @@ def test_of_a_published_configuration_nothing_but_its_known_weakness_is_found(na
         assert codes(ORIGINALS[name]) == []
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_nothing_is_found_in_what_ropepatch_extends(name, template, tmp_path):
-    plan = ropepatch.plan(template, to=256, method=name, **example(name, 8).parameters())
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*((name, {}) for name in METHODS), *(("yarn", {"attention_factor": one}) for one in (0.8278, 0.05))],
+)
+def test_nothing_is_found_in_what_ropepatch_extends(name, options, template, tmp_path):
+    plan = ropepatch.plan(template, to=256, method=name, **example(name, 8).parameters() | options)
     findings = diagnose(ropepatch.extend(plan, tmp_path / "out"), measure=False)
     expected = {"switches-against-cache"} if name in ("dynamic", "longrope-switch") else set()
     assert {one.code for one in findings.findings if one.severity != "remark"} == expected
-
-
-@pytest.mark.parametrize("factor", [0.8278, 0.05])
-def test_an_attention_factor_that_ropepatch_was_asked_for_is_no_fault(factor, template, tmp_path):
-    plan = ropepatch.plan(template, to=256, attention_factor=factor)
-    assert diagnose(ropepatch.extend(plan, tmp_path / "out"), measure=False).findings == ()
 
 
 def test_nothing_is_found_in_the_checkpoints_at_hand(shared, template):
@@ -444,13 +441,6 @@ def test_a_file_beside_the_configuration_that_cannot_be_read_is_an_error(
     monkeypatch.setattr(Path, "read_text", read_text)
     (finding,) = diagnose(folder, measure=False).findings
     assert (finding.code, finding.severity, finding.file) == ("file-unreadable", "error", file)
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"rope_theta": NaN}', "9" * 5000])
-def test_a_configuration_that_is_no_json_object_is_a_user_error(content, tmp_path):
-    (tmp_path / "config.json").write_text(content)
-    with pytest.raises(RopepatchError, match=r"config\.json"):
-        diagnose(tmp_path, measure=False)
 
 
 # --- what ropepatch recorded ----------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The doctor over weights and adapters."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -62,10 +63,6 @@ def logits(folder: Path) -> torch.Tensor:
         return model(torch.arange(3, 43)[None]).logits
 
 
-def save(folder: Path, tensors: dict[str, torch.Tensor], name: str = "model.safetensors") -> None:
-    safetensors.torch.save_file(tensors, folder / name, {"format": "pt"})
-
-
 # --- weights --------------------------------------------------------------------------------------------
 
 
@@ -73,33 +70,33 @@ def index(folder: Path) -> dict[str, str]:
     return json.loads((folder / INDEX).read_text())["weight_map"]
 
 
-def misplaced(folder: Path) -> None:
-    places = index(folder)
+def placed(folder: Path, change) -> None:
+    edit_json(folder / INDEX, weight_map=change(index(folder)))
+
+
+def misplaced(places: dict[str, str]) -> dict[str, str]:
     first, *_, last = places
-    edit_json(folder / INDEX, weight_map=places | {first: places[last], last: places[first]})
-
-
-def unlisted(folder: Path) -> None:
-    places = index(folder)
-    places.pop(next(iter(places)))
-    edit_json(folder / INDEX, weight_map=places)
+    return places | {first: places[last], last: places[first]}
 
 
 def other_index(content: str):
     return lambda folder: (folder / INDEX).write_text(content)
 
 
-def haunted(folder: Path) -> None:
-    places = index(folder)
-    edit_json(folder / INDEX, weight_map=places | {"model.ghost": min(places.values())})
-
-
 @pytest.mark.parametrize(
     ("damage", "code", "problem"),
     [
-        (misplaced, "index-wrong", "which does not hold it"),
-        (unlisted, "weights-misfit", "1 missing keys"),
-        (haunted, "index-wrong", "model.ghost"),
+        (lambda folder: placed(folder, misplaced), "index-wrong", "which does not hold it"),
+        (
+            lambda folder: placed(folder, lambda places: dict([*places.items()][1:])),
+            "weights-misfit",
+            "1 missing keys",
+        ),
+        (
+            lambda folder: placed(folder, lambda places: places | {"model.ghost": min(places.values())}),
+            "index-wrong",
+            "model.ghost",
+        ),
         (other_index("{"), "index-wrong", "cannot read"),
         (other_index("{}"), "index-wrong", "no weight_map"),
         (other_index('{"weight_map": {"lm_head.weight": 3}}'), "index-wrong", "names 3"),
@@ -122,7 +119,7 @@ def test_weights_that_are_not_whole_are_one_error_that_nobody_can_repair(sharded
 def test_of_two_sets_of_weights_the_one_that_transformers_does_not_load_is_named(sharded, template):
     """Whatever is wrong with it."""
     shutil.copy(template / "model.safetensors", sharded)
-    misplaced(sharded)
+    placed(sharded, misplaced)
     (finding,) = diagnose(sharded).findings
     assert (finding.code, finding.severity, finding.file) == ("weights-twice", "warning", INDEX)
     assert "transformers loads model.safetensors" in finding.problem
@@ -148,25 +145,32 @@ def test_shards_that_are_missing_are_one_finding_also_of_names_that_no_disk_hold
     assert len(str(diagnosis)) < 3000
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("where", [0, -1])
-def test_weights_that_are_no_numbers_are_an_error(folder, value, where):
+@pytest.mark.parametrize(
+    ("where", "value", "samples", "found"),
+    [
+        *(
+            (where, value, None, ["weights-not-finite"])
+            for where in (0, -1)
+            for value in (math.nan, math.inf)
+        ),
+        (5, math.nan, 1, []),
+        (-1, math.nan, 1, ["weights-not-finite"]),
+    ],
+)
+def test_of_a_great_many_tensors_fewer_numbers_each_are_read(
+    folder, monkeypatch, where, value, samples, found
+):
+    """And one that is no number is an error, where tensors are read at all."""
+    if samples:
+        monkeypatch.setattr("ropepatch.doctor.weights.SAMPLES", samples)
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
     name = sorted(tensors)[1]
     tensors[name].flatten()[where] = value
     safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    assert codes(folder, measure=True) == ["weights-not-finite"]
-    assert name in diagnose(folder).findings[0].problem
-    assert codes(folder) == []  # without a measurement no tensor is read
-
-
-@pytest.mark.parametrize(("where", "found"), [(5, []), (-1, ["weights-not-finite"])])
-def test_of_a_great_many_tensors_fewer_numbers_each_are_read(folder, monkeypatch, where, found):
-    monkeypatch.setattr("ropepatch.doctor.weights.SAMPLES", 1)
-    tensors = safetensors.torch.load_file(folder / "model.safetensors")
-    tensors[sorted(tensors)[1]].flatten()[where] = float("nan")
-    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    assert codes(folder, measure=True) == found
+    findings = diagnose(folder).findings
+    assert [one.code for one in findings] == found
+    assert all(name in one.problem for one in findings)
+    assert codes(folder) == []
 
 
 @pytest.mark.parametrize("keep", [0, 4, 2000])
@@ -252,30 +256,24 @@ def test_the_base_of_an_adapter_has_its_rope_and_its_weights(
     out = ropepatch.extend(ropepatch.plan(folder, to=256, **options), tmp_path / "extended").folder
     if not trained_on:
         tensors = safetensors.torch.load_file(out / "model.safetensors")
-        save(out, {name: tensor + 1 for name, tensor in tensors.items()})
+        changed = {name: tensor + 1 for name, tensor in tensors.items()}
+        safetensors.torch.save_file(changed, out / "model.safetensors", {"format": "pt"})
     edit_json(adapter / "adapter_config.json", base_model_name_or_path=str(out))
     assert [one.code for one in diagnose(adapter).findings] == expected
 
 
-@pytest.mark.parametrize(("scaled", "lacks"), [(False, "another rope"), (True, "other query weights")])
-def test_a_base_without_the_queries_of_its_adapter_is_named(adapter, folder, tmp_path, scaled, lacks):
-    queries = [[[(1.0, 0.5)] * 8] * 2] * 2
+def test_the_base_of_an_adapter_has_its_queries(adapter, folder, tmp_path):
     given = {"to": 256, "method": "custom", "divisors": (2.0,) * 8}
-    record = ropepatch.plan(folder, **given, queries=queries).to_dict()
-    edit_json(adapter / "ropepatch.json", **record)
-    if scaled:
-        out = ropepatch.extend(ropepatch.plan(folder, **given), tmp_path / "extended").folder
-        edit_json(adapter / "adapter_config.json", base_model_name_or_path=str(out))
-    (finding,) = diagnose(adapter).findings
-    assert finding.code == "adapter-base-lacks-rope"
-    assert finding.problem.endswith(f"has {lacks}")
-
-
-def test_a_checkpoint_with_the_queries_of_an_adapter_is_its_base(adapter, folder, tmp_path):
-    queries = [[[(1.0, 0.5)] * 8] * 2] * 2
-    made = ropepatch.plan(folder, to=256, method="custom", divisors=(2.0,) * 8, queries=queries)
+    made = ropepatch.plan(folder, **given, queries=[[[(1.0, 0.5)] * 8] * 2] * 2)
     edit_json(adapter / "ropepatch.json", **json.loads(json.dumps(made.to_dict())))
-    out = ropepatch.extend(made, tmp_path / "extended").folder
+    for base, lacks in ((None, "another rope"), (ropepatch.plan(folder, **given), "other query weights")):
+        if base:
+            out = ropepatch.extend(base, tmp_path / "extended").folder
+            edit_json(adapter / "adapter_config.json", base_model_name_or_path=str(out))
+        (finding,) = diagnose(adapter).findings
+        assert finding.code == "adapter-base-lacks-rope"
+        assert finding.problem.endswith(f"has {lacks}")
+    out = ropepatch.extend(made, tmp_path / "whole").folder
     edit_json(adapter / "adapter_config.json", base_model_name_or_path=str(out))
     assert codes(adapter) == []
     edit_json(out / "ropepatch.json", parameters={})
