@@ -127,12 +127,6 @@ def interrupted(suite, out, *, after=0):
         list(measure(suite, out=out, progress=lambda name: nullcontext(advance)))
 
 
-def test_a_suite_that_is_killed_ends_with_the_same_results(results, tmp_path):
-    interrupted(SUITE, tmp_path, after=7)
-    assert rows(measure(SUITE, out=tmp_path)) == rows(results[0])
-    assert {file.name for file in tmp_path.iterdir()} == {file.name for file in results[1].iterdir()}
-
-
 def test_two_with_one_folder_at_once_end_as_one_does_and_leave_no_folder(results, tmp_path):
     """In the middle of the first measurement another is killed and a third runs to its end."""
     steps, others = count(), []
@@ -184,18 +178,12 @@ def test_what_tokens_beyond_the_trained_context_bring_is_the_loss_without_them_l
     assert brought == pytest.approx(expected.item(), rel=1e-4)
 
 
-@pytest.fixture(scope="module")
-def scorer(tmp_path_factory):
-    """The bundled checkpoint, extended by linear."""
-    out = tmp_path_factory.mktemp("scorer") / "linear"
-    ropepatch.extend("tiny", to=512, method="linear", out=out, say=lambda line: None)
-    return out
-
-
-def test_long_perplexity_has_the_key_tokens_of_the_scorer_for_all_models(tiny, scorer, tmp_path):
+def test_long_perplexity_has_the_key_tokens_of_the_scorer_for_all_models(tiny, tmp_path):
     model, tokenizer = tiny
+    scorer = ropepatch.extend("tiny", tmp_path / "linear", to=512, method="linear", say=print).folder
+    out = tmp_path / "out"
     task = PerplexityTask(windows=4, gain=True, scorer=str(scorer))
-    first = list(of_tiny(task, methods=YARN, out=tmp_path))
+    first = list(of_tiny(task, methods=YARN, out=out))
     measured = of(first, "perplexity", "yarn")
     tales = [tale.ids for tale in held_out_tales(tokenizer, length=512, count=4)]
 
@@ -212,7 +200,7 @@ def test_long_perplexity_has_the_key_tokens_of_the_scorer_for_all_models(tiny, s
     assert tokens > 20
     assert row.low < row.value < row.high
     assert of(first, "perplexity", BASELINE).of(row.measure, "length")[0].n == tokens
-    assert rows(of_tiny(task, methods=YARN, out=tmp_path)) == rows(first)
+    assert rows(of_tiny(task, methods=YARN, out=out)) == rows(first)
 
 
 def test_a_scorer_with_another_tokenizer_is_refused_before_anything_is_measured(tmp_path):

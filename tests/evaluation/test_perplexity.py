@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from loss_models import IgnoresPositions, Largest, WithoutPositions, build, expected, tokens
 from oldest import needs
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
@@ -183,12 +183,6 @@ def test_ids_may_come_as_lists_rows_or_narrow_integers(llama):
 # The model is left as it was
 
 
-def state(model: PreTrainedModel) -> list[tuple[bool, set[str], int]]:
-    return [
-        (m.training, set(vars(m)), len(m._forward_hooks) + len(m._forward_pre_hooks)) for m in model.modules()
-    ]
-
-
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_modes_hooks_and_forwards_are_put_back_also_after_an_exception(fails, wrapped):
@@ -204,17 +198,22 @@ def test_modes_hooks_and_forwards_are_put_back_also_after_an_exception(fails, wr
         if fails and len(modes) == 3:
             raise KeyboardInterrupt
 
-    handle = model.lm_head.register_forward_pre_hook(watch)
-    before = state(model)
+    def state() -> list[tuple[bool, set[str], int]]:
+        return [
+            (m.training, set(vars(m)), len(m._forward_hooks) + len(m._forward_pre_hooks))
+            for m in model.modules()
+        ]
+
+    model.lm_head.register_forward_pre_hook(watch)
+    before = state()
     if fails:
         with pytest.raises(KeyboardInterrupt):
             perplexity(model, None, tokens(30), chunk=8)
     else:
         perplexity(model, None, tokens(30), chunk=8)
-    assert state(model) == before
+    assert state() == before
     assert vars(model.model).get("forward") is own
     assert not any(modes)
-    handle.remove()
 
 
 @pytest.mark.parametrize(("kind", "total"), [(list, 32), (iter, None)])

@@ -78,10 +78,6 @@ def calls(model: nn.Module) -> Iterator[list[tuple[int, int]]]:
     hook.remove()
 
 
-def patched(model: PreTrainedModel, method: str | None) -> Any:
-    return nullcontext() if method is None else ropepatch.patch(model, method, to=1024)
-
-
 @pytest.mark.parametrize(
     ("name", "method"),
     [
@@ -93,7 +89,7 @@ def test_answers_on_the_cache_are_those_to_whole_prompts_at_every_length(models,
     if (name, method) == ("all layers slide", "self-extend"):
         method = "ntk"  # no map lets a model see farther than its windows
     model = models[name]
-    with patched(model, method):
+    with ropepatch.patch(model, method, to=1024) if method else nullcontext():
         made = haystacks(model)
         with calls(model) as once:
             cached = ask(model, made)
@@ -303,15 +299,13 @@ def test_a_killed_run_resumes_with_the_haystacks_that_it_lacks(tmp_path):
 # What is made of answers
 
 
-def answers(*found: tuple[int, int, str, float, bool]) -> Retrieval:
-    return Retrieval(tuple(Answer(*each, -0.5 if each[-1] else -2.0) for each in found))
-
-
-SOME = answers(
-    *((h, 64, "number", 0.3, True) for h in range(3)),
-    *((h, 64, "fact", 1.0, h > 0) for h in range(3)),
-    *((h, 128, "number", 0.2, False) for h in range(3)),
-    *((h, 128, "fact", 0.7, False) for h in range(3)),
+SOME = Retrieval(
+    (
+        *(Answer(h, 64, "number", 0.3, True, -0.5) for h in range(3)),
+        *(Answer(h, 64, "fact", 1.0, h > 0, -0.5 if h else -2.0) for h in range(3)),
+        *(Answer(h, 128, "number", 0.2, False, -2.0) for h in range(3)),
+        *(Answer(h, 128, "fact", 0.7, False, -2.0) for h in range(3)),
+    )
 )
 
 

@@ -1,4 +1,4 @@
-import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -17,18 +17,13 @@ tasks:
 """
 
 
-@pytest.fixture
-def suite_file(tmp_path):
-    def write(text: str) -> str:
-        file = tmp_path / "mine.yml"
-        file.write_text(textwrap.dedent(text))
-        return str(file)
-
-    return write
+def suite_of(folder: Path, text: str) -> Suite:
+    (file := folder / "mine.yml").write_text(text)
+    return read_suite(str(file))
 
 
-def test_a_suite_is_read_as_written(suite_file):
-    assert read_suite(suite_file(SUITE)) == Suite(
+def test_a_suite_is_read_as_written(tmp_path):
+    assert suite_of(tmp_path, SUITE) == Suite(
         models=("tiny",),
         methods=(
             Method(name="ntk"),
@@ -76,15 +71,15 @@ def test_a_method_is_called_by_its_name_and_what_it_was_given():
         (("haystacks: 2", "form: verse"), "plain or chat"),
     ],
 )
-def test_a_mistake_is_named_with_its_file_and_keeps_its_hint(suite_file, change, message):
+def test_a_mistake_is_named_with_its_file_and_keeps_its_hint(tmp_path, change, message):
     assert change[0] in SUITE
     with pytest.raises(RopepatchError, match=r"mine\.yml: ") as caught:
-        read_suite(suite_file(SUITE.replace(*change)))
+        suite_of(tmp_path, SUITE.replace(*change))
     assert message in str(caught.value)
 
 
-def test_two_tasks_may_differ_in_their_settings_only(suite_file):
+def test_two_tasks_may_differ_in_their_settings_only(tmp_path):
     twice = SUITE + "  - {task: retrieval, kinds: [fact], haystacks: 3}\n"
-    assert len(read_suite(suite_file(twice)).tasks) == 4
+    assert len(suite_of(tmp_path, twice).tasks) == 4
     with pytest.raises(RopepatchError, match="two tasks are the same"):
-        read_suite(suite_file(SUITE + "  - {task: retrieval, kinds: [fact], haystacks: 2}\n"))
+        suite_of(tmp_path, SUITE + "  - {task: retrieval, kinds: [fact], haystacks: 2}\n")

@@ -213,33 +213,24 @@ def test_a_span_has_the_white_space_before_it_and_the_tokens_that_the_harness_co
 # What a task cannot do without
 
 
+READ = {"tokenizer": str(CHECKPOINT)}
+KEYS = {"text": "x", "max_seq_lengths": [128]}
+DULL = {"text": "The mill wheel turns and turns. " * 60, "max_seq_lengths": [200], "short": 100}
+
+
 @pytest.mark.parametrize(
     ("builder", "metadata", "message"),
     [
         ("passkeys", {}, "ropepatch_passkey needs max_seq_lengths"),
         ("passkeys", {"max_seq_lengths": [128]}, "needs the model's tokenizer"),
-        ("long_documents", {"tokenizer": str(CHECKPOINT), "add_bos_token": False}, "needs a text"),
-        ("key_spans", {"text": "x"}, "ropepatch_key_tokens needs max_seq_lengths"),
-        ("key_spans", {"text": "x", "max_seq_lengths": [128], "short": 64}, "needs an evaluator"),
-        (
-            "key_spans",
-            {"text": "x", "max_seq_lengths": [128], "evaluator": "tiny"},
-            "short must be from 4 to 127",
-        ),
-        ("key_spans", {"text": "x", "max_seq_lengths": [512], "max_length": 256}, "asks for 512 tokens"),
-        (
-            "key_spans",
-            {
-                "text": "The mill wheel turns and turns. " * 60,
-                "max_seq_lengths": [200],
-                "short": 100,
-                "evaluator": "tiny",
-                "tokenizer": str(CHECKPOINT),
-            },
-            "finds no key token in 1 documents",
-        ),
         ("passkeys", {"max_seq_lengths": [128, 257], "pretrained": str(CHECKPOINT)}, "asks for 257 tokens"),
-        ("long_documents", {"text": "A mill.", "tokenizer": str(CHECKPOINT)}, "count the special tokens"),
+        ("long_documents", READ | {"add_bos_token": False}, "needs a text"),
+        ("long_documents", READ | {"text": "A mill."}, "count the special tokens"),
+        ("key_spans", {"text": "x"}, "ropepatch_key_tokens needs max_seq_lengths"),
+        ("key_spans", KEYS | {"short": 64}, "needs an evaluator"),
+        ("key_spans", KEYS | {"evaluator": "tiny"}, "short must be from 4 to 127"),
+        ("key_spans", KEYS | {"max_length": 100}, "asks for 128 tokens"),
+        ("key_spans", READ | DULL | {"evaluator": "tiny"}, "finds no key token in 1 documents"),
     ],
 )
 def test_what_a_task_needs_and_is_not_given_is_named(helpers, builder, metadata, message, tmp_path):

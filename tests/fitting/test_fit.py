@@ -52,14 +52,6 @@ def splits(few, tiny):
     return examples.read_splits(tiny[1], None, field="text", split="", length=TO, spare=0)
 
 
-def assert_stock_reads(found, folder, tiny):
-    """A checkpoint of a fit gives in stock transformers the logits of the patched model."""
-    ids = held_out_tales(tiny[1], length=TO, count=1)[0].ids[None]
-    stock = AutoModelForCausalLM.from_pretrained(ropepatch.extend(found.plan, folder).folder)
-    with torch.no_grad(), ropepatch.patch(tiny[0], found.scaling):
-        assert torch.equal(stock(ids).logits, tiny[0](ids).logits)
-
-
 def test_the_record_says_how_much_better_the_held_out_windows_are_read(fitted, tiny, splits):
     def loss(scaling, part):
         with ropepatch.patch(tiny[0], scaling):
@@ -115,7 +107,10 @@ def test_without_a_text_a_model_learns_from_what_it_writes_and_stock_reads_the_o
     found = ropepatch.fit(stranger, to=TO, steps=2, init="yarn")
     assert (found.record["text"], found.record["teacher"]["name"]) == ("self-generated text", "rerope")
     assert found.record["held_out"]["windows"] == 2
-    assert_stock_reads(found, tmp_path / "out", tiny)
+    ids = held_out_tales(tiny[1], length=TO, count=1)[0].ids[None]
+    stock = AutoModelForCausalLM.from_pretrained(ropepatch.extend(found.plan, tmp_path / "out").folder)
+    with torch.no_grad(), ropepatch.patch(tiny[0], found.scaling):
+        assert torch.equal(stock(ids).logits, tiny[0](ids).logits)
 
 
 def test_a_model_that_can_have_no_map_has_no_teacher_and_says_so():
