@@ -9,8 +9,6 @@ import encoding_gallery as gallery
 import numpy as np
 import pytest
 
-from ropepatch.encodings import ENCODINGS
-
 pytestmark = pytest.mark.sweep
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "recipes" / "notebooks" / "encodings.ipynb"
@@ -38,24 +36,6 @@ def test_distances_are_zero_with_itself_and_the_same_curve_from_everywhere():
     assert [line.get_ydata()[at] for line, at in zip(products.lines, (1, 48), strict=True)] == [
         pytest.approx(64, abs=1e-4)
     ] * 2
-
-
-def test_the_curves_are_means_over_seeds_in_the_order_of_the_registry():
-    rows = [
-        {
-            "study": "scratch",
-            "encoding": name,
-            "seed": seed,
-            "nats": {"128": nats},
-            "floor": {"nats": {"128": 0.5}},
-        }
-        for name, seed, nats in (("alibi", 0, 0.75), ("rope", 1, 1.0), ("rope", 0, 0.5))
-    ]
-    means, floor = gallery.mean_curves(rows)
-    assert means == {"rope": {128: 0.75}, "alibi": {128: 0.75}}
-    assert floor == {128: 0.5}
-    measured, _ = gallery.measured_curves()
-    assert [*measured] == [name for name in ENCODINGS if name in measured]
 
 
 # The notebook
