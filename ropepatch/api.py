@@ -568,9 +568,7 @@ def passkey(
     Raises:
         RopepatchError: See `retrieve`.
     """
-    from ropepatch.evaluation.retrieval import passkey as run
-
-    return run(**_given(locals(), "options"))
+    return retrieve(**_given(locals(), "options"), keys=1, kinds=("passkey",))
 
 
 def read_results(place: str | Path) -> Results:

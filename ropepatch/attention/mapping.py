@@ -163,18 +163,6 @@ def map_attention(
     Layers that do not rotate, and those that slide within the model's window, are unchanged. While it is in
     force the configuration says so (`attention_map`), and `save_pretrained` refuses: transformers would read
     what it writes without the map.
-
-    Args:
-        model: A causal language model, possibly inside a PEFT model.
-        distances: One of `MAPS`, or what `make_map` returned.
-        to: N, the tokens it is to read, `32k`, or `4x` for four times L. Parameters that are left
-            out follow from it.
-        original: The window L in tokens that the model was trained on; None for that of its configuration.
-        parameters: The parameters of a map that is given by its name.
-
-    Raises:
-        RopepatchError: If there is no such map, its distances would leave the window before N, or the model
-            is patched, swapped, or does more than rotate queries and keys and attend causally.
     """
     if isinstance(distances, str):
         distances = make_map(distances, **parameters)

@@ -177,20 +177,6 @@ def effective_length(found: Mapping[int, float], threshold: float = THRESHOLD) -
     return reached
 
 
-def passkey(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    lengths: str | Iterable[Length],
-    haystacks: int = 20,
-    **options: Any,
-) -> Retrieval:
-    """Ask for the one key that each haystack hides: `retrieve` with a single key."""
-    return retrieve(
-        model, tokenizer, lengths=lengths, haystacks=haystacks, keys=1, kinds=("passkey",), **options
-    )
-
-
 def retrieve(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,

@@ -411,11 +411,7 @@ class Recipe(Settings):
 
 
 def read_recipe(name: str) -> Recipe:
-    """A recipe that comes with ropepatch, by its name, or that of a YAML file.
-
-    Raises:
-        RopepatchError: No such recipe, no YAML, a key missing, or one unknown or of the wrong kind.
-    """
+    """A recipe that comes with ropepatch, by its name, or that of a YAML file."""
     return Recipe.from_yaml(find_shipped(name, RECIPES, "recipe"))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.evaluation.perplexity import perplexity
-from ropepatch.evaluation.retrieval import passkey
+from ropepatch.evaluation.retrieval import retrieve
 
 DEPTHS = 5  # stretches of the target, each with as many passkeys
 
@@ -38,11 +38,13 @@ class Watcher:
                 "target_loss": curve.between(self.target // 2, self.target).mean,
             }
         if self.target is not None and self.trials:
-            found = passkey(
+            found = retrieve(
                 model,
                 self.tokenizer,
                 lengths=[self.target],
                 haystacks=DEPTHS * self.trials,
+                keys=1,
+                kinds=("passkey",),
                 split=self.split,
             )
             measured["target_passkey"] = found.found(self.target).value
