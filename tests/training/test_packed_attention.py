@@ -1,4 +1,3 @@
-import random
 from contextlib import suppress
 from typing import Any
 
@@ -15,7 +14,6 @@ from ropepatch.errors import RopepatchError
 from ropepatch.training import packed_attention as attention
 from ropepatch.training.adapter import recompute_activations
 from ropepatch.training.packed_attention import packed_attention
-from ropepatch.training.positions import PoSE, row_positions
 
 SLIDING = {"sliding_window": 7}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -101,29 +99,6 @@ def test_packed_documents_are_read_as_each_alone_by_stock_transformers_and_give_
         if len(lengths) > 1:
             positions = segments(lengths)["position_ids"][0]
             assert (model(tokens(), **segments([36], positions)).logits - got).abs().max() > 0.1
-
-
-def by_hand(model: PreTrainedModel, ids: Tensor, lengths: list[int], positions: Tensor) -> Tensor:
-    """Logits under stock eager attention with a causal mask for each segment, drawn token by token."""
-    mask = torch.full((1, 1, len(positions), len(positions)), torch.finfo(torch.float32).min)
-    start = 0
-    for length in lengths:
-        for query in range(start, start + length):
-            mask[..., query, start : query + 1] = 0
-        start += length
-    model.set_attn_implementation("eager")
-    return model(ids, position_ids=positions[None], attention_mask=mask, use_cache=False).logits
-
-
-@pytest.mark.parametrize("lengths", [DOCUMENTS, [36]], ids=repr)
-def test_positions_that_jump_are_read_as_with_a_causal_mask_drawn_by_hand(lengths):
-    model = build("qwen3")
-    positions = row_positions(PoSE(chunks=3), lengths, 8 * 36, random.Random(3))
-    assert positions.diff().ne(1).sum() > len(lengths) - 1
-    with torch.no_grad():
-        with packed_attention(model):
-            got = model(tokens(), **segments(lengths, positions)).logits
-        assert_same([got], [by_hand(model, tokens(), lengths, positions)])
 
 
 @pytest.mark.parametrize("window", [1, 4, 5, 6, 11, 17, 40])

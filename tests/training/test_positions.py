@@ -1,4 +1,3 @@
-import json
 import random
 import re
 from collections import Counter
@@ -90,12 +89,6 @@ def test_every_segment_of_a_row_is_sampled_for_itself():
 
 class Training(Settings):
     positions: Positions
-
-
-@pytest.mark.parametrize("sampling", EVERY, ids=repr)
-def test_what_a_sampling_writes_reads_back_as_an_equal_one(sampling):
-    content = {"positions": json.loads(sampling.model_dump_json())}
-    assert Training.model_validate(content).positions == sampling
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from run_recipes import (
     run_two_processes,
     small_recipe,
 )
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import Qwen2Config
 
@@ -23,6 +24,7 @@ from ropepatch.attention.interchange import SLOT
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import plan
+from ropepatch.model.source import TINY
 from ropepatch.training.adaptation import adapt
 from ropepatch.training.adapter import recompute_activations, trainable
 from ropepatch.training.loss import causal_lm_loss, linear_head
@@ -289,5 +291,11 @@ def test_two_processes_are_taught_as_one(tmp_path):
     run_two_processes(str(file), str(tmp_path / "two"))
     alone = recipe(lora=Lora(r=4), trainer={"gradient_accumulation_steps": 2})
     adapt(yarn(), alone, tmp_path / "one")
+    base, one, two = (
+        load_file(place / "model.safetensors") for place in (TINY, tmp_path / "one", tmp_path / "two")
+    )
+    for name in one:
+        moved_by = (one[name] - base[name].float()).abs().max()
+        assert (one[name] - two[name]).abs().max() <= 1e-3 * moved_by + 1e-6, name
     for row, other in zip(history_of(tmp_path / "one"), history_of(tmp_path / "two"), strict=True):
         assert row == pytest.approx(other, rel=1e-3)
