@@ -45,27 +45,21 @@ def narrator(tokenizer):
     return Narrator(tokenizer)
 
 
-@pytest.fixture(scope="module")
-def words(tokenizer):
-    return Words(tokenizer)
-
-
 def off(document, reader):
     """The greatest difference between what a document states and what a reader finds."""
     found = torch.tensor(reader.log_probs(document.ids.tolist()), dtype=torch.float64)
     return (document.log_probs() - found).abs().max().item()
 
 
-def test_a_tale_is_as_probable_as_its_words_say(narrator, words):
-    for seed in range(4):
-        assert off(narrator.tale(300, seed), words) < EXACT
+def test_a_tale_is_as_probable_as_its_words_say(narrator, tokenizer):
+    words = Words(tokenizer)
+    assert all(off(narrator.tale(300, seed), words) < EXACT for seed in range(4))
 
 
 def test_a_miniature_tale_agrees_with_bayes_over_all_that_is_hidden(tokenizer):
-    narrator = Narrator(tokenizer, FEW)
+    few = Narrator(tokenizer, FEW)
     reader = Assignments(tokenizer, [(s.text, s.share, s.subject, s.values) for s in FEW])
-    for seed in range(3):
-        assert off(narrator.tale(70, seed), reader) < EXACT
+    assert all(off(few.tale(70, seed), reader) < EXACT for seed in range(3))
 
 
 def test_what_a_token_repeats_stands_so_many_tokens_before_it(narrator):
@@ -78,22 +72,15 @@ def test_what_a_token_repeats_stands_so_many_tokens_before_it(narrator):
     assert all((tale.prior[at] < 0) == (tale.log_probs()[at] < 0) for at in range(2000) if at not in repeats)
 
 
-def totals(documents):
-    """Of all distinct documents the probability that they state, and how often each was drawn."""
+def test_the_probabilities_of_all_tales_sum_to_one_and_are_how_often_each_comes(tokenizer):
+    few = Narrator(tokenizer, FEW)
     stated, drawn = {}, Counter()
-    for document in documents:
+    for document in (few.tale(14, seed) for seed in range(4000)):
         key = tuple(document.ids.tolist())
         stated[key] = document.log_probs().sum().exp().item()
         drawn[key] += 1
-    return stated, drawn
-
-
-def test_the_probabilities_of_all_tales_sum_to_one_and_are_how_often_each_comes(tokenizer):
-    narrator = Narrator(tokenizer, FEW)
-    stated, drawn = totals(narrator.tale(14, seed) for seed in range(4000))
     assert sum(stated.values()) == pytest.approx(1, abs=1e-9)
-    trials = drawn.total()
-    square = sum((drawn[key] - trials * p) ** 2 / (trials * p) for key, p in stated.items())
+    square = sum((drawn[key] - 4000 * p) ** 2 / (4000 * p) for key, p in stated.items())
     freedom = len(stated) - 1
     assert freedom > 10
     assert abs(square - freedom) < 5 * math.sqrt(2 * freedom)  # five standard deviations of chi squared
@@ -134,9 +121,6 @@ def test_a_passkey_prompt_has_its_length_and_its_parts_in_order(tokenizer, lengt
     assert text.endswith(f" {PASSKEY.question} {key}")
     rest = text.replace(needle, "").removeprefix(PASSKEY.intro).removesuffix(f" {PASSKEY.question} {key}")
     assert (" " + " ".join(PASSKEY.filler * 20)).endswith(rest)
-
-
-def test_a_passkey_prompt_that_has_no_room_for_its_filler_is_refused_with_the_shortest(tokenizer):
     with pytest.raises(RopepatchError, match="a passkey prompt of 66 tokens has no room") as caught:
         passkey_prompt(tokenizer, 66, seed=0)
     assert "the shortest takes 67 tokens" in caught.value.hint

@@ -45,14 +45,9 @@ def test_texts_of_json_lines_are_read_and_token_ids_are_refused(tmp_path):
 def test_a_text_gets_the_beginning_token_once_if_there_is_one_and_it_is_wanted(tokenizer):
     bare = letter_tokenizer(eos_token="</s>")
     for splitter, options, first in ((tokenizer, {}, [BOS]), (tokenizer, {"bos": False}, []), (bare, {}, [])):
-        (ids,) = token_ids(splitter, ["abc"], **options)
+        ids, empty = token_ids(splitter, ["abc", ""], **options)
         assert ids.tolist() == [*first, *ids_of("abc")]
-
-
-def test_token_ids_are_whole_numbers_however_few_they_are():
-    (ids,) = token_ids(letter_tokenizer(), [""])
-    assert ids.shape == (0,)
-    assert ids.dtype == torch.long
+        assert (empty.tolist(), empty.dtype) == (first, torch.long)
 
 
 def test_more_documents_than_are_split_at_one_time_keep_their_order(tokenizer, monkeypatch):
@@ -79,15 +74,20 @@ def test_what_is_neither_text_nor_token_ids_is_refused_by_its_number(tokenizer, 
 # first_documents
 
 
-def test_the_first_documents_that_are_long_enough_are_cut_to_length(tokenizer):
-    documents = ["abcd", "ab", [2, 3], [7, 6, 5, 4], "efgh", "bbbb"]
-    read = first_documents(tokenizer, documents, length=3, count=4)
-    assert [ids.tolist() for ids in read] == [[BOS, 2, 3], [BOS, 2, 3], [7, 6, 5], [BOS, 6, 7]]
-
-
-def test_without_a_beginning_token_the_length_is_that_of_the_text(tokenizer):
-    read = first_documents(tokenizer, ["ab", "abc", "cdef"], length=3, count=2, bos=False)
-    assert [ids.tolist() for ids in read] == [ids_of("abc"), ids_of("cde")]
+@pytest.mark.parametrize(
+    ("documents", "options", "expected"),
+    [
+        (
+            ["abcd", "ab", [2, 3], [7, 6, 5, 4], "efgh", "bbbb"],
+            {"count": 4},
+            [[BOS, 2, 3], [BOS, 2, 3], [7, 6, 5], [BOS, 6, 7]],
+        ),
+        (["ab", "abc", "cdef"], {"count": 2, "bos": False}, [ids_of("abc"), ids_of("cde")]),
+    ],
+)
+def test_the_first_documents_that_are_long_enough_are_cut_to_length(tokenizer, documents, options, expected):
+    read = first_documents(tokenizer, documents, length=3, **options)
+    assert [ids.tolist() for ids in read] == expected
 
 
 @pytest.mark.parametrize(("count", "left"), [(1, ["a", "ddd", "eee", "fff"]), (2, ["eee", "fff"])])
@@ -103,11 +103,8 @@ def test_fewer_documents_than_wanted_are_logged_and_without_a_count_all_are_take
         assert not caplog.records
     assert len(first_documents(tokenizer, ["abc", "a", "bc"], length=3, count=5)) == 2
     assert caplog.messages == ["only 2 of 3 documents have 3 tokens, wanted 5"]
-
-
-def test_no_long_document_is_an_error_that_says_how_long_the_longest_is(tokenizer):
-    with pytest.raises(RopepatchError, match="no document has 9 tokens: the longest of 3 has 5"):
-        first_documents(tokenizer, ["a", "abcd", "ab"], length=9, count=1)
+    with pytest.raises(RopepatchError, match="no document has 9 tokens: the longest of 3 has 4"):
+        first_documents(tokenizer, ["abc", "a", "bc"], length=9, count=1)
 
 
 def test_a_document_that_was_cut_does_not_keep_its_rest_in_memory(tokenizer):
@@ -123,24 +120,19 @@ def windows(tokenizer, documents, **options) -> list[list[int]]:
 
 
 def test_windows_cover_the_stream_once_and_drop_the_remainder(tokenizer):
+    documents = ["abcde", "fgh", "a"]
     stream = [BOS, *ids_of("abcde"), BOS, *ids_of("fgh"), BOS, *ids_of("a")]  # 12 tokens
-    assert windows(tokenizer, ["abcde", "fgh", "a"], length=4, count=None) == [
-        stream[0:4],
-        stream[4:8],
-        stream[8:12],
-    ]
-    assert windows(tokenizer, ["abcde", "fgh", "a"], length=5, count=None) == [stream[0:5], stream[5:10]]
+    for length, begins in ((4, (0, 4, 8)), (5, (0, 5))):
+        expected = [stream[begin : begin + length] for begin in begins]
+        assert windows(tokenizer, documents, length=length, count=None) == expected
 
 
-def test_without_a_beginning_token_every_text_of_a_window_follows_the_end_token():
-    expected = [EOS, *ids_of("ab"), EOS, *ids_of("c")]
-    assert windows(letter_tokenizer(eos_token="</s>"), ["ab", "c"], length=5, count=None) == [expected]
-
-
-def test_token_ids_are_joined_as_they_are_with_or_without_a_tokenizer(tokenizer):
+def test_token_ids_are_joined_as_they_are_and_a_text_follows_the_first_or_the_end_token(tokenizer):
     documents = [[5, 6, 7], torch.tensor([8, 9], dtype=torch.int32)]
     assert windows(None, iter(documents), length=2, count=None) == [[5, 6], [7, 8]]
     assert windows(tokenizer, [*documents, "a"], length=7, count=None) == [[5, 6, 7, 8, 9, BOS, 2]]
+    only_end = letter_tokenizer(eos_token="</s>")
+    assert windows(only_end, ["ab", "c"], length=5, count=None) == [[EOS, *ids_of("ab"), EOS, *ids_of("c")]]
 
 
 @pytest.mark.parametrize(
