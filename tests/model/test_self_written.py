@@ -86,20 +86,23 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(module, "SHARD", 64)
 
 
-def test_what_is_written_once_is_read_again_and_more_goes_on_from_there(
+def test_what_is_written_once_is_read_again_and_more_goes_on_from_there_or_from_a_kill(
     tmp_path, small_parts, tiny, monkeypatch
 ):
-    _, tokenizer = tiny
-    whole = write_tiny(tmp_path / "one", tokenizer, 400)
-    assert len(whole) >= 400
-    few, more = (write_tiny(tmp_path / "two", tokenizer, wanted) for wanted in (100, 400))
+    """Which left half a shard."""
+    one, two, (_, tokenizer) = tmp_path / "one", tmp_path / "two", tiny
+    whole, few = write_tiny(one, tokenizer, 400), write_tiny(two, tokenizer, 100)
     assert 100 <= len(few) < 200
-    assert more.digest == whole.digest
+    assert len(whole) >= 400
     assert torch.equal(whole.tokens[: len(few)], few.tokens)
-    assert write_tiny(tmp_path / "one", tokenizer, 400, seed=1).digest != whole.digest
+    (entry,) = two.iterdir()
+    with (entry / TOKENS).open("ab") as file:
+        file.write(b"torn")
+    assert write_tiny(two, tokenizer, 400).digest == whole.digest
+    assert write_tiny(one, tokenizer, 400, seed=1).digest != whole.digest
     monkeypatch.setattr(module, "generated", lambda *_: pytest.fail("it writes again"))
-    assert write_tiny(tmp_path / "one", tokenizer, 400).digest == whole.digest
-    assert write_tiny(tmp_path / "one", tokenizer, 100).digest == few.digest
+    assert write_tiny(one, tokenizer, 400).digest == whole.digest
+    assert write_tiny(one, tokenizer, 100).digest == few.digest
 
 
 def test_a_shard_costs_what_is_in_it_however_much_there_is_already(tmp_path, small_parts, tiny, monkeypatch):
@@ -124,17 +127,6 @@ def test_a_model_whose_logits_are_no_numbers_is_refused_in_one_line():
         next(model.parameters()).fill_(torch.nan)
     with pytest.raises(RopepatchError, match="generates no text: its logits are no numbers after 1 tokens"):
         generated(model, Marks(1), 64, draws(), 2)
-
-
-def test_a_writer_goes_on_with_what_it_would_have_written_and_cuts_off_half_a_shard_that_a_kill_left(
-    tmp_path, small_parts, tiny
-):
-    whole = write_tiny(tmp_path / "one", tiny[1], 400)
-    write_tiny(tmp_path / "two", tiny[1], 100)
-    (entry,) = (tmp_path / "two").iterdir()
-    with (entry / TOKENS).open("ab") as file:
-        file.write(b"torn")
-    assert write_tiny(tmp_path / "two", tiny[1], 400).digest == whole.digest
 
 
 def test_a_full_disk_is_said_in_one_line(tmp_path, small_parts, tiny, monkeypatch):

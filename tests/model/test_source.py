@@ -131,11 +131,9 @@ def test_a_checkpoint_downloaded_before_is_extended_offline_by_hard_links(hub, r
     assert any(blob.samefile(shard) for blob in ropepatch.cache.rglob("blobs/*"))
 
 
-def test_a_commit_can_be_named(hub, ropepatch):
-    done = ropepatch("find", NAME, "--revision", COMMIT)
-    assert done.returncode == 0, done.stderr
+def test_a_commit_can_be_named(hub, run_at):
+    assert find_source(NAME, COMMIT, weights=False).revision == COMMIT
     assert hub.downloaded == ["config.json"]
-    ropepatch.refused(ropepatch("find", NAME, "--revision", COMMIT[:-1] + "0"))
 
 
 def test_a_target_that_exists_is_noticed_before_the_weights_are_downloaded(hub, ropepatch, run_at):
@@ -143,12 +141,6 @@ def test_a_target_that_exists_is_noticed_before_the_weights_are_downloaded(hub, 
     done = run_at("extend", NAME, "--to", "256", "--out", "out")
     assert (done.returncode, "already exists" in done.stderr) == (2, True)
     assert hub.downloaded == ["config.json"]
-
-
-def test_a_name_that_is_neither_here_nor_on_the_hub_is_said_to_be_neither(ropepatch, run_at):
-    message, hint = ropepatch.refused(run_at("plan", "a-lab/no-such-model", "--to", "256"))
-    assert message == "no folder a-lab/no-such-model here and no such model on the Hub"
-    assert "spelling" in hint
 
 
 ANSWERED = f"no folder {NAME} here, and the Hub answered"
@@ -161,24 +153,26 @@ def answering(status: int, code: str = ""):
 
 
 @pytest.mark.parametrize(
-    ("prepare", "revision", "problem", "advice"),
+    ("prepare", "asked", "problem", "advice"),
     [
-        (answering(401, "GatedRepo"), None, f"{NAME} is gated", "hf auth login"),
-        (answering(401), None, f"no folder {NAME} here", "hf auth login"),
-        (answering(403), None, f"{ANSWERED} 403 for it", "HF_TOKEN"),
-        (answering(503), None, f"{ANSWERED} 503 for it", "try again later"),
-        (None, "no-such-branch", f"{NAME} has no revision no-such-branch", "--revision"),
-        (lambda hub, cache: setattr(hub, "hung_up", "config.json"), None, UNANSWERED, "network"),
-        (lambda hub, cache: cache.write_text("no folder"), None, f"cannot download {NAME}: ", "HF_HOME"),
+        (answering(401, "GatedRepo"), [NAME], f"{NAME} is gated", "hf auth login"),
+        (answering(401), [NAME], f"no folder {NAME} here", "hf auth login"),
+        (answering(403), [NAME], f"{ANSWERED} 403 for it", "HF_TOKEN"),
+        (answering(503), [NAME], f"{ANSWERED} 503 for it", "try again later"),
+        (None, [NAME, "no-such-branch"], f"{NAME} has no revision no-such-branch", "--revision"),
+        (None, [NAME, COMMIT[:-1] + "0"], f"{NAME} has no revision {COMMIT[:-1]}0", "--revision"),
+        (None, ["a/b"], "no folder a/b here and no such model on the Hub", "spelling"),
+        (lambda hub, cache: setattr(hub, "hung_up", "config.json"), [NAME], UNANSWERED, "network"),
+        (lambda hub, cache: cache.write_text("no folder"), [NAME], f"cannot download {NAME}: ", "HF_HOME"),
     ],
 )
 def test_what_goes_wrong_at_the_hub_is_said_with_what_to_do(
-    hub, ropepatch, run_at, prepare, revision, problem, advice
+    hub, ropepatch, run_at, prepare, asked, problem, advice
 ):
     if prepare:
         prepare(hub, ropepatch.cache)
     with pytest.raises(RopepatchError) as caught:
-        find_source(NAME, revision, weights=False)
+        find_source(*asked, weights=False)
     assert str(caught.value).startswith(problem)
     assert advice in caught.value.hint
     assert TOKEN not in f"{caught.value}{caught.value.hint}"
