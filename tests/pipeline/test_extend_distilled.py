@@ -134,18 +134,8 @@ def test_a_fit_reads_the_text_that_is_trained_on_less_what_is_held_out(tmp_path)
         assert asked.recipe.data.sources[0].field == "body"
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--recipe tiny", "--distil beside --recipe"),
-        ("--text tales.txt --eval demo", "--text is what --distil trains on, and --eval would measure on it"),
-        ("--link-weights", "--link-weights beside --distil, which makes new weights"),
-        ("--split train", "--split of --text, which is missing"),
-        ("--method rerope", "nothing is trained under an attention map"),
-    ],
-)
-def test_what_does_not_go_with_it_is_said(words, said, tmp_path, run_here):
-    done = run_here("extend", "tiny", "--to", "512", "--distil", *words.split(), cwd=tmp_path)
+def test_nothing_is_distilled_under_an_attention_map(tmp_path, run_here):
+    done = run_here("extend", "tiny", "--to", "512", "--distil", "--method", "rerope", cwd=tmp_path)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert "nothing is trained under an attention map" in done.stderr
     assert not list(tmp_path.iterdir())
