@@ -169,15 +169,9 @@ def test_the_losses_of_a_window_do_not_hold_those_of_its_batch(llama):
 
 def test_the_key_of_a_batch_says_what_is_read_and_scored():
     ids, other = torch.arange(1, 7), torch.tensor([1, 2, 3, 4, 5, 7])
-    read = [
-        (0, 0, ids, 1),
-        (7, 0, ids, 1),
-        (0, 9, ids, 1),
-        (0, 0, other, 1),
-        (0, 0, ids[:5], 1),
-        (0, 0, ids, 2),
-    ]
-    assert len({key_of([Window(*window)]) for window in read}) == 4  # wherever the same is read
+    same = [Window(0, 0, ids, 1), Window(7, 0, ids, 1), Window(0, 9, ids, 1)]  # wherever it is read
+    others = [Window(0, 0, other, 1), Window(0, 0, ids[:5], 1), Window(0, 0, ids, 2)]
+    assert len({key_of([window]) for window in same + others}) == 4
 
 
 # Streams
