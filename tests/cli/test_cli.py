@@ -144,28 +144,22 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(checkpoint, tmp_path, run_
     assert not list(tmp_path.iterdir())
 
 
-def test_eval_prints_before_and_after_by_length(checkpoint, run_here):
-    text = checkpoint.parent / "text.txt"
-    done = run_here(
-        "eval", checkpoint, "--text", text, "--method", "linear", "--method", "yarn", "--to", "256"
-    )
+def test_eval_prints_before_and_after_by_length_and_json_of_the_same(checkpoint, run_here):
+    read = ("eval", checkpoint, "--text", checkpoint.parent / "text.txt")
+    read += ("--method", "linear", "--method", "yarn", "--to", "256")
+    done = run_here(*read)
     assert done.returncode == 0, done.stderr
     headline, header = done.stdout.splitlines()[:2]
     assert "tiny-llama, trained on 64 tokens: " in headline
     assert headline.endswith("text.txt, 6 x 256 tokens")
     assert header.split() == ["baseline", "linear", "yarn"]
-    for length in (32, 64, 128, 256):
-        assert f"{length} tokens" in done.stdout
-
-
-def test_eval_as_json_is_a_list_of_results(checkpoint, run_here):
-    text = checkpoint.parent / "text.txt"
-    done = run_here("eval", checkpoint, "--text", text, "--lengths", "32,128", "--windows", "3", "--json")
-    (result,) = json.loads(done.stdout)
-    assert result["parameters"]["pieces"] == 3
-    rows = {row["at"]["length"]: row["n"] for row in result["rows"] if row["at"].keys() == {"length"}}
+    assert all(f"{length} tokens" in done.stdout for length in (32, 64, 128, 256))
+    results = json.loads(run_here(*read, "--lengths", "32,128", "--windows", "3", "--json").stdout)
+    assert [result["label"] for result in results] == header.split()
+    assert results[0]["parameters"]["pieces"] == 3
+    rows = {row["at"]["length"]: row["n"] for row in results[0]["rows"] if row["at"].keys() == {"length"}}
     assert rows == {32: 3 * 31, 64: 3 * 63, 128: 3 * 127}  # and the trained context
-    assert {"ropepatch", "transformers", "torch", "device", "dtype"} <= result["env"].keys()
+    assert {"ropepatch", "transformers", "torch", "device", "dtype"} <= results[0]["env"].keys()
 
 
 SUITE = """
@@ -273,47 +267,40 @@ def test_eval_hands_on_every_option(asked):
     assert [options[key] for key in ("revision", "device", "dtype")] == ["branch", "cuda:1", "bfloat16"]
 
 
-def test_eval_of_a_target_alone_is_of_yarn_and_methods_may_be_listed_or_repeated(asked):
-    (alone, _), (set_, _) = (
-        asked("eval", "tiny", "--to", "1k"),
-        asked("eval", "tiny", "--to", "1k", "--set", "beta_fast=16"),
-    )
-    assert alone.methods == (Method(name="yarn"),)
-    assert set_.methods == (Method(name="yarn", parameters={"beta_fast": 16.0}),)
-    words = ("tiny", "--to", "1k", "--methods", "ntk, yarn", "--method", "linear")
-    for command in ("eval", "compare"):
-        suite, _ = asked(command, *words)
-        assert [method.name for method in suite.methods] == ["ntk", "yarn", "linear"]
+LISTED = [Method(name=name) for name in ("ntk", "yarn", "linear")]
 
 
-def test_eval_without_a_target_goes_to_the_greatest_length_or_to_what_the_model_reads(asked):
-    (suite, _), (plain, _) = asked("eval", "tiny", "--gain", "--lengths", "128,512"), asked("eval", "tiny")
-    assert (suite.to, suite.tasks[0].gain) == ((512,), True)
-    assert (plain.to, plain.tasks[0].gain) == (("1x",), False)
+@pytest.mark.parametrize(
+    ("words", "methods", "to"),
+    [
+        ("eval tiny --to 1k", [Method(name="yarn")], "1k"),
+        ("eval tiny --to 1k --set beta_fast=16", [Method(name="yarn", parameters={"beta_fast": 16.0})], "1k"),
+        ("eval tiny --to 1k --methods ntk,yarn --method linear", LISTED, "1k"),
+        ("compare tiny --to 1k --methods ntk,yarn --method linear", LISTED, 1024),
+        ("eval tiny --gain --lengths 128,512", [], 512),
+        ("eval tiny", [], "1x"),
+    ],
+)
+def test_methods_may_be_listed_or_repeated_and_the_target_is_given_or_what_is_read(asked, words, methods, to):
+    suite, _ = asked(*words.split())
+    assert (suite.methods, suite.to) == (tuple(methods), (to,))
+    assert getattr(suite.tasks[0], "gain", False) == ("--gain" in words)
 
 
-@pytest.fixture
-def suite_file(tmp_path):
+def test_the_model_and_the_text_of_the_command_line_take_the_place_of_those_of_the_suite(asked, tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(
         "models: [own]\nto: [2x]\ntasks:\n  - {task: perplexity, text: own, field: own, windows: 3}\n"
         "  - {task: retrieval}\n  - {task: lm-eval, tasks: [mine]}\n"
     )
-    return file
-
-
-def test_the_model_and_the_text_of_the_command_line_take_the_place_of_those_of_the_suite(asked, suite_file):
+    assert asked("eval", "--suite", file)[0] == read_suite(str(file))
     texts = ("--text", "books", "--field", "body", "--split", "train")
-    suite, _ = asked("eval", "some", "--suite", suite_file, *texts)
+    suite, _ = asked("eval", "some", "--suite", file, *texts)
     reading, keys, harness = suite.tasks
     assert suite.models == ("some",)
     assert reading == PerplexityTask(text="books", field="body", split="train", windows=3)
     assert keys == RetrievalTask()
     assert harness.metadata == {"text": "books"}
-
-
-def test_a_suite_without_a_model_and_a_text_on_the_command_line_has_its_own(asked, suite_file):
-    assert asked("eval", "--suite", suite_file)[0] == read_suite(str(suite_file))
 
 
 def test_compare_hands_on_every_option(asked):
@@ -354,24 +341,15 @@ def test_extend_hands_on_every_option(monkeypatch):
     assert calls[0].keys() - expected.keys() == {"record", "say", "progress", "show"}
 
 
-@pytest.mark.parametrize(("text", "share"), [("2%", 0.02), ("0.02", 0.02), ("150 %", 1.5), ("0", 0.0)])
-def test_a_share_is_written_with_a_percent_sign_or_without(text, share):
-    assert parse_share(text) == pytest.approx(share)
-
-
-@pytest.mark.parametrize("text", ["2", "1", "-1%", "nan", "much"])
-def test_what_is_no_share_is_refused(text):
-    with pytest.raises(RopepatchError, match="is not a share"):
-        parse_share(text)
+def test_a_share_is_written_with_a_percent_sign_or_without_and_nothing_else_is_one():
+    written = {"2%": 0.02, "0.02": 0.02, "150 %": 1.5, "0": 0.0}
+    assert {text: parse_share(text) for text in written} == pytest.approx(written)
+    for text in ("2", "1", "-1%", "nan", "much"):
+        with pytest.raises(RopepatchError, match="is not a share"):
+            parse_share(text)
 
 
 # What is printed
-
-
-def printed(capsys, *results):
-    """The words of each line that results are printed as."""
-    print_results(results)
-    return [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
 def test_methods_lists_every_method_and_describes_one(run_here):
