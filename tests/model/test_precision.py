@@ -55,25 +55,21 @@ def test_a_device_computes_in_bfloat16_where_it_has_units_for_it(
     assert not prefers_float32(model.float(), "cpu")  # it is, and it is never rounded
 
 
-def test_a_torch_that_does_not_tell_of_units_computes_in_float32(hardware, monkeypatch):
+def test_a_torch_that_tells_of_no_units_and_a_model_for_which_memory_is_short_stay_as_they_are(
+    hardware, model, monkeypatch
+):
     hardware()
     for name in UNITS:
         monkeypatch.delattr(torch.cpu, name)
     assert fastest().dtype == "float32"
-
-
-def test_a_model_for_which_memory_is_short_stays_as_it_is(hardware, model, monkeypatch):
-    hardware()
+    assert prefers_float32(model, "cpu")
     monkeypatch.setattr(precision, "memory_of", lambda device: 1 << 20)
     assert not prefers_float32(model, "cpu")
 
 
 def test_no_clock_and_no_random_state_takes_part(model, monkeypatch):
-    def clock():
-        raise AssertionError("a clock was read")
-
     before = torch.random.get_rng_state()
-    monkeypatch.setattr(time, "perf_counter", clock)
+    monkeypatch.setattr(time, "perf_counter", lambda: pytest.fail("a clock was read"))
     assert len({fastest() for _ in range(40)} | {fastest(model.device)}) == 1
     prefers_float32(model, "cpu")
     assert torch.equal(before, torch.random.get_rng_state())
