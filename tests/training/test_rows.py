@@ -283,9 +283,8 @@ def test_a_label_that_the_material_leaves_out_stays_out_without_boundaries(tiny)
 # whoever asks
 
 
-@pytest.fixture
-def mixed(tiny, tmp_path: Path) -> Batches:
-    """Batches of a store on disk, which is read less than once, and of tales."""
+def test_a_batch_does_not_depend_on_what_was_asked_before(tiny, tmp_path):
+    """Of a store on disk, which is read less than once, and of tales."""
     lines = [json.dumps({"input_ids": [document] * length}) for document, length in enumerate(LENGTHS)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     source = Texts(text=str(tmp_path / "a.jsonl"), weight=2.0)
@@ -296,10 +295,7 @@ def mixed(tiny, tmp_path: Path) -> Batches:
         tokens_per_batch=300,
     )
     streams = [TokenRows(store, 30, 1), GeneratedRows("tales", tiny[1], 2)]
-    return batches_of(data, streams, PoSE(), trained=100, target=800, steps=12, per_step=4, seed=9)
-
-
-def test_a_batch_does_not_depend_on_what_was_asked_before(mixed):
+    mixed = batches_of(data, streams, PoSE(), trained=100, target=800, steps=12, per_step=4, seed=9)
     copy = pickle.loads(pickle.dumps(mixed))
     expected = [mixed[item] for item in range(len(mixed))]
     order = list(range(len(mixed)))
