@@ -1,6 +1,7 @@
 """Every mistake is named, and a right engine is called right, in every precision."""
 
 import functools
+import math
 import random
 from pathlib import Path
 
@@ -88,6 +89,18 @@ def test_a_mistake_that_nobody_knows_is_no_verdict(read):
     engine.rotary.attention_scaling = table.attention_factor
     judgement = judge(reading, engine.tops(reading.source.ids[:-1], reading.positions))
     assert judgement.verdict in (UNDECIDED, OTHER_MODEL)
+
+
+def test_a_mixture_of_the_checkpoint_and_a_mistake_is_no_verdict(read):
+    folder, reading = read()
+    right, unscaled = answers(folder, reading), answers(folder, reading, mistake=UNSCALED, precision="q8")
+    mixed = [
+        {k: math.log(0.7 * math.exp(one.get(k, -30)) + 0.3 * math.exp(two.get(k, -30))) for k in one | two}
+        if beyond
+        else one
+        for one, two, beyond in zip(right, unscaled, reading.beyond, strict=True)
+    ]
+    assert judge(reading, mixed).verdict == UNDECIDED
 
 
 def test_the_divergence_is_that_of_kullback_and_leibler_where_all_is_known():
