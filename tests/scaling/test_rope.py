@@ -23,29 +23,18 @@ def test_wavelengths_and_rotations_agree_with_numpy():
 
 
 @pytest.mark.parametrize(
-    ("numbers", "message"),
+    "numbers",
     [
-        *(((d, 1e4, 4096), f"must be even and at least 2, got {d}") for d in (-2, 0, 1, 127)),
-        *(
-            ((128, b, 4096), f"a number above 1 and at most 1e\\+30, got {b}")
-            for b in (1.0, 0.0, -1e4, math.inf, math.nan)
-        ),
-        *(((128, 1e4, window), f"must be at least 2, got {window}") for window in (1, 0, -1)),
-        ((4, 1e4, 64, (1.0, 0.1, 0.01)), "2 rotary pairs need as many frequencies, got 3"),
-        ((4, 1e4, 64, (1.0, math.nan)), "finite and at least 0"),
-        (("x", 1e4, 64), "rotary_dim must be a whole number, got 'x'"),
-        ((64.0, 1e4, 64), "rotary_dim must be a whole number, got 64.0"),
-        ((64, None, 64), "rope_theta must be a number, got None"),
-        ((64, "x", 64), "rope_theta must be a number, got 'x'"),
-        ((64, 1e4, "64"), "original_max_position_embeddings must be a whole number, got '64'"),
-        ((64, 1e4, 10**300), r"max_position_embeddings must be at most 1e\+12, got 1000000"),
-        ((4, 1e4, 64, (1.0, "x")), "finite and at least 0, got"),
-        ((4, 1e4, 64, 3.0), "carried must be a tuple of numbers or None, got 3.0"),
-        ((4, 1e4, 64, None, "x"), "carried_attention_factor must be a number, got 'x'"),
+        *((d, 1e4, 4096) for d in (-2, 0, 1, 127, "x", 64.0)),
+        *((128, base, 4096) for base in (1.0, 0.0, -1e4, math.inf, math.nan, None, "x")),
+        *((128, 1e4, window) for window in (1, 0, -1, "64", 10**300)),
+        *((4, 1e4, 64, carried) for carried in ((1.0, 0.1, 0.01), (1.0, math.nan), (1.0, "x"), 3.0)),
+        (4, 1e4, 64, None, "x"),
     ],
+    ids=str,
 )
-def test_numbers_of_no_rope_are_refused(numbers, message):
-    with pytest.raises(RopepatchError, match=message):
+def test_numbers_of_no_rope_are_refused(numbers):
+    with pytest.raises(RopepatchError):
         Rope(*numbers)
 
 

@@ -5,7 +5,6 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import yaml
@@ -106,30 +105,15 @@ def test_a_default_may_be_left_out(fitted):
     assert read_scaling(fitted).scaling == custom(attention_factor=1.0)
 
 
-def test_a_name_that_no_command_would_take_for_a_file_is_refused(tmp_path):
-    with pytest.raises(RopepatchError, match=r"fitted\.txt must end in \.json"):
-        written(tmp_path / "fitted.txt", custom())
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_file_is_not_overwritten(fitted):
+def test_where_nothing_can_be_written_is_one_line_and_nothing_is_overwritten(tmp_path, fitted):
     before = fitted.read_bytes()
-    with pytest.raises(RopepatchError, match="already exists") as caught:
-        written(fitted, custom(factor=8.0))
-    assert caught.value.hint == "name another file; nothing is overwritten"
-    assert fitted.read_bytes() == before
-
-
-def test_where_nothing_can_be_written_it_says_so(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(RopepatchError, match=r"cannot write .*x\.json: File exists"):
-        written(tmp_path / "file" / "x.json", custom())
-
-
-def test_the_home_of_nobody_is_one_line():
-    with pytest.raises(RopepatchError, match=r"cannot write ~nobody-of-that-name/x\.json: ") as caught:
-        written("~nobody-of-that-name/x.json", custom())
-    assert caught.value.hint == "name another file"
+    for file in (fitted, tmp_path / "fitted.txt", tmp_path / "file/x.json", "~nobody-of-that-name/x.json"):
+        with pytest.raises(RopepatchError) as caught:
+            written(file, custom(factor=8.0))
+        assert caught.value.hint
+    assert fitted.read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "fitted.json"}
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
@@ -158,14 +142,6 @@ def test_a_file_is_written_whole_and_one_that_appears_meanwhile_is_not_overwritt
     assert sorted(file.name for file in tmp_path.iterdir()) == ["x.json", "y.json"]
 
 
-@pytest.mark.parametrize("number", [np.float32(4), np.float64(4), np.int64(4), torch.tensor(4.0)])
-def test_numbers_of_other_libraries_are_written_as_pythons(tmp_path, number):
-    file = written(tmp_path / "x.json", CustomDivisors(factor=number, divisors=[np.float32(2)] * 8))
-    content = json.loads(file.read_text(encoding="utf-8"))
-    assert (content["factor"], content["parameters"]["divisors"]) == (4, [2.0] * 8)
-    assert read_scaling(file).scaling == custom(divisors=(2.0,) * 8, attention_factor=1.0)
-
-
 # What is no scaling
 
 
@@ -175,54 +151,31 @@ def changed(**changes):
 
 
 @pytest.mark.parametrize(
-    ("content", "message", "hint"),
+    "changes",
     [
-        ("", "is not a scaling file: Expecting value", "`ropepatch fit MODEL"),
-        ("[" * 100_000, "is not a scaling file: maximum recursion", "`ropepatch fit MODEL"),
-        ("[1.0, 2.0]", "is not a scaling file: it has no key ropepatch_scaling", "`ropepatch fit MODEL"),
-        (changed(target=float("nan")), "NaN is not JSON", "`ropepatch fit MODEL"),
-        (
-            changed(target=2**63),
-            "target must be at most 1e+12, got 92233720",
-            "`ropepatch fit MODEL",
-        ),
-        (changed(target=10**400), "target must be at most 1e+12, got 1000", "`ropepatch fit MODEL"),
-        (changed(factor=10**400), "factor must be ", "`ropepatch methods custom`"),
-        (changed(ropepatch_scaling=2), "version 2, expected 1", "pip install --upgrade"),
-        (changed(ropepatch_scaling=True), "version True, expected 1", "pip install --upgrade"),
-        (changed(factr=4.0), "unknown scaling file key 'factr'", "did you mean factor?"),
-        (changed(rope_theta=None), "a scaling file must have the key rope_theta", "keys: ropepatch_scaling"),
-        (changed(method=3), "method must be a text, got 3", "`ropepatch fit MODEL"),
-        (changed(method="costum"), "unknown method 'costum'", "did you mean custom?"),
-        (changed(parameters={}), "custom needs divisors", "`ropepatch methods custom`"),
-        (changed(parameters={"divisor": [1.0]}), "custom has no parameter 'divisor'", "mean divisors?"),
-        (changed(parameters={"divisors": [1.0, 0]}), "numbers from 1e-30", "`ropepatch methods custom`"),
-        (
-            changed(parameters={"divisors": [1.0], "factor": 2.0}),
-            "custom has no parameter 'factor'",
-            "parameters: divisors",
-        ),
-        (changed(factor=0.5), "factor must be a number from 1, got 0.5", "`ropepatch methods custom`"),
-        (changed(rotary_dim=15), "rotary dimension must be even", "config.json"),
-        (changed(carried=[1.0, 0]), "8 rotary pairs need as many frequencies, got 2", "`ropepatch fit MODEL"),
+        *({"target": number} for number in (float("nan"), 2**63, 10**400)),
+        *({"factor": number} for number in (0.5, 10**400)),
+        *({"ropepatch_scaling": version} for version in (2, True)),
+        *({"method": name} for name in (3, "costum")),
+        *({"parameters": {"divisors": [1.0, 0]}}, {"parameters": {"divisors": [1.0], "factor": 2.0}}),
+        *({"parameters": {}}, {"parameters": {"divisor": [1.0]}}, {"factr": 4.0}, {"rope_theta": None}),
+        *({"rotary_dim": 15}, {"carried": [1.0, 0]}),
     ],
+    ids=str,
 )
-def test_what_is_no_scaling_is_one_line_that_names_the_file(tmp_path, content, message, hint):
+def test_what_is_no_scaling_is_refused_by_the_name_of_the_file(tmp_path, changes):
     file = tmp_path / "x.json"
-    file.write_bytes(content.encode() if isinstance(content, str) else content)
+    file.write_text(changed(**changes))
     with pytest.raises(RopepatchError) as caught:
         read_scaling(file)
     assert str(caught.value).startswith(f"{file}")
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert hint in caught.value.hint
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize("file", ["nowhere.json", ".json", "~nobody-of-that-name/x.json", "a\0.json", "/"])
-def test_a_file_that_is_not_there_is_one_line(file):
-    with pytest.raises(RopepatchError, match=r"is not a scaling file: .") as caught:
+def test_a_file_that_is_not_there_is_refused(file):
+    with pytest.raises(RopepatchError):
         read_scaling(file)
-    assert "`ropepatch fit" in caught.value.hint
 
 
 # Plans
@@ -241,25 +194,22 @@ def test_a_plan_from_a_file_is_that_from_its_parameters(checkpoint, fitted):
     assert one.frequencies().attention_factor == ATTENTION
 
 
-@pytest.mark.parametrize("to", [TARGET // 2, 2 * TARGET])
-def test_another_target_is_refused(checkpoint, fitted, to):
-    with pytest.raises(RopepatchError, match=rf"for a target of {TARGET} tokens, got {to}") as caught:
-        ropepatch.plan(checkpoint, to=to, method=str(fitted))
-    assert caught.value.hint.startswith(f"`to={TARGET}`, or fit it for {to}: `ropepatch fit")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"head_dim": 8}, "rotary_dim 16, .* has 8$"),
-        ({"rope_theta": 500000.0}, r"rope_theta 10000\.0, .* has 500000\.0$"),
-        ({"max_position_embeddings": 1024}, "original_max_position_embeddings 64, .* has 1024$"),
-    ],
-)
-def test_another_model_is_refused_with_both_numbers(fitted, changes, message):
-    with pytest.raises(RopepatchError, match=rf"(?m)fitted\.json is for a model with {message}") as caught:
-        ropepatch.plan(small_config(**changes), method=str(fitted))
-    assert caught.value.hint.startswith("fit this model: `ropepatch fit")
+def test_another_target_or_model_other_parameters_and_divisors_of_another_length_are_refused(
+    tmp_path, checkpoint, fitted
+):
+    short = written(tmp_path / "x.json", custom(divisors=DIVISORS[:3]))
+    for given, words in (
+        ({"to": TARGET // 2}, f"for a target of {TARGET} tokens"),
+        ({"to": 2 * TARGET}, f"for a target of {TARGET} tokens"),
+        ({"to": TARGET, "attention_factor": 1.0}, "attention_factor beside"),
+        ({"to": TARGET, "factor": 4.0}, "factor beside"),
+        ({"method": short}, "got 3 divisors"),
+    ):
+        with pytest.raises(RopepatchError, match=words):
+            ropepatch.plan(checkpoint, **{"method": str(fitted)} | given)
+    for changes in ({"head_dim": 8}, {"rope_theta": 500000.0}, {"max_position_embeddings": 1024}):
+        with pytest.raises(RopepatchError, match="is for a model with"):
+            ropepatch.plan(small_config(**changes), method=str(fitted))
 
 
 def test_a_file_for_a_model_that_was_scaled_before_fits_that_model(tmp_path):
@@ -280,33 +230,20 @@ def test_a_file_for_a_model_that_was_scaled_before_fits_that_model(tmp_path):
         ropepatch.plan(scaled, method=file)
 
 
-@pytest.mark.parametrize("parameters", [{"attention_factor": 1.0}, {"factor": 4.0}])
-def test_parameters_beside_a_file_are_refused(checkpoint, fitted, parameters):
-    (name,) = parameters
-    with pytest.raises(RopepatchError, match=f"^{name} beside .*fitted.json, which holds every parameter"):
-        ropepatch.plan(checkpoint, to=TARGET, method=str(fitted), **parameters)
-
-
-def test_a_file_with_divisors_for_another_model_is_refused(tmp_path, checkpoint):
-    file = written(tmp_path / "x.json", custom(divisors=DIVISORS[:3]))
-    with pytest.raises(RopepatchError, match="8 rotary pairs, got 3 divisors"):
-        ropepatch.plan(checkpoint, method=file)
-
-
 # Recipes and suites
 
 
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"attention_factor": 1.0, "factor": 2.0}, "attention_factor, factor beside"),
-        ({"name": "ntk", "beta_fast": 16}, "ntk has no parameter 'beta_fast'"),
-    ],
-)
-def test_a_mistake_in_a_method_is_found_when_a_recipe_or_suite_is_read(fitted, parameters, message):
+def test_a_mistake_in_a_method_is_found_before_anything_is_read_or_downloaded(fitted):
     assert read_method({"name": "yarn", "factor": 8.0}).parameters == {"factor": 8.0}
-    with pytest.raises(RopepatchError, match=message):
-        read_method({"name": str(fitted)} | parameters)
+    assert parse_settings(str(fitted), None) == {}
+    for name, parameters in (
+        (str(fitted), {"attention_factor": 1.0, "factor": 2.0}),
+        ("ntk", {"beta_fast": 16}),
+    ):
+        with pytest.raises(RopepatchError):
+            read_method({"name": name} | parameters)
+        with pytest.raises(RopepatchError):
+            parse_settings(name, [f"{key}={value}" for key, value in parameters.items()])
 
 
 def test_a_recipe_takes_a_file(tmp_path, fitted):
@@ -335,14 +272,6 @@ def test_a_suite_takes_a_file_and_its_results_hold_the_parameters(tmp_path, chec
 
 
 # Commands
-
-
-def test_a_mistake_is_found_before_anything_is_read_or_downloaded(fitted):
-    assert parse_settings(str(fitted), None) == {}
-    with pytest.raises(RopepatchError, match="divisors beside"):
-        parse_settings(str(fitted), ["divisors=1,2"])
-    with pytest.raises(RopepatchError, match="ntk has no parameter 'beta_fast'"):
-        parse_settings("ntk", ["beta_fast=16"])
 
 
 def test_extend_and_eval_take_a_file(run_here, tmp_path, checkpoint, fitted):
