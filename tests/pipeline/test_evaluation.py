@@ -89,29 +89,6 @@ def test_a_checkpoint_that_was_extended_and_not_trained_is_said_to_be(tmp_path, 
     assert "twice, trained on 256, extended to 1,024 tokens: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"seed": 3}, "--seed where nothing is drawn"),
-        ({"limit": 0}, "limit must be at least 1, got 0"),
-        ({"dtype": "int8"}, "no dtype 'int8' of weights"),
-        ({"device": "cuda:99"}, "no device 'cuda:99' here"),
-        ({"suite": "demo", "lengths": [64]}, "`lengths` beside `suite`"),
-        ({"windows": 2, "documents": 2}, "`windows` beside `documents`"),
-    ],
-)
-def test_what_contradicts_itself_is_refused(options, message):
-    with pytest.raises(RopepatchError, match=message):
-        ropepatch.evaluate(**{"model": "tiny"} | options)
-
-
-def test_a_report_that_is_there_is_refused_before_anything_is_measured(tmp_path):
-    (tmp_path / "report.html").write_text("mine")
-    with pytest.raises(RopepatchError, match="already exists"):
-        ropepatch.evaluate("tiny", out=tmp_path / "out", report=tmp_path / "report.html")
-    assert not (tmp_path / "out").exists()
-
-
 def test_curves_and_answers_are_frames_too(tiny):
     model, tokenizer = tiny
     curve = ropepatch.perplexity(model, None, [list(range(3, 103))])

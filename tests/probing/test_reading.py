@@ -42,13 +42,6 @@ def test_extend_writes_what_stock_transformers_computes_on_both_sides_of_the_win
                 assert log_prob == pytest.approx(computed[position - 1, token].item(), abs=2e-3)
 
 
-def test_a_reading_of_a_later_version_is_refused(extended):
-    content = json.loads((extended / readings.FILE).read_text())
-    assert readings.parse(content) == readings.read(extended)
-    with pytest.raises(RopepatchError):
-        readings.parse(content | {"version": 2})
-
-
 def test_a_long_text_is_stored_by_its_recipe(extended, monkeypatch):
     reading = readings.read(extended)
     whole, vocabulary = reading.source, reading.vocabulary
