@@ -28,7 +28,7 @@ from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.evaluation.measuring import find_subject
 from ropepatch.extension import record as records
 from ropepatch.extension import writing
-from ropepatch.extension.map_code import auto_map, map_changes, map_code, mapped_layers
+from ropepatch.extension.map_code import map_changes, map_code, mapped_layers
 from ropepatch.files import read_json
 from ropepatch.model.checkpoint import CODE, Checkpoint
 from ropepatch.model.loading import load_model
@@ -131,7 +131,7 @@ def test_documents_of_a_packed_row_are_read_as_if_alone(answers):
     assert apart(answers("self-extend")["packed"], torch.cat(parts, 1)) < 5e-5
 
 
-def test_a_saved_map_generates_trains_and_is_saved_and_pickled(answers, expected):
+def test_a_saved_map_generates_trains_as_by_the_engine_and_is_saved_and_pickled(answers, expected):
     more, read = answers("more"), answers("self-extend")["logits"]
     assert apart(more["generated"], more["alone"]) < 5e-5
     assert torch.equal(more["alone"].argmax(-1), more["sequences"][:, -9:])
@@ -143,24 +143,13 @@ def test_a_saved_map_generates_trains_and_is_saved_and_pickled(answers, expected
     assert more["trained"]
     assert more["merged"] < 1e-4
     assert more["largest"] < 512 * 512
-
-
-def test_its_gradients_are_those_of_the_engine(answers):
+    assert more["backend"] is False  # no other attention runs it unturned
+    assert "this model has an attention map, which 'sdpa' would ignore" in more["sdpa"]
     model = tiny_model("llama").train()
     map_attention(model, "self-extend", to=65, **SMALL["self-extend"])
     model(IDS, labels=IDS, use_cache=False).loss.backward()
     own = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
-    assert apart(answers("more")["gradients"], own) < 1e-4 * float(own.abs().max())
-
-
-def test_no_other_attention_runs_it_unturned(answers):
-    assert answers("more")["backend"] is False
-    assert "this model has an attention map, which 'sdpa' would ignore" in answers("more")["sdpa"]
-
-
-def test_no_class_is_offered_to_engines_that_would_run_it_with_an_attention_of_their_own():
-    """vLLM and SGLang take a model by `AutoModel`; without it they refuse the checkpoint."""
-    assert auto_map("llama").keys() == {"AutoConfig", "AutoModelForCausalLM"}
+    assert apart(more["gradients"], own) < 1e-4 * float(own.abs().max())
 
 
 @pytest.mark.parametrize("load", [AutoConfig.from_pretrained, AutoModelForCausalLM.from_pretrained])
@@ -214,6 +203,8 @@ def test_extend_writes_the_map_its_code_and_the_hash_and_compares_them(source, e
     config, record = read_json(extended / "config.json"), records.read(extended)
     assert config["model_type"] == "llama-attention-map"
     assert config["architectures"] == ["MappedLlamaForCausalLM"]
+    # vLLM and SGLang take a model by `AutoModel`; without it they refuse the checkpoint
+    assert config["auto_map"].keys() == {"AutoConfig", "AutoModelForCausalLM"}
     assert config["max_position_embeddings"] == 256
     assert config["attention_map"] == {
         "name": "self-extend",
@@ -247,47 +238,34 @@ def test_code_that_computes_something_else_is_not_kept(source, tmp_path, monkeyp
     assert not (tmp_path / "out").exists()
 
 
-def test_a_map_that_cannot_be_compared_is_refused_before_anything_is_written(source, tmp_path, monkeypatch):
-    made = ropepatch.plan(source, to="4x", method="rerope")
+def test_a_map_that_cannot_be_compared_or_beside_code_of_others_is_refused_before_anything_is_written(
+    source, tmp_path, monkeypatch
+):
+    def refused(folder: Path, words: str, **options: Any) -> None:
+        made = ropepatch.plan(folder, to="4x", method="rerope")
+        with pytest.raises(RopepatchError, match=words):
+            writing.extend(made, tmp_path / "out", **options)
+
     with monkeypatch.context() as patched:
         patched.setattr("ropepatch.extension.verification.available_bytes", lambda: 1000)
-        with pytest.raises(
-            RopepatchError, match=r"is compared before it is kept, which takes .* GB of memory"
-        ):
-            writing.extend(made, tmp_path / "out")
-    quantised = Path(shutil.copytree(source, tmp_path / "quantised"))
+        refused(source, "which takes .* GB of memory")
+    quantised, foreign = (shutil.copytree(source, tmp_path / name) for name in ("quantised", "foreign"))
     edit_json(quantised / "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
-    made = ropepatch.plan(quantised, to="4x", method="rerope")
-    with pytest.raises(
-        RopepatchError, match="llama cannot be saved with an attention map: its weights are q"
-    ):
-        writing.extend(made, tmp_path / "out")
-    foreign = Path(shutil.copytree(source, tmp_path / "foreign"))
-    edit_json(foreign / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil/repo--t.T", None]})
-    made = ropepatch.plan(foreign, to="4x", method="rerope")
-    with pytest.raises(RopepatchError, match=r"tokenizer_config\.json brings code of others"):
-        writing.extend(made, tmp_path / "out")
-    with pytest.raises(RopepatchError, match="nothing is trained under an attention map, got rerope"):
-        ropepatch.extend(source, tmp_path / "out", to="4x", method="rerope", recipe="tiny")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["foreign", "quantised"]
-
-
-def test_code_of_others_that_is_carried_beside_a_map_is_refused_and_never_run(source, tmp_path):
-    foreign = Path(shutil.copytree(source, tmp_path / "foreign"))
+    refused(quantised, "its weights are q")
     (foreign / "custom_generate").mkdir()
-    (foreign / "custom_generate" / "generate.py").write_text(
-        f"open({str(tmp_path / 'ran')!r}, 'w')\ndef generate(model, **given): ..."
-    )
-    made = ropepatch.plan(foreign, to="4x", method="rerope")
-    with pytest.raises(RopepatchError, match=r"custom_generate/generate\.py brings code of others"):
-        writing.extend(made, tmp_path / "out", include=["custom_generate/*"])
-    assert [path.name for path in tmp_path.iterdir()] == ["foreign"]
+    ran = f"open({str(tmp_path / 'ran')!r}, 'w')\ndef generate(model, **given): ..."
+    (foreign / "custom_generate" / "generate.py").write_text(ran)
+    refused(foreign, r"generate\.py brings code of others", include=["custom_generate/*"])
+    edit_json(foreign / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil/repo--t.T", None]})
+    refused(foreign, r"tokenizer_config\.json brings code of others")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["foreign", "quantised"]
 
 
 # Read by ropepatch
 
-UNUSABLE = [None, 3, {"name": "rerope"}, {"name": "x", "parameters": {}, "window": 2.5}]
-SAID: dict[str, Any] = {"name": "rerope", "parameters": {"window": 16}, "window": 64, "target": 256}
+WINDOWED = {"window": 16, "log_n": False, "attention_factor": 1.0}
+SAID: dict[str, Any] = {"name": "rerope", "parameters": WINDOWED, "window": 64, "target": 256}
+SAID |= {"layers": None, "layer_type": None}
 
 
 def test_ropepatch_reads_the_map_and_never_runs_the_code(source, copied):
@@ -337,32 +315,21 @@ def test_nothing_is_put_on_top_of_a_map_that_transformers_loaded(method):
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
-    [(damage, r"config\.json says nothing usable of attention_map") for damage in UNUSABLE]
-    + [(SAID | {"name": "x"}, "unknown map 'x'"), (SAID | {"window": 0}, "must be")],
+    "said",
+    [
+        *(None, 3, {"name": "rerope"}, {"name": "x", "parameters": {}, "window": 2.5}, SAID | {"name": "x"}),
+        *(SAID | {"window": window} for window in (0, 99999)),
+        *(SAID | {"layers": layers} for layers in ([], ["x"], [0], [0, 99])),
+        SAID | {"layer_type": "sliding_attention"},
+        SAID | {"target": 5},
+        SAID | {"parameters": {"window": 5}},
+    ],
+    ids=str,
 )
-def test_a_map_that_config_does_not_describe_is_refused_in_words(copied, damage, said):
-    edit_json(copied / "config.json", attention_map=damage)
-    with pytest.raises(RopepatchError, match=said):
-        load_checkpoint(Checkpoint(copied))
-
-
-WRONG = [
-    {"layers": []},
-    {"layers": ["x"]},
-    {"layers": [0]},
-    {"layers": [0, 99]},
-    {"layer_type": "sliding_attention"},
-    {"target": 5},
-    {"window": 99999},
-    {"parameters": {"window": 5}},
-]
-
-
-@pytest.mark.parametrize("change", WRONG, ids=str)
-def test_a_map_by_which_transformers_would_compute_something_else_is_refused(copied, change):
-    said = read_json(copied / "config.json")
-    edit_json(copied / "config.json", attention_map=said["attention_map"] | change)
+def test_a_map_by_which_transformers_would_compute_something_else_is_refused(copied, said):
+    edit_json(copied / "config.json", attention_map=SAID)
+    assert mapped(load_checkpoint(Checkpoint(copied))).distances.name == "rerope"
+    edit_json(copied / "config.json", attention_map=said)
     with pytest.raises(RopepatchError):
         load_checkpoint(Checkpoint(copied))
 

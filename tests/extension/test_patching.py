@@ -33,23 +33,9 @@ def plan_for(model, method="yarn", **parameters):
     return ropepatch.plan(model, to=FACTOR * WINDOW, method=method, **parameters)
 
 
-def reloaded(model, folder):
-    model.save_pretrained(folder)
-    return AutoModelForCausalLM.from_pretrained(folder)
-
-
-# Patched equals reloaded, off equals never on
-
-
-def test_handles_of_removed_patches_and_second_patches_do_no_harm(model, ids):
+def test_a_handle_of_a_removed_patch_does_no_harm(model):
     frequencies = model.model.rotary_emb.inv_freq.clone()
     old = ropepatch.patch(model, plan_for(model))
-    first = logits(model, ids)
-    with pytest.raises(RopepatchError, match="already patched"):
-        ropepatch.patch(model, make_scaling("linear", factor=2.0))
-    with pytest.raises(RopepatchError, match="already patched"):
-        ropepatch.plan(model, to=512)
-    assert torch.equal(logits(model, ids), first)
     model.bfloat16()
     old.remove()
     assert torch.equal(model.model.rotary_emb.inv_freq, frequencies)
@@ -61,13 +47,12 @@ def test_handles_of_removed_patches_and_second_patches_do_no_harm(model, ids):
 
 
 def test_what_cannot_be_patched_is_refused(model):
-    with pytest.raises(RopepatchError, match="Linear holds no transformers model"):
-        ropepatch.patch(torch.nn.Linear(2, 2), make_scaling("linear", factor=2.0))
-    with pytest.raises(RopepatchError, match="to must be a whole number of tokens, got None"):
-        ropepatch.patch(model, "yarn")
+    for given in ((torch.nn.Linear(2, 2), make_scaling("linear", factor=2.0)), (model, "yarn")):
+        with pytest.raises(RopepatchError):
+            ropepatch.patch(*given)
     linear = make_scaling("linear", factor=2.0)
     for scaling, more in ((4, {}), (linear, {"to": 128}), (plan_for(model), {"beta": 2})):
-        with pytest.raises(RopepatchError, match="takes a plan, a scaling, or a name with its target and"):
+        with pytest.raises(RopepatchError, match="takes a plan"):
             ropepatch.patch(model, scaling, **more)
 
 
@@ -77,9 +62,6 @@ def test_a_config_value_that_was_absent_is_absent_again(ids):
     with ropepatch.patch(model, ropepatch.plan(model, to=256)):
         assert model.config.head_dim == 16
     assert model.config.head_dim is None
-
-
-# Nothing global, visible
 
 
 def test_a_patch_shows_in_print_in_active_and_in_one_log_line(model, caplog):
@@ -98,10 +80,7 @@ def test_a_patch_shows_in_print_in_active_and_in_one_log_line(model, caplog):
 def test_the_plan_of_another_model_is_refused(model):
     plan = plan_for(model)
     other = LlamaForCausalLM(LlamaConfig(**{**model.config.to_dict(), "max_position_embeddings": 128}))
-    with pytest.raises(
-        RopepatchError,
-        match="original_max_position_embeddings is 64 in the plan and 128 here",
-    ):
+    with pytest.raises(RopepatchError, match="is 64 in the plan and 128 here"):
         ropepatch.patch(other, plan)
     assert ropepatch.active(other) is None
 
@@ -147,9 +126,6 @@ def test_the_layers_that_are_not_scaled_keep_their_rope(tmp_path):
     assert changed.rope_parameters["sliding_attention"] == model.config.rope_parameters["sliding_attention"]
 
 
-# Float32 positions, frequencies and angles
-
-
 @pytest.mark.parametrize(
     "cast",
     [
@@ -182,24 +158,16 @@ def test_a_bfloat16_model_computes_angles_in_float32(model):
     assert torch.equal(rounded, exact.bfloat16())
 
 
-# No state in forward, cache exactness
-
-
-# Generation
-
-
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_generation_equals_that_of_stock_transformers(model, cache, tmp_path):
     ropepatch.patch(model, plan_for(model))
-    stock = reloaded(model, tmp_path)
+    model.save_pretrained(tmp_path)
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path)
     ids = torch.randint(3, 120, (2, 48), generator=torch.Generator().manual_seed(2))
     mask = (torch.arange(48) >= torch.tensor([[11], [0]])).long()  # left padding
     arguments = {"attention_mask": mask, "max_new_tokens": 40, "do_sample": False, "eos_token_id": None,
                  "cache_implementation": cache, "disable_compile": True, "pad_token_id": 0}  # fmt: skip
     assert torch.equal(model.generate(ids, **arguments), stock.generate(ids, **arguments))
-
-
-# Training and wrappers
 
 
 def test_growing_the_vocabulary_or_initialising_again_keeps_the_patch(model):
