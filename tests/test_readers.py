@@ -203,7 +203,9 @@ def test_of_a_damaged_record_the_keys_that_are_sound_are_left(name):
                 Record.parse(sound | {key: value})
 
 
-@pytest.mark.parametrize("reader", {reader.file: reader for reader in READERS.values()}.values(), ids=str)
+@pytest.mark.parametrize(
+    "reader", {reader.file: reader for reader in READERS.values()}.values(), ids=lambda reader: reader.file
+)
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"caf\xe9", b"[" * 100_000, b'{"a": NaN}', b"9" * 5000]
 )
