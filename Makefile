@@ -5,7 +5,7 @@
 # make mutants   change the package in each way that tests/mutants lists: named tests must fail; ROOMS="scaling model" runs some
 # make ends   run those of the mathematics, patches, saving and measuring with the oldest and the newest transformers allowed
 # make lint   format, lint and types
-# make documents   rewrite all that is generated: blocks and figures of the documents, schemas, headers of recipes, the catalogue of the commands
+# make documents   rewrite all that is generated: blocks and figures of the documents, schemas, headers of recipes
 # make site   build the documentation into .site; open .site/index.html
 # Each makes its own virtual environment from nothing but Python, with the tested set of versions.
 
@@ -45,10 +45,9 @@ sweep: .venv/test/installed
 mutants: .venv/test/installed
 	OMP_NUM_THREADS=1 .venv/test/bin/python tests/mutants/run.py $(ROOMS)
 
-ENDS := tests/scaling/test_scaling.py tests/model/test_head.py $(addprefix tests/attention/test_,mapping.py kernel.py) \
-  tests/encodings/test_swapped_attention.py tests/model/test_self_written.py tests/doctor/test_doctor_weights.py \
-  $(addprefix tests/extension/test_,patching.py families.py forms.py map_code.py) \
-  $(addprefix tests/evaluation/test_,retrieval.py perplexity.py windows.py)
+ENDS := tests/scaling/test_scaling.py tests/model/test_head.py tests/attention/test_mapping.py tests/encodings/test_readings.py \
+  $(addprefix tests/extension/test_,contract.py patching.py families.py forms.py map_code.py) \
+  $(addprefix tests/evaluation/test_,retrieval.py perplexity.py)
 TRANSFORMERS_oldest := $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/==\1/p' pyproject.toml)
 
 ends: ends-oldest ends-newest
@@ -58,7 +57,7 @@ ends-%: .venv/test/installed .venv/%/installed
 
 documents: .venv/test/installed
 	.venv/test/bin/python docs/tables.py
-	ROPEPATCH_UPDATE=1 .venv/test/bin/pytest -q tests/extension/test_engines.py tests/extension/test_families.py -k readme
+	ROPEPATCH_UPDATE=1 .venv/test/bin/pytest -q tests/extension/test_families.py -k readme
 
 site: .venv/site/installed
 	@rm -rf docs/figures

@@ -218,7 +218,7 @@ def test_what_no_fit_can_be_made_of_is_refused(arguments, named, tmp_path, share
     given = {name: value(file) if callable(value) else value for name, value in arguments.items()}
     model = given.pop("model", "tiny")
     with pytest.raises(RopepatchError, match=named):
-        ropepatch.fit(model if model == "tiny" else shared / "checkpoints" / model, **{"to": TO} | given)
+        fitting.fit(model if model == "tiny" else shared / "checkpoints" / model, **{"to": TO} | given)
 
 
 def test_a_folder_whose_state_cannot_be_read_is_not_removed(tmp_path):

@@ -111,12 +111,12 @@ def test_an_extension_stands_for_its_folder_and_has_record_results_and_gate(exte
     assert {result.label for result in extension.results} == {"floor", "baseline", "yarn", "yarn + six"}
     assert extension.gate.to_dict() == extension.record["adaptation"]["gate"]
     assert extension.pushed is None
-    frame = extension.to_pandas("loss")
+    frame = extension.results.to_pandas("loss")
     rows = frame[(frame.label == "yarn + six") & frame.length.notna()]
     assert list(rows.length) == [128, 256, 512]
     (result,) = (r for r in extension.results if (r.task, r.label) == ("perplexity", "yarn + six"))
     assert list(rows.value) == [row.value for row in result.of("loss", "length")]
-    assert set(extension.to_pandas("found").task) == {"retrieval"}
+    assert set(extension.results.to_pandas("found").task) == {"retrieval"}
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_an_extension_stands_for_its_folder_and_has_record_results_and_gate(exte
 def test_what_is_not_installed_is_said_with_its_pip_line(extension, monkeypatch, method, module, hint):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(RopepatchError, match=f"needs? {module}") as caught:
-        getattr(extension, method)()
+        getattr(extension.results, method)()
     assert caught.value.hint == hint
 
 
