@@ -123,7 +123,7 @@ def test_extend_downloads_the_checkpoint_and_records_its_commit(ropepatch, templ
 @pytest.mark.slow
 def test_a_checkpoint_downloaded_before_is_extended_offline_by_hard_links(hub, ropepatch, run_at):
     assert run_at("extend", NAME, "--to", "256", "--out", "first").returncode == 0
-    hub.error = (503, "")
+    hub.fail("", "", 503)
     done = ropepatch("extend", NAME, "--to", "256", "--out", "second", "--link-weights", HF_HUB_OFFLINE="1")
     assert done.returncode == 0, done.stderr
     shard = next((ropepatch.folder / "second").glob("*.safetensors"))
@@ -149,7 +149,7 @@ SWITCHED_OFF = f"no folder {NAME} here, and the Hub is switched off (HF_HUB_OFFL
 
 
 def answering(status: int, code: str = ""):
-    return lambda hub, cache: setattr(hub, "error", (status, code))
+    return lambda hub, cache: hub.fail("", "", status, code=code)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def answering(status: int, code: str = ""):
         (None, [NAME, "no-such-branch"], f"{NAME} has no revision no-such-branch", "--revision"),
         (None, [NAME, COMMIT[:-1] + "0"], f"{NAME} has no revision {COMMIT[:-1]}0", "--revision"),
         (None, ["a/b"], "no folder a/b here and no such model on the Hub", "spelling"),
-        (lambda hub, cache: setattr(hub, "hung_up", "config.json"), [NAME], UNANSWERED, "network"),
+        (lambda hub, cache: hub.fail("GET", "/config.json", "torn"), [NAME], UNANSWERED, "network"),
         (lambda hub, cache: cache.write_text("no folder"), [NAME], f"cannot download {NAME}: ", "HF_HOME"),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import listening
-from hub_server import COMMIT, etag
+from hub_server import COMMIT, File, good, refusal
 from listening import Answer, Request
 
 
@@ -63,37 +63,33 @@ class DatasetHub:
             if path.startswith(files := f"/datasets/{self.name}/resolve/{revision}/"):
                 return self._file(path.removeprefix(files))
             if path == f"{api}/paths-info/{revision}":
-                return told([self._entry(self.folder / name) for name in wanted if name])
+                return good([self._entry(self.folder / name) for name in wanted if name])
             if path == f"{api}/revision/{revision}":
                 return self._info()
             if path == (tree := f"{api}/tree/{revision}") or path.startswith(f"{tree}/"):
                 below = self.folder / path.removeprefix(tree).strip("/")
                 entries = [self._entry(path) for path in sorted(below.rglob("*"))]
-                return told(entries) if below.is_dir() else (404, {"X-Error-Code": "EntryNotFound"}, b"")
-        return self._info() if path == api else (404, {"X-Error-Code": "RepoNotFound"}, b"")
+                return good(entries) if below.is_dir() else refusal(404, "EntryNotFound")
+        return self._info() if path == api else refusal(404, "RepoNotFound")
 
     def _info(self) -> Answer:
         files = [path for path in sorted(self.folder.rglob("*")) if path.is_file()]
         siblings = [{"rfilename": str(path.relative_to(self.folder))} for path in files]
-        return told({"id": self.name, "sha": COMMIT, "siblings": siblings, "tags": [], "private": False})
+        return good({"id": self.name, "sha": COMMIT, "siblings": siblings, "tags": [], "private": False})
 
     def _entry(self, path: Path) -> dict[str, Any]:
-        place = {"path": str(path.relative_to(self.folder))}
+        place = str(path.relative_to(self.folder))
         if path.is_dir():
-            return place | {"type": "directory", "oid": "0" * 40, "size": 0}
-        return place | {"type": "file", "oid": etag(path), "size": path.stat().st_size}
+            return {"path": place, "type": "directory", "oid": "0" * 40, "size": 0}
+        return File(path.read_bytes()).described(place)
 
     def _file(self, name: str) -> Answer:
         if not (self.folder / name).is_file():
-            return 404, {"X-Error-Code": "EntryNotFound"}, b""
+            return refusal(404, "EntryNotFound")
         if name == self.dead:
-            return 500, {}, b""
-        headers = {"ETag": f'"{etag(self.folder / name)}"', "X-Repo-Commit": COMMIT}
-        return 200, headers, (self.folder / name).read_bytes()
-
-
-def told(content: Any) -> Answer:
-    return 200, {}, json.dumps(content).encode()
+            return refusal(500)
+        file = File((self.folder / name).read_bytes())
+        return 200, {"ETag": f'"{file.etag}"', "X-Repo-Commit": COMMIT}, file.content
 
 
 @contextmanager

@@ -80,8 +80,9 @@ class Fault:
 
     Args:
         how: A status to answer with; `cut`, the line goes dead half-way through the request; `hang`, no
-            answer until the server stops; `lost`, done, but the line goes dead before the answer; other
-            text is answered with status 200. Or what somebody else does just before the request is served.
+            answer until the server stops; `lost`, done, but the line goes dead before the answer; `torn`,
+            within it; other text is answered with status 200. Or what somebody else does just before the
+            request is served.
         first: The first of such requests that is hit, counted from 1.
         times: How many are hit; None for all from then on.
     """
@@ -116,14 +117,10 @@ class Hub:
     ) -> None:
         self.models: dict[str, Model] = {}
         self.token = token
-        self.error: tuple[int, str] | None = None  # status and X-Error-Code of every answer
-        self.hung_up: str | None = None  # a file in whose middle the line goes dead
         self.faults: list[Fault] = []
         self.url = ""
-        self.lfs_url = ""  # where files are to be sent; the same if empty
         self.downloaded: list[str] = []
         self.tokens: set[str | None] = set()
-        self.told: set[tuple[str, str | None]] = set()  # under which name of its host it got which of them
         self.requests: list[tuple[str, str]] = []  # method and path of every one
         self.arrived: list[str] = []  # sha256 of every LFS file that was sent, whole
         self.released = Event()
@@ -171,7 +168,6 @@ class Hub:
         path, token = request.place, request.headers.get("Authorization")
         with self.lock:
             self.tokens.add(token)
-            self.told.add((request.headers["Host"].partition(":")[0], token))
             self.requests.append((request.command, path))
             fault = next((fault for fault in self.faults if fault.hits(request.command, path)), None)
         how = fault.how if fault else None
@@ -182,22 +178,19 @@ class Hub:
         if fault and isinstance(how, int):
             said = json.dumps({"error": fault.message})  # of a header a second line would be illegal
             return how, {"X-Error-Code": fault.code}, said.encode()
-        if isinstance(how, str) and how != "lost":
+        if isinstance(how, str) and how not in ("lost", "torn"):
             return 200, {"Content-Type": "application/json"}, how.encode()
         with self.lock:
             if callable(how):
                 how()
             answered = self._answer(request.command, request.path.partition("?")[0], token, body)
-        name = path.rpartition("/")[2]
         if request.command == "GET" and "/resolve/" in path:
-            self.downloaded.append(name)
-        if request.command == "GET" and name == self.hung_up:
+            self.downloaded.append(path.rpartition("/")[2])
+        if how == "torn":
             request.cut = len(answered[2]) // 2
         return None if how == "lost" else answered
 
     def _answer(self, method: str, path: str, token: str | None, body: bytes) -> Answer:
-        if self.error:
-            return refusal(*self.error, "no")
         if path.startswith("/lfs/") and method not in ("GET", "HEAD"):
             return self._lfs_file(method, path, body)
         if self.token is not None and token not in (None, f"Bearer {self.token}"):
@@ -274,11 +267,9 @@ class Hub:
         return good(url | {"name": name})
 
     def _batch(self, name: str, objects: list[dict[str, Any]]) -> Answer:
-        host = self.lfs_url or self.url
-
         def instructed(wanted: dict[str, Any]) -> dict[str, Any]:
-            upload = {"href": f"{host}/lfs/{name}/{wanted['oid']}?X-Amz-Signature=0123"}
-            actions = {"upload": upload, "verify": {"href": f"{host}/lfs/verify/{name}"}}
+            upload = {"href": f"{self.url}/lfs/{name}/{wanted['oid']}?X-Amz-Signature=0123"}
+            actions = {"upload": upload, "verify": {"href": f"{self.url}/lfs/verify/{name}"}}
             return wanted if wanted["oid"] in self.models[name].objects else wanted | {"actions": actions}
 
         return good({"transfer": "basic", "objects": [instructed(wanted) for wanted in objects]})
@@ -329,11 +320,6 @@ def mode(path: str, size: int, held: dict[str, File]) -> dict[str, Any]:
     ignored = held.get(".gitignore", File(b"")).content.decode().split()  # names, not patterns
     stated = {"path": path, "uploadMode": "lfs" if lfs else "regular", "shouldIgnore": path in ignored}
     return stated | ({"oid": held[path].etag} if path in held else {})
-
-
-def etag(file: Path) -> str:
-    """What names a file's content."""
-    return hashlib.sha1(file.read_bytes()).hexdigest()
 
 
 def environment(hub: Hub, home: Path, token: str | None = "hf_any") -> dict[str, str]:
