@@ -54,9 +54,6 @@ def handle_of(model: nn.Module, way: str) -> Any:
     return find[way](model)
 
 
-# Another model with the same configuration
-
-
 @pytest.mark.parametrize(("way", "second"), [("patch", "map"), ("map", "swap"), ("swap", "patch")])
 def test_both_models_are_changed_and_put_back_in_any_order(two, way, second):
     one, other = two
