@@ -182,16 +182,11 @@ def check(plan: Plan) -> None:
         assert Judged(line.engine, plan).contradicts(line) == "", line
 
 
-@pytest.mark.parametrize(("geometry", "factor"), [("llama-2", 4.0), ("babyllama", 8.0)])
-@pytest.mark.parametrize("method", METHODS)
-def test_the_plan_says_what_every_engine_makes_of_a_method(method, factor, geometry):
-    plan = planned(surveyed(geometry), method, factor)
-    check(plan)
-
-
-@pytest.mark.parametrize(("method", "parameters"), SETTINGS, ids=lambda value: str(value)[:60])
-def test_the_plan_says_what_every_engine_makes_of_a_setting(method, parameters):
+@pytest.mark.parametrize(("method", "parameters"), [(name, {}) for name in METHODS] + SETTINGS, ids=str)
+def test_the_plan_says_what_every_engine_makes_of_a_method(method, parameters):
     check(planned(surveyed("llama-2"), method, **parameters))
+    if not parameters:
+        check(planned(surveyed("babyllama"), method, 8.0))
 
 
 @pytest.mark.parametrize("method", ["linear", "ntk", "p-rope", "custom", "cope"])

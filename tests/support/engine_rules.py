@@ -94,6 +94,20 @@ def by_longrope(reach: float, window: float) -> float:
     return 1.0 if reach <= window else math.sqrt(1 + math.log(reach / window) / math.log(window))
 
 
+def mscale_ratio(scaling: Config) -> float:
+    factor = scaling["factor"]
+    return by_yarn(factor, scaling["mscale"]) / by_yarn(factor, scaling["mscale_all_dim"])
+
+
+def alike(kind: str, theta: float, d: int, scaling: Config) -> NDArray[np.float64] | None:
+    """The frequencies of the types of which all engines make the same; None for another type."""
+    if kind == "llama3":
+        return llama3(theta, d, scaling, scaling["original_max_position_embeddings"])
+    if kind in ("default", "linear"):
+        return plain(theta, d) / (1 if kind == "default" else scaling["factor"])
+    return None
+
+
 def transformers_4(config: Config, length: int, served: int | None = None) -> Reading | None:
     """transformers 4.57.6, modeling_rope_utils.py; it knows `rope_theta` and `rope_scaling` alone.
 
@@ -104,14 +118,10 @@ def transformers_4(config: Config, length: int, served: int | None = None) -> Re
     theta, d, reach = config.get("rope_theta", 10000.0), head_dim(config), config["max_position_embeddings"]
     scaling = config.get("rope_scaling") or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind == "default":
-        return Reading(plain(theta, d))
-    if kind == "linear":
-        return Reading(plain(theta, d) / scaling["factor"])
+    if (same := alike(kind, theta, d, scaling)) is not None:
+        return Reading(same)
     if kind == "dynamic":
         return Reading(plain(dynamic_theta(theta, d, scaling["factor"], max(length, reach), reach), d))
-    if kind == "llama3":
-        return Reading(llama3(theta, d, scaling, scaling["original_max_position_embeddings"]))
     if kind == "yarn":
         scaling = {"original_max_position_embeddings": reach} | scaling
         a = scaling.get("attention_factor")
@@ -127,11 +137,6 @@ def transformers_4(config: Config, length: int, served: int | None = None) -> Re
             scaling.get("attention_factor") or by_longrope(reach, window),
         )
     return None
-
-
-def mscale_ratio(scaling: Config) -> float:
-    factor = scaling["factor"]
-    return by_yarn(factor, scaling["mscale"]) / by_yarn(factor, scaling["mscale_all_dim"])
 
 
 def as_transformers_5(config: Config) -> Config:
@@ -167,15 +172,11 @@ def vllm(config: Config, length: int, served: int | None = None) -> Reading | No
     reach = limit if kind in ("default", "llama3", "yarn", "longrope") else int(limit * factor)
     default = config.get("original_max_position_embeddings", reach) if kind == "longrope" else reach
     serves = min(served or default, reach)
-    if kind == "default":
-        return Reading(plain(theta, d), 1.0, serves)
-    if kind == "linear":
-        return Reading(plain(theta, d) / factor, 1.0, serves) if isinstance(factor, float) else None
+    if (same := alike(kind, theta, d, p)) is not None:
+        return Reading(same, 1.0, serves) if kind != "linear" or isinstance(factor, float) else None
     if kind == "dynamic":
         trained = p.get("max_trained_positions", limit)
         return Reading(plain(dynamic_theta(theta, d, factor, limit, trained), d), 1.0, min(serves, limit))
-    if kind == "llama3":
-        return Reading(llama3(theta, d, p, p["original_max_position_embeddings"]), 1.0, serves)
     if kind == "yarn":
         a = p.get("attention_factor")
         if a is None:
@@ -206,14 +207,10 @@ def sglang(config: Config, length: int, served: int | None = None) -> Reading | 
     multiplied = "original_max_position_embeddings" not in p and kind != "llama3"
     reach = int(limit * factor) if multiplied else limit
     serves = min(served or reach, reach)
-    if kind == "default":
-        return Reading(plain(theta, d), 1.0, serves)
-    if kind == "linear":
-        return Reading(plain(theta, d) / factor, 1.0, serves) if isinstance(factor, float) else None
+    if (same := alike(kind, theta, d, p)) is not None:
+        return Reading(same, 1.0, serves) if kind != "linear" or isinstance(factor, float) else None
     if kind == "dynamic":
         return Reading(plain(dynamic_theta(theta, d, factor, limit * factor, limit), d), 1.0, serves)
-    if kind == "llama3":
-        return Reading(llama3(theta, d, p, p["original_max_position_embeddings"]), 1.0, serves)
     if kind == "yarn":
         both = p.get("mscale") is not None and p.get("mscale_all_dim") is not None
         a = (mscale_ratio(p) if both else by_yarn(factor)) * p.get("attn_factor", 1.0)
@@ -238,10 +235,8 @@ def llama_cpp(config: Config, length: int, served: int | None = None) -> Reading
     """
     p, d = as_transformers_5(config), head_dim(config)
     theta, kind, reach = p["rope_theta"], p["rope_type"], config["max_position_embeddings"]
-    if kind == "linear":
-        return Reading(plain(theta, d) / p["factor"], 1.0, reach)
-    if kind == "llama3":
-        return Reading(llama3(theta, d, p, p["original_max_position_embeddings"]), 1.0, reach)
+    if (same := alike(kind, theta, d, p)) is not None:
+        return Reading(same, 1.0, reach)
     if kind == "yarn":
         usual = p | {"beta_fast": 32.0, "beta_slow": 1.0}
         return Reading(yarn(theta, d, usual, truncate=True), by_yarn(p["factor"]), reach)
@@ -258,14 +253,10 @@ def mlx_lm(config: Config, length: int, served: int | None = None) -> Reading | 
     theta, d, limit = config.get("rope_theta", 10000.0), head_dim(config), config["max_position_embeddings"]
     scaling = config.get("rope_scaling") or {}
     kind = scaling.get("type") or scaling.get("rope_type", "default")
-    if kind == "default":
-        return Reading(plain(theta, d))
-    if kind == "linear":
-        return Reading(plain(theta, d) / scaling["factor"])
+    if (same := alike(kind, theta, d, {"original_max_position_embeddings": 8192} | scaling)) is not None:
+        return Reading(same)
     if kind == "dynamic":
         return Reading(plain(dynamic_theta(theta, d, scaling["factor"], max(length, limit), limit), d))
-    if kind == "llama3":
-        return Reading(llama3(theta, d, scaling, scaling.get("original_max_position_embeddings", 8192)))
     if kind == "yarn":
         scaling = {"original_max_position_embeddings": 4096, "mscale": 1, "mscale_all_dim": 0} | scaling
         return Reading(yarn(theta, d, scaling, truncate=True), mscale_ratio(scaling))
