@@ -287,14 +287,13 @@ def test_a_checkpoint_in_the_hubs_cache_extends_into_real_files(template, tmp_pa
     assert torch.isfinite(logits(load(out))).all()
 
 
+def fail(number, *arguments, **options):
+    raise OSError(number, os.strerror(number))
+
+
 def test_a_hard_link_that_cannot_be_made_is_an_error_and_no_copy(source, out, tmp_path, monkeypatch):
-    code = errno.EXDEV
-
-    def refuse(*paths) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "link", refuse)
-    with pytest.raises(RopepatchError, match=f"cannot hard-link {WEIGHTS}: {os.strerror(code)}"):
+    monkeypatch.setattr(os, "link", functools.partial(fail, errno.EXDEV))
+    with pytest.raises(RopepatchError, match=f"cannot hard-link {WEIGHTS}"):
         extend(source, out, link_weights=True)
     assert left(tmp_path) == ["source"]
 
@@ -485,12 +484,9 @@ def test_a_write_that_the_system_cuts_short_leaves_nothing(source, tmp_path):
 
 @pytest.mark.parametrize("step", ["mkdir", "copyfile", "write_text", "_copy", "rename"])
 def test_a_disk_that_fails_at_any_step_leaves_nothing(source, out, tmp_path, monkeypatch, step):
-    def fail(*arguments, **options):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     made = plan(source)
     owner = {"copyfile": shutil, "_copy": weights_module}.get(step, Path)
-    monkeypatch.setattr(owner, step, fail)
+    monkeypatch.setattr(owner, step, functools.partial(fail, errno.ENOSPC))
     with pytest.raises(RopepatchError) as caught:
         ropepatch.extend(made, out)
     assert str(caught.value) == f"cannot write {out}: {os.strerror(errno.ENOSPC)}"
