@@ -17,14 +17,10 @@ def results():
     return ropepatch.evaluate("tiny", methods=["yarn"], to="2x", lengths=[256, "2x"], windows=2)
 
 
-def test_a_text_is_read_without_scaling_and_scaled(results):
+def test_a_text_is_read_without_scaling_and_scaled_into_a_sequence_that_is_shown_as_a_table(results):
     assert [result.label for result in results] == ["floor", "baseline", "yarn"]
     assert [row.length for row in results[-1].of("loss", "length")] == [256, 512]
-    assert results[-1].target == 512
-
-
-def test_results_are_a_sequence_and_a_table(results):
-    assert (len(results), results[1:][0].label) == (3, "baseline")
+    assert (len(results), results[1:][0].label, results[-1].target) == (3, "baseline", 512)
     assert "<table" in results._repr_html_()
     assert results.plot()._repr_png_().startswith(b"\x89PNG")
 

@@ -31,23 +31,11 @@ def place(tmp_path_factory):
     return write_recipe_and_suite(tmp_path_factory.mktemp("place"))
 
 
-def ropepatch(place, *words):
-    without = {key: value for key, value in os.environ.items() if key != "HF_TOKEN"}
-    alone = without | {"OMP_NUM_THREADS": "1", "HF_HOME": str(place / "nobody")}
-    line = [sys.executable, "-m", "ropepatch", *words]
-    return subprocess.run(line, cwd=place, env=alone, capture_output=True, text=True, check=False)
-
-
 @pytest.fixture
-def without_a_token(monkeypatch):
-    """Whoever runs the tests is nobody on the Hub."""
+def run_at(place, run_here, monkeypatch):
+    """`ropepatch` in this process, in the folder with the recipe, by somebody who is nobody on the Hub."""
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", os.devnull)
-
-
-@pytest.fixture
-def run_at(place, run_here, without_a_token):
-    """`ropepatch` in this process, in the folder with the recipe."""
     return partial(run_here, cwd=place)
 
 
@@ -56,7 +44,10 @@ LINE = ("extend", "tiny", "--recipe", "six.yaml", "--eval", "suite.yaml", "--out
 
 @pytest.fixture(scope="module")
 def done(place):
-    done = ropepatch(place, *LINE)
+    without = {key: value for key, value in os.environ.items() if key != "HF_TOKEN"}
+    alone = without | {"OMP_NUM_THREADS": "1", "HF_HOME": str(place / "nobody")}
+    line = [sys.executable, "-m", "ropepatch", *LINE]
+    done = subprocess.run(line, cwd=place, env=alone, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -197,16 +188,9 @@ def test_a_dry_run_tells_what_the_training_then_does(place, run_at, done):
     assert refused.stderr.startswith("error: transformers cannot use flash_attention_2")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--recipe six.yaml --push a/b/c", "'a/b/c' is no name of a repository"),
-        ("--recipe six.yaml --push me/it", "no token for the Hub"),
-    ],
-)
-def test_a_push_that_cannot_be_is_refused_before_the_work_and_leaves_nothing(place, run_at, words, message):
+def test_a_push_that_cannot_be_is_refused_before_the_work_and_leaves_nothing(place, run_at):
     before = sorted(place.iterdir())
-    done = run_at("extend", "tiny", *words.split())
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert sorted(place.iterdir()) == before
+    for repo, message in (("a/b/c", "'a/b/c' is no name of a repository"), ("me/it", "no token for the Hub")):
+        done = run_at("extend", "tiny", "--recipe", "six.yaml", "--push", repo)
+        assert (done.returncode, message in done.stderr) == (2, True)
+        assert sorted(place.iterdir()) == before

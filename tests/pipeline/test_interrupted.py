@@ -16,23 +16,6 @@ FIT = ["fit", "tiny", "--to", "512", "--steps", "4", "--init", "yarn", "--out", 
 EXTEND = ["extend", "tiny", "--recipe", "six.yaml", "--out", "out"]
 
 
-@pytest.fixture
-def interrupt(monkeypatch):
-    """Ctrl-C before a call of a function, by its number."""
-
-    def at(place, name, number):
-        calls, function = itertools.count(), getattr(place, name)
-
-        def counted(*words, **options):
-            if next(calls) == number:
-                os.kill(os.getpid(), signal.SIGINT)
-            return function(*words, **options)
-
-        monkeypatch.setattr(place, name, counted)
-
-    return at
-
-
 @pytest.mark.parametrize(
     ("words", "place", "name", "number", "line"),
     [
@@ -63,10 +46,18 @@ def interrupt(monkeypatch):
     ids=["starts", "descent", "training", "eval with --out", "eval"],
 )
 def test_ctrl_c_says_in_one_line_what_is_kept(
-    run_here, tmp_path, interrupt, words, place, name, number, line
+    run_here, tmp_path, monkeypatch, words, place, name, number, line
 ):
+    """It comes before a call of a function, by its number."""
+    calls, function = itertools.count(), getattr(place, name)
+
+    def counted(*words, **options):
+        if next(calls) == number:
+            os.kill(os.getpid(), signal.SIGINT)
+        return function(*words, **options)
+
+    monkeypatch.setattr(place, name, counted)
     write_recipe_and_suite(tmp_path)
-    interrupt(place, name, number)
     done = run_here(*words, cwd=tmp_path)
     assert done.returncode == 130
     said = [told for told in done.stderr.splitlines() if told.startswith("interrupted: ")]
