@@ -21,19 +21,6 @@ def repair(diagnosis: Diagnosis, out: str | Path, *, progress: Progress | None =
 
     The files of the folder itself are copied, not its folders and not pickled weights. Where config.json
     changes, `verified` is left out of ropepatch.json: nothing has verified the copy.
-
-    Args:
-        diagnosis: The result of `diagnose`.
-        out: The folder to make; it must not exist.
-        progress: Called with the bytes copied so far and in all.
-
-    Returns:
-        The folder.
-
-    Raises:
-        RopepatchError: If nothing can be repaired, or the folder exists, lies in the checkpoint or cannot be
-            written, or a file that is not weights is a link out of the checkpoint; nothing is left behind
-            then.
     """
     case = diagnosis.case
     if not any(finding.fixable for finding in diagnosis.findings):

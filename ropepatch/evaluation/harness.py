@@ -37,24 +37,11 @@ def run_tasks(
     limit: int | None = None,
     max_length: int | None = None,
 ) -> list[Score]:
-    """The scores of tasks or groups of lm-eval.
+    """The scores of tasks or groups of lm-eval: rows ``{task, version, metric, value, stderr, n}``.
 
     A prompt that lm-eval would cut is refused: its score would be that of another prompt. The log-likelihood
     of a whole document is that of its text alone: lm-eval also scores a beginning-of-sequence token that the
     tokenizer adds, which is left out here. No code of a repository is run for the tokenizer.
-
-    Args:
-        model: A causal language model of transformers; put in eval mode and back into the mode it was in.
-        tokenizer: The model's; tasks that size their prompts are given it as a folder.
-        tasks: Names, as in ``lm-eval ls tasks`` or in ``include_path``.
-        include_path: A folder of task files, such as ``eval/tasks``.
-        metadata: What the tasks are given, such as ``{"max_seq_lengths": [4096]}``.
-        limit: Documents per task; None for all.
-        max_length: Tokens that the model reads; None for its config's max_position_embeddings.
-
-    Returns:
-        Rows ``{task, version, metric, value, stderr, n}``: n documents were scored; value and stderr are None
-        where lm-eval has none, or one that is not finite.
     """
     with _undisturbed(model.device), evaluating(model), TemporaryDirectory() as folder:
         evaluate = _lm_eval().simple_evaluate

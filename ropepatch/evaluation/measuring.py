@@ -165,19 +165,9 @@ def measure(
     progress: Progress = lambda name: nullcontext(lambda done, total: None),
     say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Result]:
-    """The results of a suite, as they come.
+    """The results of a suite, as they come; those that ``out`` holds are not measured again.
 
-    Args:
-        suite: What to measure.
-        out: A folder for the results, one JSON file each. Those it holds are not measured again, and a text
-            that was being read is taken up where it stopped. Several processes may share it.
-        revision: The branch, tag or commit of models from the Hub.
-        original: The window that they were trained on, as in `ropepatch.plan`.
-        device: See `Subject`, as for dtype.
-        dtype: In which precision they are read.
-        progress: Takes the name of a job; gives a context manager around a callback that takes how much is
-            done and how much there is.
-        say: Takes a line for every model that is loaded, and how long it will take.
+    A text that was being read is taken up where it stopped. Several processes may share the folder.
     """
     if not suite.models:
         raise RopepatchError("the suite names no models", hint="give MODEL on the command line")

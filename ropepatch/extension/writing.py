@@ -66,22 +66,9 @@ def extend(
 ) -> Path:
     """Write the checkpoint of a plan, proven by reloading it with stock transformers.
 
-    Copies of weights, cloned ones too, are read once from end to end for the checksums of the record.
-
-    Args:
-        plan: What to change.
-        out: The folder to make; it must not exist.
-        link_weights: Hard links instead of copies of the weight files: instant, but a program that rewrites a
-            weight file in place then writes through to the source. Files in which weights change are copied.
-        include: Patterns of files of the source that are carried beside the checkpoint.
-        progress: Called with the bytes cloned so far and in all.
-        record: Further keys of the record.
-        source: The checkpoint of the plan, by `source_of`, where it is found already.
-        finish: Called with the complete folder before it gets its name.
-
-    Raises:
-        RopepatchError: If the plan cannot be saved, the source is unsound, the folder exists or cannot be
-            written, or the result differs from the plan; nothing is left behind then.
+    Copies of weights, cloned ones too, are read once from end to end for the checksums of the record. With
+    ``link_weights`` files in which weights change are copied. ``finish`` is called with the complete folder
+    before it gets its name; whatever fails leaves nothing behind.
     """
     check_savable(plan)
     folder = absent(out)

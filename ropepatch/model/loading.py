@@ -54,18 +54,9 @@ def load_model(
     device_map: str | dict[str, str] | None = None,
     quantization: Any = None,
 ) -> PreTrainedModel:
-    """Load the model of a stock checkpoint, in eval mode.
+    """Load the model of a stock checkpoint, in eval mode; of any kind if a ``config`` is given.
 
-    Args:
-        checkpoint: Of any kind if a `config` is given.
-        config: In the place of config.json, which stock transformers reads itself.
-        dtype: None for the one that config.json names, else that of the weights.
-        device_map: accelerate's: `AUTO` for all GPUs, then the memory of the machine, then its disk.
-        quantization: transformers' configuration by which the weights are quantised as they are read.
-
-    Raises:
-        RopepatchError: If transformers cannot load it, its weights are not those of config.json, or nothing
-            can be computed in the dtype.
+    Refused if its weights are not those of config.json, or nothing can be computed in the dtype.
     """
     if dtype is not None and dtype.itemsize < 2:  # float8 stores weights; torch has no default of it
         name = str(dtype).removeprefix("torch.")

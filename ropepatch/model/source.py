@@ -47,15 +47,6 @@ def find_source(
     """The local folder, or the downloaded files of a Hub id; without weights config.json alone.
 
     `tiny` is the checkpoint that comes with ropepatch; a folder of that name is `./tiny`.
-
-    Args:
-        model: As the user names it.
-        revision: The branch, tag or commit of a Hub id.
-        weights: Download the checkpoint.
-        include: Patterns of further files to download.
-
-    Raises:
-        RopepatchError: If there is no such checkpoint, or the Hub does not hand it out.
     """
     name = "./tiny" if model == Path("tiny") else str(model)
     expected = "MODEL is a checkpoint folder or a Hub id like owner/name"

@@ -168,19 +168,7 @@ def fit_beside(
 ) -> tuple[Method, Fitted]:
     """Fit the model of a ranking to its target on that part of its text that the ranking does not read.
 
-    Args:
-        suite: What `ranking_suite` makes.
-        folder: Where `fit.json` is written, and the state of the fit is kept.
-        revision: The revision of a Hub id.
-        original: The window that the model was trained on.
-        device: Where the model is put.
-        progress: As in `measure`.
-
-    Returns:
-        The method, labelled `fit`, and the fit itself.
-
-    Raises:
-        RopepatchError: Too little text, several processes, or what `ropepatch.fit` refuses.
+    The folder takes `fit.json`, and keeps the state of the fit.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise RopepatchError(

@@ -62,15 +62,7 @@ class Learned:
 def planned(request: Request, feedback: Feedback, *, keep: bool) -> tuple[Plan, Learned | None]:
     """The plan of a request, and how its method was learned or chosen, if it is `fit` or `auto`.
 
-    Args:
-        request: The call of `extend`.
-        feedback: Shows the `Fitted` of `fit` or the `Choice` of `auto`.
-        keep: Whether a work folder beside the checkpoint is made, from which an interrupted search goes on.
-
-    Raises:
-        NothingHelpsError: `auto` sees no scaling help.
-        RopepatchError: The model, the target or the method does not allow it, the suite could not be
-            measured, the folders hold something else, or a search would run in several processes.
+    With ``keep`` a work folder beside the checkpoint is made, from which an interrupted search goes on.
     """
     if request.plan is not None:
         return request.plan, None

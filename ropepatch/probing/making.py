@@ -82,18 +82,7 @@ def make_reading(
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Reading:
-    """Read an extended checkpoint by stock transformers, once for every hypothesis.
-
-    Args:
-        checkpoint: Written by ropepatch.
-        device: Where the model is put.
-        hypotheses: The names of those that are read; None for all.
-        seed: The text is drawn from it.
-        progress: Called with the readings that are done and their number.
-
-    Raises:
-        RopepatchError: If there can be no reading of it, or stock transformers does not run it.
-    """
+    """Read an extended checkpoint by stock transformers, once for every hypothesis; None for all."""
     record = records.read(checkpoint.folder)
     if reason := why_none(checkpoint, record):
         raise RopepatchError(f"{checkpoint.folder.name} cannot be probed: {reason}")

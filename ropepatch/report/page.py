@@ -43,19 +43,7 @@ VARIABLES = {colour: f"var(--{name}, {colour})" for name, colour in NAMES.items(
 
 
 def write_report(results: Sequence[Result], file: str | Path, *, command: str | None = None) -> Path:
-    """Write results as one HTML file that needs nothing else: no network, no other file, no font.
-
-    Args:
-        results: Of any models and tasks; what cannot be compared stands apart.
-        file: Where to; it must not exist.
-        command: The command line that measured them, to be shown.
-
-    Returns:
-        The file as an absolute path.
-
-    Raises:
-        RopepatchError: No results, a file that exists or cannot be written, or no matplotlib.
-    """
+    """Write results as one HTML file that needs nothing else: no network, no other file, no font."""
     path = absent(file)
     if not results:
         raise RopepatchError("no results to report", hint="measure first: ropepatch eval MODEL --report FILE")

@@ -29,18 +29,7 @@ def self_taught(survey: Survey, target: int, text: Texts | None) -> tuple[Recipe
     """Fit the recipe `distil` to a model: rows of the target, if the device can train on them.
 
     Can means: it has the memory, and is done in about an hour. Else rows of 4 or 2 times the old context at
-    skipped positions, and else rows within the old context.
-
-    Args:
-        survey: The model's.
-        target: N, in tokens.
-        text: What is read; None for what the model writes itself.
-
-    Returns:
-        The recipe, and a line that says which rows it reads, and why no longer ones.
-
-    Raises:
-        RopepatchError: The model takes no adapter.
+    skipped positions, and else rows within the old context. A line says which, and why no longer ones.
     """
     trained = survey.rope.original_max_position_embeddings
     model: Any = blueprint(load_config(survey.raw))

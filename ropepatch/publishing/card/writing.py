@@ -44,14 +44,6 @@ def write_card(folder: Path, repo: str | None = None, revision: str | None = Non
     """Write README.md and its figures into a folder that ropepatch made, whole or not at all.
 
     Figures need matplotlib; without it there are none. A README.md that is not ropepatch's is not touched.
-
-    Args:
-        folder: The folder of a checkpoint or an adapter.
-        repo: The Hub id under which it can be loaded; None for the folder's name.
-        revision: Its branch; None for main.
-
-    Returns:
-        The files that were written.
     """
     card = folder / CARD
     try:
