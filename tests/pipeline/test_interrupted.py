@@ -13,6 +13,7 @@ from ropepatch.training import adaptation
 
 EVAL = ["eval", "tiny", "--windows", "1", "--lengths", "64", "--method", "yarn", "--to", "512"]
 FIT = ["fit", "tiny", "--to", "512", "--steps", "4", "--init", "yarn", "--out", "fitted.json"]
+FIT += ["--text", "text.txt"]
 EXTEND = ["extend", "tiny", "--recipe", "six.yaml", "--out", "out"]
 
 
@@ -58,6 +59,8 @@ def test_ctrl_c_says_in_one_line_what_is_kept(
 
     monkeypatch.setattr(place, name, counted)
     write_recipe_and_suite(tmp_path)
+    document = "Once upon a time there was a red fox. " * 80
+    (tmp_path / "text.txt").write_text(f"{document}<|endoftext|>" * 30)
     done = run_here(*words, cwd=tmp_path)
     assert done.returncode == 130
     said = [told for told in done.stderr.splitlines() if told.startswith("interrupted: ")]
