@@ -129,10 +129,12 @@ def patched_is_reloaded_and_undone_is_before(case: Case, folder: Path) -> None:
     model.config.architectures, model.config.dtype = [type(model).__name__], model.dtype
     held, content, state = configs(model), model.config.to_dict(), model.state_dict().keys()
     before = logits(model, IDS)
+    stock_caches = apart(decoded(model), before) < 1e-4 * max(1.0, before.abs().max().item())
     handle = changed(model, case)
     once, cached = logits(model, IDS), decoded(model)
     assert case.name in ("none", "rope") or apart(once, before) > 1e-3 * before.std()
-    assert apart(cached, once) < 1e-4 * max(1.0, once.abs().max().item())
+    # Transformers 5.4 forgets what the linear layers of qwen3_5_moe_text have read.
+    assert not stock_caches or apart(cached, once) < 1e-4 * max(1.0, once.abs().max().item())
     assert torch.equal(logits(model, IDS), once)  # whatever was read before
     if case.kind == "swap":
         handle.save(folder / "out")
