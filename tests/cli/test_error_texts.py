@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import datasets
+import huggingface_hub
 import pytest
 import safetensors.torch
 from checkpoint_folders import contents, edit_json, write_checkpoint
@@ -144,7 +146,9 @@ def here(template, tmp_path, monkeypatch, capsys) -> Path:
     (tmp_path / "there").mkdir()
     (tmp_path / "there/file").touch()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # of processes that it starts; this one has read it already
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     capsys.readouterr()
     return tmp_path
 
