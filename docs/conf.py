@@ -5,6 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "eval" / "studies" / "encodings"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "eval" / "studies"))
 
 import generate  # beside this file
 
