@@ -333,8 +333,7 @@ def evaluate(
     """
     from ropepatch.pipeline.evaluation import evaluate as run
 
-    given = _given(locals()) | {"gain": gain or None}
-    return run(**{key: value for key, value in given.items() if value is not None})
+    return run(**_given(locals()) | {"gain": gain or None})
 
 
 COMPARED = ("linear", "ntk", "ntk-by-parts", "llama3", "yarn")

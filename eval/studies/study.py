@@ -305,9 +305,9 @@ def by(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
     return places
 
 
-def by_case(rows: list[Row]) -> dict[tuple[str, int, int], list[Row]]:
+def by_case(rows: list[Row]) -> dict[tuple[Any, ...], list[Row]]:
     """The rows by model, factor and target."""
-    return by(rows, "model", "factor", "target")  # type: ignore[return-value]
+    return by(rows, "model", "factor", "target")
 
 
 def first(rows: Iterable[Row], **values: Any) -> Row | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,45 +19,44 @@ from ropepatch.extension.planning import Plan, plan_method
 from ropepatch.model.loading import AUTO, check_device, known_dtype
 from ropepatch.pipeline.inputs import check_places, in_tokens, model_name, surveyed, text_name
 from ropepatch.pipeline.results import Results
-from ropepatch.pipeline.running import Feedback, Progress, Say, bar, interruptible, is_first, say_on_stderr
+from ropepatch.pipeline.running import Feedback, Progress, Say, interruptible, is_first
 from ropepatch.pipeline.running import device as best_device
 from ropepatch.scaling import formulas
-from ropepatch.settings import Length, listed, refuse_unknown
+from ropepatch.settings import Length, listed
 
 ALL, EVERY_MAP = "all", "maps"  # stand for every candidate, and every attention map, that the model allows
 WINDOWS = 24  # of text, if nothing else is said
 
 
 def evaluate(
-    model: str | os.PathLike[str] | None = None,
-    suite: str | Path | Suite | None = None,
+    model: str | os.PathLike[str] | None,
+    suite: str | Path | Suite | None,
     *,
-    methods: str | Iterable[str | dict[str, Any] | Method] = (),
-    to: Length | None = None,
-    original: Length | None = None,
-    text: str | Path | None = None,
-    field: str = "text",
-    split: str = "test",
-    out: str | Path | None = None,
-    report: str | Path | None = None,
-    revision: str | None = None,
-    device: str | None = None,
-    dtype: str | None = None,
-    limit: int | None = None,
-    seed: int | None = None,
-    say: Say = say_on_stderr,
-    progress: Progress = bar,
-    command: str | None = None,
+    methods: str | Iterable[str | dict[str, Any] | Method],
+    to: Length | None,
+    original: Length | None,
+    text: str | Path | None,
+    field: str,
+    split: str,
+    out: str | Path | None,
+    report: str | Path | None,
+    revision: str | None,
+    device: str | None,
+    dtype: str | None,
+    limit: int | None,
+    seed: int | None,
+    say: Say,
+    progress: Progress,
+    command: str | None,
     **task: Any,
 ) -> Results:
-    """Measure perplexity by length, with what else `PerplexityTask` takes, or a whole suite."""
-    arguments = [name for name in inspect.signature(evaluate).parameters if name != "task"]
-    refuse_unknown(task, [*arguments, *PerplexityTask.model_fields], "argument of evaluate")
+    """Measure perplexity by length, or a whole suite: `ropepatch.evaluate`."""
+    task = {option: value for option, value in task.items() if value is not None}
     name = None if model is None else model_name(model)
     text, feedback = text_name(text), Feedback(say=say, progress=progress, command=command)
     if suite is None:
         task |= {"text": text, "field": field, "split": split}
-        suite = _reading(name, revision, original, listed(methods), to, task, say)
+        suite = _reading(name, revision, original, listed(methods or ()), to, task, say)
     else:
         options = {"methods": methods or None, "to": to} | task
         if refused := [f"`{option}`" for option, value in options.items() if value is not None]:
