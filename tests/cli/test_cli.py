@@ -1,11 +1,14 @@
 """The command line as a user meets it: fast help, results on stdout, progress on stderr, exit codes."""
 
+import ast
 import inspect
 import json
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 
 import made_results
@@ -463,3 +466,26 @@ def test_tables_fit_the_terminal_and_lose_nothing(columns, capsys, monkeypatch):
     assert max(map(len, table)) <= columns
     whole = whole if columns == 400 else whole.replace("(", "").replace(")", "")  # around the intervals
     assert sorted("".join(folded.split())) == sorted("".join(whole.split()))
+
+
+def rooms() -> Iterator[tuple[str, Mapping[str, inspect.Parameter], Mapping[str, inspect.Parameter]]]:
+    """Each verb with its parameters, and those of the function of a room that its body calls."""
+    for verb in ast.parse(inspect.getsource(api)).body:
+        for step in verb.body if isinstance(verb, ast.FunctionDef) else ():
+            if isinstance(step, ast.ImportFrom) and step.names[0].asname == "run":
+                called = getattr(import_module(step.module), step.names[0].name)
+                own, theirs = (inspect.signature(one).parameters for one in (getattr(api, verb.name), called))
+                yield verb.name, own, theirs
+
+
+def test_a_default_that_a_verb_and_its_room_both_state_is_the_same():
+    """Rooms call each other's functions without the verb; of `compare` the methods are its own."""
+    stated = [
+        (f"{verb}: {key}", own[key].default, theirs[key].default)
+        for verb, own, theirs in rooms()
+        for key in own.keys() & theirs.keys()
+        if inspect.Parameter.empty not in (own[key].default, theirs[key].default)
+        and not callable(own[key].default)
+    ]
+    assert len(stated) > 60
+    assert [name for name, one, other in stated if one != other] == ["compare: methods"]
