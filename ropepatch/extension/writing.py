@@ -139,8 +139,10 @@ def check_weights(weights: Weights, model: PreTrainedModel) -> None:
     """Refuse weights that are not those of a model, which may be on the meta device."""
     configs = model.config, text_config(model.config)
     tie = any(getattr(config, "tie_word_embeddings", False) for config in configs)
-    shared = frozenset(model._tied_weights_keys or ()) if tie else frozenset()
-    check_fit(weights, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, shared)
+    tied = dict(model._tied_weights_keys or {}) if tie else {}
+    # Transformers fills either side of a pair from the other.
+    copies = {*tied, *(source for copy, source in tied.items() if copy in weights.tensors)}
+    check_fit(weights, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, copies)
 
 
 def save_trained(

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -219,9 +219,7 @@ def foreign(reason: str) -> RopepatchError:
     )
 
 
-def check_fit(
-    weights: Weights, expected: dict[str, tuple[int, ...]], tied: frozenset[str] = frozenset()
-) -> None:
+def check_fit(weights: Weights, expected: dict[str, tuple[int, ...]], tied: Collection[str] = ()) -> None:
     """Refuse weights of another model; names that transformers renames are left to the loader.
 
     Args:
@@ -236,7 +234,7 @@ def check_fit(
     for name in sorted(expected.keys() & shapes.keys()):
         if shapes[name] != expected[name]:
             raise foreign(f"{name} has shape {list(shapes[name])}, expected {list(expected[name])}")
-    missing = expected.keys() - shapes.keys() - tied
+    missing = (expected.keys() - shapes.keys()).difference(tied)
     # Where others are there, transformers renames while loading, and judges itself.
     if missing and shapes.keys() <= expected.keys():
         raise foreign(f"{len(missing)} missing keys, for instance {min(missing)}")

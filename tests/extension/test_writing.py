@@ -101,6 +101,20 @@ def test_a_head_dim_of_null_that_yarn_cannot_read_is_written_as_a_number(tmp_pat
     assert_as_patched(tmp_path / "source", made, out)
 
 
+@pytest.mark.parametrize("stored", ["model.embed_tokens.weight", "lm_head.weight"])
+def test_tied_embeddings_may_be_stored_under_either_name_and_not_under_none(tmp_path, out, stored):
+    source = write_checkpoint(tmp_path / "source", tie_word_embeddings=True)
+    tensors = load_file(source / WEIGHTS)
+    embeddings = tensors.pop("model.embed_tokens.weight")
+    save_file(tensors | {stored: embeddings}, source / WEIGHTS, {"format": "pt"})
+    extend(source, out)
+    assert_as_patched(source, plan(source), out)
+    assert ropepatch.diagnose(source).findings == ()
+    save_file(tensors, source / WEIGHTS, {"format": "pt"})
+    with pytest.raises(RopepatchError, match=r"for instance model\.embed_tokens"):
+        extend(source, tmp_path / "none")
+
+
 def test_a_sharded_checkpoint_keeps_its_shards_and_its_index(tmp_path, out):
     sharded = write_checkpoint(tmp_path / "source", max_shard_size="10KB")
     made = plan(sharded)
