@@ -36,8 +36,6 @@ SCALING_KEYS = frozenset({
 LEGACY_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor", "rotary_emb_base", "rotary_pct")
 ORIGINAL = "original_max_position_embeddings"
 SIZES = ("max_position_embeddings", ORIGINAL, "factor")
-AGREE = "readers differ in which they follow: make them agree or drop one"
-PRETRAINED = "it is the window the model was pretrained with: make them agree or drop one"
 MAX_LAYERS = 1000  # beyond these config.json is damaged, and a model takes all memory
 
 
@@ -172,27 +170,3 @@ def legacy_keys(raw: dict[str, Any], parameters: dict[str, Any]) -> dict[str, An
     if "partial_rotary_factor" in parameters:
         keys["rotary_pct" if renamed else "partial_rotary_factor"] = parameters["partial_rotary_factor"]
     return keys
-
-
-def check_agreement(raw: dict[str, Any]) -> None:
-    """Refuse a config.json whose older and newer keys differ."""
-    newer, scaling = raw.get("rope_parameters"), raw.get("rope_scaling")
-    if not isinstance(newer, dict):
-        return
-    twice = []
-    if not any(isinstance(value, dict) for value in newer.values()):
-        older = {"rope_theta": raw.get("rope_theta")} | (scaling if isinstance(scaling, dict) else {})
-        newer = _with_rope_type(newer)
-        twice = [(key, value, "in the older keys", AGREE) for key, value in _with_rope_type(older).items()]
-    twice.append((ORIGINAL, raw.get(ORIGINAL), "at the top level", PRETRAINED))
-    for key, value, where, hint in twice:
-        other = newer.get(key)
-        if None not in (value, other) and value != other:
-            problem = f"{key} is {value!r} {where} and {other!r} in rope_parameters"
-            raise RopepatchError(f"config.json contradicts itself: {problem}", hint=hint)
-
-
-def _with_rope_type(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Rename `type` to `rope_type`."""
-    kind = parameters.get("rope_type", parameters.get("type"))
-    return {key: value for key, value in parameters.items() if key != "type"} | {"rope_type": kind}

@@ -15,9 +15,9 @@ from transformers import PreTrainedConfig
 from ropepatch.errors import RopepatchError
 from ropepatch.model.architectures import TIED
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.checks import check_agreement
 from ropepatch.model.config import (
     blueprint,
-    check_agreement,
     check_rope_types,
     head_dim_of,
     load_config,

@@ -164,14 +164,14 @@ def test_a_factor_that_is_no_finite_number_is_refused(factor):
         ropepatch.plan(LlamaConfig(rope_parameters=LINEAR | {"rope_theta": 1e4, "factor": factor}), to="2x")
 
 
-HUGE = LLAMA_3 | {"type": "yarn"} | LISTS
+HUGE = LLAMA_3 | LISTS
 
 
 @pytest.mark.parametrize(
     ("rope", "top"),
     [
         *(
-            (HUGE | {"type": kind, key: size}, {})
+            (HUGE | {"rope_type": kind, key: size}, {})
             for kind in ("yarn", "longrope")
             for key in ("factor", "original_max_position_embeddings")
             for size in (1e20, -1e300, 10**300)
@@ -237,6 +237,18 @@ def test_a_text_part_that_config_json_leaves_out_is_that_of_transformers(tmp_pat
     diagnosis = ropepatch.diagnose(tmp_path, measure=False)
     assert not diagnosis.has_errors
     assert json.loads(diagnosis.to_json()) is not None
+
+
+@pytest.mark.parametrize("model_type", ["mllama", "qwen3_5"])
+def test_a_text_part_that_contradicts_itself_is_refused_with_what_the_doctor_says(tmp_path, model_type):
+    rope = tiny_config("llama").rope_parameters | LINEAR | {"rope_type": "linear"}
+    text = {"rope_parameters": rope, "rope_scaling": LINEAR | {"factor": 8.0}}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "text_config": text}))
+    with pytest.raises(RopepatchError, match="contradicts itself") as caught:
+        ropepatch.plan(tmp_path, to="64x", method="linear")
+    (finding,) = ropepatch.diagnose(tmp_path, measure=False).findings
+    assert (finding.code, finding.remedy) == ("keys-contradict", caught.value.hint)
+    assert str(caught.value).endswith(finding.problem)
 
 
 def test_a_text_part_that_stands_at_the_top_is_extended_with_all_that_it_says(tmp_path):

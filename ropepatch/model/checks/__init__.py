@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ropepatch.errors import RopepatchError
 from ropepatch.model.checks.case import Case
 from ropepatch.model.checks.findings import CONFIG, Finding
-from ropepatch.model.checks.rules import RULES, refused
+from ropepatch.model.checks.rules import RULES, contradictions, refused
 
 MAX_ROUNDS = 50  # of repairs, each of one finding
 
@@ -54,8 +55,18 @@ def settled(case: Case, look: Callable[[Case], Iterable[Finding]]) -> list[Findi
 
 def config_errors(raw: dict[str, Any]) -> tuple[str, ...]:
     """The errors of a config.json by itself, whether or not transformers takes it."""
-    case = Case("", Path(), {CONFIG: raw}, {})
+    case = _alone(raw)
     return tuple(one.problem for look in RULES for one in look(case) if one.severity == "error")
+
+
+def check_agreement(raw: dict[str, Any]) -> None:
+    """Refuse a config.json that says different things in two places."""
+    for one in contradictions(_alone(raw)):
+        raise RopepatchError(f"config.json contradicts itself: {one.problem}", hint=one.remedy)
+
+
+def _alone(raw: dict[str, Any]) -> Case:
+    return Case("", Path(), {CONFIG: raw}, {})
 
 
 def repaired(case: Case) -> Case:
