@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_folders import write_checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import ropepatch
@@ -57,6 +58,18 @@ def cpu_units(request: pytest.FixtureRequest) -> Iterator[None]:
 def tiny() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The bundled checkpoint, which can read; whoever changes the model changes it back."""
     return ropepatch.load("tiny", device="cpu")
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory) -> Path:
+    """A small random checkpoint that nobody changes."""
+    return write_checkpoint(tmp_path_factory.mktemp("template") / "tiny-llama")
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory) -> Path:
+    """The same, its weights in several files."""
+    return write_checkpoint(tmp_path_factory.mktemp("shards") / "tiny-llama", max_shard_size="30KB")
 
 
 @pytest.fixture(scope="session")

@@ -122,21 +122,6 @@ def test_the_window_is_that_which_the_rope_reads_now_and_comes_back_as_it_was_wr
     assert model.config.max_position_embeddings == 64
 
 
-def test_an_adapter_is_trained_and_merged_on_a_mapped_model(model):
-    stock = logits(model)
-    put(model, "self-extend")
-    adapted = lora(model)
-    adapted(ONE, labels=ONE).loss.backward()
-    assert any(
-        parameter.grad is not None and parameter.grad.abs().max() > 0 for parameter in adapted.parameters()
-    )
-    expected = logits(adapted)
-    merged = adapted.merge_and_unload()
-    assert apart(logits(merged), expected) < 1e-4
-    mapped(merged).remove()
-    assert apart(logits(merged), stock) > 1e-2
-
-
 # Why a family is refused, in the words of the refusal.
 REFUSED = {
     "has layers of the type": """

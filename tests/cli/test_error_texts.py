@@ -134,11 +134,6 @@ def rows() -> list[list[str]]:
     return [line.split("\t") for line in lines if "\t" in line]
 
 
-@pytest.fixture(scope="session")
-def template(tmp_path_factory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("template") / "tiny-llama")
-
-
 @pytest.fixture
 def here(template, tmp_path, monkeypatch, capsys) -> Path:
     """An empty folder with a sound checkpoint in `src`, and something in `there`."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from checkpoint_folders import write_checkpoint
 from damaged_configs import METHODS, SCALED, damaged, with_rare_key
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,11 +20,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 TARGET = 256
 ALSO = (*METHODS, "giraffe-power")
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("template") / "tiny-llama")
 
 
 def check(template: Path, name: str, content: bytes, method: str = "yarn") -> bool:

@@ -1,19 +1,18 @@
 """Models with an attention map or a swapped encoding read alike in pieces, padded, packed, or at once."""
 
-import copy
 from typing import Any
 
 import pytest
 import torch
 from caches import into
 from loss_models import Largest
-from swaps import BY_NAME, IDS, ONE, TRAINED, apart, cast, every_change, logits, pickled, put, sliding
+from swaps import IDS, ONE, apart, cast, every_change, logits, put, sliding
 from tiny_models import tiny_model
 from torch import Tensor, nn
 from transformers import DynamicCache, StaticCache
 
 from ropepatch import ENCODINGS
-from ropepatch.attention import MAPS, mapped
+from ropepatch.attention import MAPS
 from ropepatch.attention import modeling_attention_map as modeling
 from ropepatch.encodings import swapped
 
@@ -26,10 +25,6 @@ MASKS = {  # of the second row, read in several parts
     "a hole and padding ahead": [0] * 2 + [1] * 2 + [0] * 2 + [1] * 24,
     "one token alone": [0] * 29 + [1],
 }
-
-
-def handle_of(model: nn.Module) -> Any:
-    return swapped(model) or mapped(model)
 
 
 def cached(model: nn.Module, sizes: list[int], cache: Any = None) -> Tensor:
@@ -182,28 +177,6 @@ def test_a_sliding_window_is_the_mask_that_shuts_out_older_keys(name):
     assert apart(logits(whole), expected) > 1e-2
     assert apart(logits(model), expected) < 5e-5
     assert apart(cached(model, CHUNKS), expected) < 5e-5
-
-
-@pytest.mark.parametrize("name", ["dca", *BY_NAME])
-def test_a_copy_is_changed_on_its_own(model, name):
-    copied = copy.deepcopy if name in ("dca", "shaw") else pickled
-    stock = logits(model)
-    put(model, name)
-    expected = logits(model)
-    if name in ENCODINGS:
-        twin = copied(model)
-        for parameter in swapped(twin).module.parameters():
-            nn.init.zeros_(parameter)
-        assert torch.equal(logits(model), expected)
-        assert (apart(logits(twin), expected) > 1e-3) == (name in TRAINED)
-    twin = copied(model)
-    handle_of(model).remove()
-    assert torch.equal(logits(twin), expected)
-    handle_of(twin).remove()
-    assert torch.equal(logits(twin), stock)
-    assert torch.equal(logits(model), stock)
-    assert twin.config.to_dict() == model.config.to_dict()
-    assert twin.model.rotary_emb is not model.model.rotary_emb
 
 
 @pytest.mark.parametrize(

@@ -100,16 +100,6 @@ def test_the_rope_swapped_in_equals_the_stock_model_to_the_bit(family, dtype, at
     assert torch.equal(logits(model, **inputs), expected)
 
 
-@pytest.mark.parametrize("name", ["self-extend", "learned", "rope"])
-def test_an_adapter_before_and_after_the_change_are_the_same_model(name):
-    one, other = tiny_model("llama"), tiny_model("llama")
-    wrapped = lora(one)
-    put(wrapped, name)
-    put(other, name)
-    assert torch.equal(logits(wrapped), logits(lora(other)))
-    assert (swapped(wrapped) is None) == (mapped(wrapped) is not None)
-
-
 @pytest.mark.parametrize("name", TRAINED)
 def test_lora_trains_the_parameters_of_an_encoding_by_the_name_of_its_module(model, name):
     """They are at `model.rotary_emb.module`; of those that PEFT saves whole, a name is matched at its end."""

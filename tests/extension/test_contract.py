@@ -264,7 +264,7 @@ CHECKS: dict[Callable[[Case, Path], None], list[Case]] = {
     older_keys_say_what_newer_ones_do: SCALINGS,
     a_copy_and_a_pickle_are_changed_on_their_own: [*ONE_EACH, ENCODED[-1], PARTLY[0]],
     a_model_with_the_same_configuration_is_left_alone: ONE_EACH,
-    default_dtype_and_device_change_nothing: [*ONE_EACH, SCALINGS[-1], ENCODED[-1]],
+    default_dtype_and_device_change_nothing: [*ONE_EACH, SCALINGS[-1], *ENCODED],
     a_second_change_is_refused_and_harms_nothing: ONE_EACH,
 }
 

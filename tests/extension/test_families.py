@@ -13,7 +13,6 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from ropepatch import RopepatchError
 from ropepatch.scaling.rope import Frequencies
 
-IDS = torch.randint(3, 120, (1, 40), generator=torch.Generator().manual_seed(0))
 UNTRIED = "not tried: no small random model of it can be built without more packages or another model"
 
 

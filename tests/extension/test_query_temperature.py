@@ -11,7 +11,6 @@ from ropepatch import plan
 
 BETA, WINDOW, TRAINED = 0.1, 24, 64  # the temperature's L is not the rope's
 POSITIONS = torch.tensor([[0, 1, 23, 24, 47, 48, 63, 64, 200, 255]])
-ABF = {"rope_theta": 500_000.0}
 
 
 def growth(window: int) -> np.ndarray:

@@ -27,11 +27,6 @@ TARGET = 256
 WEIGHTS = "model.safetensors"
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("template") / "tiny-llama")
-
-
 @pytest.fixture
 def source(template, tmp_path) -> Path:
     return Path(shutil.copytree(template, tmp_path / "source"))

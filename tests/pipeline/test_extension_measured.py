@@ -29,7 +29,6 @@ KEYS = RetrievalTask(lengths=("0.5x", "2x"), haystacks=1)
 SHORT = PerplexityTask(windows=1, lengths=(64,))
 # Of a suite only the tasks count.
 SUITE = Suite(models=("some/model",), methods=(Method(name="ntk"),), to=("8x",), tasks=(TALES, KEYS))
-ONLY_SHORT = SUITE.model_copy(update={"tasks": (SHORT,)})
 
 
 @pytest.fixture(scope="module")

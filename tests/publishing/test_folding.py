@@ -21,19 +21,14 @@ from ropepatch.publishing.folding import fold_attention
 TARGET = 256
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("template") / "tiny-llama", max_shard_size="30KB")
-
-
 def extended(source: Path, out: Path, method: str = "yarn", **parameters) -> Path:
     given = example(method, PAIRS).parameters() | parameters
     return ropepatch.extend(ropepatch.plan(source, to=TARGET, method=method, **given), out).folder
 
 
 @pytest.fixture(scope="module")
-def yarn(template, tmp_path_factory) -> Path:
-    return extended(template, tmp_path_factory.mktemp("yarn") / "yarn")
+def yarn(shards, tmp_path_factory) -> Path:
+    return extended(shards, tmp_path_factory.mktemp("yarn") / "yarn")
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +92,8 @@ def test_the_queries_grow_by_the_square_of_the_factor_and_nothing_else_changes(y
 
 
 @pytest.mark.parametrize("method", ["yarn", "longrope", "linear"])
-def test_every_method_with_a_factor_of_its_own_can_be_folded(template, tmp_path, method):
-    made = extended(template, tmp_path / "made", method)
+def test_every_method_with_a_factor_of_its_own_can_be_folded(shards, tmp_path, method):
+    made = extended(shards, tmp_path / "made", method)
     if record(made)["attention_factor"] == 1:
         with pytest.raises(RopepatchError, match="attention factor of 1"):
             fold_attention(made, tmp_path / "folded")
@@ -185,8 +180,8 @@ def refused(source: Path, tmp_path: Path) -> str:
     return str(error.value)
 
 
-def test_a_factor_of_1_and_quantised_weights_are_refused(template, yarn, tmp_path):
-    assert "attention factor of 1" in refused(template, tmp_path)
+def test_a_factor_of_1_and_quantised_weights_are_refused(shards, yarn, tmp_path):
+    assert "attention factor of 1" in refused(shards, tmp_path)
     source = Path(shutil.copytree(yarn, tmp_path / "source"))
     edit_json(source / "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
     assert "quantised" in refused(source, tmp_path)

@@ -20,7 +20,7 @@ from ropepatch.evaluation.results import Result
 from ropepatch.report import plots
 from ropepatch.report.plots.changes import slow_divisors
 from ropepatch.report.plots.lines import plot_gain, plot_perplexity, plot_positions
-from ropepatch.report.plots.style import COLOURS, PLAIN, Look
+from ropepatch.report.plots.style import COLOURS, Look
 from ropepatch.scaling import make_scaling
 from ropepatch.scaling.rope import Frequencies, Rope
 
@@ -207,20 +207,6 @@ def test_names_of_figures_tell_models_targets_and_protocols_apart():
 
 
 # Colours and names
-
-
-def test_a_label_has_one_colour_in_every_figure():
-    results = [
-        reading("baseline", [2.0] * 3),
-        reading("ntk", [1.0] * 3, method="ntk"),
-        reading("yarn", [1.0] * 3, method="yarn", gain=[0.1, 0.2]),
-        asking("yarn", [4, 4, 4], method="yarn"),
-    ]
-    found = plots.figures(results)
-    drawn_as = labelled(found["perplexity"].axes[0]) | labelled(found["wavelengths-yarn"].axes[0])
-    assert drawn_as["yarn"].get_color() == drawn_as["after yarn"].get_color() == COLOURS[0]
-    assert drawn_as["baseline"].get_color() == PLAIN
-    assert plots.looks(["ntk"])["ntk"] == plots.looks(["llama3", "some model", "yarn", "ntk"])["ntk"]
 
 
 @pytest.mark.parametrize("label", [r"$\nothing$", "<b>&amp;", "a\x00b\x1bc\ud800", "_hidden"])

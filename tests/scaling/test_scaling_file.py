@@ -272,26 +272,3 @@ def test_a_suite_takes_a_file_and_its_results_hold_the_parameters(tmp_path, chec
 
 
 # Commands
-
-
-def test_extend_and_eval_take_a_file(run_here, tmp_path, checkpoint, fitted):
-    given, held = tmp_path / "given", tmp_path / "held"
-    settings = (f"divisors={','.join(map(str, DIVISORS))}", f"attention_factor={ATTENTION}")
-    sets = [word for setting in settings for word in ("--set", setting)]
-    extend = ("extend", checkpoint, "--to", TARGET)
-    assert run_here(*extend, "--method", "custom", *sets, "--out", given).returncode == 0
-    assert run_here(*extend, "--method", fitted, "--out", held).returncode == 0
-    assert (given / "config.json").read_bytes() == (held / "config.json").read_bytes()
-    record = json.loads((held / "ropepatch.json").read_text())
-    assert (record["method"], record["parameters"]["divisors"]) == ("custom", list(DIVISORS))
-
-    text = ("--text", checkpoint.parent / "text.txt", "--windows", 2, "--lengths", TARGET, "--json")
-    scaled = ("--method", fitted, "--to", TARGET)
-    patched, reloaded = (
-        {
-            result["label"]: next(row for row in result["rows"] if row["at"] == {"length": TARGET})
-            for result in json.loads(run_here(*words).stdout)
-        }
-        for words in (("eval", checkpoint, *scaled, *text), ("eval", held, *text))
-    )
-    assert patched["fitted"] == reloaded["baseline"] != patched["baseline"]
