@@ -9,7 +9,7 @@ from typing import Any
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import FEWEST
-from ropepatch.evaluation.results import Result, Row, as_read
+from ropepatch.evaluation.results import Result, Row, as_read, identity
 from ropepatch.evaluation.tasks import task_of
 
 FLOOR = "floor"  # the label of what no model can beat
@@ -101,13 +101,17 @@ def training_free(results: Mapping[str, Result], adapted: Result) -> str | None:
 
 
 def comparisons(results: Sequence[Result]) -> list[Comparison]:
-    """The results in groups, in the order in which these begin."""
-    groups: dict[str, list[Result]] = {}
+    """The results in groups, in the order in which these begin, however model and text are spelled."""
+    groups: dict[tuple[Any, ...], list[Result]] = {}
+    names: dict[str, str] = {}  # of models, as they are spelled first
     for result in results:
-        model = [result.model["name"], result.model.get("revision"), result.model["trained"]]
-        alike = [result.task, model, result.target, result.parameters]
-        groups.setdefault(json.dumps(alike, sort_keys=True, default=str), []).append(result)
-    return [_comparison(group) for group in groups.values()]
+        model = dict(result.model)
+        if base := model.pop("adapted_from", None):
+            model["weights"] = base
+        key, settings = (json.dumps(identity(of), sort_keys=True) for of in (model, result.parameters))
+        names.setdefault(key, result.model["name"])
+        groups.setdefault((key, result.task, result.target, settings), []).append(result)
+    return [_comparison(names[key], group) for (key, *_), group in groups.items()]
 
 
 def by_place(groups: Sequence[Comparison]) -> dict[tuple[str, int], list[Comparison]]:
@@ -118,14 +122,14 @@ def by_place(groups: Sequence[Comparison]) -> dict[tuple[str, int], list[Compari
     return places
 
 
-def _comparison(group: Sequence[Result]) -> Comparison:
+def _comparison(model: str, group: Sequence[Result]) -> Comparison:
     named: dict[str, Result] = {}
     for result in group:
         if result.label != FLOOR:
             count = sum(other.label == result.label for other in named.values())
             named[f"{result.label} ({count + 1})" if count else result.label] = result
     return Comparison(
-        model=group[0].model["name"],
+        model=model,
         trained=group[0].model["trained"],
         target=group[0].target,
         task=group[0].task,

@@ -28,7 +28,7 @@ from ropepatch.files import check_resumed, read_json, remove
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import load_text_config
 from ropepatch.model.head import evaluating, gives_positions, input_device
-from ropepatch.model.loading import AUTO, load_tokenizer
+from ropepatch.model.loading import AUTO, known_dtype, load_tokenizer
 from ropepatch.model.precision import describe_placement, prefers_float32
 from ropepatch.model.source import find_source
 from ropepatch.model.survey import Survey, survey_checkpoint
@@ -244,21 +244,44 @@ def _resumed(jobs: list[Job], out: Path | None, progress: Progress) -> Iterator[
                 f"two results would be called {name}", hint="give models and labels different names"
             )
     earlier = {} if out is None else {job.name: _earlier(job, out / f"{job.name}.json") for job in jobs}
-    return _run(jobs, earlier, out, progress)
+    return _run(jobs, earlier, _precisions(jobs, earlier, out), out, progress)
+
+
+def _precisions(jobs: list[Job], earlier: Mapping[str, Result | None], out: Path | None) -> dict[str, str]:
+    """By the name of each model the one dtype in which it was measured before, where it was."""
+    found: dict[str, str] = {}
+    for job in jobs:
+        result = earlier.get(job.name)
+        dtype = result and result.env.get("dtype")
+        if dtype and (first := found.setdefault(job.subject.name, dtype)) != dtype:
+            raise RopepatchError(
+                f"{out} holds results of {job.subject.name} in {first} and in {dtype}, which do not compare",
+                hint="choose another --out, or remove those of one precision",
+            )
+    return found
 
 
 def _run(
-    jobs: list[Job], earlier: Mapping[str, Result | None], out: Path | None, progress: Progress
+    jobs: list[Job],
+    earlier: Mapping[str, Result | None],
+    precisions: dict[str, str],
+    out: Path | None,
+    progress: Progress,
 ) -> Iterator[Result]:
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     for subject, group in groupby(jobs, key=lambda job: job.subject):
         own = list(group)
+        if subject.dtype is None and (dtype := precisions.get(subject.name)):
+            # Differences between two precisions are none between methods.
+            subject = replace(subject, dtype=known_dtype(dtype.removeprefix("torch.")))
+            own = [replace(job, subject=subject) for job in own]
         if ahead := [job for job in own if not earlier.get(job.name)]:
             mapped = [job for job in ahead if job.plan and job.plan.distances]
             with mapped[0].patched() if mapped else nullcontext():  # refused before its first job, or not
                 pass
             subject.say(forecast(subject.model, [job.measurement for job in ahead]))
+            precisions.setdefault(subject.name, str(subject.model.dtype))
         for job in own:
             if job.plan is None and (floor := job.measurement.floor) is not None:
                 result = Result(**job.request | {"label": FLOOR}, rows=floor, env={})

@@ -123,7 +123,7 @@ class Suite(Settings):
         """The same with at most so many pieces, haystacks and documents, drawn from a seed."""
         if limit is not None and limit < 1:
             raise RopepatchError(f"limit must be at least 1, got {limit}", hint="leave it out for all")
-        tasks = self.tasks if limit is None else tuple(task.limited(limit) for task in self.tasks)
+        tasks = self.tasks
         if seed is not None:
             if not any("seed" in type(task).model_fields for task in tasks):
                 raise RopepatchError(
@@ -134,6 +134,8 @@ class Suite(Settings):
                 task.model_copy(update={"seed": seed}) if "seed" in type(task).model_fields else task
                 for task in tasks
             )
+        if limit is not None:  # last: a copy with other settings would forget it
+            tasks = tuple(task.limited(limit) for task in tasks)
         return self.model_copy(update={"tasks": tasks})
 
     def check(self) -> None:

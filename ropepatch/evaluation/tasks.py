@@ -101,7 +101,7 @@ class Task(Settings):
         return self
 
     def at_most(self, setting: str, limit: int) -> Task:
-        """The same with a setting no greater than a limit; None is without one."""
+        """The same with a setting no greater than a limit; None is all that there is."""
         return self.model_copy(update={setting: min(limit, getattr(self, setting) or limit)})
 
     @classmethod
@@ -371,6 +371,7 @@ class RetrievalTask(Task):
     field: Text = "text"
     split: Text = "test"
     form: Annotated[Literal["plain", "chat"], expected("plain or chat")] = "plain"
+    _limit: int | None = None  # of haystacks, the default included, which depends on the model
 
     def check(self) -> None:
         """Refuse a kind that is named twice."""
@@ -390,9 +391,10 @@ class RetrievalTask(Task):
                 raise RopepatchError(
                     f"{self.text} holds token ids, expected texts", hint="give texts, or leave it out"
                 )
+        count = self.haystacks or (20 if keys == 1 else 10)
         plan = Haystacks(
             lengths=resolved(self.lengths, trained, to),
-            count=self.haystacks or (20 if keys == 1 else 10),
+            count=min(count, self._limit or count),
             keys=keys,
             kinds=self.kinds or (("passkey",) if keys == 1 else ("number", "sentence")),
             seed=self.seed,
@@ -418,7 +420,9 @@ class RetrievalTask(Task):
 
     def limited(self, limit: int) -> Task:
         """The same with at most so many haystacks."""
-        return self.at_most("haystacks", limit)
+        limited = self.model_copy()
+        limited._limit = limit
+        return limited
 
     @classmethod
     def reads(cls, parameters: Mapping[str, Any]) -> dict[int, float]:

@@ -20,6 +20,7 @@ from ropepatch.data.haystack import Haystack, Question
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation import measuring, retrieval
 from ropepatch.evaluation.retrieval import Answer, Retrieval, ask, chat_parts, effective_length, retrieve
+from ropepatch.evaluation.suites import Suite
 from ropepatch.evaluation.tasks import LmEvalTask, RetrievalTask, retrieval_rows
 
 LENGTHS = (40, 90, 150)
@@ -378,8 +379,18 @@ def test_a_task_asks_at_the_lengths_that_have_room_around_a_text_that_is_one(tin
     single = RetrievalTask(haystacks=2).prepare("tiny", tokenizer, trained=256, to=512)
     assert (single.parameters["keys"], single.parameters["kinds"]) == (1, ["passkey"])
     assert RetrievalTask.reads(single.parameters) == {128: 3, 256: 3, 512: 3}
-    assert RetrievalTask(haystacks=5).limited(2).haystacks == 2
-    assert RetrievalTask(haystacks=5).limited(9).haystacks == 5
+
+
+@pytest.mark.parametrize(("model", "default"), [("tiny", 20), ("x", 10)])
+def test_a_limit_lowers_the_number_of_haystacks_and_never_raises_it(tiny, model, default):
+    def haystacks(limit, **settings):
+        suite = Suite(to=("1x",), tasks=(RetrievalTask(lengths=("1x",), kinds=("number",), **settings),))
+        (task,) = suite.narrowed(limit, seed=3).tasks
+        return task.prepare(model, tiny[1], trained=256, to=256).parameters["haystacks"]
+
+    keys = {} if model == "tiny" else {"keys": 2}
+    assert [haystacks(limit, **keys) for limit in (None, 2, 64)] == [default, 2, default]
+    assert [haystacks(limit, haystacks=5, **keys) for limit in (2, 64)] == [2, 5]
 
 
 def test_a_forecast_scales_a_short_row_by_what_every_row_costs(tiny, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 from made_results import adapted, asking, model_record, reading, scoring
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import summary
+from ropepatch.evaluation.comparisons import comparisons, summary
 
 RESULTS = [
     reading("floor", [0.4, 0.39, 0.38]),
@@ -32,6 +32,17 @@ def test_results_are_quoted_with_what_was_asked_at_the_trained_context_and_at_th
     assert scores == {"baseline": [RESULTS[5].rows[0].tidy()]}
     assert made["tasks"][0].items() >= {"stride": None, "text": "books", "digest": "f00d"}.items()
     assert (made["tasks"][1]["haystacks"], made["tasks"][2]["limit"]) == (4, 20)
+
+
+def test_however_model_and_text_are_spelled_what_was_measured_alike_is_compared():
+    first, second = RESULTS[1:3]
+    other = {
+        "model": second.model | {"name": "./tiny"},
+        "parameters": second.parameters | {"text": "./books"},
+    }
+    (group,) = comparisons([first, replace(second, **other)])
+    assert (group.model, list(group.results)) == ("tiny", [first.label, second.label])
+    assert len(summary([RESULTS[1], replace(RESULTS[3], model=other["model"])])["tasks"]) == 2
 
 
 @pytest.mark.parametrize(

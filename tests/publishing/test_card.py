@@ -243,7 +243,10 @@ def test_results_of_another_scaling_or_of_other_weights_are_not_claimed():
 
 
 def test_two_measurements_of_one_task_stand_apart_and_what_was_not_measured_gives_way_to_what_was():
-    twice = [*TRAINED[:3], *(replace(r, parameters={**r.parameters, "text": "plays"}) for r in TRAINED[:3])]
+    twice = [
+        *TRAINED[:3],
+        *(replace(r, parameters={**r.parameters, "text": "plays", "digest": "b00c"}) for r in TRAINED[:3]),
+    ]
     captions = {"perplexity": "first", "perplexity-2": "second"}
     card = card_text(made(results=twice, captions=captions))
     assert card.count("### Perplexity\n") == 2

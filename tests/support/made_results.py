@@ -29,7 +29,8 @@ Values = float | Sequence[float]  # a mean, or the value of every cluster
 def model_record(name: str = "tiny", trained: int = 256, rotary_dim: int = 16) -> dict[str, Any]:
     rope = Rope(rotary_dim, 10_000.0, trained)
     shape = {"rotary_dim": rotary_dim, "rope_theta": 10_000.0, "inv_freq": rope.inv_freq().tolist()}
-    return {"name": name, "revision": None, "weights": "sha256:0123", "trained": trained} | shape
+    weights = f"sha256:{'0123' if name == 'tiny' else name}"
+    return {"name": name, "revision": None, "weights": weights, "trained": trained} | shape
 
 
 def scaling_record(method: str, model: dict[str, Any], target: int) -> dict[str, Any]:
