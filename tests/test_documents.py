@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import tables
+from checkpoint_folders import write_checkpoint
 from readme import DOCUMENTS, ROOT, code_blocks, commands
-from tiny_checkpoint import tiny_llama_folder
 from transformers import AutoConfig
 
 import ropepatch
@@ -42,12 +42,13 @@ def workplace(tmp_path_factory) -> Path:
     """A folder with the checkpoints and the books that the documents speak of, small and random."""
     folder = tmp_path_factory.mktemp("readme")
     # One head of 16: at 32k tokens attention is all that takes time.
-    tiny_llama_folder(
+    write_checkpoint(
         folder / "llama-2-7b",
-        window=4096,
+        max_position_embeddings=4096,
         num_hidden_layers=1,
         num_attention_heads=1,
         num_key_value_heads=1,
+        by_bytes=True,
     )
     AutoConfig.for_model("qwen3_5").save_pretrained(folder / "qwen3.5")
     AutoConfig.for_model("qwen3", max_position_embeddings=40_960).save_pretrained(folder / "qwen3-8b")

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+from checkpoint_folders import RECORDS
 from made_results import reading
 from pydantic import BaseModel
-from records import RECORDS
 
 from ropepatch.data.sources import stream_documents
 from ropepatch.errors import RopepatchError

@@ -6,13 +6,12 @@ function and leaves its lists of blocks alone: these are compared with the funct
 
 import pytest
 import torch
-from caches import into
 from map_oracle import SMALL
 from swaps import IDS, apart, logits, put, sliding
-from tiny_models import tiny_config, tiny_model
+from tiny_models import into, tiny_model
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import pad
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import DynamicCache
 
 from ropepatch.attention import MAPS, make_map
 from ropepatch.attention import modeling_attention_map as modeling
@@ -102,9 +101,7 @@ def test_a_block_is_read_where_a_pair_is_seen_and_without_the_mask_where_all_are
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @every_map
 def test_on_a_gpu_outputs_and_gradients_are_those_of_the_loop(name):
-    config = tiny_config("llama")
-    config.head_dim = modeling.NARROWEST
-    model = AutoModelForCausalLM.from_config(config).cuda().bfloat16()
+    model = tiny_model("llama", head_dim=modeling.NARROWEST).cuda().bfloat16()
     put(model, name)
     ids = torch.randint(3, 90, (2, 777), device="cuda")
 

@@ -4,13 +4,12 @@ import copy
 
 import pytest
 import torch
-from caches import into
 from families import every_family, refusal
 from map_oracle import ORACLE, SMALL, by_oracle, distances
 from oldest import NOT_YET, OLDEST
 from swaps import ONE, apart, logits, lora, put
-from tiny_models import tiny_config, tiny_model
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from tiny_models import into, tiny_model
+from transformers import DynamicCache, PreTrainedModel
 
 import ropepatch
 from ropepatch import RopepatchError
@@ -112,10 +111,8 @@ def test_while_a_map_is_in_force_the_configuration_and_the_handle_say_which(mode
 
 def test_the_window_is_that_which_the_rope_reads_now_and_comes_back_as_it_was_written():
     """As Vicuna writes it: four times 64 tokens, of which max_position_embeddings knows nothing."""
-    config = tiny_config("llama")
-    config.rope_parameters = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
-    config.max_sequence_length = 256
-    model = AutoModelForCausalLM.from_config(config)
+    rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+    model = tiny_model("llama", rope_parameters=rope, max_sequence_length=256)
     with map_attention(model, "rerope", to=1024) as handle:
         assert handle.distances.window == 128
         assert model.config.max_position_embeddings == 1024

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import made_results
 import pytest
-from tiny_checkpoint import tiny_llama_folder
+from checkpoint_folders import write_checkpoint
 
 from ropepatch import MAPS, METHODS, api
 from ropepatch import __version__ as ropepatch_version
@@ -62,7 +62,7 @@ for line, (code, heaviest, _) in json.loads(sys.argv[1]).items():
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> Path:
-    folder = tiny_llama_folder(tmp_path_factory.mktemp("source") / "tiny-llama")
+    folder = write_checkpoint(tmp_path_factory.mktemp("source") / "tiny-llama", by_bytes=True)
     (folder.parent / "text.txt").write_text("a small story about a long rope. " * 60)
     return folder
 
@@ -403,7 +403,7 @@ def test_colours_are_for_a_terminal_that_wants_them(run_here, monkeypatch, scree
 )
 def test_what_is_printed_fits_eighty_columns_and_loses_nothing(line, run_here, monkeypatch, tmp_path):
     if "{faulty}" in line:
-        tiny_llama_folder(tmp_path / "faulty")
+        write_checkpoint(tmp_path / "faulty", by_bytes=True)
         config = json.loads((tmp_path / "faulty" / "config.json").read_text())
         rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fats": 32.0}
         (tmp_path / "faulty" / "config.json").write_text(json.dumps(config | {"rope_parameters": rope}))

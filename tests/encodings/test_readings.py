@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from caches import into
 from loss_models import Largest
 from swaps import IDS, ONE, apart, cast, every_change, logits, put, sliding
-from tiny_models import tiny_model
+from tiny_models import into, tiny_model
 from torch import Tensor, nn
 from transformers import DynamicCache, StaticCache
 

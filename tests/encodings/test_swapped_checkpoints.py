@@ -8,7 +8,7 @@ import shutil
 import pretraining
 import pytest
 import torch
-from largest_file import largest_file
+from checkpoint_folders import largest_file
 from peft import LoraConfig, get_peft_model
 from pretraining import Rows, pretrain
 from pretraining_recipe import Recipe, Stage

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from long_context_oracle import long_perplexity
+from oracle import long_perplexity
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve

@@ -11,10 +11,9 @@ from itertools import count
 
 import pytest
 import torch
-from checkpoint_folders import edit_json
-from long_context_oracle import long_perplexity
+from checkpoint_folders import edit_json, write_checkpoint
 from oldest import needs
-from tiny_checkpoint import tiny_llama_folder
+from oracle import long_perplexity
 from tiny_models import tiny_model
 
 import ropepatch
@@ -204,7 +203,7 @@ def test_long_perplexity_has_the_key_tokens_of_the_scorer_for_all_models(tiny, t
 
 
 def test_a_scorer_with_another_tokenizer_is_refused_before_anything_is_measured(tmp_path):
-    task = PerplexityTask(windows=4, gain=True, scorer=str(tiny_llama_folder(tmp_path)))
+    task = PerplexityTask(windows=4, gain=True, scorer=str(write_checkpoint(tmp_path, by_bytes=True)))
     with pytest.raises(RopepatchError, match=r"the scorer .* has another tokenizer than tiny"):
         of_tiny(task, methods=YARN)
 

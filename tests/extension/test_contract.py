@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from caches import CACHE, into
 from families import FAMILIES, plan_family, refusal
 from methods import example
 from oldest import BROKEN, NOT_YET
 from swaps import TRAINED, apart, logits, lora, pickled, put
-from tiny_models import tiny_config, tiny_model
+from tiny_models import CACHE, into, tiny_config, tiny_model
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 

@@ -7,7 +7,7 @@ import torch
 from methods import example
 from swaps import logits, lora
 from tiny_models import tiny_model
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import ropepatch
 from ropepatch import RopepatchError
@@ -79,7 +79,7 @@ def test_a_patch_shows_in_print_in_active_and_in_one_log_line(model, caplog):
 
 def test_the_plan_of_another_model_is_refused(model):
     plan = plan_for(model)
-    other = LlamaForCausalLM(LlamaConfig(**{**model.config.to_dict(), "max_position_embeddings": 128}))
+    other = tiny_model("llama", max_position_embeddings=128)
     with pytest.raises(RopepatchError, match="is 64 in the plan and 128 here"):
         ropepatch.patch(other, plan)
     assert ropepatch.active(other) is None

@@ -9,9 +9,8 @@ import os
 import numpy as np
 import pytest
 import torch
-from checkpoint_folders import PAIRS, edit_json, write_checkpoint
+from checkpoint_folders import PAIRS, edit_json, largest_file, write_checkpoint
 from families import every_family, refusal
-from largest_file import largest_file
 from oldest import NOT_YET
 from tiny_models import tiny_model
 from transformers import AttentionInterface, AutoModelForCausalLM

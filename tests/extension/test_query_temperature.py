@@ -9,7 +9,7 @@ from tiny_models import tiny_model
 import ropepatch
 from ropepatch import plan
 
-BETA, WINDOW, TRAINED = 0.1, 24, 64  # the temperature's L is not the rope's
+BETA, WINDOW = 0.1, 24  # the temperature's L is not the rope's
 POSITIONS = torch.tensor([[0, 1, 23, 24, 47, 48, 63, 64, 200, 255]])
 
 

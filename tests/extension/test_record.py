@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from records import RECORDS, SWAPPED
+from checkpoint_folders import RECORDS, SWAPPED
 
 import ropepatch
 from ropepatch.errors import RopepatchError

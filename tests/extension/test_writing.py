@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_folders import PAIRS, VOCABULARY, WINDOW, contents, edit_json, write_checkpoint
-from largest_file import largest_file
+from checkpoint_folders import PAIRS, VOCABULARY, WINDOW, contents, edit_json, largest_file, write_checkpoint
 from methods import example
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model

@@ -8,7 +8,6 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from tiny_models import tiny_model
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from ropepatch import RopepatchError
 from ropepatch.model.head import cache_keyword, evaluating, reading_on, shadowed
@@ -85,9 +84,7 @@ def test_a_model_that_takes_no_cache_has_no_name_for_it():
 @torch.no_grad()
 def test_a_dynamic_rope_is_measured_as_if_it_had_read_nothing_before(length):
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
-    config = LlamaConfig(**{**tiny_model("llama").config.to_dict(), "rope_parameters": rope})
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(config).eval()
+    model = tiny_model("llama", rope_parameters=rope)
     ids = torch.randint(0, 64, (1, 200), generator=torch.Generator().manual_seed(0))
     expected = model(ids[:, :length], use_cache=False).logits
     model(ids, use_cache=False)

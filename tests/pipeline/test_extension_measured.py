@@ -7,8 +7,8 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
+from checkpoint_folders import write_checkpoint
 from safetensors.torch import load_file, save_file
-from tiny_checkpoint import tiny_llama_folder
 
 import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
@@ -127,7 +127,7 @@ def test_what_a_suite_measured_of_the_same_scaling_is_taken_and_no_other_weights
 def test_a_result_that_was_read_back_stands_beside_the_others_whatever_its_model_was_called(
     tmp_path, monkeypatch
 ):
-    folder = tiny_llama_folder(tmp_path / "model")
+    folder = write_checkpoint(tmp_path / "model", by_bytes=True)
     (tmp_path / "text.txt").write_text("a small story about a long rope. " * 60)
     monkeypatch.chdir(tmp_path)
     for model, text, adapted in (
@@ -146,7 +146,7 @@ def test_a_result_that_was_read_back_stands_beside_the_others_whatever_its_model
 
 def test_a_mistake_is_found_before_anything_is_measured(tmp_path, extended):
     other = ropepatch.plan("tiny", to=512, beta_fast=8.0)
-    nameless = ropepatch.plan(str(tiny_llama_folder(tmp_path / "model")), to=128)
+    nameless = ropepatch.plan(str(write_checkpoint(tmp_path / "model", by_bytes=True)), to=128)
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     for plan, folder, label, message in (

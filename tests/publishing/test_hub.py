@@ -14,12 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from checkpoint_folders import RECORDS, edit_json, write_checkpoint
 from checkpoint_folders import contents as everything
-from checkpoint_folders import edit_json, write_checkpoint
 from hub_server import Hub, serving, speak_to
 from huggingface_hub import HfApi, get_session
 from huggingface_hub.utils import are_progress_bars_disabled
-from records import RECORDS
 from safetensors.numpy import save_file
 
 import ropepatch

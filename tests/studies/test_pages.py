@@ -5,10 +5,8 @@ import json
 import pages_study
 import pages_tables
 import pytest
-import torch
 from pages_tables import KINDS
-from tiny_models import tiny_config
-from transformers import AutoModelForCausalLM
+from tiny_models import tiny_model
 
 import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
@@ -99,10 +97,7 @@ def test_a_reading_gives_the_losses_and_answers_that_the_package_measures(comman
     words, _ = command
     model, tokenizer = tiny
     if family != "tiny":
-        config = tiny_config(family)
-        config.update({"vocab_size": len(tokenizer), "max_position_embeddings": 256})
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config).eval()
+        model = tiny_model(family, vocab_size=len(tokenizer), max_position_embeddings=256)
     pages = pages_study.Pages(256, TARGET, (256, TARGET), 3, 2, texts_of(words))
     _, haystack = pages.page(1, tokenizer)
     with ropepatch.patch(model, "yarn", to=TARGET):

@@ -1,46 +1,54 @@
 """Checkpoint folders as users have them, small and random, to extend and to damage."""
 
 import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
+from tiny_models import tiny_model
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 VOCABULARY = 48
 WINDOW = 64
 PAIRS = 8
 
 
-def write_checkpoint(folder: Path, *, max_shard_size: str = "1GB", **fields: Any) -> Path:
+SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64}
+SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 1}
+
+
+def tokenizer_of(by_bytes: bool) -> Tokenizer:
+    """One with a token for each byte, or for each of the words `word0`, `word1`, ..."""
+    first = ["<pad>", "<s>", "</s>"]
+    symbols = [*first, *sorted(pre_tokenizers.ByteLevel.alphabet())[:120]]
+    words = [*first, "<unk>", *(f"word{i}" for i in range(VOCABULARY - 4))]
+    ids = {word: i for i, word in enumerate(symbols if by_bytes else words)}
+    raw = Tokenizer(
+        models.BPE(vocab=ids, merges=[]) if by_bytes else models.WordLevel(ids, unk_token="<unk>")
+    )
+    raw.pre_tokenizer = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False) if by_bytes else pre_tokenizers.Whitespace()
+    )
+    return raw
+
+
+def write_checkpoint(
+    folder: Path, *, by_bytes: bool = False, max_shard_size: str = "1GB", **fields: Any
+) -> Path:
     """Save a seeded float32 LLaMA of 64 tokens and 8 rotary pairs, whose logits depend on positions."""
-    small = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 2 * PAIRS,
-        "max_position_embeddings": WINDOW,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**(small | fields)))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(6)
-    model.generation_config.max_length = WINDOW
+    model = tiny_model("llama", **({} if by_bytes else SMALL) | fields)
+    window = model.generation_config.max_length = model.config.max_position_embeddings
     model.save_pretrained(folder, max_shard_size=max_shard_size)
-    words = ["<pad>", "<s>", "</s>", "<unk>", *(f"word{i}" for i in range(VOCABULARY - 4))]
-    raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    raw.pre_tokenizer = pre_tokenizers.Whitespace()
-    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    PreTrainedTokenizerFast(tokenizer_object=raw, model_max_length=WINDOW, **special).save_pretrained(folder)
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    if not by_bytes:
+        special |= {"pad_token": "<pad>", "unk_token": "<unk>"}
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer_of(by_bytes), model_max_length=window, **special
+    )
+    made.save_pretrained(folder)
     return folder
 
 
@@ -56,3 +64,22 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
         str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
         for path in sorted(folder.rglob("*"))
     }
+
+
+@contextmanager
+def largest_file(num_bytes: int) -> Iterator[None]:
+    """A disk that fails half-way, as a full one does: no file of this process grows beyond so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+# Records that ropepatch wrote before they had a version, one for each way to write one.
+RECORDS: dict[str, dict[str, Any]] = {
+    file.stem: json.loads(file.read_text(encoding="utf-8"))
+    for file in sorted((Path(__file__).parents[1] / "extension" / "records").glob("*.json"))
+}
+SWAPPED = RECORDS.pop("swapped")  # that of a swapped encoding, which has other keys

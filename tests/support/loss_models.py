@@ -6,39 +6,22 @@ from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
-from tiny_models import tiny_fields
+from tiny_models import tiny_model
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 VOCABULARY = 48
 LENGTHS = (60, 58, 40, 32, 32, 7, 7, 60)  # of documents, some of which are read together
 PROTOCOLS: tuple[dict[str, int], ...] = ({}, {"window": 20, "stride": 6})
-LLAMA = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+LLAMA = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "head_dim": 8}
+LLAMA |= {"max_position_embeddings": 2048}
 
 
 def build(model_type: str = "llama", **fields) -> PreTrainedModel:
     """A tiny random model whose weights are large enough for its losses to differ from token to token."""
-    config_class = CONFIG_MAPPING[model_type]
-    torch.manual_seed(0)
-    config = config_class(**((LLAMA if model_type == "llama" else tiny_fields(config_class)) | fields))
-    model = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(6)
-    return model.eval()
+    return tiny_model(model_type, **(LLAMA if model_type == "llama" else {}) | fields)
 
 
 def protocol_name(protocol: dict[str, int]) -> str:

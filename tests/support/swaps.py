@@ -7,9 +7,9 @@ import pytest
 import torch
 from map_oracle import SMALL
 from peft import LoraConfig, get_peft_model
-from tiny_models import tiny_config
+from tiny_models import tiny_model
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ropepatch.attention import MAPS, map_attention
 from ropepatch.encodings import ENCODINGS, swap
@@ -49,14 +49,7 @@ def put(model: nn.Module, name: str, **parameters: Any) -> Any:
 
 def sliding(window: int | None) -> PreTrainedModel:
     """A mistral of 16 tokens, with the same weights whatever its sliding window."""
-    config = tiny_config("mistral")
-    config.sliding_window, config.max_position_embeddings = window, 16
-    torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(6 if parameter.ndim > 1 else 1)
-    return model
+    return tiny_model("mistral", sliding_window=window, max_position_embeddings=16)
 
 
 @torch.no_grad()

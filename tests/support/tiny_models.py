@@ -2,11 +2,18 @@
 
 from copy import deepcopy
 from dataclasses import fields
+from inspect import signature
 from typing import Any
 
 import torch
 from oldest import BROKEN
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 CAUSAL_LM_TYPES: tuple[str, ...] = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
@@ -171,16 +178,16 @@ def tiny_fields(config_class: type[PreTrainedConfig]) -> dict[str, Any]:
     return chosen | deepcopy(ODD.get(config_class.model_type, {}))
 
 
-def tiny_config(model_type: str) -> PreTrainedConfig:
+def tiny_config(model_type: str, **more: Any) -> PreTrainedConfig:
     """A config of this type with a few thousand parameters and, for flat ropes, `rope_theta` 10000."""
     config_class = CONFIG_MAPPING[model_type]
-    return config_class(**tiny_fields(config_class))
+    return config_class(**tiny_fields(config_class) | more)
 
 
-def tiny_model(model_type: str, *, seed: int = 0) -> PreTrainedModel:
+def tiny_model(model_type: str, *, seed: int = 0, **more: Any) -> PreTrainedModel:
     """A float32 model in eval mode whose weights are large enough for its logits to depend on positions."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(tiny_config(model_type), dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_config(tiny_config(model_type, **more), dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim >= 2:
@@ -188,3 +195,12 @@ def tiny_model(model_type: str, *, seed: int = 0) -> PreTrainedModel:
             elif name.endswith(".temp"):
                 parameter.fill_(1.0)
     return model
+
+
+TAKEN = signature(LlamaForCausalLM.forward).parameters
+CACHE = "cache" if "cache" in TAKEN else "past_key_values"  # the first since transformers 5.24
+
+
+def into(cache: Any) -> dict[str, Any]:
+    """What tells a stock model to go on from a cache and to fill it; from None, to make one."""
+    return {CACHE: cache, "use_cache": True}

@@ -23,7 +23,8 @@ from run_recipes import (
     trainers,
 )
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from tiny_models import tiny_model
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, Trainer, TrainingArguments
 from transformers.models.llama.modeling_llama import LlamaModel
 
 import ropepatch
@@ -460,19 +461,16 @@ def test_a_run_that_goes_on_keeps_the_precision_that_it_began_with(tmp_path, mon
     assert steps == [("training", 1, 2), ("training", 2, 2)]
 
 
-def llama(**changes):
-    shape = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
-    return LlamaForCausalLM(LlamaConfig(**shape, num_attention_heads=2, **changes))
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_trained_embeddings_take_a_tied_head_with_them_and_what_is_trained_is_in_float32(tied):
-    model = trainable(llama(tie_word_embeddings=tied).bfloat16(), Lora(train_embeddings=True))
+    model = trainable(tiny_model("llama", tie_word_embeddings=tied).bfloat16(), Lora(train_embeddings=True))
     assert model.get_output_embeddings().weight.requires_grad == tied
     assert model.get_input_embeddings().weight.requires_grad
     dtypes = {parameter.requires_grad: parameter.dtype for parameter in model.parameters()}
     assert dtypes == {True: torch.float32, False: torch.bfloat16}
-    assert {one.dtype for one in trainable(llama().bfloat16(), None).parameters()} == {torch.float32}
+    assert {one.dtype for one in trainable(tiny_model("llama").bfloat16(), None).parameters()} == {
+        torch.float32
+    }
 
 
 @pytest.mark.parametrize(
@@ -486,14 +484,14 @@ def test_trained_embeddings_take_a_tied_head_with_them_and_what_is_trained_is_in
 )
 def test_keys_of_peft_are_checked_by_peft(keys, said):
     with pytest.raises(RopepatchError, match=said):
-        trainable(llama(), Lora(**keys))
+        trainable(tiny_model("llama"), Lora(**keys))
 
 
 @pytest.mark.parametrize("end", ["lm_head", "embed_tokens"])
 def test_an_adapter_on_one_end_of_tied_embeddings_is_refused(end):
     with pytest.raises(RopepatchError, match="embeddings and head share their weights"):
-        trainable(llama(tie_word_embeddings=True), Lora(target_modules=(end, "q_proj")))
-    trainable(llama(tie_word_embeddings=False), Lora(target_modules=(end, "q_proj")))
+        trainable(tiny_model("llama", tie_word_embeddings=True), Lora(target_modules=(end, "q_proj")))
+    trainable(tiny_model("llama", tie_word_embeddings=False), Lora(target_modules=(end, "q_proj")))
 
 
 @pytest.mark.slow

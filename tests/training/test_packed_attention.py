@@ -3,11 +3,10 @@ from typing import Any
 
 import pytest
 import torch
-from caches import into
 from loss_models import Largest
-from tiny_models import WEIGHT_SCALE, tiny_fields, tiny_model
+from tiny_models import into, tiny_model
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from ropepatch.attention import plain
 from ropepatch.errors import RopepatchError
@@ -30,14 +29,7 @@ DOCUMENTS = [13, 1, 22]
 
 
 def build(family: str = "llama", *, seed: int = 0, **changes: Any) -> PreTrainedModel:
-    kind = CONFIG_MAPPING[family.split()[0]]
-    config = kind(**tiny_fields(kind) | FAMILIES.get(family, {}) | changes)
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(WEIGHT_SCALE if parameter.ndim >= 2 else 1)
-    return model
+    return tiny_model(family.split()[0], seed=seed, **FAMILIES.get(family, {}) | changes)
 
 
 def tokens(count: int = 36, rows: int = 1) -> Tensor:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from loss_models import LLAMA, build, tokens
+from loss_models import build, tokens
 from run_recipes import (
     history_of,
     interrupted,
@@ -15,8 +15,8 @@ from run_recipes import (
     small_recipe,
 )
 from safetensors.torch import load_file
+from tiny_models import tiny_config
 from torch import Tensor, nn
-from transformers import Qwen2Config
 
 import ropepatch
 from ropepatch.attention import map_attention
@@ -268,8 +268,7 @@ def test_what_has_no_teacher_is_refused_before_anything_is_read(tmp_path, monkey
 
 def test_a_model_that_takes_no_map_is_taught_by_short_rows_alone(tmp_path):
     slides = {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True, "sliding_window": 64}
-    config = Qwen2Config(**LLAMA | slides, max_position_embeddings=256)
-    narrow = plan(config, to=512, method="yarn")
+    narrow = plan(tiny_config("qwen2", **slides, max_position_embeddings=256), to=512, method="yarn")
     with pytest.raises(
         RopepatchError, match="cannot have an attention map: its layers that rotate see no far"
     ):
