@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import load_text_config, text_config
 from ropepatch.model.head import check_finite
 from ropepatch.model.loading import load_model
+from ropepatch.model.precision import available_bytes
 from ropepatch.model.rotary import other_tables, stock_table
 from ropepatch.model.stock import stock_code
 
@@ -135,17 +134,6 @@ def probe_logits(model: PreTrainedModel, target: int, name: str) -> Tensor:
 def largest_change(before: Tensor, after: Tensor) -> float:
     """By how much logits differ, as a share of the largest."""
     return ((after - before).abs().max() / before.abs().max()).item()
-
-
-def available_bytes() -> int:
-    """Memory that can be had without swapping; a conservative 4 GiB where the system does not say."""
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    except (OSError, ValueError, AttributeError):
-        return 4 << 30
 
 
 def _differs(what: str, difference: float) -> RopepatchError:

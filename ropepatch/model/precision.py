@@ -9,7 +9,10 @@ training step on 256 tokens in mixed precision; 1.47 and 0.71 for one token at a
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -18,6 +21,11 @@ from transformers import PreTrainedModel
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 LARGE = 10**9  # parameters from which on a CPU is slow
 AMPERE = 8, 0  # the first compute capability with units for bfloat16
+UNKNOWN = 4 << 30  # bytes that are available where the system does not say
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+# Limit and use of a control group, and within memory.stat what of its use is cache; of the older version too.
+GROUP_FILES = ("memory.max", "memory.current", "inactive_file")
+OLDER_GROUP_FILES = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 UNITS = {"AMX": "_is_amx_tile_supported", "AVX512_BF16": "_is_avx512_bf16_supported"}  # in torch.cpu
 
 
@@ -85,10 +93,46 @@ def num_parameters(model: PreTrainedModel) -> int:
 
 
 def memory_of(device: str | torch.device) -> int:
-    """A device's memory in bytes; 0 where the system does not say."""
+    """A device's memory in bytes, of the CPU within the limits of a container; 0 where nothing says it."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
+    return min([_physical_bytes(), *(limit for limit, _ in _limits())])
+
+
+def available_bytes() -> int:
+    """Memory that this process can have without swapping; a conservative 4 GiB where nothing says it."""
+    free = 1024 * _numbers(PROC / "meminfo").get("MemAvailable", 0)
+    machine = free or _physical_bytes() // 2 or UNKNOWN
+    return min([machine, *(max(0, limit - used) for limit, used in _limits())])
+
+
+def _physical_bytes() -> int:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
         return 0
+
+
+def _limits() -> Iterator[tuple[int, int]]:
+    """Limits of the memory of this process and what is used of each, in bytes: of its control groups."""
+    try:
+        groups = [line.split(":", 2) for line in (PROC / "self/cgroup").read_text().splitlines()]
+    except OSError:  # not Linux
+        return
+    for _, controllers, path in groups:
+        if not controllers or "memory" in controllers.split(","):
+            root, names = (CGROUPS / "memory", OLDER_GROUP_FILES) if controllers else (CGROUPS, GROUP_FILES)
+            group = PurePosixPath(path.lstrip("/"))
+            for folder in (root / part for part in (group, *group.parents)):
+                limit, used = (_numbers(folder / name).get("") for name in names[:2])
+                if limit is not None and used is not None:  # not "max"
+                    yield limit, used - _numbers(folder / "memory.stat").get(names[2], 0)
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """The lines `name number` of a file of the kernel; a number that stands alone is named by no letter."""
+    try:
+        found = re.findall(r"^(\S*?):?\s*(\d+)(?: kB)?$", file.read_text(), re.MULTILINE)
+    except OSError:
+        return {}
+    return {name: int(number) for name, number in found}

@@ -19,11 +19,11 @@ from torch import Tensor
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.record import Record
-from ropepatch.extension.verification import available_bytes
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import forward_operations, load_text_config
 from ropepatch.model.head import decoded_once, decoder_of, input_device
 from ropepatch.model.loading import load_model, load_tokenizer
+from ropepatch.model.precision import available_bytes
 from ropepatch.model.reading_file import RIGHT, Reading, Tops
 from ropepatch.model.rotary import find_rotary, rotating_by, scaled_twin
 from ropepatch.model.stock import stock_code

@@ -63,3 +63,41 @@ def test_a_torch_that_tells_of_no_units_and_a_model_for_which_memory_is_short_st
     assert prefers_float32(model, "cpu")
     monkeypatch.setattr(precision, "memory_of", lambda device: 1 << 20)
     assert not prefers_float32(model, "cpu")
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "available", "memory"),
+    [
+        ("0::/job/step", {"job/memory.max": "max", "job/memory.current": GIB}, 8 * GIB, 16 * GIB),
+        ("0::/job/step", {"job/memory.max": 2 * GIB, "job/memory.current": GIB}, GIB, 2 * GIB),
+        ("0::/", {"memory.max": 2 * GIB, "memory.current": 3 * GIB, "memory.stat": "anon 7"}, 0, 2 * GIB),
+        (
+            "0::/",
+            {"memory.max": 3 * GIB, "memory.current": 2 * GIB, "memory.stat": f"anon 7\ninactive_file {GIB}"},
+            2 * GIB,
+            3 * GIB,
+        ),
+        (
+            "3:cpu:/\n2:hugetlb,memory:/docker/of_the_host\n0::/",
+            {"memory/memory.limit_in_bytes": GIB, "memory/memory.usage_in_bytes": 1000},
+            GIB - 1000,
+            GIB,
+        ),
+        (None, {}, 8 * GIB, 16 * GIB),
+    ],
+)
+def test_the_memory_that_is_there_is_the_least_of_the_machine_and_of_every_container_around_us(
+    tmp_path, monkeypatch, groups, files, available, memory
+):
+    files = {f"groups/{name}": content for name, content in files.items()}
+    files |= {"meminfo": f"MemTotal: 1 kB\nMemAvailable:   {8 * GIB // 1024} kB"}
+    for name, content in (files | ({"self/cgroup": groups} if groups else {})).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{content}\n")
+    monkeypatch.setattr(precision, "PROC", tmp_path)
+    monkeypatch.setattr(precision, "CGROUPS", tmp_path / "groups")
+    monkeypatch.setattr(precision, "_physical_bytes", lambda: 16 * GIB)
+    assert (precision.available_bytes(), precision.memory_of("cpu")) == (available, memory)
