@@ -1,6 +1,35 @@
-"""The one exception users see, and the escaping of untrusted text for the terminal."""
+"""The one exception users see, how it names arguments, and how text is escaped for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 MOST = 1000  # characters of a message
+
+
+def in_python(name: str, value: str = "") -> str:
+    """An argument as Python writes it: `to`, `to=32k`."""
+    return f"`{name}={value}`" if value else f"`{name}`"
+
+
+_writing: ContextVar[Callable[[str, str], str]] = ContextVar("writing", default=in_python)
+
+
+def argument(name: str, value: object = "") -> str:
+    """An argument as the caller writes it: `to=32k` in Python, --to 32k on the command line."""
+    return _writing.get()(name, str(value))
+
+
+@contextmanager
+def arguments_written(by: Callable[[str, str], str]) -> Iterator[None]:
+    """Let messages name arguments otherwise: ``by`` takes a name, and a value or nothing."""
+    before = _writing.set(by)
+    try:
+        yield
+    finally:
+        _writing.reset(before)
 
 
 def printable(text: str, most: int = MOST) -> str:

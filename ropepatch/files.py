@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument
 
 
 def absent(out: str | Path) -> Path:
@@ -25,11 +25,17 @@ def absent(out: str | Path) -> Path:
         exists = folder.exists() or folder.is_symlink()
     except (OSError, RuntimeError) as error:  # a name that is too long, a folder closed to us, ~ of nobody
         reason = getattr(error, "strerror", None) or error
-        raise RopepatchError(f"cannot write {out}: {reason}", hint="choose another `out`") from error
+        raise RopepatchError(
+            f"cannot write {out}: {reason}", hint=f"choose another {argument('out')}"
+        ) from error
     if exists:
-        raise RopepatchError(f"{folder} already exists", hint="choose another `out`; nothing is overwritten")
+        raise RopepatchError(
+            f"{folder} already exists", hint=f"choose another {argument('out')}; nothing is overwritten"
+        )
     if any(parent.exists() and not parent.is_dir() for parent in folder.parents):
-        raise RopepatchError(f"cannot write {folder}: Not a directory", hint="choose another `out`")
+        raise RopepatchError(
+            f"cannot write {folder}: Not a directory", hint=f"choose another {argument('out')}"
+        )
     return folder
 
 
@@ -70,13 +76,14 @@ def _disk_error(error: OSError, folder: Path) -> RopepatchError:
     if not (folder.is_relative_to(named) or f"/.{folder.name}." in named.as_posix()):
         return RopepatchError(f"cannot read {named}: {reason}", hint="make the file readable")
     hints = {
-        errno.ENOSPC: "free some space, or choose another `out`",
-        errno.EDQUOT: "free some of your quota, or choose another `out`",
+        errno.ENOSPC: f"free some space, or choose another {argument('out')}",
+        errno.EDQUOT: f"free some of your quota, or choose another {argument('out')}",
         errno.EROFS: "choose a folder on a file system that can be written to",
         errno.EACCES: "choose a folder you may write to",
     }
     return RopepatchError(
-        f"cannot write {folder}: {reason}", hint=hints.get(error.errno or 0, "choose another `out`")
+        f"cannot write {folder}: {reason}",
+        hint=hints.get(error.errno or 0, f"choose another {argument('out')}"),
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument
 from ropepatch.files import read_text
 
 
@@ -40,7 +40,8 @@ def parse_settings(method: str, settings: list[str] | None, *, learnable: bool =
 def _pair(setting: str) -> tuple[str, str]:
     name, equals, text = setting.partition("=")
     if not equals:
-        raise RopepatchError(f"--set {setting} has no value", hint="write --set NAME=VALUE")
+        asked = argument("settings")
+        raise RopepatchError(f"{asked} {setting} has no value", hint=f"write {asked} NAME=VALUE")
     return name, text
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from cyclopts import App, Group, Parameter
 
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import arguments_written, in_python
 from ropepatch.files import PACKAGE
 
 app = App(
@@ -71,30 +71,25 @@ def command(
             for key in given:
                 if "Iterable" in str(merged[key].annotation):
                     given[key] = ",".join(given[key])
-            try:
+            with arguments_written(partial(written, names)):
                 return run(**given)
-            except RopepatchError as error:
-                error.args = (as_options(str(error), names),)
-                error.hint = error.hint and as_options(error.hint, names)
-                raise
 
         called.__signature__ = signature  # type: ignore[attr-defined]
         called.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
-        called.__doc__ = as_options(_text(run, verb), names)
+        spelled = partial(NAMED.sub, lambda match: written(names, match[1], match[2] or ""))
+        called.__doc__ = spelled(_text(run, verb))
         app.command(called, name=called_as, group=group, help_epilogue=f"Examples:\n{examples}")
         return run
 
     return register
 
 
-def as_options(text: str, names: dict[str, str]) -> str:
-    """A text that names arguments, as in Python, with the options of a command in their place."""
-
-    def spelled(match: re.Match[str]) -> str:
-        option, value = names.get(match[1]) or names.get(f"{match[1]}s"), match[2]  # `method` of --methods
-        return match[0] if option is None else " ".join(filter(None, (option, value)))
-
-    return NAMED.sub(spelled, text)
+def written(names: dict[str, str], name: str, value: str = "") -> str:
+    """An argument as a user of a command writes it, whose options these are by the names of arguments."""
+    option = names.get(name) or names.get(f"{name}s")  # `method` of --methods
+    if option is None and value and "settings" in names:  # a parameter of a method
+        option, value = names["settings"], f"{name}={value}"
+    return f"{option} {value}".rstrip() if option else in_python(name, value)
 
 
 def _text(run: Run, verb: Callable[..., Any] | None) -> str:

@@ -11,7 +11,7 @@ from cyclopts import Group
 
 from ropepatch.cli.derive import command
 from ropepatch.cli.screen import paragraphs, print_table, print_text
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument
 
 GROUP = Group("List", sort_key=4)
 MAP = "attention map"
@@ -171,9 +171,11 @@ def recipes(
     from ropepatch.settings import RECIPES, find_shipped
 
     if copy and name is None:
-        raise RopepatchError("`copy` needs a recipe", hint="ropepatch recipes NAME --copy")
+        raise RopepatchError(f"{argument('copy')} needs a recipe", hint="ropepatch recipes NAME --copy")
     if file is not None and not copy:
-        raise RopepatchError(f"{file} without `copy`", hint=f"ropepatch recipes {name} --copy {file}")
+        raise RopepatchError(
+            f"{file} without {argument('copy')}", hint=f"ropepatch recipes {name} --copy {file}"
+        )
     if copy and name is not None:
         source = find_shipped(name, RECIPES, "recipe")
         _copy(source, Path(file or source.name))

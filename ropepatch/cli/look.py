@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import webbrowser
+from functools import partial
 from typing import Any
 
 from cyclopts import Group
 
 from ropepatch import api
-from ropepatch.cli.derive import command
+from ropepatch.cli.derive import command, written
 from ropepatch.cli.screen import print_text
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument, arguments_written
 from ropepatch.pipeline.running import bar, no_bar, say_on_stderr
 
 GROUP = Group("Look before", sort_key=3)
@@ -39,7 +40,10 @@ def plan(
     from ropepatch.cli.arguments import parse_settings
 
     if to is None and not method.endswith(".json"):
-        raise RopepatchError("`to` is missing", hint="`to=32k` is a length, `to=4x` so many times today's")
+        raise RopepatchError(
+            f"{argument('to')} is missing",
+            hint=f"{argument('to', '32k')} is a length, {argument('to', '4x')} so many times today's",
+        )
     planned = api.plan(model, to=to, method=method, **asked, **parse_settings(method, settings))
     print(planned.to_json()) if as_json else print_text(str(planned))
 
@@ -71,7 +75,7 @@ def doctor(
     print(diagnosis.to_json()) if as_json else print_text(str(diagnosis))
     fixable = [finding for finding in diagnosis.findings if finding.fixable]
     if fix is not None and fixable:
-        with bar("copying") as copied:
+        with bar("copying") as copied, arguments_written(partial(written, {"out": "--fix", "fix": "--fix"})):
             folder = repair(diagnosis, fix, progress=copied)
         left = api.diagnose(folder, measure=False)
         codes = ", ".join(dict.fromkeys(finding.code for finding in fixable))

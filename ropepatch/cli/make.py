@@ -14,7 +14,7 @@ from cyclopts import Group
 from ropepatch import api
 from ropepatch.cli.derive import command
 from ropepatch.cli.screen import command_line, feedback, print_text
-from ropepatch.errors import RopepatchError, printable
+from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.pipeline.running import WEIGHTS, bar, interruptible, is_first, say_on_stderr
 
 if TYPE_CHECKING:
@@ -203,9 +203,11 @@ def _new_place(out: Path, model: str, revision: str | None, *, link_weights: boo
     except RopepatchError:
         remove_finished(out.with_name(f"{out.name}.fit"))
         raise
-    check_writable(place, "choose another `out`")
+    check_writable(place, f"choose another {argument('out')}")
     if place.suffix == ".json" and link_weights:
-        raise RopepatchError("`link_weights` beside a scaling file, which has none", hint="leave it out")
+        raise RopepatchError(
+            f"{argument('link_weights')} beside a scaling file, which has none", hint="leave it out"
+        )
     if place.suffix != ".json" and not link_weights:
         check_room(read_headers(find_source(model, revision, weights=True).folder), place)
     return place
@@ -237,7 +239,7 @@ def export(
     from ropepatch.files import json_text
 
     if not fold_attention:
-        raise RopepatchError("say what to write", hint="`fold_attention` makes a checkpoint")
+        raise RopepatchError("say what to write", hint=f"{argument('fold_attention')} makes a checkpoint")
     place = out or f"{Path(model).resolve().name}-folded"
     with bar(WEIGHTS) as progress:
         folder = api.fold_attention(model, place, revision=revision, progress=progress)

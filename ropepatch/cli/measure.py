@@ -12,7 +12,7 @@ from ropepatch import api
 from ropepatch.cli.derive import command
 from ropepatch.cli.make import extend
 from ropepatch.cli.screen import command_line, feedback, print_text
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument
 from ropepatch.pipeline.running import is_first, say_on_stderr
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def evaluate(
         name, *others = asked.get("methods", "yarn").split(",")
         if others:
             hint = "measure the methods one after the other"
-            raise RopepatchError("`settings` needs exactly one method", hint=hint)
+            raise RopepatchError(f"{argument('settings')} needs exactly one method", hint=hint)
         asked["methods"] = [{"name": name} | parse_settings(name, settings)]
     results = api.evaluate(model, **asked, command=command_line(), **feedback(quiet))
     if is_first() and as_json:
@@ -131,7 +131,9 @@ def plot(
 
     if (methods and to is None) or (to is not None and len(results) > 1):
         raise RopepatchError(
-            "`methods` needs `to`" if to is None else f"`to` is for one model, got {len(results)} names",
+            f"{argument('methods')} needs {argument('to')}"
+            if to is None
+            else f"{argument('to')} is for one model, got {len(results)} names",
             hint="ropepatch plot MODEL --to 4x --methods yarn,self-extend",
         )
     drawn = _of_results(results) if to is None else _of_methods(results[0], to, methods or "yarn")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ropepatch.doctor.diagnosis import Diagnosis
 from ropepatch.doctor.weights import look_at_weights
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension.record import FILE as RECORD
 from ropepatch.files import absent, new_folder, write_json
 from ropepatch.model.checks import repaired
@@ -24,10 +24,14 @@ def repair(diagnosis: Diagnosis, out: str | Path, *, progress: Progress | None =
     """
     case = diagnosis.case
     if not any(finding.fixable for finding in diagnosis.findings):
-        raise RopepatchError(f"nothing in {case.name} can be fixed without guessing", hint="leave `fix` out")
+        raise RopepatchError(
+            f"nothing in {case.name} can be fixed without guessing", hint=f"leave {argument('fix')} out"
+        )
     folder = absent(out)
     if folder.resolve().is_relative_to(case.folder.resolve()):
-        raise RopepatchError(f"{folder} lies inside the checkpoint", hint="choose an `out` beside it")
+        raise RopepatchError(
+            f"{folder} lies inside the checkpoint", hint=f"choose an {argument('out')} beside it"
+        )
     after = repaired(case)
     # By identity: what differs may be 4 and 4.0.
     changed = {name: content for name, content in after.files.items() if content is not case.files.get(name)}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ropepatch.encodings.loading import load_checkpoint
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation.comparisons import BASELINE, FLOOR
 from ropepatch.evaluation.results import Result, as_read, environment, identity, read_result, slug
 from ropepatch.evaluation.running import distribute, is_first_process
@@ -256,7 +256,7 @@ def _precisions(jobs: list[Job], earlier: Mapping[str, Result | None], out: Path
         if dtype and (first := found.setdefault(job.subject.name, dtype)) != dtype:
             raise RopepatchError(
                 f"{out} holds results of {job.subject.name} in {first} and in {dtype}, which do not compare",
-                hint="choose another --out, or remove those of one precision",
+                hint=f"choose another {argument('out')}, or remove those of one precision",
             )
     return found
 
@@ -302,7 +302,9 @@ def _earlier(job: Job, file: Path) -> Result | None:
     now = {key: identity(value) for key, value in settings.items()}
     if (dtype := job.subject.dtype) and result.env.get("dtype") != str(dtype):
         earlier["dtype"], now["dtype"] = result.env.get("dtype"), str(dtype)
-    check_resumed(f"{file} was measured with other settings", earlier, now, hint="choose another --out")
+    check_resumed(
+        f"{file} was measured with other settings", earlier, now, hint=f"choose another {argument('out')}"
+    )
     return replace(result, **settings)
 
 

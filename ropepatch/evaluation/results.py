@@ -217,7 +217,7 @@ def read_result(file: Path) -> Result:
         reason = getattr(error, "strerror", None) or error
         raise RopepatchError(
             f"{file} is not a result: {reason}",
-            hint="name a folder of `eval --out`, or a file of it",
+            hint="name a folder that results were written to, or a file of it",
         ) from error
     try:
         if not isinstance(content, dict):

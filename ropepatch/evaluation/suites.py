@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from ropepatch.attention import MAPS
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation.tasks import TASKS, Task
 from ropepatch.extension.planning import check_method
 from ropepatch.scaling import METHODS
@@ -122,12 +122,14 @@ class Suite(Settings):
     def narrowed(self, limit: int | None, seed: int | None) -> Suite:
         """The same with at most so many pieces, haystacks and documents, drawn from a seed."""
         if limit is not None and limit < 1:
-            raise RopepatchError(f"limit must be at least 1, got {limit}", hint="leave it out for all")
+            raise RopepatchError(
+                f"{argument('limit')} must be at least 1, got {limit}", hint="leave it out for all"
+            )
         tasks = self.tasks
         if seed is not None:
             if not any("seed" in type(task).model_fields for task in tasks):
                 raise RopepatchError(
-                    "--seed where nothing is drawn",
+                    f"{argument('seed')} where nothing is drawn",
                     hint="haystacks are, no text is: leave it out",
                 )
             tasks = tuple(

@@ -20,7 +20,7 @@ from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import cut_windows, digest, first_documents, token_ids
 from ropepatch.data.tiny.tales import Tale, held_out_tales
 from ropepatch.encodings.loading import load_checkpoint
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation.curves import KEY_GAIN, KEY_LIKELY, LossCurve
 from ropepatch.evaluation.perplexity import check_windows, perplexity
 from ropepatch.evaluation.results import Row, rows_by_length, rows_by_position, rows_of_keys
@@ -142,7 +142,7 @@ def resolved(lengths: Sequence[Length] | None, trained: int, to: int) -> list[in
         )
     if tokens[-1] > to:
         raise RopepatchError(
-            f"lengths go to {tokens[-1]}, beyond the target of {to}", hint=f"--to {tokens[-1]}"
+            f"lengths go to {tokens[-1]}, beyond the target of {to}", hint=argument("to", tokens[-1])
         )
     return tokens
 
@@ -189,10 +189,13 @@ class PerplexityTask(Task):
         if self.gain and self.stride is not None:
             raise RopepatchError("gain is of one pass, got a stride", hint="leave one of them out")
         if self.scorer is not None and not self.gain:
-            raise RopepatchError("scorer chooses the key tokens of gain", hint="gain: true, or --gain")
+            raise RopepatchError(
+                "scorer chooses the key tokens of gain", hint=f"gain: true, or {argument('gain')}"
+            )
         if not self.bos and self.documents is None:
             raise RopepatchError(
-                "without bos documents cannot be joined", hint="documents: 10, or --documents 10"
+                "without bos documents cannot be joined",
+                hint=f"documents: 10 in a suite, else {argument('documents', 10)}",
             )
 
     def prepare(
@@ -275,7 +278,8 @@ class PerplexityTask(Task):
         check_text(self.text, model)
         if not self.bos:
             raise RopepatchError(
-                "the tales of tiny begin with its beginning-of-sequence token", hint="give --text"
+                "the tales of tiny begin with its beginning-of-sequence token",
+                hint=f"give {argument('text')}",
             )
         return held_out_tales(tokenizer, length=size, count=self.documents or self.windows or 24)
 
@@ -333,7 +337,8 @@ def check_text(text: str | None, model: str | None) -> None:
     """Refuse to read nothing."""
     if text is None and model != "tiny":
         raise RopepatchError(
-            "--text is missing", hint="--text FILE, a folder, a JSONL file or a `datasets` id"
+            f"{argument('text')} is missing",
+            hint=f"{argument('text', 'FILE')}, a folder, a JSONL file or a `datasets` id",
         )
 
 

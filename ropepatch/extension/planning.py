@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropepatch.attention import MAPS, AttentionMap, make_map
 from ropepatch.attention.mapping import check_mappable
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension.config_changes import SavedRope, changed, find_changes
 from ropepatch.extension.engines import Engine, engine_support, map_support
 from ropepatch.extension.map_code import map_changes
@@ -257,9 +257,9 @@ def find_method(name: str) -> type[Scaling] | type[AttentionMap]:
     """The scaling or the attention map of that name; an error has the nearest name and the list."""
     if name in (FIT, AUTO):
         raise RopepatchError(
-            f"`method` {name} is found by measuring a model, which `ropepatch extend` does",
+            f"{argument('method')} {name} is found by measuring a model, which `ropepatch extend` does",
             hint=f"here name what it finds: `ropepatch {'fit' if name == FIT else 'compare'}` says; "
-            f"`ropepatch extend --method {name} --dry-run` shows its plan",
+            "a dry run of `ropepatch extend` shows its plan",
         )
     kinds: dict[str, type[Scaling] | type[AttentionMap]] = {**METHODS, **MAPS}
     return find_named(name, kinds, "method", METHODS.other_names | MAPS.other_names)

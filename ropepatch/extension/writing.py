@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension import record as records
 from ropepatch.extension.map_code import check_holds_map, check_no_other_code, code_of, map_code
 from ropepatch.extension.planning import Plan
@@ -50,7 +50,6 @@ WRITTEN = {
     "README.md",
     "evaluation.html",
 }
-NO_ROOM = "free some space, or use `link_weights` on the file system of the source"
 
 
 def extend(
@@ -132,7 +131,8 @@ def proof_of(checkpoint: Checkpoint, verdict: records.Verdict, *, linked: bool =
 def check_room(weights: Weights, place: Path) -> None:
     """Refuse a disk that has no room for a copy of weights in a folder, which need not exist yet."""
     there = next(folder for folder in (place, *place.absolute().parents) if folder.is_dir())
-    check_space("the copy", there, weights.num_bytes, hint=NO_ROOM)
+    hint = f"free some space, or use {argument('link_weights')} on the file system of the source"
+    check_space("the copy", there, weights.num_bytes, hint=hint)
 
 
 def check_weights(weights: Weights, model: PreTrainedModel) -> None:
@@ -189,7 +189,9 @@ def source_of(plan: Plan, *, beside: Path, include: Sequence[str] = ()) -> Check
     revision = plan.revision if not Path(plan.model).is_dir() else None
     source = find_source(plan.model, revision, weights=True, include=include)
     if beside.resolve().is_relative_to(source.folder.resolve()):
-        raise RopepatchError(f"{beside} lies inside the source checkpoint", hint="choose an `out` beside it")
+        raise RopepatchError(
+            f"{beside} lies inside the source checkpoint", hint=f"choose an {argument('out')} beside it"
+        )
     return source
 
 

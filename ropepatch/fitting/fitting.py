@@ -19,7 +19,7 @@ import torch
 
 from ropepatch.attention import Mapped, make_map, map_attention, teaching_window
 from ropepatch.data.tokens import default_cache
-from ropepatch.errors import RopepatchError, printable
+from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.measuring import Progress
 from ropepatch.evaluation.perplexity import perplexity
@@ -152,7 +152,7 @@ def fit(
     if rank_and_ranks(True)[1] < int(os.environ.get("WORLD_SIZE", "1")):
         raise RopepatchError(
             f"torch.distributed is not initialised, but WORLD_SIZE is {os.environ['WORLD_SIZE']}",
-            hint="leave `device` out",
+            hint=f"leave {argument('device')} out",
         )
     device = device or best_device()
     check_device(device)
@@ -163,11 +163,12 @@ def fit(
     if target <= window:
         raise RopepatchError(
             f"{source.name} already covers {window} tokens; nothing to fit at {target}",
-            hint=f"`to={4 * window}`",
+            hint=argument("to", 4 * window),
         )
     writes = text is None and source.name != "tiny"
     missing = RopepatchError(
-        "`text` is missing", hint="`text=FILE`, a folder, a JSONL file or a `datasets` id"
+        f"{argument('text')} is missing",
+        hint=f"{argument('text', 'FILE')}, a folder, a JSONL file or a `datasets` id",
     )
     if writes and teacher == NO_TEACHER:
         raise missing
@@ -284,7 +285,9 @@ def _teacher(
             return mapped, {"name": distances.name, **distances.parameters()}
     except RopepatchError as error:
         if name != "auto":
-            raise RopepatchError(error.args[0], hint=f'`teacher="{NO_TEACHER}"`, and a text') from error
+            raise RopepatchError(
+                error.args[0], hint=f"{argument('teacher', NO_TEACHER)}, and a text"
+            ) from error
         say(f"no teacher, the cross-entropy of the text instead: {error.args[0]}")
         return None, NO_TEACHER
 
@@ -327,7 +330,7 @@ def read_state(work: Path | None, request: dict[str, Any]) -> dict[str, Any]:
     """The state of a fit that a work folder keeps; empty where it keeps none."""
     if work is None or not (file := work / STATE).exists():
         return {}
-    hint = "remove it, or choose another `out`"
+    hint = f"remove it, or choose another {argument('out')}"
     try:
         state: dict[str, Any] = torch.load(file, weights_only=True)
     except (OSError, EOFError, RuntimeError, UnpicklingError) as error:

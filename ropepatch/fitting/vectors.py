@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ropepatch.attention import MAPS
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument
 from ropepatch.scaling import formulas, make_scaling
 from ropepatch.scaling.rope import Frequencies, Rope, divisors
 from ropepatch.scaling.searched import CustomDivisors
@@ -88,11 +88,13 @@ def named(name: str, rope: Rope, factor: float) -> Vector:
     """The vector of one method."""
     if name in MAPS:
         raise RopepatchError(
-            f"{name} is an attention map: it has no frequencies to start from", hint="`init=auto`"
+            f"{name} is an attention map: it has no frequencies to start from", hint=argument("init", "auto")
         )
     scaling = make_scaling(name, factor=factor)
     if scaling.length_dependent:
-        raise RopepatchError(f"{name} follows the length: nothing static to start from", hint="`init=auto`")
+        raise RopepatchError(
+            f"{name} follows the length: nothing static to start from", hint=argument("init", "auto")
+        )
     return Vector.of(scaling.frequencies(rope), rope)
 
 

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument
 from ropepatch.files import check_regular
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.settings import HUB_NAME
@@ -61,7 +61,7 @@ def find_source(
     if is_folder:
         if revision is not None:
             what = "tiny comes with ropepatch and" if name == "tiny" else f"{name} is a local folder, which"
-            raise RopepatchError(f"{what} has no revisions", hint="leave --revision out")
+            raise RopepatchError(f"{what} has no revisions", hint=f"leave {argument('revision')} out")
         if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
             raise RopepatchError(
                 f"{name} holds a PEFT adapter, not a model",
@@ -99,7 +99,7 @@ def included(folder: Path, patterns: Sequence[str], *, but: Collection[str] = ()
             matching = [name for name in matching if "/." not in f"/{name}"]
         if not matching:
             raise RopepatchError(
-                f"--include {pattern} names no file in {folder} that could be carried",
+                f"{argument('include', pattern)} names no file in {folder} that could be carried",
                 hint="a pattern is a path in the folder, such as notes.md or 'examples/*'",
             )
         found |= {name: names[name] for name in matching}
@@ -133,7 +133,10 @@ def _explain(name: str, revision: str | None, error: Exception) -> NoReturn:
     if isinstance(error, GatedRepoError):
         message, hint = f"{name} is gated", "accept its licence on the Hub, then log in with `hf auth login`"
     elif isinstance(error, RevisionNotFoundError):
-        message, hint = f"{name} has no revision {revision}", "leave --revision out for the newest"
+        message, hint = (
+            f"{name} has no revision {revision}",
+            f"leave {argument('revision')} out for the newest",
+        )
     elif isinstance(error, RepositoryNotFoundError):
         message = f"no folder {name} here and no such model on the Hub"
         hint = f"{_meant(name)}check the spelling; for a private model log in with `hf auth login`"

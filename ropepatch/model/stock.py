@@ -12,7 +12,7 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument
 
 _QUIET = ContextVar("_QUIET", default=False)
 
@@ -72,5 +72,5 @@ def saving(folder: Path) -> Iterator[None]:
         with no_progress_bars():
             yield
     except SafetensorError as error:
-        hint = "make room, or choose another `out`"
+        hint = f"make room, or choose another {argument('out')}"
         raise RopepatchError(f"cannot write {folder}: {error}", hint=hint) from error

@@ -12,7 +12,7 @@ from typing import Any, Self
 from torch import nn
 from transformers import PreTrainedConfig
 
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument
 from ropepatch.model.architectures import TIED
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.checks import check_agreement
@@ -93,7 +93,7 @@ class Survey:
         source = "original" if self.original else next(stating, "factor x original_max_position_embeddings")
         raise RopepatchError(
             f"{name} already covers {window} tokens ({source}); nothing to extend to {target}",
-            hint=f"`to` is the target context, e.g. `to={4 * window}`",
+            hint=f"{argument('to')} is the target context, e.g. {argument('to', 4 * window)}",
         )
 
     @property

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument
 from ropepatch.files import read_json
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ def _hard_link(origin: Path, target: Path) -> None:
             raise
         raise RopepatchError(
             f"cannot hard-link {target.name}: {os.strerror(error.errno)}",
-            hint="leave --link-weights out, or put --out on the file system of the source",
+            hint=f"leave {argument('link_weights')} out, or put {argument('out')} where the source is",
         ) from error
 
 

@@ -9,7 +9,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from ropepatch.attention import MAPS
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation import measuring
 from ropepatch.evaluation.comparisons import few
 from ropepatch.evaluation.results import Result, measure_of, slug
@@ -59,9 +59,9 @@ def evaluate(
         suite = _reading(name, revision, original, listed(methods or ()), to, task, say)
     else:
         options = {"methods": methods or None, "to": to} | task
-        if refused := [f"`{option}`" for option, value in options.items() if value is not None]:
+        if refused := [argument(option) for option, value in options.items() if value is not None]:
             raise RopepatchError(
-                f"{', '.join(refused)} beside `suite`",
+                f"{', '.join(refused)} beside {argument('suite')}",
                 hint="the suite says it: copy its YAML file and change that",
             )
         suite = named_suite(suite, model=name, text=text, field=field, split=split)
@@ -80,12 +80,15 @@ def _reading(
 ) -> Suite:
     """The suite of one perplexity task."""
     if task.get("windows") and task.get("documents"):
-        raise RopepatchError("`windows` beside `documents`", hint="either join the documents or do not")
+        raise RopepatchError(
+            f"{argument('windows')} beside {argument('documents')}",
+            hint="either join the documents or do not",
+        )
     if model is None:
-        raise RopepatchError("`model` is missing", hint="a checkpoint folder, a Hub id, or tiny")
+        raise RopepatchError(f"{argument('model')} is missing", hint="a checkpoint folder, a Hub id, or tiny")
     check_text(task["text"], model)
     if methods and to is None:
-        raise RopepatchError("`methods` needs a target", hint="`to=32k`")
+        raise RopepatchError(f"{argument('methods')} needs a target", hint=argument("to", "32k"))
     if to is not None and not methods:
         methods = ["yarn"]
     if to is not None and any(method in (ALL, EVERY_MAP) for method in methods):
@@ -117,7 +120,8 @@ def named_suite(
     """
     if text is None and (field, split) != ("text", "test"):
         raise RopepatchError(
-            "`field` and `split` are of `text`, which is missing", hint="a suite says them of its own text"
+            f"{argument('field')} and {argument('split')} are of {argument('text')}, which is missing",
+            hint="a suite says them of its own text",
         )
     named = suite if isinstance(suite, Suite) else read_suite(str(suite))
     tasks = tuple(task.with_text(text, field, split) if text else task for task in named.tasks)
@@ -193,7 +197,7 @@ def measured(
         say=feedback.say,
     )
     kept = (
-        "nothing is kept; with --out DIR the same command would go on"
+        f"nothing is kept; with {argument('out', 'DIR')} the same command would go on"
         if folder is None
         else f"every result that is finished is kept in {folder}; the same command goes on"
     )

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropepatch.errors import RopepatchError, printable
+from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.evaluation.comparisons import summary
 from ropepatch.evaluation.measuring import measure_extension
 from ropepatch.extension import record as records
@@ -214,7 +214,8 @@ def extend(
         carried = writing.small_files(source.folder) | extra
         check_secrets(carried)
         if stays := writing.left_out(source, carried):
-            say(f"left out, no part of a checkpoint: {', '.join(stays)} (--include carries more along)")
+            more = f"({argument('include')} carries more along)"
+            say(f"left out, no part of a checkpoint: {', '.join(stays)} {more}")
         if request.recipe is None:
             with feedback.progress(WEIGHTS) as advance:
                 folder = writing.extend(

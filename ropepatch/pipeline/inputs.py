@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension.planning import trained_on
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import find_source
@@ -69,17 +69,17 @@ def check_places(out: str | Path | None, report: str | Path | None = None) -> tu
     if page is not None:
         if os.path.lexists(page):
             raise RopepatchError(
-                f"{page} already exists", hint="choose another `report`; nothing is overwritten"
+                f"{page} already exists", hint=f"choose another {argument('report')}; nothing is overwritten"
             )
         if not page.absolute().parent.is_dir():
             raise RopepatchError(f"no folder {page.parent} for the report", hint="make it first")
         if not can_report():
             raise RopepatchError("a report needs matplotlib and jinja2", hint='pip install "ropepatch[plot]"')
-        check_writable(page, "choose another `report`")
+        check_writable(page, f"choose another {argument('report')}")
     if folder is not None:
         if os.path.lexists(folder) and not folder.is_dir():
-            raise RopepatchError(f"{folder} is no folder", hint="`out` is a folder")
-        check_writable(folder, "choose another `out`")
+            raise RopepatchError(f"{folder} is no folder", hint=f"{argument('out')} is a folder")
+        check_writable(folder, f"choose another {argument('out')}")
     return folder, page
 
 

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ropepatch.data.texts import Texts
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation.ranking import RULE
 from ropepatch.evaluation.results import as_read
 from ropepatch.extension import record as records
@@ -80,8 +80,8 @@ def planned(request: Request, feedback: Feedback, *, keep: bool) -> tuple[Plan, 
     if "method" not in record.get("start", {}):  # it was asked for, and the search did not end
         if num_processes() > 1:
             raise RopepatchError(
-                f"`method` {request.method} runs in one process",
-                hint="`ropepatch fit` or `compare` before, and `method` with what they give",
+                f"{argument('method')} {request.method} runs in one process",
+                hint=f"`ropepatch fit` or `compare` before, and {argument('method')} with what they give",
             )
         absent(request.folder)
         with nullcontext(work) if keep else TemporaryDirectory(prefix="ropepatch-") as place:
@@ -213,7 +213,7 @@ def _remembered(asked: dict[str, Any], folder: Path, work: Path) -> dict[str, An
             earlier = read_json(work / START)
     record = finished if finished.get("start", {}).get("asked") == asked else earlier
     if record:
-        hint = "choose another `out`, or remove that folder to start anew"
+        hint = f"choose another {argument('out')}, or remove that folder to start anew"
         check_resumed(
             f"{work} holds what something else was found by", record["start"]["asked"], asked, hint=hint
         )
@@ -223,7 +223,7 @@ def _remembered(asked: dict[str, Any], folder: Path, work: Path) -> dict[str, An
 def _searched_in(work: Path, asked: dict[str, Any], search: Search) -> dict[str, Any]:
     """The record of a search in a folder from which it goes on where it is interrupted."""
     if work.exists() and _holds_other_files(work):
-        raise RopepatchError(f"{work} exists and holds other files", hint="choose another `out`")
+        raise RopepatchError(f"{work} exists and holds other files", hint=f"choose another {argument('out')}")
     work.mkdir(parents=True, exist_ok=True)
     _write_start(work, {"start": {"asked": asked}})
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ropepatch.data.texts import Texts
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation.measuring import measure_extension
 from ropepatch.evaluation.suites import Suite
 from ropepatch.extension.planning import Plan, check_method
@@ -92,7 +92,8 @@ class Request:
             return
         if self.recipe and self.recipe.save == "adapter":
             raise RopepatchError(
-                "`evaluate` beside save: adapter", hint="a suite measures whole checkpoints: save: merged"
+                f"{argument('evaluate')} beside save: adapter",
+                hint="a suite measures whole checkpoints: save: merged",
             )
         measure_extension(self.suite, plan)
 
@@ -135,63 +136,68 @@ def read_request(
     chosen = plan.method.name if plan else method_of(method, named)
     measures, trains, searches = suite is not None, named is not None, chosen in (FIT, AUTO)
     defaults = {"text": None, "field": "text", "split": None}
-    given = [f"`{key}`" for key, default in defaults.items() if text[key] != default]
+    given = [argument(key) for key, default in defaults.items() if text[key] != default]
     learns_from_text = chosen == FIT and named is None and "text" not in parameters
+    a = argument
     for holds, words, hint in (
-        (distil and recipe is not None, "`distil` beside `recipe`", "a recipe says it itself: `distil: {}`"),
+        (
+            distil and recipe is not None,
+            f"{a('distil')} beside {a('recipe')}",
+            "a recipe says it itself: `distil: {}`",
+        ),
         (
             distil and measures and text["text"],
-            "`text` is what `distil` trains on, and `evaluate` would measure on it",
-            "leave `evaluate` out, and `ropepatch eval` the checkpoint on another text",
+            f"{a('text')} is what {a('distil')} trains on, and {a('evaluate')} would measure on it",
+            f"leave {a('evaluate')} out, and `ropepatch eval` the checkpoint on another text",
         ),
         (
             max_short_loss_increase is not None and not trains,
-            "`max_short_loss_increase` needs a `recipe`",
+            f"{a('max_short_loss_increase')} needs a {a('recipe')}",
             "see `ropepatch recipes`",
         ),
         (
             link_weights and trains,
-            f"`link_weights` beside `{'distil' if distil else 'recipe'}`, which makes new weights",
+            f"{a('link_weights')} beside {a('distil' if distil else 'recipe')}, which makes new weights",
             "leave one out",
         ),
         (
             limit is not None and not measures,
-            "`limit` is of what `evaluate` measures",
-            "`evaluate=SUITE`, or leave it out",
+            f"{a('limit')} is of what {a('evaluate')} measures",
+            f"{a('evaluate', 'SUITE')}, or leave it out",
         ),
         (
             allow_code and chosen != AUTO,
-            f"`allow_code` beside `method` {chosen}",
-            "it is of `method=auto`, which chooses; leave it out",
+            f"{a('allow_code')} beside {a('method')} {chosen}",
+            f"it is of {a('method', 'auto')}, which chooses; leave it out",
         ),
         (
             allow_code and trains,
-            "`allow_code` beside `recipe`: nothing is trained under an attention map",
+            f"{a('allow_code')} beside {a('recipe')}: nothing is trained under an attention map",
             "leave one out",
         ),
         (
             chosen == AUTO and parameters,
-            "`settings` beside `method` auto, which sets the parameters itself",
+            f"{a('settings')} beside {a('method')} auto, which sets the parameters itself",
             "name the method, or leave it out",
         ),
         (
             chosen == AUTO and measures and text["text"],
-            "`text` is what `method` auto chooses by, and `evaluate` would measure on it",
-            "leave `evaluate` out, and `ropepatch eval` the checkpoint on another text",
+            f"{a('text')} is what {a('method')} auto chooses by, and {a('evaluate')} would measure on it",
+            f"leave {a('evaluate')} out, and `ropepatch eval` the checkpoint on another text",
         ),
         (
             learns_from_text and measures and text["text"],
-            "`text` is what `evaluate` measures; a fit needs another",
-            "`settings=text=FILE`",
+            f"{a('text')} is what {a('evaluate')} measures; a fit needs another",
+            f"{a('settings')} text=FILE",
         ),
         (
             given and not (measures or distil or searches),
-            f"{', '.join(given)} beside `method` {chosen}: nothing reads a text",
-            "`evaluate=SUITE` measures on it, `method` fit and auto read it; else leave it out",
+            f"{', '.join(given)} beside {a('method')} {chosen}: nothing reads a text",
+            f"{a('evaluate', 'SUITE')} measures on it, {a('method')} fit and auto read it; else leave it out",
         ),
         (
             given and text["text"] is None,
-            f"{' and '.join(given)} of `text`, which is missing",
+            f"{' and '.join(given)} of {a('text')}, which is missing",
             "name the text, or leave it out",
         ),
     ):
@@ -280,4 +286,7 @@ def _file_target(method: str) -> int:
     """The target of a scaling file, in tokens."""
     if is_scaling_file(method):
         return read_scaling(method).target
-    raise RopepatchError("`to` is missing", hint="`to=32k`, or a `recipe`, which has a target")
+    raise RopepatchError(
+        f"{argument('to')} is missing",
+        hint=f"{argument('to', '32k')}, or a {argument('recipe')}, which has a target",
+    )

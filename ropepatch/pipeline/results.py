@@ -96,5 +96,5 @@ def read_results(place: str | Path) -> Results:
     folder = folder / "evaluation" if (folder / "evaluation").is_dir() else folder
     files = sorted(folder.glob("*.json")) if folder.is_dir() else [folder]
     if not files:
-        raise RopepatchError(f"no results in {place}", hint="name what was given as out, or --out")
+        raise RopepatchError(f"no results in {place}", hint="name the folder that results were written to")
     return Results(map(read_result, files))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropepatch.errors import RopepatchError, printable
+from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.files import json_text
 from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import Checkpoint
@@ -125,7 +125,7 @@ def _reading(checkpoint: Checkpoint, save: bool, say: Callable[[str], None]) -> 
             )
         return reading
     if not save:
-        say(f"no {readings.FILE} in {checkpoint.name}: reading it once (--save-reading keeps it)")
+        say(f"no {readings.FILE} in {checkpoint.name}: reading it once ({argument('save_reading')} keeps it)")
     reading = make_reading(checkpoint)
     if save:
         readings.write(checkpoint.folder, reading)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension import record as records
 from ropepatch.extension.record import Record
 from ropepatch.model.checkpoint import Checkpoint
@@ -71,7 +71,8 @@ def affordable(checkpoint: Checkpoint, record: Record, device: str) -> tuple[str
     for some in (names, names[:2]):
         if len(some) * work <= most:
             return some
-    return f"to read {record.target} tokens takes {work:.0e} operations, too many to do unasked (--reading)"
+    asked = argument("reading")
+    return f"to read {record.target} tokens takes {work:.0e} operations, too many to do unasked ({asked})"
 
 
 def make_reading(

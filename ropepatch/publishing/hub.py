@@ -25,7 +25,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 )
 from huggingface_hub.utils.sha import git_hash
 
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.writing import extend
@@ -150,7 +150,9 @@ def push(
         raise RopepatchError(f"no folder {place}", hint="DIR is the folder that `ropepatch extend` wrote")
     _check_name(repo)
     if not BRANCH.fullmatch(branch):
-        raise RopepatchError(f"{branch!r} is no name of a branch", hint="`revision=long-context`, say")
+        raise RopepatchError(
+            f"{branch!r} is no name of a branch", hint=f"{argument('revision', 'long-context')}, say"
+        )
     token = api.token if api and isinstance(api.token, str) else get_token()
     contents = read_contents(place, token, include)
     judgement = judge(place, contents.files)

@@ -46,7 +46,7 @@ def write_report(results: Sequence[Result], file: str | Path, *, command: str | 
     """Write results as one HTML file that needs nothing else: no network, no other file, no font."""
     path = absent(file)
     if not results:
-        raise RopepatchError("no results to report", hint="measure first: ropepatch eval MODEL --report FILE")
+        raise RopepatchError("no results to report", hint="measure first: `ropepatch eval`")
     page = _page(results, command)
     try:
         with whole_file(path) as partial:

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument
 from ropepatch.files import json_text, parse_json, read_text, whole_file
 from ropepatch.scaling import METHODS, Scaling, make_scaling
 from ropepatch.scaling.rope import Rope
@@ -80,7 +80,7 @@ class ScalingFile(Settings):
         if to != self.target:
             raise RopepatchError(
                 f"{file} is for a target of {self.target} tokens, got {to}",
-                hint=f"`to={self.target}`, or fit it for {to}: {FIT_COMMAND}",
+                hint=f"{argument('to', self.target)}, or fit it for {to}: {FIT_COMMAND}",
             )
 
 
@@ -99,7 +99,9 @@ def write_scaling(
 ) -> Path:
     """Write a scaling, whole or not at all, into a new file; the arguments are those of `ScalingFile`."""
     if not is_scaling_file(str(file)):
-        raise RopepatchError(f"{file} must end in .json", hint="by that, `method` knows a file from a name")
+        raise RopepatchError(
+            f"{file} must end in .json", hint=f"by that, {argument('method')} knows a file from a name"
+        )
     content = ScalingFile(
         ropepatch_scaling=VERSION,
         method=scaling.name,
@@ -136,7 +138,7 @@ def read_scaling(file: str | Path, *, beside: Collection[str] = ()) -> ScalingFi
     if beside:
         raise RopepatchError(
             f"{', '.join(beside)} beside {file}, which holds every parameter",
-            hint=f"set parameters of a method: --method {read.method} --set ...",
+            hint=f"name the method itself to set its parameters: {argument('method', read.method)}",
         )
     return read
 

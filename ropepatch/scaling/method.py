@@ -9,7 +9,7 @@ from typing import Any, ClassVar, final
 
 from torch import Tensor
 
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument
 from ropepatch.scaling.rope import Frequencies, Rope
 from ropepatch.settings import FromOne, Named, Registry
 
@@ -31,10 +31,7 @@ class Scaling(Named):
     length_dependent: ClassVar[bool] = False
     composes: ClassVar[bool] = True  # with what a rope carries that is already scaled
     composing: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # defaults on a rope that is already scaled
-    way_out: ClassVar[str] = (
-        "use `linear`, `ntk`, `ntk-by-parts` or `custom`, which compose, "
-        "or start from the unscaled base model"
-    )
+    way_out: ClassVar[tuple[str, str] | None] = None  # the parameter that composes, and its value
     factor: FromOne
 
     @final
@@ -46,9 +43,11 @@ class Scaling(Named):
             length: The planned length in tokens, which length-dependent methods read; None means L.
         """
         if rope.is_scaled and not self.composes:
+            others = "`linear`, `ntk`, `ntk-by-parts` or `custom`, which compose"
+            use = argument(*self.way_out) if self.way_out else others
             raise RopepatchError(
                 f"{self.name} is a formula of rope_theta and does not apply to a rope that is already scaled",
-                hint=self.way_out,
+                hint=f"use {use}, or start from the unscaled base model",
             )
         static = self.at(rope, length)
         return Frequencies(static._inv_freq(rope), rope.carried_attention_factor * static._temperature(rope))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument
 from ropepatch.scaling.method import Scaling
 from ropepatch.scaling.rope import Rope
 from ropepatch.settings import AboveOne
@@ -19,7 +19,8 @@ def ntk_theta(rope: Rope, factor: float) -> float:
     d = rope.rotary_dim
     if d < 4:
         raise RopepatchError(
-            f"NTK-aware scaling needs a rotary dimension of at least 4, got {d}", hint="use `method=linear`"
+            f"NTK-aware scaling needs a rotary dimension of at least 4, got {d}",
+            hint=f"use {argument('method', 'linear')}",
         )
     return float(rope.rope_theta * factor ** (d / (d - 2)))
 

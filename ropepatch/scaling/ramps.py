@@ -98,7 +98,7 @@ class YaRN(Scaling):
     saved_as = "yarn"
     composing = MappingProxyType({"ramp": "rotations"})
 
-    way_out = "use --set ramp=rotations, the paper's form, which reads the frequencies themselves"
+    way_out = ("ramp", "rotations")  # which reads the frequencies themselves
 
     beta_fast: Number = 32.0
     beta_slow: Number = 1.0

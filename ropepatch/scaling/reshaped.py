@@ -83,7 +83,7 @@ class PartialRope(Scaling):
 class _OverAnother(Scaling):
     """A method that changes the frequencies of another."""
 
-    way_out = "use --set over=ntk"
+    way_out = ("over", "ntk")
 
     over: str
 

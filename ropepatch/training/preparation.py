@@ -115,7 +115,7 @@ def check_adaptable(plan: Plan, recipe: Recipe, model: Any) -> None:
     if recipe.quantization and plan.queries:
         raise RopepatchError(
             f"quantization: {recipe.quantization} beside a method that is folded into query weights",
-            hint="leave quantization out, or fit with `queries: false` (--no-queries)",
+            hint="leave quantization out, or fit without queries",
         )
 
     window = plan.rope.original_max_position_embeddings

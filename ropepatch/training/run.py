@@ -14,7 +14,7 @@ from accelerate import utils
 from filelock import FileLock, Timeout
 from transformers import PreTrainedTokenizerBase
 
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation.results import as_read
 from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan
@@ -67,7 +67,8 @@ class Run:
         run = cls(plan, recipe, source, folder, sharing, precision, sharing.join(recipe), tokenizer)
         if run.folder.is_symlink() or (run.folder.exists() and not run.folder.is_dir()):
             raise RopepatchError(
-                f"{run.folder} is no folder, and the run is kept there", hint="choose another `out`"
+                f"{run.folder} is no folder, and the run is kept there",
+                hint=f"choose another {argument('out')}",
             )
         return run
 
@@ -140,7 +141,8 @@ class Run:
             lock.acquire(timeout=0)
         except Timeout as error:
             raise RopepatchError(
-                f"another process trains in {self.folder}", hint="wait for it, or choose another `out`"
+                f"another process trains in {self.folder}",
+                hint=f"wait for it, or choose another {argument('out')}",
             ) from error
         try:
             yield
@@ -154,13 +156,15 @@ class Run:
         file = self.folder / RECORD
         if file.exists():
             earlier = read_json(file)
-            hint = "choose another `out`, or remove that folder to start anew"
+            hint = f"choose another {argument('out')}, or remove that folder to start anew"
             decided = {key: earlier[key] for key in earlier if key not in ("base", "precision")}  # measured
             check_resumed(f"{self.folder} is of another run", decided, record, hint=hint)
             return earlier
         names = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
         if any(not name.startswith(".") for name in names):  # hidden: the lock, a record half written
-            raise RopepatchError(f"{self.folder} exists and is no run", hint="choose another `out`")
+            raise RopepatchError(
+                f"{self.folder} exists and is no run", hint=f"choose another {argument('out')}"
+            )
         return None
 
     def begin(self, record: dict[str, Any], base: float) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.integrations import integration_utils
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, argument
 from ropepatch.files import whole_file
 from ropepatch.training.loss import causal_lm_loss, linear_head
 from ropepatch.training.packed_attention import packed_attention
@@ -121,7 +121,7 @@ class LongContextTrainer(Trainer):
         if not math.isfinite(logs.get("loss", 0.0)):
             raise RopepatchError(
                 f"the loss is {logs['loss']} at step {self.state.global_step}",
-                hint="lower learning_rate, or raise warmup_steps, and start again with another `out`",
+                hint=f"lower learning_rate, or raise warmup_steps, with another {argument('out')}",
             )
         if self.is_world_process_zero():
             write_history(self.folder / HISTORY, self.state.log_history)

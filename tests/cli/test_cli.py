@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -19,8 +20,8 @@ from ropepatch import MAPS, METHODS, api
 from ropepatch import __version__ as ropepatch_version
 from ropepatch.cli import app
 from ropepatch.cli.arguments import parse_settings, parse_share
-from ropepatch.cli.derive import IN_PYTHON_ALONE, as_options
-from ropepatch.errors import RopepatchError
+from ropepatch.cli.derive import IN_PYTHON_ALONE, written
+from ropepatch.errors import RopepatchError, argument, arguments_written
 from ropepatch.evaluation.suites import Method, Suite, read_suite
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.model.source import TINY
@@ -106,10 +107,14 @@ def test_every_option_is_an_argument_of_the_verb_and_explained_once(command, run
     assert offered <= arguments | own
 
 
-def test_an_argument_in_a_message_is_named_as_the_command_line_names_it():
-    names = {"to": "--to", "methods": "--methods", "model": "MODEL", "evaluate": "--eval"}
-    assert as_options("`to=32k` beside `evaluate`", names) == "--to 32k beside --eval"
-    assert as_options("`method` auto of `model`; `seed`", names) == "--methods auto of MODEL; `seed`"
+def test_an_argument_in_a_message_is_named_as_its_caller_writes_it():
+    names = {"to": "--to", "methods": "--methods", "model": "MODEL", "settings": "--set"}
+    asked = ("to", "32k"), ("method", ""), ("model", ""), ("seed", ""), ("ramp", "index")
+    assert [argument(*one) for one in asked] == ["`to=32k`", "`method`", "`model`", "`seed`", "`ramp=index`"]
+    with arguments_written(partial(written, names)):
+        told = [argument(*one) for one in asked]
+    assert told == ["--to 32k", "--methods", "MODEL", "`seed`", "--set ramp=index"]
+    assert argument("to") == "`to`"
 
 
 def test_plan_prints_the_plan_and_json_of_the_same(checkpoint, run_here):

@@ -3,13 +3,16 @@
 errors.txt is the table: a command, what is wrong in the folder, and what the command says of it.
 """
 
+import ast
 import errno
+import inspect
 import json
 import os
 import re
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import datasets
@@ -20,7 +23,9 @@ from checkpoint_folders import contents, edit_json, write_checkpoint
 from oldest import OLDEST
 from readme import updating
 
+from ropepatch import api
 from ropepatch.cli import main
+from ropepatch.files import PACKAGE
 
 TABLE = Path(__file__).with_name("errors.txt")
 EXTEND = "extend src --to 256 --out new/out"
@@ -225,3 +230,46 @@ def test_an_interrupted_extension_exits_130_and_leaves_nothing(here, monkeypatch
     code, out, err = run(monkeypatch, capsys, EXTEND)
     assert (code, out, "Traceback" in err) == (130, "", False)
     assert contents(here).keys() == before
+
+
+IN_COMMANDS = re.compile(r"`ropepatch [^`]*`|ropepatch \w+ .*")  # a command line, to be copied
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+ARGUMENTS = {key for one in api.__all__ for key in inspect.signature(getattr(api, one)).parameters}
+
+
+def with_options() -> list[list[str]]:
+    """A row of the table for each hint that names an option, of commands that are verbs of Python, too."""
+    found = {}
+    for command, damage, said in rows():
+        is_verb = not command.startswith("recipes") and "unknown option" not in said
+        if is_verb and "requires an argument" not in said and OPTION.search(IN_COMMANDS.sub("", said)):
+            found.setdefault(said.partition(" -> ")[2].partition(", e.g.")[0], [command, damage])
+    return [*found.values()]
+
+
+@pytest.mark.parametrize(("command", "damage"), with_options())
+def test_python_is_answered_without_options(command, damage, here, monkeypatch, capsys):
+    if damage != "-" and "system" not in damage:
+        eval(damage, globals())(here / "src")
+    monkeypatch.setattr("ropepatch.cli.derive.arguments_written", lambda by: nullcontext())
+    _, _, err = run(monkeypatch, capsys, command.replace("EXTEND", EXTEND).replace("{long}", LONG))
+    assert not OPTION.search(IN_COMMANDS.sub("", err))
+
+
+def test_the_command_line_is_answered_in_options():
+    for command, _, said in rows():
+        assert not ARGUMENTS.intersection(re.findall(r"`(\w+)[=`]", IN_COMMANDS.sub("", said))), command
+
+
+def test_no_message_beneath_the_command_line_names_an_option_or_an_argument_by_itself():
+    others = {"--fix", "--max-model-len", "--context-length", "--upgrade", "--config"}
+    faults = []
+    for file in (f for f in PACKAGE.rglob("*.py") if not {"cli", "card"} & {*f.parts}):
+        tree = ast.parse(file.read_text("utf-8"))
+        docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        texts = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+        for text in (IN_COMMANDS.sub("", node.value) for node in texts if id(node) not in docs):
+            named = ARGUMENTS.intersection(re.findall(r"`(\w+)[=`]", text))
+            if named or not others.issuperset(OPTION.findall(text)):
+                faults.append((file.name, text))
+    assert not faults

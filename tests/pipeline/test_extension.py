@@ -225,7 +225,7 @@ def test_what_is_no_part_of_a_checkpoint_stays_behind_and_is_named_unless_the_us
     assert not any((out / name).exists() for name in stays | {".env"})
     assert all((out / name).exists() for name in ("notes.md", "examples/a.txt", "special_tokens_map.json"))
     (line,) = [line for line in lines if line.startswith("left out")]
-    assert f": {', '.join(sorted(stays))} (--include" in line
+    assert f": {', '.join(sorted(stays))} (`include`" in line
     for pattern in (
         "*.bin",
         "config.json",

@@ -350,7 +350,7 @@ def test_what_the_user_includes_is_sent_too_and_searched_for_keys_as_well(hub, f
     (folder / "examples/deep").mkdir(parents=True)
     for name in ("notes.md", "examples/a.txt", "examples/.env", "examples/deep/b.txt", "x.gguf"):
         write(folder / name, "mine")
-    with pytest.raises(RopepatchError, match=r"--include nothing\* names no file in"):
+    with pytest.raises(RopepatchError, match=r"`include=nothing\*` names no file in"):
         pushed(folder, include=["notes.md", "nothing*"])
     done = pushed(folder, include=["notes.md", "examples/*"])
     assert {"notes.md", "examples/a.txt", "examples/deep/b.txt"} <= done.uploaded.keys()

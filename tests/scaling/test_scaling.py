@@ -392,7 +392,7 @@ def test_a_formula_of_rope_theta_refuses_a_scaled_rope_with_a_way_out(name, para
     with pytest.raises(RopepatchError, match=r"formula of rope_theta .* already scaled") as error:
         scaling.frequencies(CARRIED)
     assert error.value.hint.startswith("use ")
-    proposed = set(re.findall(r"--set (\w+)=", error.value.hint))
+    proposed = set(re.findall(r"`(\w+)=", error.value.hint))
     assert proposed <= set(scaling.parameters())
 
 
