@@ -13,6 +13,9 @@ from typing import Any, NoReturn
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.files import check_regular
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.reading_file import FILE as READING
+from ropepatch.model.record_file import FILE as RECORD
+from ropepatch.model.weights import INDEX, SINGLE
 from ropepatch.settings import HUB_NAME
 
 TINY = Path(__file__).parents[1] / "data" / "tiny" / "checkpoint"
@@ -36,7 +39,7 @@ LICENCE = re.compile(  # LICENSE-2.0.txt, not LICENSE.bin, nor LICENSE_KEY.txt
     re.IGNORECASE,
 )
 DOWNLOADED = [
-    *(*KNOWN, "*.json", "*.safetensors", "*.jinja", "README.md"),
+    *(*KNOWN, f"{TEMPLATES}/*.jinja", "README.md", "adapter_config.json", RECORD, READING, INDEX),
     *("LICEN[SC]E*", "[Ll]icen[sc]e*", "NOTICE*", "USE_POLICY*"),
 ]
 
@@ -114,9 +117,21 @@ def _from_hub(name: str, revision: str | None, patterns: list[str]) -> Checkpoin
 
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+        if INDEX in patterns:
+            files = [SINGLE, *_named_in(folder / INDEX)]
+            snapshot_download(name, revision=folder.name, allow_patterns=files)
     except (HTTPError, OSError, ValueError) as error:
         _explain(name, revision, error)
     return Checkpoint(folder, name, folder.name)
+
+
+def _named_in(index: Path) -> set[str]:
+    """The files of weights that an index names; what else is wrong with it whoever reads it says."""
+    return (
+        set(re.findall(r'"([^"/]+\.safetensors)"', index.read_text(errors="replace")))
+        if index.exists()
+        else set()
+    )
 
 
 def _explain(name: str, revision: str | None, error: Exception) -> NoReturn:

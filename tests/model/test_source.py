@@ -9,7 +9,7 @@ import pytest
 from hub_server import COMMIT, Hub, serving, speak_to
 
 from ropepatch import RopepatchError, diagnose, load
-from ropepatch.model.source import DOWNLOADED, find_source, is_carried
+from ropepatch.model.source import DOWNLOADED, TEMPLATES, find_source, is_carried
 
 NAME = "a-lab/tiny-llama"
 TOKEN = "hf_secret0123456789"
@@ -64,6 +64,16 @@ def test_extend_downloads_the_checkpoint_and_records_its_commit(shards, tmp_path
     assert [name for name in weights if (out / name).read_bytes() != (shards / name).read_bytes()] == []
     assert TOKEN not in done.stdout + done.stderr
     assert not any(TOKEN in path.read_text() for path in out.glob("*.json"))
+
+
+def test_of_a_hub_model_no_weights_are_downloaded_that_nobody_reads(hub, shards, run):
+    read = {path.name for path in shards.iterdir()} | {"ropepatch.json", f"{TEMPLATES}/tools.jinja"}
+    others = ["consolidated.safetensors", "params.json", "model.fp16.safetensors", "consolidated-00001.json"]
+    others += ["original/model.safetensors", "checkpoint-500/model.safetensors", "some/deep/state.json"]
+    hub.change(NAME, "main", **dict.fromkeys((*others, "ropepatch.json", f"{TEMPLATES}/tools.jinja"), b"{}"))
+    folder = find_source(NAME, weights=True).folder
+    found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert found == read
 
 
 @pytest.mark.slow
