@@ -126,20 +126,6 @@ def test_the_hub_then_has_the_files_of_the_folder_and_a_push_without_changes_mak
     assert not any("/resolve/" in path for _, path in hub.requests)
 
 
-def test_only_the_file_that_changed_is_sent(hub, folder):
-    first = pushed(folder)
-    write(folder / "tokenizer.json", {"version": "1.1"})
-    second = pushed(folder)
-    assert [*second.uploaded] == ["tokenizer.json"]
-    assert len(second.unchanged) == len(first.uploaded) - 1
-    assert hub.count("PUT") == 3
-    save_file({"tensor1": np.full(20_000, 7, np.float32)}, folder / SHARDS[1])
-    prove(folder)
-    assert [*pushed(folder).uploaded] == [SHARDS[1], "ropepatch.json"]
-    assert hub.count("PUT") == 4
-    assert hub.files(NAME) == files_of(folder)
-
-
 def test_what_an_earlier_push_left_is_deleted_in_the_same_commit_and_the_users_own_is_not(hub, folder):
     pushed(folder)
     kept = {"README.md": b"mine", "notes.md": b"mine", "tiny.gguf": b"mine", "onnx/model.onnx": b"mine"}
@@ -716,19 +702,6 @@ def command(hub, monkeypatch, run_here):
     """The command line of a push that writes no card."""
     monkeypatch.setattr(WRITE_CARD, lambda *given: [])
     return partial(run_here, "push")
-
-
-def test_the_command_prints_where_it_is_and_how_to_load_it(hub, folder, mapped, command):
-    lines = command(folder, NAME, "--revision", "longer").stdout.splitlines()
-    assert lines[0] == f"{hub.url}/{NAME}/tree/longer"
-    assert lines[-2:] == [
-        f"commit {hub.head(NAME, 'longer')}: 12 files, 0.2 MB, 0 unchanged",
-        f'AutoModelForCausalLM.from_pretrained("{NAME}", revision="longer")',
-    ]
-    again = command(folder, NAME, "--revision", "longer").stdout
-    assert again.splitlines()[1] == f"nothing has changed since commit {hub.head(NAME, 'longer')}"
-    load = command(mapped, "local/map").stdout.splitlines()[-1]
-    assert load == 'AutoModelForCausalLM.from_pretrained("local/map", trust_remote_code=True)'
 
 
 def test_the_command_hands_on_what_it_was_told_and_its_dry_run_is_a_table(hub, folder, command):

@@ -12,8 +12,6 @@ from pretraining_recipe import Stage, read_recipe
 from pretraining_rows import MATERIALS, Stock
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from ropepatch.data.tiny.grammar import BOS, EOS
-from ropepatch.data.tiny.materials import IGNORED
 from ropepatch.errors import RopepatchError
 from ropepatch.model.source import TINY
 
@@ -111,28 +109,6 @@ def test_each_material_is_what_it_was_when_the_bundled_checkpoint_was_trained(st
     assert rows == GOLDEN_ROWS
 
 
-@pytest.mark.parametrize("length", [11, 12])
-def test_a_string_is_trained_on_its_second_half_and_its_end(stock, length):
-    ids, labels = MATERIALS["strings"](stock, length, 0)
-    half = (length - 2) // 2
-    string = ids[1 : 1 + half].tolist()
-    assert ids.tolist() == [BOS, *string, EOS, *string, EOS][:length]
-    assert labels.tolist() == [IGNORED] * (half + 2) + ids[half + 2 :].tolist()
-
-
-@pytest.mark.parametrize(
-    ("name", "length", "message"),
-    [
-        ("copies", 10, "a row of copies takes 11 tokens, got 10"),
-        ("passkey", 79, "a row of passkey takes 80 tokens, got 79"),
-        ("stories", 5000, r"the texts have \d+ tokens, too few for a row of 5000"),
-    ],
-)
-def test_a_row_that_cannot_be_drawn_is_refused(stock, name, length, message):
-    with pytest.raises(RopepatchError, match=message):
-        MATERIALS[name](stock, length, 0)
-
-
 def stage(**changes):
     return Stage(**content(stage=changes)["stages"][0])
 
@@ -161,15 +137,6 @@ def test_the_tokenizer_of_the_shipped_recipe_is_the_bundled_one(shared, tokenize
     documents = pretraining.read_documents(shared / "texts" / "tinystories")
     made = make_tokenizer(recipe, documents).backend_tokenizer
     assert made.to_str() == tokenizer.backend_tokenizer.to_str()
-
-
-def test_the_last_of_several_checkpoints_is_the_one_of_the_most_steps(tmp_path):
-    assert pretraining._last_checkpoint(tmp_path / "not begun") is None
-    for name in ("checkpoint-750", "checkpoint-1000", "checkpoint-1250"):
-        (tmp_path / name).mkdir()
-        if name != "checkpoint-1250":
-            (tmp_path / name / "trainer_state.json").write_text("{}")
-    assert pretraining._last_checkpoint(tmp_path) == tmp_path / "checkpoint-1000"
 
 
 @pytest.mark.parametrize("begun", [{"recipe.json": {"seed": 1}}, {"thesis.txt": ""}])

@@ -1,6 +1,5 @@
 """Figures show the numbers they were given, and leave nothing behind."""
 
-import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -94,15 +93,6 @@ def test_the_share_found_is_written_in_every_cell_by_kind_and_over_all_kinds_by_
 
 
 # What a scaling does
-
-
-def test_wavelengths_are_two_pi_over_the_frequencies():
-    made = make_scaling("yarn", factor=8.0)
-    axes = plots.plot_wavelengths(change_of(ROPE, made)).axes[0]
-    lines = labelled(axes)
-    for name, inv_freq in (("before", ROPE.inv_freq()), ("after yarn", made.frequencies(ROPE).inv_freq)):
-        wanted = [2 * math.pi / value for value in inv_freq.tolist()]
-        assert list(lines[name].get_ydata()) == pytest.approx(wanted)
 
 
 def test_a_result_says_itself_what_its_scaling_did():
