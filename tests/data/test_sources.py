@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from dataset_server import DatasetHub, asked_elsewhere, serving
+from hub_server import Hub, asked_elsewhere, serving
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -335,7 +335,7 @@ ASKED = {
 
 
 @pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory, dataset_of: Callable) -> DatasetHub:
+def hub(tmp_path_factory: pytest.TempPathFactory, dataset_of: Callable) -> Hub:
     """Configs: texts, with two files in split `test`; token ids; token ids whose second file is dead."""
     folder = tmp_path_factory.mktemp("hub")
     dataset_of({"text": ["no"], "title": ["A"]}).to_parquet(folder / "train-0.parquet")
@@ -351,17 +351,17 @@ def hub(tmp_path_factory: pytest.TempPathFactory, dataset_of: Callable) -> Datas
     for config in ("tokens", "dead"):
         card += f"- config_name: {config}\n  data_files:\n  - split: test\n    path: {config}/*\n"
     (folder / "README.md").write_text(f"---\n{card}---\n")
-    served = DatasetHub(NAME, folder)
-    served.dead = "dead/test-1.parquet"
+    served = Hub(f"datasets/{NAME}", folder)
+    served.fail("", "dead/test-1.parquet", 500)
     return served
 
 
 @pytest.fixture(scope="module")
-def answers(hub: DatasetHub, tmp_path_factory: pytest.TempPathFactory) -> dict:
+def answers(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> dict:
     """What an interpreter of its own answers."""
     questions = json.dumps(list(ASKED.values()))
     with serving(hub):
-        found = asked_elsewhere(READ, questions, home=tmp_path_factory.mktemp("asking"), url=hub.url)
+        found = asked_elsewhere(READ, questions, home=tmp_path_factory.mktemp("asking"), hub=hub)
     return dict(zip(ASKED, found, strict=True))
 
 
@@ -369,8 +369,8 @@ def test_an_id_of_the_hub_gives_the_files_of_its_split_and_config_and_reads_no_f
     assert answers["train"] == ["A"]
     assert answers["tokens"] == [[0, 1], [0, 2], [1, 1], [1, 2]]
     assert answers["first"] == ["one"]
-    assert "test-0.parquet" in hub.read
-    assert "test-1.parquet" not in hub.read
+    assert "test-0.parquet" in hub.downloaded
+    assert "test-1.parquet" not in hub.downloaded
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-import dataset_server
 import pytest
 import torch
-from dataset_server import DatasetHub, asked_elsewhere, serving
+from hub_server import COMMIT, Hub, asked_elsewhere, serving
 from hypothesis import given
 from hypothesis import strategies as st
 from letters import BOS, EOS, VOCABULARY, letter_tokenizer
@@ -411,14 +410,14 @@ for text, wanted in json.loads(sys.argv[2]):
 NAME = "someone/letters"
 
 
-def ask(home: Path, url: str, *questions: tuple[str, int], offline: bool = False) -> list[dict]:
+def ask(home: Path, hub: Hub, *questions: tuple[str, int], **variables: str) -> list[dict]:
     """What an interpreter of its own answers."""
     LETTERS.save_pretrained(home / "tokenizer")
-    return asked_elsewhere(ASK, "tokenizer", json.dumps(questions), home=home, url=url, offline=offline)
+    return asked_elsewhere(ASK, "tokenizer", json.dumps(questions), hub=hub, home=home, **variables)
 
 
 @pytest.mark.slow
-def test_a_set_of_the_hub_is_streamed_as_far_as_is_wanted_and_kept_by_its_revision(tmp_path, monkeypatch):
+def test_a_set_of_the_hub_is_streamed_as_far_as_is_wanted_and_kept_by_its_revision(tmp_path):
     import datasets
 
     datasets.disable_progress_bars()
@@ -427,25 +426,27 @@ def test_a_set_of_the_hub_is_streamed_as_far_as_is_wanted_and_kept_by_its_revisi
     for part in range(2):
         texts = {"text": ["ab", "", "cd"]}
         datasets.Dataset.from_dict(texts).to_parquet(folder / f"train-{part}.parquet")
-    hub = DatasetHub(NAME, folder)
+    hub = Hub(f"datasets/{NAME}", folder)
     with serving(hub):
-        (first, again) = ask(tmp_path, hub.url, (NAME, 6), (NAME, 5))
+        (first, again) = ask(tmp_path, hub, (NAME, 6), (NAME, 5))
         assert first["ids"] == again["ids"] == ids_of("ab") + ids_of("cd")
-        assert first["revision"] == dataset_server.COMMIT[:24]
+        assert first["revision"] == COMMIT[:24]
         assert first["report"] == "2 documents, 6 tokens"
-        assert "train-0.parquet" in hub.read
-        assert "train-1.parquet" not in hub.read
+        assert "train-0.parquet" in hub.downloaded
+        assert "train-1.parquet" not in hub.downloaded
 
-        monkeypatch.setattr(dataset_server, "COMMIT", "f" * 40)
         datasets.Dataset.from_dict({"text": ["ef"]}).to_parquet(folder / "train-0.parquet")
-        hub.dead = "train-1.parquet"
-        (changed, dead) = ask(tmp_path, hub.url, (NAME, 3), (NAME, 6))
+        hub.change(f"datasets/{NAME}", **{"train-0.parquet": (folder / "train-0.parquet").read_bytes()})
+        hub.fail("", "train-1.parquet", 500)
+        (changed, dead) = ask(tmp_path, hub, (NAME, 3), (NAME, 6))
         assert changed["ids"] == ids_of("ef")
         assert dead["error"].startswith(f"cannot read {NAME} from the Hub: ")
 
-        hub.asked.clear()
-        (kept, more, other) = ask(tmp_path, hub.url, (NAME, 3), (NAME, 4), ("someone/else", 1), offline=True)
-        assert not hub.asked
+        hub.requests.clear()
+        (kept, more, other) = ask(
+            tmp_path, hub, (NAME, 3), (NAME, 4), ("someone/else", 1), HF_HUB_OFFLINE="1"
+        )
+        assert not hub.requests
         assert kept["ids"] == ids_of("ef")  # what was kept last
         assert "the Hub does not say which revision it has" in kept["said"][0]
         assert "OfflineModeIsEnabled" in more["error"]

@@ -363,10 +363,10 @@ def test_the_rope_types_are_those_of_transformers():
 def test_no_json_makes_the_doctor_stumble_and_nothing_repairable_is_left():
     """Of configurations damaged by chance, beside records of others."""
     draw, raws = random.Random(0), []
-    for seed in range(250):
+    for seed in range(120):
         with suppress(ValueError, RecursionError):  # the damage may be to JSON itself
             raws.append(with_rare_key(draw, parse_json(mutant(seed).text)))
-    assert len(raws) > 160
+    assert len(raws) > 75
     for raw, other in zip(raws, [{}, *raws], strict=False):
         record = {"config_changes": other} if draw.random() < 0.5 else {}
         files = {"config.json": raw, "tokenizer_config.json": raw}

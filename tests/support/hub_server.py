@@ -1,7 +1,7 @@
-"""A Hub of models in a thread: as much of its HTTP as downloads, `from_pretrained` and a push speak.
+"""A Hub in a thread: as much of its HTTP as downloads, `from_pretrained`, a push and `datasets` speak.
 
-Its models lie in memory, with one commit for each push; LFS is Git LFS over HTTP, as the Hub speaks it to
-clients without Xet.
+Its repositories lie in memory, with one commit for each push; the name of one of a data set begins with
+`datasets/`. LFS is Git LFS over HTTP, as the Hub speaks it to clients without Xet.
 """
 
 import base64
@@ -9,6 +9,8 @@ import hashlib
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +18,7 @@ from pathlib import Path
 from threading import Event, RLock
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
 import listening
 import pytest
@@ -126,7 +128,8 @@ class Hub:
         self.released = Event()
         self.lock = RLock()
         if name is not None and folder is not None:
-            files = {path.name: File(path.read_bytes()) for path in folder.iterdir() if path.is_file()}
+            found = [path for path in folder.rglob("*") if path.is_file()]
+            files = {path.relative_to(folder).as_posix(): File(path.read_bytes()) for path in found}
             self.models[name] = Model()
             self.models[name].add(files, commit=COMMIT)
 
@@ -185,7 +188,8 @@ class Hub:
                 how()
             answered = self._answer(request.command, request.path.partition("?")[0], token, body)
         if request.command == "GET" and "/resolve/" in path:
-            self.downloaded.append(path.rpartition("/")[2])
+            self.downloaded.append(path.partition("/resolve/")[2].partition("/")[2])
+            answered = part(answered, request.headers.get("Range"))
         if how == "torn":
             request.cut = len(answered[2]) // 2
         return None if how == "lost" else answered
@@ -197,13 +201,18 @@ class Hub:
             return refusal(401, "", "Invalid credentials in Authorization header")
         if method in ("GET", "HEAD"):
             return self._read(path, token)
+        if found := re.fullmatch(r"/api/(datasets/[^/]+/[^/]+)/paths-info/(.+)", path):
+            held = self.models[found[1]].commits[self._commit_of(found[1], found[2])]
+            wanted = parse_qs(body.decode()).get("paths", [])
+            return good([one for one in entries(held) if one["path"] in wanted])
         return self._write(path, body) if token else refusal(401, "", "Invalid username or password.")
 
     def _read(self, path: str, token: str | None) -> Answer:
         if path == "/api/whoami-v2":
             return good({"type": "user", "name": USER, "orgs": []}) if token else refusal(401)
-        of_api = re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)(?:/(.+))?)?", path)
-        found = of_api or re.fullmatch(r"/([^/]+/[^/]+)/(resolve)/(.+)", path)
+        place = r"((?:datasets/)?[^/]+/[^/]+)"
+        of_api = re.fullmatch(rf"/api/(?:models/)?{place}(?:/(revision|tree)(?:/(.+))?)?", path)
+        found = of_api or re.fullmatch(rf"/{place}/(resolve)/(.+)", path)
         if found is None:
             return refusal(404)
         name, kind, rest = found.groups()
@@ -211,11 +220,11 @@ class Hub:
         if model is None or (model.private and token is None):
             return refusal(404 if token else 401, "RepoNotFound", "Repository not found")
         revision, below = map(unquote, (rest or "main").partition("/")[::2])
-        commit = model.branches.get(revision, revision)
+        commit = self._commit_of(name, revision)
         if commit not in model.commits:
             return refusal(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         files = model.commits[commit]
-        siblings = [files[path].described(path) for path in sorted(files) if path.startswith(below)]
+        siblings = [one for one in entries(files) if one["path"].startswith(below)]
         if kind == "tree" and siblings:
             return good(siblings)
         if kind == "tree" or (kind == "resolve" and below not in files):
@@ -224,8 +233,12 @@ class Hub:
             file = files[below]
             sizes = {"X-Repo-Commit": commit, "X-Linked-Size": str(len(file.content))}
             return 200, {"ETag": f'"{file.etag}"'} | sizes, file.content
-        described = {"id": name, "modelId": name, "sha": commit, "private": model.private, "tags": []}
-        return good(described | {"siblings": siblings})
+        shown = name.removeprefix("datasets/")
+        described = {"id": shown, "modelId": shown, "sha": commit, "private": model.private, "tags": []}
+        return good(described | {"siblings": [one for one in siblings if one["type"] == "file"]})
+
+    def _commit_of(self, name: str, revision: str) -> str:
+        return self.models[name].branches.get(revision, revision)
 
     def _write(self, path: str, body: bytes) -> Answer:
         if path == "/api/validate-yaml":
@@ -314,6 +327,23 @@ def refusal(status: int, code: str = "", message: str = "") -> Answer:
     return status, {"X-Error-Code": code, "X-Error-Message": message}, b""
 
 
+def entries(files: dict[str, File]) -> list[dict[str, Any]]:
+    """The lines of a tree: its files, and the folders that they are in."""
+    folders = {str(folder) for path in files for folder in Path(path).parents} - {"."}
+    found = [{"path": path, "type": "directory", "oid": "0" * 40, "size": 0} for path in sorted(folders)]
+    return [*found, *(files[path].described(path) for path in sorted(files))]
+
+
+def part(answered: Answer, asked: str | None) -> Answer:
+    """Of a file the bytes that were asked for."""
+    status, headers, body = answered
+    if not asked or status != 200:
+        return answered
+    first, _, last = asked.removeprefix("bytes=").partition("-")
+    end = min(int(last or len(body)), len(body) - 1)
+    return 206, headers | {"Content-Range": f"bytes {first}-{end}/{len(body)}"}, body[int(first) : end + 1]
+
+
 def mode(path: str, size: int, held: dict[str, File]) -> dict[str, Any]:
     """What the Hub says before an upload: how, and what it has of that name."""
     lfs = path.endswith(LFS) or size > 10 << 20
@@ -330,12 +360,25 @@ def environment(hub: Hub, home: Path, token: str | None = "hf_any") -> dict[str,
     return kept | own | ({} if token is None else {"HF_TOKEN": token})
 
 
+def asked_elsewhere(code: str, *words: str, hub: Hub, home: Path, **variables: str) -> list[Any]:
+    """The JSON lines that an interpreter of its own prints: `datasets` reads the Hub's address once."""
+    own = environment(hub, home / "home", None) | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    line = [sys.executable, "-W", "error", "-c", code, *words]
+    done = subprocess.run(
+        line, env=own | variables, cwd=home, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return list(map(json.loads, done.stdout.splitlines()))
+
+
 def speak_to(hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str | None = "hf_any") -> None:
     """Until the test ends this process pushes to this Hub, and does not wait before it tries again."""
     stated = {"ENDPOINT": hub.url, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}
     for name, value in (stated | {"HF_TOKEN_PATH": os.devnull}).items():
         monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
-    monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=lambda seconds: None))
+    for module in ("utils._http", "file_download"):
+        at_once = SimpleNamespace(sleep=lambda seconds: None)
+        monkeypatch.setattr(f"huggingface_hub.{module}.time", at_once)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     if token is not None:
         monkeypatch.setenv("HF_TOKEN", token)

@@ -128,8 +128,8 @@ def test_an_evaluation_takes_what_torch_allocates(tiny, keys):
     config = LlamaConfig(**SMALL | {"num_key_value_heads": keys, "num_hidden_layers": 12})
     model = LlamaForCausalLM(config).eval()
     for tokens, cached, read in (
-        (4096, False, lambda: ropepatch.perplexity(model, None, [torch.arange(4096) % 1024])),
-        (2048, True, lambda: ropepatch.passkey(model, tiny[1], lengths=[2048], haystacks=1)),
+        (2048, False, lambda: ropepatch.perplexity(model, None, [torch.arange(2048) % 1024])),
+        (1024, True, lambda: ropepatch.passkey(model, tiny[1], lengths=[1024], haystacks=1)),
     ):
         expected = evaluation_bytes(config, tokens, 4, cached=cached)
         assert expected == pytest.approx(peak_of_allocations(read), rel=0.15), (tokens, cached)
