@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accelerate import utils
 from filelock import FileLock, Timeout
 from transformers import PreTrainedTokenizerBase
 
@@ -24,6 +23,7 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import text_config
 from ropepatch.model.loading import load_tokenizer
 from ropepatch.model.precision import Precision
+from ropepatch.processes import Processes, join
 from ropepatch.settings import seed_of
 from ropepatch.training.parallel import Sharing
 from ropepatch.training.preparation import prepare
@@ -50,7 +50,7 @@ class Run:
     out: Path
     sharing: Sharing
     precision: Precision  # in which it computes, if it begins here
-    state: Any  # accelerate's, of the processes
+    processes: Processes
     tokenizer: PreTrainedTokenizerBase
 
     @classmethod
@@ -64,7 +64,7 @@ class Run:
         source = source_of(plan, beside=folder)
         sharing, precision = prepared.sharing, prepared.precision
         tokenizer = load_tokenizer(source.folder)
-        run = cls(plan, recipe, source, folder, sharing, precision, sharing.join(recipe), tokenizer)
+        run = cls(plan, recipe, source, folder, sharing, precision, join(), tokenizer)
         if run.folder.is_symlink() or (run.folder.exists() and not run.folder.is_dir()):
             raise RopepatchError(
                 f"{run.folder} is no folder, and the run is kept there",
@@ -94,7 +94,7 @@ class Run:
             folder=self.source.folder,
             say=say,
         )
-        return reader.supply(per_step=self.sharing.processes * accumulated)
+        return reader.supply(per_step=self.processes.count * accumulated)
 
     def record(self, supply: Supply) -> dict[str, Any]:
         """All that decides the weights."""
@@ -105,7 +105,7 @@ class Run:
             "weights": self.source.fingerprint,
             "config": seed_of(json.dumps(self.plan.survey.raw, sort_keys=True)),
             "text": supply.digest,
-            "processes": self.state.num_processes,
+            "processes": self.processes.count,
         }
 
     def is_finished(self, record: dict[str, Any]) -> bool:
@@ -116,7 +116,7 @@ class Run:
         done = adaptation and (adaptation.run, adaptation.recipe.get("save"))
         if done != (digest_of(record), self.recipe.save):
             absent(self.out)
-        left = self.state.is_main_process and self.folder.is_dir()  # interrupted when it was finished
+        left = self.processes.first and self.folder.is_dir()  # interrupted when it was finished
         if left and ((self.folder / RECORD).is_file() or not any(self.folder.iterdir())):
             self.remove()
         return True
@@ -131,7 +131,7 @@ class Run:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keep other calls from training in the same folder."""
-        if not self.state.is_main_process:
+        if not self.processes.first:
             yield
             return
         is_new = not self.folder.exists()
@@ -169,13 +169,14 @@ class Run:
 
     def begin(self, record: dict[str, Any], base: float) -> dict[str, Any]:
         """Put on record what decides the weights, the precision, and the loss of the base model."""
-        begun: dict[str, Any] = record | {"base": base, "precision": self.precision.to_dict()}
-        [begun] = utils.broadcast_object_list([begun])  # two processes may measure two things
-        if self.state.is_main_process:
+
+        def write() -> dict[str, Any]:
+            begun = record | {"base": base, "precision": self.precision.to_dict()}
             with whole_file(self.folder / RECORD) as partial:
                 write_json(partial, begun)
-        self.state.wait_for_everyone()
-        return begun
+            return begun
+
+        return self.processes.write_once(write)  # two processes may measure two things
 
 
 def digest_of(record: dict[str, Any]) -> str:

@@ -30,6 +30,7 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import load_model
 from ropepatch.model.source import TINY, find_source
 from ropepatch.model.survey import survey_checkpoint
+from ropepatch.processes import Processes
 
 TALES = PerplexityTask(windows=3)
 YARN = (Method(name="yarn"),)
@@ -334,8 +335,7 @@ def test_of_several_processes_the_first_decides_in_which_precision_all_of_them_r
         measuring, "load_checkpoint", lambda checkpoint, *_: load_model(checkpoint, dtype=torch.bfloat16)
     )
     monkeypatch.setattr(measuring, "prefers_float32", lambda model, device: not first)
-    monkeypatch.setattr(measuring, "distribute", lambda items, work, **how: [first] if how["split"] else [])
-    tiny = measuring.Subject(
-        "tiny", find_source("tiny", weights=True), survey_checkpoint(Checkpoint(TINY)), "cpu"
-    )
+    monkeypatch.setattr(Processes, "deal", lambda self, items, work, key: [first])
+    source = find_source("tiny", weights=True)
+    tiny = measuring.Subject("tiny", source, survey_checkpoint(Checkpoint(TINY)), Processes(1, 2))
     assert tiny.model.dtype == (torch.float32 if first else torch.bfloat16)

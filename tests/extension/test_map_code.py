@@ -33,6 +33,7 @@ from ropepatch.files import read_json
 from ropepatch.model.checkpoint import CODE, Checkpoint
 from ropepatch.model.loading import load_model
 from ropepatch.model.survey import survey
+from ropepatch.processes import ALONE
 from ropepatch.publishing.card import write_card
 from ropepatch.publishing.contents import judge, read_contents
 from ropepatch.publishing.folding import fold_attention
@@ -277,7 +278,7 @@ def test_ropepatch_reads_the_map_and_never_runs_the_code(source, copied):
     assert torch.equal(logits(read, ids), logits(model, ids))
     assert mapped(read).distances == mapped(model).distances
     assert tokenizer.model_max_length == read.config.max_position_embeddings == 256
-    subject = find_subject(str(copied), None, "cpu")
+    subject = find_subject(str(copied), None, ALONE)
     assert subject.trained == 256
     assert subject.record["attention_map"]["name"] == "self-extend"
     assert subject.record["extended_from"] == 64
