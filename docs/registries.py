@@ -16,8 +16,8 @@ import ropepatch
 from ropepatch import ENCODINGS, MAPS, METHODS
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.engines import KNOWN, VERSIONS
-from ropepatch.extension.planning import Plan, plan_scaling
-from ropepatch.model.survey import survey
+from ropepatch.extension.planning import Plan, plan_by
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.report.printers import markdown_rows
 from ropepatch.scaling import make_scaling
 from ropepatch.settings import RECIPES, find_shipped, meanings, shipped_names
@@ -72,7 +72,7 @@ def engine_notes() -> str:
     [llama_2] = [preset["config"] for preset in PRESETS if preset["name"] == "llama-2-7b"]
     rows = []
     for method in SERVED:
-        plan = plan_scaling(survey(llama_2), "llama", None, make_scaling(method, factor=4.0), 16384)
+        plan = plan_by(Checkpoint(None, "llama", stated_raw=llama_2), make_scaling(method, factor=4.0), 16384)
         cells = [
             ": ".join(filter(None, (one.reads, one.note))) for one in plan.engines if one.engine in names
         ]
@@ -98,13 +98,13 @@ def _planned(preset: Mapping[str, Any]) -> list[str]:
         reads[line.reads].append(line.engine)
     engines = "; ".join(f"{how}: {', '.join(names)}" for how, names in reads.items())
     window, kind = plan.rope.original_max_position_embeddings, plan.rope_parameters["rope_type"]
-    layers = f"{_scaled_layers(plan)} of {plan.survey.config.num_hidden_layers}"
+    layers = f"{_scaled_layers(plan)} of {plan.source.config.num_hidden_layers}"
     return [f"{window:,}", f"{plan.target:,}", f"`{kind}`", layers, engines]
 
 
 def _scaled_layers(plan: Plan) -> int:
     """The layers that rotate and see the whole context."""
-    config: Any = plan.survey.config
+    config: Any = plan.source.config
     if hasattr(config, "no_rope_layers"):
         return sum(config.no_rope_layers)
     types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers

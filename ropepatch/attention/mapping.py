@@ -22,6 +22,7 @@ from ropepatch.attention.interchange import (
 from ropepatch.attention.maps import AttentionMap, make_map
 from ropepatch.attention.probe import rotating_layers
 from ropepatch.errors import RopepatchError
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import text_config
 from ropepatch.model.rotary import (
     OwnConfigs,
@@ -32,7 +33,6 @@ from ropepatch.model.rotary import (
     own_configs,
     rotating_by,
 )
-from ropepatch.model.survey import survey
 from ropepatch.settings import Length
 
 NAME = "ropepatch_map"  # in the interfaces of transformers, which are one per process
@@ -155,7 +155,7 @@ def map_attention(
     distances: str | AttentionMap,
     *,
     to: Length,
-    original: int | None = None,
+    original: Length | None = None,
     **parameters: Any,
 ) -> Mapped:
     """Keep every distance of one loaded model within those it was trained on, in memory and reversibly.
@@ -177,21 +177,21 @@ def map_attention(
 
 
 def _mapped(
-    base: PreTrainedModel, distances: AttentionMap, to: Length, original: int | None, configs: OwnConfigs
+    base: PreTrainedModel, distances: AttentionMap, to: Length, original: Length | None, configs: OwnConfigs
 ) -> Mapped:
     """The model, whose configurations are its own, with a map."""
-    surveyed = survey(base.config.to_dict(), base).trained_on(original)
+    source = Checkpoint.of(base, original)
     config: Any = text_config(base.config)
-    window = surveyed.rope.original_max_position_embeddings
+    window = source.window
     check_mappable(base, window)
-    target = surveyed.target(to, config.model_type)
+    target = source.target(to)
     fitted = distances.fitted(window, target)
-    layers = rotating_layers(base, surveyed, partial(_refusal, config.model_type))
+    layers = rotating_layers(base, source, partial(_refusal, config.model_type))
     if not any(rotates and _sees_far(module, config, window) for module, rotates in layers.items()):
         raise _refusal(config.model_type, _narrow(config.sliding_window, window))
-    path = surveyed.site.path
+    path = source.site.path
     stock = base.get_submodule(path)
-    rope = MappedRope(stock, config, fitted, window, surveyed.site.layer_type).train(stock.training)
+    rope = MappedRope(stock, config, fitted, window, source.site.layer_type).train(stock.training)
     rope.configs = configs
     base.set_submodule(path, rope)
     for module, rotates in layers.items():

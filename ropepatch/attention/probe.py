@@ -14,8 +14,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from ropepatch.attention.interchange import OTHER_SCORES, OWN_MASK, attending_by
 from ropepatch.attention.modeling_attention_map import rotate
 from ropepatch.errors import RopepatchError
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.head import check_finite, evaluating, shadowed
-from ropepatch.model.survey import Survey
 
 NAME = "ropepatch_probe"
 TOKENS = 4  # that the model reads
@@ -48,7 +48,7 @@ AttentionMaskInterface.register(NAME, lambda **_: None)
 
 
 def rotating_layers(
-    base: PreTrainedModel, surveyed: Survey, refuse: Callable[[str], RopepatchError]
+    base: PreTrainedModel, source: Checkpoint, refuse: Callable[[str], RopepatchError]
 ) -> dict[nn.Module, bool]:
     """Every attention module of a model, and whether it rotates its queries and keys.
 
@@ -56,12 +56,12 @@ def rotating_layers(
 
     Args:
         base: The model, its weights in memory.
-        surveyed: Of the model.
+        source: The same as a checkpoint.
         refuse: Makes the error of a reason why attention is more than the rotation and a causal softmax.
     """
     if any(parameter.is_meta for parameter in base.parameters()):
         raise refuse("its weights are on the meta device")
-    stock, site = base.get_submodule(surveyed.site.path), surveyed.site
+    stock, site = base.get_submodule(source.site.path), source.site
     rotation = stock.forward
     tables: list[Tensor] = []
 

@@ -15,8 +15,7 @@ from ropepatch import api
 from ropepatch.cli.derive import command
 from ropepatch.cli.screen import command_line, feedback, print_text
 from ropepatch.errors import RopepatchError, argument, printable
-from ropepatch.pipeline.running import WEIGHTS, bar, interruptible, say_on_stderr
-from ropepatch.processes import is_first
+from ropepatch.pipeline.running import WEIGHTS, bar, interruptible, is_first, say_on_stderr
 
 if TYPE_CHECKING:
     from ropepatch.fitting import Fitted
@@ -109,7 +108,7 @@ class _Screen:
         folder = str(extension.folder)
         if not is_first() or not (extension.folder / "config.json").exists():
             return
-        loading = call("pipeline", "text-generation", folder, code=extension.plan.distances is not None)
+        loading = call("pipeline", "text-generation", folder, code=extension.plan.remapping is not None)
         code = f'from transformers import pipeline; print({loading}("Once"))'
         say_on_stderr(f"load:    python -c {shlex.quote(code)}")
         say_on_stderr(f"measure: ropepatch eval {shlex.quote(folder)} --text FILE")
@@ -165,21 +164,23 @@ def fit(
     from ropepatch.files import json_text
     from ropepatch.pipeline.inputs import in_tokens
     from ropepatch.pipeline.learned import kept_by_fit
+    from ropepatch.pipeline.running import device as best_device
     from ropepatch.settings import short_length
 
     target = in_tokens(to, model, asked.get("revision"), asked.get("original"))
     named = Path(out or f"{Path(model).name}-fit-{short_length(target)}")
     place = _new_place(named, model, asked.get("revision"), link_weights=link_weights)
     work = place.with_name(f"{place.name}.fit")
+    asked["device"] = asked.get("device") or best_device()
     with interruptible(say_on_stderr, lambda: kept_by_fit(work)):
         fitted = api.fit(model, to=target, work=work, **asked, **feedback(quiet))
-        if place.suffix != ".json":
+        if not is_first():
+            return
+        if place.suffix == ".json":
+            fitted.save(place)
+        else:
             record = {"fit": fitted.record, "command": command_line()}
             api.extend(fitted.plan, place, link_weights=link_weights, record=record, **feedback(quiet))
-        elif is_first():
-            fitted.save(place)
-    if not is_first():
-        return
     shutil.rmtree(work, ignore_errors=True)
     if as_json:
         print(json_text(fitted.record | {"out": str(place)}))
@@ -193,8 +194,7 @@ def _new_place(out: Path, model: str, revision: str | None, *, link_weights: boo
     from ropepatch.extension.writing import check_room
     from ropepatch.files import absent
     from ropepatch.fitting.fitting import remove_finished
-    from ropepatch.model.source import find_source
-    from ropepatch.model.weights import read_headers
+    from ropepatch.model.checkpoint import Checkpoint
     from ropepatch.pipeline.inputs import check_writable
 
     try:
@@ -208,7 +208,7 @@ def _new_place(out: Path, model: str, revision: str | None, *, link_weights: boo
             f"{argument('link_weights')} beside a scaling file, which has none", hint="leave it out"
         )
     if place.suffix != ".json" and not link_weights:
-        check_room(read_headers(find_source(model, revision, weights=True).folder), place)
+        check_room(Checkpoint.find(model, revision, weights=True).weights, place)
     return place
 
 

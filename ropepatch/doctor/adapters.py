@@ -11,7 +11,6 @@ from ropepatch.extension.record import FILE as RECORD
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.checks.case import Case, positive
 from ropepatch.model.checks.findings import ADAPTER, TOKENIZER, Finding, shown
-from ropepatch.model.survey import survey_checkpoint
 from ropepatch.model.weights import fingerprint
 from ropepatch.scaling.rope import Rope
 
@@ -36,7 +35,7 @@ def base_name(case: Case) -> tuple[str, str | None]:
 def adapter_findings(case: Case, base: Case, checkpoint: Checkpoint) -> Iterator[Finding]:
     """What is wrong between an adapter and its base, a checkpoint."""
     try:
-        rope = survey_checkpoint(checkpoint).rope
+        rope = checkpoint.rope
     except RopepatchError as error:
         yield no_base(case, error)
         return

@@ -14,12 +14,12 @@ from ropepatch.errors import RopepatchError, printable
 from ropepatch.extension.map_code import code_of
 from ropepatch.extension.record import sound_keys
 from ropepatch.files import json_text, read_json
-from ropepatch.model.checkpoint import CODE, Checkpoint, kind_of
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.checks import check, has_errors
 from ropepatch.model.checks.case import Case
 from ropepatch.model.checks.findings import ADAPTER, CONFIG, GENERATION, SEVERITIES, TOKENIZER, Finding, Key
+from ropepatch.model.kinds import CODE, kind_of
 from ropepatch.model.record_file import FILE as RECORD
-from ropepatch.model.source import find_source
 
 SIDE_FILES = (TOKENIZER, GENERATION, RECORD, ADAPTER)
 VOCABULARY = "tokenizer.json"  # of which only whether it can be read matters
@@ -67,7 +67,7 @@ def diagnose(model: str | Path, revision: str | None = None, *, measure: bool = 
     """Look for what is wrong with the rope of a checkpoint, or between an adapter and its base."""
     if folder := _adapter_folder(model):
         return _diagnose_adapter(read_case(Checkpoint(folder, str(model))))
-    source = find_source(model, revision, weights=measure, include=(CODE,))
+    source = Checkpoint.find(model, revision, weights=measure, include=(CODE,))
     case = read_case(source)
     if _adapter_folder(source.folder):  # from the Hub
         return _diagnose_adapter(case)
@@ -85,7 +85,7 @@ def diagnose(model: str | Path, revision: str | None = None, *, measure: bool = 
 def _diagnose_adapter(case: Case) -> Diagnosis:
     try:
         name, revision = base_name(case)
-        source = find_source(name, revision, weights=False)
+        source = Checkpoint.find(name, revision)
         findings = [*adapter_findings(case, read_case(source), source)]
     except (RopepatchError, OSError) as error:  # OSError: a name that is too long
         findings = [no_base(case, error)]
@@ -98,7 +98,7 @@ def _adapter_folder(model: str | Path) -> Path | None:
     try:
         folder = Path(model).expanduser()
         return folder if (folder / ADAPTER).is_file() and not (folder / CONFIG).is_file() else None
-    except (OSError, RuntimeError):  # a name that is too long, ~ of nobody: `find_source` says so
+    except (OSError, RuntimeError):  # a name that is too long, ~ of nobody: `Checkpoint.find` says so
         return None
 
 

@@ -10,9 +10,9 @@ import torch
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.writing import check_weights
 from ropepatch.model import reading_file as readings
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.checks.case import Case
 from ropepatch.model.checks.findings import CONFIG, Finding, Key
-from ropepatch.model.config import blueprint, load_config
 from ropepatch.model.weights import (
     INDEX,
     NAMED,
@@ -97,7 +97,7 @@ def _misfit(case: Case, weights: Weights) -> Iterator[Finding]:
     if "quantization_config" in case.raw:
         return
     try:
-        model = blueprint(load_config(case.raw))
+        model = Checkpoint(case.folder, stated_raw=case.raw).skeleton
     except RopepatchError:
         return
     try:

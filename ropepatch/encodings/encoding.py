@@ -19,7 +19,7 @@ from ropepatch.scaling.rope import Rope
 from ropepatch.settings import Named, Registry
 
 if TYPE_CHECKING:
-    from ropepatch.model.survey import Survey
+    from ropepatch.model.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,16 @@ class ModelShape:
     initializer_range: float = 0.02
 
     @classmethod
-    def of(cls, surveyed: Survey) -> ModelShape:
+    def of(cls, source: Checkpoint) -> ModelShape:
         """The sizes that a configuration states."""
-        config: Any = surveyed.config
+        config: Any = source.config
         return cls(
             layers=config.num_hidden_layers,
             heads=config.num_attention_heads,
             key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-            head_dim=surveyed.head_dim,
+            head_dim=source.head_dim,
             hidden_size=config.hidden_size,
-            rope=surveyed.rope,
+            rope=source.rope,
             initializer_range=config.initializer_range,
         )
 

@@ -14,19 +14,11 @@ from ropepatch.attention.interchange import SLOT
 from ropepatch.encodings.encoding import ENCODINGS, ModelShape
 from ropepatch.encodings.swapping import swap
 from ropepatch.errors import RopepatchError
-from ropepatch.model.checkpoint import Checkpoint, saved_map
-from ropepatch.model.config import load_config
-from ropepatch.model.loading import (
-    AUTO,
-    check_device,
-    known_dtype,
-    load_model,
-    load_tokenizer,
-)
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.kinds import saved_map
+from ropepatch.model.loading import AUTO, check_device, known_dtype
 from ropepatch.model.precision import best_device
 from ropepatch.model.rotary import SEQUENCE, find_rotary
-from ropepatch.model.source import find_source
-from ropepatch.model.survey import survey
 from ropepatch.settings import shown
 
 
@@ -41,9 +33,9 @@ def load(
     kind, device = known_dtype(dtype), device or best_device()
     if device != AUTO:
         check_device(device)
-    checkpoint = find_source(model, revision, weights=True)
+    checkpoint = Checkpoint.find(model, revision, weights=True)
     loaded: Any = load_checkpoint(checkpoint, kind, AUTO if device == AUTO else None)
-    return loaded if device == AUTO else loaded.to(device), load_tokenizer(checkpoint)
+    return loaded if device == AUTO else loaded.to(device), checkpoint.tokenizer
 
 
 def load_checkpoint(
@@ -51,21 +43,21 @@ def load_checkpoint(
 ) -> PreTrainedModel:
     """Load the model of a checkpoint, with the position encoding or the attention map it was saved with.
 
-    Of a map config.json is read, and the code beside it never run. `load_model` says what a device map is.
+    Of a map config.json is read, and the code beside it never run. `transformers` says what a device map is.
     """
     if checkpoint.kind == "stock":
-        return load_model(checkpoint, dtype=dtype, device_map=device_map)
-    config: Any = load_config(checkpoint.stock_raw)
+        return checkpoint.load(dtype, device_map)
     if checkpoint.kind == "swapped":
-        model = load_model(checkpoint, config, dtype, device_map)
+        model = checkpoint.stock.load(dtype, device_map)
         _swap_again(model, checkpoint)
         return model
     described = saved_map(checkpoint.raw)
     distances = make_map(described["name"], **described["parameters"])
+    before = checkpoint.stock.with_config(checkpoint.stock.raw)
     for key in ("max_position_embeddings", SEQUENCE):  # the map is put on the model that reads L
-        if hasattr(config, key):
-            setattr(config, key, described["window"])
-    model = load_model(checkpoint, config, dtype, device_map)
+        if hasattr(before.whole_config, key):
+            setattr(before.whole_config, key, described["window"])
+    model = before.load(dtype, device_map)
     layer_type = find_rotary(model).layer_type
     mapped = map_attention(model, distances, to=described["target"]).distances
     _check_map(model, described, {"parameters": mapped.parameters(), "layer_type": layer_type})
@@ -90,9 +82,8 @@ def _swap_again(model: Any, checkpoint: Checkpoint) -> None:
     """Swap in the encoding of a checkpoint, with its trained parameters."""
     record, weights = checkpoint.swapped, checkpoint.weights
     encoding = ENCODINGS.make(record.encoding, **record.parameters)
-    surveyed = survey(model.config.to_dict(), model)
-    prefix = f"{surveyed.site.path}.module."
-    parameters = encoding.sizes(ModelShape.of(surveyed))
+    prefix = f"{checkpoint.stock.site.path}.module."
+    parameters = encoding.sizes(ModelShape.of(checkpoint.stock))
     expected = {f"{prefix}{name}": size for name, size in parameters.items()}
     stored = {name: shape for name, shape in weights.shapes.items() if name.startswith(prefix)}
     if stored != expected:

@@ -26,8 +26,9 @@ from ropepatch.encodings.rotary import rotated
 from ropepatch.errors import RopepatchError
 from ropepatch.files import absent, new_folder
 from ropepatch.model.architectures import SCALED_EMBEDDINGS
-from ropepatch.model.checkpoint import write_swapped
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import text_config
+from ropepatch.model.kinds import write_swapped
 from ropepatch.model.rotary import (
     OwnConfigs,
     Substitution,
@@ -37,7 +38,6 @@ from ropepatch.model.rotary import (
     own_configs,
 )
 from ropepatch.model.stock import saving
-from ropepatch.model.survey import Survey, survey
 
 logger = logging.getLogger("ropepatch")
 
@@ -177,13 +177,13 @@ def _swapped(base: PreTrainedModel, encoding: Encoding, configs: OwnConfigs) -> 
         raise RopepatchError(
             "the encoding of this model is already swapped", hint="call remove() on its swap first"
         )
-    surveyed = survey(base.config.to_dict(), base)
-    attentions = _attentions(base, surveyed)
+    source = Checkpoint.of(base)
+    attentions = _attentions(base, source)
     if encoding.family == "absolute":
         _check_embeddings(base)
     weight = next(attentions[0].parameters())
-    module = EncodingModule(encoding, ModelShape.of(surveyed)).to(weight.device, base.dtype)
-    path = surveyed.site.path
+    module = EncodingModule(encoding, ModelShape.of(source)).to(weight.device, base.dtype)
+    path = source.site.path
     stock = base.get_submodule(path)
     positions = SwappedPositions(stock, module, text_config(base.config)).train(base.training)
     positions.configs = configs
@@ -209,27 +209,27 @@ def _first_layer(base: PreTrainedModel, path: str) -> Any:
     return decoder.layers[0]
 
 
-def _attentions(base: PreTrainedModel, surveyed: Survey) -> list[nn.Module]:
+def _attentions(base: PreTrainedModel, source: Checkpoint) -> list[nn.Module]:
     """The attention modules of a model; one is refused whose attention an encoding cannot take over."""
 
     def refusal(reason: str) -> RopepatchError:
         return RopepatchError(
-            f"the encoding of {surveyed.config.model_type} cannot be swapped: {reason}",
+            f"the encoding of {source.config.model_type} cannot be swapped: {reason}",
             hint="use a LLaMA-like model: llama, mistral, qwen2, qwen3",
         )
 
-    decoder = base.get_submodule(surveyed.site.path.rpartition(".")[0])
+    decoder = base.get_submodule(source.site.path.rpartition(".")[0])
     reasons = {
-        "only a part of each head rotates": surveyed.rotates_partly,
+        "only a part of each head rotates": source.rotates_partly,
         "its layers do not stand beside its rotary module": not hasattr(decoder, "layers"),
-        "its rope differs by layer type": surveyed.site.layer_type is not None,
+        "its rope differs by layer type": source.site.layer_type is not None,
     }
     if reason := uninterchangeable(base) or next((one for one, holds in reasons.items() if holds), None):
         raise refusal(reason)
-    layers = rotating_layers(base, surveyed, refusal)
+    layers = rotating_layers(base, source, refusal)
     if not all(layers.values()):
         raise refusal("some layers do not rotate")
-    if not all(_rotates_halves(layer, surveyed.head_dim) for layer in layers):
+    if not all(_rotates_halves(layer, source.head_dim) for layer in layers):
         raise refusal("its rotary pairs are laid out otherwise")
     return list(layers)
 

@@ -19,19 +19,16 @@ from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation.comparisons import BASELINE, FLOOR
 from ropepatch.evaluation.results import Result, as_read, environment, identity, read_result, slug
+from ropepatch.evaluation.running import distribute, is_first_process
 from ropepatch.extension.patching import patch
-from ropepatch.extension.planning import Plan, plan_method, trained_on
+from ropepatch.extension.planning import Plan, plan_method
 from ropepatch.extension.record import context_before
 from ropepatch.extension.verification import frequency_error
-from ropepatch.files import check_resumed, read_json, remove
+from ropepatch.files import check_resumed, remove
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.config import load_text_config
 from ropepatch.model.head import evaluating, gives_positions, input_device
-from ropepatch.model.loading import AUTO, known_dtype, load_tokenizer
+from ropepatch.model.loading import AUTO, known_dtype
 from ropepatch.model.precision import describe_placement, prefers_float32
-from ropepatch.model.source import find_source
-from ropepatch.model.survey import Survey, survey_checkpoint
-from ropepatch.processes import ALONE, Processes
 from ropepatch.settings import Length, relative_length, seed_of, short_length
 
 if TYPE_CHECKING:
@@ -50,8 +47,7 @@ class Subject:
 
     name: str  # as the user gave it
     source: Checkpoint
-    survey: Survey  # of its rope before any scaling
-    processes: Processes  # which share the measurements; of this one the device
+    device: str  # `auto` for all devices, by accelerate
     dtype: torch.dtype | None = None  # None for that in which the device reads it fastest
     say: Callable[[str], None] = lambda line: None  # takes a line on where it is read
     base: Subject | None = None  # before an adaptation: named by results, and its tokenizer reads the texts
@@ -59,24 +55,23 @@ class Subject:
     @property
     def trained(self) -> int:
         """The context it reads now, in tokens."""
-        return self.survey.rope.original_max_position_embeddings
+        return self.source.stock.window
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Its tokenizer."""
-        return load_tokenizer(self.source) if self.base is None else self.base.tokenizer
+        return self.source.tokenizer if self.base is None else self.base.tokenizer
 
     @cached_property
     def model(self) -> PreTrainedModel:
         """The model on its device, in the precision asked for or that the first process finds faster."""
-        device = self.processes.device
-        spread = AUTO if device == AUTO else None
+        spread = AUTO if self.device == AUTO else None
         model: Any = load_checkpoint(self.source, self.dtype, spread)
         if self.dtype is None and not spread:
-            choose = partial(prefers_float32, device=device)
-            (float32,) = self.processes.deal([model], choose, lambda model: self.name)
+            choose = partial(prefers_float32, device=self.device)
+            (float32,) = distribute([model], choose, key=lambda model: self.name, split=True)
             model = model.float() if float32 else model
-        loaded: PreTrainedModel = model if spread else model.to(device)
+        loaded: PreTrainedModel = model if spread else model.to(self.device)
         for line in describe_placement(loaded):
             self.say(line)
         return loaded
@@ -91,7 +86,7 @@ class Subject:
         weights = self.source.fingerprint
         if self.base is not None:
             return self.base.record | {"weights": weights, "adapted_from": self.base.record["weights"]}
-        rope = self.survey.rope
+        rope = self.source.stock.rope
         before = context_before(self.source.folder, weights)
         extended = {} if before is None else {"extended_from": before}
         return self.source.positions | {
@@ -106,12 +101,11 @@ class Subject:
         }
 
 
-def find_subject(
-    name: str, revision: str | None, processes: Processes, original: Length | None = None
-) -> Subject:
+def find_subject(name: str, revision: str | None, device: str, original: Length | None = None) -> Subject:
     """The model of that name, whose weights are there, and its window where a user states another."""
-    source = find_source(name, revision, weights=True)
-    return Subject(name, source, trained_on(survey_checkpoint(source, swapped=True), original), processes)
+    source = Checkpoint.find(name, revision, original=original, weights=True)
+    _ = source.stock.rope  # refused before anything is loaded
+    return Subject(name, source, device)
 
 
 Variant = tuple[Subject, str, Plan | None]  # label and scaling
@@ -163,7 +157,7 @@ def measure(
     out: Path | None = None,
     revision: str | None = None,
     original: Length | None = None,
-    processes: Processes = ALONE,
+    device: str = "cpu",
     dtype: torch.dtype | None = None,
     progress: Progress = lambda name: nullcontext(lambda done, total: None),
     say: Callable[[str], None] = lambda line: None,
@@ -176,13 +170,11 @@ def measure(
         raise RopepatchError("the suite names no models", hint="give MODEL on the command line")
     jobs: list[Job] = []
     for name in suite.models:
-        subject = replace(find_subject(name, revision, processes, original), dtype=dtype, say=say)
-        source = subject.source
+        subject = replace(find_subject(name, revision, device, original), dtype=dtype, say=say)
         for to in dict.fromkeys(relative_length(length, subject.trained) for length in suite.to):
             plans: dict[str, Plan | None] = {BASELINE: None}
             for method in suite.methods:
-                planning = trained_on(survey_checkpoint(source), original), source.name, source.revision
-                plans[method.label] = plan_method(*planning, method.name, method.parameters, to)
+                plans[method.label] = plan_method(subject.source, method.name, method.parameters, to)
             jobs += _jobs(suite.tasks, [(subject, label, plan) for label, plan in plans.items()], to)
     return _resumed(jobs, out, progress)
 
@@ -194,7 +186,7 @@ def measure_extension(
     *,
     label: str = "adapted",
     out: Path | None = None,
-    processes: Processes = ALONE,
+    device: str = "cpu",
     progress: Progress = lambda name: nullcontext(lambda done, total: None),
     say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Result]:
@@ -204,15 +196,13 @@ def measure_extension(
     of the plan; of the suite the tasks count alone. What was measured before the adaptation is not measured
     again after it. The checkpoint ``adapted``, called ``label``, was trained under the plan. See `measure`.
     """
-    subject = find_subject(plan.model, plan.revision, processes, original=plan.survey.original)
-    subject = replace(subject, say=say)
+    subject = Subject(plan.model, plan.source.complete(), device, say=say)
     variants: list[Variant] = [(subject, BASELINE, None), (subject, plan.method.name, plan)]
     if adapted is not None:
-        after = replace(subject, source=find_source(adapted, None, weights=True), base=subject)
-        folder = after.source.folder
-        if frequency_error(load_text_config(read_json(folder / "config.json")), plan):
+        after = replace(subject, source=Checkpoint.find(adapted, weights=True), base=subject)
+        if frequency_error(after.source, plan):
             raise RopepatchError(
-                f"{folder} does not have the frequencies of {plan.method.name} to {plan.target} tokens",
+                f"{adapted} does not have the frequencies of {plan.method.name} to {plan.target} tokens",
                 hint="give the checkpoint that was made by this plan",
             )
         variants.append((after, label, plan))
@@ -280,7 +270,7 @@ def _run(
             subject = replace(subject, dtype=known_dtype(dtype.removeprefix("torch.")))
             own = [replace(job, subject=subject) for job in own]
         if ahead := [job for job in own if not earlier.get(job.name)]:
-            mapped = [job for job in ahead if job.plan and job.plan.distances]
+            mapped = [job for job in ahead if job.plan and job.plan.remapping]
             with mapped[0].patched() if mapped else nullcontext():  # refused before its first job, or not
                 pass
             subject.say(forecast(subject.model, [job.measurement for job in ahead]))
@@ -288,9 +278,9 @@ def _run(
         for job in own:
             if job.plan is None and (floor := job.measurement.floor) is not None:
                 result = Result(**job.request | {"label": FLOOR}, rows=floor, env={})
-                yield _written(result, out, f"{job.place}-{FLOOR}", subject)
+                yield _written(result, out, f"{job.place}-{FLOOR}")
             yield earlier.get(job.name) or _measured(job, out, progress)
-            if out is not None and subject.processes.first:
+            if out is not None and is_first_process():
                 for folder in out.glob(_partial(glob.escape(job.name), "?" * 16)):
                     remove(folder)
         subject.forget_model()
@@ -324,7 +314,7 @@ def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
     ):
         rows = job.measurement.run(model, subject.tokenizer, keep, advance)
     seconds = round(time.perf_counter() - began, 2)
-    return _written(Result(**job.request, rows=rows, env=env, seconds=seconds), out, job.name, subject)
+    return _written(Result(**job.request, rows=rows, env=env, seconds=seconds), out, job.name)
 
 
 def _partial(name: str, digest: str) -> str:
@@ -332,8 +322,8 @@ def _partial(name: str, digest: str) -> str:
     return f".{name}.{digest}.partial"
 
 
-def _written(result: Result, out: Path | None, name: str, subject: Subject) -> Result:
-    if out is not None and subject.processes.first:
+def _written(result: Result, out: Path | None, name: str) -> Result:
+    if out is not None and is_first_process():
         result.write(out / f"{name}.json")
     return result
 

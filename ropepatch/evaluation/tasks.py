@@ -28,8 +28,6 @@ from ropepatch.evaluation.retrieval import Retrieval, ask, chat_parts
 from ropepatch.files import shipped
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.head import input_device
-from ropepatch.model.loading import load_tokenizer
-from ropepatch.model.source import find_source
 from ropepatch.settings import (
     Count,
     Length,
@@ -318,8 +316,8 @@ class PerplexityTask(Task):
 
 def _scorer(name: str, model: str, tokenizer: PreTrainedTokenizerBase) -> Checkpoint:
     """The checkpoint that chooses key tokens, if it splits text as the model does."""
-    scorer = find_source(name, weights=True)
-    if load_tokenizer(scorer.folder).get_vocab() != tokenizer.get_vocab():
+    scorer = Checkpoint.find(name, weights=True)
+    if scorer.tokenizer.get_vocab() != tokenizer.get_vocab():
         raise RopepatchError(
             f"the scorer {name} has another tokenizer than {model}",
             hint="key tokens are chosen one by one: name a scorer of the same family, or none",

@@ -21,9 +21,9 @@ from ropepatch.attention import AttentionMap, modeling_attention_map
 from ropepatch.attention.interchange import SLOT
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
-from ropepatch.model.checkpoint import CODE, KEY, MAPPED
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.kinds import CODE, KEY, MAPPED
 from ropepatch.model.stock import no_progress_bars, stock_code
-from ropepatch.model.survey import Survey
 
 PREFIX = "Mapped"  # of the names of the classes
 WRITTEN = "ropepatch_written_map"  # of a module: the file as it was written
@@ -64,26 +64,26 @@ def auto_map(model_type: str) -> dict[str, str]:
 
 
 def map_changes(
-    survey: Survey, distances: AttentionMap, target: int, layers: Iterable[int] | None = None
+    source: Checkpoint, remapping: AttentionMap, target: int, layers: Iterable[int] | None = None
 ) -> dict[str, Any]:
     """What config.json says of a map, beside the lengths; nothing of a model that `check_holds_map` refuses.
 
     Args:
-        survey: Of the model.
-        distances: The map, with all its parameters.
+        source: The model.
+        remapping: The map, with all its parameters.
         target: N.
         layers: The layers that rotate by the map, where not all do.
     """
-    if survey.section is not None or survey.own_config is not None:
+    if source.section is not None or source.own_config is not None:
         return {}
-    model_type = survey.config.model_type
+    model_type = source.config.model_type
     described = {
-        "name": distances.name,
-        "parameters": distances.parameters(),
-        "window": survey.rope.original_max_position_embeddings,
+        "name": remapping.name,
+        "parameters": remapping.parameters(),
+        "window": source.window,
         "target": target,
         "layers": None if layers is None else list(layers),
-        "layer_type": survey.site.layer_type,
+        "layer_type": source.site.layer_type,
     }
     return {
         "model_type": f"{model_type}{MAPPED}",
@@ -93,17 +93,16 @@ def map_changes(
     }
 
 
-def check_holds_map(survey: Survey) -> None:
+def check_holds_map(source: Checkpoint) -> None:
     """Refuse a model with which a map can be used in memory, but not saved."""
     reasons = {
-        "its language model is a part of it": survey.section is not None,
-        "its weights are quantised, and the result could not be compared": "quantization_config"
-        in survey.raw,
+        "its language model is a part of it": source.section is not None,
+        "its weights are quantised, and the result could not be compared": source.is_quantised,
     }
     for reason, holds in reasons.items():
         if holds:
             raise RopepatchError(
-                f"{survey.config.model_type} cannot be saved with an attention map: {reason}",
+                f"{source.config.model_type} cannot be saved with an attention map: {reason}",
                 hint="use it in memory: ropepatch.patch(model, plan)",
             )
 
@@ -128,11 +127,11 @@ def check_no_other_code(folder: Path, names: Iterable[str]) -> None:
         )
 
 
-def mapped_layers(model: PreTrainedModel) -> list[int] | None:
+def mapped_layers(model: PreTrainedModel) -> tuple[int, ...] | None:
     """The layers of a mapped model that rotate by its map; None where all do."""
     attentions: list[Any] = [module for module in model.modules() if SLOT in vars(module)]
     rotating = {attention.layer_idx: vars(attention)[SLOT] is not None for attention in attentions}
-    return None if all(rotating.values()) else [index for index, rotates in rotating.items() if rotates]
+    return None if all(rotating.values()) else tuple(index for index, rotates in rotating.items() if rotates)
 
 
 def load_mapped(folder: Path) -> PreTrainedModel:

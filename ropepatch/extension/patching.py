@@ -14,15 +14,9 @@ from transformers import PreTrainedModel
 from ropepatch.attention import MAPS, AttentionMap, Mapped, map_attention
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
-from ropepatch.extension.planning import (
-    Plan,
-    name_of,
-    plan_map,
-    plan_method,
-    plan_scaling,
-    trained_on,
-)
+from ropepatch.extension.planning import Plan, plan_by, plan_method
 from ropepatch.extension.queries import fold_queries, unfold_queries
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import text_config
 from ropepatch.model.rotary import (
     SEQUENCE,
@@ -34,9 +28,7 @@ from ropepatch.model.rotary import (
     own_configs,
     scaled_twin,
 )
-from ropepatch.model.source import find_source, stated_by_card
-from ropepatch.model.survey import Survey, survey
-from ropepatch.model.weights import fingerprint, read_headers
+from ropepatch.model.source import stated_by_card
 from ropepatch.scaling import Scaling
 from ropepatch.settings import Length
 
@@ -115,13 +107,11 @@ class Patch(Substitution[ScaledRope]):
         plan, place = self.plan, Path(folder)
         if not (place / ADAPTER).is_file():
             raise RopepatchError(f"{place} holds no {ADAPTER}", hint="save the adapter there first, by PEFT")
-        revision = None if Path(plan.model).is_dir() else plan.revision
-        source = find_source(plan.model, revision, weights=True).folder
-        origin: dict[str, Any] = {"base": stated_by_card(source)}
-        if records.exists(source):
-            origin["earlier"] = records.read(source)
-        weights = {"base_weights": fingerprint(read_headers(source))}
-        records.write(place, records.Record.of(plan, **weights | origin))
+        source = plan.source.complete()
+        origin: dict[str, Any] = {"base": stated_by_card(source.folder)}
+        if records.exists(source.folder):
+            origin["earlier"] = records.read(source.folder)
+        records.write(place, records.Record.of(plan, base_weights=source.fingerprint, **origin))
 
     def _undo(self) -> None:
         rope = self._substitute
@@ -169,59 +159,56 @@ def patch(
     A model belongs to one thread, which patches, plans and measures it.
     """
     base = base_model(model)
-    surveyed = survey(base.config.to_dict(), base)
-    plan = _planned(base, surveyed, method, to, original, parameters)
-    if plan.distances is not None:
-        return map_attention(base, plan.distances, to=plan.target, original=plan.survey.original)
-    return _scaled(base, surveyed, plan)
+    here, plan = _planned(base, method, to, original, parameters)
+    if plan.remapping is not None:
+        return map_attention(base, plan.remapping, to=plan.target, original=plan.source.original)
+    return put(base, here, plan)
 
 
 def _planned(
     base: PreTrainedModel,
-    survey: Survey,
-    scaling: Plan | Scaling | AttentionMap | str,
+    method: Plan | Scaling | AttentionMap | str,
     to: Length | None,
     original: Length | None,
     parameters: dict[str, Any],
-) -> Plan:
-    """The plan of whatever `patch` is given, which fits the model."""
-    is_map = isinstance(scaling, AttentionMap) or (isinstance(scaling, str) and scaling in MAPS)
+) -> tuple[Checkpoint, Plan]:
+    """The model as it is, and the plan of whatever `patch` is given, which fits it."""
+    is_map = isinstance(method, AttentionMap) or (isinstance(method, str) and method in MAPS)
     if is_map and to is None:
         raise RopepatchError(
             "an attention map needs its target, got to=None",
             hint="ropepatch.patch(model, 'self-extend', to=...)",
         )
-    name = name_of(base)
-    match scaling:
+    match method:
         case Plan() if to is None and original is None and not parameters:
-            plan = scaling
-            _check_same(plan, survey.trained_on(plan.survey.original))
+            here = Checkpoint.of(base, method.source.original)
+            _check_same(method.source, here)
+            return here, method
         case Scaling() if to is None and not parameters:
-            survey = trained_on(survey, original)
-            target = round(scaling.factor * survey.rope.original_max_position_embeddings)
-            plan = plan_scaling(survey, name, None, scaling, target)
+            here = Checkpoint.of(base, original)
+            return here, plan_by(here, method, round(method.factor * here.window))
         case AttentionMap() if not parameters:
-            survey = trained_on(survey, original)
-            plan = plan_map(survey, name, None, scaling, survey.target(to, name))
+            here = Checkpoint.of(base, original)
+            return here, plan_by(here, method, here.target(to))
         case str():
-            plan = plan_method(trained_on(survey, original), name, None, scaling, parameters, to)
-        case _:
-            raise RopepatchError(
-                f"patch takes a plan, a scaling, or a name with its target and parameters, got {scaling!r}",
-                hint="ropepatch.patch(model, 'yarn', to=...) or ropepatch.patch(model, plan)",
-            )
-    return plan
+            here = Checkpoint.of(base, original)
+            return here, plan_method(here, method, parameters, to)
+    raise RopepatchError(
+        f"patch takes a plan, a scaling, or a name with its target and parameters, got {method!r}",
+        hint="ropepatch.patch(model, 'yarn', to=...) or ropepatch.patch(model, plan)",
+    )
 
 
-def _scaled(base: PreTrainedModel, survey: Survey, plan: Plan) -> Patch:
-    """The model under the scaling of a plan."""
-    changes, path = _config_of(plan), survey.site.path
+@float32_on_cpu()
+def put(base: PreTrainedModel, source: Checkpoint, plan: Plan) -> Patch:
+    """Put the scaling of a plan on a model, whose rope is known to be the one that the plan is for."""
+    changes, path = _config_of(plan), source.site.path
     stock = base.get_submodule(path)
     rope = ScaledRope(stock, plan)
     rope.train(stock.training)
     with own_configs(base, *changes) as rope.configs:
         if plan.queries:
-            fold_queries(base, survey, plan.queries)
+            fold_queries(base, source, plan.queries)
         for key, value in changes.items():
             setattr(text_config(base.config), key, value)
     base.set_submodule(path, rope)
@@ -236,10 +223,10 @@ def active(model: nn.Module) -> Patch | None:
     return None if place is None else Patch(base, *place)
 
 
-def _check_same(plan: Plan, survey: Survey) -> None:
+def _check_same(source: Checkpoint, other: Checkpoint) -> None:
     planned, here = (
         {"model type": one.config.model_type, "rotary class": one.site.rotary_class.__name__} | vars(one.rope)
-        for one in (plan.survey, survey)
+        for one in (source, other)
     )
     for what, value in here.items():
         if planned[what] != value:

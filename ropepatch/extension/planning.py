@@ -7,90 +7,128 @@ import html
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from rich.table import Table
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropepatch.attention import MAPS, AttentionMap, make_map
 from ropepatch.attention.mapping import check_mappable
-from ropepatch.errors import RopepatchError, argument
-from ropepatch.extension.config_changes import SavedRope, changed, find_changes
+from ropepatch.errors import RopepatchError, argument, printable
+from ropepatch.extension.config_changes import SavedRope, find_changes
 from ropepatch.extension.engines import Engine, engine_support, map_support
 from ropepatch.extension.map_code import map_changes
 from ropepatch.extension.queries import QueryLayers
-from ropepatch.extension.text import plan_text
+from ropepatch.extension.text import (
+    bands_text,
+    changes_table,
+    distances_text,
+    engines_table,
+    parameters_text,
+    text_of,
+)
 from ropepatch.files import json_text
-from ropepatch.model.architectures import remarks
+from ropepatch.model.architectures import IN_LLAMA_CPP, remarks
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.checks import config_errors
 from ropepatch.model.checks.case import THETA_KEYS
-from ropepatch.model.config import blueprint, load_config
-from ropepatch.model.rotary import SEQUENCE, RotarySite, base_model, float32_on_cpu, stated_window
-from ropepatch.model.source import find_source
-from ropepatch.model.survey import Survey, survey, survey_checkpoint
+from ropepatch.model.rotary import SEQUENCE, RotarySite, float32_on_cpu, stated_window
 from ropepatch.scaling import METHODS, Scaling, make_scaling
 from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, read_scaling
 from ropepatch.scaling.rope import Frequencies, Rope
 from ropepatch.scaling.searched import CustomDivisors
-from ropepatch.settings import Length, Queries, find_named, relative_length, shown
+from ropepatch.settings import Length, Queries, find_named
 
 PUBLISHED = 32  # times the window: farther no scaling of the rope is published to read without training
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Plan:
     """One extension, from the command line to the saved checkpoint.
 
+    What follows from these is computed when it is needed, and once.
+
     Args:
-        model: The name of the model as the user gave it.
-        revision: Its commit, of a model from the Hub.
-        survey: What its configuration says.
-        scaling: The method and its parameters; of an attention map `none`.
+        source: The checkpoint that is extended.
+        method: What extends it: a scaling of its rope, or an attention map with all its parameters.
         target: The context to reach, in tokens.
-        changes: What changes in config.json (or its section).
-        saved: How config.json says it.
-        warnings: What the user should know before going on, a sentence each.
-        distances: The attention map with all its parameters, of a plan by one.
+        layers: Of a map, the layers that rotate by it, where not all do; known once the model has run.
     """
 
-    model: str
-    revision: str | None
-    survey: Survey
-    scaling: Scaling
+    source: Checkpoint
+    method: Scaling | AttentionMap
     target: int
-    changes: dict[str, Any]
-    saved: SavedRope = field(compare=False)  # it holds tensors, and follows from the rest
-    warnings: tuple[str, ...] = ()
-    distances: AttentionMap | None = None
+    layers: tuple[int, ...] | None = None
 
     @property
-    def method(self) -> Scaling | AttentionMap:
-        """What extends the model: the attention map, or the scaling of its rope."""
-        return self.distances or self.scaling
+    def model(self) -> str:
+        """The name of the model as the user gave it."""
+        return self.source.name
+
+    @property
+    def revision(self) -> str | None:
+        """Its commit, of a model from the Hub."""
+        return self.source.revision
 
     @property
     def model_type(self) -> str:
         """The architecture, in transformers' words."""
-        return str(self.survey.config.model_type)
+        return str(self.source.config.model_type)
 
     @property
     def rope(self) -> Rope:
         """The rope now."""
-        return self.survey.rope
+        return self.source.rope
 
     @property
     def site(self) -> RotarySite:
         """Where the rotary module is."""
-        return self.survey.site
+        return self.source.site
+
+    @property
+    def remapping(self) -> AttentionMap | None:
+        """The attention map, of a plan by one."""
+        return self.method if isinstance(self.method, AttentionMap) else None
+
+    @cached_property
+    def scaling(self) -> Scaling:
+        """The scaling of the rope; under an attention map `none`."""
+        if isinstance(self.method, Scaling):
+            return self.method
+        return make_scaling("none", factor=self.target / self.source.window)
+
+    @cached_property
+    def _written(self) -> tuple[SavedRope, dict[str, Any]]:
+        return find_changes(self.source, self.scaling, self.target)
+
+    @property
+    def saved(self) -> SavedRope:
+        """How config.json says it."""
+        return self._written[0]
+
+    @cached_property
+    def changes(self) -> dict[str, Any]:
+        """What changes in config.json (or its section)."""
+        changes = self._written[1]
+        if self.remapping is None:
+            return changes
+        return changes | map_changes(self.source, self.remapping, self.target, self.layers)
+
+    @cached_property
+    @float32_on_cpu()
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should know before going on, a sentence each."""
+        return tuple(_warnings(self.source, self.scaling, self.target))
 
     @property
     def before(self) -> dict[str, Any]:
         """The values of `changes` now, of those that are set."""
-        stated = {key: self.survey.stated[key] for key in self.changes if key in self.survey.stated}
-        return copy.deepcopy(stated | {"rope_parameters": self.survey.config.rope_parameters})
+        stated = self.source.stated
+        kept = {key: stated[key] for key in self.changes if key in stated}
+        return copy.deepcopy(kept | {"rope_parameters": self.source.config.rope_parameters})
 
     @property
     def rope_parameters(self) -> dict[str, Any]:
@@ -100,12 +138,12 @@ class Plan:
     @property
     def queries(self) -> Queries | None:
         """What is folded into the query weights; None where no weight changes."""
-        return self.scaling.queries if isinstance(self.scaling, CustomDivisors) else None
+        return self.method.queries if isinstance(self.method, CustomDivisors) else None
 
     @property
     def engines(self) -> list[Engine]:
         """Who will read the extended checkpoint, by the engines' sources."""
-        if self.distances is not None:
+        if self.remapping is not None:
             return map_support()
         return engine_support(self.rope_parameters, self.rope, self.target, self.model_type)
 
@@ -113,12 +151,12 @@ class Plan:
     def patched(self) -> tuple[SavedRope, dict[str, Any]]:
         """What a patched model computes and would save: a length-dependent method is fixed at the target."""
         if not self.scaling.length_dependent:
-            return self.saved, self.changes
-        return find_changes(self.survey, self.scaling.at(self.rope, self.target), self.target)
+            return self._written
+        return find_changes(self.source, self.scaling.at(self.rope, self.target), self.target)
 
     def apply(self, raw: dict[str, Any]) -> dict[str, Any]:
         """The content of config.json after the extension, from its content before."""
-        return changed(raw, self.survey, self.changes)
+        return self.source.changed(self.changes, raw)
 
     def frequencies(self) -> Frequencies:
         """The frequencies of the patched model, to the bit those of the reloaded checkpoint."""
@@ -127,6 +165,7 @@ class Plan:
     @float32_on_cpu()
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON-ready data: what `ropepatch.json` holds and `ropepatch plan --json` prints."""
+        original = self.source.original_window
         return {
             "model": self.model,
             "revision": self.revision,
@@ -135,8 +174,8 @@ class Plan:
             "factor": self.scaling.factor,
             "parameters": self.method.parameters(),
             "paper": self.method.paper,
-            "original_max_position_embeddings": self.rope.original_max_position_embeddings,
-            **({"original": self.survey.original} if self.survey.original else {}),
+            "original_max_position_embeddings": self.source.window,
+            **({"original": original} if original else {}),
             "target": self.target,
             "rotary_dim": self.rope.rotary_dim,
             "rope_theta": self.rope.rope_theta,
@@ -152,16 +191,41 @@ class Plan:
             "warnings": list(self.warnings),
         }
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and self.to_dict() == other.to_dict()
+
+    __hash__ = None  # type: ignore[assignment]  # what it says is a dictionary
+
     def to_json(self) -> str:
         """`to_dict` as text."""
         return json_text(self.to_dict())
 
+    @float32_on_cpu()
     def __str__(self) -> str:
-        return plan_text(self)
+        method, window = self.method, self.source.window
+        at = f" at {self.revision}" if self.revision else ""
+        name = f"{printable(self.model)}{at} ({printable(self.model_type)})"
+        lines: list[str | Table] = [
+            f"{name}: {window} -> {self.target} tokens",
+            f"{method.name} ({method.paper}): factor={self.scaling.factor:g}{parameters_text(method)}",
+        ]
+        if self.site.layer_type:
+            lines.append(f"scales the rope of the {self.site.layer_type} layers; the others keep theirs")
+        frequencies = self.frequencies()
+        if self.remapping:
+            lines += ["", *distances_text(self.remapping, window, self.target)]
+        else:
+            lines += ["", *bands_text(self.rope, frequencies, self.scaling.factor)]
+        old, new = self.site.of(self.before["rope_parameters"]), self.rope_parameters
+        lines += ["", "config.json", changes_table(self.before, self.changes, old, new)]
+        basis = "" if self.model_type in IN_LLAMA_CPP else ", derived for LLaMA's architecture"
+        lines.append(f"engines, the rope type they read, and how that is known{basis}")
+        lines.append(engines_table(self.engines, self.remapping, new["rope_type"]))
+        lines += [f"warning: {printable(warning)}" for warning in self.warnings]
+        return text_of(lines)
 
     def __repr__(self) -> str:
-        window = self.rope.original_max_position_embeddings
-        return f"Plan({self.model}: {window} -> {self.target} tokens, {self.method.name})"
+        return f"Plan({self.model}: {self.source.window} -> {self.target} tokens, {self.method.name})"
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
@@ -179,78 +243,44 @@ def plan(
     """Plan an extension. No weights are read; of a Hub model only config.json is downloaded."""
     if isinstance(model, str | os.PathLike):
         named = model if isinstance(model, str) else Path(model)
-        source = find_source(named, revision, weights=False)
-        surveyed, name, revision = survey_checkpoint(source), source.name, source.revision
-    elif isinstance(model, nn.Module):
-        base = base_model(model)
-        surveyed, name = survey(base.config.to_dict(), base), name_of(base)
+        source = Checkpoint.find(named, revision, original=original)
     else:
-        surveyed, name = survey(model.to_dict()), model.name_or_path or type(model).__name__
-    surveyed = trained_on(surveyed, original)
+        source = Checkpoint.of(model, original)
     if parameters:
         check_method(str(method), parameters, arguments=("to", "method", "original", "revision"))
-    return plan_method(surveyed, name, revision, str(method), parameters, to)
+    return plan_method(source, str(method), parameters, to)
 
 
-def trained_on(survey: Survey, original: Length | None) -> Survey:
-    """The survey of a model whose user states the window it was trained on."""
-    if original is None:
-        return survey
-    try:
-        window = relative_length(original, survey.rope.original_max_position_embeddings)
-    except RopepatchError as error:
-        message = f"original must be a number of tokens, got {shown(original)}"
-        raise RopepatchError(message, hint=error.hint) from error
-    return survey.trained_on(window)
-
-
-def name_of(model: PreTrainedModel) -> str:
-    """What a model in memory is called in a plan."""
-    return str(model.config.name_or_path or type(model).__name__)
-
-
-def plan_method(
-    survey: Survey,
-    name: str,
-    revision: str | None,
-    method: str,
-    parameters: Mapping[str, Any],
-    to: Length | None,
-) -> Plan:
-    """The plan of a method by its name, or of a scaling file, for a model that is surveyed; see `plan`."""
+def plan_method(source: Checkpoint, method: str, parameters: Mapping[str, Any], to: Length | None) -> Plan:
+    """The plan of a method by its name, or of a scaling file; see `plan`."""
     file = read_scaling(method, beside=parameters) if is_scaling_file(method) else None
-    target = file.target if file and to is None else survey.target(to, name)
-    window = survey.rope.original_max_position_embeddings
+    target = file.target if file and to is None else source.target(to)
     if file:
-        file.check_model(method, survey.rope, name, target)
-        return plan_scaling(survey, name, revision, file.scaling, target)
+        file.check_model(method, source.rope, source.name, target)
+        return plan_by(source, file.scaling, target)
     kind = find_method(method)
     if issubclass(kind, AttentionMap):
-        return plan_map(survey, name, revision, make_map(method, **parameters), target)
-    composing = kind.composing if survey.rope.is_scaled else {}
-    scaling = make_scaling(method, **{"factor": target / window, **composing, **parameters})
-    return plan_scaling(survey, name, revision, scaling, target)
+        return plan_by(source, make_map(method, **parameters), target)
+    composing = kind.composing if source.rope.is_scaled else {}
+    settings = {"factor": target / source.window, **composing, **parameters}
+    return plan_by(source, make_scaling(method, **settings), target)
 
 
 @float32_on_cpu()
-def plan_scaling(survey: Survey, name: str, revision: str | None, scaling: Scaling, to: int) -> Plan:
-    """The plan of one scaling; see `plan`."""
-    saved, changes = find_changes(survey, scaling, to)
-    warnings = tuple(_warnings(survey, scaling, to))
-    made = Plan(name, revision, survey, scaling, to, changes, saved, warnings)
+def plan_by(source: Checkpoint, method: Scaling | AttentionMap, target: int) -> Plan:
+    """The plan of one scaling, or of one attention map, whose missing parameters follow from the target.
+
+    Raises:
+        RopepatchError: If stock transformers would compute something else, or the model cannot hold it.
+    """
+    fitted = method.fitted(source.window, target) if isinstance(method, AttentionMap) else method
+    made = Plan(source, fitted, target)
+    if made.remapping:
+        check_mappable(source.skeleton, source.window)
     if made.queries:
-        QueryLayers(blueprint(load_config(survey.raw, survey.own_config)), survey).changes(made.queries)
+        QueryLayers(source.skeleton, source).changes(made.queries)
+    _ = made.changes
     return made
-
-
-@float32_on_cpu()
-def plan_map(survey: Survey, name: str, revision: str | None, distances: AttentionMap, to: int) -> Plan:
-    """The plan of one attention map, whose missing parameters follow from the target; see `plan`."""
-    window = survey.rope.original_max_position_embeddings
-    fitted = distances.fitted(window, to)
-    check_mappable(blueprint(load_config(survey.raw, survey.own_config)), window)
-    plan = plan_scaling(survey, name, revision, make_scaling("none", factor=to / window), to)
-    return replace(plan, changes=plan.changes | map_changes(survey, fitted, to), distances=fitted)
 
 
 def find_method(name: str) -> type[Scaling] | type[AttentionMap]:
@@ -286,22 +316,22 @@ def _on_top(scaling: Scaling) -> str:
     return f", and {scaling.name} is applied on top of the frequencies it carries{parameters}"
 
 
-def _other_window(survey: Survey) -> int | None:
+def _other_window(source: Checkpoint) -> int | None:
     """L by the other reading of a linear checkpoint, if its configuration leaves it open."""
-    parameters = survey.site.of(survey.config.rope_parameters)
-    factor, window = parameters.get("factor", 1), survey.rope.original_max_position_embeddings
-    if parameters.get("rope_type") != "linear" or survey.site.layer_type or factor <= 1:
+    parameters = source.site.of(source.config.rope_parameters)
+    factor, window = parameters.get("factor", 1), source.window
+    if parameters.get("rope_type") != "linear" or source.site.layer_type or factor <= 1:
         return None  # by layer type ropes are younger than the habit
-    stated = stated_window(survey.config.max_position_embeddings, factor, getattr(survey.config, SEQUENCE, 0))
+    stated = stated_window(source.config.max_position_embeddings, factor, getattr(source.config, SEQUENCE, 0))
     return None if stated else int(factor * window)
 
 
-def _warnings(survey: Survey, scaling: Scaling, to: int) -> Iterator[str]:
-    config, rope = survey.config, survey.rope
-    window = rope.original_max_position_embeddings
-    doubled = _other_window(survey)
-    if survey.original:
-        stated = survey.config.max_position_embeddings
+def _warnings(source: Checkpoint, scaling: Scaling, to: int) -> Iterator[str]:
+    config, rope = source.config, source.rope
+    window = source.window
+    doubled = _other_window(source)
+    if source.original_window:
+        stated = source.config.max_position_embeddings
         yield f"L = {window} is given (original); config.json says {stated}"
     if rope.is_scaled:
         yield (
@@ -317,7 +347,7 @@ def _warnings(survey: Survey, scaling: Scaling, to: int) -> Iterator[str]:
     if round(scaling.factor * window) != to:
         verb = "reaches" if scaling.factor * window < to else "is for"
         yield f"factor {scaling.factor:g} {verb} {scaling.factor * window:.0f} tokens, not the target of {to}"
-    yield from (f"config.json: {error} (ropepatch doctor says more)" for error in config_errors(survey.raw))
+    yield from (f"config.json: {error} (ropepatch doctor says more)" for error in config_errors(source.raw))
     base = getattr(scaling, "rope_theta", None)
     if base and base <= rope.rope_theta:
         yield f"rope_theta {base:g} is not above the model's {rope.rope_theta:g}: it reads no farther"
@@ -333,14 +363,14 @@ def _warnings(survey: Survey, scaling: Scaling, to: int) -> Iterator[str]:
         )
     if getattr(scaling, "queries", None):
         yield "query weights change, too: config.json alone does not hold this method"
-    if survey.rotates_partly and scaling.frequencies(rope, to).attention_factor != 1:
+    if source.rotates_partly and scaling.frequencies(rope, to).attention_factor != 1:
         yield "only part of each head rotates: the attention factor reaches only that part of the logit"
-    if survey.raw.get("auto_map"):
+    if source.raw.get("auto_map"):
         yield "config.json asks for remote code (auto_map): left out, transformers has this architecture"
     yield from remarks(config)
     window_keys = {"max_position_embeddings", config.attribute_map.get("max_position_embeddings")}
-    if not window_keys & survey.stated.keys():
+    if not window_keys & source.stated.keys():
         yield f"config.json names no max_position_embeddings: transformers' default {window} is taken for L"
-    written = json.dumps(survey.raw, default=str)
+    written = json.dumps(source.raw, default=str)
     if not any(key in written for key in THETA_KEYS):
         yield f"config.json names no rope_theta: transformers' default {rope.rope_theta:g} is taken"

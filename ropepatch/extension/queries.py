@@ -22,7 +22,6 @@ from ropepatch.attention.modeling_attention_map import rotate
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.rotary import float32_on_cpu, scaled_twin
-from ropepatch.model.survey import Survey
 from ropepatch.scaling.rope import Frequencies
 from ropepatch.settings import Queries
 
@@ -32,12 +31,12 @@ HINT = "`ropepatch fit --no-queries` learns frequencies alone"
 Change = Callable[[Tensor], Tensor]
 
 
-def query_layers(model: PreTrainedModel, survey: Survey) -> Iterator[tuple[str, Any]]:
+def query_layers(model: PreTrainedModel, source: Checkpoint) -> Iterator[tuple[str, Any]]:
     """The decoder's attention modules whose rope is scaled and whose queries have weights of their own."""
-    kinds = dict(enumerate(getattr(survey.config, "layer_types", None) or ()))
+    kinds = dict(enumerate(getattr(source.config, "layer_types", None) or ()))
     for path, module in model.named_modules():
         index = getattr(module, "layer_idx", None)  # those of an image encoder have none
-        scaled = index is not None and survey.site.layer_type in (None, kinds.get(index))
+        scaled = index is not None and source.site.layer_type in (None, kinds.get(index))
         if scaled and hasattr(module, "q_proj") and hasattr(module, "k_proj"):
             yield path, module
 
@@ -47,7 +46,7 @@ class QueryLayers:
 
     Args:
         model: Its rope is the stock one; it may be on the meta device.
-        survey: Of the model.
+        source: Of the model.
 
     Attributes:
         modules: The attention modules by name.
@@ -57,21 +56,21 @@ class QueryLayers:
         RopepatchError: The queries have no weights of their own, or are not rotated as they leave these.
     """
 
-    def __init__(self, model: PreTrainedModel, survey: Survey) -> None:
-        self.modules = dict(query_layers(model, survey))
-        heads, pairs = survey.config.num_attention_heads, survey.rope.num_pairs
+    def __init__(self, model: PreTrainedModel, source: Checkpoint) -> None:
+        self.modules = dict(query_layers(model, source))
+        heads, pairs = source.config.num_attention_heads, source.rope.num_pairs
         self.shape = len(self.modules), heads, pairs
-        rows = heads * survey.head_dim
+        rows = heads * source.head_dim
         try:
             if not self.modules:
                 raise ValueError
-            self._columns = _columns(model, survey)
+            self._columns = _columns(model, source)
             for module in self.modules.values():
                 if any(weight.shape[0] != rows for weight in _weights(module).values()):
                     raise ValueError
                 self.multiplied(module, torch.zeros(1, rows), torch.zeros(2, heads, pairs))
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            reason = f"{survey.config.model_type} has no query weights that phases fold into"
+            reason = f"{source.config.model_type} has no query weights that phases fold into"
             raise RopepatchError(reason, hint=HINT) from error
 
     def multiplied(self, attention: nn.Module, queries: Tensor, factors: Tensor) -> Tensor:
@@ -124,10 +123,10 @@ def _weights(attention: Any) -> dict[str, Tensor]:
 
 
 @float32_on_cpu()
-def _columns(model: PreTrainedModel, survey: Survey) -> Tensor:
+def _columns(model: PreTrainedModel, source: Checkpoint) -> Tensor:
     """The pair of each column of cos and sin, [W]."""
-    angles = torch.linspace(0.1, 3.0, survey.rope.num_pairs)  # no two alike, all within the range of acos
-    site, stock = survey.site, model.get_submodule(survey.site.path)
+    angles = torch.linspace(0.1, 3.0, source.rope.num_pairs)  # no two alike, all within the range of acos
+    site, stock = source.site, model.get_submodule(source.site.path)
     layer = () if site.layer_type is None else (site.layer_type,)
     table = scaled_twin(stock, site, Frequencies(angles, 1.0))
     x, one = torch.zeros(1, 1, 1, dtype=torch.float32), torch.ones(1, 1, dtype=torch.long)
@@ -136,13 +135,13 @@ def _columns(model: PreTrainedModel, survey: Survey) -> Tensor:
     return (angle - angles).abs().argmin(-1)
 
 
-def fold_queries(model: PreTrainedModel, survey: Survey, queries: Queries) -> None:
+def fold_queries(model: PreTrainedModel, source: Checkpoint, queries: Queries) -> None:
     """Fold factors into the query weights of a model whose rope is the stock one.
 
     Raises:
         RopepatchError: The factors are for another model, or the weights are quantised or offloaded.
     """
-    changes = QueryLayers(model, survey).changes(queries)
+    changes = QueryLayers(model, source).changes(queries)
     for name in changes:
         weight = model.get_parameter(name)
         if not weight.is_floating_point() or weight.itemsize == 1:

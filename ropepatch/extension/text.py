@@ -1,11 +1,11 @@
-"""A plan as the text that `ropepatch plan` prints."""
+"""The parts of the text that `ropepatch plan` prints."""
 
 from __future__ import annotations
 
 import io
 import json
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -13,62 +13,40 @@ from rich.table import Table
 
 from ropepatch.attention import AttentionMap
 from ropepatch.errors import printable
-from ropepatch.extension.engines import known
-from ropepatch.model.architectures import IN_LLAMA_CPP
+from ropepatch.extension.engines import Engine, known
 from ropepatch.model.config import LEGACY_KEYS
-from ropepatch.model.rotary import float32_on_cpu
+from ropepatch.scaling import Scaling
 from ropepatch.scaling.bands import bands
-
-if TYPE_CHECKING:
-    from ropepatch.extension.planning import Plan
+from ropepatch.scaling.rope import Frequencies, Rope
 
 WIDTH = 80
 ENDS = 1 << 20  # keys at each end of a band: its extremes are there, or come again within a chunk
 
 
-@float32_on_cpu()
-def plan_text(plan: Plan) -> str:
-    """A plan as aligned plain text, without a trailing newline."""
+def text_of(lines: Iterable[str | Table]) -> str:
+    """Lines and tables as plain text, of a width that fits a terminal but for the first line."""
     out = io.StringIO()
     plain: Any = {"color_system": None, "highlight": False, "emoji": False, "markup": False}
     console = Console(file=out, width=WIDTH, force_jupyter=False, **plain)  # or a notebook displays it all
-    method, window, layers = plan.method, plan.rope.original_max_position_embeddings, plan.site.layer_type
-    revision = f" at {plan.revision}" if plan.revision else ""
-    console.print(
-        f"{printable(plan.model)}{revision} ({printable(plan.model_type)}): {window} -> {plan.target} tokens",
-        soft_wrap=True,  # a path, to copy
-    )
-    parameters = "".join(
-        f", {key}={_short(value)}" for key, value in method.parameters().items() if value is not None
-    )
-    console.print(f"{method.name} ({method.paper}): factor={plan.scaling.factor:g}{parameters}")
-    if layers:
-        console.print(f"scales the rope of the {layers} layers; the others keep theirs")
-    console.print()
-    if plan.distances:
-        console.print(_distance_table(plan.distances, plan.target))
-        reach = plan.distances.reach(window)
-        length = "whatever the length" if reach is None else f"up to {reach} tokens"
-        console.print(f"no distance leaves the {window} that were trained, {length}")
-    else:
-        console.print(_band_table(plan))
-        before, a = plan.rope.carried_attention_factor, plan.frequencies().attention_factor
-        console.print(f"attention factor {before:.4f} -> {a:.4f} (logits x {a * a:.4f})")
-    console.print()
-    console.print("config.json")
-    console.print(_grid(("", "", ""), _changes(plan)))
-    basis = "" if plan.model_type in IN_LLAMA_CPP else ", derived for LLaMA's architecture"
-    console.print(f"engines, the rope type they read, and how that is known{basis}")
-    kind = plan.distances.name if plan.distances else plan.rope_parameters["rope_type"]
-    of_map = plan.distances is not None
+    for number, line in enumerate(lines):
+        console.print(line, soft_wrap=number == 0)  # a path, to copy
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).rstrip()
+
+
+def parameters_text(method: Scaling | AttentionMap) -> str:
+    """The parameters of a method that are set, each after a comma."""
+    given = ((key, value) for key, value in method.parameters().items() if value is not None)
+    return "".join(f", {key}={_short(value)}" for key, value in given)
+
+
+def engines_table(engines: Iterable[Engine], remapping: AttentionMap | None, rope_type: str) -> Table:
+    """What engines read of a checkpoint."""
+    kind, of_map = (remapping.name, True) if remapping else (rope_type, False)
     rows = (
         (f"  {engine.engine}", engine.reads, kind, known(engine, of_map=of_map), engine.note)
-        for engine in plan.engines
+        for engine in engines
     )
-    console.print(_grid([""] * 5, rows))
-    for warning in plan.warnings:
-        console.print(f"warning: {printable(warning)}")
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).rstrip()
+    return _grid([""] * 5, rows)
 
 
 def _grid(headers: Iterable[str], rows: Iterable[Iterable[str]], right: Iterable[str] = ()) -> Table:
@@ -82,18 +60,28 @@ def _grid(headers: Iterable[str], rows: Iterable[Iterable[str]], right: Iterable
     return table
 
 
-def _band_table(plan: Plan) -> Table:
-    window = plan.rope.original_max_position_embeddings
-    numbers = "wavelength (tokens)", f"rotations in {window}", "divided by"
+def bands_text(rope: Rope, frequencies: Frequencies, factor: float) -> tuple[Table, str]:
+    """What becomes of each band of a rope, and of its attention factor."""
+    numbers = "wavelength (tokens)", f"rotations in {rope.original_max_position_embeddings}", "divided by"
     rows = (
         (
             f"{band.first}" if band.first == band.last else f"{band.first} to {band.last}",
             band.fate,
             *map(_span, (band.wavelength, band.rotations, band.divisor)),
         )
-        for band in bands(plan.rope, plan.frequencies().inv_freq, plan.scaling.factor)
+        for band in bands(rope, frequencies.inv_freq, factor)
     )
-    return _grid(("pairs", "", *numbers), rows, numbers)
+    before, a = rope.carried_attention_factor, frequencies.attention_factor
+    factors = f"attention factor {before:.4f} -> {a:.4f} (logits x {a * a:.4f})"
+    return _grid(("pairs", "", *numbers), rows, numbers), factors
+
+
+def distances_text(remapping: AttentionMap, window: int, target: int) -> tuple[Table, str]:
+    """At which distances the last token reads, and how far that goes."""
+    reach = remapping.reach(window)
+    length = "whatever the length" if reach is None else f"up to {reach} tokens"
+    told = f"no distance leaves the {window} that were trained, {length}"
+    return _distance_table(remapping, target), told
 
 
 def _distance_table(distances: AttentionMap, target: int) -> Table:
@@ -117,12 +105,21 @@ def _span(ends: tuple[float, float]) -> str:
     return first if first == last else f"{first} to {last}"
 
 
-def _changes(plan: Plan) -> Iterable[tuple[str, ...]]:
-    """One row per value that changes; the older keys repeat rope_parameters and are only named."""
-    before, changes = plan.before, plan.changes
+def changes_table(
+    before: dict[str, Any], changes: dict[str, Any], old: dict[str, Any], new: dict[str, Any]
+) -> Table:
+    """One row for each value of config.json that changes, and of the `rope_parameters` before and to come.
+
+    The older keys repeat rope_parameters and are only named.
+    """
+    return _grid(("", "", ""), _changes(before, changes, old, new))
+
+
+def _changes(
+    before: dict[str, Any], changes: dict[str, Any], old: dict[str, Any], new: dict[str, Any]
+) -> Iterable[tuple[str, ...]]:
     for key in (key for key in changes if key not in LEGACY_KEYS and key != "rope_parameters"):
         yield f"  {key}", _short(before.get(key, "absent")), f"-> {_short(changes[key])}"
-    old, new = plan.site.of(before["rope_parameters"]), plan.rope_parameters
     for key in [*new, *(key for key in old if key not in new)]:
         row = _short(old.get(key, "absent")), f"-> {_short(new.get(key, 'absent'))}"
         yield f"  rope_parameters.{printable(key)}", *(row if old.get(key) != new.get(key) else row[:1])

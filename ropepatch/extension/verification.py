@@ -7,19 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ropepatch.errors import RopepatchError
-from ropepatch.extension.map_code import load_mapped, map_changes, mapped_layers
-from ropepatch.extension.patching import patch
+from ropepatch.extension.map_code import load_mapped, mapped_layers
+from ropepatch.extension.patching import patch, put
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.record import Verdict
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.config import load_text_config, text_config
+from ropepatch.model.config import text_config
 from ropepatch.model.head import check_finite
-from ropepatch.model.loading import load_model
 from ropepatch.model.precision import available_bytes
-from ropepatch.model.rotary import other_tables, stock_table
 from ropepatch.model.stock import stock_code
 
 PROBE_TOKENS = 48
@@ -38,9 +36,9 @@ def read_source(source: Checkpoint, plan: Plan) -> tuple[Plan, Tensor | str]:
         random tokens, or why there are none to compare.
     """
     needed, available = 2 * source.weights.num_bytes, available_bytes()
-    if "quantization_config" in source.raw:
+    if source.is_quantised:
         return plan, "quantised weights"
-    if needed > available and plan.distances is None:
+    if needed > available and plan.remapping is None:
         return plan, "the weights do not fit into memory"
     if needed > available:
         raise RopepatchError(
@@ -48,12 +46,13 @@ def read_source(source: Checkpoint, plan: Plan) -> tuple[Plan, Tensor | str]:
             f"{needed / 1e9:.1f} GB of memory; there are {available / 1e9:.1f}",
             hint="extend it on a machine with more memory, or patch it in memory",
         )
-    model = load_model(source, dtype=None if plan.distances is None else torch.float32)
-    patch(model, plan)
-    if plan.distances is not None:
-        layers = mapped_layers(model)
-        changes = map_changes(plan.survey, plan.distances, plan.target, layers)
-        plan = replace(plan, changes=plan.changes | changes)
+    if plan.remapping is None:
+        model = source.load()
+        put(model, source, plan)
+    else:
+        model = source.load(torch.float32)
+        patch(model, plan)
+        plan = replace(plan, layers=mapped_layers(model))
     return plan, probe_logits(model, plan.target, source.folder.name)
 
 
@@ -64,30 +63,33 @@ def read_trained(model: Any, plan: Plan, name: str) -> Tensor | str:
     return probe_logits(model.eval(), plan.target, name)
 
 
-def verify(written: Checkpoint, plan: Plan, expected: Tensor | str) -> Verdict:
+def verify(written: Checkpoint, plan: Plan, expected: Tensor | str) -> tuple[Verdict, PreTrainedModel | None]:
     """Reload a written checkpoint with stock transformers and compare what it computes.
 
     Args:
         written: The checkpoint to judge; the code of an attention map is what we have just put there.
         plan: Says the frequencies that it must compute.
         expected: The logits that it must compute, or why they are not compared.
+
+    Returns:
+        The verdict, and the model as it was reloaded; None where it did not have to be.
     """
-    mapped = plan.distances is not None
-    if mapped:
+    model = None
+    if plan.remapping is None:
+        check_frequencies(written, plan)
+    else:
         model = load_mapped(written.folder)
         stock: Any = model.get_submodule(plan.site.path).stock
         inv_freq, planned = getattr(stock, plan.site.attribute("inv_freq")), plan.frequencies().inv_freq
         if not torch.equal(inv_freq, planned):
             raise _differs("frequencies", float((inv_freq - planned).abs().max()))
-    else:
-        check_frequencies(written, plan)
     if isinstance(expected, str):
-        return Verdict(
-            frequencies="equal", logits=f"not compared: {expected}", compared=False, difference=None
-        )
-    logits = probe_logits(model if mapped else load_model(written), plan.target, written.folder.name)
+        said = f"not compared: {expected}"
+        return Verdict(frequencies="equal", logits=said, compared=False, difference=None), model
+    model = model or written.load()
+    logits = probe_logits(model, plan.target, written.folder.name)
     largest, tolerance = expected.abs().max().item(), TOLERANCE
-    if mapped:
+    if plan.remapping is not None:
         tolerance = MAP_TOLERANCE * largest
     elif plan.rope_parameters["rope_type"] == "dynamic":
         tolerance = DYNAMIC_TOLERANCE * largest
@@ -95,20 +97,20 @@ def verify(written: Checkpoint, plan: Plan, expected: Tensor | str) -> Verdict:
     if not difference <= tolerance:
         raise _differs("logits", difference)
     said = "equal" if difference == 0 else f"within {difference:.1e}"
-    return Verdict(frequencies="equal", logits=said, compared=True, difference=difference)
+    return Verdict(frequencies="equal", logits=said, compared=True, difference=difference), model
 
 
-def frequency_error(config: PreTrainedConfig, plan: Plan) -> float:
+def frequency_error(written: Checkpoint, plan: Plan) -> float:
     """By how much the frequencies of stock transformers are off from a plan's; 0.0 if equal to the bit."""
-    return stock_table(config, plan.site).distance(plan.saved.frequencies)
+    return plan.source.with_config(written.raw).frequencies().distance(plan.saved.frequencies)
 
 
 def check_frequencies(written: Checkpoint, plan: Plan) -> None:
     """Refuse a checkpoint from which stock transformers computes other frequencies than the plan's."""
-    config = load_text_config(written.raw)
-    if error := frequency_error(config, plan):
+    if error := frequency_error(written, plan):
         raise _differs("frequencies", error)
-    if other_tables(config, plan.site) != other_tables(plan.survey.config, plan.site):
+    judged = plan.source.with_config(written.raw)
+    if judged.other_frequencies() != plan.source.other_frequencies():
         raise _differs("frequencies for the other layers", float("nan"))
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension import record as records
@@ -20,19 +17,18 @@ from ropepatch.extension.planning import Plan
 from ropepatch.extension.queries import HINT, QueryLayers
 from ropepatch.extension.verification import read_source, read_trained, verify
 from ropepatch.files import absent, check_space, new_folder, read_json, write_json
-from ropepatch.model.checkpoint import CODE, Checkpoint
-from ropepatch.model.config import blueprint, load_config, text_config
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.config import text_config
+from ropepatch.model.kinds import CODE
 from ropepatch.model.reading_file import FILE as READING
 from ropepatch.model.source import (
     TEMPLATES,
     check_inside,
-    find_source,
     included,
     is_carried,
     stated_by_card,
 )
 from ropepatch.model.stock import saving
-from ropepatch.model.survey import Survey, survey_checkpoint
 from ropepatch.model.weights import (
     NAMED,
     Progress,
@@ -42,18 +38,18 @@ from ropepatch.model.weights import (
     clone_files,
 )
 
-TOKENIZER = "tokenizer_config.json"
 # Never carried over: other forms of the weights, which may be another model's, and what is written anew.
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx"}
 WRITTEN = {
     "config.json",
-    TOKENIZER,
+    "tokenizer_config.json",
     "generation_config.json",
     records.FILE,
     READING,
     "README.md",
     "evaluation.html",
 }
+Finish = Callable[[Checkpoint, PreTrainedModel | None], object]  # takes what is written, and reloaded
 
 
 def extend(
@@ -65,56 +61,56 @@ def extend(
     progress: Progress | None = None,
     record: Mapping[str, Any] | None = None,
     source: Checkpoint | None = None,
-    finish: Callable[[Path], object] = lambda folder: None,
+    finish: Finish = lambda written, model: None,
 ) -> Path:
     """Write the checkpoint of a plan, proven by reloading it with stock transformers.
 
     Copies of weights, cloned ones too, are read once from end to end for the checksums of the record. With
-    ``link_weights`` files in which weights change are copied. ``finish`` is called with the complete folder
-    before it gets its name; whatever fails leaves nothing behind.
+    ``link_weights`` files in which weights change are copied. ``finish`` is called with the complete
+    checkpoint before its folder gets its name; whatever fails leaves nothing behind.
     """
     check_savable(plan)
     folder = absent(out)
     source = source or source_of(plan, beside=folder, include=include)
-    survey = survey_checkpoint(source).trained_on(plan.survey.original)
-    if survey.rope != plan.rope:
+    if source.rope != plan.rope:
         raise RopepatchError(f"{source.name} has changed since the plan was made", hint="make the plan again")
     origin = origin_of(source)
-    weights, changes = source.weights, changed_weights(source, survey, plan)
-    if "quantization_config" not in survey.raw:
-        check_weights(weights, blueprint(load_config(survey.raw)))
+    weights, changes = source.weights, changed_weights(source, plan)
+    if not source.is_quantised:
+        check_weights(weights, source.skeleton)
     carried = included_files(source.folder, include)
-    if plan.distances is not None:
+    if plan.remapping is not None:
         check_no_other_code(source.folder, carried)
     if not link_weights:
         check_room(weights, folder.parent)
     plan, expected = read_source(source, plan)
     with new_folder(folder) as partial:
         copy_files(small_files(source.folder) | carried, partial)
-        write_configuration(source.folder, survey.raw, partial, plan)
+        write_configuration(source.folder, source.raw, partial, plan)
         clone_files(weights.files, partial, link=link_weights, progress=progress, changes=changes)
         written = Checkpoint(partial)
-        proof = proof_of(written, verify(written, plan, expected), linked=link_weights and not changes)
+        verdict, model = verify(written, plan, expected)
+        proof = proof_of(written, verdict, linked=link_weights and not changes)
         records.write(partial, records.Record.of(plan, **proof | origin | dict(record or {})))
-        finish(partial)
+        finish(written, model)
     return folder
 
 
 def check_savable(plan: Plan) -> None:
     """Refuse a plan whose attention map no checkpoint of this model can hold."""
-    if plan.distances is not None:
-        check_holds_map(plan.survey)
+    if plan.remapping is not None:
+        check_holds_map(plan.source)
 
 
-def changed_weights(source: Checkpoint, survey: Survey, plan: Plan) -> dict[str, Callable[[Tensor], Tensor]]:
+def changed_weights(source: Checkpoint, plan: Plan) -> dict[str, Callable[[Tensor], Tensor]]:
     """What a plan does to weights of a checkpoint, by their names, in the dtype in which they are loaded."""
     if not plan.queries:
         return {}
-    if "quantization_config" in survey.raw:
+    if source.is_quantised:
         raise RopepatchError(f"{source.name} has quantised weights, which are not rewritten", hint=HINT)
-    layers = QueryLayers(blueprint(load_config(survey.raw)), survey)
+    layers = QueryLayers(source.skeleton, source)
     layers.check_held(source)
-    dtype = getattr(survey.config, "dtype", None)
+    dtype = getattr(source.config, "dtype", None)
 
     def loaded(fold: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         return lambda weight: fold(weight.to(dtype or weight.dtype))
@@ -156,6 +152,7 @@ def save_trained(
     *,
     record: dict[str, Any],
     enclose: Callable[[Path], None] = lambda folder: None,
+    finish: Finish = lambda written, model: None,
 ) -> Path:
     """Write a model trained under a plan, proven by reloading it with stock transformers.
 
@@ -165,6 +162,7 @@ def save_trained(
         out: The folder to make; it must not exist.
         record: Further keys of the record.
         enclose: Called with the folder before it takes its name, to put more into it.
+        finish: As that of `extend`.
     """
     folder = absent(out)
     source = source_of(plan, beside=folder)
@@ -174,24 +172,19 @@ def save_trained(
             model.save_pretrained(partial)
         (partial / "generation_config.json").unlink(missing_ok=True)
         copy_small_files(source.folder, partial)
-        write_configuration(source.folder, plan.survey.raw, partial, plan)
+        write_configuration(source.folder, source.raw, partial, plan)
         written = Checkpoint(partial)
-        verdict = verify(written, plan, read_trained(model, plan, written.folder.name))
+        verdict, reloaded = verify(written, plan, read_trained(model, plan, written.folder.name))
         enclose(partial)
         proof = proof_of(written, verdict)
         records.write(partial, records.Record.of(plan, **proof | record | origin))
+        finish(written, reloaded)
     return folder
 
 
 def source_of(plan: Plan, *, beside: Path, include: Sequence[str] = ()) -> Checkpoint:
-    """The checkpoint that a plan was made from."""
-    if plan.survey.own_config is not None:
-        raise RopepatchError(
-            f"{plan.model} has code of its own, and stock transformers loads no checkpoint of it",
-            hint="patch and measure it in memory; to save, plan a checkpoint folder that needs no code",
-        )
-    revision = plan.revision if not Path(plan.model).is_dir() else None
-    source = find_source(plan.model, revision, weights=True, include=include)
+    """The checkpoint of a plan with its weights, whose folder the one to be made must not lie in."""
+    source = plan.source.complete(include)
     if beside.resolve().is_relative_to(source.folder.resolve()):
         raise RopepatchError(
             f"{beside} lies inside the source checkpoint", hint=f"choose an {argument('out')} beside it"
@@ -259,28 +252,14 @@ def write_configuration(source: Path, raw: dict[str, Any], partial: Path, plan: 
     """The three files that say how long the context is, as they are after the plan."""
     others = {key: value for key, value in raw.items() if key not in ("auto_map", NAMED)}
     write_json(partial / "config.json", plan.apply(others))
-    if plan.distances is not None:
+    if plan.remapping is not None:
         code = map_code(plan.model_type, plan.site.path)
         (partial / CODE).write_bytes(code.encode())
-    if (source / TOKENIZER).exists():
-        tokenizer, _ = tokenizer_of_copy(source, [file.name for file in partial.iterdir()])
-        write_json(partial / TOKENIZER, tokenizer | {"model_max_length": plan.target})
+    if (source / "tokenizer_config.json").exists():
+        tokenizer = read_json(source / "tokenizer_config.json")
+        write_json(partial / "tokenizer_config.json", tokenizer | {"model_max_length": plan.target})
     if (source / "generation_config.json").exists():
         generation = read_json(source / "generation_config.json")
-        if generation.get("max_length") == plan.rope.original_max_position_embeddings:
+        if generation.get("max_length") == plan.source.window:
             generation["max_length"] = plan.target
         write_json(partial / "generation_config.json", generation)
-
-
-def tokenizer_of_copy(source: Path, carried: Collection[str]) -> tuple[dict[str, Any], list[str]]:
-    """The tokenizer_config.json of a copy of a checkpoint, and files of code that it asks for in vain.
-
-    Without its `auto_map` where that names files that are not carried and transformers has the class.
-    """
-    file = source / TOKENIZER
-    content = read_json(file) if file.exists() else {}
-    codes = re.findall(r'"(\w+)\.\w+"', json.dumps(content.get("auto_map")))
-    missing = sorted({f"{code}.py" for code in codes} - {*carried})
-    if missing and tokenizer_class_from_name(str(content.get("tokenizer_class"))):
-        return {key: value for key, value in content.items() if key != "auto_map"}, []
-    return content, missing

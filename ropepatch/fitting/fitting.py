@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,8 @@ from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.measuring import Progress
 from ropepatch.evaluation.perplexity import perplexity
 from ropepatch.evaluation.results import environment
-from ropepatch.extension.planning import Plan, plan_scaling, trained_on
+from ropepatch.evaluation.running import distribute, is_first_process, rank_and_ranks
+from ropepatch.extension.planning import Plan, plan_by
 from ropepatch.extension.queries import QueryLayers
 from ropepatch.files import check_resumed, whole_file
 from ropepatch.fitting.descent import FitSettings, FitState, begin, proceed, stopped
@@ -31,12 +33,9 @@ from ropepatch.fitting.examples import HELD_OUT, WRITTEN, read_splits
 from ropepatch.fitting.loss import FitLoss, learnable
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.loading import check_device, load_model, load_tokenizer
-from ropepatch.model.precision import describe_placement, prefers_float32
+from ropepatch.model.loading import check_device
+from ropepatch.model.precision import best_device, describe_placement, prefers_float32
 from ropepatch.model.self_written import self_written
-from ropepatch.model.source import find_source
-from ropepatch.model.survey import Survey, survey_checkpoint
-from ropepatch.processes import Processes, join
 from ropepatch.scaling.file import write_scaling
 from ropepatch.scaling.searched import CustomDivisors
 from ropepatch.settings import Length, Queries, relative_length
@@ -148,11 +147,15 @@ def fit(
     if minutes is not None and not 0 < minutes < math.inf:
         raise RopepatchError(f"minutes must be a number above 0, got {minutes}", hint="leave it out")
     began = time.perf_counter()
-    processes = join(device)
-    check_device(processes.device)
-    source = find_source(model, revision, weights=True)
-    survey = trained_on(survey_checkpoint(source), original)
-    window = survey.rope.original_max_position_embeddings
+    if rank_and_ranks(True)[1] < int(os.environ.get("WORLD_SIZE", "1")):
+        raise RopepatchError(
+            f"torch.distributed is not initialised, but WORLD_SIZE is {os.environ['WORLD_SIZE']}",
+            hint=f"leave {argument('device')} out",
+        )
+    device = device or best_device()
+    check_device(device)
+    source = Checkpoint.find(model, revision, original=original, weights=True)
+    window = source.window
     target = relative_length(to, window)
     if target <= window:
         raise RopepatchError(
@@ -168,11 +171,11 @@ def fit(
         raise missing
     if teacher not in ("auto", NO_TEACHER):
         make_map(teacher)
-    tokenizer = load_tokenizer(source.folder)
+    tokenizer = source.tokenizer
     reading: dict[str, Any] = {"field": field, "split": split, "length": target}
     if not writes:  # a text that does not serve is refused before weights are loaded
         splits = read_splits(tokenizer, text, spare=spare, **reading)
-    loaded: Any = load_model(source)
+    loaded: Any = source.load()
     mapped, taught_by = _teacher(loaded, teacher, window, target, say)
     if writes:
         if mapped is None:
@@ -192,17 +195,17 @@ def fit(
         "digest": splits.digest,
         "windows": len(splits.train),
         "teacher": taught_by,
-        **({"original": window} if survey.original else {}),
+        **({"original": window} if source.original_window else {}),
         **settings.model_dump(),
     }
     kept = read_state(work, request)
-    layers = _query_layers(loaded, survey, source, say) if queries and mapped else None
+    layers = _query_layers(loaded, source, say) if queries and mapped else None
     factors, heads = (2 * math.prod(layers.shape), layers.shape[1]) if layers else (0, 1)
-    with learnable(_placed(loaded, processes, kept), survey, layers) as module:
+    with learnable(_placed(loaded, device, kept), source, layers) as module:
         for line in describe_placement(loaded):
             say(line)
         train, validation = (
-            FitLoss(loaded, module, survey.rope, windows, mapped, processes)
+            FitLoss(loaded, module, source.rope, windows, mapped)
             for windows in (splits.train, splits.validation)
         )
         began -= kept.get("seconds", 0.0)
@@ -216,12 +219,12 @@ def fit(
         with progress("fit") as advance:
             for now in proceed(train, validation, settings, state):
                 advance(now.steps, now.planned_steps(settings))
-                if work is not None and processes.first and len(now.history) > len(state.history):
+                if work is not None and is_first_process() and len(now.history) > len(state.history):
                     seconds, dtype = time.perf_counter() - began, str(loaded.dtype)
                     terms = {"asked": request, "seconds": seconds, "dtype": dtype}
                     write_state(work, terms | {"fit": now.state_dict()})
                 state = now
-                if not now.finished and budget < math.inf and _late(began + budget, processes):
+                if not now.finished and budget < math.inf and _late(began + budget):
                     state = stopped(validation, now)
                     break
         seconds = time.perf_counter() - began
@@ -234,16 +237,14 @@ def fit(
                 "before": state.first.loss,
                 "after": state.best.loss,
             },
-            "held_out": _outcome(
-                FitLoss(loaded, module, survey.rope, splits.test, processes=processes), splits.sources, state
-            ),
+            "held_out": _outcome(FitLoss(loaded, module, source.rope, splits.test), splits.sources, state),
             "history": list(state.history),
             "forward_tokens": state.forward_tokens,
             "seconds": round(seconds, 1),
             "env": environment(loaded),
         }
-    scaling = Vector.from_flat(state.best.vector, survey.rope.num_pairs).scaling(target / window, heads)
-    return Fitted(plan_scaling(survey, source.name, source.revision, scaling, target), record)
+    scaling = Vector.from_flat(state.best.vector, source.rope.num_pairs).scaling(target / window, heads)
+    return Fitted(plan_by(source, scaling, target), record)
 
 
 def _outcome(test: FitLoss, sources: Sequence[int], state: FitState) -> dict[str, Any]:
@@ -288,14 +289,12 @@ def _teacher(
         return None, NO_TEACHER
 
 
-def _query_layers(
-    model: Any, survey: Survey, source: Checkpoint, say: Callable[[str], None]
-) -> QueryLayers | None:
+def _query_layers(model: Any, source: Checkpoint, say: Callable[[str], None]) -> QueryLayers | None:
     """The layers whose queries are multiplied; None where no weight files could hold it."""
     try:
-        if "quantization_config" in survey.raw:
+        if source.is_quantised:
             raise RopepatchError("its weights are quantised")
-        layers = QueryLayers(model, survey)
+        layers = QueryLayers(model, source)
         layers.check_held(source)
         return layers
     except RopepatchError as error:
@@ -303,19 +302,19 @@ def _query_layers(
         return None
 
 
-def _placed(model: Any, processes: Processes, kept: dict[str, Any]) -> Any:
+def _placed(model: Any, device: str, kept: dict[str, Any]) -> Any:
     """The model on its device, in the precision in which the fit began."""
     if kept:
         float32 = kept["dtype"] == str(torch.float32)
     else:
-        choose = partial(prefers_float32, device=processes.device)
-        (float32,) = processes.deal([model], choose, lambda model: "")
-    return (model.float() if float32 else model).to(processes.device)
+        choose = partial(prefers_float32, device=device)
+        (float32,) = distribute([model], choose, key=lambda model: device, split=True)
+    return (model.float() if float32 else model).to(device)
 
 
-def _late(end: float, processes: Processes) -> bool:
+def _late(end: float) -> bool:
     """Compare a time with the clock of the first process."""
-    (late,) = processes.deal([end], lambda end: time.perf_counter() > end, lambda end: "")
+    (late,) = distribute([end], lambda end: time.perf_counter() > end, key=lambda end: "", split=True)
     return late
 
 

@@ -1,50 +1,159 @@
-"""A checkpoint folder, its config.json read once, and the two kinds that stock transformers must refuse.
-
-One that is saved with an attention map has a model type of its own, and code beside the weights that
-transformers runs where a user trusts it; ropepatch reads the map out of config.json and never runs the code.
-One whose position encoding is swapped has a model type that nobody knows; `ropepatch.json` names its own.
-"""
+"""A checkpoint: what a user names as the model, found once and handed on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import copy
+import json
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Self
 
-from ropepatch.errors import RopepatchError
-from ropepatch.files import read_json, write_json
-from ropepatch.model.record_file import FILE, VERSION, Part, Text, validated
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ropepatch.errors import RopepatchError, argument
+from ropepatch.files import read_json
+from ropepatch.model.architectures import TIED
+from ropepatch.model.checks import check_agreement
+from ropepatch.model.config import (
+    blueprint,
+    check_rope_types,
+    head_dim_of,
+    load_config,
+    text_config,
+)
+from ropepatch.model.kinds import KEY, Kind, Swapped, kind_of, read_swapped, saved_map, without_map
+from ropepatch.model.loading import load_model, load_tokenizer
+from ropepatch.model.rotary import (
+    SEQUENCE,
+    RotarySite,
+    base_model,
+    check_table_rules,
+    find_rotary,
+    float32_on_cpu,
+    is_stock,
+    other_tables,
+    read_rope,
+    stock_table,
+)
+from ropepatch.model.source import download, locate
 from ropepatch.model.weights import Weights, fingerprint, read_headers
-from ropepatch.settings import shown
+from ropepatch.scaling.rope import Frequencies, Rope
+from ropepatch.settings import Length, relative_length, shown
 
-CODE = "modeling_attention_map.py"  # beside the weights, by which transformers computes with the map
-MAPPED = "-attention-map"  # the end of the model_type of a checkpoint with an attention map
-KEY = "attention_map"  # in config.json
-NEEDS_ROPEPATCH = "needs_ropepatch"  # the model_type of a checkpoint whose position encoding is swapped
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-Kind = Literal["stock", "mapped", "swapped"]
+TEXT_PARTS = ("text_config", "decoder", "generator")  # where transformers looks for the language model
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A checkpoint on this machine, whose files are read when they are first needed, and once.
+    """A folder, the files of a Hub id, or a model in memory; what it holds is read when needed, and once.
 
     Args:
-        folder: Its place.
+        place: Its folder; None of a model in memory.
         name: As the user gave it; empty for a folder that ropepatch has written.
         revision: The commit, of a checkpoint from the Hub.
+        original: The window that its user says it was trained on, where config.json says another.
+        stated_raw: The content of config.json, where it is not read from the folder.
+        own_config: The configuration class of a model in memory with code of its own.
     """
 
-    folder: Path
+    place: Path | None
     name: str = ""
     revision: str | None = None
+    original: Length | None = None
+    stated_raw: dict[str, Any] | None = field(default=None, repr=False)
+    own_config: type[PreTrainedConfig] | None = None
+
+    @classmethod
+    def find(
+        cls,
+        model: str | Path,
+        revision: str | None = None,
+        *,
+        original: Length | None = None,
+        weights: bool = False,
+        include: Sequence[str] = (),
+    ) -> Self:
+        """Find the folder of that name, or download a Hub id: config.json alone, or all with its weights.
+
+        Raises:
+            RopepatchError: If there is no such model, or it cannot be downloaded.
+        """
+        place = locate(model, revision, weights=weights, include=include)
+        return cls(place.folder, place.name, place.revision, original)
+
+    @classmethod
+    def of(cls, model: nn.Module | PreTrainedConfig, original: Length | None = None) -> Self:
+        """Take a model in memory, also within wrappers, or the configuration of one.
+
+        Raises:
+            RopepatchError: If it has no rope that can be read.
+        """
+        if isinstance(model, PreTrainedConfig):
+            name = str(model.name_or_path or type(model).__name__)
+            return cls(None, name, original=original, stated_raw=model.to_dict())
+        base = base_model(model)
+        config: Any = base.config
+        commit = getattr(config, "_commit_hash", None)
+        own = None if is_stock(base) else type(config)
+        name = str(config.name_or_path or type(base).__name__)
+        checkpoint = cls(None, name, commit, original, config.to_dict(), own)
+        _ = checkpoint.config
+        vars(checkpoint)["site"] = find_rotary(base)
+        _ = checkpoint.rope
+        return checkpoint
+
+    @property
+    def folder(self) -> Path:
+        """Its folder.
+
+        Raises:
+            RopepatchError: Of a model in memory.
+        """
+        if self.place is None:
+            raise RopepatchError(f"{self.name} is in memory, not in a folder", hint="name the checkpoint")
+        return self.place
+
+    def complete(self, include: Sequence[str] = ()) -> Self:
+        """The same with its weights and every file that counts, and those that ``include`` names, downloaded.
+
+        A model in memory is found again by its name.
+
+        Raises:
+            RopepatchError: If it is not found, cannot be downloaded, or has code of its own.
+        """
+        if self.own_config is not None:
+            raise RopepatchError(
+                f"{self.name} has code of its own, and stock transformers loads no checkpoint of it",
+                hint="patch and measure it in memory; to save, plan a checkpoint folder that needs no code",
+            )
+        if self.place is None:
+            revision = None if Path(self.name).is_dir() else self.revision
+            return self.find(self.name, revision, original=self.original, weights=True, include=include)
+        if self.revision is not None:
+            download(self.name, self.revision, include=include)
+        return self
+
+    def check_unchanged(self) -> None:
+        """Refuse a folder whose config.json has changed since it was read."""
+        if self.place is not None and read_json(self.place / "config.json") != self.raw:
+            raise RopepatchError(
+                f"{self.name} has changed since the plan was made", hint="make the plan again"
+            )
+
+    # config.json
 
     @cached_property
     def raw(self) -> dict[str, Any]:
         """The content of config.json."""
-        return read_json(self.folder / "config.json")
+        return read_json(self.folder / "config.json") if self.stated_raw is None else self.stated_raw
 
     @property
     def kind(self) -> Kind:
@@ -52,19 +161,9 @@ class Checkpoint:
         return kind_of(self.raw)
 
     @cached_property
-    def stock_raw(self) -> dict[str, Any]:
-        """config.json for the stock architecture, which has the same weights but the rope as it was."""
-        if self.kind == "swapped":
-            own = {"model_type": self.swapped.model_type, "architectures": self.swapped.architectures}
-            return self.raw | own
-        return without_map(self.raw) if self.kind == "mapped" else self.raw
-
-    @cached_property
     def swapped(self) -> Swapped:
         """The record of a swapped position encoding."""
-        content = {"version": VERSION} | read_json(self.folder / FILE)
-        hint = "put config.json, ropepatch.json and the weights of the same checkpoint together"
-        return validated(Swapped, content, hint)
+        return read_swapped(self.folder)
 
     @property
     def positions(self) -> dict[str, Any]:
@@ -77,6 +176,174 @@ class Checkpoint:
         return {}
 
     @cached_property
+    def stock(self) -> Checkpoint:
+        """The same weights under the stock architecture, with the rope as it was before map or encoding."""
+        if self.kind == "swapped":
+            own = {"model_type": self.swapped.model_type, "architectures": self.swapped.architectures}
+            return self.with_config(self.raw | own)
+        return self.with_config(without_map(self.raw)) if self.kind == "mapped" else self
+
+    def with_config(self, raw: dict[str, Any]) -> Checkpoint:
+        """The same weights and the same rotary module under another config.json."""
+        other = replace(self, stated_raw=raw)
+        if "site" in vars(self):
+            vars(other)["site"] = self.site
+        return other
+
+    # The model that config.json describes
+
+    @cached_property
+    def whole_config(self) -> PreTrainedConfig:
+        """The configuration, as transformers reads it."""
+        return load_config(self.raw, self.own_config)
+
+    @cached_property
+    def config(self) -> PreTrainedConfig:
+        """The part of the configuration that describes the language model; of most models the whole."""
+        config = text_config(self.whole_config)
+        check_rope_types(config)
+        return config
+
+    @cached_property
+    def section(self) -> str | None:
+        """The key of the part of config.json that describes the language model; None for the whole."""
+        whole = self.whole_config
+        return next((name for name in TEXT_PARTS if getattr(whole, name, None) is self.config), None)
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """The description of the language model in config.json; see `stated_in`."""
+        return self.stated_in(self.raw)
+
+    def stated_in(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """The description of the language model in a config.json; in full where its part is left out."""
+        if self.section is None:
+            return raw
+        part = raw.get(self.section)
+        if isinstance(part, dict):
+            return part
+        full: dict[str, Any] = json.loads(self.config.to_json_string(use_diff=False))
+        return full
+
+    def changed(self, changes: dict[str, Any], raw: dict[str, Any] | None = None) -> dict[str, Any]:
+        """config.json, or another like it, with changes in its description of the language model."""
+        whole = self.raw if raw is None else raw
+        stated = self.stated_in(whole) | changes
+        return stated if self.section is None else whole | {self.section: stated}
+
+    @cached_property
+    def skeleton(self) -> PreTrainedModel:
+        """The model on the meta device, without memory for its weights."""
+        return blueprint(self.whole_config)
+
+    @property
+    def head_dim(self) -> int:
+        """The dimensions of one head."""
+        return head_dim_of(self.config)
+
+    @property
+    def rotates_partly(self) -> bool:
+        """Whether some dimensions of each head do not rotate."""
+        return self.rope.rotary_dim < self.head_dim or hasattr(self.config, "qk_nope_head_dim")
+
+    # Its rope
+
+    @cached_property
+    def site(self) -> RotarySite:
+        """The rotary module."""
+        _ = self.config
+        return find_rotary(self.skeleton)
+
+    @cached_property
+    def _stated_rope(self) -> Rope:
+        """The rope by config.json."""
+        if self.own_config is None:
+            check_agreement(self.raw)
+        config, site = self.config, self.site
+        with float32_on_cpu():
+            rope = read_rope(config, site)
+            check_table_rules(config, site)
+        tied = config.model_type in TIED and site.of(config.rope_parameters).get("mscale_all_dim")
+        if rope.is_scaled and tied:
+            raise RopepatchError(
+                f"{config.model_type} ties its softmax scale to the rope scaling it already has "
+                "(mscale_all_dim)",
+                hint="start from the unscaled base checkpoint",
+            )
+        return rope
+
+    @cached_property
+    def rope(self) -> Rope:
+        """The rope now, for the window that the model was trained on."""
+        if (window := self.original_window) is None:
+            return self._stated_rope
+        return self._stated_rope.model_copy(update={"original_max_position_embeddings": window})
+
+    @property
+    def window(self) -> int:
+        """L, the context that it reads now, in tokens."""
+        return self.rope.original_max_position_embeddings
+
+    @cached_property
+    def original_window(self) -> int | None:
+        """L as its user states it, in tokens; None where config.json says the same.
+
+        Raises:
+            RopepatchError: If it is no length, or the rope is scaled already.
+        """
+        if self.original is None:
+            return None
+        stated = self._stated_rope.original_max_position_embeddings
+        try:
+            window = relative_length(self.original, stated)
+        except RopepatchError as error:
+            message = f"original must be a number of tokens, got {shown(self.original)}"
+            raise RopepatchError(message, hint=error.hint) from error
+        if window == stated:
+            return None
+        if self._stated_rope.is_scaled:
+            raise RopepatchError(
+                f"original is {window}, but this rope is scaled already, to {stated} tokens",
+                hint="leave original out, or start from the checkpoint it was scaled from",
+            )
+        return window
+
+    def with_rope(self, rope: Rope) -> Self:
+        """The same with another rope than config.json states."""
+        other = copy.copy(self)
+        vars(other)["rope"] = rope
+        return other
+
+    def frequencies(self) -> Frequencies:
+        """The frequencies that stock transformers computes from config.json: the judge of all others."""
+        return stock_table(self.config, self.site)
+
+    def other_frequencies(self) -> dict[str, list[float]]:
+        """Those of the layer types that are not scaled, with their attention factors."""
+        return other_tables(self.config, self.site)
+
+    def target(self, to: Length | None) -> int:
+        """The target in tokens, which must be beyond the window."""
+        try:
+            target = relative_length(to, self.window) if isinstance(to, str) else operator.index(to)  # type: ignore[arg-type]
+        except TypeError:
+            message = f"to must be a whole number of tokens, got {to!r}"
+            raise RopepatchError(message, hint="to=32_768") from None
+        if target > self.window:
+            return target
+        keys = "max_position_embeddings", SEQUENCE
+        stating = (key for key in keys if getattr(self.config, key, None) == self.window)
+        source = (
+            "original" if self.original_window else next(stating, "factor x original_max_position_embeddings")
+        )
+        raise RopepatchError(
+            f"{self.name} already covers {self.window} tokens ({source}); nothing to extend to {target}",
+            hint=f"{argument('to')} is the target context, e.g. {argument('to', 4 * self.window)}",
+        )
+
+    # Its weights
+
+    @cached_property
     def weights(self) -> Weights:
         """The weights by their headers; see `read_headers`."""
         return read_headers(self.folder, self.raw)
@@ -86,91 +353,31 @@ class Checkpoint:
         """The fingerprint of the weights."""
         return fingerprint(self.weights)
 
+    @property
+    def is_quantised(self) -> bool:
+        """Whether its weights are quantised."""
+        return "quantization_config" in self.raw
 
-def kind_of(raw: dict[str, Any]) -> Kind:
-    """The kind of a checkpoint by its config.json."""
-    if raw.get("model_type") == NEEDS_ROPEPATCH:
-        return "swapped"
-    return "mapped" if str(raw.get("model_type")).endswith(MAPPED) else "stock"
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Its tokenizer, with which nothing else happens than reading and writing text."""
+        return load_tokenizer(self.folder, self.stock.whole_config)
 
+    def load(
+        self,
+        dtype: torch.dtype | None = None,
+        device_map: str | dict[str, str] | None = None,
+        quantization: Any = None,
+    ) -> PreTrainedModel:
+        """The model by stock transformers, in eval mode, which names the checkpoint as its user did.
 
-def check_stock(raw: dict[str, Any]) -> None:
-    """Refuse the config.json of a checkpoint that has no rope of its own to read or to scale."""
-    if kind_of(raw) == "mapped":
-        described = saved_map(raw)
-        raise RopepatchError(
-            f"this checkpoint has an attention map already "
-            f"({described['name']} to {described['target']} tokens)",
-            hint="ropepatch.load and `ropepatch eval` take it; start from the checkpoint it was made from",
-        )
-    if kind_of(raw) == "swapped":
-        raise RopepatchError(
-            "the position encoding of this checkpoint is swapped (see its ropepatch.json): it has no rope",
-            hint="ropepatch.load and `ropepatch eval` take it; extend the checkpoint it was made from",
-        )
-
-
-# An attention map
-
-
-def saved_map(raw: dict[str, Any]) -> dict[str, Any]:
-    """Read the map: `name`, `parameters`, the `window` L before it and the `target` N, in tokens."""
-    described = raw.get(KEY)
-    kinds = {"name": str, "parameters": dict, "window": int, "target": int}
-    if not isinstance(described, dict) or any(type(described.get(key)) is not kinds[key] for key in kinds):
-        raise RopepatchError(
-            f"config.json says nothing usable of {KEY}, got {shown(described)}",
-            hint="copy it again from where the checkpoint came from",
-        )
-    return described
-
-
-def base_type(raw: dict[str, Any]) -> str:
-    """The architecture whose classes a map builds on."""
-    return str(raw["model_type"]).removesuffix(MAPPED)
-
-
-def without_map(raw: dict[str, Any]) -> dict[str, Any]:
-    """config.json for the stock architecture, whose classes the map builds on."""
-    saved_map(raw)
-    others = {key: value for key, value in raw.items() if key not in ("auto_map", KEY)}
-    return others | {"model_type": base_type(raw)}
-
-
-# A swapped encoding
-
-
-class Swapped(Part):
-    """The record of a checkpoint whose position encoding is swapped.
-
-    Args:
-        version: Of the layout.
-        needs_ropepatch: Why, in a sentence: no other library loads it rightly.
-        encoding: The name of the encoding that its weights go with.
-        parameters: Those of the encoding.
-        model_type: That of config.json before, which now names one that transformers refuses.
-        architectures: The same.
-    """
-
-    version: Literal[1]
-    needs_ropepatch: Text
-    encoding: Text
-    parameters: dict[Text, Any]
-    model_type: Text
-    architectures: list[Text]
-
-
-def write_swapped(folder: Path, encoding: str, parameters: Mapping[str, Any]) -> None:
-    """Mark a folder that transformers has written as one with a swapped encoding."""
-    config = read_json(folder / "config.json")
-    record = Swapped(
-        version=VERSION,
-        needs_ropepatch="its position encoding is not its rope: load it by ropepatch.load",
-        encoding=encoding,
-        parameters=dict(parameters),
-        model_type=config["model_type"],
-        architectures=config["architectures"],
-    )
-    write_json(folder / FILE, record.to_dict())
-    config |= {"model_type": NEEDS_ROPEPATCH, "architectures": ["NeedsRopepatch"]}
-    write_json(folder / "config.json", config)
+        Raises:
+            RopepatchError: If it has an attention map or a swapped encoding, its weights are not those of
+                config.json, or nothing can be computed in the dtype.
+        """
+        config = None if self.stated_raw is None else copy.deepcopy(self.whole_config)
+        model = load_model(self.folder, self.raw, config, dtype, device_map, quantization)
+        if self.name:
+            model.config.name_or_path = self.name
+            model.config._commit_hash = self.revision
+        return model

@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from ropepatch.errors import RopepatchError
 from ropepatch.model.architectures import NEOX_KEYS
-from ropepatch.model.checkpoint import check_stock
+from ropepatch.model.kinds import check_stock
 from ropepatch.model.stock import stock_code
 from ropepatch.settings import LARGEST
 
@@ -73,11 +73,6 @@ def load_config(raw: dict[str, Any], own: type[PreTrainedConfig] | None = None) 
 def is_known(model_type: object) -> TypeGuard[str]:
     """Whether the installed transformers has the architecture."""
     return isinstance(model_type, str) and model_type in CONFIG_MAPPING
-
-
-def load_text_config(raw: dict[str, Any], own: type[PreTrainedConfig] | None = None) -> PreTrainedConfig:
-    """Build the configuration of the language model; see `load_config`."""
-    return text_config(load_config(raw, own))
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ from transformers import (
 )
 
 from ropepatch.errors import RopepatchError
-from ropepatch.model.checkpoint import Checkpoint, check_stock
-from ropepatch.model.config import load_config
+from ropepatch.model.kinds import check_stock
 from ropepatch.model.stock import no_progress_bars, stock_code
 from ropepatch.model.weights import foreign
 
@@ -48,13 +48,14 @@ def check_device(device: str | torch.device) -> None:
 
 
 def load_model(
-    checkpoint: Checkpoint,
+    folder: Path,
+    raw: dict[str, Any],
     config: PreTrainedConfig | None = None,
     dtype: torch.dtype | None = None,
     device_map: str | dict[str, str] | None = None,
     quantization: Any = None,
 ) -> PreTrainedModel:
-    """Load the model of a stock checkpoint, in eval mode; of any kind if a ``config`` is given.
+    """Load the model of a folder whose config.json is ``raw``, or by another ``config``, in eval mode.
 
     Refused if its weights are not those of config.json, or nothing can be computed in the dtype.
     """
@@ -71,9 +72,9 @@ def load_model(
     if config is not None:
         how["config"] = config
     else:
-        check_stock(checkpoint.raw)
-    with stock_code(f"load {checkpoint.folder}", hint), no_progress_bars():
-        model, report = load(checkpoint.folder, **how)
+        check_stock(raw)
+    with stock_code(f"load {folder}", hint), no_progress_bars():
+        model, report = load(folder, **how)
     for problem in ("missing_keys", "mismatched_keys"):
         if report[problem]:
             first = min(map(str, report[problem]))
@@ -82,12 +83,11 @@ def load_model(
     return loaded
 
 
-def load_tokenizer(source: Checkpoint | Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a checkpoint, by its config.json as it was read, or of a folder."""
-    folder, how = source, dict[str, Any](SAFELY)
-    if isinstance(source, Checkpoint):  # some tokenizers go by the architecture, some by the model's name
-        folder, how["config"] = source.folder, load_config(source.stock_raw)
-        how["config"].name_or_path = folder
+def load_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a folder; some go by the architecture, some by the model's name."""
+    named = copy.deepcopy(config)
+    named.name_or_path = folder
+    how = SAFELY | {"config": named}
     with stock_code(f"load the tokenizer of {folder}", hint="copy the tokenizer's files into the folder"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **how)
     return tokenizer

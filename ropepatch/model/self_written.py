@@ -19,7 +19,6 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import head_dim_of, text_config
 from ropepatch.model.head import cache_keyword, reading_on
-from ropepatch.model.loading import load_model
 from ropepatch.model.precision import best_device, memory_of
 from ropepatch.settings import key_of, seed_of
 
@@ -57,7 +56,7 @@ def self_written(
         while store is None or done < tokens:
             say(_progress(done, tokens, done - first, time.perf_counter() - began))
             if model is None:
-                loaded: Any = load_model(checkpoint)
+                loaded: Any = checkpoint.load()
                 model = loaded.to(best_device())
             draws = torch.Generator(model.device).manual_seed(seed_of(seed, "self", done // length))
             rows = side_by_side(model, length, tokens - done)

@@ -8,11 +8,10 @@ from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.files import check_regular
-from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.reading_file import FILE as READING
 from ropepatch.model.record_file import FILE as RECORD
 from ropepatch.model.weights import INDEX, SINGLE
@@ -44,9 +43,23 @@ DOWNLOADED = [
 ]
 
 
-def find_source(
+class Place(NamedTuple):
+    """Where the files of a model are.
+
+    Args:
+        folder: On this machine.
+        name: As the user gave it.
+        revision: The commit, of a checkpoint from the Hub.
+    """
+
+    folder: Path
+    name: str
+    revision: str | None
+
+
+def locate(
     model: str | Path, revision: str | None = None, *, weights: bool, include: Sequence[str] = ()
-) -> Checkpoint:
+) -> Place:
     """The local folder, or the downloaded files of a Hub id; without weights config.json alone.
 
     `tiny` is the checkpoint that comes with ropepatch; a folder of that name is `./tiny`.
@@ -70,13 +83,20 @@ def find_source(
                 f"{name} holds a PEFT adapter, not a model",
                 hint="merge it into its base model (merge_and_unload), save that, and extend what you saved",
             )
-        return Checkpoint(folder, name)
+        return Place(folder, name, None)
     if exists:
         message = f"{name} is a file, not a checkpoint folder"
         raise RopepatchError(message, hint="name the folder that holds config.json")
     if isinstance(model, Path) or not HUB_ID.fullmatch(name):
         raise RopepatchError(f"no folder {name}", hint=f"{_meant(name)}{expected}")
-    return _from_hub(name, revision, [*DOWNLOADED, *include] if weights else ["config.json"])
+    return (
+        download(name, revision, include=include) if weights else _from_hub(name, revision, ["config.json"])
+    )
+
+
+def download(name: str, revision: str | None, *, include: Sequence[str] = ()) -> Place:
+    """The files of a Hub id that count, and those that ``include`` names."""
+    return _from_hub(name, revision, [*DOWNLOADED, *include])
 
 
 def is_carried(name: str) -> bool:
@@ -109,7 +129,7 @@ def included(folder: Path, patterns: Sequence[str], *, but: Collection[str] = ()
     return found
 
 
-def _from_hub(name: str, revision: str | None, patterns: list[str]) -> Checkpoint:
+def _from_hub(name: str, revision: str | None, patterns: list[str]) -> Place:
     from huggingface_hub import snapshot_download
 
     # httpx's error, of whichever httpx the Hub's client uses: a line that goes dead while downloading
@@ -122,7 +142,7 @@ def _from_hub(name: str, revision: str | None, patterns: list[str]) -> Checkpoin
             snapshot_download(name, revision=folder.name, allow_patterns=files)
     except (HTTPError, OSError, ValueError) as error:
         _explain(name, revision, error)
-    return Checkpoint(folder, name, folder.name)
+    return Place(folder, name, folder.name)
 
 
 def _named_in(index: Path) -> set[str]:

@@ -17,17 +17,14 @@ from ropepatch.evaluation.results import results_json
 from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.table import data_frame
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask, Task, check_text
-from ropepatch.extension.planning import trained_on
 from ropepatch.fitting import fitting
 from ropepatch.fitting.fitting import Fitted
-from ropepatch.model.loading import load_tokenizer
-from ropepatch.model.source import find_source
-from ropepatch.model.survey import survey_checkpoint
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.pipeline.evaluation import ALL, EVERY_MAP, WINDOWS, measured, participants
 from ropepatch.pipeline.inputs import check_places, in_tokens, model_name, text_name
 from ropepatch.pipeline.results import Results
 from ropepatch.pipeline.running import Feedback, Progress, Say, bar, say_on_stderr
-from ropepatch.processes import Processes, join
+from ropepatch.pipeline.running import device as best_device
 from ropepatch.report import html_table, ranking_table
 from ropepatch.report.verdict import Verdict
 from ropepatch.scaling.file import FIT
@@ -133,24 +130,20 @@ def choose(
     if reason is not None:
         left_out["retrieval"] = str(reason)
         say(f"warning: no retrieval: {reason}")
-    processes = join(device)
+    where = of | {"device": device or best_device()}
     fitted = None
     with TemporaryDirectory(prefix="ropepatch-") as place:
         if FIT in names:
             try:
                 fits = Path(place) if folder is None else folder / FIT
-                method, fitted = fit_beside(
-                    suite, fits, **of, processes=processes, progress=feedback.announced
-                )
+                method, fitted = fit_beside(suite, fits, **where, progress=feedback.announced)
                 suite = suite.model_copy(update={"methods": (*suite.methods, method)})
             except RopepatchError as error:
                 if methods is not None:
                     raise
                 left_out[FIT] = str(error)
                 say(f"warning: without {FIT}: {error}")
-        results = measured(
-            suite, out=out, report=report, **of, processes=processes, dtype=dtype, feedback=feedback
-        )
+        results = measured(suite, out=out, report=report, **where, dtype=dtype, feedback=feedback)
     ranking = rank(results, base=BASELINE)
     names_by_label = {method.label: method.name for method in suite.methods}
     best, parameters = names_by_label.get(ranking.recommended or ""), dict[str, Any]()
@@ -167,13 +160,17 @@ def fit_beside(
     *,
     revision: str | None,
     original: Length | None = None,
-    processes: Processes,
+    device: str,
     progress: Progress,
 ) -> tuple[Method, Fitted]:
     """Fit the model of a ranking to its target on that part of its text that the ranking does not read.
 
     The folder takes `fit.json`, and keeps the state of the fit.
     """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise RopepatchError(
+            "a fit runs in one process", hint="`ropepatch fit` before, and its file in the list"
+        )
     task, (model,), (to,) = suite.tasks[0], suite.models, suite.to
     assert isinstance(task, PerplexityTask)
     assert task.windows is not None
@@ -187,17 +184,13 @@ def fit_beside(
         spare=task.windows,
         revision=revision,
         original=original,
-        device=processes.device,
+        device=device,
         work=folder / "work",
         progress=progress,
     )
     file = folder / f"{FIT}.json"
-
-    def save() -> Path:
-        file.unlink(missing_ok=True)  # of an earlier call, which the work folder has just repeated
-        return fitted.save(file)
-
-    return Method(name=str(processes.write_once(save))), fitted
+    file.unlink(missing_ok=True)  # of an earlier call, which the work folder has just repeated
+    return Method(name=str(fitted.save(file))), fitted
 
 
 def ranking_suite(
@@ -220,11 +213,10 @@ def ranking_suite(
     tasks: list[Task] = [PerplexityTask(**{"windows": WINDOWS} | reading)]
     reason = None
     if haystacks != 0:
-        source = find_source(model, revision, weights=True)
-        trained = trained_on(survey_checkpoint(source), original).rope.original_max_position_embeddings
-        retrieval, tokenizer = RetrievalTask(haystacks=haystacks, keys=keys), load_tokenizer(source)
+        source = Checkpoint.find(model, revision, original=original, weights=True)
+        retrieval, trained = RetrievalTask(haystacks=haystacks, keys=keys), source.window
         try:
-            retrieval.limited(1).prepare(model, tokenizer, trained=trained, to=to)
+            retrieval.limited(1).prepare(model, source.tokenizer, trained=trained, to=to)
             tasks.append(retrieval)
         except RopepatchError as error:
             reason = error

@@ -16,11 +16,12 @@ from ropepatch.evaluation.results import Result, measure_of, slug
 from ropepatch.evaluation.suites import Method, Suite, read_method, read_suite
 from ropepatch.evaluation.tasks import PerplexityTask, check_text
 from ropepatch.extension.planning import Plan, plan_method
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import AUTO, check_device, known_dtype
-from ropepatch.pipeline.inputs import check_places, in_tokens, model_name, surveyed, text_name
+from ropepatch.pipeline.inputs import check_places, in_tokens, model_name, text_name
 from ropepatch.pipeline.results import Results
-from ropepatch.pipeline.running import Feedback, Progress, Say, interruptible
-from ropepatch.processes import Processes, join
+from ropepatch.pipeline.running import Feedback, Progress, Say, interruptible, is_first
+from ropepatch.pipeline.running import device as best_device
 from ropepatch.scaling import formulas
 from ropepatch.settings import Length, listed
 
@@ -65,13 +66,8 @@ def evaluate(
                 hint="the suite says it: copy its YAML file and change that",
             )
         suite = named_suite(suite, model=name, text=text, field=field, split=split)
-    of: dict[str, Any] = {
-        "revision": revision,
-        "original": original,
-        "dtype": dtype,
-        "processes": join(device),
-    }
-    return measured(suite.narrowed(limit, seed), out=out, report=report, **of, feedback=feedback)
+    where: dict[str, Any] = {"revision": revision, "original": original, "device": device, "dtype": dtype}
+    return measured(suite.narrowed(limit, seed), out=out, report=report, **where, feedback=feedback)
 
 
 def _reading(
@@ -156,7 +152,7 @@ def participants(
         RopepatchError: The model does not allow a method that is named, or none at all.
     """
     groups = {ALL: candidates(), EVERY_MAP: tuple(MAPS)}
-    source, survey = surveyed(model, revision, original)
+    source = Checkpoint.find(model, revision, original=original)
     found: dict[str, tuple[Method, Plan]] = {}
     errors: dict[str, RopepatchError] = {}
     for entry in methods:
@@ -164,8 +160,7 @@ def participants(
         for candidate in [entry] if group is None else group:
             try:
                 method = candidate if isinstance(candidate, Method) else read_method(candidate)
-                of = source.name, source.revision, method.name, method.parameters
-                found[method.label] = method, plan_method(survey, *of, to)
+                found[method.label] = method, plan_method(source, method.name, method.parameters, to)
             except RopepatchError as error:
                 if group is None:
                     raise
@@ -182,21 +177,21 @@ def measured(
     report: str | Path | None = None,
     revision: str | None = None,
     original: Length | None = None,
-    processes: Processes,
+    device: str | None = None,
     dtype: str | None = None,
     feedback: Feedback,
 ) -> Results:
     """The results of a suite, and a report, refused before if it cannot be written; see `evaluate`."""
     folder, page = check_places(out, report)
-    kind = known_dtype(dtype)
-    if processes.device != AUTO:
-        check_device(processes.device)
+    device, kind = device or best_device(), known_dtype(dtype)
+    if device != AUTO:
+        check_device(device)
     results = measuring.measure(
         suite,
         out=folder,
         revision=revision,
         original=original,
-        processes=processes,
+        device=device,
         dtype=kind,
         progress=feedback.progress,
         say=feedback.say,
@@ -207,12 +202,10 @@ def measured(
         else f"every result that is finished is kept in {folder}; the same command goes on"
     )
     with interruptible(feedback.say, lambda: kept):
-        return reported(results, page, processes, feedback)
+        return reported(results, page, feedback)
 
 
-def reported(
-    results: Iterator[Result], report: Path | None, processes: Processes, feedback: Feedback
-) -> Results:
+def reported(results: Iterator[Result], report: Path | None, feedback: Feedback) -> Results:
     """All results, each announced as it comes, and their report."""
     measured: list[Result] = []
     for result in results:
@@ -222,20 +215,15 @@ def reported(
         measured.append(result)
         if result.seconds is not None:
             feedback.say(f"{result.task}, {result.label}, {result.target} tokens{_first_figure(result)}")
-    if report is not None:
-        written = processes.write_once(lambda: _report(measured, report, feedback.command))
-        feedback.say(f"report: {written}")
+    if report is not None and is_first():
+        from ropepatch.report import write_report
+
+        try:
+            feedback.say(f"report: {write_report(measured, report, command=feedback.command)}")
+        except (OSError, RopepatchError) as error:
+            hint = f"the results are in {_kept(measured)}"
+            raise RopepatchError(f"no report: {error}", hint=hint) from error
     return Results(measured)
-
-
-def _report(results: Sequence[Result], file: Path, command: str | None) -> Path:
-    from ropepatch.report import write_report
-
-    try:
-        return write_report(results, file, command=command)
-    except (OSError, RopepatchError) as error:
-        hint = f"the results are in {_kept(results)}"
-        raise RopepatchError(f"no report: {error}", hint=hint) from error
 
 
 def _first_figure(result: Result) -> str:

@@ -21,9 +21,6 @@ from ropepatch.extension.writing import check_savable
 from ropepatch.files import absent, json_text
 from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.loading import load_tokenizer
-from ropepatch.model.source import find_source
-from ropepatch.model.weights import read_headers
 from ropepatch.pipeline.evaluation import named_suite, reported
 from ropepatch.pipeline.inputs import can_report, check_places, text_name
 from ropepatch.pipeline.learned import Learned, kept, planned
@@ -35,11 +32,13 @@ from ropepatch.pipeline.running import (
     Progress,
     Say,
     Show,
+    device,
     interruptible,
+    is_first,
     no_bar,
+    num_processes,
 )
 from ropepatch.probing.making import affordable, make_reading
-from ropepatch.processes import Processes, join
 from ropepatch.publishing.scanning import check_secrets
 from ropepatch.scaling.file import AUTO, FIT
 from ropepatch.settings import Length
@@ -47,6 +46,7 @@ from ropepatch.training.forecast import Forecast, forecast, other_model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from transformers import PreTrainedModel
 
     from ropepatch.evaluation.suites import Suite
     from ropepatch.publishing.hub import Pushed
@@ -105,13 +105,13 @@ class Extension:
         if not self.record:
             place = f"to be written: {printable(str(self.folder.expanduser().absolute()))}"
             return "\n\n".join(map(str, filter(None, (self.plan, self.forecast, place))))
-        window = self.plan.rope.original_max_position_embeddings
+        window = self.plan.source.window
         lines = [
             f"{printable(str(self.folder))}: {window} -> {self.plan.target} tokens, {self.plan.method.name}"
         ]
         if verified := self.record.get("verified"):
             proof = f"frequencies {verified['frequencies']}, logits {verified['logits']}"
-            stock = "transformers and its code" if self.plan.distances else "stock transformers"
+            stock = "transformers and its code" if self.plan.remapping else "stock transformers"
             lines.append(f"reloaded with {stock}: {proof}")
         return "\n".join(lines)
 
@@ -194,11 +194,10 @@ def extend(
         say(request.note)
     if dry_run and request.method in (FIT, AUTO):
         say(f"method {request.method} is searched for before there is a plan; nothing of it is kept")
-    processes = join()
     with interruptible(say, lambda: kept(request, dry_run=dry_run)):
-        plan, learned = planned(request, processes, feedback, keep=not dry_run)
+        plan, learned = planned(request, feedback, keep=not dry_run)
         if dry_run:
-            return _foreseen(request, plan, processes)
+            return _foreseen(request, plan)
         if request.plan is None:
             for warning in plan.warnings:
                 say(f"warning: {warning}")
@@ -208,6 +207,8 @@ def extend(
         request.check_plan(plan)
         request.check_suite(plan)
         place = absent(request.folder) if request.recipe is None else request.folder
+        if request.plan is not None:
+            plan.source.check_unchanged()
         source = writing.source_of(plan, beside=place, include=include)
         extra = writing.included_files(source.folder, include)
         carried = writing.small_files(source.folder) | extra
@@ -215,12 +216,9 @@ def extend(
         if stays := writing.left_out(source, carried):
             more = f"({argument('include')} carries more along)"
             say(f"left out, no part of a checkpoint: {', '.join(stays)} {more}")
-        for code in writing.tokenizer_of_copy(source.folder, carried)[1]:
-            say(f"warning: the tokenizer needs {code}, which {argument('include')} {code} would carry along")
         if request.recipe is None:
             with feedback.progress(WEIGHTS) as advance:
-                write = partial(
-                    writing.extend,
+                folder = writing.extend(
                     plan,
                     request.folder,
                     link_weights=link_weights,
@@ -228,26 +226,26 @@ def extend(
                     progress=advance,
                     source=source,
                     record=(learned.record if learned else {}) | request.record,
-                    finish=lambda folder: add_reading(request, folder, processes.device, feedback),
+                    finish=lambda written, model: add_reading(request, written, feedback, model),
                 )
-                folder = processes.write_once(write)
-            extension = _finished(request, plan, folder, learned, processes, feedback)
+            extension = _finished(request, plan, folder, learned, feedback)
         else:
-            extension = _trained(request, plan, learned, processes, feedback)
-            processes.write_once(lambda: writing.copy_files(extra, extension.folder))
+            extension = _trained(request, plan, learned, feedback)
+            if is_first():
+                writing.copy_files(extra, extension.folder)
         show(extension)
         if extension.gate is not None:
             say(f"{'' if extension.gate.passed else 'warning: '}{extension.gate}")
-        return extension if not (push and processes.first) else _pushed(extension, push, include, feedback)
+        return extension if not (push and is_first()) else _pushed(extension, push, include, feedback)
 
 
-def _foreseen(request: Request, plan: Plan, processes: Processes) -> Extension:
+def _foreseen(request: Request, plan: Plan) -> Extension:
     """What a call would do, and what would stop it; no weights are read."""
     request.check_suite(plan)
     checks: list[Callable[[], object]] = []
     ahead, obstacles = None, list[RopepatchError]()
     if request.recipe is not None:
-        ahead = forecast(plan, request.recipe, request.folder, processes=processes.count)
+        ahead = forecast(plan, request.recipe, request.folder, processes=num_processes())
         obstacles += ahead.obstacles
     else:
         checks += [partial(check_savable, plan), partial(absent, request.folder)]
@@ -263,18 +261,16 @@ def _foreseen(request: Request, plan: Plan, processes: Processes) -> Extension:
 
 def _find_weights(plan: Plan, request: Request) -> None:
     """Refuse a folder without weights, or one that cannot be extended there."""
-    read_headers(writing.source_of(plan, beside=request.folder, include=request.include).folder)
+    _ = writing.source_of(plan, beside=request.folder, include=request.include).weights
 
 
 def _find_tokenizer(plan: Plan, request: Request) -> None:
     """Refuse a folder without a tokenizer where the call needs one."""
     if request.recipe is not None or request.suite is not None:
-        load_tokenizer(find_source(plan.model, plan.revision, weights=True).folder)
+        _ = plan.source.complete().tokenizer
 
 
-def _trained(
-    request: Request, plan: Plan, learned: Learned | None, processes: Processes, feedback: Feedback
-) -> Extension:
+def _trained(request: Request, plan: Plan, learned: Learned | None, feedback: Feedback) -> Extension:
     """The checkpoint of a model that was trained under a plan; it is on record as the request says if new."""
     from ropepatch.training.adaptation import adapt
 
@@ -290,87 +286,77 @@ def _trained(
         say=feedback.say,
         progress=feedback.progress,
     )
-    extension = _finished(request, plan, adapted.folder, learned, processes, feedback)
-
-    def amended() -> records.Record:
-        record, extras = records.read(adapted.folder), request.record
-        if old and old.evaluation == record.evaluation and extras.keys() <= {*old.to_dict()}:
-            return record
-        return records.amend(adapted.folder, **extras)
-
-    record = processes.write_once(amended)
+    extension = _finished(request, plan, adapted.folder, learned, feedback)
+    record, extras = records.read(adapted.folder), request.record
+    if is_first() and not (old and old.evaluation == record.evaluation and extras.keys() <= {*old.to_dict()}):
+        record = records.amend(adapted.folder, **extras)
     return replace(extension, record=record.to_dict(), gate=adapted.gate)
 
 
 def _finished(
-    request: Request,
-    plan: Plan,
-    folder: Path,
-    learned: Learned | None,
-    processes: Processes,
-    feedback: Feedback,
+    request: Request, plan: Plan, folder: Path, learned: Learned | None, feedback: Feedback
 ) -> Extension:
     """A checkpoint whose record says where its scaling comes from, measured if a suite is given."""
-
-    def finish() -> None:
+    if is_first():
         if learned:
             learned.put_on_record(folder)
         if request.recipe is not None and (folder / "config.json").exists():
-            add_reading(request, folder, processes.device, feedback)
-
-    processes.write_once(finish)
-    results = _measured(request, plan, folder, processes, feedback)
+            add_reading(request, Checkpoint(folder), feedback)
+    results = _measured(request, plan, folder, feedback)
     return Extension(folder, plan, records.read(folder).to_dict(), results)
 
 
-def add_reading(request: Request, folder: Path, device: str, feedback: Feedback) -> None:
+def add_reading(
+    request: Request, checkpoint: Checkpoint, feedback: Feedback, model: PreTrainedModel | None = None
+) -> None:
     """Write the reading of a checkpoint if it is asked for or quick, or say why there is none.
 
     One of the same weights stays.
     """
     if request.reading is False:
         return
-    checkpoint = Checkpoint(folder)
+    folder = checkpoint.folder
     try:
         if readings.exists(folder) and readings.read(folder).weights == checkpoint.fingerprint:
             return
         unasked = request.reading is None
-        hypotheses = affordable(checkpoint, records.read(folder), device) if unasked else None
+        hypotheses = affordable(checkpoint, records.read(folder), device()) if unasked else None
         if isinstance(hypotheses, str):
             feedback.say(f"no {readings.FILE}: {hypotheses}")
             return
         progress = no_bar if request.recipe is None else feedback.progress  # that of the weights still shows
         with progress("reading") as advance:
-            reading = make_reading(checkpoint, device=device, hypotheses=hypotheses, progress=advance)
+            reading = make_reading(
+                checkpoint, device=device(), hypotheses=hypotheses, progress=advance, model=model
+            )
         readings.write(folder, reading)
     except RopepatchError as error:  # the checkpoint is written and proven
         feedback.say(f"no {readings.FILE}: {error}")
 
 
-def _measured(
-    request: Request, plan: Plan, folder: Path, processes: Processes, feedback: Feedback
-) -> Results:
+def _measured(request: Request, plan: Plan, folder: Path, feedback: Feedback) -> Results:
     """Before and after; results, report and a summary go into the checkpoint's folder."""
     if request.suite is None:
         return Results()
     report = folder / "evaluation.html"
-    # Of an earlier call, which was interrupted.
-    processes.write_once(lambda: report.unlink(missing_ok=True))
-    out, page = check_places(folder / "evaluation", report if can_report() else None)
+    if is_first():
+        report.unlink(missing_ok=True)  # of an earlier call, which was interrupted
+    out, page = check_places(folder / "evaluation", report if can_report() and is_first() else None)
     results = measure_extension(
         request.suite,
         plan,
         folder if request.recipe else None,
         label=request.label,
         out=out,
-        processes=processes,
+        device=device(),
         progress=feedback.progress,
         say=feedback.say,
     )
-    measured = reported(results, page, processes, feedback)
-    processes.write_once(lambda: records.amend(folder, evaluation=summary(measured)))
-    if page is None:
-        feedback.say('no report: pip install "ropepatch[plot]"')
+    measured = reported(results, page, feedback)
+    if is_first():
+        records.amend(folder, evaluation=summary(measured))
+        if page is None:
+            feedback.say('no report: pip install "ropepatch[plot]"')
     return measured
 
 

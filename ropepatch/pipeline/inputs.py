@@ -8,10 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from ropepatch.errors import RopepatchError, argument
-from ropepatch.extension.planning import trained_on
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.source import find_source
-from ropepatch.model.survey import Survey, survey_checkpoint
 from ropepatch.settings import Length, parse_length, relative_length
 
 
@@ -33,16 +30,7 @@ def in_tokens(length: Length, model: str, revision: str | None, original: Length
     """
     if not str(length).endswith("x"):
         return parse_length(str(length))
-    _, survey = surveyed(model, revision, original)
-    return relative_length(length, survey.rope.original_max_position_embeddings)
-
-
-def surveyed(
-    model: str | Path, revision: str | None, original: Length | None = None
-) -> tuple[Checkpoint, Survey]:
-    """A model and its survey, for the window that it was trained on; no weights are downloaded."""
-    source = find_source(model, revision, weights=False)
-    return source, trained_on(survey_checkpoint(source), original)
+    return relative_length(length, Checkpoint.find(model, revision, original=original).window)
 
 
 def check_writable(place: Path, hint: str) -> None:

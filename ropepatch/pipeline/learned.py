@@ -19,14 +19,9 @@ from ropepatch.extension.planning import Plan, plan_method
 from ropepatch.files import absent, check_resumed, read_json, whole_file, write_json
 from ropepatch.fitting import fitting
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.config import text_config
-from ropepatch.model.loading import load_tokenizer
-from ropepatch.model.source import find_source
-from ropepatch.model.survey import survey_checkpoint
 from ropepatch.pipeline import choice
 from ropepatch.pipeline.request import Request
-from ropepatch.pipeline.running import Feedback
-from ropepatch.processes import Processes
+from ropepatch.pipeline.running import Feedback, device, num_processes
 from ropepatch.scaling.file import AUTO, FIT
 from ropepatch.settings import refuse_unknown
 from ropepatch.training.recipe import Fit, Recipe
@@ -60,9 +55,7 @@ class Learned:
             shutil.rmtree(self.work)
 
 
-def planned(
-    request: Request, processes: Processes, feedback: Feedback, *, keep: bool
-) -> tuple[Plan, Learned | None]:
+def planned(request: Request, feedback: Feedback, *, keep: bool) -> tuple[Plan, Learned | None]:
     """The plan of a request, and how its method was learned or chosen, if it is `fit` or `auto`.
 
     With ``keep`` a work folder beside the checkpoint is made, from which an interrupted search goes on.
@@ -70,18 +63,19 @@ def planned(
     if request.plan is not None:
         return request.plan, None
     assert request.source is not None
-    of = request.survey, request.source.name, request.source.revision
     if request.method not in (FIT, AUTO):
-        return plan_method(*of, request.method, request.parameters, request.target), None
-    request.check_suite(plan_method(*of, "linear", {}, request.target))  # refused before the search
-    source = find_source(request.model, request.revision, weights=True)
-    settings, search = (_choose if request.method == AUTO else _fit)(request, source, processes, feedback)
+        return plan_method(request.source, request.method, request.parameters, request.target), None
+    request.check_suite(
+        plan_method(request.source, "linear", {}, request.target)
+    )  # refused before the search
+    source = request.source.complete()
+    settings, search = (_choose if request.method == AUTO else _fit)(request, source, feedback)
     asked = {"method": request.method} | settings | {"to": request.target, "weights": source.fingerprint}
     asked |= {} if request.original is None else {"original": request.original}
     work = work_folder(request)
     record = _remembered(as_read(asked), request.folder, work)
     if "method" not in record.get("start", {}):  # it was asked for, and the search did not end
-        if processes.count > 1:
+        if num_processes() > 1:
             raise RopepatchError(
                 f"{argument('method')} {request.method} runs in one process",
                 hint=f"`ropepatch fit` or `compare` before, and {argument('method')} with what they give",
@@ -91,7 +85,7 @@ def planned(
             record = _searched_in(Path(place), as_read(asked), search)
     start = record["start"]
     options = start["parameters"] | ({"factor": start["factor"]} if "factor" in start else {})
-    learned = plan_method(*of, start["method"], options, request.target)
+    learned = plan_method(request.source, start["method"], options, request.target)
     evidence = {key: record[key] for key in ("start", *EVIDENCE) if key in record}
     return learned, Learned(learned, evidence, work)
 
@@ -129,9 +123,7 @@ def kept_by_fit(work: Path) -> str:
     return "nothing is kept; the same command starts anew"
 
 
-def _fit(
-    request: Request, source: Checkpoint, processes: Processes, feedback: Feedback
-) -> tuple[dict[str, Any], Search]:
+def _fit(request: Request, source: Checkpoint, feedback: Feedback) -> tuple[dict[str, Any], Search]:
     """What decides the outcome of `fit`, and the search."""
     text, recipe = request.text, request.recipe
     refuse_unknown(request.parameters, Fit.model_fields, "parameter of fit")
@@ -154,7 +146,7 @@ def _fit(
             **options,
             seed=seed,
             revision=request.revision,
-            device=processes.device,
+            device=device(),
             work=work,
             progress=feedback.progress,
         )
@@ -166,9 +158,7 @@ def _fit(
     return settings.model_dump() | {"recipe_texts": texts, "seed": seed}, search
 
 
-def _choose(
-    request: Request, source: Checkpoint, processes: Processes, feedback: Feedback
-) -> tuple[dict[str, Any], Search]:
+def _choose(request: Request, source: Checkpoint, feedback: Feedback) -> tuple[dict[str, Any], Search]:
     """What decides the outcome of `auto`, and the search."""
     reading = {"split": "test"} | request.text
 
@@ -181,7 +171,6 @@ def _choose(
             **reading,
             out=work / MEASURED,
             revision=request.revision,
-            device=processes.device,
             say=feedback.say,
             progress=feedback.progress,
         )
@@ -199,13 +188,12 @@ def _choose(
 
 def _write_windows(recipe: Recipe, source: Checkpoint, to: int, file: Path) -> None:
     """Write windows of what a recipe trains on."""
-    survey = survey_checkpoint(source)
     reader = RecipeReader(
         recipe=recipe,
-        tokenizer=load_tokenizer(source.folder),
-        trained=survey.rope.original_max_position_embeddings,
+        tokenizer=source.tokenizer,
+        trained=source.window,
         target=to,
-        vocabulary=text_config(survey.config).vocab_size,
+        vocabulary=source.config.vocab_size,
         folder=source.folder,
     )
     reader.write_windows(file)

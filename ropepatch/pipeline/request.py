@@ -16,8 +16,7 @@ from ropepatch.evaluation.suites import Suite
 from ropepatch.extension.planning import Plan, check_method
 from ropepatch.extension.writing import check_savable
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.survey import Survey
-from ropepatch.pipeline.inputs import model_name, surveyed
+from ropepatch.pipeline.inputs import model_name
 from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, method_label, read_scaling
 from ropepatch.settings import Length, name_of, relative_length, short_length
 from ropepatch.training.preparation import prepare
@@ -34,8 +33,8 @@ class Request:
     Args:
         target: The context to reach, in tokens.
         original: The window that the model was trained on, where the caller gave it.
-        plan: The plan that the caller gave in place of a model; None where it is still to be made, for
-            `source` and `survey`.
+        plan: The plan that the caller gave in place of a model; None where it is still to be made.
+        source: The model.
         suite: What is measured before and after; None for nothing.
         text: The text that `fit` or `auto` reads, with its `field` and, if the caller gave one, its `split`.
         folder: The checkpoint to make.
@@ -52,8 +51,7 @@ class Request:
     parameters: dict[str, Any]
     allow_code: bool
     plan: Plan | None
-    source: Checkpoint | None
-    survey: Survey
+    source: Checkpoint
     recipe: Recipe | None
     suite: Suite | None
     text: dict[str, Any]
@@ -211,16 +209,14 @@ def read_request(
         if not searches:
             check_method(chosen, parameters, arguments=ARGUMENTS)
         length = to or (training.to if training else _file_target(chosen))
-        source, survey = _surveyed(
-            name, revision, original, training.model if training and not distil else ""
-        )
-        target = relative_length(length, survey.rope.original_max_position_embeddings)
+        source = _found(name, revision, original, training.model if training and not distil else "")
+        target = relative_length(length, source.window)
     else:
         name, revision, target = plan.model, plan.revision, plan.target
-        source, survey = None, plan.survey
+        source = plan.source
     note = None
     if distil:
-        training, note = _distilled(name, survey, target, text)
+        training, note = _distilled(name, source, target, text)
         if chosen != AUTO:  # a fit reads what is trained on, less what is held out
             text = defaults
     recipe_name = "recipe" if isinstance(named, Recipe) else name_of(str(named or ""))
@@ -236,7 +232,6 @@ def read_request(
         allow_code=allow_code,
         plan=plan,
         source=source,
-        survey=survey,
         recipe=training,
         suite=suite,
         text={key: value for key, value in text.items() if key != "split" or value},
@@ -262,19 +257,19 @@ def method_of(method: str | None, recipe: str | Path | Recipe | None) -> str:
     return (recipe if isinstance(recipe, Recipe) else read_recipe(str(recipe))).method.name
 
 
-def _distilled(model: str, survey: Survey, target: int, text: dict[str, Any]) -> tuple[Recipe, str]:
+def _distilled(model: str, source: Checkpoint, target: int, text: dict[str, Any]) -> tuple[Recipe, str]:
     """The recipe of `distil`, on a text or on what the model writes itself, and which rows it reads."""
     own = {key: value for key, value in text.items() if value is not None}
-    recipe, note = self_taught(survey, target, Texts(**own) if text["text"] else None)
+    recipe, note = self_taught(source, target, Texts(**own) if text["text"] else None)
     return recipe.model_copy(update={"model": model}), note
 
 
-def _surveyed(
-    name: str, revision: str | None, original: Length | None, usual: str
-) -> tuple[Checkpoint, Survey]:
+def _found(name: str, revision: str | None, original: Length | None, usual: str) -> Checkpoint:
     """The model; if it is not there the hint names the one that the recipe is for, if there is one."""
     try:
-        return surveyed(name, revision, original)
+        source = Checkpoint.find(name, revision, original=original)
+        _ = source.rope
+        return source
     except RopepatchError as error:
         if usual in ("", name) or original is not None:
             raise

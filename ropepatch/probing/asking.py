@@ -14,7 +14,6 @@ from ropepatch.files import json_text
 from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.reading_file import RIGHT, Reading
-from ropepatch.model.source import find_source
 from ropepatch.probing.client import TIMEOUT, Answer, RefusedError, Server
 from ropepatch.probing.judging import Judgement, Top, judge
 from ropepatch.probing.making import make_reading, tokenizer_of
@@ -110,7 +109,7 @@ def probe(
 
 def _found(name: str | os.PathLike[str], revision: str | None) -> Checkpoint:
     try:
-        return find_source(name if isinstance(name, str) else Path(name), revision, weights=True)
+        return Checkpoint.find(name if isinstance(name, str) else Path(name), revision, weights=True)
     except RopepatchError as error:
         raise RopepatchError(str(error), hint="name the CHECKPOINT that the engine serves") from error
 

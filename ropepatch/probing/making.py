@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,9 +19,8 @@ from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension import record as records
 from ropepatch.extension.record import Record
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.config import forward_operations, load_text_config
+from ropepatch.model.config import forward_operations
 from ropepatch.model.head import decoded_once, decoder_of, input_device
-from ropepatch.model.loading import load_model, load_tokenizer
 from ropepatch.model.precision import available_bytes
 from ropepatch.model.reading_file import RIGHT, Reading, Tops
 from ropepatch.model.rotary import find_rotary, rotating_by, scaled_twin
@@ -52,7 +50,7 @@ def why_none(checkpoint: Checkpoint, record: Record) -> str | None:
         return "ropepatch's own code computes it, which no engine runs"
     if record.method in METHODS and METHODS[record.method].length_dependent:
         return f"{record.method} follows the length, and every engine in its own way"
-    if "quantization_config" in checkpoint.raw:
+    if checkpoint.is_quantised:
         return "its weights are quantised"
     if record.target - record.original_max_position_embeddings < SIDE:
         return "the target is hardly beyond the old window"
@@ -82,15 +80,20 @@ def make_reading(
     hypotheses: tuple[str, ...] | None = None,
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    model: Any = None,
 ) -> Reading:
-    """Read an extended checkpoint by stock transformers, once for every hypothesis; None for all."""
+    """Read an extended checkpoint by stock transformers, once for every hypothesis; None for all.
+
+    A ``model`` that was loaded from it is changed.
+    """
     record = records.read(checkpoint.folder)
     if reason := why_none(checkpoint, record):
         raise RopepatchError(f"{checkpoint.folder.name} cannot be probed: {reason}")
     window, length = record.original_max_position_embeddings, record.target
     small = 2 * _bytes_needed(checkpoint, record) < available_bytes() or device != "cpu"
-    model: Any = load_model(checkpoint, dtype=torch.float32 if small else None)
-    model = model.to(device)
+    if model is None:
+        model = checkpoint.load(torch.float32 if small else None)
+    model = (model.float() if small else model).to(device)
     vocabulary = model.get_output_embeddings().weight.shape[0]
     tokenizer = tokenizer_of(checkpoint)
     source = draw_source(tokenizer, vocabulary, length, seed)
@@ -127,10 +130,10 @@ def make_reading(
     )
 
 
-def tokenizer_of(source: Checkpoint | Path) -> PreTrainedTokenizerBase | None:
+def tokenizer_of(checkpoint: Checkpoint) -> PreTrainedTokenizerBase | None:
     """The tokenizer beside a model, or None."""
     try:
-        return load_tokenizer(source)
+        return checkpoint.tokenizer
     except RopepatchError:
         return None
 
@@ -204,13 +207,13 @@ def _told_apart(tops: dict[str, Tops], beyond: list[bool]) -> dict[str, Tops]:
 
 def _operations(checkpoint: Checkpoint, record: Record) -> int:
     """Count the operations of one reading."""
-    config: Any = load_text_config(checkpoint.raw)
+    config: Any = checkpoint.config
     weights = sum(map(math.prod, checkpoint.weights.shapes.values()))
     return forward_operations(config, weights, record.target)
 
 
 def _bytes_needed(checkpoint: Checkpoint, record: Record) -> int:
     """Of one reading: the weights, and what a layer computes of all tokens."""
-    config: Any = load_text_config(checkpoint.raw)
+    config: Any = checkpoint.config
     widths = 4 * config.hidden_size + 3 * (getattr(config, "intermediate_size", None) or 0)
     return checkpoint.weights.num_bytes + int(4 * record.target * widths)

@@ -14,9 +14,9 @@ from ropepatch.extension import record as records
 from ropepatch.extension.map_code import code_of, map_code, other_code
 from ropepatch.extension.record import Record
 from ropepatch.model import reading_file as readings
-from ropepatch.model.checkpoint import CODE, Checkpoint
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.kinds import CODE
 from ropepatch.model.source import TEMPLATES, included, is_carried
-from ropepatch.model.survey import survey
 from ropepatch.model.weights import changed, fingerprint, read_header
 from ropepatch.publishing.scanning import check_secrets
 
@@ -169,8 +169,8 @@ def _unchanged(checkpoint: Checkpoint, record: Record, names: Iterable[str]) -> 
 
 def _own_code(checkpoint: Checkpoint) -> str:
     """The sha256 of the code of its map, as this version writes it."""
-    stock = checkpoint.stock_raw
-    return hashlib.sha256(map_code(str(stock["model_type"]), survey(stock).site.path).encode()).hexdigest()
+    stock = checkpoint.stock
+    return hashlib.sha256(map_code(str(stock.raw["model_type"]), stock.site.path).encode()).hexdigest()
 
 
 def is_stale(name: str, files: dict[str, Path], *, ours: bool) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,18 +13,14 @@ from torch import Tensor, nn
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
-from ropepatch.extension.patching import patch
-from ropepatch.extension.planning import Plan, plan_scaling
+from ropepatch.extension.patching import put
+from ropepatch.extension.planning import Plan, plan_by
 from ropepatch.extension.queries import query_layers
 from ropepatch.extension.record import Record, Verdict
 from ropepatch.extension.verification import check_frequencies, largest_change, probe_logits
 from ropepatch.extension.writing import copy_small_files, origin_of, proof_of, write_configuration
 from ropepatch.files import absent, check_space, new_folder
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.config import blueprint, load_config
-from ropepatch.model.loading import load_model
-from ropepatch.model.source import find_source
-from ropepatch.model.survey import Survey, survey_checkpoint
 from ropepatch.model.weights import Progress, clone_files
 from ropepatch.scaling import make_scaling
 
@@ -41,23 +36,22 @@ def fold_attention(
 ) -> Path:
     """Write a checkpoint whose attention factor a is 1 and whose queries are a^2 times as large."""
     folder = absent(out)
-    source = find_source(model, revision, weights=True)
-    survey = survey_checkpoint(source)
-    a = survey.rope.carried_attention_factor
-    _check(survey, source.name)
-    plan = _plan(survey, source, attention_factor=1.0)
-    offsets = query_weights(survey)
+    source = Checkpoint.find(model, revision, weights=True)
+    a = source.rope.carried_attention_factor
+    _check(source)
+    plan = _plan(source, attention_factor=1.0)
+    offsets = query_weights(source)
     weights = source.weights
     if missing := offsets.keys() - weights.shapes.keys():
         raise RopepatchError(f"the weight files hold no {min(missing)}", hint=HINT)
     with new_folder(folder) as made:
         check_space("the copy", folder.parent, weights.num_bytes, hint="free some space")
         copy_small_files(source.folder, made)
-        write_configuration(source.folder, survey.raw, made, plan)
-        dtype = getattr(survey.config, "dtype", None)
+        write_configuration(source.folder, source.raw, made, plan)
+        dtype = getattr(source.config, "dtype", None)
         larger = {name: partial(_scaled, a * a, offset, dtype) for name, offset in offsets.items()}
         clone_files(weights.files, made, link=False, progress=progress, changes=larger)
-        unfolded = _plan(survey, source, attention_factor=a)
+        unfolded = _plan(source, attention_factor=a)
         folded = Checkpoint(made)
         verdict = _verify(folded, source, plan, unfolded, a * a, offsets)
         proof = proof_of(folded, verdict)
@@ -65,27 +59,25 @@ def fold_attention(
     return folder
 
 
-def _check(survey: Survey, name: str) -> None:
-    if survey.rope.carried_attention_factor == 1:
+def _check(source: Checkpoint) -> None:
+    if source.rope.carried_attention_factor == 1:
         raise RopepatchError(
-            f"{name} has an attention factor of 1: there is nothing to fold",
+            f"{source.name} has an attention factor of 1: there is nothing to fold",
             hint="every engine reads it as it is",
         )
-    if "quantization_config" in survey.raw:
-        raise RopepatchError(f"{name} has quantised weights, which are not rewritten", hint=HINT)
-    if survey.rotates_partly:
+    if source.is_quantised:
+        raise RopepatchError(f"{source.name} has quantised weights, which are not rewritten", hint=HINT)
+    if source.rotates_partly:
         raise RopepatchError(
-            f"only part of each head of {name} rotates: the attention factor belongs to that part alone",
+            f"only part of each head of {source.name} rotates, and has the attention factor alone",
             hint=HINT,
         )
 
 
-def _plan(survey: Survey, source: Checkpoint, *, attention_factor: float) -> Plan:
+def _plan(source: Checkpoint, *, attention_factor: float) -> Plan:
     """No further scaling of this rope, with another attention factor; L is the window it reads now."""
-    rope = survey.rope.model_copy(update={"carried_attention_factor": attention_factor})
-    window = rope.original_max_position_embeddings
-    plain = make_scaling("none", factor=1.0)
-    return plan_scaling(replace(survey, rope=rope), source.name, source.revision, plain, window)
+    rope = source.rope.model_copy(update={"carried_attention_factor": attention_factor})
+    return plan_by(source.with_rope(rope), make_scaling("none", factor=1.0), source.window)
 
 
 def _record(source: Checkpoint, plan: Plan) -> Record:
@@ -98,15 +90,14 @@ def _record(source: Checkpoint, plan: Plan) -> Record:
     return extension.amended(**STALE, **{key: getattr(folded, key) for key in RENEWED})
 
 
-def query_weights(survey: Survey) -> dict[str, float]:
+def query_weights(source: Checkpoint) -> dict[str, float]:
     """The tensors in proportion to which the queries are, by name, each with its offset o: it acts as w + o.
 
     Where queries are normalised these are the weights of the norm (o is 1 in families that multiply by
     1 + w), else those of the projection.
     """
-    model = blueprint(load_config(survey.raw))
     tensors: dict[str, float] = {}
-    for path, module in query_layers(model, survey):
+    for path, module in query_layers(source.skeleton, source):
         if norm := getattr(module, "q_norm", None):
             if getattr(norm, "weight", None) is None:
                 raise RopepatchError("queries are normalised without weights", hint=HINT)
@@ -114,7 +105,7 @@ def query_weights(survey: Survey) -> dict[str, float]:
         else:
             tensors |= {f"{path}.q_proj.{name}": 0.0 for name, _ in module.q_proj.named_parameters()}
     if not tensors:
-        raise RopepatchError(f"{survey.config.model_type} has no projection to queries alone", hint=HINT)
+        raise RopepatchError(f"{source.config.model_type} has no projection to queries alone", hint=HINT)
     return tensors
 
 
@@ -147,10 +138,10 @@ def _verify(
     source computes the same logits from what was written, divided again.
     """
     check_frequencies(written, plan)
-    model: Any = load_model(source)
-    patch(model, unfolded)
+    model: Any = source.load()
+    put(model, source, unfolded)
     most = FOLDED[model.dtype]
-    folded: Any = load_model(written)
+    folded: Any = written.load()
     rounding = {name: torch.finfo(folded.get_parameter(name).dtype) for name in offsets}
     before = probe_logits(model.float(), plan.target, source.folder.name)
     after = probe_logits(folded.float(), plan.target, written.folder.name)

@@ -24,7 +24,6 @@ from ropepatch.extension.verification import largest_change, probe_logits
 from ropepatch.extension.writing import origin_of, save_trained, source_of
 from ropepatch.files import absent, new_folder, read_json, write_json
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.loading import load_model
 from ropepatch.model.stock import no_progress_bars
 from ropepatch.training.adapter import (
     WEIGHTS,
@@ -76,22 +75,21 @@ def adapt(
 ) -> Adapted:
     """Train a model to read at the target of a plan, and write what came out."""
     run = Run.of(plan, recipe, out)
-    supplies: list[Supply] = []
-    run.processes.write_once(lambda: supplies.append(run.supply(say)))
-    (supply,) = supplies or [run.supply(say)]  # the others find it in the cache
+    with run.state.main_process_first():
+        supply = run.supply(say)
     record = run.record(supply)
     limit = max_short_loss_increase
     limit = recipe.watch.max_short_loss_increase if limit is None else limit
     if finished := run.is_finished(record):
         say(f"{run.out} is finished")
-    run.processes.wait()  # or a slow process would find what a fast one has just finished
+    run.state.wait_for_everyone()  # or a slow process would find what a fast one has just finished
     if not finished:
         with run.alone():
             _finish(run, record, supply, limit, say, progress)
     adaptation = records.read(run.out).adaptation
     assert adaptation is not None  # `is_finished` has looked, or `_finish` has written it
     gate = records.Gate.of(adaptation.gate.base, adaptation.gate.now, limit)
-    if run.processes.first and adaptation.gate.to_dict() != gate.to_dict():  # with another limit
+    if run.state.is_main_process and adaptation.gate.to_dict() != gate.to_dict():  # with another limit
         records.amend(run.out, adaptation=adaptation.to_dict() | {"gate": gate.to_dict()})
     return Adapted(run.out, gate)
 
@@ -102,29 +100,27 @@ def _finish(
     """Train, or train on, and write what comes out."""
     for note in supply.notes:
         say(note)
-    if run.processes.count == 1 < (gpus := torch.cuda.device_count()):
-        say(f"training on one of {gpus} GPUs; `torchrun --nproc-per-node {gpus} -m ropepatch ...` takes all")
     begun, model = run.resumed(record), None
     if begun is None:
         model, base = _measured(run, supply, say)
         begun = run.begin(record, base)
     done = damage(run.folder / TRAINED) is None
-    run.processes.wait()  # until all have looked
+    run.state.wait_for_everyone()  # until all have looked
     if not done:
         _train(run, supply, begun, model, say, progress)
     del model
-    if run.processes.first:
+    if run.state.is_main_process:
         _save(run, record, supply, begun, limit, say)
         run.remove()
-    run.processes.wait()
+    run.state.wait_for_everyone()
 
 
 def _measured(run: Run, supply: Supply, say: Say) -> tuple[PreTrainedModel, float]:
     """The base model, and its loss within its context."""
     say("measuring the base model within its context")
     say(f"precision: {run.precision}")
-    model: Any = load_model(run.source)
-    loss = _watcher(run, supply).short_loss(model.to(run.processes.device))
+    model: Any = run.source.load()
+    loss = _watcher(run, supply).short_loss(model.to(run.state.device))
     if run.sharing.engine:
         model.cpu()  # from where its weights are split
     return model, loss
@@ -146,14 +142,15 @@ def _train(
 ) -> None:
     """Train from the last sound checkpoint on; leaves TRAINED and the history in the run's folder."""
     recipe, dtype = run.recipe, begun["precision"]["dtype"]
-    last = run.processes.write_once(lambda: newest_sound(run.folder))
+    with run.state.main_process_first():
+        last = newest_sound(run.folder)
     if last is not None:
         say(f"resuming from {last.name}")
     arguments = training_arguments(recipe, run.folder, dtype=dtype, resumed=last is not None)
     if recipe.quantization:
-        loaded: Any = load_in_4_bits(run.source, dtype, run.processes.device)
+        loaded: Any = load_in_4_bits(run.source, dtype, run.state.device)
     else:
-        loaded = base or load_model(run.source)
+        loaded = base or run.source.load()
         loaded = loaded if dtype != "float32" else loaded.float()
     mapped = None
     if recipe.distil and recipe.reads_beyond(run.trained):
@@ -170,7 +167,6 @@ def _train(
         watcher=_watcher(run, supply, split=run.sharing.engine is None),
         packed=recipe.packed_by_us,
         sharing=run.sharing,
-        processes=run.processes,
         teacher=recipe.distil and Teacher(model, run.trained, mapped, recipe.distil),
         model=model,
         args=arguments,
@@ -185,14 +181,14 @@ def _train(
 def _keep(run: Run, trainer: Any) -> None:
     """Save what was trained in the run's folder, and seal it."""
     trained = run.folder / TRAINED
-    if run.processes.first:
+    if run.state.is_main_process:
         shutil.rmtree(trained, ignore_errors=True)
-    run.processes.wait()
+    run.state.wait_for_everyone()
     with explaining_disk("what was trained", trained), no_progress_bars():
         trainer.save_model(str(trained))
         load_whole_models(run.sharing)
-        run.processes.wait()
-        if run.processes.first:
+        run.state.wait_for_everyone()
+        if run.state.is_main_process:
             if run.recipe.lora is None:
                 # What was saved describes the patched model; the patch wants the rope of the base.
                 shutil.copyfile(run.source.folder / "config.json", trained / "config.json")
@@ -210,13 +206,13 @@ def _save(
     recipe, trained, plan = run.recipe, run.folder / TRAINED, run.plan
     say("saving, and reloading with stock transformers" if recipe.save == "merged" else "saving")
     model: Any = merged_model(plan, recipe, run.source, trained)
-    now = _watcher(run, supply, split=False).short_loss(model.to(run.processes.device))
+    now = _watcher(run, supply, split=False).short_loss(model.to(run.state.device))
     adaptation = {
         "recipe": recipe.to_dict(),
         "run": digest_of(record),
         "steps": recipe.max_steps,
         "tokens": supply.tokens,
-        "processes": run.processes.count,
+        "processes": run.state.num_processes,
         "precision": begun["precision"],
         **read_json(trained / COST),
         "gate": records.Gate.of(begun["base"], now, limit).to_dict(),
@@ -243,10 +239,10 @@ def _save(
 
 def merged_model(plan: Plan, recipe: Recipe, source: Checkpoint, trained: Path) -> PreTrainedModel:
     """The trained model, patched, its adapter merged in float32, in the dtype of the base checkpoint."""
-    model: Any = load_model(source)
+    model: Any = source.load()
     dtype = model.dtype
     if recipe.lora is None:
-        model = load_model(Checkpoint(trained))
+        model = Checkpoint(trained).load()
     patch(model, plan)
     if recipe.lora is not None:
         from peft import PeftModel

@@ -24,10 +24,8 @@ from ropepatch.extension.planning import plan as make_plan
 from ropepatch.extension.record import Record
 from ropepatch.files import read_json
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.loading import load_model, load_tokenizer
 from ropepatch.model.precision import best_device
 from ropepatch.model.rotary import base_model, find_rotary
-from ropepatch.model.source import find_source
 from ropepatch.model.stock import stock_code
 from ropepatch.model.weights import read_header
 from ropepatch.settings import refuse_unknown, shown
@@ -101,7 +99,7 @@ def _config(lora: Lora, **ours: Any) -> Any:
         ) from error
 
 
-def load_in_4_bits(source: Checkpoint, dtype: str, device: str) -> PreTrainedModel:
+def load_in_4_bits(source: Checkpoint, dtype: str, device: torch.device) -> PreTrainedModel:
     """Load a checkpoint with the weights of its linear layers in NF4, by bitsandbytes (arXiv:2305.14314)."""
     kind = getattr(torch, dtype)
     how = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
@@ -110,7 +108,7 @@ def load_in_4_bits(source: Checkpoint, dtype: str, device: str) -> PreTrainedMod
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=kind,
     )
-    return load_model(source, dtype=kind, device_map={"": device}, quantization=how)
+    return source.load(kind, {"": str(device)}, how)
 
 
 def _peft() -> Any:
@@ -188,14 +186,14 @@ def load_adapter(
         )
     name = str(base or record.model)
     revision = None if base or Path(name).is_dir() else record.revision
-    source = find_source(name, revision, weights=True)
+    source = Checkpoint.find(name, revision, original=record.original, weights=True)
     check_trained_from(record, source)
     if model is None:
-        loaded: Any = load_model(source)
+        loaded: Any = source.load()
         model = loaded.to(best_device())
         patch(model, plan_of_record(record, name, revision))
     _check_rope(model, record)
-    return _with_adapter(model, place), load_tokenizer(source.folder)
+    return _with_adapter(model, place), source.tokenizer
 
 
 def holds_adapter(folder: Path) -> bool:

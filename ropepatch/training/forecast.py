@@ -213,10 +213,10 @@ class Forecast:
 
 def forecast(plan: Plan, recipe: Recipe, out: str | Path, *, processes: int = 1) -> Forecast:
     """What `ropepatch.adapt` will do with the same arguments."""
-    prepared, window = prepare(plan, recipe), plan.rope.original_max_position_embeddings
+    prepared, window = prepare(plan, recipe), plan.source.window
     counted, cost = prepared.counted, None
     if counted.trained is not None:
-        config, dtype = text_config(plan.survey.config), prepared.precision.dtype
+        config, dtype = plan.source.config, prepared.precision.dtype
         cost = memory(recipe, config, counted, dtype, window, plan.target).to_dict()
     content = {
         "recipe": recipe.to_dict(),
@@ -242,7 +242,7 @@ def other_model(plan: Plan, recipe: Recipe) -> Iterator[str]:
     if meant := published_config(recipe.model):
         geometries = [
             [getattr(config, size, None) for size in GEOMETRY]
-            for config in (text_config(load_config(meant)), text_config(plan.survey.config))
+            for config in (text_config(load_config(meant)), plan.source.config)
         ]
         if geometries[0] == geometries[1]:
             return
@@ -261,7 +261,7 @@ def _schedule(recipe: Recipe, window: int, processes: int) -> Schedule:
 
 def _reading(plan: Plan, recipe: Recipe, processes: int) -> dict[str, Any]:
     """Steps, rows, tokens, where they come from, and what is evaluated."""
-    window, watch = plan.rope.original_max_position_embeddings, recipe.watch
+    window, watch = plan.source.window, recipe.watch
     schedule = _schedule(recipe, window, processes)
     windows, room = recipe.data.lengths(window)
     sources = []
@@ -298,7 +298,7 @@ def _found(text: str) -> dict[str, Any]:
 
 def _disk(plan: Plan, recipe: Recipe, out: Path, counted: Weights) -> dict[str, int]:
     """What the run's checkpoints and what is saved take, and what is free."""
-    stated = plan.survey.config.dtype or load_config(plan.survey.raw).dtype or FLOAT32
+    stated = plan.source.config.dtype or plan.source.whole_config.dtype or FLOAT32
     dtype = getattr(torch, str(stated).removeprefix("torch."))
     trained = counted.trained or counted.all
     saved = counted.all * dtype.itemsize if recipe.save == "merged" else 4 * trained

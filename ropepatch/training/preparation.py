@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +18,6 @@ from ropepatch.data.sources import FORMATS, local_files
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import Plan
-from ropepatch.model.config import blueprint, load_config
 from ropepatch.model.precision import Precision, fastest
 from ropepatch.model.stock import stock_code
 from ropepatch.training.adapter import trainable
@@ -70,7 +70,8 @@ class Prepared:
 def prepare(plan: Plan, recipe: Recipe) -> Prepared:
     """Build the Trainer's arguments and the adapter, the latter on the meta device, and keep what refuses.
 
-    A dry run shows the obstacles, a training raises the first.
+    A dry run shows the obstacles, a training raises the first. Where several processes were started they are
+    joined.
     """
     obstacles = list(_missing_packages(recipe))
     can_train = not obstacles
@@ -82,7 +83,7 @@ def prepare(plan: Plan, recipe: Recipe) -> Prepared:
         except RopepatchError as error:
             obstacles.append(error)
 
-    model: Any = blueprint(load_config(plan.survey.raw))
+    model: Any = copy.deepcopy(plan.source.skeleton)
     counted, sharing = Weights.before(model), Sharing.of_environment()
     precision = fastest() if recipe.precision is None else Precision(recipe.precision)
     with noted():
@@ -92,7 +93,7 @@ def prepare(plan: Plan, recipe: Recipe) -> Prepared:
         if can_train:
             from ropepatch.training.trainer import training_arguments
 
-            sharing.announce(recipe)
+            sharing.join(recipe)
             training_arguments(recipe, Path("run"), dtype=precision.dtype, resumed=False)
     with noted():
         counted = Weights.of(model, recipe)
@@ -107,7 +108,7 @@ def check_adaptable(plan: Plan, recipe: Recipe, model: Any) -> None:
             f"{plan.scaling.name} follows the length: there are no fixed frequencies to adapt to",
             hint="adapt with a static method",
         )
-    if "quantization_config" in plan.survey.raw:
+    if plan.source.is_quantised:
         raise RopepatchError(
             f"the weights of {plan.model} are quantised", hint="adapt the checkpoint it was made from"
         )

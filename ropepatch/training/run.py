@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from accelerate import utils
 from filelock import FileLock, Timeout
 from transformers import PreTrainedTokenizerBase
 
@@ -20,10 +21,7 @@ from ropepatch.extension.planning import Plan
 from ropepatch.extension.writing import source_of
 from ropepatch.files import absent, check_resumed, read_json, remove, whole_file, write_json
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.config import text_config
-from ropepatch.model.loading import load_tokenizer
 from ropepatch.model.precision import Precision
-from ropepatch.processes import Processes, join
 from ropepatch.settings import seed_of
 from ropepatch.training.parallel import Sharing
 from ropepatch.training.preparation import prepare
@@ -50,7 +48,7 @@ class Run:
     out: Path
     sharing: Sharing
     precision: Precision  # in which it computes, if it begins here
-    processes: Processes
+    state: Any  # accelerate's, of the processes
     tokenizer: PreTrainedTokenizerBase
 
     @classmethod
@@ -63,8 +61,8 @@ class Run:
             absent(folder)
         source = source_of(plan, beside=folder)
         sharing, precision = prepared.sharing, prepared.precision
-        tokenizer = load_tokenizer(source.folder)
-        run = cls(plan, recipe, source, folder, sharing, precision, join(), tokenizer)
+        tokenizer = source.tokenizer
+        run = cls(plan, recipe, source, folder, sharing, precision, sharing.join(recipe), tokenizer)
         if run.folder.is_symlink() or (run.folder.exists() and not run.folder.is_dir()):
             raise RopepatchError(
                 f"{run.folder} is no folder, and the run is kept there",
@@ -80,7 +78,7 @@ class Run:
     @property
     def trained(self) -> int:
         """The old context, in tokens."""
-        return self.plan.rope.original_max_position_embeddings
+        return self.plan.source.window
 
     def supply(self, say: Callable[[str], None] = lambda line: None) -> Supply:
         """What it reads; ``say`` is called with lines on what takes its time."""
@@ -90,11 +88,11 @@ class Run:
             tokenizer=self.tokenizer,
             trained=self.trained,
             target=self.plan.target,
-            vocabulary=text_config(self.plan.survey.config).vocab_size,
+            vocabulary=self.plan.source.config.vocab_size,
             folder=self.source.folder,
             say=say,
         )
-        return reader.supply(per_step=self.processes.count * accumulated)
+        return reader.supply(per_step=self.sharing.processes * accumulated)
 
     def record(self, supply: Supply) -> dict[str, Any]:
         """All that decides the weights."""
@@ -103,9 +101,9 @@ class Run:
             "recipe": self.recipe.model_dump(exclude=NOT_DECISIVE),
             "method": {key: plan[key] for key in ("method", "factor", "parameters", "target", "inv_freq")},
             "weights": self.source.fingerprint,
-            "config": seed_of(json.dumps(self.plan.survey.raw, sort_keys=True)),
+            "config": seed_of(json.dumps(self.plan.source.raw, sort_keys=True)),
             "text": supply.digest,
-            "processes": self.processes.count,
+            "processes": self.state.num_processes,
         }
 
     def is_finished(self, record: dict[str, Any]) -> bool:
@@ -116,7 +114,7 @@ class Run:
         done = adaptation and (adaptation.run, adaptation.recipe.get("save"))
         if done != (digest_of(record), self.recipe.save):
             absent(self.out)
-        left = self.processes.first and self.folder.is_dir()  # interrupted when it was finished
+        left = self.state.is_main_process and self.folder.is_dir()  # interrupted when it was finished
         if left and ((self.folder / RECORD).is_file() or not any(self.folder.iterdir())):
             self.remove()
         return True
@@ -131,7 +129,7 @@ class Run:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keep other calls from training in the same folder."""
-        if not self.processes.first:
+        if not self.state.is_main_process:
             yield
             return
         is_new = not self.folder.exists()
@@ -169,14 +167,13 @@ class Run:
 
     def begin(self, record: dict[str, Any], base: float) -> dict[str, Any]:
         """Put on record what decides the weights, the precision, and the loss of the base model."""
-
-        def write() -> dict[str, Any]:
-            begun = record | {"base": base, "precision": self.precision.to_dict()}
+        begun: dict[str, Any] = record | {"base": base, "precision": self.precision.to_dict()}
+        [begun] = utils.broadcast_object_list([begun])  # two processes may measure two things
+        if self.state.is_main_process:
             with whole_file(self.folder / RECORD) as partial:
                 write_json(partial, begun)
-            return begun
-
-        return self.processes.write_once(write)  # two processes may measure two things
+        self.state.wait_for_everyone()
+        return begun
 
 
 def digest_of(record: dict[str, Any]) -> str:

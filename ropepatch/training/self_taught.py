@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from ropepatch.attention import teaching_window
 from ropepatch.attention.mapping import check_mappable
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
-from ropepatch.model.config import blueprint, forward_operations, load_config, text_config
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.config import forward_operations, text_config
 from ropepatch.model.precision import best_device, fastest, memory_of
-from ropepatch.model.survey import Survey
 from ropepatch.settings import relative_length
 from ropepatch.training.forecast import GIB, memory
 from ropepatch.training.positions import TrueLength
@@ -25,14 +26,14 @@ SMALL = 128  # the hidden size above which the learning rate falls as its invers
 PASSES = 4  # forward passes that a step is worth: the teacher's, the student's, and the backward pass
 
 
-def self_taught(survey: Survey, target: int, text: Texts | None) -> tuple[Recipe, str]:
+def self_taught(source: Checkpoint, target: int, text: Texts | None) -> tuple[Recipe, str]:
     """Fit the recipe `distil` to a model: rows of the target, if the device can train on them.
 
     Can means: it has the memory, and is done in about an hour. Else rows of 4 or 2 times the old context at
     skipped positions, and else rows within the old context. A line says which, and why no longer ones.
     """
-    trained = survey.rope.original_max_position_embeddings
-    model: Any = blueprint(load_config(survey.raw))
+    trained = source.window
+    model: Any = copy.deepcopy(source.skeleton)  # which gets an adapter
     recipe = _fitted(read_recipe(DISTIL), text_config(model.config).hidden_size, text)
     distances = {"name": "rerope", "window": teaching_window(trained)}
     reason = ""  # why the rows are not those of the target

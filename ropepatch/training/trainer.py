@@ -22,7 +22,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.files import whole_file
-from ropepatch.processes import Processes
 from ropepatch.training.loss import causal_lm_loss, linear_head
 from ropepatch.training.packed_attention import packed_attention
 from ropepatch.training.parallel import Sharing, launch_arguments
@@ -42,7 +41,6 @@ class LongContextTrainer(Trainer):
         watcher: What measures when `evaluate` is called.
         packed: Whether it attends through `packed_attention`; flash attention takes the same segments.
         sharing: How processes share the weights.
-        processes: Of this training.
         teacher: What teaches it, if it is distilled.
         **arguments: Further arguments of transformers' Trainer.
     """
@@ -55,7 +53,6 @@ class LongContextTrainer(Trainer):
         watcher: Watcher,
         packed: bool,
         sharing: Sharing,
-        processes: Processes,
         teacher: Teacher | None = None,
         **arguments: Any,
     ) -> None:
@@ -68,7 +65,6 @@ class LongContextTrainer(Trainer):
         self.remove_callback(PrinterCallback)  # writes to stdout, which is for results
         self.watcher = watcher
         self.packed = packed
-        self.processes = processes
         self.teacher = teacher
         self._head: Any = UNKNOWN
         self.model_accepts_loss_kwargs = True  # or num_items_in_batch would not be counted
@@ -102,7 +98,7 @@ class LongContextTrainer(Trainer):
         distilled = None if self.teacher is None else self.teacher.loss(inputs)
         loss = causal_lm_loss(model, inputs, num_items_in_batch, head=self._head, distilled=distilled)
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
-            loss = loss * self.processes.count  # data parallelism takes the mean over the processes
+            loss = loss * self.accelerator.num_processes  # data parallelism takes the mean over the processes
         return (loss, {}) if return_outputs else loss
 
     def _find_head(self, model: Any) -> None:
@@ -127,7 +123,7 @@ class LongContextTrainer(Trainer):
                 f"the loss is {logs['loss']} at step {self.state.global_step}",
                 hint=f"lower learning_rate, or raise warmup_steps, with another {argument('out')}",
             )
-        if self.processes.first:
+        if self.is_world_process_zero():
             write_history(self.folder / HISTORY, self.state.log_history)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -135,8 +131,8 @@ class LongContextTrainer(Trainer):
         folder = self.folder / f"{PREFIX_CHECKPOINT_DIR}-{step}"
         with explaining_disk(f"the checkpoint of step {step}", folder):
             super()._save_checkpoint(model, trial)
-            self.processes.wait()
-            if self.processes.first:
+            self.accelerator.wait_for_everyone()
+            if self.is_world_process_zero():
                 seal(folder)
 
 

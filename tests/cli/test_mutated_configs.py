@@ -5,15 +5,15 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from damaged_configs import Mutant, mutant
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.model import survey as surveys
+from ropepatch.model.config import blueprint
 
 # As for a user: a warning of transformers is no error.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -22,11 +22,15 @@ SECONDS = 20  # of CPU time, which no answer may take
 
 
 @pytest.fixture(autouse=True)
-def one_survey(monkeypatch) -> None:
-    """Each config.json is surveyed once, which is most of what a plan costs."""
-    survey = cache(lambda text: made(json.loads(text)))
-    made = surveys.survey
-    monkeypatch.setattr(surveys, "survey", lambda raw: survey(json.dumps(raw)))
+def one_skeleton(monkeypatch) -> None:
+    """The model of each config.json is built once, which is most of what a plan costs."""
+    built: dict[str, Any] = {}
+
+    def once(config: Any) -> Any:
+        text = config.to_json_string(use_diff=False)
+        return built[text] if text in built else built.setdefault(text, blueprint(config))
+
+    monkeypatch.setattr("ropepatch.model.checkpoint.blueprint", once)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from ropepatch.encodings.attention import attend
 from ropepatch.encodings.encoding import AttentionInputs, Encoding, EncodingModule, ModelShape
 from ropepatch.encodings.swapping import SwappedPositions
 from ropepatch.errors import RopepatchError
-from ropepatch.model.survey import survey
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.scaling.rope import Rope
 
 LAYERS, HEADS, HEAD_DIM, HIDDEN, BASE, WINDOW = 3, 6, 12, 24, 500.0, 64
@@ -102,7 +102,7 @@ class Layer(NamedTuple):
 
 @lru_cache
 def shape_of_model(model: LlamaForCausalLM) -> ModelShape:
-    return ModelShape.of(survey(model.config.to_dict(), model))
+    return ModelShape.of(Checkpoint.of(model))
 
 
 @contextmanager

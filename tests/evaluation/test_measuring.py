@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
 import shutil
+import subprocess
+import sys
 from contextlib import nullcontext
 from itertools import count
 
@@ -11,7 +14,6 @@ import torch
 from checkpoint_folders import edit_json, write_checkpoint
 from oldest import needs
 from oracle import long_perplexity
-from run_recipes import run_two_processes
 from tiny_models import tiny_model
 
 import ropepatch
@@ -25,10 +27,7 @@ from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.model import source
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.loading import load_model
-from ropepatch.model.source import TINY, find_source
-from ropepatch.model.survey import survey_checkpoint
-from ropepatch.processes import Processes
+from ropepatch.model.source import TINY
 
 TALES = PerplexityTask(windows=3)
 YARN = (Method(name="yarn"),)
@@ -150,7 +149,7 @@ def test_a_model_whose_weights_tell_that_it_takes_no_map_is_refused_before_it_is
 ):
     needs("cohere2")
     folder = tmp_path / "cohere2"
-    shutil.copytree(find_source(TINY, None, weights=True).folder, folder)
+    shutil.copytree(Checkpoint.find(TINY, weights=True).folder, folder)
     tiny_model("cohere2").save_pretrained(folder)
     monkeypatch.setattr(measuring, "_measured", lambda job, *_: job)
     (text := tmp_path / "text.txt").write_text("Once upon a time. " * 100)
@@ -212,8 +211,16 @@ def test_several_processes_write_the_results_of_one(results, tmp_path):
     """As `torchrun -m ropepatch eval` starts them; only the first prints."""
     suite = tmp_path / "suite.yaml"
     suite.write_text("methods: [yarn]\nto: [2x]\ntasks: [{task: perplexity, windows: 3}]\n")
-    words = ("-m", "ropepatch", "eval", "tiny", "--suite", suite, "--out", tmp_path / "out")
-    done = run_two_processes(*words, OMP_NUM_THREADS=str(torch.get_num_threads()))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ropepatch"]
+    words = ["eval", "tiny", "--suite", str(suite), "--out", str(tmp_path / "out")]
+    done = subprocess.run(
+        [*launcher, *words],
+        env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
     assert done.stdout.count("trained on 256 tokens") == 1
     for label in (BASELINE, "yarn"):
         file = tmp_path / "out" / f"tiny-512-perplexity-{label}.json"
@@ -321,11 +328,8 @@ def test_no_gain_is_measured_within_the_trained_context_whose_loss_always_is():
 
 @pytest.mark.parametrize("first", [True, False])
 def test_of_several_processes_the_first_decides_in_which_precision_all_of_them_read(monkeypatch, first):
-    monkeypatch.setattr(
-        measuring, "load_checkpoint", lambda checkpoint, *_: load_model(checkpoint, dtype=torch.bfloat16)
-    )
+    monkeypatch.setattr(measuring, "load_checkpoint", lambda checkpoint, *_: checkpoint.load(torch.bfloat16))
     monkeypatch.setattr(measuring, "prefers_float32", lambda model, device: not first)
-    monkeypatch.setattr(Processes, "deal", lambda self, items, work, key: [first])
-    source = find_source("tiny", weights=True)
-    tiny = measuring.Subject("tiny", source, survey_checkpoint(Checkpoint(TINY)), Processes(1, 2))
+    monkeypatch.setattr(measuring, "distribute", lambda items, work, **how: [first] if how["split"] else [])
+    tiny = measuring.Subject("tiny", Checkpoint.find("tiny", weights=True), "cpu")
     assert tiny.model.dtype == (torch.float32 if first else torch.bfloat16)

@@ -1,31 +1,39 @@
 """One measurement by several processes, which are real ones."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import loss_models
 import pytest
 import torch
 from loss_models import LENGTHS, PROTOCOLS, build, protocol_name, tokens
-from run_recipes import run_two_processes
 
 import ropepatch
+from ropepatch.evaluation import running
 from ropepatch.evaluation.perplexity import perplexity
-from ropepatch.processes import ALONE, Processes
+from ropepatch.evaluation.running import distribute
 
 ASKED = {"lengths": [128, 640], "haystacks": 3}
 SCRIPT = """
 import sys
 from pathlib import Path
 import torch
+import torch.distributed as dist
+from accelerate import PartialState
+sys.path.insert(0, {support!r})
 from loss_models import LENGTHS, PROTOCOLS, build, decoder_passes, protocol_name, tokens
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.perplexity import perplexity
-from ropepatch.processes import join
 
 ASKED = {asked}
 torch.set_num_threads(1)
-processes = join("cpu")
-rank, out = processes.rank, Path(sys.argv[1])
+PartialState(cpu=True)
+rank, out = dist.get_rank(), Path(sys.argv[1])
 model = build()
-found = {{"ranks": processes.count, "shares": []}}
+found = {{"ranks": dist.get_world_size(), "shares": []}}
 for protocol in PROTOCOLS:
     options = dict(protocol, tokens_per_batch=70, split=True)
     with decoder_passes(model) as shapes:
@@ -53,6 +61,7 @@ found["answers"] = [*map(tuple, ropepatch.passkey(*ropepatch.load("tiny", device
                                                  progress=lambda done, total: read.append(total)).answers)]
 found["tokens"] = read[-1]
 torch.save(found, out / f"{{rank}}.pt")
+dist.destroy_process_group()
 """
 
 
@@ -61,8 +70,17 @@ def launched(tmp_path_factory) -> list[dict]:
     """What each of two processes found, started by torchrun and joined by accelerate."""
     out = tmp_path_factory.mktemp("ranks")
     script = out / "script.py"
-    script.write_text(SCRIPT.format(asked=ASKED))
-    run_two_processes(script, out, PYTHONWARNINGS="ignore")
+    script.write_text(SCRIPT.format(support=str(Path(loss_models.__file__).parent), asked=ASKED))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launcher, str(script), str(out)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
     return [torch.load(out / f"{rank}.pt") for rank in range(2)]
 
 
@@ -115,7 +133,7 @@ def test_an_error_on_one_rank_ends_the_call_on_all_and_other_documents_are_told(
 @pytest.mark.parametrize("count", [0, 1, 2, 5, 6])
 @pytest.mark.parametrize("world", [2, 3])
 def test_what_the_ranks_did_comes_back_in_the_order_of_the_items(monkeypatch, world, count):
-    assert ALONE.deal([1, 2, 3], lambda item: item * item) == [1, 4, 9]
+    assert distribute([1, 2, 3], lambda item: item * item, key=str, split=False) == [1, 4, 9]
     items = list(range(count))
 
     def gather(told: list, own: tuple) -> None:
@@ -124,6 +142,7 @@ def test_what_the_ranks_did_comes_back_in_the_order_of_the_items(monkeypatch, wo
         ]
         assert told[rank_here] == own
 
-    monkeypatch.setattr("torch.distributed.all_gather_object", gather)
+    monkeypatch.setattr(running.dist, "all_gather_object", gather)
     for rank_here in range(world):
-        assert Processes(rank_here, world).deal(items, lambda i: i * i) == [i * i for i in items]
+        monkeypatch.setattr(running, "rank_and_ranks", lambda split, rank=rank_here: (rank, world))
+        assert distribute(items, lambda i: i * i, key=str, split=True) == [i * i for i in items]

@@ -24,7 +24,6 @@ from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.extension.queries import QueryLayers
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.rotary import stock_table
-from ropepatch.model.survey import survey
 
 IDS = torch.randint(3, 120, (1, 80), generator=torch.Generator().manual_seed(1))  # beyond the window of 64
 PIECES = [60, *[1] * 8, 12]
@@ -91,7 +90,7 @@ def changed(model: nn.Module, case: Case) -> Any:
 def options(model: Any, case: Case) -> Mapping[str, Any]:
     if case.kind != "queries":
         return case.options
-    layers, heads, pairs = QueryLayers(model, survey(model.config.to_dict(), model)).shape
+    layers, heads, pairs = QueryLayers(model, Checkpoint.of(model)).shape
     draw = torch.Generator().manual_seed(0)
     queries = torch.rand(layers, heads, pairs, 2, generator=draw).double() + 0.5
     return {"divisors": (2.0,) * pairs, "queries": queries.tolist()}

@@ -23,11 +23,10 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import ropepatch
 from ropepatch.extension.engines import KNOWN, Engine, engine_support, known, map_support
-from ropepatch.extension.planning import Plan, plan_scaling
+from ropepatch.extension.planning import Plan, plan_by
 from ropepatch.model.architectures import IGNORED_BY_4, REFUSED_BY_4
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.reading_file import RIGHT
-from ropepatch.model.survey import Survey, survey, survey_checkpoint
 from ropepatch.scaling import METHODS, make_scaling
 from ropepatch.scaling.rope import Rope
 
@@ -91,18 +90,18 @@ def llama(rope: Rope, **rope_parameters: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def surveyed(name: str) -> Survey:
-    return survey(llama(ROPES[name]))
+def surveyed(name: str) -> Checkpoint:
+    return Checkpoint(None, "a llama", stated_raw=llama(ROPES[name]))
 
 
-def planned(model: Survey, method: str, times: float = 4.0, **parameters: Any) -> Plan:
+def planned(model: Checkpoint, method: str, times: float = 4.0, **parameters: Any) -> Plan:
     """A plan to so many windows, of a method with that factor unless the parameters say another."""
-    window = model.rope.original_max_position_embeddings
+    window = model.window
     if parameters:
         scaling = make_scaling(method, **({"factor": times} | parameters))
     else:
         scaling = example(method, model.rope.num_pairs, times)
-    return plan_scaling(model, "a llama", None, scaling, int(times * window))
+    return plan_by(model, scaling, int(times * window))
 
 
 def same(ours: np.ndarray, theirs: np.ndarray) -> bool:
@@ -123,7 +122,7 @@ class Judged:
 
     def __init__(self, engine: str, plan: Plan) -> None:
         rule = ({"transformers 5.x": transformers_5} | RULES)[engine]
-        config, target = plan.apply(plan.survey.raw), plan.target
+        config, target = plan.apply(plan.source.raw), plan.target
         window = plan.rope.original_max_position_embeddings
         default = rule(config, target)
         assert default is not None, f"{engine} refuses it"
@@ -193,7 +192,7 @@ def test_the_plan_says_what_every_engine_makes_of_a_method(method, parameters):
 @pytest.mark.parametrize("kind", SCALED)
 def test_the_plan_says_what_every_engine_makes_of_a_model_that_is_scaled_already(kind, method):
     already = {"rope_type": kind, "factor": 4.0, "original_max_position_embeddings": 1024} | SCALED[kind]
-    check(planned(survey(llama(LLAMA_2, **already)), method))
+    check(planned(Checkpoint(None, "a llama", stated_raw=llama(LLAMA_2, **already)), method))
 
 
 # What engines compute that run here, from the same checkpoints.
@@ -203,12 +202,9 @@ def test_the_plan_says_what_every_engine_makes_of_a_model_that_is_scaled_already
 def plans(tmp_path_factory) -> dict[str, Plan]:
     """A plan of every method for one small random LLaMA."""
     source = write_checkpoint(tmp_path_factory.mktemp("engines") / "source")
-    model = survey_checkpoint(Checkpoint(source))
-    assert model.rope.original_max_position_embeddings == WINDOW
-    return {
-        name: plan_scaling(model, str(source), None, example(name, model.rope.num_pairs), TARGET)
-        for name in METHODS
-    }
+    model = Checkpoint(source, str(source))
+    assert model.window == WINDOW
+    return {name: plan_by(model, example(name, model.rope.num_pairs), TARGET) for name in METHODS}
 
 
 @pytest.fixture(scope="module")
@@ -299,7 +295,7 @@ def test_transformers_4_computes_the_same_bits_and_what_the_plan_says(
     for name, computed in answers.items():
         for what, value in computed.items():
             assert torch.equal(value, by_transformers_5[name][what]), (name, what)
-        rule = transformers_4(plans[name].apply(plans[name].survey.raw), TARGET)
+        rule = transformers_4(plans[name].apply(plans[name].source.raw), TARGET)
         assert same(computed["inv_freq"].double().numpy(), rule.inv_freq), name
         assert computed["attention_factor"] == pytest.approx(rule.attention_factor, rel=1e-6)
     check_run("transformers 4.x", answers, plans, measured)

@@ -30,10 +30,8 @@ from ropepatch.extension import record as records
 from ropepatch.extension import writing
 from ropepatch.extension.map_code import map_changes, map_code, mapped_layers
 from ropepatch.files import read_json
-from ropepatch.model.checkpoint import CODE, Checkpoint
-from ropepatch.model.loading import load_model
-from ropepatch.model.survey import survey
-from ropepatch.processes import ALONE
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.kinds import CODE
 from ropepatch.publishing.card import write_card
 from ropepatch.publishing.contents import judge, read_contents
 from ropepatch.publishing.folding import fold_attention
@@ -48,9 +46,9 @@ every_map = pytest.mark.parametrize("name", MAPS)
 
 def write_mapped(folder: Path, model: PreTrainedModel, name: str, **parameters: Any) -> torch.Tensor:
     """A model with a map as `extend` writes it, which is not compared; and what ropepatch reads by it."""
-    surveyed = survey(model.config.to_dict(), model)
-    target = 4 * surveyed.rope.original_max_position_embeddings
-    handle = map_attention(model, name, to=surveyed.rope.original_max_position_embeddings + 1, **parameters)
+    surveyed = Checkpoint.of(model)
+    target = 4 * surveyed.window
+    handle = map_attention(model, name, to=surveyed.window + 1, **parameters)
     expected, layers, fitted = logits(model, IDS), mapped_layers(model), handle.distances
     handle.remove()
     model.save_pretrained(folder)
@@ -166,7 +164,7 @@ def test_every_family_that_takes_a_map_is_saved_with_it(tmp_path):
         if model_type in NOT_YET or refusal(model_type):
             continue
         model = tiny_model(model_type)
-        surveyed = survey(model.config.to_dict(), model)
+        surveyed = Checkpoint.of(model)
         if surveyed.section is None and surveyed.config.model_type == model_type:
             with_map = tmp_path / model_type
             with contextlib.suppress(RopepatchError):  # which has its own test
@@ -278,7 +276,7 @@ def test_ropepatch_reads_the_map_and_never_runs_the_code(source, copied):
     assert torch.equal(logits(read, ids), logits(model, ids))
     assert mapped(read).distances == mapped(model).distances
     assert tokenizer.model_max_length == read.config.max_position_embeddings == 256
-    subject = find_subject(str(copied), None, ALONE)
+    subject = find_subject(str(copied), None, "cpu")
     assert subject.trained == 256
     assert subject.record["attention_map"]["name"] == "self-extend"
     assert subject.record["extended_from"] == 64
@@ -290,7 +288,7 @@ def test_ropepatch_reads_the_map_and_never_runs_the_code(source, copied):
         lambda folder, out: ropepatch.plan(folder, to=1024),
         lambda folder, out: ropepatch.extend(folder, out, to=1024, method="rerope"),
         lambda folder, out: fold_attention(folder, out),
-        lambda folder, out: load_model(Checkpoint(folder)),
+        lambda folder, out: Checkpoint(folder).load(),
     ],
 )
 def test_nothing_is_put_on_top_of_a_map(extended, tmp_path, put_on_top):

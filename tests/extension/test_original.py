@@ -92,7 +92,7 @@ def test_what_measures_counts_from_the_window_that_is_given():
     chosen = ropepatch.compare("tiny", methods="linear", windows=1, haystacks=0, **quick)
     assert {result.model["trained"] for result in chosen.results} == {128}
     fitted = ropepatch.fit("tiny", steps=1, init="yarn", **quick)
-    assert (fitted.plan.survey.original, fitted.plan.target, fitted.scaling.factor) == (128, 256, 2.0)
+    assert (fitted.plan.source.original_window, fitted.plan.target, fitted.scaling.factor) == (128, 256, 2.0)
     assert fitted.record["original"] == 128
 
 

@@ -28,7 +28,7 @@ def reach(name: str) -> int:
 def test_a_plan_shows_the_distances_of_its_last_token_and_its_record_is_the_whole_plan(name):
     plan = ropepatch.plan("tiny", to=reach(name), method=name)
     record = json.loads(plan.to_json())
-    assert make_map(record["method"], **record["parameters"]) == plan.distances == plan.method
+    assert make_map(record["method"], **record["parameters"]) == plan.remapping == plan.method
     own = {
         key: value for key, value in record["parameters"].items() if key not in ("log_n", "attention_factor")
     }

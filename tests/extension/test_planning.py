@@ -12,7 +12,7 @@ from transformers.models.auto.configuration_auto import model_type_to_module_nam
 import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.model.architectures import TIED
-from ropepatch.model.config import load_text_config
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.rotary import stock_table
 
 WINDOW = 64
@@ -230,7 +230,7 @@ def test_a_text_part_that_config_json_leaves_out_is_that_of_transformers(tmp_pat
     (tmp_path / "config.json").write_text(json.dumps(raw))
     made = ropepatch.plan(tmp_path, to="2x", method="linear")
     json.loads(made.to_json())
-    before, after = load_text_config(raw).to_dict(), load_text_config(made.apply(raw)).to_dict()
+    before, after = (Checkpoint(None, stated_raw=one).config.to_dict() for one in (raw, made.apply(raw)))
     assert after["max_position_embeddings"] == 2 * before["max_position_embeddings"]
     others = before.keys() - made.changes.keys()
     assert {key: after[key] for key in others} == {key: before[key] for key in others}
@@ -262,6 +262,6 @@ def test_a_text_part_that_stands_at_the_top_is_extended_with_all_that_it_says(tm
     file.write_text(
         json.dumps({key: text[key] for key in text if key != "model_type"} | {"rope_theta": theta} | raw)
     )
-    assert load_text_config(json.loads(file.read_text())).hidden_size == text["hidden_size"]
+    assert Checkpoint(tmp_path / "source").config.hidden_size == text["hidden_size"]
     out = ropepatch.extend(tmp_path / "source", tmp_path / "out", to="4x", method="linear").folder
     assert_as_patched(model, "linear", out)

@@ -18,7 +18,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.extension.queries import QueryLayers, unfolded
-from ropepatch.model.survey import survey
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.scaling import make_scaling
 
 IDS = torch.randint(3, 40, (1, 24), generator=torch.Generator().manual_seed(0))
@@ -60,7 +60,7 @@ def test_a_phase_of_theta_i_times_n_stands_a_query_n_positions_later(model_type)
     if model_type in NOT_YET or refusal(model_type):
         return
     model = tiny_model(model_type)
-    found = survey(model.config.to_dict(), model)
+    found = Checkpoint.of(model)
     try:
         found_layers = QueryLayers(model, found)
     except RopepatchError:

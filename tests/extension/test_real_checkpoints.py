@@ -9,7 +9,6 @@ import ropepatch
 from ropepatch.data.texts import cut_windows, read_documents
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.loading import load_model, load_tokenizer
 
 # Perplexity of positions 0 to T/2, T/2 to T, T to 2T, 2T to 4T; T = 256, the first 64 windows of 4T tokens.
 PUBLISHED = {
@@ -35,8 +34,8 @@ def curve(shared: Path):
     """The losses of babyllama-361 under a method, which are read once."""
     folder = shared / "checkpoints" / "babyllama-361"
     stories = read_documents(shared / "texts" / "tinystories")
-    model = load_model(Checkpoint(folder))
-    cut = cut_windows(load_tokenizer(folder), stories, length=1024, count=None)
+    model = Checkpoint(folder).load()
+    cut = cut_windows(Checkpoint(Path(folder)).tokenizer, stories, length=1024, count=None)
     read = [ids for _, ids in cut[:64]]
 
     @cache

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rank_processes import on_processes
-from run_recipes import read_little
 from safetensors.torch import save_file
 from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM
@@ -21,21 +20,29 @@ from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
 from ropepatch.fitting import descent, examples, fitting, published
 from ropepatch.fitting.loss import FitLoss
-from ropepatch.model.source import TINY, find_source
-from ropepatch.model.survey import survey
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.source import TINY
 
 TO = 320
 
 
+def read_little(monkeypatch):
+    """Little to read, so that a fit takes a second."""
+    monkeypatch.setattr(examples, "TALES", 6)
+    monkeypatch.setattr(examples, "HELD_OUT", 2)
+    monkeypatch.setattr(descent, "MIXTURES", 2)
+    monkeypatch.setattr(descent, "BATCH_TOKENS", TO)
+
+
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    read_little(monkeypatch, TO)
+    read_little(monkeypatch)
 
 
 @pytest.fixture(scope="module")
 def fitted():
     with pytest.MonkeyPatch.context() as monkeypatch:
-        read_little(monkeypatch, TO)
+        read_little(monkeypatch)
         return ropepatch.fit("tiny", to=TO, steps=6)
 
 
@@ -113,7 +120,7 @@ def test_a_model_that_can_have_no_map_has_no_teacher_and_says_so():
     assert said[0].startswith("no teacher, the cross-entropy of the text instead: ")
     with pytest.raises(RopepatchError, match="cannot have an attention map") as refused:
         fitting._teacher(model, "rerope", 1024, 4096, said.append)
-    assert refused.value.hint == "`teacher=none`, and a text"
+    assert refused.value.hint == '`teacher="none"`, and a text'
 
 
 def test_weight_files_with_other_names_leave_the_queries_alone_before_anything_is_learned(tmp_path):
@@ -123,8 +130,8 @@ def test_weight_files_with_other_names_leave_the_queries_alone_before_anything_i
     weights = {name.removeprefix("model."): weight for name, weight in model.state_dict().items()}
     save_file(weights, source / "model.safetensors")
     said = []
-    found, surveyed = find_source(source, weights=True), survey(model.config.to_dict(), model)
-    assert fitting._query_layers(model, surveyed, found, said.append) is None
+    found = Checkpoint.find(source, weights=True)
+    assert fitting._query_layers(model, found, said.append) is None
     assert said == [
         f"frequencies alone: the weight files of {source} hold no model.layers.0.self_attn.q_proj.weight"
     ]
@@ -261,9 +268,15 @@ def test_the_command_asks_for_a_free_place_and_for_room_before_it_works(tmp_path
         assert message in done.stderr
 
 
+def test_processes_without_a_process_group_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RopepatchError, match=r"torch\.distributed is not initialised, but WORLD_SIZE is 2"):
+        ropepatch.fit("tiny", to=TO)
+
+
 def fit_on_one_of_several(rank, out):
     with pytest.MonkeyPatch.context() as monkeypatch:
-        read_little(monkeypatch, TO)
+        read_little(monkeypatch)
         scored = []
         score = FitLoss.score
         monkeypatch.setattr(FitLoss, "score", lambda *told: scored.append(1) or score(*told))

@@ -32,8 +32,7 @@ from ropepatch.fitting.descent import (
 from ropepatch.fitting.examples import read_splits
 from ropepatch.fitting.loss import BACKWARD, FitLoss, LearnableRope, learnable
 from ropepatch.fitting.vectors import LARGEST, Vector, mixtures, published
-from ropepatch.model.survey import survey
-from ropepatch.processes import ALONE
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.scaling.file import read_scaling, write_scaling
 from ropepatch.scaling.rope import Frequencies, Rope
 
@@ -44,7 +43,7 @@ FAMILIES = ["llama", "qwen3", "gemma2", "gemma3_text", "cohere", "gpt_oss", "gpt
 
 def surveyed(model_type="llama"):
     model = tiny_model(model_type).eval()
-    return model, survey(model.config.to_dict(), model)
+    return model, Checkpoint.of(model)
 
 
 def some_vector(pairs, seed=0):
@@ -281,7 +280,7 @@ def test_a_gradient_that_is_not_finite_moves_nothing():
 class Bowl:
     """A quadratic around a point, with noise that depends on the window; stands for a FitLoss."""
 
-    rope, factor, processes = ROPE, 4.0, ALONE
+    rope, factor = ROPE, 4.0
 
     def __init__(self, length=2048, offset=0.0):
         self.point = torch.linspace(0.0, 1.0, 9)

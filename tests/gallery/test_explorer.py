@@ -20,7 +20,7 @@ from ropepatch.attention import make_map
 from ropepatch.errors import RopepatchError
 from ropepatch.gallery.explorer.content import maps, methods, presets, rope_entry
 from ropepatch.gallery.explorer.tiny import quantised, reading_once
-from ropepatch.model.survey import survey
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.scaling import make_scaling
 from ropepatch.scaling.rope import Rope
 
@@ -118,7 +118,7 @@ def test_every_preset_and_dropped_configuration_has_the_rope_that_transformers_c
     found = page.evaluate(READ_ROPES, configs)
     for config, got in zip(configs, found, strict=True):
         try:
-            wanted = rope_entry(survey(shallow(config)))
+            wanted = rope_entry(Checkpoint(None, stated_raw=shallow(config)))
         except RopepatchError:
             assert got is None, config["model_type"]
             continue
@@ -136,7 +136,10 @@ CALCULATE = """([rope, name, length, given]) => {
 
 
 def test_every_method_has_the_frequencies_of_the_package(page):
-    entries = [rope_entry(survey(shallow(config_of(name)))) for name in ("llama-2-7b", "llama-3.1-8b")]
+    entries = [
+        rope_entry(Checkpoint(None, stated_raw=shallow(config_of(name))))
+        for name in ("llama-2-7b", "llama-3.1-8b")
+    ]
     entries += [presets()[0]["rope"], {"dim": 6, "theta": 1e6, "window": 333, "carried": None, "factor": 1.0}]
     cases = [
         (entry, name, round(times * entry["window"]), given)
@@ -219,7 +222,10 @@ CHANGES = """([model, names]) => names.map((name) => {
 
 
 def test_the_config_part_is_what_a_plan_writes(page):
-    scaled_before, few = survey(shallow(config_of("llama-3.1-8b"))).config, ["ntk", "yarn", "cope", "dynamic"]
+    scaled_before, few = (
+        Checkpoint(None, stated_raw=shallow(config_of("llama-3.1-8b"))).config,
+        ["ntk", "yarn", "cope", "dynamic"],
+    )
     cases = [("tiny", "tiny", [*methods()]), ("llama-3.1-8b", scaled_before, few)]
     for name, source, chosen in cases:
         for method, got in zip(chosen, page.evaluate(CHANGES, [name, chosen]), strict=True):

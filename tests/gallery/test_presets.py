@@ -17,7 +17,7 @@ import ropepatch
 from ropepatch import patch, plan
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import Plan
-from ropepatch.model.config import load_text_config
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.rotary import stock_table
 from ropepatch.settings import parse_length
 
@@ -54,7 +54,7 @@ def test_stock_transformers_reads_the_planned_frequencies_or_the_preset_is_refus
         with pytest.raises(RopepatchError, match=re.escape(REFUSED[name])):
             planned(name)
         return
-    after: Any = load_text_config(planned(name).apply(PRESETS[name]["config"]))
+    after: Any = Checkpoint(None, stated_raw=planned(name).apply(PRESETS[name]["config"])).config
     assert after.max_position_embeddings == parse_length(PRESETS[name]["to"])
     assert stock_table(after, planned(name).site).distance(planned(name).frequencies()) == 0
 

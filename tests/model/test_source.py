@@ -9,7 +9,8 @@ import pytest
 from hub_server import COMMIT, Hub, serving, speak_to
 
 from ropepatch import RopepatchError, diagnose, load
-from ropepatch.model.source import DOWNLOADED, TEMPLATES, find_source, is_carried
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.source import DOWNLOADED, TEMPLATES, is_carried
 
 NAME = "a-lab/tiny-llama"
 TOKEN = "hf_secret0123456789"
@@ -71,7 +72,7 @@ def test_of_a_hub_model_no_weights_are_downloaded_that_nobody_reads(hub, shards,
     others = ["consolidated.safetensors", "params.json", "model.fp16.safetensors", "consolidated-00001.json"]
     others += ["original/model.safetensors", "checkpoint-500/model.safetensors", "some/deep/state.json"]
     hub.change(NAME, "main", **dict.fromkeys((*others, "ropepatch.json", f"{TEMPLATES}/tools.jinja"), b"{}"))
-    folder = find_source(NAME, weights=True).folder
+    folder = Checkpoint.find(NAME, weights=True).folder
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert found == read
 
@@ -91,7 +92,7 @@ def test_a_checkpoint_downloaded_before_is_extended_offline_by_hard_links(
 
 
 def test_a_commit_can_be_named(hub, run):
-    assert find_source(NAME, COMMIT, weights=False).revision == COMMIT
+    assert Checkpoint.find(NAME, COMMIT).revision == COMMIT
     assert hub.downloaded == ["config.json"]
 
 
@@ -123,8 +124,8 @@ def unreachable(hub, cache, monkeypatch):
         (answering(401), [NAME], f"no folder {NAME} here", "hf auth login"),
         (answering(403), [NAME], f"{ANSWERED} 403 for it", "HF_TOKEN"),
         (answering(503), [NAME], f"{ANSWERED} 503 for it", "try again later"),
-        (None, [NAME, "no-such-branch"], f"{NAME} has no revision no-such-branch", "--revision"),
-        (None, [NAME, COMMIT[:-1] + "0"], f"{NAME} has no revision {COMMIT[:-1]}0", "--revision"),
+        (None, [NAME, "no-such-branch"], f"{NAME} has no revision no-such-branch", "`revision`"),
+        (None, [NAME, COMMIT[:-1] + "0"], f"{NAME} has no revision {COMMIT[:-1]}0", "`revision`"),
         (None, ["a/b"], "no folder a/b here and no such model on the Hub", "spelling"),
         (lambda hub, *_: hub.fail("GET", "/config.json", "torn"), [NAME], UNANSWERED, "network"),
         (lambda _, cache, __: cache.write_text("no folder"), [NAME], f"cannot download {NAME}: ", "HF_HOME"),
@@ -138,7 +139,7 @@ def test_what_goes_wrong_at_the_hub_is_said_with_what_to_do(
     if prepare:
         prepare(hub, cache, monkeypatch)
     with pytest.raises(RopepatchError) as caught:
-        find_source(*asked, weights=False)
+        Checkpoint.find(*asked)
     assert str(caught.value).startswith(problem)
     assert advice in caught.value.hint
     assert TOKEN not in f"{caught.value}{caught.value.hint}"
@@ -151,25 +152,25 @@ def test_a_name_that_is_nearly_tiny_or_a_folder_here_is_asked_after(typed, meant
     monkeypatch.chdir(shards.parent)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(RopepatchError) as caught:
-        find_source(typed, weights=False)
+        Checkpoint.find(typed)
     assert str(caught.value).startswith(f"no folder {typed}")
     assert caught.value.hint.startswith(f"did you mean {meant}? ")
 
 
 def test_a_folder_is_taken_before_the_hub_is_asked(shards, monkeypatch):
     monkeypatch.chdir(shards.parent)
-    source = find_source("tiny-llama", weights=True)
+    source = Checkpoint.find("tiny-llama", weights=True)
     assert (source.name, source.folder, source.revision) == ("tiny-llama", Path("tiny-llama"), None)
 
 
 @pytest.mark.parametrize("name", ["", " "])
 def test_an_empty_name_is_not_the_current_folder(name, shards, monkeypatch):
     monkeypatch.chdir(shards)
-    for find in (partial(find_source, weights=False), diagnose, load):
+    for find in (Checkpoint.find, diagnose, load):
         with pytest.raises(RopepatchError, match=f"^MODEL must not be empty, got {name!r}") as caught:
             find(name)
         assert "folder" in caught.value.hint
-    assert find_source(".", weights=False).folder == Path()
+    assert Checkpoint.find(".").folder == Path()
 
 
 def test_a_path_never_becomes_a_hub_id(tmp_path, monkeypatch):
@@ -177,7 +178,7 @@ def test_a_path_never_becomes_a_hub_id(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in (Path("a/b"), "./a", "/a/b", "a/b/c", "../a", "~/a b", "a b", "a/", "~nobody-of-that-name/a"):
         with pytest.raises(RopepatchError) as caught:
-            find_source(name, weights=False)
+            Checkpoint.find(name)
         assert caught.value.hint
 
 

@@ -38,7 +38,7 @@ def test_what_cannot_be_written_or_has_no_effect_is_said_before_anything_is_meas
     (tmp_path / "s.yaml").write_text(
         "to: 1x\ntasks: [{task: perplexity}, {task: retrieval, haystacks: none}]\n"
     )
-    monkeypatch.setattr("ropepatch.encodings.loading.load_model", None)
+    monkeypatch.setattr("ropepatch.model.checkpoint.load_model", None)
     before = sorted(tmp_path.rglob("*"))
     done = run_here(*words.split(), cwd=tmp_path)
     assert done.returncode == 2, done.stderr

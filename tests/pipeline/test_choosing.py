@@ -19,11 +19,10 @@ from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.suites import Method
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.fitting.examples import read_splits
-from ropepatch.model.source import find_source
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.pipeline.choice import choose, fit_beside, ranking_suite
 from ropepatch.pipeline.evaluation import candidates, participants
 from ropepatch.pipeline.running import bar
-from ropepatch.processes import ALONE, Processes
 from ropepatch.scaling import METHODS
 from ropepatch.scaling.file import FIT
 from ropepatch.scaling.powers import PositionInterpolation
@@ -119,7 +118,7 @@ def test_the_windows_that_rank_are_none_of_those_that_the_fit_reads(tiny, tmp_pa
 
     monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity", look)
     suite.tasks[0].prepare("tiny", tokenizer, trained=256, to=512).run(*tiny, None, None)
-    fit_beside(suite, tmp_path, revision=None, processes=ALONE, progress=bar)
+    fit_beside(suite, tmp_path, revision=None, device="cpu", progress=bar)
     read = {key: fits[0][key] for key in ("field", "split", "spare")}
     fitted = read_splits(tokenizer, fits[0]["text"], length=fits[0]["to"], **read)
     assert windows_of(ranked).isdisjoint(windows_of(fitted.windows))
@@ -187,7 +186,8 @@ def test_a_fit_that_cannot_be_made_is_left_out_with_the_reason_or_refused_if_it_
 ):
     measured += HELPS
     with monkeypatch.context() as two:
-        two.setattr("ropepatch.pipeline.extension.join", lambda: Processes(0, 2))
+        two.setenv("WORLD_SIZE", "2")
+        assert choose("tiny", to=1024, device="cpu").left_out == {FIT: "a fit runs in one process"}
         with pytest.raises(RopepatchError, match="in one process"):
             ropepatch.extend("tiny", to=1024, method="auto", dry_run=True)
 
@@ -204,7 +204,7 @@ def test_a_fit_that_cannot_be_made_is_left_out_with_the_reason_or_refused_if_it_
 
 
 def test_keys_that_the_tokenizer_cannot_write_are_left_out_with_one_warning(measured, tmp_path):
-    folder = shutil.copytree(find_source("tiny", None, weights=True).folder, tmp_path / "wordless")
+    folder = shutil.copytree(Checkpoint.find("tiny", weights=True).folder, tmp_path / "wordless")
     whole_words(digits="").save_pretrained(folder)
     (tmp_path / "text.txt").write_text("a bear went to find a ball. " * 2000)
     measured += HELPS

@@ -1,6 +1,5 @@
 """What `ropepatch extend` does is one call from Python: same files, resumed, shown in a notebook."""
 
-import json
 import os
 import shutil
 import sys
@@ -15,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json, read_text
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import TINY
 from ropepatch.settings import RECIPES, find_shipped
 
@@ -173,7 +173,7 @@ def test_the_folder_has_the_whole_name_of_the_recipe(tmp_path):
         assert made.folder.name.endswith(f"-1k-{name}")
 
 
-def test_config_json_is_opened_at_most_twice(tmp_path, monkeypatch):
+def test_config_json_is_opened_once_and_once_by_stock_transformers(tmp_path, monkeypatch):
     opened = []
 
     def noted(read, at):
@@ -187,7 +187,7 @@ def test_config_json_is_opened_at_most_twice(tmp_path, monkeypatch):
     stock = PreTrainedConfig._dict_from_json_file.__func__
     monkeypatch.setattr("ropepatch.files.read_text", noted(read_text, 0))
     ropepatch.extend("tiny", tmp_path / "out", to="2x", reading=False, say=lambda line: None)
-    assert [*map(opened.count, ("source", "written"))] == [2, 1]  # planned, and not changed since
+    assert [*map(opened.count, ("source", "written"))] == [1, 1]
     opened.clear()
     monkeypatch.setattr(PreTrainedConfig, "_dict_from_json_file", classmethod(noted(stock, 1)))
     ropepatch.load("tiny", device="cpu")
@@ -218,9 +218,7 @@ def untidy(tmp_path):
 def test_what_is_no_part_of_a_checkpoint_stays_behind_and_is_named_unless_the_user_includes_it(
     untidy, tmp_path
 ):
-    file, lines = untidy / "tokenizer_config.json", []
-    auto_map = {"AutoTokenizer": ["id_mine.Mine", None]}
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_class": "M", "auto_map": auto_map}))
+    lines = []
     out = ropepatch.extend(
         untidy, tmp_path / "out", to="2k", include=["examples/*", "note*"], say=lines.append
     )
@@ -229,7 +227,6 @@ def test_what_is_no_part_of_a_checkpoint_stays_behind_and_is_named_unless_the_us
     assert all((out / name).exists() for name in ("notes.md", "examples/a.txt", "special_tokens_map.json"))
     (line,) = [line for line in lines if line.startswith("left out")]
     assert f": {', '.join(sorted(stays))} (`include`" in line
-    assert "warning: the tokenizer needs id_mine.py, which `include` id_mine.py would carry along" in lines
     for pattern in (
         "*.bin",
         "config.json",
@@ -258,9 +255,7 @@ def test_an_extension_carries_no_key_and_none_is_left_behind_half_written(untidy
 def test_what_can_be_known_from_the_config_is_refused_before_weights_are_downloaded(
     tmp_path, monkeypatch, how, missing, problem
 ):
-    monkeypatch.setattr(
-        ropepatch.extension.writing, "find_source", lambda *_, **__: pytest.fail("downloaded")
-    )
+    monkeypatch.setattr(Checkpoint, "complete", lambda *_, **__: pytest.fail("downloaded"))
     if missing:
         monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(RopepatchError, match=problem):

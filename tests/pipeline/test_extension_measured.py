@@ -4,7 +4,6 @@ import gc
 import shutil
 import weakref
 from contextlib import nullcontext
-from dataclasses import replace
 
 import pytest
 from checkpoint_folders import write_checkpoint
@@ -19,7 +18,6 @@ from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.model import source
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.loading import load_model
 from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.pipeline.evaluation import named_suite
 
@@ -105,7 +103,7 @@ def test_the_adapted_model_is_what_stock_transformers_loads_and_says_whose_weigh
     after, trained, tiny
 ):
     tales = [tale.ids for tale in held_out_tales(tiny[1], length=512, count=2)]
-    curve = ropepatch.perplexity(load_model(Checkpoint(trained)), None, tales)
+    curve = ropepatch.perplexity(Checkpoint(trained).load(), None, tales)
     found = of(after, "perplexity", "yarn + mine").of("loss", "length")
     assert [row.value for row in found] == [curve.at(length).mean for length in (128, 256, 512)]
     assert found[-1].value != of(after, "perplexity", "yarn").row("loss", length=512).value
@@ -156,7 +154,6 @@ def test_a_mistake_is_found_before_anything_is_measured(tmp_path, extended):
         (PLAN, tmp_path / "absent", None, "no folder"),
         (PLAN, tmp_path / "adapter", None, "holds a PEFT adapter, not a model"),
         (nameless, None, None, "text"),
-        (replace(PLAN, revision="commit"), None, None, "has no revisions"),
     ):
         named = {} if label is None else {"label": label}
         with pytest.raises(RopepatchError, match=message):
@@ -172,7 +169,7 @@ def test_each_model_is_loaded_once_and_gone_before_the_other_comes(extended, mon
     def load(checkpoint, *_):
         gc.collect()
         assert all(model() is None for _, model in loaded)
-        model = load_model(checkpoint)
+        model = checkpoint.load()
         loaded.append((checkpoint.folder, weakref.ref(model)))
         return model
 

@@ -32,7 +32,7 @@ from ropepatch.training.supply import RecipeReader
 def one_tokenizer(tiny):
     """Every run makes its rows with the same tokenizer, and what they are made from but once."""
     with pytest.MonkeyPatch.context() as patching:
-        patching.setattr("ropepatch.training.run.load_tokenizer", lambda folder: tiny[1])
+        patching.setattr("ropepatch.model.checkpoint.load_tokenizer", lambda *_: tiny[1])
         yield
 
 

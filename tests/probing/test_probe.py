@@ -12,7 +12,7 @@ from engines import Engine
 import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.model import reading_file as readings
-from ropepatch.model.loading import load_tokenizer
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.reading_file import RIGHT
 from ropepatch.probing import client
 from ropepatch.probing.judging import CUT_OFF
@@ -31,7 +31,7 @@ def impatient(monkeypatch):
 def probed(extended):
     def ask(manners=None, checkpoint=extended, engine=None, options=(), **made):
         engine = engine or engine_of(extended, **made)
-        with serving(engine, load_tokenizer(extended), manners or Manners()) as url:
+        with serving(engine, Checkpoint(extended).tokenizer, manners or Manners()) as url:
             return ropepatch.probe(url, checkpoint, timeout=60.0, **dict(options))
 
     return ask
@@ -159,13 +159,13 @@ def test_a_checkpoint_without_a_reading_is_read_once(tmp_path, extended, probed)
 
 
 def test_the_command_prints_a_line_a_position_and_the_verdict(run_here, extended):
-    with serving(engine_of(extended), load_tokenizer(extended), Manners()) as url:
+    with serving(engine_of(extended), Checkpoint(extended).tokenizer, Manners()) as url:
         done = run_here("probe", url, extended, "--quiet")
     assert done.returncode == 0, done.stderr
     assert "computes it" in done.stdout.splitlines()[-1]
     numbers = [line.split()[0] for line in done.stdout.splitlines() if line]
     assert set(map(str, readings.read(extended).positions)) <= set(numbers)
-    with serving(engine_of(extended, UNSCALED), load_tokenizer(extended), Manners()) as url:
+    with serving(engine_of(extended, UNSCALED), Checkpoint(extended).tokenizer, Manners()) as url:
         done = run_here("probe", url, extended, "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout)["verdict"] == UNSCALED

@@ -15,7 +15,6 @@ from ropepatch import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.loading import load_tokenizer
 from ropepatch.model.reading_file import RIGHT
 from ropepatch.probing import making
 from ropepatch.probing.mistakes import DOUBLED, FACTORLESS, MISREAD, TWICE, UNSCALED, ropes
@@ -46,11 +45,14 @@ def test_a_long_text_is_stored_by_its_recipe(extended, monkeypatch):
     reading = readings.read(extended)
     whole, vocabulary = reading.source, reading.vocabulary
     monkeypatch.setattr("ropepatch.probing.text.SHORT", 100)
-    tokenizer = load_tokenizer(extended)
+    tokenizer = Checkpoint(extended).tokenizer
     source = draw_source(tokenizer, vocabulary, whole.length, 0)
     assert source.ids is None
     assert source_ids(source, tokenizer, vocabulary, "x") == whole.ids
-    for other, reason in ((None, "needs the tokenizer"), (load_tokenizer(extended), "cannot be drawn again")):
+    for other, reason in (
+        (None, "needs the tokenizer"),
+        (Checkpoint(extended).tokenizer, "cannot be drawn again"),
+    ):
         if other is not None:
             source = source.model_copy(update={"seed": 1})
         with pytest.raises(RopepatchError, match=reason):

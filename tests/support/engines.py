@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ropepatch.extension import record as records
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.loading import load_model
 from ropepatch.model.reading_file import RIGHT
 from ropepatch.model.rotary import find_rotary, rotating_by, scaled_twin
 from ropepatch.probing.mistakes import ropes
@@ -31,7 +30,7 @@ class Engine:
         self, folder: Path, mistake: str = RIGHT, precision: str = "float32", noise: float = 0.0
     ) -> None:
         dtype = PRECISIONS.get(precision, torch.float32)
-        self.model = load_model(Checkpoint(folder), dtype=dtype)
+        self.model = Checkpoint(folder).load(dtype)
         self.told: dict[object, list[dict[int, float]]] = {}
         self.site = find_rotary(self.model)
         table = None if mistake == RIGHT else ropes(records.read(folder))[mistake]

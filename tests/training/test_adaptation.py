@@ -32,12 +32,13 @@ from ropepatch.data.texts import Texts
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.record import Gate
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.precision import Precision
-from ropepatch.model.source import TINY, find_source
-from ropepatch.processes import ALONE, Processes
+from ropepatch.model.source import TINY
 from ropepatch.training import trainer
 from ropepatch.training.adaptation import adapt, merged_model
 from ropepatch.training.adapter import trainable
+from ropepatch.training.parallel import Sharing
 from ropepatch.training.recipe import Distil, Lora, Watch, read_recipe
 from ropepatch.training.run import Run
 
@@ -245,9 +246,16 @@ def test_a_run_goes_on_from_its_base_with_its_method_alone(begun, tmp_path):
 
 
 def test_a_run_goes_on_in_as_many_processes_alone(begun, monkeypatch):
-    monkeypatch.setattr("ropepatch.training.run.join", lambda: Processes(0, 2))
-    monkeypatch.setattr(Processes, "deal", ALONE.deal)
-    with pytest.raises(RopepatchError, match=r"out\.run is of another run: it differs in text, processes"):
+    join = Sharing.join
+
+    def two(self, recipe):
+        state = join(self, recipe)
+        both = SimpleNamespace(num_processes=2, is_main_process=True)
+        both.main_process_first, both.wait_for_everyone = state.main_process_first, state.wait_for_everyone
+        return both
+
+    monkeypatch.setattr(Sharing, "join", two)
+    with pytest.raises(RopepatchError, match=r"out\.run is of another run: it differs in processes"):
         adapt(scaled(begun / "base"), of_texts(begun), begun / "out")
 
 
@@ -536,7 +544,7 @@ def test_an_adapter_of_a_bfloat16_checkpoint_is_merged_in_float32_and_rounded_on
     )
     adapted.save_pretrained(tmp_path / "trained")
     merged = merged_model(
-        plan, small_recipe(), find_source(source, weights=True), tmp_path / "trained"
+        plan, small_recipe(), Checkpoint.find(source, weights=True), tmp_path / "trained"
     ).state_dict()
     layer = adapted.base_model.model.model.layers[0].self_attn.q_proj
     exact = layer.base_layer.weight + layer.get_delta_weight("default")

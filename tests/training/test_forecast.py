@@ -213,7 +213,7 @@ def test_texts_that_are_here_have_sizes_and_one_that_is_not_is_refused(tmp_path)
 )
 def test_a_recipe_for_a_model_of_another_geometry_warns(model, geometry, warned, monkeypatch):
     if geometry == "of tiny":
-        monkeypatch.setattr(module, "published_config", lambda model: PLAN.survey.raw)
+        monkeypatch.setattr(module, "published_config", lambda model: PLAN.source.raw)
     found = forecast(PLAN, small_recipe(model=model), "out")
     assert [model in warning for warning in found.warnings] == [True] * warned
 

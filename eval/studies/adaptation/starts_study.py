@@ -20,7 +20,7 @@ from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import Texts, cut_windows
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.intervals import Mean
-from ropepatch.model.loading import load_tokenizer
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.training.recipe import Data, Recipe, Watch, read_recipe
 from ropepatch.training.supply import RecipeReader
 
@@ -83,7 +83,7 @@ def fitted(work: Path) -> Path:
     """The scaling file of a fit to what the adaptations train on, which is not what they are judged by."""
     file, text = work / "fitted.json", work / "windows.jsonl"
     if not file.exists():
-        tokenizer = load_tokenizer(PLACE.place)
+        tokenizer = Checkpoint(Path(PLACE.place)).tokenizer
         RecipeReader(
             recipe=recipe_of(1, 0),
             tokenizer=tokenizer,

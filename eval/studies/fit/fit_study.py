@@ -31,7 +31,7 @@ from ropepatch.fitting import fit
 from ropepatch.fitting.descent import Descent, FitSettings, batch_of, step
 from ropepatch.fitting.loss import FitLoss, learnable
 from ropepatch.fitting.vectors import Vector
-from ropepatch.model.survey import survey
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.scaling import METHODS
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
@@ -139,7 +139,7 @@ def bound(model: Any, pieces: Sequence[torch.Tensor], start: Row | None) -> Any:
     """The best on the test windows of a descent on these very windows, from what was learned."""
     if start is None:
         raise SystemExit("the descent of this seed is not in the file")
-    found, factor = survey(model.config.to_dict(), model), float(start["factor"])
+    found, factor = Checkpoint.of(model), float(start["factor"])
     values = {key: start[key] for key in ("divisors", "attention_factor")}
     scaling = ropepatch.make_scaling("custom", factor=factor, **values)
     vector = Vector.of(scaling.frequencies(found.rope), found.rope)

@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args, get_origin
 
 from ropepatch.attention import MAPS
 from ropepatch.files import read_text
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import SCALING_KEYS
-from ropepatch.model.source import TINY, find_source
-from ropepatch.model.survey import Survey, survey_checkpoint
+from ropepatch.model.source import TINY
 from ropepatch.scaling import METHODS
 
 PRESETS = Path(__file__).parents[1] / "presets.json"
@@ -62,17 +62,16 @@ def entry_of(model: str, *, title: str | None = None, revision: str | None = Non
     Raises:
         RopepatchError: If there is no such checkpoint, or its rope is not fixed.
     """
-    source = find_source(model, revision, weights=False)
-    surveyed = survey_checkpoint(source)
+    source = Checkpoint.find(model, revision)
     shown = source.name if source.revision else source.folder.resolve().name  # a page is passed on
     shown = "tiny" if source.folder == TINY else shown
     entry = {"name": Path(shown).name, "title": title or shown, "model": shown, "source": "its config.json"}
-    return entry | {"config": _rope_part(surveyed), "rope": rope_entry(surveyed)}
+    return entry | {"config": _rope_part(source), "rope": rope_entry(source)}
 
 
-def rope_entry(surveyed: Survey) -> dict[str, Any]:
+def rope_entry(source: Checkpoint) -> dict[str, Any]:
     """A rope in the page's words."""
-    rope = surveyed.rope
+    rope = source.rope
     return {
         "dim": rope.rotary_dim,
         "theta": rope.rope_theta,
@@ -82,14 +81,14 @@ def rope_entry(surveyed: Survey) -> dict[str, Any]:
     }
 
 
-def _rope_part(surveyed: Survey) -> dict[str, Any]:
+def _rope_part(source: Checkpoint) -> dict[str, Any]:
     """What config.json says of the rope, without all else."""
-    config: Any = surveyed.config
+    config: Any = source.config
     part = {
         "rope_parameters": config.rope_parameters,
         "max_position_embeddings": config.max_position_embeddings,
     }
-    return part if surveyed.section is None else {surveyed.section: part}
+    return part if source.section is None else {source.section: part}
 
 
 def content(model: str | None, *, revision: str | None = None) -> dict[str, Any]:

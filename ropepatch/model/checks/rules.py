@@ -16,7 +16,6 @@ from transformers import PreTrainedConfig
 
 from ropepatch.errors import RopepatchError
 from ropepatch.model.architectures import LOCAL_BASE, OPEN_RAMP, REBUILD_CACHE, STATE_THETA
-from ropepatch.model.checkpoint import kind_of
 from ropepatch.model.checks.case import (
     LEFT_BEHIND,
     THETA_KEYS,
@@ -45,8 +44,10 @@ from ropepatch.model.config import (
     WITH_ORIGINAL,
     is_known,
     legacy_keys,
-    load_text_config,
+    load_config,
+    text_config,
 )
+from ropepatch.model.kinds import kind_of
 from ropepatch.model.rotary import SEQUENCE, stated_window
 from ropepatch.scaling.ramps import yarn_temperature
 from ropepatch.scaling.searched import longrope_attention_factor
@@ -627,6 +628,6 @@ def refused(case: Case) -> Iterator[Finding]:
 def configured(raw: dict[str, Any]) -> PreTrainedConfig | str:
     """The language model's part of a configuration as transformers reads it, or why it does not."""
     try:
-        return load_text_config(raw)
+        return text_config(load_config(raw))
     except RopepatchError as error:
         return str(error)

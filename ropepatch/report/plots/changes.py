@@ -66,7 +66,7 @@ class Rescaling:
     def planned(cls, plan: Plan) -> Rescaling:
         """The change of a plan."""
         factor, target = plan.scaling.factor, plan.target
-        return cls(plan.method.name, plan.rope, plan.frequencies(), factor, target, plan.distances)
+        return cls(plan.method.name, plan.rope, plan.frequencies(), factor, target, plan.remapping)
 
     @classmethod
     def measured(cls, result: Result) -> Rescaling | None:
