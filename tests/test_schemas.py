@@ -37,3 +37,8 @@ def test_every_key_has_a_description(file):
     texts = dict(described(SCHEMAS[file].model_json_schema()))
     assert len(texts) > 10
     assert all(texts.values()), texts
+
+
+def test_editors_refuse_an_argument_of_the_trainer_that_a_recipe_does_not_set():
+    part = Recipe.model_json_schema()["$defs"]["TrainerArguments"]
+    assert (part["additionalProperties"], "max_steps" in part["properties"]) == (False, True)

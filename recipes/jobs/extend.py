@@ -8,7 +8,7 @@
       ropepatch extend meta-llama/Llama-3.1-8B --recipe llama3.1-8b-256k --out DIR --push USER/NAME
 
 The first word is a private repository, the others are a command, which may also be `torchrun ... -m ropepatch
-extend ...`. Whenever a checkpoint of DIR.run is sealed, it is pushed to that repository. Given again, the
+extend ...`. Whenever a checkpoint of DIR.run is whole, it is pushed to that repository. Given again, the
 command takes up the newest one and ends with the same weights.
 """
 
@@ -21,7 +21,6 @@ from pathlib import Path
 
 from huggingface_hub import HfApi
 
-SEAL = "sealed.json"  # written last into a checkpoint: without it there is none
 SECONDS = 20  # between two looks at the run folder
 
 
@@ -34,20 +33,22 @@ def main(repo: str, *command: str) -> int:
     run, hub = out.with_name(f"{out.name}.run"), HfApi()
     hub.create_repo(repo, private=True, exist_ok=True)
     if not run.exists() and any(name.startswith("checkpoint-") for name in hub.list_repo_files(repo)):
-        hub.snapshot_download(repo, local_dir=run, ignore_patterns=[".gitattributes"])
-        shutil.rmtree(run / ".cache", ignore_errors=True)  # what the download noted
-    pushed = sealed(run)
+        partial = run.with_name(f".{run.name}.partial")
+        hub.snapshot_download(repo, local_dir=partial, ignore_patterns=[".gitattributes"])
+        shutil.rmtree(partial / ".cache", ignore_errors=True)  # what the download noted
+        partial.rename(run)
+    pushed = checkpoints(run)
     with subprocess.Popen(command) as process:
         while process.poll() is None:
             time.sleep(SECONDS)
-            if (found := sealed(run)) and found[-1:] != pushed[-1:] and push(hub, repo, run, found[-1]):
+            if (found := checkpoints(run)) and found[-1:] != pushed[-1:] and push(hub, repo, run, found[-1]):
                 pushed = found
     return process.returncode
 
 
-def sealed(run: Path) -> list[str]:
-    """The whole checkpoints of a run, the newest last."""
-    whole = [seal.parent.name for seal in run.glob(f"checkpoint-*/{SEAL}")]
+def checkpoints(run: Path) -> list[str]:
+    """The checkpoints of a run, which are whole when they have that name; the newest last."""
+    whole = [folder.name for folder in run.glob("checkpoint-*")]
     return sorted(whole, key=lambda name: int(name.removeprefix("checkpoint-")))
 
 

@@ -8,13 +8,16 @@ import json
 import re
 import reprlib
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from ropepatch.errors import RopepatchError
 from ropepatch.files import check_regular
@@ -192,14 +195,25 @@ def _document(row: Mapping[str, Any], field: str, row_name: str) -> Document:
             f"{row_name} has no field {field!r}, nor {TOKEN_IDS}", hint=f"it has {reprlib.repr(list(row))}"
         )
     value = row[name]
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(type(token) is int and 0 <= token < 2**31 for token in value):
+    if isinstance(value, str) or (isinstance(value, list) and ids_of(value) is not None):
         return value
     raise RopepatchError(
         f"{row_name}: {name} must be a text or a list of token ids, got {reprlib.repr(value)}",
         hint="name the field that holds the texts",
     )
+
+
+def ids_of(document: Any) -> Tensor | None:
+    """The token ids [T] of a document, int64 on the CPU; None where it holds anything else."""
+    if isinstance(document, Sequence) and any(isinstance(token, bool) for token in document):
+        return None
+    with suppress(TypeError, ValueError, RuntimeError, OverflowError):
+        ids = torch.as_tensor(document).cpu()
+        whole = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
+        if ids.ndim == 1 and (whole or not len(ids)):
+            ids = ids.long()
+            return ids if not len(ids) or (ids.min() >= 0 and ids.max() < 2**31) else None
+    return None
 
 
 def _read_saved(folder: Path, field: str, split: str) -> Iterator[Document]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from ropepatch.data.sources import stream_documents
+from ropepatch.data.sources import ids_of, stream_documents
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import Amount, Length, Settings, Text
 
@@ -219,12 +219,11 @@ def _checked(tokenizer: PreTrainedTokenizerBase | None, document: TextOrIds, ind
     The first must not be the name of a file: any later one is a line of the text, whatever files are here.
     """
     if not isinstance(document, str):
-        with suppress(TypeError, ValueError, RuntimeError, OverflowError):
-            if (ids := torch.as_tensor(document).cpu()).ndim:
-                return ids
+        if (ids := ids_of(document)) is not None:
+            return ids
         raise RopepatchError(
             f"documents[{index}] must be a text or a list of token ids, got {reprlib.repr(document)}",
-            hint="leave out what is empty",
+            hint="leave out what is empty; token ids are one row of whole numbers from 0 on",
         )
     if tokenizer is None:
         raise RopepatchError("documents are text, but tokenizer is None", hint="pass the model's tokenizer")

@@ -29,6 +29,7 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.head import evaluating, gives_positions, input_device
 from ropepatch.model.loading import AUTO, known_dtype
 from ropepatch.model.precision import describe_placement, prefers_float32
+from ropepatch.model.source import without_paths
 from ropepatch.settings import Length, relative_length, seed_of, short_length
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class Job:
 
     @cached_property
     def request(self) -> dict[str, Any]:
-        """All of its result that does not have to be measured."""
+        """All of its result that does not have to be measured, without paths of this machine."""
         record = None if self.plan is None else self.plan.to_dict()
         keys = ("method", "factor", "parameters", "target", "attention_factor", "inv_freq")
         request: dict[str, Any] = as_read(
@@ -148,7 +149,7 @@ class Job:
                 "parameters": self.measurement.parameters,
             }
         )
-        return request
+        return {key: without_paths(value) for key, value in request.items()}
 
 
 def measure(

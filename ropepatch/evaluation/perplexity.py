@@ -116,16 +116,13 @@ def _blocks(documents: Iterable[Any]) -> Iterator[Any]:
 
 
 def _check_ids(ids: Tensor, index: int, vocabulary: int) -> Tensor:
-    """The ids as int64."""
-    if ids.ndim != 1 or len(ids) < 2:
+    """The ids, if they can be scored."""
+    if len(ids) < 2:
         raise RopepatchError(
-            f"documents[{index}] must be one row of at least 2 tokens, got shape {list(ids.shape)}",
+            f"documents[{index}] must have at least 2 tokens, got {len(ids)}",
             hint="leave out empty documents; the first token is never scored",
         )
-    if ids.is_floating_point() or ids.dtype == torch.bool:
-        raise RopepatchError(f"documents[{index}] must hold whole token ids, got {ids.dtype}")
-    ids = ids.long()
-    outside = (ids < 0) | (ids >= vocabulary)
+    outside = ids >= vocabulary
     if outside.any():
         position = int(outside.nonzero()[0])
         raise RopepatchError(

@@ -17,6 +17,7 @@ from ropepatch.files import read_json, whole_file, write_json
 from ropepatch.model.record_file import FILE as FILE
 from ropepatch.model.record_file import VERSION as VERSION
 from ropepatch.model.record_file import Number, Part, Text, Tokens, Whole, refused, validated
+from ropepatch.model.source import without_paths
 
 if TYPE_CHECKING:
     from ropepatch.extension.planning import Plan
@@ -241,9 +242,9 @@ def read(folder: Path) -> Record:
 
 
 def write(folder: Path, record: Record) -> None:
-    """Put the record into a folder, whole or not at all."""
+    """Put the record into a folder, whole or not at all, without paths of this machine."""
     with whole_file(folder / FILE) as partial:
-        write_json(partial, record.to_dict())
+        write_json(partial, without_paths(record.to_dict()))
 
 
 def amend(folder: Path, **changes: Any) -> Record:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -19,6 +20,7 @@ from ropepatch.settings import HUB_NAME
 
 TINY = Path(__file__).parents[1] / "data" / "tiny" / "checkpoint"
 HUB_ID = re.compile(rf"{HUB_NAME}(/{HUB_NAME})?", re.ASCII)
+SHARED = re.compile(rf"{HUB_ID.pattern}(:[\w.+-]+)?", re.ASCII)  # a data set may have a config
 PASSED_ON = ("license", "license_name", "license_link", "language")
 TEMPLATES = "additional_chat_templates"  # the one folder within a checkpoint that transformers reads
 # What transformers, tokenizers, processors and engines read beside the weights. Any other file may be
@@ -229,3 +231,49 @@ def check_inside(file: Path, folder: Path) -> None:
             f"{file} is a link that leads out of the checkpoint, to {target}",
             hint="put the file itself there if it belongs to the checkpoint, else remove the link",
         )
+
+
+def shown_name(name: str) -> str:
+    """A model or a text as others may see it: a Hub id, or the last part of a path.
+
+    `owner/name` may also be a folder within a folder: it stays, and tells nothing of the machine.
+    """
+    if SHARED.fullmatch(name):
+        return name
+    return re.split(r"[/\\]+", name.rstrip("/\\"))[-1] or "/"
+
+
+def shown_command(command: str) -> str:
+    """A command line with the last part of every path."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # quotes that do not close
+        words = command.split()
+    return shlex.join(map(_shown_word, words))
+
+
+def _shown_word(word: str) -> str:
+    option, equals, value = word.partition("=")
+    if equals and not re.search(r"[/\\]", option):
+        return f"{option}={shown_name(value)}"
+    return shown_name(word)
+
+
+# Keys of a model, a method or texts, which may be paths.
+NAMES = ("model", "name", "text", "scorer", "recipe_texts")
+
+
+def without_paths(content: Any) -> Any:
+    """The same JSON-ready data with what it names and the command that made it as others may see them."""
+    if isinstance(content, list):
+        return [without_paths(item) for item in content]
+    if not isinstance(content, dict):
+        return content
+    shown = {key: without_paths(value) for key, value in content.items()}
+    for key in shown.keys() & {*NAMES, "command"}:
+        show = shown_command if key == "command" else shown_name
+        if isinstance(value := shown[key], str):
+            shown[key] = show(value)
+        elif isinstance(value, list):
+            shown[key] = [show(item) if isinstance(item, str) else item for item in value]
+    return shown

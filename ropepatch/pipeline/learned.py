@@ -19,6 +19,7 @@ from ropepatch.extension.planning import Plan, plan_method
 from ropepatch.files import absent, check_resumed, read_json, whole_file, write_json
 from ropepatch.fitting import fitting
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.source import shown_name, without_paths
 from ropepatch.pipeline import choice
 from ropepatch.pipeline.request import Request
 from ropepatch.pipeline.running import Feedback, device, num_processes
@@ -151,7 +152,7 @@ def _fit(request: Request, source: Checkpoint, feedback: Feedback) -> tuple[dict
             progress=feedback.progress,
         )
         feedback.show(fitted)
-        record = fitted.record | {"text": ", ".join(texts) or fitted.record["text"]}
+        record = fitted.record | {"text": ", ".join(map(shown_name, texts)) or fitted.record["text"]}
         start = {"method": fitted.scaling.name, "factor": fitted.scaling.factor}
         return start | {"parameters": fitted.scaling.parameters(), "fit": record}
 
@@ -207,13 +208,14 @@ def _remembered(asked: dict[str, Any], folder: Path, work: Path) -> dict[str, An
             finished = records.read(folder).to_dict()
         if (work / START).is_file():
             earlier = read_json(work / START)
-    record = finished if finished.get("start", {}).get("asked") == asked else earlier
-    if record:
+    if finished.get("start", {}).get("asked") == without_paths(asked):
+        return finished
+    if earlier:
         hint = f"choose another {argument('out')}, or remove that folder to start anew"
         check_resumed(
-            f"{work} holds what something else was found by", record["start"]["asked"], asked, hint=hint
+            f"{work} holds what something else was found by", earlier["start"]["asked"], asked, hint=hint
         )
-    return record
+    return earlier
 
 
 def _searched_in(work: Path, asked: dict[str, Any], search: Search) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # that of its httpx
 
-from ropepatch.errors import RopepatchError, printable
+from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.files import parse_json
 
 KEY = "ROPEPATCH_API_KEY"  # of the environment
@@ -21,7 +21,8 @@ TIMEOUT = 600.0  # seconds for one answer: a long text is read in it
 TRIES = 4
 PAUSE = 1.0  # seconds before the second try; twice as long before each further one
 LARGEST = 16 << 20  # bytes of an answer
-BUSY = (429, 500, 502, 503, 504)
+BUSY = (429, 502, 503, 504)
+BROKEN = 500  # of a form that was answered before; a server may say so of a field that it does not know
 COUNTS = (20, 10, 5)  # of most probable tokens, of which servers allow at most so many
 AS_IDS = {"return_tokens_as_token_ids": True}  # vLLM's; servers that are strict refuse it
 WAYS: tuple[dict[str, Any], ...] = (  # to ask for log-probabilities
@@ -162,9 +163,14 @@ class Server:
                             raise RopepatchError(f"{self.shown} answers more than {LARGEST >> 20} MiB")
             except HTTPX.RemoteProtocolError as error:  # it hangs up on what it does not understand
                 raise RefusedError(f"{self.shown} hangs up: {type(error).__name__}") from error
+            except HTTPX.ReadTimeout as error:  # it reads the prompt; once more would take as long
+                raise RopepatchError(
+                    f"{self.shown} gave no answer within {self.timeout:g} seconds",
+                    hint=f"give it more time: {argument('timeout')}",
+                ) from error
             except (HTTPError, HTTPX.InvalidURL) as error:
                 status, content = 0, type(error).__name__.encode()
-            if status and status not in BUSY:
+            if status and status not in BUSY and not (status == BROKEN and self.form):
                 break
             if attempt < TRIES - 1:
                 time.sleep(PAUSE * 2**attempt)

@@ -21,6 +21,7 @@ from ropepatch.evaluation.comparisons import by_place, comparisons
 from ropepatch.evaluation.results import Result
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.files import absent, whole_file
+from ropepatch.model.source import shown_command
 from ropepatch.report.plots.pictures import (
     looks_of,
     pictures_of_changes,
@@ -64,7 +65,7 @@ def _page(results: Sequence[Result], command: str | None) -> str:
     return template.render(
         title=f"{', '.join(models)} to {', '.join(map(short_length, targets))} tokens",
         origin=origin(results),
-        command=command,
+        command=command and shown_command(command),
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
         places=[
             (f"{model} to {short_length(target)}", groups, Verdict.on(groups).lines)

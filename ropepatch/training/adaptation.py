@@ -24,6 +24,7 @@ from ropepatch.extension.verification import largest_change, probe_logits
 from ropepatch.extension.writing import origin_of, save_trained, source_of
 from ropepatch.files import absent, new_folder, read_json, write_json
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.source import without_paths
 from ropepatch.model.stock import no_progress_bars
 from ropepatch.training.adapter import (
     WEIGHTS,
@@ -35,14 +36,14 @@ from ropepatch.training.adapter import (
 from ropepatch.training.parallel import load_whole_models
 from ropepatch.training.recipe import Recipe, map_of
 from ropepatch.training.run import TRAINED, Run, digest_of
-from ropepatch.training.run_checkpoints import damage, newest_sound, seal
+from ropepatch.training.run_checkpoints import PARTIAL, newest
 from ropepatch.training.supply import Supply
 from ropepatch.training.teacher import Teacher
 from ropepatch.training.trainer import (
-    HISTORY,
     SECONDS,
     ProgressLines,
     explaining_disk,
+    history,
     make_trainer,
     training_arguments,
 )
@@ -51,6 +52,8 @@ from ropepatch.training.watching import Watcher
 COST = "cost.json"  # in the folder of what was trained
 ADAPTATION = "adaptation"  # the folder within the checkpoint: recipe and history
 RECIPE = "recipe.yaml"
+HISTORY = "history.json"
+RUNS = "runs"  # TensorBoard's, where a recipe asks for it
 MERGED = 1e-3  # by how much of the largest logit merging may change others, in float32
 
 Say = Callable[[str], None]
@@ -104,7 +107,7 @@ def _finish(
     if begun is None:
         model, base = _measured(run, supply, say)
         begun = run.begin(record, base)
-    done = damage(run.folder / TRAINED) is None
+    done = (run.folder / TRAINED).is_dir()
     run.state.wait_for_everyone()  # until all have looked
     if not done:
         _train(run, supply, begun, model, say, progress)
@@ -140,10 +143,10 @@ def _train(
     say: Say,
     progress: Progress,
 ) -> None:
-    """Train from the last sound checkpoint on; leaves TRAINED and the history in the run's folder."""
+    """Train from the last checkpoint on; leaves TRAINED in the run's folder."""
     recipe, dtype = run.recipe, begun["precision"]["dtype"]
     with run.state.main_process_first():
-        last = newest_sound(run.folder)
+        last = newest(run.folder)
     if last is not None:
         say(f"resuming from {last.name}")
     arguments = training_arguments(recipe, run.folder, dtype=dtype, resumed=last is not None)
@@ -179,11 +182,8 @@ def _train(
 
 
 def _keep(run: Run, trainer: Any) -> None:
-    """Save what was trained in the run's folder, and seal it."""
-    trained = run.folder / TRAINED
-    if run.state.is_main_process:
-        shutil.rmtree(trained, ignore_errors=True)
-    run.state.wait_for_everyone()
+    """Save what was trained, and its history, in the run's folder."""
+    trained = run.folder / PARTIAL / TRAINED
     with explaining_disk("what was trained", trained), no_progress_bars():
         trainer.save_model(str(trained))
         load_whole_models(run.sharing)
@@ -196,7 +196,8 @@ def _keep(run: Run, trainer: Any) -> None:
             cpu = f"CPU, {torch.get_num_threads()} threads"
             device = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
             write_json(trained / COST, {"seconds": round(seconds, 1), "device": device})
-            seal(trained)
+            write_json(trained / HISTORY, history(trainer.state.log_history), indent=1)
+            trained.rename(run.folder / TRAINED)
 
 
 def _save(
@@ -221,8 +222,10 @@ def _save(
 
     def enclose(folder: Path) -> None:
         (folder / ADAPTATION).mkdir()
-        shutil.copyfile(run.folder / HISTORY, folder / ADAPTATION / HISTORY)
-        text = yaml.safe_dump(as_read(recipe.to_dict()), sort_keys=False, allow_unicode=True)
+        shutil.copyfile(trained / HISTORY, folder / ADAPTATION / HISTORY)
+        if (run.folder / RUNS).is_dir():
+            shutil.copytree(run.folder / RUNS, folder / ADAPTATION / RUNS)
+        text = yaml.safe_dump(without_paths(as_read(recipe.to_dict())), sort_keys=False, allow_unicode=True)
         (folder / ADAPTATION / RECIPE).write_text(text, encoding="utf-8")
 
     if recipe.save == "merged":

@@ -184,7 +184,9 @@ def load_adapter(
         raise RopepatchError(
             f"{place} holds no adapter of ropepatch", hint="`ropepatch.load` loads a whole model"
         )
-    name = str(base or record.model)
+    local = read_json(place / ADAPTER).get("base_model_name_or_path")  # PEFT's; a record holds no path
+    known = local if isinstance(local, str) and Path(local).is_dir() else record.model
+    name = str(base or known)
     revision = None if base or Path(name).is_dir() else record.revision
     source = Checkpoint.find(name, revision, original=record.original, weights=True)
     check_trained_from(record, source)

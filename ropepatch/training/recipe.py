@@ -241,7 +241,9 @@ class Watch(Settings):
     max_short_loss_increase: PartShare = 0.02
 
 
-@with_config(ConfigDict(extra="allow", strict=True))
+@with_config(
+    ConfigDict(extra="allow", strict=True, json_schema_extra={"additionalProperties": False})
+)  # `Recipe.check` refuses other keys, and names the nearest
 class TrainerArguments(TypedDict, total=False):
     """The arguments of transformers' Trainer that a recipe may set; ropepatch or the launcher sets others."""
 
@@ -275,7 +277,7 @@ class TrainerArguments(TypedDict, total=False):
     logging_strategy: Text
     log_level: Text
     save_steps: Amount
-    save_total_limit: Annotated[int, Field(ge=2), expected("2 or more: one may be damaged")]
+    save_total_limit: Annotated[int, Field(ge=2), expected("2 or more")]
     save_on_each_node: bool
     report_to: Text | list[Text]
     run_name: Text

@@ -33,7 +33,13 @@ TRAINED = "trained"  # within it: what the last step left
 # Of a recipe, what the plan or the digest of the text says, or what changes no weight.
 NOT_DECISIVE: dict[str, Any] = {
     **dict.fromkeys(("model", "to", "method", "watch", "save"), True),
-    "trainer": {"report_to", "run_name"},
+    "trainer": {
+        *("report_to", "run_name", "project", "trackio_space_id", "log_level"),
+        *("logging_steps", "logging_first_step", "logging_strategy"),
+        *("save_steps", "save_total_limit", "save_on_each_node", "ddp_timeout"),
+        *("dataloader_num_workers", "dataloader_prefetch_factor", "dataloader_pin_memory"),
+        "dataloader_persistent_workers",
+    },
     "data": {"sources": {"__all__": {"text", "field", "split"}}},
 }
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +19,16 @@ from transformers.integrations import integration_utils
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ropepatch.errors import RopepatchError, argument
-from ropepatch.files import whole_file
+from ropepatch.files import remove
 from ropepatch.training.loss import causal_lm_loss, linear_head
 from ropepatch.training.packed_attention import packed_attention
 from ropepatch.training.parallel import Sharing, launch_arguments
 from ropepatch.training.recipe import Recipe
-from ropepatch.training.run_checkpoints import seal
+from ropepatch.training.run_checkpoints import PARTIAL, checkpoints
 from ropepatch.training.teacher import UNKNOWN, Teacher
 from ropepatch.training.watching import Watcher
 
-HISTORY = "history.json"
+TORCH_WRITES = "inline_container"  # in an error of torch, which wraps that of the disk
 SECONDS = "train_seconds"  # in a log: of the steps since the one before
 
 
@@ -116,28 +114,36 @@ class LongContextTrainer(Trainer):
         return metrics
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log, and keep the history on disk; refuse a loss that is no number."""
+        """Log, and refuse a loss that is no number."""
         super().log(logs, *args, **kwargs)
         if not math.isfinite(logs.get("loss", 0.0)):
             raise RopepatchError(
                 f"the loss is {logs['loss']} at step {self.state.global_step}",
                 hint=f"lower learning_rate, or raise warmup_steps, with another {argument('out')}",
             )
-        if self.is_world_process_zero():
-            write_history(self.folder / HISTORY, self.state.log_history)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self.folder / PARTIAL)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         step = self.state.global_step
-        folder = self.folder / f"{PREFIX_CHECKPOINT_DIR}-{step}"
-        with explaining_disk(f"the checkpoint of step {step}", folder):
+        partial = self.folder / PARTIAL / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+        with explaining_disk(f"the checkpoint of step {step}", partial):
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
-            if self.is_world_process_zero():
-                seal(folder)
+            if self.args.should_save:
+                partial.rename(self.folder / partial.name)
+                limit: Any = self.args.save_total_limit
+                for old in checkpoints(self.folder)[:-limit]:
+                    remove(old)
 
 
 class LogOnSave(TrainerCallback):
     """Logs whenever it saves, so that a resumed run takes means over the same steps; measures at the end."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Log, measure and save as the recipe says now; the state of a checkpoint says how it was before."""
+        state.compute_steps(args, state.max_steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Amend what is due after a step."""
@@ -202,6 +208,8 @@ def explaining_disk(what: str, folder: Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, RuntimeError) and TORCH_WRITES not in str(error):
+            raise
         reason = " ".join(str(error).split())[:200]
         raise RopepatchError(
             f"cannot save {what}: {reason}",
@@ -214,6 +222,8 @@ def _one_line() -> Iterator[None]:
     """What transformers refuses."""
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except (TypeError, ValueError, ImportError, RuntimeError, KeyError) as error:
         raise RopepatchError(
             f"transformers refuses the recipe's trainer: {' '.join(str(error).split())[:300]}",
@@ -230,7 +240,6 @@ def make_trainer(**arguments: Any) -> LongContextTrainer:
 @_one_line()
 def training_arguments(recipe: Recipe, folder: Path, *, dtype: str, resumed: bool) -> TrainingArguments:
     """The arguments of a run in a folder, in a precision that the recipe states or leaves open."""
-    trackers = ["tensorboard"] if find_spec("tensorboard") or find_spec("tensorboardX") else []
     ours = {
         "output_dir": str(folder),
         "seed": recipe.seed,
@@ -247,7 +256,7 @@ def training_arguments(recipe: Recipe, folder: Path, *, dtype: str, resumed: boo
         "average_tokens_across_devices": True,
         "logging_nan_inf_filter": False,  # a loss that is no number must be seen
     }
-    defaults = {"report_to": trackers, "logging_steps": 10, "save_steps": 100, "save_total_limit": 2}
+    defaults = {"report_to": "none", "logging_steps": 10, "save_steps": 100, "save_total_limit": 2}
     values: dict[str, Any] = {**defaults, **recipe.trainer, **ours, **launch_arguments(recipe)}
     arguments = TrainingArguments(**values)
     for tracker in integration_utils.get_reporting_integration_callbacks(arguments.report_to):  # type: ignore[no-untyped-call]
@@ -266,13 +275,12 @@ def training_arguments(recipe: Recipe, folder: Path, *, dtype: str, resumed: boo
     return arguments
 
 
-def write_history(file: Path, log_history: list[dict[str, Any]]) -> None:
-    """What was logged, step by step, as JSON; written whole."""
+def history(log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What was logged, a row for each step."""
     rows: dict[int, dict[str, Any]] = {}
     for logged in log_history:
         row = rows.setdefault(logged["step"], {"step": logged["step"]})
         for key, value in logged.items():
             if key != "epoch" and not key.startswith("train_"):  # times of one session
                 row[key.removeprefix("eval_")] = value
-    with whole_file(file) as partial:
-        partial.write_text(json.dumps(list(rows.values()), indent=1) + "\n", encoding="utf-8")
+    return list(rows.values())

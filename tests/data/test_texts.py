@@ -65,7 +65,13 @@ def test_a_text_without_a_tokenizer_and_one_text_in_place_of_a_list_are_errors(t
         cut(tokenizer, "abc")
 
 
-@pytest.mark.parametrize("wrong", [None, 5, {"a": 1}, [None], torch.tensor(5)])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(None, 5, {"a": 1}, [None], torch.tensor(5), [[5, 6]], torch.tensor([[5, 6]])),
+        *([0.5, 1.7], torch.ones(2), [True, 3], [-1, 2], [2**31]),
+    ],
+)
 def test_what_is_neither_text_nor_token_ids_is_refused_by_its_number(tokenizer, wrong):
     with pytest.raises(RopepatchError, match=r"documents\[1\] must be a text or a list of token ids, got"):
         token_ids(tokenizer, ["a", wrong])

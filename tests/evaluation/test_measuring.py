@@ -262,6 +262,7 @@ def test_what_was_read_of_one_model_is_not_resumed_with_another(tmp_path):
     interrupted(suites[0], tmp_path / "out")
     assert rows(measure(suites[1], out=tmp_path / "out")) == rows(measure(suites[1]))
     assert not list((tmp_path / "out").glob("*.partial"))
+    assert not [file for file in (tmp_path / "out").iterdir() if str(tmp_path) in file.read_text()]
 
 
 def test_what_is_measured_beside_earlier_results_is_in_their_precision(tmp_path):

@@ -50,6 +50,15 @@ def test_amending_keeps_what_it_does_not_know(record, tmp_path):
     assert "command" not in amend(tmp_path, command=None).to_dict()
 
 
+def test_no_path_of_this_machine_is_written(record, tmp_path):
+    path = "/home/zorro/llama"
+    trained = ADAPTATION | {"recipe": {"data": {"sources": [{"text": path}]}}}
+    write(
+        tmp_path, record.amended(model=path, command=f"ropepatch extend {path} --to 1k", adaptation=trained)
+    )
+    assert "zorro" not in (tmp_path / FILE).read_text()
+
+
 def test_an_amendment_that_fails_leaves_the_record_as_it_was(record, tmp_path, monkeypatch):
     write(tmp_path, record)
     before = (tmp_path / FILE).read_bytes()

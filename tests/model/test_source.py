@@ -1,16 +1,19 @@
 """MODEL: a folder, or a Hub id served here on this machine; what goes wrong is said without the token."""
 
 import json
+import shlex
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
 import pytest
 from hub_server import COMMIT, Hub, serving, speak_to
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ropepatch import RopepatchError, diagnose, load
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.source import DOWNLOADED, TEMPLATES, is_carried
+from ropepatch.model.source import DOWNLOADED, TEMPLATES, is_carried, shown_command, without_paths
 
 NAME = "a-lab/tiny-llama"
 TOKEN = "hf_secret0123456789"
@@ -189,3 +192,30 @@ def test_a_licence_is_carried_and_downloaded_from_the_hub(name):
     assert is_carried(name)
     assert not is_carried(f"{name}.bin")
     assert any(fnmatchcase(name, pattern) for pattern in DOWNLOADED)
+
+
+# Names as others may see them
+
+
+def test_a_command_keeps_its_words_and_loses_its_folders():
+    typed = "/home/alice/venv/bin/ropepatch extend '/home/alice/my models/llama 2' --to 32k"
+    typed += " --text=/home/alice/books --out ~/out/x --set 'divisors=[1.0, 2.0]'"
+    typed += " --recipe ./mine.yaml --push me/llama"
+    shown = "ropepatch extend 'llama 2' --to 32k --text=books --out x --set 'divisors=[1.0, 2.0]'"
+    assert shown_command(typed) == f"{shown} --recipe mine.yaml --push me/llama"
+    assert shown_command("ropepatch extend '/home/alice/x") == r"ropepatch extend x"
+
+
+PARTS = st.lists(
+    st.text("abcxyz =-_.'\"$é", min_size=1, max_size=8).filter(str.strip), min_size=1, max_size=3
+)
+
+
+@given(PARTS, st.sampled_from(["/home/zorro/", "~zorro/", "./zorro/", "../zorro/q/", "C:\\zorro\\"]))
+def test_no_folder_of_the_user_is_in_what_others_see(parts, root):
+    path = root + "/".join(parts)
+    command = shlex.join(["ropepatch", "extend", path, "--text", path, f"--out={path}", "--to", "1k"])
+    text = {"text": "a/b:c", "data": {"sources": [{"text": path}]}, "recipe_texts": [path]}
+    shown = without_paths({"model": {"name": path}, "command": command, "parameters": text})
+    assert "zorro" not in json.dumps(shown)
+    assert shown["parameters"]["text"] == "a/b:c"

@@ -131,6 +131,32 @@ def test_where_there_is_no_server_is_said_without_a_password(extended, url):
     assert "secret" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("status", "form", "asked"),
+    [
+        (None, {}, 1),
+        (500, None, 1),
+        (500, {"by_ids": True, "way": {}}, client.TRIES),
+        (503, None, client.TRIES),
+    ],
+    ids=["too slow", "500 to a form that nobody has tried", "500 to a form that worked", "busy"],
+)
+def test_what_cannot_help_is_not_asked_again(status, form, asked):
+    requests = []
+
+    def answer(request):
+        requests.append(request)
+        if status is None:
+            raise client.HTTPX.ReadTimeout("", request=request)
+        return client.HTTPX.Response(status)
+
+    server = client.Server("http://localhost:8000", timeout=5)
+    server.form, server.client = form, client.HTTPX.Client(transport=client.HTTPX.MockTransport(answer))
+    with server, pytest.raises(RopepatchError, match="within 5 seconds" if status is None else f"{status}"):
+        server._ask("POST", "completions", {})
+    assert len(requests) == asked
+
+
 def test_a_server_that_breaks_down_on_the_way_is_not_called_cut_off(extended, probed):
     engine, manners = Engine(extended), Manners()
     tops = engine.tops

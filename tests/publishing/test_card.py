@@ -2,7 +2,6 @@
 
 import math
 import re
-import shlex
 import shutil
 import sys
 from dataclasses import asdict, replace
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from huggingface_hub import ModelCard
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from made_results import adapted, asking, reading, row_of, scoring
 from transformers import LlamaConfig
@@ -25,7 +24,6 @@ from ropepatch.evaluation.results import as_read
 from ropepatch.extension.record import Record
 from ropepatch.model.weights import fingerprint, read_headers
 from ropepatch.publishing.card import Extended, card_text, write_card
-from ropepatch.publishing.card.model import shown_command
 from ropepatch.publishing.card.parts import address, bibtex, entries
 from ropepatch.publishing.card.writing import MARKER
 from ropepatch.report import print_results
@@ -366,7 +364,7 @@ def test_an_adapter_is_loaded_with_the_rope_it_was_trained_under():
     assert "vllm" not in card_text(model).lower()
     assert "loads without ropepatch" not in card_text(model)
     assert 'snapshot_download("me/adapter-1k", revision="b")' in card_text(replace(model, branch="b"))
-    local = replace(model, name="adapter", record=model.record.amended(model="/data/llama"))
+    local = replace(model, name="adapter", record=model.record.amended(model="llama"))
     assert 'load_adapter("adapter", base="path/to/llama")' in card_text(local)
 
 
@@ -432,31 +430,6 @@ def test_a_paper_of_a_method_that_is_not_registered_is_neither_cited_nor_a_link(
 
 
 # Names of the user's own
-
-
-def test_a_command_keeps_its_words_and_loses_its_folders():
-    typed = "/home/alice/venv/bin/ropepatch extend '/home/alice/my models/llama 2' --to 32k"
-    typed += " --text=/home/alice/books --out ~/out/x --set 'divisors=[1.0, 2.0]'"
-    typed += " --recipe ./mine.yaml --push me/llama"
-    shown = "ropepatch extend 'llama 2' --to 32k --text=books --out x --set 'divisors=[1.0, 2.0]'"
-    assert shown_command(typed) == f"{shown} --recipe mine.yaml --push me/llama"
-    assert shown_command("ropepatch extend '/home/alice/x") == r"ropepatch extend x"
-
-
-PARTS = st.lists(
-    st.text("abcxyz =-_.'\"$é", min_size=1, max_size=8).filter(str.strip), min_size=1, max_size=3
-)
-
-
-@given(PARTS, st.sampled_from(["/home/zorro/", "~zorro/", "./zorro/", "../zorro/q/", "C:\\zorro\\"]))
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_no_folder_of_the_user_is_on_the_card(parts, root):
-    path = root + "/".join(parts)
-    command = shlex.join(["ropepatch", "extend", path, "--text", path, f"--out={path}", "--to", "1k"])
-    results = [replace(r, parameters={**r.parameters, "text": path}) for r in TRAINED[:3]]
-    model = made(MADE["scored"].record.amended(model=path, command=command), results)
-    assert model.evidence
-    assert "zorro" not in card_text(model)
 
 
 @given(st.text(max_size=60))

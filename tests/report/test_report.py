@@ -161,9 +161,9 @@ def test_models_targets_and_protocols_stand_apart(tmp_path):
         reading("yarn", [3.0] * 2, method="yarn", lengths=[256, 512]),
         reading("yarn", [4.0] * 3, method="yarn", model=model_record("other")),
     ]
-    page = write_report(results, tmp_path / "r.html", command="ropepatch eval x <b>").read_text("utf-8")
+    page = write_report(results, tmp_path / "r.html", command="ropepatch eval ~/x '<b>'").read_text("utf-8")
     assert plain(re.search(r'<p class="origin">.*?</p>', page, re.DOTALL)[0]).endswith(
-        " · ropepatch eval x <b>"
+        " · ropepatch eval x '<b>'"
     )
     titles = [plain(title) for title in re.findall(r"<h2>.*?</h2>", page)]
     assert titles == ["tiny to 1k", "tiny to 512", "other to 1k", "Provenance"]

@@ -143,7 +143,9 @@ def work(recipe: str, out: str, whom: str = "", event: str = "", step: str = "0"
             stock = getattr(Trainer, method)
 
             def deadly(trainer: Trainer, *arguments: Any, **options: Any) -> Any:
-                done = stock(trainer, *arguments, **options)  # of a checkpoint: it is written, and not sealed
+                done = stock(
+                    trainer, *arguments, **options
+                )  # of a checkpoint: it is written, and not renamed
                 if trainer.state.global_step == int(step):
                     die()
                 return done

@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import shutil
+import sys
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -25,6 +26,7 @@ from run_recipes import (
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers.integrations import integration_utils
 from transformers.models.llama.modeling_llama import LlamaModel
 
 import ropepatch
@@ -133,12 +135,40 @@ def test_an_interrupted_run_goes_on_and_ends_like_one_that_was_not(
     assert record_of(resumed)["adaptation"]["seconds"] == STEPS
 
 
+def test_a_run_goes_on_with_other_times_to_save_and_to_log(tmp_path, adapted):
+    interrupted(yarn(), small_recipe(), tmp_path / "out", "step_end", 3)
+    (tmp_path / "out.run" / "runs").mkdir()
+    (tmp_path / "out.run" / "runs" / "events").touch()
+    other = {"save_steps": 3, "save_total_limit": 3, "logging_steps": 1, "dataloader_num_workers": 1}
+    with trainers() as made:
+        resumed = adapt(yarn(), small_recipe(trainer=other | {"ddp_timeout": 60}), tmp_path / "out").folder
+    assert (made[0].state.save_steps, made[0].state.logging_steps) == (3, 1)
+    assert model_bytes(resumed) == model_bytes(adapted)
+    assert (resumed / "adaptation" / "runs" / "events").exists()
+
+
+def test_no_tracker_is_told_unless_a_recipe_asks_for_it(tmp_path, monkeypatch):
+    for package in ("tensorboard", "tensorboardX"):
+        monkeypatch.setitem(sys.modules, package, SimpleNamespace(__spec__=package))
+    monkeypatch.setattr(integration_utils, "get_reporting_integration_callbacks", lambda names: [])
+    arguments = trainer.training_arguments(small_recipe(), tmp_path, dtype="float32", resumed=False)
+    assert arguments.report_to == []
+
+
+def test_running_out_of_memory_is_no_mistake_in_the_recipe_and_no_full_disk(tmp_path, monkeypatch):
+    def out_of_memory(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError), trainer.explaining_disk("the checkpoint", tmp_path / "none"):
+        out_of_memory()
+    monkeypatch.setattr(trainer, "LongContextTrainer", out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        trainer.make_trainer()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("module", "function"), [(torch, "save"), (trainer, "seal")])
-def test_a_full_disk_is_said_clearly_and_leaves_the_last_checkpoint_whole(
-    monkeypatch, tmp_path, adapted, module, function
-):
-    stock = getattr(module, function)
+def test_a_full_disk_is_said_clearly_and_leaves_the_last_checkpoint_whole(monkeypatch, tmp_path, adapted):
+    stock = torch.save
 
     def full(*args, **kwargs):
         if "checkpoint-4" in str(args):
@@ -146,7 +176,7 @@ def test_a_full_disk_is_said_clearly_and_leaves_the_last_checkpoint_whole(
         return stock(*args, **kwargs)
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, function, full)
+        patched.setattr(torch, "save", full)
         with pytest.raises(
             RopepatchError, match=r"cannot save the checkpoint of step 4: .*No space left"
         ) as error:

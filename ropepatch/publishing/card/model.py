@@ -1,13 +1,12 @@
-"""An extended checkpoint as its files tell of it, under names that others may see."""
+"""An extended checkpoint as its files tell of it."""
 
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -22,32 +21,6 @@ from ropepatch.publishing.loading import call, load_adapter
 from ropepatch.scaling import METHODS
 
 SAME = ("method", "factor", "parameters", "target")  # of one scaling, in the record and in results
-
-
-def shown_name(name: str) -> str:
-    """A model or a text as others may see it: a Hub id, or the last part of a path.
-
-    `owner/name` may also be a folder within a folder: it stays, and tells nothing of the machine.
-    """
-    if HUB_ID.fullmatch(name):
-        return name
-    return re.split(r"[/\\]+", name.rstrip("/\\"))[-1] or "/"
-
-
-def shown_command(command: str) -> str:
-    """A command line with the last part of every path."""
-    try:
-        words = shlex.split(command)
-    except ValueError:  # quotes that do not close
-        words = command.split()
-    return shlex.join(map(_shown_word, words))
-
-
-def _shown_word(word: str) -> str:
-    option, equals, value = word.partition("=")
-    if equals and not re.search(r"[/\\]", option):
-        return f"{option}={shown_name(value)}"
-    return shown_name(word)
 
 
 class Evidence(NamedTuple):
@@ -101,11 +74,6 @@ class Extended:
         """The page of the base model on the Hub."""
         return f"https://huggingface.co/{self.base_id}"
 
-    @property
-    def base_name(self) -> str:
-        """The base model as others may see it."""
-        return shown_name(self.record.model)
-
     def loaded_by(self, function: str) -> str:
         """The call that loads it."""
         return call(f"{function}.from_pretrained", self.name, branch=self.branch, code=self.code is not None)
@@ -114,7 +82,7 @@ class Extended:
     def adapter_loading(self) -> str:
         """The call that loads it, of an adapter."""
         is_public = self.base_id or self.record.model == "tiny"
-        base = None if is_public else f"path/to/{self.base_name}"
+        base = None if is_public else f"path/to/{self.record.model}"
         return load_adapter(self.name, branch=self.branch, base=base)
 
     @property
@@ -159,7 +127,7 @@ class Extended:
             if own and group.task in TASKS:
                 seen[group.task] += 1
                 number = f"-{seen[group.task]}" if seen[group.task] > 1 else ""
-                evidence.append(Evidence(_shown(group), own[0], next(before, None), f"{group.task}{number}"))
+                evidence.append(Evidence(group, own[0], next(before, None), f"{group.task}{number}"))
         return evidence
 
     def _is_own(self, result: Result) -> bool:
@@ -171,13 +139,6 @@ class Extended:
             and all(scaling.get(key) == as_read(getattr(self.record, key)) for key in SAME)
             and result.adapted == (self.record.adaptation is not None)
         )
-
-
-def _shown(group: Comparison) -> Comparison:
-    """The comparison with its text named as others may see it."""
-    if (text := group.parameters.get("text")) is None:
-        return group
-    return replace(group, parameters={**group.parameters, "text": shown_name(str(text))})
 
 
 def _order(result: Result) -> tuple[Any, ...]:

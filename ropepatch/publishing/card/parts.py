@@ -15,7 +15,7 @@ from ropepatch.evaluation.results import Row, measure_of
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.extension.record import Adaptation
 from ropepatch.model.config import LEGACY_KEYS
-from ropepatch.publishing.card.model import Evidence, Extended, shown_command
+from ropepatch.publishing.card.model import Evidence, Extended
 from ropepatch.report.printers import markdown_table, one_line, plain
 from ropepatch.report.tables import perplexity_text, row_cell, tables_of
 
@@ -156,7 +156,7 @@ def old_context(model: Extended) -> Iterator[str]:
 def command(model: Extended) -> str:
     """The command that made it, if one is on record."""
     line = model.record.command
-    return "" if line is None else fenced(shown_command(line), "bash")
+    return "" if line is None else fenced(line, "bash")
 
 
 def plan(model: Extended) -> str:
