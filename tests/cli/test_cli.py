@@ -399,31 +399,6 @@ def test_colours_are_for_a_terminal_that_wants_them(run_here, monkeypatch, scree
     )
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        *("methods", "methods dca", "encodings alibi", "recipes", "plan tiny --to 1k --method self-extend"),
-        *("plan tiny --to 1k --method custom", "doctor {faulty} --no-measure"),
-    ],
-)
-def test_what_is_printed_fits_eighty_columns_and_loses_nothing(line, run_here, monkeypatch, tmp_path):
-    if "{faulty}" in line:
-        write_checkpoint(tmp_path / "faulty", by_bytes=True)
-        config = json.loads((tmp_path / "faulty" / "config.json").read_text())
-        rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fats": 32.0}
-        (tmp_path / "faulty" / "config.json").write_text(json.dumps(config | {"rope_parameters": rope}))
-    words = line.format(faulty=tmp_path / "faulty").split()
-    words += ["--set", f"divisors={','.join(['2'] * 16)}"] * ("custom" in line)
-    monkeypatch.setenv("COLUMNS", "80")
-    piped = run_here(*words).stdout
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("NO_COLOR", "1")
-    shown = re.sub(r"\x1b\[\d+m", "", run_here(*words).stdout)
-    assert max(map(len, shown.splitlines())) <= 80
-    assert "".join(shown.split()) == "".join(piped.split())
-    assert piped.strip()
-
-
 def test_a_name_that_would_move_the_cursor_is_printed_as_it_is_written(capsys):
     print_results([made_results.reading("yarn", [1.0] * 3, model=made_results.model_record("a\x1b[2Jb"))])
     assert "a\\x1b[2Jb, trained on" in capsys.readouterr().out

@@ -1,6 +1,5 @@
 """From a scaling to `rope_parameters`: stock transformers computes from them what we said, to the bit."""
 
-import json
 import math
 from typing import Any
 
@@ -113,19 +112,6 @@ def test_the_first_form_has_the_rope_type_that_the_method_announces(name):
     kinds = [export.rope_parameters["rope_type"] for export in every_form(name, LLAMA_2)]
     assert METHODS[name].saved_as == (kinds[0] if kinds else "–")
     assert len(kinds) <= 2
-
-
-@EVERY_METHOD
-def test_every_form_is_json_and_names_the_base_and_an_explicit_temperature(name):
-    for rope in GEOMETRIES.values():
-        for export in every_form(name, rope):
-            parameters = export.rope_parameters
-            assert json.loads(json.dumps(parameters, allow_nan=False)) == parameters
-            assert isinstance(parameters["rope_theta"], float)
-            if parameters["rope_type"] in ("yarn", "longrope"):
-                assert type(parameters["attention_factor"]) is type(parameters["factor"]) is float
-            # types without a temperature hold methods without one
-            assert parameters.get("attention_factor", 1) == export.frequencies.attention_factor
 
 
 # What the lengths beside longrope's lists say to engines that derive an attention factor from them.

@@ -32,8 +32,6 @@ from ropepatch.extension.map_code import map_changes, map_code, mapped_layers
 from ropepatch.files import read_json
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.kinds import CODE
-from ropepatch.publishing.card import write_card
-from ropepatch.publishing.contents import judge, read_contents
 from ropepatch.publishing.folding import fold_attention
 
 WEIGHTS = "model.safetensors"
@@ -337,24 +335,3 @@ def test_a_map_of_a_model_whose_layers_see_less_than_the_window_is_refused(copie
     edit_json(copied / "config.json", model_type="mistral-attention-map", sliding_window=16)
     with pytest.raises(RopepatchError):
         load_checkpoint(Checkpoint(copied))
-
-
-# Pushed
-
-
-def test_push_carries_the_code_of_a_map_and_of_nothing_else(copied, source, tmp_path):
-    assert CODE in read_contents(copied).files
-    assert judge(copied).against == ()
-    (copied / CODE).write_text((copied / CODE).read_text() + "# mine\n")
-    assert judge(copied).against == (f"its code has changed since it was verified ({CODE})",)
-    plain = Path(shutil.copytree(source, tmp_path / "plain"))
-    shutil.copy(copied / CODE, plain)
-    assert CODE not in read_contents(plain).files
-
-
-def test_the_card_says_how_to_trust_it(copied):
-    write_card(copied)
-    card = (copied / "README.md").read_text()
-    assert "trust_remote_code=True" in card
-    assert f"[{CODE}]" in card.replace("\\", "")
-    assert "vLLM does not read this map" in card

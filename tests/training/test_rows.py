@@ -89,26 +89,6 @@ def test_an_epoch_has_every_token_once_but_the_rest_that_fills_no_window(lengths
     assert sorted(read) == windows
 
 
-@given(lengths_of_documents, st.integers(0, 20), st.integers(1, 30))
-def test_a_row_knows_its_documents_and_trains_on_all_but_their_first_tokens(lengths, begin, window):
-    owner = [document for document, length in enumerate(lengths) for _ in range(length)]
-    if len(owner) - begin < window:
-        return
-    row = TokenRows(store_of(lengths), begin, 0).row(0, window)
-    ids = row.ids.tolist()
-    labels, parts = [], []
-    for before, token in zip([None, *ids], ids, strict=False):
-        if before is None or owner[before] != owner[token]:
-            labels.append(-100)
-            parts.append(1)
-        else:
-            labels.append(token)
-            parts[-1] += 1
-    assert row.labels.tolist() == labels
-    assert list(row.lengths) == parts
-    assert row.ids.dtype == row.labels.dtype == torch.long
-
-
 def test_the_order_is_another_in_each_epoch_for_each_seed_and_each_window():
     store = store_of([5050])  # 50 rows of 100 or of 101
 
