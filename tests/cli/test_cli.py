@@ -12,7 +12,6 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-import made_results
 import pytest
 from checkpoint_folders import write_checkpoint
 
@@ -25,7 +24,6 @@ from ropepatch.errors import RopepatchError, argument, arguments_written
 from ropepatch.evaluation.suites import Method, Suite, read_suite
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.model.source import TINY
-from ropepatch.report.terminal import print_results
 
 COMMANDS = [name for name in app if not name.startswith("-")]
 LINES = {  # what needs no model: the line, its exit code, the heaviest that it imports, and what it prints
@@ -311,22 +309,6 @@ def test_the_model_and_the_text_of_the_command_line_take_the_place_of_those_of_t
     assert harness.metadata == {"text": "books"}
 
 
-def test_compare_hands_on_every_option(asked):
-    texts = ("--text", "books", "--field", "body", "--split", "train", "--windows", "3")
-    keys = ("--haystacks", "2", "--keys", "3", "--seed", "9")
-    suite, options = asked("compare", "tiny", "--methods", "ntk, yarn", "--to", "512", *texts, *keys)
-    assert suite == Suite(
-        models=("tiny",),
-        methods=(Method(name="ntk"), Method(name="yarn")),
-        to=(512,),
-        tasks=(
-            PerplexityTask(text="books", field="body", split="train", windows=3),
-            RetrievalTask(haystacks=2, keys=3, seed=9),
-        ),
-    )
-    assert {options[place] for place in ("out", "report", "revision")} == {None}
-
-
 def test_extend_hands_on_every_option(monkeypatch):
     """All arguments of the verb reach the room that does the work, under their names."""
     words = (
@@ -399,11 +381,6 @@ def test_colours_are_for_a_terminal_that_wants_them(run_here, monkeypatch, scree
     )
 
 
-def test_a_name_that_would_move_the_cursor_is_printed_as_it_is_written(capsys):
-    print_results([made_results.reading("yarn", [1.0] * 3, model=made_results.model_record("a\x1b[2Jb"))])
-    assert "a\\x1b[2Jb, trained on" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 def test_no_name_of_a_folder_reaches_the_terminal_unescaped(tmp_path, run_here):
     name = "a\x1b[2Jb"
@@ -427,25 +404,6 @@ def test_no_name_of_a_folder_reaches_the_terminal_unescaped(tmp_path, run_here):
         done = run_here(*words, cwd=tmp_path)
         assert done.returncode == (2 if words[0] in ("eval", "suites") else 0), done.stderr
         assert "\x1b" not in done.stdout + done.stderr, words
-
-
-@pytest.mark.parametrize("columns", [40, 80, 400])
-def test_tables_fit_the_terminal_and_lose_nothing(columns, capsys, monkeypatch):
-    names = ["baseline", "linear", "llama3", "yarn"]
-    results = [
-        made_results.reading(name, [1.0, 2.0, 3.0], method=None if name == names[0] else name)
-        for name in names
-    ]
-    print_results(results)
-    whole = capsys.readouterr().out
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", str(columns))
-    print_results(results)
-    folded = capsys.readouterr().out
-    table = folded.splitlines()[1:]
-    assert max(map(len, table)) <= columns
-    whole = whole if columns == 400 else whole.replace("(", "").replace(")", "")  # around the intervals
-    assert sorted("".join(folded.split())) == sorted("".join(whole.split()))
 
 
 def rooms() -> Iterator[tuple[str, Mapping[str, inspect.Parameter], Mapping[str, inspect.Parameter]]]:

@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
 from contextlib import nullcontext
 from itertools import count
 
@@ -14,6 +11,7 @@ import torch
 from checkpoint_folders import edit_json, write_checkpoint
 from oldest import needs
 from oracle import long_perplexity
+from run_recipes import run_two_processes
 from tiny_models import tiny_model
 
 import ropepatch
@@ -211,16 +209,8 @@ def test_several_processes_write_the_results_of_one(results, tmp_path):
     """As `torchrun -m ropepatch eval` starts them; only the first prints."""
     suite = tmp_path / "suite.yaml"
     suite.write_text("methods: [yarn]\nto: [2x]\ntasks: [{task: perplexity, windows: 3}]\n")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ropepatch"]
-    words = ["eval", "tiny", "--suite", str(suite), "--out", str(tmp_path / "out")]
-    done = subprocess.run(
-        [*launcher, *words],
-        env=os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    words = ("-m", "ropepatch", "eval", "tiny", "--suite", suite, "--out", tmp_path / "out")
+    done = run_two_processes(*words, OMP_NUM_THREADS=str(torch.get_num_threads()))
     assert done.stdout.count("trained on 256 tokens") == 1
     for label in (BASELINE, "yarn"):
         file = tmp_path / "out" / f"tiny-512-perplexity-{label}.json"

@@ -89,15 +89,6 @@ def test_what_is_not_a_number_is_never_written(tmp_path, number):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b'"text"', b"[]", b"caf\xe9", b"[" * 100_000, b'{"a": NaN}', b"9" * 5000, b"{}"]
-)
-def test_a_damaged_or_foreign_file_is_one_error_that_names_it(tmp_path, content):
-    (tmp_path / "a.json").write_bytes(content)
-    with pytest.raises(RopepatchError, match=r"a\.json( is not a result|: )"):
-        read_result(tmp_path / "a.json")
-
-
-@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"schema": SCHEMA + 1, "something": "new"}, "format"),

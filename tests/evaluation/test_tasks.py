@@ -4,14 +4,12 @@ import copy
 import importlib.util
 import json
 import math
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from run_recipes import run_python
 from tiny_models import tiny_model
 from tokenizer_makes import CHECKPOINT, TOKENIZERS
 from tokenizers import decoders
@@ -161,31 +159,6 @@ def test_key_tokens_are_those_that_gain_by_the_definition(tiny, helpers):
     }
 
 
-def test_key_perplexity_is_that_of_the_spans_by_hand(tiny, helpers, tales):
-    model, tokenizer = tiny
-    given = {"text": str(tales), "max_seq_lengths": [128, 256], "short": 48, "evaluator": "tiny"}
-    rows = helpers.key_spans(tokenizer=str(CHECKPOINT), **given)["test"]
-    documents = tales.read_text().split("<|endoftext|>")
-    total, tokens, greedy = 0.0, 0, 0
-    for row in rows:
-        assert any(f"<s>{document}".startswith(row["context"] + row["span"]) for document in documents)
-        assert not row["context"][-1].isspace()
-        ids = tokenizer.encode(row["context"] + row["span"], add_special_tokens=False)
-        kept = len(ids) - len(tokenizer.encode(row["context"], add_special_tokens=False))
-        total += log_probs(model, ids)[-kept:].sum().item()
-        tokens += kept
-        with torch.no_grad():
-            said = model(torch.tensor([ids])).logits[0].argmax(-1).tolist()
-        greedy += said[-kept - 1 : -1] == ids[-kept:]
-    found = scores(tiny, "ropepatch_key_tokens", max_length=256, **given)
-    assert found["key_perplexity"]["value"] == pytest.approx(math.exp(-total / tokens), rel=1e-5)
-    assert (found["key_acc"]["value"], found["key_acc"]["n"]) == (
-        pytest.approx(greedy / len(rows)),
-        len(rows),
-    )
-    assert tokens > 4
-
-
 def test_at_most_so_many_spans_of_a_document_are_asked_for_evenly_spread(helpers, tales, monkeypatch):
     places = [(at, at + 9) for at in range(100, 170, 10)]
     monkeypatch.setattr(helpers, "_key_tokens", lambda *arguments: places)
@@ -254,13 +227,11 @@ def test_plain_lm_eval_gives_the_scores_of_run_tasks(tiny, tales, tmp_path):
         "evaluator": "tiny",
         "short": 48,
     }
-    command = [sys.executable, "-m", "lm_eval", "--model", "hf", "--device", "cpu"]
+    command = ["-m", "lm_eval", "--model", "hf", "--device", "cpu"]
     command += ["--model_args", f"pretrained={CHECKPOINT},add_bos_token=False"]
     command += ["--include_path", str(TASKS), "--tasks", ",".join(tasks), "--metadata", json.dumps(metadata)]
     command += ["--output_path", str(tmp_path)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert run.returncode == 0, run.stderr[-3000:]
+    run_python(*command, HF_HUB_OFFLINE="1")
     (file,) = tmp_path.rglob("results*.json")
     plain = json.loads(file.read_text())["results"]
     rows = run_tasks(*tiny, tasks, include_path=TASKS, metadata=metadata, max_length=256)

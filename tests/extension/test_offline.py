@@ -1,13 +1,11 @@
 """What stays on this machine: no command asks anybody about a local folder, and none runs its code."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from checkpoint_folders import edit_json, write_checkpoint
+from run_recipes import run_python
 
 # Every way out of the process, and stdin, is shut and noted down; HF_HUB_OFFLINE=0, or the library would not
 # even try.
@@ -44,16 +42,8 @@ json.dump({"codes": codes, "attempts": asked}, open("outcome.json", "w"))
 
 
 def shut_in(place: Path, *lines: list[str]) -> dict:
-    environment = os.environ | {"HF_HUB_OFFLINE": "0", "HF_HOME": str(place / "home"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", SHUT_IN, json.dumps(lines)],
-        cwd=place,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    variables = {"HF_HUB_OFFLINE": "0", "HF_HOME": str(place / "home")}
+    done = run_python("-c", SHUT_IN, json.dumps(lines), cwd=place, **variables)
     outcome = json.loads((place / "outcome.json").read_text())
     return outcome | {"stdout": done.stdout, "stderr": done.stderr}
 

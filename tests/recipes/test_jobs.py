@@ -24,7 +24,7 @@ from ropepatch.training.recipe import read_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = ROOT / "recipes" / "jobs"
-GUIDE = ROOT / "docs" / "guides" / "several-gpus.md"
+GUIDES = [ROOT / "docs" / "guides" / f"{name}.md" for name in ("several-gpus", "serve", "train-elsewhere")]
 RUN, RESULT = "local/run", "local/result"
 
 
@@ -72,7 +72,7 @@ PROGRAMS = "ropepatch|torchrun|accelerate|sbatch|hf"
 
 
 @pytest.mark.parametrize(
-    "page", [GUIDE, ROOT / "recipes" / "README.md", *HEADERS], ids=lambda page: page.stem
+    "page", [*GUIDES, ROOT / "recipes" / "README.md", *HEADERS], ids=lambda page: page.stem
 )
 def test_the_commands_of_a_page_and_of_the_header_of_a_recipe_parse(page):
     text = re.sub("^#", " ", page.read_text(encoding="utf-8"), flags=re.MULTILINE).replace("\\\n", " ")

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from accelerate.commands.config.config_args import load_config_from_file
-from accelerate.commands.launch import launch_command_parser
 from transformers import TrainingArguments
 
 from ropepatch import plan
@@ -18,7 +16,6 @@ from ropepatch.settings import RECIPES, find_shipped, relative_length, shipped_n
 from ropepatch.training.forecast import Estimate, published_config
 from ropepatch.training.recipe import Recipe, TrainerArguments, read_recipe
 
-FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 NAMES = shipped_names(RECIPES)
 
 
@@ -142,17 +139,6 @@ def test_an_argument_that_ropepatch_or_the_launcher_sets_is_refused_without_its_
 
 def test_the_keys_of_the_trainer_are_arguments_of_transformers():
     assert TrainerArguments.__annotations__.keys() <= {field.name for field in fields(TrainingArguments)}
-
-
-@pytest.mark.parametrize("file", sorted((FOLDER / "accelerate").glob("*.yaml")), ids=lambda file: file.stem)
-def test_accelerate_knows_every_key_of_its_files(file):
-    """It refuses unknown keys at the top itself, and takes any below, which then do nothing."""
-    config = load_config_from_file(str(file))
-    known = {action.dest for action in launch_command_parser()._actions}
-    for section in (config.fsdp_config, config.deepspeed_config, config.parallelism_config):
-        assert section.keys() <= known
-    assert config.mixed_precision == "bf16"
-    assert config.num_machines == 1
 
 
 def test_recipes_prints_a_file_lists_what_every_one_says_of_itself_and_as_json_what_it_holds(run_here):

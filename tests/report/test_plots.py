@@ -1,7 +1,5 @@
 """Figures show the numbers they were given, and leave nothing behind."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -12,6 +10,7 @@ import torch
 from made_results import asking, model_record, reading, scoring
 from map_oracle import ORACLE, SMALL, distances
 from methods import GEOMETRIES
+from run_recipes import run_python
 
 from ropepatch.attention import make_map
 from ropepatch.evaluation.comparisons import comparisons
@@ -219,7 +218,7 @@ from ropepatch.report.plots import plot_plan
 plot_plan(ropepatch.plan("tiny", to=512))
 assert "matplotlib.figure" in sys.modules and "matplotlib.pyplot" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run_python("-c", code)
 
 
 @pytest.mark.parametrize(

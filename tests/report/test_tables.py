@@ -123,15 +123,6 @@ def test_a_ranking_shows_loss_cost_and_answers_with_their_paired_differences():
     assert lines(rows["floor"]) == ["0.125"] + [""] * 6
 
 
-def test_only_the_gains_of_the_baseline_are_empty():
-    harmless = reading("rerope", [1.0, 2.0, 2.0], method="rerope")  # which changes nothing within the window
-    answers = [ANSWERS[0], replace(ANSWERS[1], label="rerope")]
-    _, rows = ranked(DIFFERENT[0], harmless, *answers)
-    assert [k for k, cell in enumerate(rows["baseline"]) if not cell.text] == [1, 3, 5]
-    assert rows["rerope"][3].line == "+0.000 (+0.000 to +0.000)"
-    assert all(cell.text for cell in rows["rerope"])
-
-
 def test_ranking_and_advice_fit_the_screen(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")

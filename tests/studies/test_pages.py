@@ -11,8 +11,6 @@ from tiny_models import tiny_model
 import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.evaluation.retrieval import ask
-from ropepatch.model.config import load_config
-from ropepatch.model.source import TINY
 
 # End to end
 
@@ -119,27 +117,6 @@ def test_what_cannot_be_read_is_refused_before_a_model_is_loaded(command, tmp_pa
         pages_study.main([*words, "--pages", "4", "--json", str(tmp_path / "a.json")])
     with pytest.raises(SystemExit, match="unknown method"):
         pages_study.main([*words, "--methods", "yarrn", "--dry-run"])
-
-
-def test_a_page_of_short_texts_takes_several_that_no_other_page_has(command, tiny):
-    folder = texts_of(command[0])
-    pages = pages_study.Pages(256, 1200, (256, 1200), 1, 2, folder)
-    assert pages.page(0, tiny[1])[0] == "0 + 1"
-    two = pages_study.Pages(256, 600, (256, 600), 2, 2, folder)
-    assert [two.page(index, tiny[1])[0] for index in range(2)] == ["0", "1"]
-
-
-def test_the_cost_of_a_reading_is_that_of_its_tokens_and_what_they_attend_to():
-    config = load_config(json.loads((TINY / "config.json").read_text()))
-    one = pages_study.Pages(256, 512, (512,), 1, 1, TINY)
-    weights, queries = config.num_hidden_layers * config.hidden_size, 2 * pages_study.QUESTION
-    cost = pages_study.cost(config, one, [1])
-    more = pages_study.cost(config, one, [2])
-    assert (cost.readings, cost.questions, cost.prompts, cost.tokens) == (1, 2, 2, 512 * 3 + queries)
-    assert more.operations < 2 * cost.operations  # the whole prompts are of a method
-    attention = 4 * weights * sum(range(512)) + 4 * weights * 2 * sum(range(462, 512))  # pairs of tokens
-    linear = 2 * ropepatch.load("tiny", device="cpu")[0].num_parameters() * (512 + queries)
-    assert more.operations - cost.operations == pytest.approx(attention + linear, rel=0.01)
 
 
 # Tables

@@ -112,14 +112,17 @@ def write_recipe_and_suite(folder):
     return folder
 
 
-def run_python(*words, check=True):
+def run_python(*words, check=True, cwd=None, **variables):
     """A new interpreter with these words on its command line, on one thread, which finds the test modules."""
     places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places)}
-    line = [sys.executable, *words]
-    return subprocess.run(line, env=environment, check=check, capture_output=True, text=True)
+    options = {"cwd": cwd, "env": environment | variables, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, *words], **options, timeout=600, check=False)
+    assert not check or done.returncode == 0, done.stderr[-4000:]
+    return done
 
 
-def run_two_processes(*words):
+def run_two_processes(*words, **variables):
     """A program with its arguments, run by torchrun in two processes."""
-    run_python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    return run_python(*launcher, *map(str, words), **variables)
