@@ -13,6 +13,7 @@ import pytest
 import tables
 from checkpoint_folders import write_checkpoint
 from readme import DOCUMENTS, ROOT, code_blocks, commands
+from run_recipes import read_little
 from transformers import AutoConfig
 
 import ropepatch
@@ -115,9 +116,7 @@ def test_a_command_of_the_documents_runs(workplace, monkeypatch, capsys, command
     for word in shlex.split(command):
         words += sorted(str(path) for path in workplace.glob(word)) if "*" in word else [word]
     monkeypatch.chdir(workplace)
-    for limit, number in {"examples.TALES": 8, "examples.HELD_OUT": 2, "descent.MIXTURES": 2}.items():
-        monkeypatch.setattr(f"ropepatch.fitting.{limit}", number)
-    monkeypatch.setattr("ropepatch.fitting.descent.BATCH_TOKENS", 512)
+    read_little(monkeypatch)
     monkeypatch.setattr("ropepatch.pipeline.evaluation.candidates", lambda: ("linear", "yarn"))
     auto = "--method auto" in command  # which writes nothing where too few windows tell nothing
     for amount, number in {"windows": 12 if auto else 3, "haystacks": 2}.items():

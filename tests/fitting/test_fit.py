@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rank_processes import on_processes
+from run_recipes import read_little
 from safetensors.torch import save_file
 from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM
@@ -26,23 +27,15 @@ from ropepatch.model.source import TINY
 TO = 320
 
 
-def read_little(monkeypatch):
-    """Little to read, so that a fit takes a second."""
-    monkeypatch.setattr(examples, "TALES", 6)
-    monkeypatch.setattr(examples, "HELD_OUT", 2)
-    monkeypatch.setattr(descent, "MIXTURES", 2)
-    monkeypatch.setattr(descent, "BATCH_TOKENS", TO)
-
-
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
-    read_little(monkeypatch)
+    read_little(monkeypatch, TO)
 
 
 @pytest.fixture(scope="module")
 def fitted():
     with pytest.MonkeyPatch.context() as monkeypatch:
-        read_little(monkeypatch)
+        read_little(monkeypatch, TO)
         return ropepatch.fit("tiny", to=TO, steps=6)
 
 
@@ -276,7 +269,7 @@ def test_processes_without_a_process_group_are_refused(monkeypatch):
 
 def fit_on_one_of_several(rank, out):
     with pytest.MonkeyPatch.context() as monkeypatch:
-        read_little(monkeypatch)
+        read_little(monkeypatch, TO)
         scored = []
         score = FitLoss.score
         monkeypatch.setattr(FitLoss, "score", lambda *told: scored.append(1) or score(*told))

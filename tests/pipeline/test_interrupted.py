@@ -5,9 +5,9 @@ import os
 import signal
 
 import pytest
-from run_recipes import write_recipe_and_suite
+from run_recipes import read_little, write_recipe_and_suite
 
-import ropepatch
+from ropepatch.evaluation import measuring
 from ropepatch.fitting import fitting
 from ropepatch.training import adaptation
 
@@ -21,13 +21,7 @@ EXTEND = ["extend", "tiny", "--recipe", "six.yaml", "--out", "out"]
     ("words", "place", "name", "number", "line"),
     [
         (FIT, fitting, "begin", 0, "nothing is kept; the same command starts anew"),
-        (
-            FIT,
-            fitting,
-            "write_state",
-            1,
-            "fitted.json.fit keeps the descent; the same command resumes it",
-        ),
+        (FIT, fitting, "write_state", 1, "fitted.json.fit keeps the descent; the same command resumes it"),
         (
             EXTEND,
             adaptation,
@@ -35,14 +29,8 @@ EXTEND = ["extend", "tiny", "--recipe", "six.yaml", "--out", "out"]
             0,
             "out.run keeps step 0 of 6; the same command goes on from it",
         ),
-        (
-            [*EVAL, "--out", "out"],
-            ropepatch.evaluation.measuring,
-            "_measured",
-            0,
-            "finished is kept in out; the",
-        ),
-        (EVAL, ropepatch.evaluation.measuring, "_measured", 0, "nothing is kept; with --out DIR"),
+        ([*EVAL, "--out", "out"], measuring, "_measured", 0, "finished is kept in out; the"),
+        (EVAL, measuring, "_measured", 0, "nothing is kept; with --out DIR"),
     ],
     ids=["starts", "descent", "training", "eval with --out", "eval"],
 )
@@ -58,6 +46,7 @@ def test_ctrl_c_says_in_one_line_what_is_kept(
         return function(*words, **options)
 
     monkeypatch.setattr(place, name, counted)
+    read_little(monkeypatch)
     write_recipe_and_suite(tmp_path)
     document = "Once upon a time there was a red fox. " * 80
     (tmp_path / "text.txt").write_text(f"{document}<|endoftext|>" * 30)

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 from hub_server import speak_to
+from run_recipes import read_little
 
 HEAVY = [  # what the fork server imports, from anywhere
     *("torch", "transformers", "peft", "accelerate", "datasets", "matplotlib.pyplot", "ropepatch.cli"),
@@ -127,9 +128,7 @@ def perform(
 
 def smaller_work(patch: pytest.MonkeyPatch, hub: str | None, count: Callable[[str], None]) -> None:
     """Less to read for a fit, and the address of a Hub whose requests are counted before and after."""
-    for limit, number in {"examples.TALES": 8, "examples.HELD_OUT": 2, "descent.MIXTURES": 2}.items():
-        patch.setattr(f"ropepatch.fitting.{limit}", number)
-    patch.setattr("ropepatch.fitting.descent.BATCH_TOKENS", 512)
+    read_little(patch)
     if hub is None:
         return
     from huggingface_hub import get_session

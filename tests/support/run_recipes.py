@@ -50,6 +50,13 @@ def small_recipe(**changes):
     return Recipe(**settings | changes | {"trainer": trainer})
 
 
+def read_little(patch, tokens=512):
+    """Little to read for a fit, and batches of so many tokens."""
+    few = {"examples.TALES": 8, "examples.HELD_OUT": 2, "descent.MIXTURES": 2, "descent.BATCH_TOKENS": tokens}
+    for limit, number in few.items():
+        patch.setattr(f"ropepatch.fitting.{limit}", number)
+
+
 @contextmanager
 def trainers(*callbacks):
     """Every trainer that is made within the block, with further callbacks."""
