@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension import record as records
@@ -38,11 +41,12 @@ from ropepatch.model.weights import (
     clone_files,
 )
 
+TOKENIZER = "tokenizer_config.json"
 # Never carried over: other forms of the weights, which may be another model's, and what is written anew.
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx"}
 WRITTEN = {
     "config.json",
-    "tokenizer_config.json",
+    TOKENIZER,
     "generation_config.json",
     records.FILE,
     READING,
@@ -255,11 +259,25 @@ def write_configuration(source: Path, raw: dict[str, Any], partial: Path, plan: 
     if plan.remapping is not None:
         code = map_code(plan.model_type, plan.site.path)
         (partial / CODE).write_bytes(code.encode())
-    if (source / "tokenizer_config.json").exists():
-        tokenizer = read_json(source / "tokenizer_config.json")
-        write_json(partial / "tokenizer_config.json", tokenizer | {"model_max_length": plan.target})
+    if (source / TOKENIZER).exists():
+        tokenizer, _ = tokenizer_of_copy(source, [file.name for file in partial.iterdir()])
+        write_json(partial / TOKENIZER, tokenizer | {"model_max_length": plan.target})
     if (source / "generation_config.json").exists():
         generation = read_json(source / "generation_config.json")
         if generation.get("max_length") == plan.source.window:
             generation["max_length"] = plan.target
         write_json(partial / "generation_config.json", generation)
+
+
+def tokenizer_of_copy(source: Path, carried: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+    """The tokenizer_config.json of a copy of a checkpoint, and files of code that it asks for in vain.
+
+    Without its `auto_map` where that names files that are not carried and transformers has the class.
+    """
+    file = source / TOKENIZER
+    content = read_json(file) if file.exists() else {}
+    codes = re.findall(r'"(\w+)\.\w+"', json.dumps(content.get("auto_map")))
+    missing = sorted({f"{code}.py" for code in codes} - {*carried})
+    if missing and tokenizer_class_from_name(str(content.get("tokenizer_class"))):
+        return {key: value for key, value in content.items() if key != "auto_map"}, []
+    return content, missing

@@ -216,6 +216,8 @@ def extend(
         if stays := writing.left_out(source, carried):
             more = f"({argument('include')} carries more along)"
             say(f"left out, no part of a checkpoint: {', '.join(stays)} {more}")
+        for code in writing.tokenizer_of_copy(source.folder, carried)[1]:
+            say(f"warning: the tokenizer needs {code}, which {argument('include')} {code} would carry along")
         if request.recipe is None:
             with feedback.progress(WEIGHTS) as advance:
                 folder = writing.extend(

@@ -306,6 +306,33 @@ def test_a_hard_link_that_cannot_be_made_is_an_error_and_no_copy(source, out, tm
     assert left(tmp_path) == ["source"]
 
 
+@pytest.mark.parametrize(
+    ("name", "include", "asks", "missing"),
+    [
+        ("PreTrainedTokenizerFast", [], False, []),
+        ("PreTrainedTokenizerFast", ["tokenization_mine.py"], True, []),
+        ("Mine", ["tokenization_mine.py"], True, []),
+        ("Mine", [], True, ["tokenization_mine.py"]),
+    ],
+)
+def test_a_tokenizer_asks_for_code_that_is_carried_or_that_transformers_lacks(
+    template, source, out, name, include, asks, missing
+):
+    """Code that transformers does not need is not asked for; of other code that stays behind we tell."""
+    asked = {"AutoTokenizer": ["tokenization_mine.Mine", None]}
+    edit_json(source / "tokenizer_config.json", tokenizer_class=name, auto_map=asked)
+    code = "from transformers import PreTrainedTokenizerFast\nclass Mine(PreTrainedTokenizerFast): pass\n"
+    (source / "tokenization_mine.py").write_text(code)
+    extend(source, out, include=include)
+    assert ("auto_map" in read(out / "tokenizer_config.json")) == asks
+    assert checkpoint_module.tokenizer_of_copy(source, include)[1] == missing
+    if not missing:
+        mine = AutoTokenizer.from_pretrained(out, trust_remote_code=True)
+        assert (
+            mine("word3 word4").input_ids == AutoTokenizer.from_pretrained(template)("word3 word4").input_ids
+        )
+
+
 def test_quantised_weights_are_compared_by_their_frequencies_alone(source, out):
     edit_json(source / "config.json", quantization_config={"quant_method": "awq", "bits": 4})
     extend(source, out)

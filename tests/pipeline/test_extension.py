@@ -1,5 +1,6 @@
 """What `ropepatch extend` does is one call from Python: same files, resumed, shown in a notebook."""
 
+import json
 import os
 import shutil
 import sys
@@ -218,7 +219,9 @@ def untidy(tmp_path):
 def test_what_is_no_part_of_a_checkpoint_stays_behind_and_is_named_unless_the_user_includes_it(
     untidy, tmp_path
 ):
-    lines = []
+    file, lines = untidy / "tokenizer_config.json", []
+    auto_map = {"AutoTokenizer": ["id_mine.Mine", None]}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_class": "M", "auto_map": auto_map}))
     out = ropepatch.extend(
         untidy, tmp_path / "out", to="2k", include=["examples/*", "note*"], say=lines.append
     )
@@ -227,6 +230,7 @@ def test_what_is_no_part_of_a_checkpoint_stays_behind_and_is_named_unless_the_us
     assert all((out / name).exists() for name in ("notes.md", "examples/a.txt", "special_tokens_map.json"))
     (line,) = [line for line in lines if line.startswith("left out")]
     assert f": {', '.join(sorted(stays))} (`include`" in line
+    assert "warning: the tokenizer needs id_mine.py, which `include` id_mine.py would carry along" in lines
     for pattern in (
         "*.bin",
         "config.json",
