@@ -62,6 +62,11 @@ class Band(NamedTuple):
         return slice(int(columns[0]), int(columns[-1]) + 1) if len(columns) else slice(0, 0)
 
 
+def precise(numbers: Tensor) -> Tensor:
+    """Numbers in float64; in float32 on Apple's GPUs, which have no wider one."""
+    return numbers.float() if numbers.device.type == "mps" else numbers.double()
+
+
 def same(positions: Tensor) -> Tensor:
     """The position itself."""
     return positions
@@ -95,7 +100,7 @@ def rerope(window: int) -> tuple[Band, ...]:
 def leaky_rerope(window: int, divisor: float) -> tuple[Band, ...]:
     """D below W, then W + (D - W) / k."""
     shift = window - window / divisor
-    return near(window), far(window, lambda m: shift + m.double() / divisor, lambda n: n.double() / divisor)
+    return near(window), far(window, lambda m: shift + precise(m) / divisor, lambda n: precise(n) / divisor)
 
 
 def self_extend(window: int, group: int) -> tuple[Band, ...]:
@@ -428,11 +433,11 @@ def by_head(one: Tensor, shared: Tensor) -> Tensor:
 
 
 def temperature(m: Tensor, window: int, log_n: bool, attention_factor: float) -> Tensor | None:
-    """The factor of the scores of queries at m [...], float64; None for 1."""
+    """The factor of the scores of queries at m [...], `precise`; None for 1."""
     factor = attention_factor**2
     if not log_n:
-        return None if factor == 1 else torch.full_like(m, factor, dtype=torch.float64)
-    return ((m.double() + 1).clamp(min=1).log() / math.log(window)).clamp(min=1) * factor
+        return None if factor == 1 else torch.full_like(precise(m), factor)
+    return ((precise(m) + 1).clamp(min=1).log() / math.log(window)).clamp(min=1) * factor
 
 
 class MapRotation:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ropepatch.attention.modeling_attention_map import rotate
+from ropepatch.attention.modeling_attention_map import precise, rotate
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.rotary import float32_on_cpu, scaled_twin
@@ -109,7 +109,7 @@ class QueryLayers:
         }
 
     def _folded(self, attention: nn.Module, factors: Tensor, weight: Tensor) -> Tensor:
-        rows = weight.detach().double()
+        rows = precise(weight.detach())
         columns = rows[:, None] if rows.dim() == 1 else rows
         multiplied = self.multiplied(attention, columns.T, factors).T.reshape(weight.shape)
         return multiplied.to(weight.dtype).contiguous()

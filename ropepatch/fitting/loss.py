@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ropepatch.attention import Mapped
+from ropepatch.attention.modeling_attention_map import precise
 from ropepatch.data.texts import digest
 from ropepatch.evaluation.running import distribute
 from ropepatch.extension.queries import QueryLayers
@@ -137,7 +138,7 @@ class FitLoss:
         total = 0.0
         with torch.no_grad():
             for ids in self._chosen(windows):
-                total += self._losses(vector, ids).double().sum().item()
+                total += precise(self._losses(vector, ids)).sum().item()
                 self.spent += ids.numel()
         return total / self._scored(windows)
 
@@ -150,14 +151,14 @@ class FitLoss:
             with recomputing(self.model, ids.numel()):
                 whole = Vector.from_flat(flat, self.rope.num_pairs)
                 losses = self._losses(whole, ids, weight=scale / self._scored(windows))
-            total += losses.double().sum().item()
+            total += precise(losses).sum().item()
             self.spent += ids.numel() * (1 + BACKWARD)
         assert flat.grad is not None
         return total / self._scored(windows), flat.grad / scale
 
     def validate(self, vector: Vector) -> tuple[float, float]:
         """The loss over all windows, and that of the tokens within the trained context."""
-        losses = self.token_losses(vector).double()
+        losses = precise(self.token_losses(vector))
         return losses.mean().item(), losses[:, : self._trained - 1].mean().item()
 
     def token_losses(self, vector: Vector) -> Tensor:

@@ -45,8 +45,9 @@ class Precision:
 
 
 def best_device() -> str:
-    """The GPU, if there is one."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    """The accelerator of whatever kind, if there is one."""
+    accelerator = torch.accelerator.current_accelerator(True)
+    return accelerator.type if accelerator else "cpu"
 
 
 def fastest(device: str | torch.device | None = None) -> Precision:
@@ -94,8 +95,8 @@ def num_parameters(model: PreTrainedModel) -> int:
 
 def memory_of(device: str | torch.device) -> int:
     """A device's memory in bytes, of the CPU within the limits of a container; 0 where nothing says it."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
+    if torch.device(device).type in ("cuda", "xpu"):  # Apple's GPUs share that of the CPU
+        return int(torch.get_device_module(device).get_device_properties(device).total_memory)
     return min([_physical_bytes(), *(limit for limit, _ in _limits())])
 
 

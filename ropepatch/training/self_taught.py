@@ -89,6 +89,7 @@ def _too_long(recipe: Recipe, model: Any, counted: Weights, target: int, trained
         return f"take {needed:.2g} GiB of {there:.2g}"
     (length,), room = recipe.data.lengths(trained)
     work = PASSES * recipe.max_steps * (room // length) * forward_operations(config, counted.all, length)
-    if work > HOUR[device]:
-        return f"take {work:.0e} operations, and a {device} does about {HOUR[device]:.0e} in an hour"
+    hour = HOUR["cpu" if device == "cpu" else "cuda"]
+    if work > hour:
+        return f"take {work:.0e} operations, and a {device} does about {hour:.0e} in an hour"
     return None

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from map_oracle import ORACLE, SMALL, distances
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ropepatch import RopepatchError
 from ropepatch.attention import MAPS, AttentionMap, make_map
@@ -144,6 +145,16 @@ def test_a_line_of_a_map_has_all_parameters_but_those_left_at_their_default():
     assert one.described() == "window=64, group=1"
     assert make_map("lambda", window=96, sinks=1, log_n=True).described() == "log_n=True, window=96, sinks=1"
     assert make_map("lambda", sinks=4).described() == ""
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_on_apples_gpus_which_have_no_float64_no_map_asks_for_it(name):
+    with FakeTensorMode():
+        m = torch.arange(512, device="mps")
+        places = [place(m) for band in make_map(name).fitted(256, 500).bands() for place in band]
+        factors = [temperature(m, 256, log_n, attention_factor=1.5) for log_n in (True, False)]
+    assert all(numbers.dtype in (torch.long, torch.float32) for numbers in (*places, *factors))
+    assert all(factor.dtype == torch.float32 for factor in factors)
 
 
 def test_log_n_leaves_the_window_alone_and_grows_behind_it():

@@ -14,8 +14,9 @@ AMX, AVX512 = UNITS = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
 def hardware(monkeypatch):
     """Sets the units that the CPU has, by torch's names, and the compute capability of a GPU, if any."""
 
-    def set_to(*units, capability=None):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+    def set_to(*units, capability=None, accelerator=None):
+        device = torch.device("cuda") if capability else accelerator and torch.device(accelerator)
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda available: device)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
         for name in UNITS:
             monkeypatch.setattr(torch.cpu, name, lambda name=name: name in units, raising=False)
@@ -51,6 +52,12 @@ def test_a_device_computes_in_bfloat16_where_it_has_units_for_it(
     assert said in str(chosen)
     assert prefers_float32(model, "cpu") is (not units)  # whatever the GPU can
     assert not prefers_float32(model.float(), "cpu")  # it is, and it is never rounded
+
+
+@pytest.mark.parametrize("kind", ["cuda", "mps", "xpu", None])
+def test_the_accelerator_is_taken_of_whatever_kind(hardware, kind):
+    hardware(accelerator=kind)
+    assert precision.best_device() == (kind or "cpu")
 
 
 def test_a_torch_that_tells_of_no_units_and_a_model_for_which_memory_is_short_stay_as_they_are(
