@@ -479,9 +479,9 @@ def perplexity(
             1024 on a CPU, whose caches more do not fit.
         keep: A folder in which the losses of each batch are kept as they come and found by the next call with
             the same documents, windows and ``tokens_per_batch``. It must belong to this model alone.
-        split: Deal the batches to the processes of torch.distributed, if they are many; every process gives
-            the same documents and is returned the same curve, to the bit that of one process with as many
-            threads.
+        split: Deal the batches to the processes that torchrun or accelerate started, if any;
+            every process gives the same documents and is returned the same curve, to the bit that of one
+            process with as many threads.
         progress: Called as (tokens read, tokens to read), both by this process, after each batch; how many
             there are to read is None for an iterator. True for a bar.
 
@@ -535,8 +535,8 @@ def retrieve(
             262,144 elsewhere.
         keep: A folder in which the answers to each haystack are kept as they come, and found by the next call
             with the same arguments. It must belong to this model and these arguments alone.
-        split: Deal the haystacks to the processes of torch.distributed, if they are many; every process gives
-            the same arguments and is returned the same.
+        split: Deal the haystacks to the processes that torchrun or accelerate started, if any;
+            every process gives the same arguments and is returned the same.
         progress: Called as (tokens read, tokens to read), both by this process. True for a bar.
 
     Raises:
@@ -629,7 +629,7 @@ def fit(
     under an attention map, on text that it writes itself. Windows that nothing is learned from validate: on
     them the outcome is no worse than any published method that reads the original context as well as YaRN.
 
-    The processes of torch.distributed share the starts, the race of the best of them and the validation
+    Processes that torchrun started share the starts, the race of the best of them and the validation
     windows; what they return is the same, to the bit that of one process with as many threads.
 
     Args:

@@ -1,6 +1,7 @@
 """Who may import whom, and what the package promises to whoever installs it."""
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ LAYERS = [
     {"scaling"},
     {"data"},
     {"model"},
-    {"attention"},
+    {"attention", "processes"},
     {"encodings", "extension"},
     {"evaluation", "doctor"},
     {"fitting", "report"},
@@ -70,7 +71,23 @@ def test_imports_point_downwards():
 def test_every_file_stands_in_a_room_of_the_list():
     standing = {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in FILES}
     assert standing == set(LEVEL)
-    assert len(standing) <= 22
+    assert len(standing) <= 23
+
+
+def asks_who_it_is(text: str) -> set[str]:
+    """What a file reads of a launcher's environment, torch.distributed or accelerate's state of processes."""
+    nodes = list(ast.walk(ast.parse(text)))
+    words = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    words |= {node.attr for node in nodes if isinstance(node, ast.Attribute)} | imports(text)
+    launched = {"WORLD_SIZE", "RANK", "LOCAL_RANK", "is_main_process", "process_index", "num_processes"}
+    return {
+        word for word in words if word in launched or re.search(r"torch\.distributed$|PartialState$", word)
+    }
+
+
+def test_processes_alone_knows_that_there_are_several():
+    asking = {path.name: asks_who_it_is(path.read_text(encoding="utf-8")) for path in FILES}
+    assert {name for name, words in asking.items() if words} == {"processes.py"}
 
 
 def test_the_mathematics_needs_torch_alone():

@@ -15,7 +15,8 @@ from ropepatch import api
 from ropepatch.cli.derive import command
 from ropepatch.cli.screen import command_line, feedback, print_text
 from ropepatch.errors import RopepatchError, argument, printable
-from ropepatch.pipeline.running import WEIGHTS, bar, interruptible, is_first, say_on_stderr
+from ropepatch.pipeline.running import WEIGHTS, bar, interruptible, say_on_stderr
+from ropepatch.processes import is_first
 
 if TYPE_CHECKING:
     from ropepatch.fitting import Fitted
@@ -164,23 +165,21 @@ def fit(
     from ropepatch.files import json_text
     from ropepatch.pipeline.inputs import in_tokens
     from ropepatch.pipeline.learned import kept_by_fit
-    from ropepatch.pipeline.running import device as best_device
     from ropepatch.settings import short_length
 
     target = in_tokens(to, model, asked.get("revision"), asked.get("original"))
     named = Path(out or f"{Path(model).name}-fit-{short_length(target)}")
     place = _new_place(named, model, asked.get("revision"), link_weights=link_weights)
     work = place.with_name(f"{place.name}.fit")
-    asked["device"] = asked.get("device") or best_device()
     with interruptible(say_on_stderr, lambda: kept_by_fit(work)):
         fitted = api.fit(model, to=target, work=work, **asked, **feedback(quiet))
-        if not is_first():
-            return
-        if place.suffix == ".json":
-            fitted.save(place)
-        else:
+        if place.suffix != ".json":
             record = {"fit": fitted.record, "command": command_line()}
             api.extend(fitted.plan, place, link_weights=link_weights, record=record, **feedback(quiet))
+        elif is_first():
+            fitted.save(place)
+    if not is_first():
+        return
     shutil.rmtree(work, ignore_errors=True)
     if as_json:
         print(json_text(fitted.record | {"out": str(place)}))

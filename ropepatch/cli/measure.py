@@ -13,7 +13,8 @@ from ropepatch.cli.derive import command
 from ropepatch.cli.make import extend
 from ropepatch.cli.screen import command_line, feedback, print_text
 from ropepatch.errors import RopepatchError, argument
-from ropepatch.pipeline.running import is_first, say_on_stderr
+from ropepatch.pipeline.running import say_on_stderr
+from ropepatch.processes import is_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

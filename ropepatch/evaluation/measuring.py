@@ -19,7 +19,6 @@ from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation.comparisons import BASELINE, FLOOR
 from ropepatch.evaluation.results import Result, as_read, environment, identity, read_result, slug
-from ropepatch.evaluation.running import distribute, is_first_process
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import Plan, plan_method
 from ropepatch.extension.record import context_before
@@ -30,6 +29,7 @@ from ropepatch.model.head import evaluating, gives_positions, input_device
 from ropepatch.model.loading import AUTO, known_dtype
 from ropepatch.model.precision import describe_placement, prefers_float32
 from ropepatch.model.source import without_paths
+from ropepatch.processes import ALONE, Processes
 from ropepatch.settings import Length, relative_length, seed_of, short_length
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Subject:
 
     name: str  # as the user gave it
     source: Checkpoint
-    device: str  # `auto` for all devices, by accelerate
+    processes: Processes  # which share the measurements; of this one the device
     dtype: torch.dtype | None = None  # None for that in which the device reads it fastest
     say: Callable[[str], None] = lambda line: None  # takes a line on where it is read
     base: Subject | None = None  # before an adaptation: named by results, and its tokenizer reads the texts
@@ -66,13 +66,14 @@ class Subject:
     @cached_property
     def model(self) -> PreTrainedModel:
         """The model on its device, in the precision asked for or that the first process finds faster."""
-        spread = AUTO if self.device == AUTO else None
+        device = self.processes.device
+        spread = AUTO if device == AUTO else None
         model: Any = load_checkpoint(self.source, self.dtype, spread)
         if self.dtype is None and not spread:
-            choose = partial(prefers_float32, device=self.device)
-            (float32,) = distribute([model], choose, key=lambda model: self.name, split=True)
+            choose = partial(prefers_float32, device=device)
+            (float32,) = self.processes.deal([model], choose, lambda model: self.name)
             model = model.float() if float32 else model
-        loaded: PreTrainedModel = model if spread else model.to(self.device)
+        loaded: PreTrainedModel = model if spread else model.to(device)
         for line in describe_placement(loaded):
             self.say(line)
         return loaded
@@ -102,11 +103,13 @@ class Subject:
         }
 
 
-def find_subject(name: str, revision: str | None, device: str, original: Length | None = None) -> Subject:
+def find_subject(
+    name: str, revision: str | None, processes: Processes, original: Length | None = None
+) -> Subject:
     """The model of that name, whose weights are there, and its window where a user states another."""
     source = Checkpoint.find(name, revision, original=original, weights=True)
     _ = source.stock.rope  # refused before anything is loaded
-    return Subject(name, source, device)
+    return Subject(name, source, processes)
 
 
 Variant = tuple[Subject, str, Plan | None]  # label and scaling
@@ -158,7 +161,7 @@ def measure(
     out: Path | None = None,
     revision: str | None = None,
     original: Length | None = None,
-    device: str = "cpu",
+    processes: Processes = ALONE,
     dtype: torch.dtype | None = None,
     progress: Progress = lambda name: nullcontext(lambda done, total: None),
     say: Callable[[str], None] = lambda line: None,
@@ -171,7 +174,7 @@ def measure(
         raise RopepatchError("the suite names no models", hint="give MODEL on the command line")
     jobs: list[Job] = []
     for name in suite.models:
-        subject = replace(find_subject(name, revision, device, original), dtype=dtype, say=say)
+        subject = replace(find_subject(name, revision, processes, original), dtype=dtype, say=say)
         for to in dict.fromkeys(relative_length(length, subject.trained) for length in suite.to):
             plans: dict[str, Plan | None] = {BASELINE: None}
             for method in suite.methods:
@@ -187,7 +190,7 @@ def measure_extension(
     *,
     label: str = "adapted",
     out: Path | None = None,
-    device: str = "cpu",
+    processes: Processes = ALONE,
     progress: Progress = lambda name: nullcontext(lambda done, total: None),
     say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Result]:
@@ -197,7 +200,7 @@ def measure_extension(
     of the plan; of the suite the tasks count alone. What was measured before the adaptation is not measured
     again after it. The checkpoint ``adapted``, called ``label``, was trained under the plan. See `measure`.
     """
-    subject = Subject(plan.model, plan.source.complete(), device, say=say)
+    subject = Subject(plan.model, plan.source.complete(), processes, say=say)
     variants: list[Variant] = [(subject, BASELINE, None), (subject, plan.method.name, plan)]
     if adapted is not None:
         after = replace(subject, source=Checkpoint.find(adapted, weights=True), base=subject)
@@ -279,9 +282,9 @@ def _run(
         for job in own:
             if job.plan is None and (floor := job.measurement.floor) is not None:
                 result = Result(**job.request | {"label": FLOOR}, rows=floor, env={})
-                yield _written(result, out, f"{job.place}-{FLOOR}")
+                yield _written(result, out, f"{job.place}-{FLOOR}", subject)
             yield earlier.get(job.name) or _measured(job, out, progress)
-            if out is not None and is_first_process():
+            if out is not None and subject.processes.first:
                 for folder in out.glob(_partial(glob.escape(job.name), "?" * 16)):
                     remove(folder)
         subject.forget_model()
@@ -315,7 +318,7 @@ def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
     ):
         rows = job.measurement.run(model, subject.tokenizer, keep, advance)
     seconds = round(time.perf_counter() - began, 2)
-    return _written(Result(**job.request, rows=rows, env=env, seconds=seconds), out, job.name)
+    return _written(Result(**job.request, rows=rows, env=env, seconds=seconds), out, job.name, subject)
 
 
 def _partial(name: str, digest: str) -> str:
@@ -323,8 +326,8 @@ def _partial(name: str, digest: str) -> str:
     return f".{name}.{digest}.partial"
 
 
-def _written(result: Result, out: Path | None, name: str) -> Result:
-    if out is not None and is_first_process():
+def _written(result: Result, out: Path | None, name: str, subject: Subject) -> Result:
+    if out is not None and subject.processes.first:
         result.write(out / f"{name}.json")
     return result
 

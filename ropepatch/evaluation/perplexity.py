@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from ropepatch.data.texts import token_ids
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve, check_length
-from ropepatch.evaluation.running import Kept, advancing, distribute, rank_and_ranks
+from ropepatch.evaluation.running import Kept, advancing
 from ropepatch.model.head import decoded_once, decoder_of, evaluating, input_device, token_losses
+from ropepatch.processes import ALONE, join
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -60,7 +61,7 @@ def perplexity(
         )
     vocabulary = model.config.get_text_config().vocab_size
     reader, kept = LossReader(model, chunk), Kept(keep)
-    rank, ranks = rank_and_ranks(split)
+    processes = join(str(input_device(model))) if split else ALONE
     tokens_read, tokens_in_all = 0, None
 
     def measure(batch: list[Window]) -> list[Tensor]:
@@ -90,8 +91,8 @@ def perplexity(
                 rows.append(windows(index, checked, window, stride))
             batches = batched(chain(*rows), tokens=tokens_per_batch, rows=max(1, chunk // 2))
             if isinstance(documents, Sized):
-                tokens_in_all = sum(map(_tokens, batches[rank::ranks]))
-            losses = chain(*distribute(batches, measure, key=key_of, split=split))
+                tokens_in_all = sum(map(_tokens, processes.share(batches)))
+            losses = chain(*processes.deal(batches, measure, key_of))
             by_window = dict(zip(chain(*batches), losses, strict=True))
             curve += [torch.cat([by_window[one] for one in row]) for row in rows]
     if not curve:

@@ -28,9 +28,10 @@ from ropepatch.data.haystack import Haystack, Haystacks, Question
 from ropepatch.data.texts import digest
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import Mean
-from ropepatch.evaluation.running import Kept, advancing, distribute, rank_and_ranks
+from ropepatch.evaluation.running import Kept, advancing
 from ropepatch.evaluation.table import aligned, data_frame
 from ropepatch.model.head import cache_keyword, evaluating, gives_positions, input_device
+from ropepatch.processes import ALONE, join
 from ropepatch.settings import Length, listed, parse_length
 
 if TYPE_CHECKING:
@@ -228,8 +229,8 @@ def ask(
     """Ask about haystacks that are made already; see `retrieve`."""
     if tokens_per_batch is None:
         tokens_per_batch = 2**14 if input_device(model).type == "cpu" else 2**18
-    rank, ranks = rank_and_ranks(split)
-    done, total = 0, sum(len(haystack.ids) for haystack in haystacks[rank::ranks])
+    processes = join(str(input_device(model))) if split else ALONE
+    done, total = 0, sum(len(haystack.ids) for haystack in processes.share(haystacks))
     kept = Kept(keep)
     _check_vocabulary(model, haystacks)
 
@@ -247,7 +248,7 @@ def ask(
     with evaluating(model), advancing(progress, "haystacks") as advance, torch.inference_mode():
         reader = Reader(model, tokens_per_batch, read_once=read_once)
         indices = list(range(len(haystacks)))
-        of_all = distribute(indices, answers, key=lambda i: digest([haystacks[i].ids]), split=split)
+        of_all = processes.deal(indices, answers, lambda i: digest([haystacks[i].ids]))
     return Retrieval(tuple(answer for of_one in of_all for answer in of_one))
 
 

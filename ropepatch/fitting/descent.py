@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.running import distribute, rank_and_ranks
 from ropepatch.fitting.loss import BACKWARD, FitLoss
 from ropepatch.fitting.vectors import Vector, mixtures, named, published
 from ropepatch.scaling.rope import rotations
@@ -177,11 +176,11 @@ def screened(
             nonlocal done
             if done > first and time.perf_counter() > until:
                 return None
-            found, done = train.score(starts[name], windows[:count]), done + count * rank_and_ranks(True)[1]
+            found, done = train.score(starts[name], windows[:count]), done + count * train.processes.count
             advance(min(done, total), total)
             return found
 
-        found = zip(order, distribute(order, score, key=str, split=True), strict=True)
+        found = zip(order, train.processes.deal(order, score), strict=True)
         scores = {name: loss for name, loss in found if loss is not None}
         train.spent = spent + len(scores) * train.cost(count)
         finite = [name for name in scores if math.isfinite(scores[name])]
@@ -250,7 +249,7 @@ def proceed(
         candidates, spent = state.candidates, train.spent
         last = min(descent.step for descent in candidates.values())
         names = [name for name, descent in candidates.items() if descent.step == last]
-        moved = distribute([candidates[name] for name in names], move, key=_digits, split=True)
+        moved = train.processes.deal([candidates[name] for name in names], move, _digits)
         train.spent = spent + len(names) * train.cost(batch) * (1 + BACKWARD)
         for name, descent in zip(names, moved, strict=True):
             candidates = state.candidates | {name: descent}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,6 @@ from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.measuring import Progress
 from ropepatch.evaluation.perplexity import perplexity
 from ropepatch.evaluation.results import environment
-from ropepatch.evaluation.running import distribute, is_first_process, rank_and_ranks
 from ropepatch.extension.planning import Plan, plan_by
 from ropepatch.extension.queries import QueryLayers
 from ropepatch.files import check_resumed, whole_file
@@ -34,8 +32,9 @@ from ropepatch.fitting.loss import FitLoss, learnable
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import check_device
-from ropepatch.model.precision import best_device, describe_placement, prefers_float32
+from ropepatch.model.precision import describe_placement, prefers_float32
 from ropepatch.model.self_written import self_written
+from ropepatch.processes import Processes, join
 from ropepatch.scaling.file import write_scaling
 from ropepatch.scaling.searched import CustomDivisors
 from ropepatch.settings import Length, Queries, relative_length
@@ -147,13 +146,8 @@ def fit(
     if minutes is not None and not 0 < minutes < math.inf:
         raise RopepatchError(f"minutes must be a number above 0, got {minutes}", hint="leave it out")
     began = time.perf_counter()
-    if rank_and_ranks(True)[1] < int(os.environ.get("WORLD_SIZE", "1")):
-        raise RopepatchError(
-            f"torch.distributed is not initialised, but WORLD_SIZE is {os.environ['WORLD_SIZE']}",
-            hint=f"leave {argument('device')} out",
-        )
-    device = device or best_device()
-    check_device(device)
+    processes = join(device)
+    check_device(processes.device)
     source = Checkpoint.find(model, revision, original=original, weights=True)
     window = source.window
     target = relative_length(to, window)
@@ -201,11 +195,11 @@ def fit(
     kept = read_state(work, request)
     layers = _query_layers(loaded, source, say) if queries and mapped else None
     factors, heads = (2 * math.prod(layers.shape), layers.shape[1]) if layers else (0, 1)
-    with learnable(_placed(loaded, device, kept), source, layers) as module:
+    with learnable(_placed(loaded, processes, kept), source, layers) as module:
         for line in describe_placement(loaded):
             say(line)
         train, validation = (
-            FitLoss(loaded, module, source.rope, windows, mapped)
+            FitLoss(loaded, module, source.rope, windows, mapped, processes)
             for windows in (splits.train, splits.validation)
         )
         began -= kept.get("seconds", 0.0)
@@ -219,12 +213,12 @@ def fit(
         with progress("fit") as advance:
             for now in proceed(train, validation, settings, state):
                 advance(now.steps, now.planned_steps(settings))
-                if work is not None and is_first_process() and len(now.history) > len(state.history):
+                if work is not None and processes.first and len(now.history) > len(state.history):
                     seconds, dtype = time.perf_counter() - began, str(loaded.dtype)
                     terms = {"asked": request, "seconds": seconds, "dtype": dtype}
                     write_state(work, terms | {"fit": now.state_dict()})
                 state = now
-                if not now.finished and budget < math.inf and _late(began + budget):
+                if not now.finished and budget < math.inf and _late(began + budget, processes):
                     state = stopped(validation, now)
                     break
         seconds = time.perf_counter() - began
@@ -237,7 +231,9 @@ def fit(
                 "before": state.first.loss,
                 "after": state.best.loss,
             },
-            "held_out": _outcome(FitLoss(loaded, module, source.rope, splits.test), splits.sources, state),
+            "held_out": _outcome(
+                FitLoss(loaded, module, source.rope, splits.test, processes=processes), splits.sources, state
+            ),
             "history": list(state.history),
             "forward_tokens": state.forward_tokens,
             "seconds": round(seconds, 1),
@@ -302,19 +298,19 @@ def _query_layers(model: Any, source: Checkpoint, say: Callable[[str], None]) ->
         return None
 
 
-def _placed(model: Any, device: str, kept: dict[str, Any]) -> Any:
+def _placed(model: Any, processes: Processes, kept: dict[str, Any]) -> Any:
     """The model on its device, in the precision in which the fit began."""
     if kept:
         float32 = kept["dtype"] == str(torch.float32)
     else:
-        choose = partial(prefers_float32, device=device)
-        (float32,) = distribute([model], choose, key=lambda model: device, split=True)
-    return (model.float() if float32 else model).to(device)
+        choose = partial(prefers_float32, device=processes.device)
+        (float32,) = processes.deal([model], choose, lambda model: "")
+    return (model.float() if float32 else model).to(processes.device)
 
 
-def _late(end: float) -> bool:
+def _late(end: float, processes: Processes) -> bool:
     """Compare a time with the clock of the first process."""
-    (late,) = distribute([end], lambda end: time.perf_counter() > end, key=lambda end: "", split=True)
+    (late,) = processes.deal([end], lambda end: time.perf_counter() > end, lambda end: "")
     return late
 
 

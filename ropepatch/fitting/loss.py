@@ -23,12 +23,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ropepatch.attention import Mapped
 from ropepatch.attention.modeling_attention_map import precise
 from ropepatch.data.texts import digest
-from ropepatch.evaluation.running import distribute
 from ropepatch.extension.queries import QueryLayers
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.head import decoded_once, decoder_of, evaluating, input_device, shadowed, token_losses
 from ropepatch.model.rotary import RotarySite, RotarySubstitute, rotating_by, scaled_twin
+from ropepatch.processes import ALONE, Processes
 from ropepatch.scaling.rope import Frequencies, Rope
 
 CHUNK = 2048  # positions whose logits are held at a time
@@ -107,6 +107,7 @@ class FitLoss:
 
     Args:
         teacher: A map that was taken out of the model; None for the cross-entropy of the text.
+        processes: Which share what is validated.
 
     Attributes:
         ids: [N, T] int64.
@@ -121,8 +122,10 @@ class FitLoss:
         rope: Rope,
         windows: Sequence[Tensor],
         teacher: Mapped | None = None,
+        processes: Processes = ALONE,
     ) -> None:
         self.model, self.module, self.rope, self.spent = model, module, rope, 0
+        self.processes = processes
         self.ids = torch.stack([torch.as_tensor(window, dtype=torch.long) for window in windows])
         length, trained = self.ids.shape[1], rope.original_max_position_embeddings
         self.factor, self.teacher, self._trained = length / trained, teacher, trained
@@ -169,7 +172,7 @@ class FitLoss:
             with torch.no_grad():
                 return self._losses(vector, ids).cpu()
 
-        return torch.cat(distribute(_batches(self.ids), read, key=digest, split=True))
+        return torch.cat(self.processes.deal(_batches(self.ids), read, digest))
 
     def _chosen(self, windows: Sequence[int]) -> list[Tensor]:
         return _batches(self.ids[torch.tensor(windows, dtype=torch.long)])

@@ -24,7 +24,7 @@ from ropepatch.pipeline.evaluation import ALL, EVERY_MAP, WINDOWS, measured, par
 from ropepatch.pipeline.inputs import check_places, in_tokens, model_name, text_name
 from ropepatch.pipeline.results import Results
 from ropepatch.pipeline.running import Feedback, Progress, Say, bar, say_on_stderr
-from ropepatch.pipeline.running import device as best_device
+from ropepatch.processes import Processes, join
 from ropepatch.report import html_table, ranking_table
 from ropepatch.report.verdict import Verdict
 from ropepatch.scaling.file import FIT
@@ -130,20 +130,24 @@ def choose(
     if reason is not None:
         left_out["retrieval"] = str(reason)
         say(f"warning: no retrieval: {reason}")
-    where = of | {"device": device or best_device()}
+    processes = join(device)
     fitted = None
     with TemporaryDirectory(prefix="ropepatch-") as place:
         if FIT in names:
             try:
                 fits = Path(place) if folder is None else folder / FIT
-                method, fitted = fit_beside(suite, fits, **where, progress=feedback.announced)
+                method, fitted = fit_beside(
+                    suite, fits, **of, processes=processes, progress=feedback.announced
+                )
                 suite = suite.model_copy(update={"methods": (*suite.methods, method)})
             except RopepatchError as error:
                 if methods is not None:
                     raise
                 left_out[FIT] = str(error)
                 say(f"warning: without {FIT}: {error}")
-        results = measured(suite, out=out, report=report, **where, dtype=dtype, feedback=feedback)
+        results = measured(
+            suite, out=out, report=report, **of, processes=processes, dtype=dtype, feedback=feedback
+        )
     ranking = rank(results, base=BASELINE)
     names_by_label = {method.label: method.name for method in suite.methods}
     best, parameters = names_by_label.get(ranking.recommended or ""), dict[str, Any]()
@@ -160,17 +164,13 @@ def fit_beside(
     *,
     revision: str | None,
     original: Length | None = None,
-    device: str,
+    processes: Processes,
     progress: Progress,
 ) -> tuple[Method, Fitted]:
     """Fit the model of a ranking to its target on that part of its text that the ranking does not read.
 
     The folder takes `fit.json`, and keeps the state of the fit.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise RopepatchError(
-            "a fit runs in one process", hint="`ropepatch fit` before, and its file in the list"
-        )
     task, (model,), (to,) = suite.tasks[0], suite.models, suite.to
     assert isinstance(task, PerplexityTask)
     assert task.windows is not None
@@ -184,13 +184,17 @@ def fit_beside(
         spare=task.windows,
         revision=revision,
         original=original,
-        device=device,
+        device=processes.device,
         work=folder / "work",
         progress=progress,
     )
     file = folder / f"{FIT}.json"
-    file.unlink(missing_ok=True)  # of an earlier call, which the work folder has just repeated
-    return Method(name=str(fitted.save(file))), fitted
+
+    def save() -> Path:
+        file.unlink(missing_ok=True)  # of an earlier call, which the work folder has just repeated
+        return fitted.save(file)
+
+    return Method(name=str(processes.write_once(save))), fitted
 
 
 def ranking_suite(

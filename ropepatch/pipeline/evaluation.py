@@ -20,8 +20,8 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import AUTO, check_device, known_dtype
 from ropepatch.pipeline.inputs import check_places, in_tokens, model_name, text_name
 from ropepatch.pipeline.results import Results
-from ropepatch.pipeline.running import Feedback, Progress, Say, interruptible, is_first
-from ropepatch.pipeline.running import device as best_device
+from ropepatch.pipeline.running import Feedback, Progress, Say, interruptible
+from ropepatch.processes import Processes, join
 from ropepatch.scaling import formulas
 from ropepatch.settings import Length, listed
 
@@ -66,8 +66,13 @@ def evaluate(
                 hint="the suite says it: copy its YAML file and change that",
             )
         suite = named_suite(suite, model=name, text=text, field=field, split=split)
-    where: dict[str, Any] = {"revision": revision, "original": original, "device": device, "dtype": dtype}
-    return measured(suite.narrowed(limit, seed), out=out, report=report, **where, feedback=feedback)
+    of: dict[str, Any] = {
+        "revision": revision,
+        "original": original,
+        "dtype": dtype,
+        "processes": join(device),
+    }
+    return measured(suite.narrowed(limit, seed), out=out, report=report, **of, feedback=feedback)
 
 
 def _reading(
@@ -177,21 +182,21 @@ def measured(
     report: str | Path | None = None,
     revision: str | None = None,
     original: Length | None = None,
-    device: str | None = None,
+    processes: Processes,
     dtype: str | None = None,
     feedback: Feedback,
 ) -> Results:
     """The results of a suite, and a report, refused before if it cannot be written; see `evaluate`."""
     folder, page = check_places(out, report)
-    device, kind = device or best_device(), known_dtype(dtype)
-    if device != AUTO:
-        check_device(device)
+    kind = known_dtype(dtype)
+    if processes.device != AUTO:
+        check_device(processes.device)
     results = measuring.measure(
         suite,
         out=folder,
         revision=revision,
         original=original,
-        device=device,
+        processes=processes,
         dtype=kind,
         progress=feedback.progress,
         say=feedback.say,
@@ -202,10 +207,12 @@ def measured(
         else f"every result that is finished is kept in {folder}; the same command goes on"
     )
     with interruptible(feedback.say, lambda: kept):
-        return reported(results, page, feedback)
+        return reported(results, page, processes, feedback)
 
 
-def reported(results: Iterator[Result], report: Path | None, feedback: Feedback) -> Results:
+def reported(
+    results: Iterator[Result], report: Path | None, processes: Processes, feedback: Feedback
+) -> Results:
     """All results, each announced as it comes, and their report."""
     measured: list[Result] = []
     for result in results:
@@ -215,15 +222,20 @@ def reported(results: Iterator[Result], report: Path | None, feedback: Feedback)
         measured.append(result)
         if result.seconds is not None:
             feedback.say(f"{result.task}, {result.label}, {result.target} tokens{_first_figure(result)}")
-    if report is not None and is_first():
-        from ropepatch.report import write_report
-
-        try:
-            feedback.say(f"report: {write_report(measured, report, command=feedback.command)}")
-        except (OSError, RopepatchError) as error:
-            hint = f"the results are in {_kept(measured)}"
-            raise RopepatchError(f"no report: {error}", hint=hint) from error
+    if report is not None:
+        written = processes.write_once(lambda: _report(measured, report, feedback.command))
+        feedback.say(f"report: {written}")
     return Results(measured)
+
+
+def _report(results: Sequence[Result], file: Path, command: str | None) -> Path:
+    from ropepatch.report import write_report
+
+    try:
+        return write_report(results, file, command=command)
+    except (OSError, RopepatchError) as error:
+        hint = f"the results are in {_kept(results)}"
+        raise RopepatchError(f"no report: {error}", hint=hint) from error
 
 
 def _first_figure(result: Result) -> str:

@@ -32,13 +32,11 @@ from ropepatch.pipeline.running import (
     Progress,
     Say,
     Show,
-    device,
     interruptible,
-    is_first,
     no_bar,
-    num_processes,
 )
 from ropepatch.probing.making import affordable, make_reading
+from ropepatch.processes import Processes, join
 from ropepatch.publishing.scanning import check_secrets
 from ropepatch.scaling.file import AUTO, FIT
 from ropepatch.settings import Length
@@ -194,10 +192,11 @@ def extend(
         say(request.note)
     if dry_run and request.method in (FIT, AUTO):
         say(f"method {request.method} is searched for before there is a plan; nothing of it is kept")
+    processes = join()
     with interruptible(say, lambda: kept(request, dry_run=dry_run)):
-        plan, learned = planned(request, feedback, keep=not dry_run)
+        plan, learned = planned(request, processes, feedback, keep=not dry_run)
         if dry_run:
-            return _foreseen(request, plan)
+            return _foreseen(request, plan, processes)
         if request.plan is None:
             for warning in plan.warnings:
                 say(f"warning: {warning}")
@@ -220,7 +219,8 @@ def extend(
             say(f"warning: the tokenizer needs {code}, which {argument('include')} {code} would carry along")
         if request.recipe is None:
             with feedback.progress(WEIGHTS) as advance:
-                folder = writing.extend(
+                write = partial(
+                    writing.extend,
                     plan,
                     request.folder,
                     link_weights=link_weights,
@@ -228,26 +228,28 @@ def extend(
                     progress=advance,
                     source=source,
                     record=(learned.record if learned else {}) | request.record,
-                    finish=lambda written, model: add_reading(request, written, feedback, model),
+                    finish=lambda written, model: add_reading(
+                        request, written, processes.device, feedback, model
+                    ),
                 )
-            extension = _finished(request, plan, folder, learned, feedback)
+                folder = processes.write_once(write)
+            extension = _finished(request, plan, folder, learned, processes, feedback)
         else:
-            extension = _trained(request, plan, learned, feedback)
-            if is_first():
-                writing.copy_files(extra, extension.folder)
+            extension = _trained(request, plan, learned, processes, feedback)
+            processes.write_once(lambda: writing.copy_files(extra, extension.folder))
         show(extension)
         if extension.gate is not None:
             say(f"{'' if extension.gate.passed else 'warning: '}{extension.gate}")
-        return extension if not (push and is_first()) else _pushed(extension, push, include, feedback)
+        return extension if not (push and processes.first) else _pushed(extension, push, include, feedback)
 
 
-def _foreseen(request: Request, plan: Plan) -> Extension:
+def _foreseen(request: Request, plan: Plan, processes: Processes) -> Extension:
     """What a call would do, and what would stop it; no weights are read."""
     request.check_suite(plan)
     checks: list[Callable[[], object]] = []
     ahead, obstacles = None, list[RopepatchError]()
     if request.recipe is not None:
-        ahead = forecast(plan, request.recipe, request.folder, processes=num_processes())
+        ahead = forecast(plan, request.recipe, request.folder, processes=processes.count)
         obstacles += ahead.obstacles
     else:
         checks += [partial(check_savable, plan), partial(absent, request.folder)]
@@ -272,7 +274,9 @@ def _find_tokenizer(plan: Plan, request: Request) -> None:
         _ = plan.source.complete().tokenizer
 
 
-def _trained(request: Request, plan: Plan, learned: Learned | None, feedback: Feedback) -> Extension:
+def _trained(
+    request: Request, plan: Plan, learned: Learned | None, processes: Processes, feedback: Feedback
+) -> Extension:
     """The checkpoint of a model that was trained under a plan; it is on record as the request says if new."""
     from ropepatch.training.adaptation import adapt
 
@@ -288,28 +292,45 @@ def _trained(request: Request, plan: Plan, learned: Learned | None, feedback: Fe
         say=feedback.say,
         progress=feedback.progress,
     )
-    extension = _finished(request, plan, adapted.folder, learned, feedback)
-    record, extras = records.read(adapted.folder), request.record
-    if is_first() and not (old and old.evaluation == record.evaluation and extras.keys() <= {*old.to_dict()}):
-        record = records.amend(adapted.folder, **extras)
+    extension = _finished(request, plan, adapted.folder, learned, processes, feedback)
+
+    def amended() -> records.Record:
+        record, extras = records.read(adapted.folder), request.record
+        if old and old.evaluation == record.evaluation and extras.keys() <= {*old.to_dict()}:
+            return record
+        return records.amend(adapted.folder, **extras)
+
+    record = processes.write_once(amended)
     return replace(extension, record=record.to_dict(), gate=adapted.gate)
 
 
 def _finished(
-    request: Request, plan: Plan, folder: Path, learned: Learned | None, feedback: Feedback
+    request: Request,
+    plan: Plan,
+    folder: Path,
+    learned: Learned | None,
+    processes: Processes,
+    feedback: Feedback,
 ) -> Extension:
     """A checkpoint whose record says where its scaling comes from, measured if a suite is given."""
-    if is_first():
+
+    def finish() -> None:
         if learned:
             learned.put_on_record(folder)
         if request.recipe is not None and (folder / "config.json").exists():
-            add_reading(request, Checkpoint(folder), feedback)
-    results = _measured(request, plan, folder, feedback)
+            add_reading(request, Checkpoint(folder), processes.device, feedback)
+
+    processes.write_once(finish)
+    results = _measured(request, plan, folder, processes, feedback)
     return Extension(folder, plan, records.read(folder).to_dict(), results)
 
 
 def add_reading(
-    request: Request, checkpoint: Checkpoint, feedback: Feedback, model: PreTrainedModel | None = None
+    request: Request,
+    checkpoint: Checkpoint,
+    device: str,
+    feedback: Feedback,
+    model: PreTrainedModel | None = None,
 ) -> None:
     """Write the reading of a checkpoint if it is asked for or quick, or say why there is none.
 
@@ -322,43 +343,44 @@ def add_reading(
         if readings.exists(folder) and readings.read(folder).weights == checkpoint.fingerprint:
             return
         unasked = request.reading is None
-        hypotheses = affordable(checkpoint, records.read(folder), device()) if unasked else None
+        hypotheses = affordable(checkpoint, records.read(folder), device) if unasked else None
         if isinstance(hypotheses, str):
             feedback.say(f"no {readings.FILE}: {hypotheses}")
             return
         progress = no_bar if request.recipe is None else feedback.progress  # that of the weights still shows
         with progress("reading") as advance:
             reading = make_reading(
-                checkpoint, device=device(), hypotheses=hypotheses, progress=advance, model=model
+                checkpoint, device=device, hypotheses=hypotheses, progress=advance, model=model
             )
         readings.write(folder, reading)
     except RopepatchError as error:  # the checkpoint is written and proven
         feedback.say(f"no {readings.FILE}: {error}")
 
 
-def _measured(request: Request, plan: Plan, folder: Path, feedback: Feedback) -> Results:
+def _measured(
+    request: Request, plan: Plan, folder: Path, processes: Processes, feedback: Feedback
+) -> Results:
     """Before and after; results, report and a summary go into the checkpoint's folder."""
     if request.suite is None:
         return Results()
     report = folder / "evaluation.html"
-    if is_first():
-        report.unlink(missing_ok=True)  # of an earlier call, which was interrupted
-    out, page = check_places(folder / "evaluation", report if can_report() and is_first() else None)
+    # Of an earlier call, which was interrupted.
+    processes.write_once(lambda: report.unlink(missing_ok=True))
+    out, page = check_places(folder / "evaluation", report if can_report() else None)
     results = measure_extension(
         request.suite,
         plan,
         folder if request.recipe else None,
         label=request.label,
         out=out,
-        device=device(),
+        processes=processes,
         progress=feedback.progress,
         say=feedback.say,
     )
-    measured = reported(results, page, feedback)
-    if is_first():
-        records.amend(folder, evaluation=summary(measured))
-        if page is None:
-            feedback.say('no report: pip install "ropepatch[plot]"')
+    measured = reported(results, page, processes, feedback)
+    processes.write_once(lambda: records.amend(folder, evaluation=summary(measured)))
+    if page is None:
+        feedback.say('no report: pip install "ropepatch[plot]"')
     return measured
 
 

@@ -22,7 +22,8 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import shown_name, without_paths
 from ropepatch.pipeline import choice
 from ropepatch.pipeline.request import Request
-from ropepatch.pipeline.running import Feedback, device, num_processes
+from ropepatch.pipeline.running import Feedback
+from ropepatch.processes import Processes
 from ropepatch.scaling.file import AUTO, FIT
 from ropepatch.settings import refuse_unknown
 from ropepatch.training.recipe import Fit, Recipe
@@ -56,7 +57,9 @@ class Learned:
             shutil.rmtree(self.work)
 
 
-def planned(request: Request, feedback: Feedback, *, keep: bool) -> tuple[Plan, Learned | None]:
+def planned(
+    request: Request, processes: Processes, feedback: Feedback, *, keep: bool
+) -> tuple[Plan, Learned | None]:
     """The plan of a request, and how its method was learned or chosen, if it is `fit` or `auto`.
 
     With ``keep`` a work folder beside the checkpoint is made, from which an interrupted search goes on.
@@ -70,13 +73,13 @@ def planned(request: Request, feedback: Feedback, *, keep: bool) -> tuple[Plan, 
         plan_method(request.source, "linear", {}, request.target)
     )  # refused before the search
     source = request.source.complete()
-    settings, search = (_choose if request.method == AUTO else _fit)(request, source, feedback)
+    settings, search = (_choose if request.method == AUTO else _fit)(request, source, processes, feedback)
     asked = {"method": request.method} | settings | {"to": request.target, "weights": source.fingerprint}
     asked |= {} if request.original is None else {"original": request.original}
     work = work_folder(request)
     record = _remembered(as_read(asked), request.folder, work)
     if "method" not in record.get("start", {}):  # it was asked for, and the search did not end
-        if num_processes() > 1:
+        if processes.count > 1:
             raise RopepatchError(
                 f"{argument('method')} {request.method} runs in one process",
                 hint=f"`ropepatch fit` or `compare` before, and {argument('method')} with what they give",
@@ -124,7 +127,9 @@ def kept_by_fit(work: Path) -> str:
     return "nothing is kept; the same command starts anew"
 
 
-def _fit(request: Request, source: Checkpoint, feedback: Feedback) -> tuple[dict[str, Any], Search]:
+def _fit(
+    request: Request, source: Checkpoint, processes: Processes, feedback: Feedback
+) -> tuple[dict[str, Any], Search]:
     """What decides the outcome of `fit`, and the search."""
     text, recipe = request.text, request.recipe
     refuse_unknown(request.parameters, Fit.model_fields, "parameter of fit")
@@ -147,7 +152,7 @@ def _fit(request: Request, source: Checkpoint, feedback: Feedback) -> tuple[dict
             **options,
             seed=seed,
             revision=request.revision,
-            device=device(),
+            device=processes.device,
             work=work,
             progress=feedback.progress,
         )
@@ -159,7 +164,9 @@ def _fit(request: Request, source: Checkpoint, feedback: Feedback) -> tuple[dict
     return settings.model_dump() | {"recipe_texts": texts, "seed": seed}, search
 
 
-def _choose(request: Request, source: Checkpoint, feedback: Feedback) -> tuple[dict[str, Any], Search]:
+def _choose(
+    request: Request, source: Checkpoint, processes: Processes, feedback: Feedback
+) -> tuple[dict[str, Any], Search]:
     """What decides the outcome of `auto`, and the search."""
     reading = {"split": "test"} | request.text
 
@@ -172,6 +179,7 @@ def _choose(request: Request, source: Checkpoint, feedback: Feedback) -> tuple[d
             **reading,
             out=work / MEASURED,
             revision=request.revision,
+            device=processes.device,
             say=feedback.say,
             progress=feedback.progress,
         )

@@ -1,8 +1,7 @@
-"""A long call: where it runs, and how it shows that it is alive, in a terminal and in a notebook."""
+"""How a long call shows that it is alive, in a terminal and in a notebook."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -11,6 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ropepatch.errors import printable
+from ropepatch.processes import is_first
 
 Advance = Callable[[int, int | None], None]  # how much is done, and how much there is, if known
 Progress = Callable[[str], AbstractContextManager[Advance]]  # of the name of a stage
@@ -19,29 +19,6 @@ Show = Callable[[Any], None]
 
 LONGEST = 10_000  # characters of a line
 WEIGHTS = "weights"  # the stage that copies them: its progress is in bytes
-
-
-def device() -> str:
-    """The GPU, if there is one; of several processes (`accelerate launch`, torchrun) each has its own."""
-    if num_processes() > 1:
-        from accelerate import PartialState
-
-        from ropepatch.training.parallel import on_cpu
-
-        return str(PartialState(cpu=on_cpu()).device)
-    from ropepatch.model.precision import best_device
-
-    return best_device()
-
-
-def num_processes() -> int:
-    """How many processes were started together, also before torch.distributed knows of them."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def is_first() -> bool:
-    """Whether this is the process that prints and writes, of those that were started together."""
-    return os.environ.get("RANK", "0") == "0"
 
 
 def say_on_stderr(text: str) -> None:

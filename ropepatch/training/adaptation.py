@@ -78,21 +78,22 @@ def adapt(
 ) -> Adapted:
     """Train a model to read at the target of a plan, and write what came out."""
     run = Run.of(plan, recipe, out)
-    with run.state.main_process_first():
-        supply = run.supply(say)
+    supplies: list[Supply] = []
+    run.processes.write_once(lambda: supplies.append(run.supply(say)))
+    (supply,) = supplies or [run.supply(say)]  # the others find it in the cache
     record = run.record(supply)
     limit = max_short_loss_increase
     limit = recipe.watch.max_short_loss_increase if limit is None else limit
     if finished := run.is_finished(record):
         say(f"{run.out} is finished")
-    run.state.wait_for_everyone()  # or a slow process would find what a fast one has just finished
+    run.processes.wait()  # or a slow process would find what a fast one has just finished
     if not finished:
         with run.alone():
             _finish(run, record, supply, limit, say, progress)
     adaptation = records.read(run.out).adaptation
     assert adaptation is not None  # `is_finished` has looked, or `_finish` has written it
     gate = records.Gate.of(adaptation.gate.base, adaptation.gate.now, limit)
-    if run.state.is_main_process and adaptation.gate.to_dict() != gate.to_dict():  # with another limit
+    if run.processes.first and adaptation.gate.to_dict() != gate.to_dict():  # with another limit
         records.amend(run.out, adaptation=adaptation.to_dict() | {"gate": gate.to_dict()})
     return Adapted(run.out, gate)
 
@@ -103,19 +104,21 @@ def _finish(
     """Train, or train on, and write what comes out."""
     for note in supply.notes:
         say(note)
+    if run.processes.count == 1 < (gpus := torch.cuda.device_count()):
+        say(f"training on one of {gpus} GPUs; `torchrun --nproc-per-node {gpus} -m ropepatch ...` takes all")
     begun, model = run.resumed(record), None
     if begun is None:
         model, base = _measured(run, supply, say)
         begun = run.begin(record, base)
     done = (run.folder / TRAINED).is_dir()
-    run.state.wait_for_everyone()  # until all have looked
+    run.processes.wait()  # until all have looked
     if not done:
         _train(run, supply, begun, model, say, progress)
     del model
-    if run.state.is_main_process:
+    if run.processes.first:
         _save(run, record, supply, begun, limit, say)
         run.remove()
-    run.state.wait_for_everyone()
+    run.processes.wait()
 
 
 def _measured(run: Run, supply: Supply, say: Say) -> tuple[PreTrainedModel, float]:
@@ -123,7 +126,7 @@ def _measured(run: Run, supply: Supply, say: Say) -> tuple[PreTrainedModel, floa
     say("measuring the base model within its context")
     say(f"precision: {run.precision}")
     model: Any = run.source.load()
-    loss = _watcher(run, supply).short_loss(model.to(run.state.device))
+    loss = _watcher(run, supply).short_loss(model.to(run.processes.device))
     if run.sharing.engine:
         model.cpu()  # from where its weights are split
     return model, loss
@@ -145,13 +148,12 @@ def _train(
 ) -> None:
     """Train from the last checkpoint on; leaves TRAINED in the run's folder."""
     recipe, dtype = run.recipe, begun["precision"]["dtype"]
-    with run.state.main_process_first():
-        last = newest(run.folder)
+    last = run.processes.write_once(lambda: newest(run.folder))
     if last is not None:
         say(f"resuming from {last.name}")
     arguments = training_arguments(recipe, run.folder, dtype=dtype, resumed=last is not None)
     if recipe.quantization:
-        loaded: Any = load_in_4_bits(run.source, dtype, run.state.device)
+        loaded: Any = load_in_4_bits(run.source, dtype, run.processes.device)
     else:
         loaded = base or run.source.load()
         loaded = loaded if dtype != "float32" else loaded.float()
@@ -170,6 +172,7 @@ def _train(
         watcher=_watcher(run, supply, split=run.sharing.engine is None),
         packed=recipe.packed_by_us,
         sharing=run.sharing,
+        processes=run.processes,
         teacher=recipe.distil and Teacher(model, run.trained, mapped, recipe.distil),
         model=model,
         args=arguments,
@@ -187,8 +190,8 @@ def _keep(run: Run, trainer: Any) -> None:
     with explaining_disk("what was trained", trained), no_progress_bars():
         trainer.save_model(str(trained))
         load_whole_models(run.sharing)
-        run.state.wait_for_everyone()
-        if run.state.is_main_process:
+        run.processes.wait()
+        if run.processes.first:
             if run.recipe.lora is None:
                 # What was saved describes the patched model; the patch wants the rope of the base.
                 shutil.copyfile(run.source.folder / "config.json", trained / "config.json")
@@ -207,13 +210,13 @@ def _save(
     recipe, trained, plan = run.recipe, run.folder / TRAINED, run.plan
     say("saving, and reloading with stock transformers" if recipe.save == "merged" else "saving")
     model: Any = merged_model(plan, recipe, run.source, trained)
-    now = _watcher(run, supply, split=False).short_loss(model.to(run.state.device))
+    now = _watcher(run, supply, split=False).short_loss(model.to(run.processes.device))
     adaptation = {
         "recipe": recipe.to_dict(),
         "run": digest_of(record),
         "steps": recipe.max_steps,
         "tokens": supply.tokens,
-        "processes": run.state.num_processes,
+        "processes": run.processes.count,
         "precision": begun["precision"],
         **read_json(trained / COST),
         "gate": records.Gate.of(begun["base"], now, limit).to_dict(),

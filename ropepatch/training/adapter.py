@@ -99,7 +99,7 @@ def _config(lora: Lora, **ours: Any) -> Any:
         ) from error
 
 
-def load_in_4_bits(source: Checkpoint, dtype: str, device: torch.device) -> PreTrainedModel:
+def load_in_4_bits(source: Checkpoint, dtype: str, device: str) -> PreTrainedModel:
     """Load a checkpoint with the weights of its linear layers in NF4, by bitsandbytes (arXiv:2305.14314)."""
     kind = getattr(torch, dtype)
     how = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
@@ -108,7 +108,7 @@ def load_in_4_bits(source: Checkpoint, dtype: str, device: torch.device) -> PreT
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=kind,
     )
-    return source.load(kind, {"": str(device)}, how)
+    return source.load(kind, {"": device}, how)
 
 
 def _peft() -> Any:

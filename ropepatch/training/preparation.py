@@ -70,8 +70,7 @@ class Prepared:
 def prepare(plan: Plan, recipe: Recipe) -> Prepared:
     """Build the Trainer's arguments and the adapter, the latter on the meta device, and keep what refuses.
 
-    A dry run shows the obstacles, a training raises the first. Where several processes were started they are
-    joined.
+    A dry run shows the obstacles, a training raises the first.
     """
     obstacles = list(_missing_packages(recipe))
     can_train = not obstacles
@@ -93,7 +92,7 @@ def prepare(plan: Plan, recipe: Recipe) -> Prepared:
         if can_train:
             from ropepatch.training.trainer import training_arguments
 
-            sharing.join(recipe)
+            sharing.announce(recipe)
             training_arguments(recipe, Path("run"), dtype=precision.dtype, resumed=False)
     with noted():
         counted = Weights.of(model, recipe)

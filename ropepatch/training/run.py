@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accelerate import utils
 from filelock import FileLock, Timeout
 from transformers import PreTrainedTokenizerBase
 
@@ -22,6 +21,7 @@ from ropepatch.extension.writing import source_of
 from ropepatch.files import absent, check_resumed, read_json, remove, whole_file, write_json
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.precision import Precision
+from ropepatch.processes import Processes, join
 from ropepatch.settings import seed_of
 from ropepatch.training.parallel import Sharing
 from ropepatch.training.preparation import prepare
@@ -54,7 +54,7 @@ class Run:
     out: Path
     sharing: Sharing
     precision: Precision  # in which it computes, if it begins here
-    state: Any  # accelerate's, of the processes
+    processes: Processes
     tokenizer: PreTrainedTokenizerBase
 
     @classmethod
@@ -68,7 +68,7 @@ class Run:
         source = source_of(plan, beside=folder)
         sharing, precision = prepared.sharing, prepared.precision
         tokenizer = source.tokenizer
-        run = cls(plan, recipe, source, folder, sharing, precision, sharing.join(recipe), tokenizer)
+        run = cls(plan, recipe, source, folder, sharing, precision, join(), tokenizer)
         if run.folder.is_symlink() or (run.folder.exists() and not run.folder.is_dir()):
             raise RopepatchError(
                 f"{run.folder} is no folder, and the run is kept there",
@@ -98,7 +98,7 @@ class Run:
             folder=self.source.folder,
             say=say,
         )
-        return reader.supply(per_step=self.sharing.processes * accumulated)
+        return reader.supply(per_step=self.processes.count * accumulated)
 
     def record(self, supply: Supply) -> dict[str, Any]:
         """All that decides the weights."""
@@ -109,7 +109,7 @@ class Run:
             "weights": self.source.fingerprint,
             "config": seed_of(json.dumps(self.plan.source.raw, sort_keys=True)),
             "text": supply.digest,
-            "processes": self.state.num_processes,
+            "processes": self.processes.count,
         }
 
     def is_finished(self, record: dict[str, Any]) -> bool:
@@ -120,7 +120,7 @@ class Run:
         done = adaptation and (adaptation.run, adaptation.recipe.get("save"))
         if done != (digest_of(record), self.recipe.save):
             absent(self.out)
-        left = self.state.is_main_process and self.folder.is_dir()  # interrupted when it was finished
+        left = self.processes.first and self.folder.is_dir()  # interrupted when it was finished
         if left and ((self.folder / RECORD).is_file() or not any(self.folder.iterdir())):
             self.remove()
         return True
@@ -135,7 +135,7 @@ class Run:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keep other calls from training in the same folder."""
-        if not self.state.is_main_process:
+        if not self.processes.first:
             yield
             return
         is_new = not self.folder.exists()
@@ -173,13 +173,14 @@ class Run:
 
     def begin(self, record: dict[str, Any], base: float) -> dict[str, Any]:
         """Put on record what decides the weights, the precision, and the loss of the base model."""
-        begun: dict[str, Any] = record | {"base": base, "precision": self.precision.to_dict()}
-        [begun] = utils.broadcast_object_list([begun])  # two processes may measure two things
-        if self.state.is_main_process:
+
+        def write() -> dict[str, Any]:
+            begun = record | {"base": base, "precision": self.precision.to_dict()}
             with whole_file(self.folder / RECORD) as partial:
                 write_json(partial, begun)
-        self.state.wait_for_everyone()
-        return begun
+            return begun
+
+        return self.processes.write_once(write)  # two processes may measure two things
 
 
 def digest_of(record: dict[str, Any]) -> str:

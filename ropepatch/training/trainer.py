@@ -20,6 +20,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.files import remove
+from ropepatch.processes import Processes
 from ropepatch.training.loss import causal_lm_loss, linear_head
 from ropepatch.training.packed_attention import packed_attention
 from ropepatch.training.parallel import Sharing, launch_arguments
@@ -39,6 +40,7 @@ class LongContextTrainer(Trainer):
         watcher: What measures when `evaluate` is called.
         packed: Whether it attends through `packed_attention`; flash attention takes the same segments.
         sharing: How processes share the weights.
+        processes: Of this training.
         teacher: What teaches it, if it is distilled.
         **arguments: Further arguments of transformers' Trainer.
     """
@@ -51,6 +53,7 @@ class LongContextTrainer(Trainer):
         watcher: Watcher,
         packed: bool,
         sharing: Sharing,
+        processes: Processes,
         teacher: Teacher | None = None,
         **arguments: Any,
     ) -> None:
@@ -63,6 +66,7 @@ class LongContextTrainer(Trainer):
         self.remove_callback(PrinterCallback)  # writes to stdout, which is for results
         self.watcher = watcher
         self.packed = packed
+        self.processes = processes
         self.teacher = teacher
         self._head: Any = UNKNOWN
         self.model_accepts_loss_kwargs = True  # or num_items_in_batch would not be counted
@@ -96,7 +100,7 @@ class LongContextTrainer(Trainer):
         distilled = None if self.teacher is None else self.teacher.loss(inputs)
         loss = causal_lm_loss(model, inputs, num_items_in_batch, head=self._head, distilled=distilled)
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
-            loss = loss * self.accelerator.num_processes  # data parallelism takes the mean over the processes
+            loss = loss * self.processes.count  # data parallelism takes the mean over the processes
         return (loss, {}) if return_outputs else loss
 
     def _find_head(self, model: Any) -> None:
@@ -130,7 +134,7 @@ class LongContextTrainer(Trainer):
         partial = self.folder / PARTIAL / f"{PREFIX_CHECKPOINT_DIR}-{step}"
         with explaining_disk(f"the checkpoint of step {step}", partial):
             super()._save_checkpoint(model, trial)
-            self.accelerator.wait_for_everyone()
+            self.processes.wait()
             if self.args.should_save:
                 partial.rename(self.folder / partial.name)
                 limit: Any = self.args.save_total_limit

@@ -26,6 +26,7 @@ from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.model import source
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import TINY
+from ropepatch.processes import Processes
 
 TALES = PerplexityTask(windows=3)
 YARN = (Method(name="yarn"),)
@@ -321,6 +322,6 @@ def test_no_gain_is_measured_within_the_trained_context_whose_loss_always_is():
 def test_of_several_processes_the_first_decides_in_which_precision_all_of_them_read(monkeypatch, first):
     monkeypatch.setattr(measuring, "load_checkpoint", lambda checkpoint, *_: checkpoint.load(torch.bfloat16))
     monkeypatch.setattr(measuring, "prefers_float32", lambda model, device: not first)
-    monkeypatch.setattr(measuring, "distribute", lambda items, work, **how: [first] if how["split"] else [])
-    tiny = measuring.Subject("tiny", Checkpoint.find("tiny", weights=True), "cpu")
+    monkeypatch.setattr(Processes, "deal", lambda self, items, work, key: [first])
+    tiny = measuring.Subject("tiny", Checkpoint.find("tiny", weights=True), Processes(1, 2))
     assert tiny.model.dtype == (torch.float32 if first else torch.bfloat16)

@@ -11,29 +11,27 @@ import torch
 from loss_models import LENGTHS, PROTOCOLS, build, protocol_name, tokens
 
 import ropepatch
-from ropepatch.evaluation import running
 from ropepatch.evaluation.perplexity import perplexity
-from ropepatch.evaluation.running import distribute
+from ropepatch.processes import ALONE, Processes
 
 ASKED = {"lengths": [128, 640], "haystacks": 3}
 SCRIPT = """
 import sys
 from pathlib import Path
 import torch
-import torch.distributed as dist
-from accelerate import PartialState
 sys.path.insert(0, {support!r})
 from loss_models import LENGTHS, PROTOCOLS, build, decoder_passes, protocol_name, tokens
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.perplexity import perplexity
+from ropepatch.processes import join
 
 ASKED = {asked}
 torch.set_num_threads(1)
-PartialState(cpu=True)
-rank, out = dist.get_rank(), Path(sys.argv[1])
+processes = join("cpu")
+rank, out = processes.rank, Path(sys.argv[1])
 model = build()
-found = {{"ranks": dist.get_world_size(), "shares": []}}
+found = {{"ranks": processes.count, "shares": []}}
 for protocol in PROTOCOLS:
     options = dict(protocol, tokens_per_batch=70, split=True)
     with decoder_passes(model) as shapes:
@@ -61,7 +59,6 @@ found["answers"] = [*map(tuple, ropepatch.passkey(*ropepatch.load("tiny", device
                                                  progress=lambda done, total: read.append(total)).answers)]
 found["tokens"] = read[-1]
 torch.save(found, out / f"{{rank}}.pt")
-dist.destroy_process_group()
 """
 
 
@@ -133,7 +130,7 @@ def test_an_error_on_one_rank_ends_the_call_on_all_and_other_documents_are_told(
 @pytest.mark.parametrize("count", [0, 1, 2, 5, 6])
 @pytest.mark.parametrize("world", [2, 3])
 def test_what_the_ranks_did_comes_back_in_the_order_of_the_items(monkeypatch, world, count):
-    assert distribute([1, 2, 3], lambda item: item * item, key=str, split=False) == [1, 4, 9]
+    assert ALONE.deal([1, 2, 3], lambda item: item * item) == [1, 4, 9]
     items = list(range(count))
 
     def gather(told: list, own: tuple) -> None:
@@ -142,7 +139,6 @@ def test_what_the_ranks_did_comes_back_in_the_order_of_the_items(monkeypatch, wo
         ]
         assert told[rank_here] == own
 
-    monkeypatch.setattr(running.dist, "all_gather_object", gather)
+    monkeypatch.setattr("torch.distributed.all_gather_object", gather)
     for rank_here in range(world):
-        monkeypatch.setattr(running, "rank_and_ranks", lambda split, rank=rank_here: (rank, world))
-        assert distribute(items, lambda i: i * i, key=str, split=True) == [i * i for i in items]
+        assert Processes(rank_here, world).deal(items, lambda i: i * i) == [i * i for i in items]

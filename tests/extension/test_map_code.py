@@ -32,6 +32,7 @@ from ropepatch.extension.map_code import map_changes, map_code, mapped_layers
 from ropepatch.files import read_json
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.kinds import CODE
+from ropepatch.processes import ALONE
 from ropepatch.publishing.folding import fold_attention
 
 WEIGHTS = "model.safetensors"
@@ -274,7 +275,7 @@ def test_ropepatch_reads_the_map_and_never_runs_the_code(source, copied):
     assert torch.equal(logits(read, ids), logits(model, ids))
     assert mapped(read).distances == mapped(model).distances
     assert tokenizer.model_max_length == read.config.max_position_embeddings == 256
-    subject = find_subject(str(copied), None, "cpu")
+    subject = find_subject(str(copied), None, ALONE)
     assert subject.trained == 256
     assert subject.record["attention_map"]["name"] == "self-extend"
     assert subject.record["extended_from"] == 64

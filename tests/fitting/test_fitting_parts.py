@@ -33,6 +33,7 @@ from ropepatch.fitting.examples import read_splits
 from ropepatch.fitting.loss import BACKWARD, FitLoss, LearnableRope, learnable
 from ropepatch.fitting.vectors import LARGEST, Vector, mixtures, published
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.processes import ALONE
 from ropepatch.scaling.file import read_scaling, write_scaling
 from ropepatch.scaling.rope import Frequencies, Rope
 
@@ -280,7 +281,7 @@ def test_a_gradient_that_is_not_finite_moves_nothing():
 class Bowl:
     """A quadratic around a point, with noise that depends on the window; stands for a FitLoss."""
 
-    rope, factor = ROPE, 4.0
+    rope, factor, processes = ROPE, 4.0, ALONE
 
     def __init__(self, length=2048, offset=0.0):
         self.point = torch.linspace(0.0, 1.0, 9)

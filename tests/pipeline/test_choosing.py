@@ -23,6 +23,7 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.pipeline.choice import choose, fit_beside, ranking_suite
 from ropepatch.pipeline.evaluation import candidates, participants
 from ropepatch.pipeline.running import bar
+from ropepatch.processes import ALONE, Processes
 from ropepatch.scaling import METHODS
 from ropepatch.scaling.file import FIT
 from ropepatch.scaling.powers import PositionInterpolation
@@ -118,7 +119,7 @@ def test_the_windows_that_rank_are_none_of_those_that_the_fit_reads(tiny, tmp_pa
 
     monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity", look)
     suite.tasks[0].prepare("tiny", tokenizer, trained=256, to=512).run(*tiny, None, None)
-    fit_beside(suite, tmp_path, revision=None, device="cpu", progress=bar)
+    fit_beside(suite, tmp_path, revision=None, processes=ALONE, progress=bar)
     read = {key: fits[0][key] for key in ("field", "split", "spare")}
     fitted = read_splits(tokenizer, fits[0]["text"], length=fits[0]["to"], **read)
     assert windows_of(ranked).isdisjoint(windows_of(fitted.windows))
@@ -186,8 +187,7 @@ def test_a_fit_that_cannot_be_made_is_left_out_with_the_reason_or_refused_if_it_
 ):
     measured += HELPS
     with monkeypatch.context() as two:
-        two.setenv("WORLD_SIZE", "2")
-        assert choose("tiny", to=1024, device="cpu").left_out == {FIT: "a fit runs in one process"}
+        two.setattr("ropepatch.pipeline.extension.join", lambda: Processes(0, 2))
         with pytest.raises(RopepatchError, match="in one process"):
             ropepatch.extend("tiny", to=1024, method="auto", dry_run=True)
 

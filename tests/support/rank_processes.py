@@ -1,11 +1,10 @@
-"""Real processes of torch.distributed over gloo, forked from one that has imported what they need."""
+"""Real processes that may join over gloo, forked from one that has imported what they need."""
 
 import multiprocessing
 import os
-import tempfile
+import socket
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,15 +22,24 @@ IMPORTED = [
 def on_processes(count: int, work: Callable[..., None], *arguments: Any) -> None:
     """Call `work(rank, *arguments)`, of a module's top level, on so many processes of one thread each."""
     multiprocessing.set_forkserver_preload(IMPORTED)
-    with tempfile.TemporaryDirectory() as folder:
-        store = f"file://{Path(folder) / 'store'}"
-        start_processes(_join, (count, store, work, arguments), nprocs=count, start_method="forkserver")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    start_processes(_launched, (count, port, work, arguments), nprocs=count, start_method="forkserver")
 
 
-def _join(rank: int, count: int, store: str, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _launched(
+    rank: int, count: int, port: int, work: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
+    """Begin as torchrun would have it: nothing is joined yet."""
     torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=count)
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(count),
+        "LOCAL_RANK": str(rank),
+        "OMP_NUM_THREADS": "1",
+    }
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": str(count)}
     warnings.simplefilter("error")
     work(rank, *arguments)
     dist.destroy_process_group()

@@ -37,10 +37,10 @@ from ropepatch.extension.record import Gate
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.precision import Precision
 from ropepatch.model.source import TINY
+from ropepatch.processes import ALONE, Processes
 from ropepatch.training import trainer
 from ropepatch.training.adaptation import adapt, merged_model
 from ropepatch.training.adapter import trainable
-from ropepatch.training.parallel import Sharing
 from ropepatch.training.recipe import Distil, Lora, Watch, read_recipe
 from ropepatch.training.run import Run
 
@@ -276,16 +276,9 @@ def test_a_run_goes_on_from_its_base_with_its_method_alone(begun, tmp_path):
 
 
 def test_a_run_goes_on_in_as_many_processes_alone(begun, monkeypatch):
-    join = Sharing.join
-
-    def two(self, recipe):
-        state = join(self, recipe)
-        both = SimpleNamespace(num_processes=2, is_main_process=True)
-        both.main_process_first, both.wait_for_everyone = state.main_process_first, state.wait_for_everyone
-        return both
-
-    monkeypatch.setattr(Sharing, "join", two)
-    with pytest.raises(RopepatchError, match=r"out\.run is of another run: it differs in processes"):
+    monkeypatch.setattr("ropepatch.training.run.join", lambda: Processes(0, 2))
+    monkeypatch.setattr(Processes, "deal", ALONE.deal)
+    with pytest.raises(RopepatchError, match=r"out\.run is of another run: it differs in text, processes"):
         adapt(scaled(begun / "base"), of_texts(begun), begun / "out")
 
 

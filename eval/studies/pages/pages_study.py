@@ -33,7 +33,7 @@ from ropepatch.files import check_resumed
 from ropepatch.model.config import blueprint, forward_operations, load_config, text_config
 from ropepatch.model.head import decoder_of, evaluating, shadowed, token_losses
 from ropepatch.model.loading import known_dtype
-from ropepatch.pipeline.running import device
+from ropepatch.processes import join
 from ropepatch.settings import relative_length
 from ropepatch.training.forecast import GIB, evaluation_bytes
 
@@ -278,7 +278,7 @@ class Desk:
         def say(line: str) -> None:
             print(line, file=sys.stderr)
 
-        base = find_subject(self.given.model, None, self.given.device or device())
+        base = find_subject(self.given.model, None, join(self.given.device))
         return replace(base, dtype=known_dtype(self.given.dtype), say=say)
 
     def page(self, index: int) -> tuple[str, Haystack]:
@@ -304,7 +304,7 @@ class Desk:
         self.subject = self.base
         if Path(method).is_dir():
             self.base.forget_model()  # two may not fit
-            subject = find_subject(method, None, self.base.device)
+            subject = find_subject(method, None, self.base.processes)
             self.subject = replace(subject, dtype=self.base.dtype, base=self.base)
         elif method != BASELINE:
             self._patch.enter_context(ropepatch.patch(self.base.model, method, to=self.pages.target))
