@@ -113,7 +113,7 @@ def test_a_model_that_can_have_no_map_has_no_teacher_and_says_so():
     assert said[0].startswith("no teacher, the cross-entropy of the text instead: ")
     with pytest.raises(RopepatchError, match="cannot have an attention map") as refused:
         fitting._teacher(model, "rerope", 1024, 4096, said.append)
-    assert refused.value.hint == '`teacher="none"`, and a text'
+    assert refused.value.hint == "`teacher=none`, and a text"
 
 
 def test_weight_files_with_other_names_leave_the_queries_alone_before_anything_is_learned(tmp_path):
