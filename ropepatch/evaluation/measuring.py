@@ -19,7 +19,7 @@ from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation.comparisons import BASELINE, FLOOR
 from ropepatch.evaluation.results import Result, as_read, environment, identity, read_result, slug
-from ropepatch.extension.patching import patch
+from ropepatch.extension.patching import put
 from ropepatch.extension.planning import Plan, plan_method
 from ropepatch.extension.record import context_before
 from ropepatch.extension.verification import frequency_error
@@ -130,7 +130,7 @@ class Job:
         """Its model under its scaling, within a block."""
         if self.plan is None or self.subject.base is not None:
             return nullcontext()
-        return patch(self.subject.model, self.plan)
+        return put(self.subject.model, self.subject.source, self.plan)
 
     @property
     def name(self) -> str:

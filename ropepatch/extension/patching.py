@@ -160,8 +160,6 @@ def patch(
     """
     base = base_model(model)
     here, plan = _planned(base, method, to, original, parameters)
-    if plan.remapping is not None:
-        return map_attention(base, plan.remapping, to=plan.target, original=plan.source.original)
     return put(base, here, plan)
 
 
@@ -200,8 +198,16 @@ def _planned(
 
 
 @float32_on_cpu()
-def put(base: PreTrainedModel, source: Checkpoint, plan: Plan) -> Patch:
-    """Put the scaling of a plan on a model, whose rope is known to be the one that the plan is for."""
+def put(base: PreTrainedModel, source: Checkpoint, plan: Plan) -> Patch | Mapped:
+    """Put a plan on a model that was loaded from its source, or is known to have the same rope.
+
+    Args:
+        base: The model.
+        source: The checkpoint of the model, which says where its rotary module is.
+        plan: Of that checkpoint, or of one with the same rope.
+    """
+    if plan.remapping is not None:
+        return map_attention(base, plan.remapping, to=plan.target, original=plan.source.original)
     changes, path = _config_of(plan), source.site.path
     stock = base.get_submodule(path)
     rope = ScaledRope(stock, plan)

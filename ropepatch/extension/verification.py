@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.map_code import load_mapped, mapped_layers
-from ropepatch.extension.patching import patch, put
+from ropepatch.extension.patching import put
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.record import Verdict
 from ropepatch.model.checkpoint import Checkpoint
@@ -46,13 +46,9 @@ def read_source(source: Checkpoint, plan: Plan) -> tuple[Plan, Tensor | str]:
             f"{needed / 1e9:.1f} GB of memory; there are {available / 1e9:.1f}",
             hint="extend it on a machine with more memory, or patch it in memory",
         )
-    if plan.remapping is None:
-        model = source.load()
-        put(model, source, plan)
-    else:
-        model = source.load(torch.float32)
-        patch(model, plan)
-        plan = replace(plan, layers=mapped_layers(model))
+    model = source.load(None if plan.remapping is None else torch.float32)
+    put(model, source, plan)
+    plan = replace(plan, layers=mapped_layers(model)) if plan.remapping else plan
     return plan, probe_logits(model, plan.target, source.folder.name)
 
 
@@ -107,9 +103,9 @@ def frequency_error(written: Checkpoint, plan: Plan) -> float:
 
 def check_frequencies(written: Checkpoint, plan: Plan) -> None:
     """Refuse a checkpoint from which stock transformers computes other frequencies than the plan's."""
-    if error := frequency_error(written, plan):
-        raise _differs("frequencies", error)
     judged = plan.source.with_config(written.raw)
+    if error := judged.frequencies().distance(plan.saved.frequencies):
+        raise _differs("frequencies", error)
     if judged.other_frequencies() != plan.source.other_frequencies():
         raise _differs("frequencies for the other layers", float("nan"))
 

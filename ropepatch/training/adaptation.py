@@ -18,7 +18,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import Progress
 from ropepatch.evaluation.results import as_read
 from ropepatch.extension import record as records
-from ropepatch.extension.patching import patch
+from ropepatch.extension.patching import put
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.verification import largest_change, probe_logits
 from ropepatch.extension.writing import origin_of, save_trained, source_of
@@ -161,7 +161,7 @@ def _train(
     if recipe.distil and recipe.reads_beyond(run.trained):
         with map_attention(loaded, map_of(recipe.distil.map), to=run.plan.target) as mapped:
             pass  # it is taken out again, and in force where the teacher reads
-    patch(loaded, run.plan)
+    put(loaded, run.source, run.plan)
     if not recipe.packed_by_us:
         loaded.set_attn_implementation(recipe.attention)
     set_seed(recipe.seed)  # of the adapter's first weights
@@ -249,7 +249,7 @@ def merged_model(plan: Plan, recipe: Recipe, source: Checkpoint, trained: Path) 
     dtype = model.dtype
     if recipe.lora is None:
         model = Checkpoint(trained).load()
-    patch(model, plan)
+    put(model, source, plan)
     if recipe.lora is not None:
         from peft import PeftModel
 
