@@ -7,6 +7,7 @@ import inspect
 import io
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -268,7 +269,7 @@ def members(kind: type) -> Iterator[str]:
         yield f"- `{name}{call}`: {' '.join(text.split())}"
 
 
-MEMBERS = (property, classmethod, staticmethod)
+MEMBERS = (property, cached_property, classmethod, staticmethod)
 
 
 class _Plain(str):

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,8 @@ def extend(
     source = source or source_of(plan, beside=folder, include=include)
     if source.rope != plan.rope:
         raise RopepatchError(f"{source.name} has changed since the plan was made", hint="make the plan again")
+    if source is not plan.source:  # of a model in memory
+        plan = replace(plan, source=source)
     origin = origin_of(source)
     weights, changes = source.weights, changed_weights(source, plan)
     if not source.is_quantised:

@@ -10,7 +10,9 @@ import pytest
 from hub_server import COMMIT, Hub, serving, speak_to
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
 
+import ropepatch
 from ropepatch import RopepatchError, diagnose, load
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import DOWNLOADED, TEMPLATES, is_carried, shown_command, without_paths
@@ -97,6 +99,15 @@ def test_a_checkpoint_downloaded_before_is_extended_offline_by_hard_links(
 def test_a_commit_can_be_named(hub, run):
     assert Checkpoint.find(NAME, COMMIT).revision == COMMIT
     assert hub.downloaded == ["config.json"]
+
+
+def test_a_model_of_the_hub_has_one_record_whichever_way_it_was_loaded(hub, run, tmp_path):
+    stock = AutoModelForCausalLM.from_pretrained
+    extend = partial(ropepatch.extend, reading=False, say=lambda line: None)
+    plans = [ropepatch.plan(model, to=256) for model in (NAME, load(NAME, device="cpu")[0], stock(NAME))]
+    records = [extend(plan, tmp_path / str(number)).record for number, plan in enumerate(plans)]
+    assert [(record["model"], record["revision"]) for record in records] == [(NAME, COMMIT)] * 3
+    assert records[0] == records[1] == records[2]
 
 
 def test_a_target_that_exists_is_noticed_before_the_weights_are_downloaded(hub, tmp_path, run):

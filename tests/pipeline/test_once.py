@@ -1,0 +1,81 @@
+"""What is known of a checkpoint is found out once in a call, and handed on."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ropepatch
+from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
+from ropepatch.extension import record
+from ropepatch.model import checkpoint
+from ropepatch.model.source import TINY
+
+OPENERS = {  # in model/checkpoint.py, by what they open
+    "locate": "found",
+    "blueprint": "skeleton",
+    "read_rope": "rope",
+    "read_json": "config.json",
+    "read_headers": "headers",
+    "load_tokenizer": "tokenizer",
+    "load_model": "model",
+}
+PLACED = {"config.json", "headers", "tokenizer", "model"}  # opened in a folder, their first argument
+
+
+@pytest.fixture
+def opened(monkeypatch) -> Counter[str]:
+    """How often each thing was opened; with "written" before it, of another folder than the source's."""
+    counts: Counter[str] = Counter()
+
+    def counted(opens: Callable[..., Any], what: str) -> Callable[..., Any]:
+        def opening(*arguments: Any, **options: Any) -> Any:
+            elsewhere = what in PLACED and TINY not in (Path(arguments[0]), *Path(arguments[0]).parents)
+            counts[f"written {what}" if elsewhere else what] += 1
+            return opens(*arguments, **options)
+
+        return opening
+
+    for name, what in OPENERS.items():
+        monkeypatch.setattr(checkpoint, name, counted(getattr(checkpoint, name), what))
+    monkeypatch.setattr(record, "read_json", counted(record.read_json, "record"))
+    for kind in (PerplexityTask, RetrievalTask):
+        monkeypatch.setattr(kind, "prepare", counted(kind.prepare, kind.__name__))
+    return counts
+
+
+SOURCE = dict.fromkeys(("found", "skeleton", "rope", "config.json"), 1)
+READ = SOURCE | {"headers": 1, "model": 1}
+WRITTEN = {"written config.json": 1, "written headers": 1, "record": 1}
+QUIET = {"say": lambda line: None, "to": "2x"}
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda out: ropepatch.plan("tiny", to="2x"), SOURCE),
+        (
+            lambda out: ropepatch.extend("tiny", out, **QUIET),
+            READ | WRITTEN | {"written model": 1, "written tokenizer": 1},
+        ),
+        # A map is judged by the code that is written beside it.
+        (
+            lambda out: ropepatch.extend("tiny", out, method="self-extend", **QUIET),
+            READ | WRITTEN | {"rope": 2},
+        ),
+        (
+            lambda out: [*ropepatch.evaluate("tiny", methods="linear,ntk,yarn,llama3", limit=1, **QUIET)],
+            READ | {"tokenizer": 1, "PerplexityTask": 1},
+        ),
+        (
+            lambda out: ropepatch.fit("tiny", steps=1, init="yarn", queries=False, **QUIET),
+            READ | {"tokenizer": 1, "rope": 2},  # as the teacher's map is put on
+        ),
+    ],
+    ids=["plan", "extend", "extend by a map", "evaluate four methods", "fit"],
+)
+def test_a_call_opens_each_thing_once(call, expected, opened, tmp_path):
+    call(tmp_path / "out")
+    assert opened == expected
