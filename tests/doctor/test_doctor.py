@@ -270,7 +270,7 @@ def test_of_a_published_configuration_nothing_but_its_known_weakness_is_found(na
 )
 def test_nothing_is_found_in_what_ropepatch_extends(name, options, template, tmp_path):
     plan = ropepatch.plan(template, to=256, method=name, **example(name, 8).parameters() | options)
-    findings = diagnose(ropepatch.extend(plan, tmp_path / "out"), measure=False)
+    findings = diagnose(ropepatch.extend(plan, tmp_path / "out", reading=False), measure=False)
     expected = {"switches-against-cache"} if name in ("dynamic", "longrope-switch") else set()
     assert {one.code for one in findings.findings if one.severity != "remark"} == expected
 
@@ -448,7 +448,7 @@ def test_what_a_model_can_have_been_trained_with_is_repaired_only_to_what_was_re
 def test_what_was_lost_or_contradicts_is_taken_from_the_record_and_a_consistent_change_stays(
     template, tmp_path
 ):
-    out = ropepatch.extend(ropepatch.plan(template, to=256), tmp_path / "out").folder
+    out = ropepatch.extend(ropepatch.plan(template, to=256), tmp_path / "out", reading=False).folder
     written = json.loads((out / "config.json").read_text())
 
     def found() -> dict[str, bool]:

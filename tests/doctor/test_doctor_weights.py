@@ -216,7 +216,8 @@ def test_an_adapter_whose_base_lacks_its_rope_is_named(adapter):
 def test_the_base_of_an_adapter_has_its_rope_and_its_weights(
     adapter, folder, tmp_path, options, trained_on, expected
 ):
-    out = ropepatch.extend(ropepatch.plan(folder, to=256, **options), tmp_path / "extended").folder
+    made = ropepatch.plan(folder, to=256, **options)
+    out = ropepatch.extend(made, tmp_path / "extended", reading=False).folder
     if not trained_on:
         tensors = safetensors.torch.load_file(out / "model.safetensors")
         changed = {name: tensor + 1 for name, tensor in tensors.items()}
@@ -231,12 +232,12 @@ def test_the_base_of_an_adapter_has_its_queries(adapter, folder, tmp_path):
     edit_json(adapter / "ropepatch.json", **json.loads(json.dumps(made.to_dict())))
     for base, lacks in ((None, "another rope"), (ropepatch.plan(folder, **given), "other query weights")):
         if base:
-            out = ropepatch.extend(base, tmp_path / "extended").folder
+            out = ropepatch.extend(base, tmp_path / "extended", reading=False).folder
             edit_json(adapter / "adapter_config.json", base_model_name_or_path=str(out))
         (finding,) = diagnose(adapter).findings
         assert finding.code == "adapter-base-lacks-rope"
         assert finding.problem.endswith(f"has {lacks}")
-    out = ropepatch.extend(made, tmp_path / "whole").folder
+    out = ropepatch.extend(made, tmp_path / "whole", reading=False).folder
     edit_json(adapter / "adapter_config.json", base_model_name_or_path=str(out))
     assert codes(adapter) == []
     edit_json(out / "ropepatch.json", parameters={})

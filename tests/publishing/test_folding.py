@@ -23,7 +23,8 @@ TARGET = 256
 
 def extended(source: Path, out: Path, method: str = "yarn", **parameters) -> Path:
     given = example(method, PAIRS).parameters() | parameters
-    return ropepatch.extend(ropepatch.plan(source, to=TARGET, method=method, **given), out).folder
+    plan = ropepatch.plan(source, to=TARGET, method=method, **given)
+    return ropepatch.extend(plan, out, reading=False).folder
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,11 @@ def random_model(model_type: str):
             if parameter.ndim == 1:
                 parameter.uniform_(0.5, 1.5)
     return model
+
+
+def extension_of(model, place: Path) -> Path:
+    model.save_pretrained(place / "source")
+    return extended(place / "source", place / "made")
 
 
 def record(folder: Path) -> dict:
@@ -115,7 +121,9 @@ def test_other_families_fold_where_their_queries_get_their_size(tmp_path, model_
     needs(model_type)
     model = random_model(model_type)
     model.save_pretrained(tmp_path / "source")
-    made = ropepatch.extend(ropepatch.plan(tmp_path / "source", to=512), tmp_path / "made").folder
+    made = ropepatch.extend(
+        ropepatch.plan(tmp_path / "source", to=512), tmp_path / "made", reading=False
+    ).folder
     out = fold_attention(made, tmp_path / "out")
     before, after = weights(made), weights(out)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
@@ -139,7 +147,7 @@ def test_a_bfloat16_checkpoint_stays_bfloat16(tmp_path):
 
 
 def test_weights_stored_more_coarsely_than_they_are_loaded_lose_nothing(tmp_path):
-    made = ropepatch.extend(ropepatch.plan("tiny", to=1024), tmp_path / "made").folder
+    made = ropepatch.extend(ropepatch.plan("tiny", to=1024), tmp_path / "made", reading=False).folder
     assert {tensor.dtype for tensor in weights(made).values()} == {torch.bfloat16}
     assert json.loads((made / "config.json").read_text())["dtype"] == "float32"
     out = fold_attention(made, tmp_path / "out")
@@ -193,7 +201,9 @@ def test_a_factor_of_1_and_quantised_weights_are_refused(shards, yarn, tmp_path)
 )
 def test_queries_without_weights_of_their_own_are_refused(tmp_path, model_type, reason):
     tiny_model(model_type).save_pretrained(tmp_path / "source")
-    made = ropepatch.extend(ropepatch.plan(tmp_path / "source", to=512), tmp_path / "made").folder
+    made = ropepatch.extend(
+        ropepatch.plan(tmp_path / "source", to=512), tmp_path / "made", reading=False
+    ).folder
     assert reason in refused(made, tmp_path)
 
 
@@ -243,7 +253,9 @@ def test_weights_that_are_shortened_while_they_are_folded_are_one_line_and_leave
 
 def test_a_norm_taken_for_one_of_the_other_kind_would_be_refused(tmp_path, monkeypatch):
     random_model("qwen3").save_pretrained(tmp_path / "source")
-    made = ropepatch.extend(ropepatch.plan(tmp_path / "source", to=512), tmp_path / "made").folder
+    made = ropepatch.extend(
+        ropepatch.plan(tmp_path / "source", to=512), tmp_path / "made", reading=False
+    ).folder
     monkeypatch.setattr(folding, "_offset", lambda norm: 1.0)
     assert "changes the logits" in refused(made, tmp_path)
 
