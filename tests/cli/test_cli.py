@@ -270,7 +270,8 @@ def test_eval_hands_on_every_option(asked):
             ),
         ),
     )
-    assert [options[key] for key in ("revision", "device", "dtype")] == ["branch", "cuda:1", "bfloat16"]
+    assert [options[key] for key in ("revision", "dtype")] == ["branch", "bfloat16"]
+    assert str(options["processes"].device) == "cuda:1"
 
 
 LISTED = [Method(name=name) for name in ("ntk", "yarn", "linear")]

@@ -1,14 +1,9 @@
 """One measurement by several processes, which are real ones."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
-import loss_models
 import pytest
 import torch
 from loss_models import LENGTHS, PROTOCOLS, build, protocol_name, tokens
+from run_recipes import run_two_processes
 
 import ropepatch
 from ropepatch.evaluation.perplexity import perplexity
@@ -19,7 +14,6 @@ SCRIPT = """
 import sys
 from pathlib import Path
 import torch
-sys.path.insert(0, {support!r})
 from loss_models import LENGTHS, PROTOCOLS, build, decoder_passes, protocol_name, tokens
 import ropepatch
 from ropepatch.errors import RopepatchError
@@ -67,17 +61,8 @@ def launched(tmp_path_factory) -> list[dict]:
     """What each of two processes found, started by torchrun and joined by accelerate."""
     out = tmp_path_factory.mktemp("ranks")
     script = out / "script.py"
-    script.write_text(SCRIPT.format(support=str(Path(loss_models.__file__).parent), asked=ASKED))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*launcher, str(script), str(out)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    script.write_text(SCRIPT.format(asked=ASKED))
+    run_two_processes(script, out, PYTHONWARNINGS="ignore")
     return [torch.load(out / f"{rank}.pt") for rank in range(2)]
 
 

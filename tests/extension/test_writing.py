@@ -182,6 +182,7 @@ def test_ropepatch_json_records_the_plan_the_verdict_and_the_versions(source, ou
     ropepatch.extend(made, out)
     record = read(out / "ropepatch.json")
     assert record == json.loads(made.to_json()) | {
+        "model": source.name,  # of a folder no path of the machine
         "verified": {"frequencies": "equal", "logits": "equal", "compared": True, "difference": 0.0},
         "versions": record["versions"],
         "base": {},
