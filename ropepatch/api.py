@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, overload
 
-from ropepatch.pipeline.running import bar, no_bar, say_on_stderr
+from ropepatch.pipeline.running import say_on_stderr
+from ropepatch.progress import bar, no_bar
 
 if TYPE_CHECKING:
     import os
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
     from ropepatch.pipeline.choice import Choice
     from ropepatch.pipeline.extension import Extension
     from ropepatch.pipeline.results import HasFigures, Results
-    from ropepatch.pipeline.running import Advance, Progress, Say, Show
+    from ropepatch.pipeline.running import Say, Show
     from ropepatch.probing import Probed
+    from ropepatch.progress import Advance, Progress
     from ropepatch.publishing.hub import Pushed
     from ropepatch.scaling import Scaling
     from ropepatch.settings import Length
@@ -245,7 +247,7 @@ def extend(
         revision: The branch, tag or commit of a Hub id.
         record: What ropepatch.json says beside what it says by itself.
         say: Takes lines that tell how far it is.
-        progress: See `ropepatch.pipeline.running.Feedback`.
+        progress: See `ropepatch.progress.bar`.
         show: Takes what is found on the way: the `Choice` of auto, the `Fitted` of fit, and the `Extension`
             before it is pushed.
         **parameters: Further parameters of the method.
@@ -324,7 +326,7 @@ def evaluate(
         limit: Measure at most so many pieces of text, haystacks, documents of an lm-eval task.
         seed: Draw the haystacks from it; that of the suite if not given.
         say: Takes a line for every result.
-        progress: See `ropepatch.pipeline.running.Feedback`.
+        progress: See `ropepatch.progress.bar`.
         command: The command line that asked, for the report.
 
     Raises:
@@ -391,7 +393,7 @@ def compare(
             fit chooses its own.
         seed: Draw the haystacks from it.
         say: Takes lines that tell how far it is, and what takes no part.
-        progress: See `ropepatch.pipeline.running.Feedback`.
+        progress: See `ropepatch.progress.bar`.
         command: The command line that asked, for the report.
 
     Raises:
@@ -445,7 +447,7 @@ def perplexity(
     tokens_per_batch: int | None = None,
     keep: Path | None = None,
     split: bool = False,
-    progress: Callable[[int, int | None], None] | bool | None = None,
+    progress: Advance | bool | None = None,
 ) -> LossCurve:
     """Read documents and keep the loss of every token but their first, in the order of the documents.
 
@@ -483,7 +485,8 @@ def perplexity(
             every process gives the same documents and is returned the same curve, to the bit that of one
             process with as many threads.
         progress: Called as (tokens read, tokens to read), both by this process, after each batch; how many
-            there are to read is None for an iterator. True for a bar.
+            there are to read is None for an iterator. True for a bar, in a terminal or in a notebook with
+            ipywidgets.
 
     Raises:
         RopepatchError: No documents, one of fewer than 2 tokens, a token id outside the vocabulary, a loss
@@ -509,7 +512,7 @@ def retrieve(
     tokens_per_batch: int | None = None,
     keep: Path | None = None,
     split: bool = False,
-    progress: Callable[[int, int | None], None] | bool | None = None,
+    progress: Advance | bool | None = None,
 ) -> Retrieval:
     """Ask for what stands in long texts, at several lengths and at all depths.
 
@@ -537,7 +540,8 @@ def retrieve(
             with the same arguments. It must belong to this model and these arguments alone.
         split: Deal the haystacks to the processes that torchrun or accelerate started, if any;
             every process gives the same arguments and is returned the same.
-        progress: Called as (tokens read, tokens to read), both by this process. True for a bar.
+        progress: Called as (tokens read, tokens to read), both by this process. True for a bar, in a terminal
+            or in a notebook with ipywidgets.
 
     Raises:
         RopepatchError: Arguments that fit no haystack (see `Haystacks`), or NaN logits.
@@ -653,7 +657,7 @@ def fit(
         revision: The branch, tag or commit of a Hub id.
         device: cpu, cuda or cuda:1, say; a GPU, if there is one, if not given.
         work: A folder for the state of a fit: the same call resumes from it after an interruption.
-        progress: Called with the name of each stage; see `ropepatch.pipeline.running.Feedback`.
+        progress: Called with the name of each stage; see `ropepatch.progress.bar`.
         say: Takes a line on where the model is read, and in which precision.
 
     Raises:
@@ -700,7 +704,7 @@ def adapt(
         max_short_loss_increase: By how much the loss within the original context may rise, as a share; None
             for what the recipe says.
         say: Called with lines that tell how far it is.
-        progress: Takes how many steps are done; see `ropepatch.pipeline.running.Feedback`.
+        progress: Takes how many steps are done; see `ropepatch.progress.bar`.
 
     Raises:
         RopepatchError: If the plan cannot be saved, the recipe does not fit the model, a text is not there,

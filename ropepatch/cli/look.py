@@ -12,7 +12,8 @@ from ropepatch import api
 from ropepatch.cli.derive import command, written
 from ropepatch.cli.screen import print_text
 from ropepatch.errors import RopepatchError, argument, arguments_written
-from ropepatch.pipeline.running import bar, no_bar, say_on_stderr
+from ropepatch.pipeline.running import say_on_stderr
+from ropepatch.progress import bar, no_bar
 
 GROUP = Group("Look before", sort_key=3)
 

@@ -15,8 +15,9 @@ from ropepatch import api
 from ropepatch.cli.derive import command
 from ropepatch.cli.screen import command_line, feedback, print_text
 from ropepatch.errors import RopepatchError, argument, printable
-from ropepatch.pipeline.running import WEIGHTS, bar, interruptible, say_on_stderr
+from ropepatch.pipeline.running import interruptible, say_on_stderr
 from ropepatch.processes import is_first
+from ropepatch.progress import WEIGHTS, bar
 
 if TYPE_CHECKING:
     from ropepatch.fitting import Fitted

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ropepatch.errors import printable
-from ropepatch.pipeline.running import LONGEST, bar, no_bar, say_on_stderr, warn_on_stderr
+from ropepatch.pipeline.running import LONGEST, say_on_stderr, warn_on_stderr
+from ropepatch.progress import bar, no_bar
 
 
 def command_line() -> str:

@@ -30,6 +30,7 @@ from ropepatch.model.loading import AUTO, known_dtype
 from ropepatch.model.precision import describe_placement, prefers_float32
 from ropepatch.model.source import without_paths
 from ropepatch.processes import ALONE, Processes
+from ropepatch.progress import Progress, no_bar
 from ropepatch.settings import Length, relative_length, seed_of, short_length
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from ropepatch.evaluation.tasks import Measurement, Task
 
 SAMPLE = 512  # tokens of the sequence by whose time all is forecast, at most
-Progress = Callable[[str], AbstractContextManager[Callable[[int, int | None], None]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +163,7 @@ def measure(
     original: Length | None = None,
     processes: Processes = ALONE,
     dtype: torch.dtype | None = None,
-    progress: Progress = lambda name: nullcontext(lambda done, total: None),
+    progress: Progress = no_bar,
     say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Result]:
     """The results of a suite, as they come; those that ``out`` holds are not measured again.
@@ -191,7 +191,7 @@ def measure_extension(
     label: str = "adapted",
     out: Path | None = None,
     processes: Processes = ALONE,
-    progress: Progress = lambda name: nullcontext(lambda done, total: None),
+    progress: Progress = no_bar,
     say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Result]:
     """The results of one extension, side by side: the model as it is, patched, and adapted.
@@ -341,11 +341,10 @@ def forecast(model: PreTrainedModel, measurements: Sequence[Measurement]) -> str
     rows: Counter[int] = Counter()
     unknown = set()
     for measurement in measurements:
-        read = measurement.task.reads(measurement.parameters)
-        if read is None:
+        if measurement.reads is None:
             unknown.add(measurement.task.name)
         else:
-            rows.update(read)
+            rows.update(measurement.reads)
     measured = f"{len(measurements)} measurement{'s' * (len(measurements) > 1)}"
     without = f", without {', '.join(sorted(unknown))}, whose time is not known" if unknown else ""
     if not rows:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby, islice
@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from ropepatch.data.texts import token_ids
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve, check_length
-from ropepatch.evaluation.running import Kept, advancing
+from ropepatch.evaluation.kept import Kept
 from ropepatch.model.head import decoded_once, decoder_of, evaluating, input_device, token_losses
 from ropepatch.processes import ALONE, join
+from ropepatch.progress import Advance, advancing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -47,7 +48,7 @@ def perplexity(
     tokens_per_batch: int | None = None,
     keep: Path | None = None,
     split: bool = False,
-    progress: Callable[[int, int | None], None] | bool | None = None,
+    progress: Advance | bool | None = None,
 ) -> LossCurve:
     """Read documents and keep the loss of every token but their first, in the order of the documents."""
     if length is not None:
@@ -75,8 +76,7 @@ def perplexity(
                 _check_finite(nll, window)
             kept.write(key, [nll.tolist() for nll in losses])
         tokens_read += _tokens(batch)
-        if advance is not None:
-            advance(tokens_read, tokens_in_all)
+        advance(tokens_read, tokens_in_all)
         return losses
 
     curve: list[Tensor] = []

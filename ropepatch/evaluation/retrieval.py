@@ -28,10 +28,11 @@ from ropepatch.data.haystack import Haystack, Haystacks, Question
 from ropepatch.data.texts import digest
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import Mean
-from ropepatch.evaluation.running import Kept, advancing
+from ropepatch.evaluation.kept import Kept
 from ropepatch.evaluation.table import aligned, data_frame
 from ropepatch.model.head import cache_keyword, evaluating, gives_positions, input_device
 from ropepatch.processes import ALONE, join
+from ropepatch.progress import Advance, advancing
 from ropepatch.settings import Length, listed, parse_length
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ def retrieve(
     tokens_per_batch: int | None = None,
     keep: Path | None = None,
     split: bool = False,
-    progress: Callable[[int, int | None], None] | bool | None = None,
+    progress: Advance | bool | None = None,
 ) -> Retrieval:
     """Ask for what stands in long texts, at several lengths and at all depths."""
     plan = Haystacks(
@@ -224,7 +225,7 @@ def ask(
     tokens_per_batch: int | None = None,
     keep: Path | None = None,
     split: bool = False,
-    progress: Callable[[int, int | None], None] | bool | None = None,
+    progress: Advance | bool | None = None,
 ) -> Retrieval:
     """Ask about haystacks that are made already; see `retrieve`."""
     if tokens_per_batch is None:
@@ -241,8 +242,7 @@ def ask(
             answered = reader.answers(haystacks[index])
             kept.write(index, answered)
         done += len(haystacks[index].ids)
-        if advance is not None:
-            advance(done, total)
+        advance(done, total)
         return [Answer(index, *answer) for answer in answered]
 
     with evaluating(model), advancing(progress, "haystacks") as advance, torch.inference_mode():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -22,12 +23,13 @@ from ropepatch.data.tiny.tales import Tale, held_out_tales
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation.curves import KEY_GAIN, KEY_LIKELY, LossCurve
-from ropepatch.evaluation.perplexity import check_windows, perplexity
+from ropepatch.evaluation.perplexity import check_windows, perplexity, windows
 from ropepatch.evaluation.results import Row, rows_by_length, rows_by_position, rows_of_keys
 from ropepatch.evaluation.retrieval import Retrieval, ask, chat_parts
 from ropepatch.files import shipped
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.head import input_device
+from ropepatch.progress import Advance, passes
 from ropepatch.settings import (
     Count,
     Length,
@@ -55,8 +57,6 @@ DEPTHS = 5  # stretches of depth that a figure tells apart
 DOCUMENTS = 64  # of a text, from which haystacks are made
 NORMAL = 1.959964  # standard errors from a mean to the ends of its 95 % interval
 
-Advance = Callable[[int, int | None], None]
-
 
 @dataclass(frozen=True, eq=False)
 class Measurement:
@@ -69,12 +69,14 @@ class Measurement:
             interrupted measurement resumes, or None; and what is called with how much is done and how much
             there is.
         floor: Rows that no model can beat, where they are known.
+        reads: How many sequences of how many tokens the model reads; None where that is not known.
     """
 
     task: Task
     parameters: Mapping[str, Any]
     run: Callable[[PreTrainedModel, PreTrainedTokenizerBase, Path | None, Advance], list[Row]]
     floor: list[Row] | None = None
+    reads: Mapping[int, float] | None = None
 
 
 class Task(Settings):
@@ -109,11 +111,6 @@ class Task(Settings):
         written["properties"] = {"task": {"const": cls.name}} | written["properties"]
         written["required"] = ["task", *written.get("required", [])]
         return written
-
-    @classmethod
-    def reads(cls, parameters: Mapping[str, Any]) -> Mapping[int, float] | None:
-        """How many sequences of how many tokens a measurement reads; None where that is not known."""
-        return None
 
     @classmethod
     def method(cls, parameters: Mapping[str, Any]) -> str:
@@ -218,37 +215,45 @@ class PerplexityTask(Task):
         def of_one_pass(curve: LossCurve) -> list[Row]:
             return rows_by_length(curve, known) + rows_by_position(curve, edges)
 
-        def read(
-            model: Any,
-            keep: Path | None,
-            advance: Advance,
-            window: int | None = None,
-            stride: int | None = None,
-        ) -> LossCurve:
-            options: dict[str, Any] = {"keep": keep, "split": True, "progress": advance}
-            curve = perplexity(model, None, ids, window=window, stride=stride, **options)
-            return curve.of_documents(documents)
-
-        limits = trained, max(1, trained // 2)
+        # Window and stride of each pass over the text.
+        limits: list[tuple[int | None, int | None]] = [(None, None)]
+        if self.stride is not None:
+            limits = [(length, self.stride) for length in lengths]
+        elif self.gain and size > trained:
+            limits.append((trained, max(1, trained // 2)))
+        read_at_once = [
+            [len(window.ids) for piece in ids for window in windows(0, piece, *limit)] for limit in limits
+        ]
         chosen: list[tuple[Tensor, ...]] = []  # by the scorer, once for all models
 
+        def read(model: Any, keep: Path | None, advances: Iterator[Advance]) -> list[LossCurve]:
+            """The curve of each pass."""
+            curves = []
+            for (window, stride), advance in zip(limits, advances, strict=False):
+                options: dict[str, Any] = {"keep": keep, "split": True, "progress": advance}
+                curve = perplexity(model, None, ids, window=window, stride=stride, **options)
+                curves.append(curve.of_documents(documents))
+            return curves
+
         def run(model: Any, tokenizer: Any, keep: Path | None, advance: Advance) -> list[Row]:
+            scores = scorer is not None and len(limits) == 2 and not chosen
+            advances = passes(advance, [*map(sum, read_at_once)] * (2 if scores else 1))
+            curves = read(model, keep, advances)
             if self.stride is not None:
-                slid = {length: read(model, keep, advance, length, self.stride) for length in lengths}
-                losses = {length: curve.between(0, size).loss for length, curve in slid.items()}
-                return [Row.of("loss", {"length": length}, loss) for length, loss in losses.items()]
-            curve = read(model, keep, advance)
-            if not self.gain or size <= trained:
+                losses = [curve.between(0, size).loss for curve in curves]
+                at = zip(lengths, losses, strict=True)
+                return [Row.of("loss", {"length": length}, loss) for length, loss in at]
+            curve, *limited = curves
+            if not limited:
                 return of_one_pass(curve)
-            limited = read(model, keep, advance, *limits)
             beyond = [edge for edge in edges if edge >= trained]
-            rows = of_one_pass(curve) + rows_by_position(curve.gain_over(limited), beyond, "gain")
+            rows = of_one_pass(curve) + rows_by_position(curve.gain_over(*limited), beyond, "gain")
             if scorer is None:
                 return rows
-            if not chosen:
+            if scores:
                 other: Any = load_checkpoint(scorer, model.dtype)
-                reading = other.to(input_device(model)), keep and keep / "scorer", advance
-                chosen.append(read(*reading).key_tokens(read(*reading, *limits)))
+                whole, parts = read(other.to(input_device(model)), keep and keep / "scorer", advances)
+                chosen.append(whole.key_tokens(parts))
             return rows + rows_of_keys(curve, chosen[0], known, trained)
 
         scored = {} if scorer is None else {"scorer_weights": scorer.fingerprint}
@@ -262,7 +267,9 @@ class PerplexityTask(Task):
             **scored,
         }
         exact = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
-        return Measurement(self, parameters, run, of_one_pass(exact) if tales and not self.stride else None)
+        floor = of_one_pass(exact) if tales and not self.stride else None
+        reads = Counter(chain(*read_at_once))
+        return Measurement(self, parameters, run, floor, reads)
 
     def with_text(self, text: str, field: str, split: str) -> PerplexityTask:
         """The same on another text."""
@@ -289,14 +296,6 @@ class PerplexityTask(Task):
             return [(document, torch.tensor(window)) for document, window in joined]
         first = first_documents(tokenizer, documents, length=size, count=self.documents, bos=self.bos)
         return list(enumerate(first))
-
-    @classmethod
-    def reads(cls, parameters: Mapping[str, Any]) -> dict[int, float]:
-        """Its pieces, or their windows; a gain takes windows of the trained context on top, not counted."""
-        stride, pieces, tokens = (parameters[key] for key in ("stride", "pieces", "tokens"))
-        if stride is None:
-            return {tokens // pieces: pieces}
-        return dict.fromkeys(parameters["lengths"], tokens / stride)
 
     @classmethod
     def method(cls, parameters: Mapping[str, Any]) -> str:
@@ -419,19 +418,15 @@ class RetrievalTask(Task):
         def run(model: Any, tokenizer: Any, keep: Path | None, advance: Advance) -> list[Row]:
             return retrieval_rows(ask(model, haystacks, keep=keep, split=True, progress=advance))
 
-        return Measurement(self, parameters, run)
+        # And one whole prompt more of each as a check.
+        reads = dict.fromkeys(lengths if keys == 1 else lengths[-1:], plan.count + 1)
+        return Measurement(self, parameters, run, reads=reads)
 
     def limited(self, limit: int) -> Task:
         """The same with at most so many haystacks."""
         limited = self.model_copy()
         limited._limit = limit
         return limited
-
-    @classmethod
-    def reads(cls, parameters: Mapping[str, Any]) -> dict[int, float]:
-        """Its haystacks, of every length with one key, and one whole prompt more of each as a check."""
-        lengths = parameters["lengths"] if parameters["keys"] == 1 else parameters["lengths"][-1:]
-        return dict.fromkeys(lengths, parameters["haystacks"] + 1)
 
     @classmethod
     def method(cls, parameters: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor
 from ropepatch.errors import RopepatchError
 from ropepatch.fitting.loss import BACKWARD, FitLoss
 from ropepatch.fitting.vectors import Vector, mixtures, named, published
+from ropepatch.progress import Advance
 from ropepatch.scaling.rope import rotations
 from ropepatch.settings import Count, Settings, Text, Whole, seed_of
 
@@ -37,8 +38,6 @@ BETAS = (0.9, 0.99)
 WARMUP = 5  # steps
 LEAST = 0.02  # of the learning rate, at the end
 AVERAGED = 0.93  # decay of the running mean of the vectors
-
-Advance = Callable[[int, int | None], None]
 
 
 class FitSettings(Settings):

@@ -7,7 +7,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ from ropepatch.attention import Mapped, make_map, map_attention, teaching_window
 from ropepatch.data.tokens import default_cache
 from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.evaluation.curves import LossCurve
-from ropepatch.evaluation.measuring import Progress
 from ropepatch.evaluation.perplexity import perplexity
 from ropepatch.evaluation.results import environment
 from ropepatch.extension.planning import Plan, plan_by
@@ -35,6 +34,7 @@ from ropepatch.model.loading import check_device
 from ropepatch.model.precision import describe_placement, prefers_float32
 from ropepatch.model.self_written import self_written
 from ropepatch.processes import Processes, join
+from ropepatch.progress import Progress, no_bar
 from ropepatch.scaling.file import write_scaling
 from ropepatch.scaling.searched import CustomDivisors
 from ropepatch.settings import Length, Queries, relative_length
@@ -128,7 +128,7 @@ def fit(
     device: str | None = None,
     work: Path | None = None,
     minutes: float | None = None,
-    progress: Progress = lambda name: nullcontext(lambda done, total: None),
+    progress: Progress = no_bar,
     say: Callable[[str], None] = lambda line: None,
 ) -> Fitted:
     """Learn the divisors, the attention factor and the factors of queries by which a model reads at a target.

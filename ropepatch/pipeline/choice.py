@@ -23,8 +23,9 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.pipeline.evaluation import ALL, EVERY_MAP, WINDOWS, measured, participants
 from ropepatch.pipeline.inputs import check_places, in_tokens, model_name, text_name
 from ropepatch.pipeline.results import Results
-from ropepatch.pipeline.running import Feedback, Progress, Say, bar, say_on_stderr
+from ropepatch.pipeline.running import Feedback, Say, say_on_stderr
 from ropepatch.processes import Processes, join
+from ropepatch.progress import Progress, bar
 from ropepatch.report import html_table, ranking_table
 from ropepatch.report.verdict import Verdict
 from ropepatch.scaling.file import FIT

@@ -20,8 +20,9 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import AUTO, check_device, known_dtype
 from ropepatch.pipeline.inputs import check_places, in_tokens, model_name, text_name
 from ropepatch.pipeline.results import Results
-from ropepatch.pipeline.running import Feedback, Progress, Say, interruptible
+from ropepatch.pipeline.running import Feedback, Say, interruptible
 from ropepatch.processes import Processes, join
+from ropepatch.progress import Progress
 from ropepatch.scaling import formulas
 from ropepatch.settings import Length, listed
 

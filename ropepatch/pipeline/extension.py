@@ -26,17 +26,10 @@ from ropepatch.pipeline.inputs import can_report, check_places, text_name
 from ropepatch.pipeline.learned import Learned, kept, planned
 from ropepatch.pipeline.request import Request, read_request
 from ropepatch.pipeline.results import Results, plot
-from ropepatch.pipeline.running import (
-    WEIGHTS,
-    Feedback,
-    Progress,
-    Say,
-    Show,
-    interruptible,
-    no_bar,
-)
+from ropepatch.pipeline.running import Feedback, Say, Show, interruptible
 from ropepatch.probing.making import affordable, make_reading
 from ropepatch.processes import Processes, join
+from ropepatch.progress import WEIGHTS, Progress, no_bar
 from ropepatch.publishing.scanning import check_secrets
 from ropepatch.scaling.file import AUTO, FIT
 from ropepatch.settings import Length

@@ -1,24 +1,21 @@
-"""How a long call shows that it is alive, in a terminal and in a notebook."""
+"""What a long call says, and how."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 from ropepatch.errors import printable
 from ropepatch.processes import is_first
+from ropepatch.progress import Advance, Progress, bar
 
-Advance = Callable[[int, int | None], None]  # how much is done, and how much there is, if known
-Progress = Callable[[str], AbstractContextManager[Advance]]  # of the name of a stage
 Say = Callable[[str], None]
 Show = Callable[[Any], None]
 
 LONGEST = 10_000  # characters of a line
-WEIGHTS = "weights"  # the stage that copies them: its progress is in bytes
 
 
 def say_on_stderr(text: str) -> None:
@@ -32,33 +29,6 @@ def warn_on_stderr(line: str) -> None:
     """A line on stderr if it warns."""
     if line.startswith("warning: "):
         say_on_stderr(line)
-
-
-@contextmanager
-def no_bar(name: str) -> Iterator[Advance]:
-    """No progress at all."""
-    yield lambda done, total: None
-
-
-@contextmanager
-def bar(name: str) -> Iterator[Advance]:
-    """A bar on stderr, or in a notebook with ipywidgets, which goes when it is done; else lines alone.
-
-    The bar of `WEIGHTS` counts bytes.
-    """
-    from rich import progress as rich
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    columns = rich.Progress.get_default_columns()
-    if name == WEIGHTS:
-        speed = (rich.TransferSpeedColumn(), rich.TimeRemainingColumn())
-        columns = (rich.TextColumn(name), rich.BarColumn(), rich.DownloadColumn(), *speed)
-    in_notebook = console.is_jupyter and find_spec("ipywidgets") is not None
-    is_seen = is_first() and (in_notebook or sys.stderr.isatty())
-    with rich.Progress(*columns, console=console, transient=True, disable=not is_seen) as progress:
-        task = progress.add_task(name, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 @contextmanager

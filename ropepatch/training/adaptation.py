@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from transformers import PreTrainedModel, set_seed
 
 from ropepatch.attention import map_attention
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.measuring import Progress
 from ropepatch.evaluation.results import as_read
 from ropepatch.extension import record as records
 from ropepatch.extension.patching import put
@@ -26,6 +24,7 @@ from ropepatch.files import absent, new_folder, read_json, write_json
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import without_paths
 from ropepatch.model.stock import no_progress_bars
+from ropepatch.progress import Progress, no_bar
 from ropepatch.training.adapter import (
     WEIGHTS,
     load_in_4_bits,
@@ -74,7 +73,7 @@ def adapt(
     *,
     max_short_loss_increase: float | None = None,
     say: Say = lambda line: None,
-    progress: Progress = lambda name: nullcontext(lambda done, total: None),
+    progress: Progress = no_bar,
 ) -> Adapted:
     """Train a model to read at the target of a plan, and write what came out."""
     run = Run.of(plan, recipe, out)

@@ -199,6 +199,25 @@ def test_long_perplexity_has_the_key_tokens_of_the_scorer_for_all_models(tiny, t
     assert rows(of_tiny(task, methods=YARN, out=out)) == rows(first)
 
 
+@pytest.mark.parametrize(
+    ("settings", "reads"),
+    [
+        ({"gain": True}, {512: 1, 256: 3}),
+        ({"gain": True, "scorer": "tiny"}, {512: 1, 256: 3}),
+        ({"stride": 128, "lengths": (256, 512)}, {256: 7, 512: 5}),
+    ],
+    ids=["gain", "scorer", "stride"],
+)
+def test_several_passes_have_one_progress_and_are_all_in_the_forecast(tiny, settings, reads):
+    made = PerplexityTask(windows=1, **settings).prepare("tiny", tiny[1], trained=256, to=512)
+    told = []
+    made.run(*tiny, None, lambda done, total: told.append((done, total)))
+    assert made.reads == reads
+    read = sum(length * count for length, count in reads.items()) * (2 if "scorer" in settings else 1)
+    assert {total for _, total in told} == {told[-1][0]} == {read}
+    assert told == sorted(set(told))
+
+
 def test_a_scorer_with_another_tokenizer_is_refused_before_anything_is_measured(tmp_path):
     task = PerplexityTask(windows=4, gain=True, scorer=str(write_checkpoint(tmp_path, by_bytes=True)))
     with pytest.raises(RopepatchError, match=r"the scorer .* has another tokenizer than tiny"):

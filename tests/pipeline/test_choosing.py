@@ -22,8 +22,8 @@ from ropepatch.fitting.examples import read_splits
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.pipeline.choice import choose, fit_beside, ranking_suite
 from ropepatch.pipeline.evaluation import candidates, participants
-from ropepatch.pipeline.running import bar
 from ropepatch.processes import ALONE, Processes
+from ropepatch.progress import bar
 from ropepatch.scaling import METHODS
 from ropepatch.scaling.file import FIT
 from ropepatch.scaling.powers import PositionInterpolation
@@ -118,7 +118,7 @@ def test_the_windows_that_rank_are_none_of_those_that_the_fit_reads(tiny, tmp_pa
         return LossCurve(tuple(torch.zeros(511) for _ in pieces))
 
     monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity", look)
-    suite.tasks[0].prepare("tiny", tokenizer, trained=256, to=512).run(*tiny, None, None)
+    suite.tasks[0].prepare("tiny", tokenizer, trained=256, to=512).run(*tiny, None, lambda done, total: None)
     fit_beside(suite, tmp_path, revision=None, processes=ALONE, progress=bar)
     read = {key: fits[0][key] for key in ("field", "split", "spare")}
     fitted = read_splits(tokenizer, fits[0]["text"], length=fits[0]["to"], **read)
