@@ -120,10 +120,7 @@ def test_every_method_with_a_factor_of_its_own_can_be_folded(shards, tmp_path, m
 def test_other_families_fold_where_their_queries_get_their_size(tmp_path, model_type, folded_into):
     needs(model_type)
     model = random_model(model_type)
-    model.save_pretrained(tmp_path / "source")
-    made = ropepatch.extend(
-        ropepatch.plan(tmp_path / "source", to=512), tmp_path / "made", reading=False
-    ).folder
+    made = extension_of(model, tmp_path)
     out = fold_attention(made, tmp_path / "out")
     before, after = weights(made), weights(out)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
@@ -200,10 +197,7 @@ def test_a_factor_of_1_and_quantised_weights_are_refused(shards, yarn, tmp_path)
     [("phi3", "no projection to queries alone"), ("gpt_neox", "only part of each head")],
 )
 def test_queries_without_weights_of_their_own_are_refused(tmp_path, model_type, reason):
-    tiny_model(model_type).save_pretrained(tmp_path / "source")
-    made = ropepatch.extend(
-        ropepatch.plan(tmp_path / "source", to=512), tmp_path / "made", reading=False
-    ).folder
+    made = extension_of(tiny_model(model_type), tmp_path)
     assert reason in refused(made, tmp_path)
 
 
@@ -252,10 +246,7 @@ def test_weights_that_are_shortened_while_they_are_folded_are_one_line_and_leave
 
 
 def test_a_norm_taken_for_one_of_the_other_kind_would_be_refused(tmp_path, monkeypatch):
-    random_model("qwen3").save_pretrained(tmp_path / "source")
-    made = ropepatch.extend(
-        ropepatch.plan(tmp_path / "source", to=512), tmp_path / "made", reading=False
-    ).folder
+    made = extension_of(random_model("qwen3"), tmp_path)
     monkeypatch.setattr(folding, "_offset", lambda norm: 1.0)
     assert "changes the logits" in refused(made, tmp_path)
 
