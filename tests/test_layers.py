@@ -121,13 +121,9 @@ NAMES = {
 
 
 def files_behind(text: str) -> set[str]:
-    """The files of the package that a file imports, also when a function runs; not those for types alone."""
+    """The files of the package that a file imports, also when a function runs or for types alone."""
     found: set[str | None] = set()
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            node.body = [ast.Pass()]
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom):
             own = NAMES.get(str(node.module))
             found |= {NAMES.get(f"{node.module}.{alias.name}", own) for alias in node.names}
