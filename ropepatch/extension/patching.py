@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -122,27 +122,6 @@ class Patch(Substitution[ScaledRope]):
         if not self.in_force:
             raise RopepatchError("this patch has been removed", hint="call ropepatch.patch again")
         return self._substitute
-
-
-@overload
-def patch(model: nn.Module, method: Plan | Scaling, *, original: Length | None = None) -> Patch: ...
-
-
-@overload
-def patch(
-    model: nn.Module, method: AttentionMap, *, to: Length, original: Length | None = None
-) -> Mapped: ...
-
-
-@overload
-def patch(
-    model: nn.Module,
-    method: str = "yarn",
-    *,
-    to: Length | None = None,
-    original: Length | None = None,
-    **parameters: Any,
-) -> Patch | Mapped: ...
 
 
 @float32_on_cpu()

@@ -18,9 +18,8 @@ from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenize
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import as_read
 from ropepatch.extension import record as records
-from ropepatch.extension.patching import ADAPTER, active, patch
-from ropepatch.extension.planning import Plan
-from ropepatch.extension.planning import plan as make_plan
+from ropepatch.extension.patching import ADAPTER, active, put
+from ropepatch.extension.planning import Plan, plan_method
 from ropepatch.extension.record import Record
 from ropepatch.files import read_json
 from ropepatch.model.checkpoint import Checkpoint
@@ -193,7 +192,7 @@ def load_adapter(
     if model is None:
         loaded: Any = source.load()
         model = loaded.to(best_device())
-        patch(model, plan_of_record(record, name, revision))
+        put(model, source, plan_of_record(record, source))
     _check_rope(model, record)
     return _with_adapter(model, place), source.tokenizer
 
@@ -231,10 +230,9 @@ def check_trained_from(record: Record, base: Checkpoint) -> None:
         )
 
 
-def plan_of_record(record: Record, model: str | Path, revision: str | None = None) -> Plan:
+def plan_of_record(record: Record, source: Checkpoint) -> Plan:
     """The plan of a record, for its base or for a sibling of that."""
-    scaling: dict[str, Any] = {"method": record.method, "factor": record.factor} | record.parameters
-    return make_plan(model, to=record.target, original=record.original, revision=revision, **scaling)
+    return plan_method(source, record.method, {"factor": record.factor} | record.parameters, record.target)
 
 
 def _check_rope(model: PreTrainedModel, record: Record) -> None:

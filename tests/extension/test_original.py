@@ -13,6 +13,7 @@ import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.extension.record import read
 from ropepatch.extension.writing import extend
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.training.adapter import plan_of_record
 
 STATED, TRAINED, TARGET = 80, 64, 256
@@ -71,7 +72,7 @@ def test_a_patch_a_plan_and_a_reload_compute_the_same(method, source, tmp_path):
     record = read(out)
     assert (record.original, record.original_max_position_embeddings) == (TRAINED, TRAINED)
     if method != "self-extend":
-        assert plan_of_record(record, source) == plan
+        assert plan_of_record(record, Checkpoint.find(source, original=record.original)) == plan
 
 
 def test_a_window_that_config_json_says_itself_changes_nothing(source):
