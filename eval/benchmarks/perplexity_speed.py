@@ -84,12 +84,12 @@ def published_sliding(model: Any, documents: list[Tensor], window: int, stride: 
 
 def our_one_pass(model: Any, documents: list[Tensor], lengths: list[int]) -> list[float]:
     curve = ropepatch.perplexity(model, None, documents)
-    return [curve.at(length).mean for length in lengths]
+    return [curve.at(length).value for length in lengths]
 
 
 def our_sliding(model: Any, documents: list[Tensor], window: int, stride: int) -> list[float]:
     curve = ropepatch.perplexity(model, None, documents, window=window, stride=stride)
-    return [curve.between(0, max(map(len, documents))).mean]
+    return [curve.between(0, max(map(len, documents))).value]
 
 
 def one_pass_floor(model: Any, documents: list[Tensor]) -> None:

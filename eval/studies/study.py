@@ -119,9 +119,9 @@ class Checkpoint:
     def _spans(self, curve: LossCurve, documents: Sequence[int] | None = None) -> Row:
         curve = curve if documents is None else curve.of_documents(documents)
         return {
-            "all": curve.at(self.target).loss.clusters,
-            "short": curve.at(self.trained).loss.clusters,
-            "last": curve.between(self.target * 3 // 4, self.target).loss.clusters,
+            "all": curve.at(self.target).clusters,
+            "short": curve.at(self.trained).clusters,
+            "last": curve.between(self.target * 3 // 4, self.target).clusters,
             "digest": digest(ids for _, ids in self.pieces),
         }
 

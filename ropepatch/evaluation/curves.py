@@ -1,4 +1,4 @@
-"""The loss of every token of some documents, and the perplexities that it holds. Losses are in nats."""
+"""The loss of every token of some documents, and its means. Losses are in nats."""
 
 from __future__ import annotations
 
@@ -22,27 +22,6 @@ if TYPE_CHECKING:
 KEY_GAIN, KEY_LIKELY = 2.0, -2.0  # alpha and beta of LongPPL, in nats
 
 
-@dataclass(frozen=True)
-class Perplexity:
-    """How well some tokens were predicted.
-
-    Attributes:
-        loss: Nats per token: of each document the nats, summed, and the number of tokens.
-    """
-
-    loss: Mean
-
-    @property
-    def mean(self) -> float:
-        """Nats per token."""
-        return self.loss.value
-
-    @property
-    def value(self) -> float:
-        """The perplexity exp(mean); infinite beyond the largest float."""
-        return torch.tensor(self.mean, dtype=torch.float64).exp().item()
-
-
 @dataclass(frozen=True, eq=False)
 class LossCurve:
     """The loss of every scored token, in rows of neighbouring tokens.
@@ -62,8 +41,8 @@ class LossCurve:
                 f"{len(self.nll)} rows need the documents of as many, got {len(self.documents)}"
             )
 
-    def at(self, length: int) -> Perplexity:
-        """The perplexity of reading the first ``length`` tokens of every row that has at least so many.
+    def at(self, length: int) -> Mean:
+        """The loss of reading the first ``length`` tokens of every row that has at least so many.
 
         Raises:
             RopepatchError: No row has ``length`` tokens, or ``length`` is below 2.
@@ -72,8 +51,8 @@ class LossCurve:
         read = [nll[: length - 1] if len(nll) >= length - 1 else nll[:0] for nll in self.nll]
         return self._sum(read, f"{length} tokens")
 
-    def between(self, begin: int, end: int) -> Perplexity:
-        """The perplexity of the tokens with an index in [begin, end) in their row, however long that is.
+    def between(self, begin: int, end: int) -> Mean:
+        """The loss of the tokens with an index in [begin, end) in their row, however long that is.
 
         Raises:
             RopepatchError: No row has such a token; token 0 is never scored.
@@ -117,13 +96,13 @@ class LossCurve:
         pairs = zip(gains, self.nll, strict=True)
         return tuple((gain > KEY_GAIN) & (-full > KEY_LIKELY) for gain, full in pairs)
 
-    def long_perplexity(self, keys: Sequence[Tensor], length: int | None = None) -> Perplexity:
-        """LongPPL: the perplexity of the key tokens among the first ``length`` of every row, or among all.
+    def long_perplexity(self, keys: Sequence[Tensor], length: int | None = None) -> Mean:
+        """The loss of the key tokens, whose `perplexity` is LongPPL.
 
         Args:
             keys: Masks by `key_tokens` of the curve of another model, for the same tokens. (Chosen by the
                 model itself, their perplexity is below exp(-`KEY_LIKELY`) by definition.)
-            length: In tokens.
+            length: Only among the first ``length`` tokens of every row; None for all.
 
         Raises:
             RopepatchError: Masks of other tokens. Where there is no key token, its loss has no documents.
@@ -134,7 +113,7 @@ class LossCurve:
             )
         end = None if length is None else length - 1
         read = [nll[:end][mask[:end]] for nll, mask in zip(self.nll, keys, strict=True)]
-        return self._sum(read, "a key token") if any(map(len, read)) else Perplexity(Mean(()))
+        return self._sum(read, "a key token") if any(map(len, read)) else Mean(())
 
     def of_documents(self, documents: Sequence[int]) -> LossCurve:
         """The same where row i, such as a window, is of document ``documents[i]``."""
@@ -143,7 +122,7 @@ class LossCurve:
     def _indices(self) -> tuple[int, ...]:
         return tuple(range(len(self.nll))) if self.documents is None else self.documents
 
-    def _sum(self, losses: list[Tensor], wanted: str) -> Perplexity:
+    def _sum(self, losses: list[Tensor], wanted: str) -> Mean:
         num_tokens = sum(map(len, losses))
         if not num_tokens:
             raise RopepatchError(f"no document has {wanted}: the longest has {self._longest()} tokens")
@@ -154,7 +133,7 @@ class LossCurve:
                 sums[index].append(nll.sum(dtype=torch.float64).item())
                 counts[index] += len(nll)
         # fsum rounds once, so that the order of the rows changes nothing.
-        return Perplexity(Mean(tuple((math.fsum(sums[index]), counts[index]) for index in sums)))
+        return Mean(tuple((math.fsum(sums[index]), counts[index]) for index in sums))
 
     def _longest(self) -> int:
         return max((len(nll) + 1 for nll in self.nll), default=0)
@@ -165,11 +144,11 @@ class LossCurve:
     def __str__(self) -> str:
         rows = [("length", "documents", "tokens", "nats/token", "perplexity")]
         for length, read in self._doublings():
-            counts = (f"{length}", f"{len(read.loss.clusters)}", f"{read.loss.weight:.0f}")
-            rows.append((*counts, f"{read.mean:.4f}", f"{read.value:.2f}"))
+            counts = (f"{length}", f"{len(read.clusters)}", f"{read.weight:.0f}")
+            rows.append((*counts, f"{read.value:.4f}", f"{read.perplexity:.2f}"))
         return aligned(rows)
 
-    def _doublings(self) -> Iterator[tuple[int, Perplexity]]:
+    def _doublings(self) -> Iterator[tuple[int, Mean]]:
         longest = self._longest()
         for length in sorted({2**k for k in range(4, longest.bit_length())} | {longest}):
             yield length, self.at(length)
@@ -183,10 +162,10 @@ class LossCurve:
         return data_frame(
             {
                 "length": length,
-                "documents": len(read.loss.clusters),
-                "tokens": round(read.loss.weight),
-                "nats": read.mean,
-                "perplexity": read.value,
+                "documents": len(read.clusters),
+                "tokens": round(read.weight),
+                "nats": read.value,
+                "perplexity": read.perplexity,
             }
             for length, read in self._doublings()
         )

@@ -54,6 +54,12 @@ class Mean:
         return math.fsum(total for total, _ in self.clusters) / self.weight if self.clusters else math.nan
 
     @property
+    def perplexity(self) -> float:
+        """exp(r), of a loss in nats; infinite beyond the largest float."""
+        with np.errstate(over="ignore"):
+            return float(np.exp(self.value))
+
+    @property
     def missing(self) -> int:
         """How many clusters an interval needs beyond those that there are."""
         return max(0, FEWEST - len(self.clusters))

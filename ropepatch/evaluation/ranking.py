@@ -117,6 +117,8 @@ def rank(results: Sequence[Result], *, base: str) -> Ranking:
     for group in (reading, asking):
         if len({result.parameters.get("digest") for result in group.values()}) > 1:
             raise RopepatchError("the results are of different texts", hint="compare them in one suite")
+    if len({result.env.get("dtype") for result in [*reading.values(), *asking.values()]}) > 1:
+        raise RopepatchError("the results are in different precisions", hint="measure them in one")
     return _judged(base, reading, asking if asking.keys() >= reading.keys() else {}).ranking
 
 

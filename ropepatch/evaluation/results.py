@@ -238,13 +238,13 @@ def read_result(file: Path) -> Result:
 
 def rows_by_length(curve: LossCurve, lengths: Sequence[int]) -> list[Row]:
     """The loss of the first tokens up to each length."""
-    return [Row.of("loss", {"length": length}, curve.at(length).loss) for length in lengths]
+    return [Row.of("loss", {"length": length}, curve.at(length)) for length in lengths]
 
 
 def rows_by_position(curve: LossCurve, edges: Sequence[int], measure: str = "loss") -> list[Row]:
     """The loss over the stretches of positions between neighbouring edges."""
     return [
-        Row.of(measure, {"begin": begin, "end": end}, curve.between(begin, end).loss)
+        Row.of(measure, {"begin": begin, "end": end}, curve.between(begin, end))
         for begin, end in pairwise(edges)
     ]
 
@@ -252,7 +252,7 @@ def rows_by_position(curve: LossCurve, edges: Sequence[int], measure: str = "los
 def rows_of_keys(curve: LossCurve, keys: Sequence[Tensor], lengths: Sequence[int], trained: int) -> list[Row]:
     """The loss of the key tokens up to each length beyond the trained context."""
     return [
-        Row.of("key_loss", {"length": length}, curve.long_perplexity(keys, length).loss)
+        Row.of("key_loss", {"length": length}, curve.long_perplexity(keys, length))
         for length in lengths
         if length > trained
     ]

@@ -240,7 +240,7 @@ class PerplexityTask(Task):
             advances = passes(advance, [*map(sum, read_at_once)] * (2 if scores else 1))
             curves = read(model, keep, advances)
             if self.stride is not None:
-                losses = [curve.between(0, size).loss for curve in curves]
+                losses = [curve.between(0, size) for curve in curves]
                 at = zip(lengths, losses, strict=True)
                 return [Row.of("loss", {"length": length}, loss) for length, loss in at]
             curve, *limited = curves

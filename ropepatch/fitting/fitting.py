@@ -251,7 +251,7 @@ def _outcome(test: FitLoss, sources: Sequence[int], state: FitState) -> dict[str
     )
     test.module.vector = Vector.unscaled(test.rope)
     own = perplexity(test.model, None, list(test.ids), window=window, stride=window // 2, split=True)
-    gain = LossCurve(tuple(before - after), tuple(sources)).between(0, test.ids.shape[1]).loss
+    gain = LossCurve(tuple(before - after), tuple(sources)).between(0, test.ids.shape[1])
     return {
         "windows": len(test.ids),
         "documents": len(gain.clusters),

@@ -34,8 +34,8 @@ class Watcher:
         else:
             curve = perplexity(model, None, self.pieces, split=self.split)
             measured = {
-                "short_loss": curve.at(self.trained).mean,
-                "target_loss": curve.between(self.target // 2, self.target).mean,
+                "short_loss": curve.at(self.trained).value,
+                "target_loss": curve.between(self.target // 2, self.target).value,
             }
         if self.target is not None and self.trials:
             found = retrieve(
@@ -53,4 +53,4 @@ class Watcher:
     def short_loss(self, model: PreTrainedModel) -> float:
         """Nats per token of the first L tokens alone, of a model that need not read farther."""
         pieces = [piece[: self.trained] for piece in self.pieces]
-        return perplexity(model, None, pieces, split=self.split).at(self.trained).mean
+        return perplexity(model, None, pieces, split=self.split).at(self.trained).value

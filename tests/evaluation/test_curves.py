@@ -15,8 +15,8 @@ from ropepatch.evaluation.curves import LossCurve
 def test_rows_of_one_document_are_one_cluster():
     rows = (torch.tensor([1.0, 1.0]), torch.tensor([5.0, 5.0]), torch.tensor([3.0]))
     read = LossCurve(rows, documents=(4, 9, 4)).between(0, 9)
-    assert read.loss.clusters == ((5.0, 3), (10.0, 2))
-    assert (read.mean, read.loss.weight) == (3.0, 5)
+    assert read.clusters == ((5.0, 3), (10.0, 2))
+    assert (read.value, read.weight) == (3.0, 5)
     windows = LossCurve(rows, documents=(0, 1, 2)).of_documents((4, 9, 4))
     assert windows.between(0, 9) == read
 
@@ -30,7 +30,7 @@ def test_a_gain_is_what_the_limited_curve_pays_more_for_each_token():
     gain = full.gain_over(limited)
     assert [nll.tolist() for nll in gain.nll] == [[0.0, 2.0, -0.5], [0.5]]
     assert gain.documents == (5, 7)
-    assert gain.between(2, 4).mean == 0.75
+    assert gain.between(2, 4).value == 0.75
 
 
 # LongPPL
@@ -51,12 +51,12 @@ def test_long_perplexity_is_that_of_the_paper():
     for curve, scored in ((full, None), (other, of_other)):
         value, tokens = long_perplexity(of_full, of_short, scored)
         read = curve.long_perplexity(keys)
-        assert (read.value, read.loss.weight) == (pytest.approx(value, rel=1e-6), tokens)
-        assert len(read.loss.clusters) == 2
-    assert full.long_perplexity(keys).value < math.exp(2) < other.long_perplexity(keys).value
+        assert (read.perplexity, read.weight) == (pytest.approx(value, rel=1e-6), tokens)
+        assert len(read.clusters) == 2
+    assert full.long_perplexity(keys).perplexity < math.exp(2) < other.long_perplexity(keys).perplexity
     cut = [(row[:99].numpy(), window[:99].numpy()) for row, window in zip(full.nll, short.nll, strict=True)]
     counts = [long_perplexity(*pair)[1] for pair in cut]
-    assert [weight for _, weight in full.long_perplexity(keys, 100).loss.clusters] == [
+    assert [weight for _, weight in full.long_perplexity(keys, 100).clusters] == [
         counts[0] + counts[1],
         counts[2],
     ]
@@ -65,7 +65,7 @@ def test_long_perplexity_is_that_of_the_paper():
 def test_without_a_key_token_there_is_no_long_perplexity():
     full, _, _ = drawn_curves()
     read = full.long_perplexity(full.key_tokens(full))
-    assert (read.loss.clusters, math.isnan(read.value)) == ((), True)
+    assert (read.clusters, math.isnan(read.perplexity)) == ((), True)
     keys = LossCurve(full.nll).key_tokens(LossCurve(full.nll))
     with pytest.raises(RopepatchError, match="the key tokens are not those of LossCurve"):
         LossCurve(full.nll[:2]).long_perplexity(keys)

@@ -61,7 +61,7 @@ def test_the_figures_are_those_of_the_patched_model(results, tiny):
     by_length = of(results[0], "perplexity", "yarn").of("loss", "length")
     assert [row.at["length"] for row in by_length] == [128, 256, 512]
     for row in by_length:
-        assert row.mean == curve.at(row.at["length"]).loss
+        assert row.mean == curve.at(row.at["length"])
         assert (row.n, len(row.clusters)) == (3 * (row.at["length"] - 1), 3)
         assert row.low < row.value < row.high
     asked = of(results[0], "retrieval", "yarn")

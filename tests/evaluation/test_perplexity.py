@@ -152,13 +152,13 @@ def test_a_mean_is_over_the_tokens_at_the_places_asked_for_in_documents_that_are
         if begin <= t < end and (places != end or len(ids) >= end)
     ]
     read = curve.between(begin, end) if isinstance(places, tuple) else curve.at(places)
-    assert (read.mean, read.loss.weight) == pytest.approx((sum(losses) / len(losses), len(losses)))
-    assert read.value == pytest.approx(math.exp(read.mean))
+    assert (read.value, read.weight) == pytest.approx((sum(losses) / len(losses), len(losses)))
+    assert read.perplexity == pytest.approx(math.exp(read.value))
 
 
 def test_sums_over_documents_are_rounded_once():
     losses = torch.tensor([2.0**53]), torch.ones(1), torch.ones(1)  # 2**53 + 1 is no float64
-    assert LossCurve(losses).at(2).mean == LossCurve(losses[::-1]).at(2).mean == (2.0**53 + 2) / 3
+    assert LossCurve(losses).at(2).value == LossCurve(losses[::-1]).at(2).value == (2.0**53 + 2) / 3
 
 
 def test_a_cut_document_reads_like_the_beginning_of_the_whole_one_and_too_short_ones_are_named(llama, caplog):

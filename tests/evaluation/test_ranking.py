@@ -218,6 +218,7 @@ def test_weights_that_were_trained_are_told_to_train_longer():
         ([read(BASELINE, 1.0), read(FLOOR, 0.5)], "nothing to rank"),
         ([read("a", 1.0), read("b", 1.0)], "nothing to rank"),
         ([read(BASELINE, 1.0), read("a", 1.0, digest="other")], "different texts"),
+        ([read(BASELINE, 1.0), replace(read("a", 1.0), env={"dtype": "torch.bfloat16"})], "precisions"),
         (
             [read(BASELINE, 1.0), read("a", 1.0), asked(BASELINE, -1.0), asked("a", -1.0, digest="x")],
             "different",

@@ -61,7 +61,7 @@ def test_a_document_has_its_length_wherever_the_first_token_stands(jsonl, tiny, 
     row = next(row for row in rows if row.at == {"length": 128})
     assert (row.n, len(row.clusters)) == (2 * 127, 2)
     pieces = [ids[not bos :][:128] for ids in documents_of(jsonl, tiny[1])]
-    assert row.value == pytest.approx(ropepatch.perplexity(tiny[0], None, pieces).at(128).mean)
+    assert row.value == pytest.approx(ropepatch.perplexity(tiny[0], None, pieces).at(128).value)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_windows_of_one_document_are_one_cluster(tiny, tmp_path):
     assert [weight for _, weight in whole.clusters] == counts
     assert sum(counts) == whole.n == 24 * 63
     curve = ropepatch.perplexity(model, None, [window for source, window in cut if source == 0])
-    assert whole.clusters[0][0] == pytest.approx(curve.at(64).mean * counts[0])
+    assert whole.clusters[0][0] == pytest.approx(curve.at(64).value * counts[0])
 
 
 def test_a_changed_text_is_not_taken_for_the_one_measured(tmp_path):

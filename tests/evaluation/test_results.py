@@ -118,7 +118,7 @@ CURVE = LossCurve(
 
 
 def test_a_row_is_its_mean_with_its_interval_and_its_clusters():
-    mean = CURVE.at(4).loss
+    mean = CURVE.at(4)
     row = Row.of("loss", {"length": 4}, mean)
     assert (row.value, (row.low, row.high), row.n) == (mean.value, mean.interval(), 9)
     assert row.clusters == [[6.0, 3], [15.0, 3], [9.0, 3]]
@@ -140,7 +140,7 @@ def test_what_is_not_known_is_null_and_a_dash(mean):
 
 def test_rows_by_length_and_by_position_are_those_of_the_curve():
     rows = rows_by_length(CURVE, [2, 4])
-    assert [(row.at, row.mean) for row in rows] == [({"length": n}, CURVE.at(n).loss) for n in (2, 4)]
+    assert [(row.at, row.mean) for row in rows] == [({"length": n}, CURVE.at(n)) for n in (2, 4)]
     read = rows_by_position(CURVE, [0, 2, 4, 5], "gain")
     assert [row.at for row in read] == [{"begin": b, "end": e} for b, e in ((0, 2), (2, 4), (4, 5))]
     assert [row.value for row in read] == [8.5 / 4, 22 / 6, 5.0]

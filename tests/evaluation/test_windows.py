@@ -96,7 +96,7 @@ def test_only_the_model_of_the_next_token_scores_well_by_every_protocol(protocol
     counting = [torch.arange(30) % 20, torch.arange(3, 20)]
     curve = perplexity(shift_model(step, probability), None, counting, chunk=chunk, **protocol)
     score = 1 / probability if step == 1 else 19 / (1 - probability)
-    assert curve.between(0, 40).value == pytest.approx(score, rel=1e-4)
+    assert curve.between(0, 40).perplexity == pytest.approx(score, rel=1e-4)
     assert torch.cat(curve.nll).sub(math.log(score)).abs().max() < 1e-4
 
 

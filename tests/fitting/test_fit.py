@@ -48,7 +48,7 @@ def splits(few, tiny):
 def test_the_record_says_how_much_better_the_held_out_windows_are_read(fitted, tiny, splits):
     def loss(scaling, part):
         with ropepatch.patch(tiny[0], scaling):
-            return ropepatch.perplexity(tiny[0], None, list(getattr(splits, part))).at(TO).mean
+            return ropepatch.perplexity(tiny[0], None, list(getattr(splits, part))).at(TO).value
 
     held = fitted.record["held_out"]
     assert (held["windows"], held["documents"]) == (2, 2)

@@ -29,14 +29,14 @@ def test_it_retrieves_at_every_depth_within_its_window(tiny):
 def test_its_loss_is_near_the_floor_within_the_window_and_far_above_a_reader_of_256_tokens_beyond(tiny):
     within = held_out_tales(tiny[1], length=256, count=40)
     floor = -torch.stack([tale.log_probs()[1:] for tale in within]).mean().item()
-    loss = ropepatch.perplexity(tiny[0], None, [tale.ids for tale in within]).at(256).mean
+    loss = ropepatch.perplexity(tiny[0], None, [tale.ids for tale in within]).at(256).value
     assert floor < loss <= 1.05 * floor
     tales = held_out_tales(tiny[1], length=1024, count=8)
     seen = [(tale.distance > 0) & (tale.distance <= 256) for tale in tales]
     pairs = zip(tales, seen, strict=True)
     nearby = -torch.stack([tale.prior.masked_fill(near, 0)[512:] for tale, near in pairs]).mean().item()
     curve = ropepatch.perplexity(tiny[0], None, [tale.ids for tale in tales])
-    assert curve.between(512, 1024).mean > 2 * nearby
+    assert curve.between(512, 1024).value > 2 * nearby
 
 
 def test_a_folder_called_tiny_is_reached_by_its_path(tmp_path, monkeypatch):

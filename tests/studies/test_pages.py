@@ -102,7 +102,7 @@ def test_a_reading_gives_the_losses_and_answers_that_the_package_measures(comman
         row = pages_study.measured(model, pages_study.Reader(model, 2**14), haystack, 64)
         curve = ropepatch.perplexity(model, None, [haystack.ids.tolist()])
         answers = ask(model, [haystack]).answers
-    blocks = [curve.between(begin + 1, begin + 65).loss for begin in range(0, 448, 64)]
+    blocks = [curve.between(begin + 1, begin + 65) for begin in range(0, 448, 64)]
     assert row["losses"][:7] == pytest.approx([block.value * block.weight for block in blocks], rel=1e-4)
     kinds = [f"{kind} {length}" for length in (256, TARGET) for kind in KINDS]
     assert [nats for kind in kinds for nats in row[kind]["log_prob"]] == pytest.approx(

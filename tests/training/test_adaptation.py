@@ -435,7 +435,7 @@ def test_the_gate_compares_with_the_base_model_within_its_context(adapted):
         ropepatch.load(adapted, device="cpu"),
     )
     (tale,) = held_out_tales(tokenizer, length=512, count=1)
-    losses = [ropepatch.perplexity(model, None, [tale.ids[:256]]).at(256).mean for model in (before, after)]
+    losses = [ropepatch.perplexity(model, None, [tale.ids[:256]]).at(256).value for model in (before, after)]
     assert [gate.base, gate.now] == pytest.approx(losses, abs=1e-6)
     assert history_of(adapted)[-1]["short_loss"] == pytest.approx(gate.now, abs=1e-4)
     assert gate.passed

@@ -134,8 +134,8 @@ def judge_stories(folder: Path) -> Row:
     same = [ids[begin : begin + TRAINED] for ids in held_out for begin in range(1024, TARGET, TRAINED)]
     read = partial(ropepatch.perplexity, base, None)
     within = {
-        "0 to 256": read([ids[:TRAINED] for ids in held_out]).at(TRAINED).mean,
-        "1024 to 2048, 256 tokens at a time": read(same).at(TRAINED).mean,
+        "0 to 256": read([ids[:TRAINED] for ids in held_out]).at(TRAINED).value,
+        "1024 to 2048, 256 tokens at a time": read(same).at(TRAINED).value,
     }
     with ropepatch.patch(base, "yarn", to=TARGET):
         free = by_span(read(held_out))
@@ -145,7 +145,7 @@ def judge_stories(folder: Path) -> Row:
 
 def by_span(curve: LossCurve) -> dict[str, float]:
     """Nats per token by stretch of positions."""
-    return {f"{begin} to {end}": curve.between(begin, end).mean for begin, end in SPANS}
+    return {f"{begin} to {end}": curve.between(begin, end).value for begin, end in SPANS}
 
 
 STUDY = Study(name="adaptation", about=__doc__, cases=cases, measure=measure, inputs=inputs, work=True)

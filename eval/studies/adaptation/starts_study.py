@@ -100,8 +100,8 @@ def fitted(work: Path) -> Path:
 def spans_of(curve: LossCurve) -> Row:
     """Nats per token by stretch of positions; and by window."""
     return {
-        "nats": {f"{begin} to {end}": curve.between(begin, end).mean for begin, end in SPANS},
-        "by_window": [nats / tokens for nats, tokens in curve.between(0, PLACE.target).loss.clusters],
+        "nats": {f"{begin} to {end}": curve.between(begin, end).value for begin, end in SPANS},
+        "by_window": [nats / tokens for nats, tokens in curve.between(0, PLACE.target).clusters],
     }
 
 

@@ -139,7 +139,7 @@ def read(model: Any, tokenizer: Any, trained: int) -> Row:
                 found = nll[(distance >= least) & (distance < below)]
                 mean = found.mean().item() if len(found) else None
                 told[span][str(length)] = {"nats": mean, "tokens": len(found)}
-        return {"nats": {str(length): curve.at(length).mean for length in lengths}, "told": told}
+        return {"nats": {str(length): curve.at(length).value for length in lengths}, "told": told}
 
     answers = ropepatch.passkey(model, tokenizer, lengths=lengths, haystacks=HAYSTACKS)
     found = {str(length): answers.found(length).clusters for length in lengths}

@@ -47,7 +47,7 @@ def measure(case: Row, given: Namespace) -> Row:
     tales = held_out_tales(tokenizer, length=place.target, count=TALES)
 
     def losses(curve: LossCurve) -> Row:
-        read = {f"{a} to {b}": curve.between(a, b).loss for a, b in pairwise([0, *ends])}
+        read = {f"{a} to {b}": curve.between(a, b) for a, b in pairwise([0, *ends])}
         return {
             span: [round(loss.value, 4), round(loss.interval()[1] - loss.value, 4)]
             for span, loss in read.items()
