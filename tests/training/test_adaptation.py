@@ -275,6 +275,16 @@ def test_a_run_goes_on_from_its_base_with_its_method_alone(begun, tmp_path):
             adapt(plan, of_texts(begun), begun / "out")
 
 
+def test_a_training_on_one_of_several_gpus_says_how_to_take_all(monkeypatch, tmp_path):
+    def stop(line):
+        if line.startswith("training on one of 8 GPUs; `torchrun --nproc-per-node 8 "):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    with pytest.raises(KeyboardInterrupt):
+        adapt(yarn(), small_recipe(), tmp_path / "out", say=stop)
+
+
 def test_a_run_goes_on_in_as_many_processes_alone(begun, monkeypatch):
     monkeypatch.setattr("ropepatch.training.run.join", lambda: Processes(0, 2))
     monkeypatch.setattr(Processes, "deal", ALONE.deal)

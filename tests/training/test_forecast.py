@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -16,6 +17,7 @@ from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
 from ropepatch.model.config import blueprint, load_config
 from ropepatch.model.source import TINY
+from ropepatch.processes import Processes
 from ropepatch.training import forecast as module
 from ropepatch.training.adapter import recompute_activations, trainable
 from ropepatch.training.forecast import (
@@ -233,6 +235,13 @@ def test_what_is_held_out_is_what_the_training_holds_out(make, tmp_path, monkeyp
     watched = forecast(PLAN, make(), tmp_path / "out").content["watched"]
     pieces = Run.of(PLAN, make(), tmp_path / "out").supply().pieces
     assert [len(piece) for piece in pieces] == [watched["length"]] * watched["windows"]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_forecast_counts_every_token_of_all_processes_once(count, tmp_path):
+    run = replace(Run.of(PLAN, small_recipe(), tmp_path / "out"), processes=Processes(0, count))
+    ahead = forecast(PLAN, small_recipe(), tmp_path / "out", processes=count).content
+    assert ahead["tokens"] == run.supply().tokens
 
 
 # What is refused before anything is read
