@@ -29,7 +29,7 @@ def on_cpu() -> bool:
     """Whether accelerate is kept on the CPU, where it has no FSDP."""
     import torch
 
-    return not torch.cuda.is_available() and os.environ.get("ACCELERATE_USE_FSDP") != "true"
+    return not torch.accelerator.is_available() and os.environ.get("ACCELERATE_USE_FSDP") != "true"
 
 
 @dataclass(frozen=True)

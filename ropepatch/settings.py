@@ -183,7 +183,7 @@ Divisors = Annotated[  # each leaves a frequency that float32 holds
     Field(min_length=1),
     expected("a tuple of numbers from 1e-30 to 1e30"),
 ]
-LARGEST = 1e12  # of a number in a formula: beyond it powers and logarithms leave the floating-point range
+MAX_NUMBER = 1e12  # of a number in a formula: beyond it powers and logarithms leave the floating-point range
 Entry = TypeVar("Entry")
 Several = Annotated[tuple[Entry, ...], Field(min_length=1)]
 Text = Annotated[str, Field(min_length=1), expected("a text")]
@@ -448,8 +448,8 @@ class Named(Settings):
     def check(self) -> None:
         """Raise a `RopepatchError` where values do not fit together, or leave the range of numbers."""
         for key, value in self:
-            within = not isinstance(value, int | float) or abs(value) <= LARGEST
-            self._require(within, key, f"at most {LARGEST:g}")
+            within = not isinstance(value, int | float) or abs(value) <= MAX_NUMBER
+            self._require(within, key, f"at most {MAX_NUMBER:g}")
 
     @classmethod
     def _check_keys(cls, keys: Collection[Any]) -> None:

@@ -14,7 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from ropepatch.attention import modeling_attention_map as modeling
 from ropepatch.attention.interchange import (
     ATTENTION,
-    SLOT,
+    POSITIONS_SLOT,
     PositionsInAttention,
     set_attention,
     uninterchangeable,
@@ -35,7 +35,7 @@ from ropepatch.model.rotary import (
 )
 from ropepatch.settings import Length
 
-NAME = "ropepatch_map"  # in the interfaces of transformers, which are one per process
+MAP_ATTENTION = "ropepatch_map"  # in the interfaces of transformers, which are one per process
 
 logger = logging.getLogger("ropepatch")
 
@@ -54,7 +54,7 @@ class MappedRope(PositionsInAttention, modeling.MapRotation):
     state = "this model has an attention map"
     way_back = "call remove() on its map first"
     reason = "it has an attention map"
-    attention, what, when = NAME, "attention map", "map"
+    attention, what, when = MAP_ATTENTION, "attention map", "map"
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class MappedRope(PositionsInAttention, modeling.MapRotation):
 
 def _attend(module: nn.Module, *tensors: Any, **others: Any) -> tuple[Tensor, Tensor | None]:
     """Attention by the map that the module finds in its slot."""
-    if SLOT not in module.__dict__:
+    if POSITIONS_SLOT not in module.__dict__:
         raise RopepatchError(
             "this attention needs an attention map, and there is none",
             hint="call ropepatch.attention.map_attention first",
@@ -92,8 +92,8 @@ def _attend(module: nn.Module, *tensors: Any, **others: Any) -> tuple[Tensor, Te
     return modeling.attend(module, *tensors, **others)
 
 
-AttentionInterface.register(NAME, _attend)
-AttentionMaskInterface.register(NAME, modeling.short_mask)
+AttentionInterface.register(MAP_ATTENTION, _attend)
+AttentionMaskInterface.register(MAP_ATTENTION, modeling.short_mask)
 
 
 class Mapped(Substitution[MappedRope]):
@@ -120,7 +120,9 @@ class Mapped(Substitution[MappedRope]):
 
     def _undo(self) -> None:
         self._slots = {
-            part: part.__dict__.pop(SLOT) for part in self.model.modules() if SLOT in part.__dict__
+            part: part.__dict__.pop(POSITIONS_SLOT)
+            for part in self.model.modules()
+            if POSITIONS_SLOT in part.__dict__
         }
         refused = vars(self.model).pop("save_pretrained")
         if refused.keywords["wrapped"] is not None:
@@ -137,15 +139,15 @@ class Mapped(Substitution[MappedRope]):
         rope = self._substitute
         configs = OwnConfigs(self.model, ATTENTION)
         for part, slot in self._slots.items():
-            part.__dict__[SLOT] = slot
+            part.__dict__[POSITIONS_SLOT] = slot
         try:
-            set_attention(self.model, NAME)
+            set_attention(self.model, MAP_ATTENTION)
             rope.config = text_config(self.model.config)
             with rotating_by(self.model, self.path, rope):
                 yield
         finally:
             for part in self._slots:
-                part.__dict__.pop(SLOT, None)
+                part.__dict__.pop(POSITIONS_SLOT, None)
             configs.put_back(self.model)
 
 
@@ -195,12 +197,12 @@ def _mapped(
     rope.configs = configs
     base.set_submodule(path, rope)
     for module, rotates in layers.items():
-        module.__dict__[SLOT] = rope if rotates else None
+        module.__dict__[POSITIONS_SLOT] = rope if rotates else None
     config.max_position_embeddings = target
     config.attention_map = {"name": fitted.name, "target": target} | fitted.parameters()
     wrapped = vars(base).get("save_pretrained")
     vars(base)["save_pretrained"] = partial(_refuse_saving, fitted.name, wrapped=wrapped)
-    set_attention(base, NAME)
+    set_attention(base, MAP_ATTENTION)
     logger.info("%s: map none -> %s", type(base).__name__, rope.extra_repr())
     return Mapped(base, path, rope)
 

@@ -32,10 +32,10 @@ from transformers.masking_utils import sdpa_mask
 MODEL_TYPE = "llama-attention-map"  # not `llama`: what does not run this file must not read the weights
 ROTARY = "model.rotary_emb"  # where the stock model rotates queries and keys
 NAME = __name__  # of this file's attention, in the registry of the process
-SLOT = "_ropepatch_positions"  # where an attention module finds its map; None there: it is not mapped
+POSITIONS_SLOT = "_ropepatch_positions"  # where an attention module finds its map; None: it is not mapped
 SCORES = {"cpu": 1 << 22, "cuda": 1 << 27}  # computed at a time, by the kind of device
 KERNELS = {"cuda": 2} if find_spec("triton") else {}  # bytes of a number that FlexAttention takes at most
-BLOCK = 128  # queries or keys that FlexAttention reads or skips at a time
+KERNEL_BLOCK = 128  # queries or keys that FlexAttention reads or skips at a time
 NARROWEST = 16  # head that it takes
 VARIANTS = 64  # of its kernel in a process, by heads, gradients, batch; beyond, it would store all scores
 
@@ -339,8 +339,9 @@ def in_blocks(
 def ends_of_blocks(numbers: Tensor) -> tuple[Tensor, Tensor]:
     """The least and the greatest [B, T / 128] of every block of [B, T]."""
     count = numbers.shape[-1]
-    columns = torch.arange(-(-count // BLOCK) * BLOCK, device=numbers.device).clamp(max=count - 1)
-    return torch.aminmax(numbers[:, columns].unflatten(-1, (-1, BLOCK)), dim=-1)
+    whole = -(-count // KERNEL_BLOCK) * KERNEL_BLOCK
+    columns = torch.arange(whole, device=numbers.device).clamp(max=count - 1)
+    return torch.aminmax(numbers[:, columns].unflatten(-1, (-1, KERNEL_BLOCK)), dim=-1)
 
 
 def block_mask(band: Band, sight: Sight, span: slice, batch: int) -> BlockMask:
@@ -372,8 +373,8 @@ def block_mask(band: Band, sight: Sight, span: slice, batch: int) -> BlockMask:
     begin0, end0, newest0, oldest0, mine0 = (x[:, :, None] for x in least[:5])
     begin1, end1, newest1, oldest1, mine1 = (x[:, :, None] for x in greatest[:5])
     at0, theirs0, at1, theirs1 = (x[:, None] for x in (*least[5:], *greatest[5:]))
-    column0 = torch.arange(0, at.shape[-1], BLOCK, device=at.device)
-    column1 = column0 + BLOCK - 1
+    column0 = torch.arange(0, at.shape[-1], KERNEL_BLOCK, device=at.device)
+    column1 = column0 + KERNEL_BLOCK - 1
     some = (at1 >= begin0) & (at0 < end1) & (column1 >= oldest0) & (column0 <= newest1) & (theirs1 >= mine0)
     every = (at0 >= begin1) & (at1 < end0) & (column0 >= oldest1) & (column1 <= newest0)
     every &= (theirs0 > 0) & (theirs0 == theirs1) & (mine0 == mine1) & (mine0 == theirs0)
@@ -382,7 +383,7 @@ def block_mask(band: Band, sight: Sight, span: slice, batch: int) -> BlockMask:
         order = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True)
         return blocks.sum(-1, dtype=torch.int32)[:, None], order.int()[:, None]
 
-    sizes: Any = {"BLOCK_SIZE": BLOCK, "seq_lengths": (count, at.shape[-1])}
+    sizes: Any = {"BLOCK_SIZE": KERNEL_BLOCK, "seq_lengths": (count, at.shape[-1])}
     return BlockMask.from_kv_blocks(*listed(some & ~every), *listed(some & every), mask_mod=seen, **sizes)
 
 
@@ -494,20 +495,7 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention [B, Q, H, D] of unrotated queries [B, H, Q, D] to unrotated keys and values [B, K, T, D]."""
     sight = Sight.of(attention_mask, query, key, position_ids)
-    return attend_by(module, query, key, value, sight, scaling, dropout)
-
-
-def attend_by(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    sight: Sight,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-) -> tuple[Tensor, Tensor | None]:
-    """The same, by what queries see."""
-    rope: MapRotation | None = module.__dict__[SLOT]
+    rope: MapRotation | None = module.__dict__[POSITIONS_SLOT]
     m, n = sight.queries, sight.keys
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     wide = torch.promote_types(query.dtype, torch.float32)
@@ -536,7 +524,7 @@ def attend_by(
         return output, None
 
     exact = dropout or wants_weights or sight.given is not None
-    if mapped and not exact and query.shape[2] >= BLOCK and has_kernel(value):
+    if mapped and not exact and query.shape[2] >= KERNEL_BLOCK and has_kernel(value):
         queries = [scaled(at(query, band.query(m)), 1.0, slice(None)) for band, _ in bands]
         return by_kernel(bands, queries, rotated, value, sight, scale).transpose(1, 2).contiguous(), None
 
@@ -607,5 +595,5 @@ class MappedLlamaForCausalLM(LlamaForCausalLM):
         layers = described["layers"]
         for module in self.modules():
             if isinstance(index := getattr(module, "layer_idx", None), int):
-                module.__dict__[SLOT] = rope if layers is None or index in layers else None
+                module.__dict__[POSITIONS_SLOT] = rope if layers is None or index in layers else None
         config._attn_implementation = NAME

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-BLOCK = 1024  # queries at a time, where a mask is needed
+QUERY_BLOCK = 1024  # queries at a time, where a mask is needed
 
 
 def causal(
@@ -39,8 +39,8 @@ def causal(
         return stock(module, query, key, value, None, **given, is_causal=True)[0]  # type: ignore[no-any-return]
     columns = torch.arange(keys, device=query.device)
     blocks = []
-    for start in range(keys - queries, keys, BLOCK):
-        end, first = min(start + BLOCK, keys), max(0, start + 1 - window)
+    for start in range(keys - queries, keys, QUERY_BLOCK):
+        end, first = min(start + QUERY_BLOCK, keys), max(0, start + 1 - window)
         age = columns[start:end, None] - columns[first:end]
         mask = ((age >= 0) & (age < window))[None, None]
         rows = slice(start - keys + queries, end - keys + queries)

@@ -17,7 +17,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.head import check_finite, evaluating, shadowed
 
-NAME = "ropepatch_probe"
+PROBE_ATTENTION = "ropepatch_probe"
 TOKENS = 4  # that the model reads
 
 
@@ -43,8 +43,8 @@ def _record(
     return value.new_zeros(batch, queries, heads, value.shape[-1]), None
 
 
-AttentionInterface.register(NAME, _record)
-AttentionMaskInterface.register(NAME, lambda **_: None)
+AttentionInterface.register(PROBE_ATTENTION, _record)
+AttentionMaskInterface.register(PROBE_ATTENTION, lambda **_: None)
 
 
 def rotating_layers(
@@ -73,7 +73,7 @@ def rotating_layers(
         return torch.ones_like(cos), torch.zeros_like(sin)
 
     try:
-        with evaluating(base), attending_by(base, NAME):
+        with evaluating(base), attending_by(base, PROBE_ATTENTION):
             with_rotation = _calls(base)
             with shadowed(stock, unrotated):
                 without = _calls(base)

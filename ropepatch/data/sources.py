@@ -29,7 +29,7 @@ IN_FOLDERS = ["*.txt", "*.txt.gz", "*.jsonl", "*.jsonl.gz"]
 FORMATS = {".parquet": "parquet", ".arrow": "arrow"}  # of datasets
 DATASET_ID = re.compile(rf"(?P<name>{HUB_NAME}/{HUB_NAME})(:(?P<config>[\w.+-]+))?", re.ASCII)
 FILE_NAME = re.compile(r".*\.(txt|json|jsonl|parquet|arrow)(\.gz)?")
-LARGEST = 2**30  # bytes of a line, characters of a document
+MAX_DOCUMENT = 2**30  # bytes of a line, characters of a document
 OF_THE_HUB = "no such path is here; check id, config, split and network, or log in with `hf auth login`"
 EXPECTED = (
     "give a text or JSONL file, a folder of *.txt and *.jsonl, a saved dataset, or a dataset id owner/name"
@@ -139,7 +139,7 @@ def _read_texts(file: Path) -> Iterator[str]:
             yield (text + end).strip()
             text = ""
         text += rest
-        if len(text) > LARGEST:
+        if len(text) > MAX_DOCUMENT:
             raise _too_long(file)
     yield text.strip()
 
@@ -167,8 +167,8 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
     """The lines of a file from 1, with line ends as Python reads them in text mode."""
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
-            for number, content in enumerate(iter(lambda: stream.readline(LARGEST + 1), b""), start=1):
-                if len(content) > LARGEST:
+            for number, content in enumerate(iter(lambda: stream.readline(MAX_DOCUMENT + 1), b""), start=1):
+                if len(content) > MAX_DOCUMENT:
                     raise _too_long(file)
                 line = content.decode("utf-8-sig" if number == 1 else "utf-8")
                 yield number, line.replace("\r\n", "\n").replace("\r", "\n")
@@ -183,7 +183,7 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
 
 def _too_long(file: Path) -> RopepatchError:
     return RopepatchError(
-        f"{file} has a document of more than {LARGEST:,} bytes",
+        f"{file} has a document of more than {MAX_DOCUMENT:,} bytes",
         hint="is it text? put <|endoftext|> between the documents of a text file, or split the file",
     )
 

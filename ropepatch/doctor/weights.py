@@ -26,8 +26,8 @@ from ropepatch.model.weights import (
 )
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-SAMPLE = 1 << 17  # numbers at most, of either end of a tensor
-SAMPLES = 1 << 27  # of all tensors, of which a mixture of experts may have 50,000
+END_NUMBERS = 1 << 17  # numbers at most, of either end of a tensor
+MAX_NUMBERS = 1 << 27  # of all tensors, of which a mixture of experts may have 50,000
 
 
 def look_at_weights(case: Case) -> tuple[Weights | None, list[Finding]]:
@@ -65,8 +65,8 @@ def _unread(case: Case, first: str, error: RopepatchError) -> Iterator[Finding]:
 
 
 def not_finite(weights: Weights) -> Iterator[Finding]:
-    """Tensors with a NaN or an infinity, by the first and the last `SAMPLE` numbers of each, or fewer."""
-    most = max(1, min(SAMPLE, SAMPLES // max(1, len(weights.tensors))))
+    """Tensors with a NaN or an infinity, by the first and the last `END_NUMBERS` of each, or fewer."""
+    most = max(1, min(END_NUMBERS, MAX_NUMBERS // max(1, len(weights.tensors))))
     bad = [name for name, entry in sorted(weights.tensors.items()) if not _is_finite(entry, most)]
     if bad:
         more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from ropepatch.attention.interchange import OTHER_SCORES, SLOT
+from ropepatch.attention.interchange import OTHER_SCORES, POSITIONS_SLOT
 from ropepatch.attention.modeling_attention_map import Sight, by_head, in_blocks, short_mask
 from ropepatch.encodings.encoding import AttentionInputs
 from ropepatch.errors import RopepatchError
 
-NAME = "ropepatch_encoding"  # in the interfaces of transformers, which are one per process
+ENCODING_ATTENTION = "ropepatch_encoding"  # in the interfaces of transformers, which are one per process
 
 
 def attend(
@@ -44,7 +44,7 @@ def attend(
             f"{type(module).__name__} changes its scores itself ({changed[0]})",
             hint="swap the encoding of a LLaMA-like model",
         )
-    if (positions := module.__dict__.get(SLOT)) is None:
+    if (positions := module.__dict__.get(POSITIONS_SLOT)) is None:
         raise RopepatchError(
             "this attention needs a swapped encoding, and there is none", hint="call ropepatch.swap first"
         )
@@ -84,5 +84,5 @@ def attend(
     return output.transpose(1, 2).contiguous(), weights
 
 
-AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, short_mask)
+AttentionInterface.register(ENCODING_ATTENTION, attend)
+AttentionMaskInterface.register(ENCODING_ATTENTION, short_mask)

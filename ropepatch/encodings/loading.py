@@ -10,7 +10,7 @@ from safetensors import safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.attention import make_map, map_attention
-from ropepatch.attention.interchange import SLOT
+from ropepatch.attention.interchange import POSITIONS_SLOT
 from ropepatch.encodings.encoding import ENCODINGS, ModelShape
 from ropepatch.encodings.swapping import swap
 from ropepatch.errors import RopepatchError
@@ -66,8 +66,8 @@ def load_checkpoint(
 
 def _check_map(model: PreTrainedModel, described: dict[str, Any], expected: dict[str, Any]) -> None:
     """Refuse a config.json by which transformers would map other layers than those that rotate, or stop."""
-    slots = [vars(module) for module in model.modules() if SLOT in vars(module)]
-    rotating = [slot["layer_idx"] for slot in slots if slot[SLOT] is not None]
+    slots = [vars(module) for module in model.modules() if POSITIONS_SLOT in vars(module)]
+    rotating = [slot["layer_idx"] for slot in slots if slot[POSITIONS_SLOT] is not None]
     layers = None if len(rotating) == len(slots) else rotating
     for key, value in {"layers": layers, **expected}.items():
         if described.get(key, ...) != value:

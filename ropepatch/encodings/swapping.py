@@ -13,14 +13,14 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from ropepatch.attention.interchange import (
     ATTENTION,
-    SLOT,
+    POSITIONS_SLOT,
     PositionsInAttention,
     set_attention,
     uninterchangeable,
 )
 from ropepatch.attention.modeling_attention_map import rotate
 from ropepatch.attention.probe import rotating_layers
-from ropepatch.encodings.attention import NAME
+from ropepatch.encodings.attention import ENCODING_ATTENTION
 from ropepatch.encodings.encoding import ENCODINGS, AttentionInputs, Encoding, EncodingModule, ModelShape
 from ropepatch.encodings.rotary import rotated
 from ropepatch.errors import RopepatchError
@@ -54,7 +54,7 @@ class SwappedPositions(PositionsInAttention):
     state = "the position encoding of this model is swapped"
     way_back = "call remove() on its swap first"
     reason = "its position encoding is swapped"
-    attention, what, when = NAME, "encoding", "swap"
+    attention, what, when = ENCODING_ATTENTION, "encoding", "swap"
 
     def __init__(self, stock: nn.Module, module: EncodingModule, config: PreTrainedConfig) -> None:
         super().__init__(stock, config)
@@ -147,7 +147,7 @@ class Swap(Substitution[SwappedPositions]):
 
     def _undo(self) -> None:
         for module in self.model.modules():
-            module.__dict__.pop(SLOT, None)
+            module.__dict__.pop(POSITIONS_SLOT, None)
         first = _first_layer(self.model, self.path)
         for key, hook in list(first._forward_pre_hooks.items()):
             if getattr(hook, "__self__", None) is self._substitute:
@@ -189,10 +189,10 @@ def _swapped(base: PreTrainedModel, encoding: Encoding, configs: OwnConfigs) -> 
     positions.configs = configs
     base.set_submodule(path, positions)
     for attention in attentions:
-        attention.__dict__[SLOT] = positions
+        attention.__dict__[POSITIONS_SLOT] = positions
     if positions.absolute:
         _first_layer(base, path).register_forward_pre_hook(positions.added, with_kwargs=True)
-    set_attention(base, NAME)
+    set_attention(base, ENCODING_ATTENTION)
     logger.info("%s: positions rope -> %s", type(base).__name__, positions.extra_repr())
     return Swap(base, path, positions)
 

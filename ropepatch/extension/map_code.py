@@ -18,7 +18,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ropepatch.attention import AttentionMap, modeling_attention_map
-from ropepatch.attention.interchange import SLOT
+from ropepatch.attention.interchange import POSITIONS_SLOT
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
 from ropepatch.model.checkpoint import Checkpoint
@@ -129,8 +129,8 @@ def check_no_other_code(folder: Path, names: Iterable[str]) -> None:
 
 def mapped_layers(model: PreTrainedModel) -> tuple[int, ...] | None:
     """The layers of a mapped model that rotate by its map; None where all do."""
-    attentions: list[Any] = [module for module in model.modules() if SLOT in vars(module)]
-    rotating = {attention.layer_idx: vars(attention)[SLOT] is not None for attention in attentions}
+    attentions: list[Any] = [module for module in model.modules() if POSITIONS_SLOT in vars(module)]
+    rotating = {attention.layer_idx: vars(attention)[POSITIONS_SLOT] is not None for attention in attentions}
     return None if all(rotating.values()) else tuple(index for index, rotates in rotating.items() if rotates)
 
 

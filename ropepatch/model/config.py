@@ -17,7 +17,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.architectures import NEOX_KEYS
 from ropepatch.model.kinds import check_stock
 from ropepatch.model.stock import stock_code
-from ropepatch.settings import LARGEST
+from ropepatch.settings import MAX_NUMBER
 
 REQUIRED = {  # the keys that each type of a scaled rope needs
     "linear": ("factor",),
@@ -138,9 +138,9 @@ def check_rope_types(config: PreTrainedConfig) -> None:
     for sizes in ({key: getattr(config, key, None) for key in SIZES}, *(by_layer or [parameters])):
         for key in SIZES:
             size = sizes.get(key)
-            if isinstance(size, int | float) and LARGEST < abs(size) < math.inf:
+            if isinstance(size, int | float) and MAX_NUMBER < abs(size) < math.inf:
                 raise RopepatchError(
-                    f"{key} must be at most {LARGEST:g}, got {reprlib.repr(size)}", hint="fix config.json"
+                    f"{key} must be at most {MAX_NUMBER:g}, got {reprlib.repr(size)}", hint="fix config.json"
                 )
     for kind in (rope.get("rope_type", "default") for rope in by_layer or [parameters]):
         if not isinstance(kind, str) or kind not in known:

@@ -18,7 +18,7 @@ from transformers import (
 from ropepatch.errors import RopepatchError
 from ropepatch.model.kinds import check_stock
 from ropepatch.model.stock import no_progress_bars, stock_code
-from ropepatch.model.weights import foreign
+from ropepatch.model.weights import mismatch
 
 AUTO = "auto"  # in a device's place: accelerate puts every layer where there is room
 SAFELY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -78,7 +78,7 @@ def load_model(
     for problem in ("missing_keys", "mismatched_keys"):
         if report[problem]:
             first = min(map(str, report[problem]))
-            raise foreign(f"{len(report[problem])} {problem.replace('_', ' ')}, for instance {first}")
+            raise mismatch(f"{len(report[problem])} {problem.replace('_', ' ')}, for instance {first}")
     loaded: PreTrainedModel = model.eval()
     return loaded
 

@@ -12,13 +12,14 @@ from ropepatch.settings import shown
 
 FILE = "ropepatch.json"
 VERSION: Final = 1  # of its layout; records from before it was written down have none
-LARGEST = 2**63  # of numbers: greater ones are no number of tokens, and no float holds the greatest
+MAX_RECORDED = 2**63  # of numbers: greater ones are no number of tokens, and no float holds the greatest
 
 Text = StrictStr
-Whole = Annotated[StrictInt, Field(ge=0, lt=LARGEST)]
-Tokens = Annotated[StrictInt, Field(ge=1, lt=LARGEST)]
+Whole = Annotated[StrictInt, Field(ge=0, lt=MAX_RECORDED)]
+Tokens = Annotated[StrictInt, Field(ge=1, lt=MAX_RECORDED)]
 Number = (
-    Annotated[StrictInt, Field(gt=-LARGEST, lt=LARGEST)] | Annotated[StrictFloat, Field(allow_inf_nan=False)]
+    Annotated[StrictInt, Field(gt=-MAX_RECORDED, lt=MAX_RECORDED)]
+    | Annotated[StrictFloat, Field(allow_inf_nan=False)]
 )
 
 

@@ -25,7 +25,7 @@ from ropepatch.settings import key_of, seed_of
 FORMAT = 1  # of how documents are drawn
 SHARD = 2**14  # tokens that a CPU generates side by side, and appends to the cache
 CACHED = 1 / 4  # of a GPU's memory, for what it generates side by side
-NAME = "self-generated text"
+SELF_WRITTEN = "self-generated text"
 
 
 def self_written(
@@ -49,7 +49,7 @@ def self_written(
     decisive = (FORMAT, checkpoint.fingerprint, config, tokenizer_digest(tokenizer), length, seed)
     key = key_of(decisive)[:24]
     entry, model = cache / f"{key}-self", None
-    with writing(entry, NAME):
+    with writing(entry, SELF_WRITTEN):
         store = find(entry, 1)
         done = first = 0 if store is None else len(store)
         began = time.perf_counter()
@@ -60,13 +60,13 @@ def self_written(
                 model = loaded.to(best_device())
             draws = torch.Generator(model.device).manual_seed(seed_of(seed, "self", done // length))
             rows = side_by_side(model, length, tokens - done)
-            store = append(entry, generated(model, tokenizer, length, draws, rows), source=NAME)
+            store = append(entry, generated(model, tokenizer, length, draws, rows), source=SELF_WRITTEN)
             done = len(store)
     return store.first(tokens)
 
 
 def _progress(done: int, tokens: int, new: int, seconds: float) -> str:
-    line = f"{NAME}: {done:,} of {tokens:,} tokens"
+    line = f"{SELF_WRITTEN}: {done:,} of {tokens:,} tokens"
     if not new:
         return line
     left = round((tokens - done) * seconds / new)

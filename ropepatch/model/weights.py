@@ -27,8 +27,8 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 NAMED = "transformers_weights"  # the key of config.json that names another file to stock transformers
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt")
-BLOCK = 16 << 20  # bytes copied between two progress reports
-SAMPLE = 1 << 20
+COPY_BLOCK = 16 << 20  # bytes copied between two progress reports
+FINGERPRINT_SAMPLE = 1 << 20
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -182,8 +182,8 @@ def fingerprint(weights: Weights) -> str:
         digest.update(f"{file.name} {size}\n".encode())
         with file.open("rb") as source:
             for sample in range(16):
-                source.seek(max(0, size - SAMPLE) * sample // 15)
-                digest.update(source.read(SAMPLE))
+                source.seek(max(0, size - FINGERPRINT_SAMPLE) * sample // 15)
+                digest.update(source.read(FINGERPRINT_SAMPLE))
     return digest.hexdigest()
 
 
@@ -211,7 +211,7 @@ def _sha256(file: Path, *state: int) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def foreign(reason: str) -> RopepatchError:
+def mismatch(reason: str) -> RopepatchError:
     """The error of weights that belong to another model."""
     return RopepatchError(
         f"the weights are not those of config.json: {reason}",
@@ -230,14 +230,14 @@ def check_fit(weights: Weights, expected: dict[str, tuple[int, ...]], tied: Coll
     shapes = weights.shapes
     if {_ending(name) for name in expected}.isdisjoint(map(_ending, shapes)):
         first = min(shapes, default="no tensor")
-        raise foreign(f"they hold {first}, expected names like {min(expected)}")
+        raise mismatch(f"they hold {first}, expected names like {min(expected)}")
     for name in sorted(expected.keys() & shapes.keys()):
         if shapes[name] != expected[name]:
-            raise foreign(f"{name} has shape {list(shapes[name])}, expected {list(expected[name])}")
+            raise mismatch(f"{name} has shape {list(shapes[name])}, expected {list(expected[name])}")
     missing = (expected.keys() - shapes.keys()).difference(tied)
     # Where others are there, transformers renames while loading, and judges itself.
     if missing and shapes.keys() <= expected.keys():
-        raise foreign(f"{len(missing)} missing keys, for instance {min(missing)}")
+        raise mismatch(f"{len(missing)} missing keys, for instance {min(missing)}")
 
 
 def _ending(name: str) -> str:
@@ -329,6 +329,6 @@ def _reflink(origin: Path, target: Path) -> bool:
 def _copy(origin: Path, target: Path) -> Iterator[int]:
     copied = 0
     with origin.open("rb") as source, target.open("wb") as copy:
-        while block := source.read(BLOCK):
+        while block := source.read(COPY_BLOCK):
             copied += copy.write(block)
             yield copied

@@ -12,7 +12,7 @@ from ropepatch.errors import RopepatchError, argument
 from ropepatch.files import json_text, parse_json, read_text, whole_file
 from ropepatch.scaling import METHODS, Scaling, make_scaling
 from ropepatch.scaling.rope import Rope
-from ropepatch.settings import LARGEST, Count, Settings, shown
+from ropepatch.settings import MAX_NUMBER, Count, Settings, shown
 
 MARK = "ropepatch_scaling"  # the key that holds the version of the format
 VERSION = 1
@@ -64,8 +64,8 @@ class ScalingFile(Settings):
     def check(self) -> None:
         """Raise a `RopepatchError` unless the keys make a scaling, a rope and a target."""
         _ = self.scaling, self.rope
-        if self.target > LARGEST:
-            raise RopepatchError(f"target must be at most {LARGEST:g}, got {shown(self.target)}")
+        if self.target > MAX_NUMBER:
+            raise RopepatchError(f"target must be at most {MAX_NUMBER:g}, got {shown(self.target)}")
 
     def check_model(self, file: str, rope: Rope, model: str, to: int) -> None:
         """Refuse a model with another rope, or another target in tokens, than those the file was made for."""

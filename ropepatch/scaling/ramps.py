@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ropepatch.scaling.method import Scaling
 from ropepatch.scaling.rope import Rope
-from ropepatch.settings import LARGEST, Amount, Number
+from ropepatch.settings import MAX_NUMBER, Amount, Number
 
 
 def yarn_temperature(factor: float) -> float:
@@ -108,7 +108,7 @@ class YaRN(Scaling):
 
     def check(self) -> None:
         super().check()
-        self._require(self.beta_slow >= 1 / LARGEST, "beta_slow", "above 0")
+        self._require(self.beta_slow >= 1 / MAX_NUMBER, "beta_slow", "above 0")
         self._require(self.beta_fast > self.beta_slow, "beta_fast", f"above beta_slow = {self.beta_slow}")
 
     @property

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
-from ropepatch.settings import LARGEST, Settings, expected, shown
+from ropepatch.settings import MAX_NUMBER, Settings, expected, shown
 
 STOPPED = 1e30  # the divisor of a pair that does not rotate: infinity is not JSON, and cos is 1 all the same
 LARGEST_BASE = 1e30  # powers of a larger one leave the range of numbers
@@ -88,9 +88,9 @@ class Rope(Settings):
                 f"max_position_embeddings must be at least 2, got {window}",
                 hint="it is the number of tokens the model was trained to read",
             )
-        if window > LARGEST:  # tensors of integers hold a million times that
+        if window > MAX_NUMBER:  # tensors of integers hold a million times that
             raise RopepatchError(
-                f"max_position_embeddings must be at most {LARGEST:g}, got {shown(window)}",
+                f"max_position_embeddings must be at most {MAX_NUMBER:g}, got {shown(window)}",
                 hint="check it, and the factor in the model's rope_parameters",
             )
         if self.carried is None:

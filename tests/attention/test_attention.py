@@ -37,7 +37,7 @@ def attention_module(name: str | None, window: int = 1000, wants_weights: bool =
     rope.stock, rope.wants_weights = Rotary(), wants_weights
     parameters = SMALL[name] | {"log_n": False, "attention_factor": 1.0}
     rope.set_map(None, {"name": name, "parameters": parameters, "window": window})
-    module.__dict__[modeling.SLOT] = rope
+    module.__dict__[modeling.POSITIONS_SLOT] = rope
     return module
 
 
@@ -139,7 +139,7 @@ def test_scores_are_softmaxed_in_float32(dtype, apart):
 def test_the_modifiers_multiply_the_scores(factor):
     query, key, value = drawn(64, 64)
     module = attention_module("rerope", window=16)
-    module.__dict__[modeling.SLOT].modifiers = {"log_n": True, "attention_factor": factor}
+    module.__dict__[modeling.POSITIONS_SLOT].modifiers = {"log_n": True, "attention_factor": factor}
     scale = [max(1.0, math.log(m + 1) / math.log(16)) * factor**2 for m in range(64)]
     expected = by_oracle("rerope", [query * torch.tensor(scale, dtype=torch.float64)[:, None], key, value])
     output, _ = modeling.attend(module, query, key, value, None, 0.35)

@@ -36,7 +36,7 @@ def kernel(monkeypatch):
     def read(model, *args, **asked):
         with pytest.MonkeyPatch.context() as patching, torch.no_grad():
             patching.setattr(modeling, "KERNELS", {"cpu": 4})
-            patching.setattr(modeling, "BLOCK", 16)
+            patching.setattr(modeling, "KERNEL_BLOCK", 16)
             patching.setattr(modeling, "NARROWEST", 8)
             runs.clear()
             found = logits(model, *args, **asked)
@@ -77,7 +77,7 @@ def test_a_block_is_read_where_a_pair_is_seen_and_without_the_mask_where_all_are
     for band in bands:
         span = slice(3, 100)
         with pytest.MonkeyPatch.context() as patching:
-            patching.setattr(modeling, "BLOCK", 16)
+            patching.setattr(modeling, "KERNEL_BLOCK", 16)
             mask = modeling.block_mask(band, sight, span, 3)
         b, i, j = torch.meshgrid(torch.arange(3), torch.arange(76), torch.arange(97), indexing="ij")
         pairs = mask.mask_mod(b, b, i, j)

@@ -391,7 +391,7 @@ def test_what_the_hub_does_not_give_is_one_error_with_a_hint(answers, question, 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl", "a.jsonl.gz"])
 @pytest.mark.parametrize("row", [b"\0" * 3000, b"word\n" * 600])
 def test_a_document_larger_than_memory_is_refused_before_it_is_read_whole(name, row, tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "LARGEST", 1000)
+    monkeypatch.setattr(sources, "MAX_DOCUMENT", 1000)
     file = tmp_path / name
     file.write_bytes(gzip.compress(row) if name.endswith("gz") else row)
     endless = "jsonl" not in name or b"\n" not in row

@@ -144,7 +144,7 @@ def test_of_a_great_many_tensors_fewer_numbers_each_are_read(
 ):
     """And one that is no number is an error, where tensors are read at all."""
     if samples:
-        monkeypatch.setattr("ropepatch.doctor.weights.SAMPLES", samples)
+        monkeypatch.setattr("ropepatch.doctor.weights.MAX_NUMBERS", samples)
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
     name = sorted(tensors)[1]
     tensors[name].flatten()[where] = value

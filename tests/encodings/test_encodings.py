@@ -25,7 +25,7 @@ from transformers.models.wav2vec2_conformer.modeling_wav2vec2_conformer import (
 )
 
 from ropepatch.attention import modeling_attention_map as modeling
-from ropepatch.attention.interchange import OTHER_SCORES, SLOT
+from ropepatch.attention.interchange import OTHER_SCORES, POSITIONS_SLOT
 from ropepatch.encodings import ENCODINGS, make_encoding, relative
 from ropepatch.encodings.attention import attend
 from ropepatch.encodings.encoding import AttentionInputs, Encoding, EncodingModule, ModelShape
@@ -117,11 +117,11 @@ def swapped_layer(encoding: Encoding, model: LlamaForCausalLM, layer: int = 0) -
     weights = {name: as_array(value) for name, value in module.named_parameters()}
     sizes = shape.heads, shape.key_value_heads, shape.head_dim, shape.hidden_size
     case = Case(encoding.parameters(), weights, layer, *sizes, BASE)
-    attended.__dict__[SLOT] = SwappedPositions(model.model.rotary_emb, module, model.config)
+    attended.__dict__[POSITIONS_SLOT] = SwappedPositions(model.model.rotary_emb, module, model.config)
     try:
         yield Layer(attended, module, case)
     finally:
-        del attended.__dict__[SLOT]
+        del attended.__dict__[POSITIONS_SLOT]
 
 
 def as_array(tensor: Tensor) -> np.ndarray:

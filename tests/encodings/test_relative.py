@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ropepatch.attention import modeling_attention_map as modeling
-from ropepatch.attention.interchange import SLOT
+from ropepatch.attention.interchange import POSITIONS_SLOT
 from ropepatch.encodings.attention import attend
 from ropepatch.encodings.encoding import Relative
 
@@ -41,7 +41,7 @@ def ours(tensors: list[Tensor], window: int = 0) -> Tensor:
     module = nn.Module()
     module.layer_idx = 0
     encode = partial(replace, relative=Relative(*tables))
-    module.__dict__[SLOT] = SimpleNamespace(encoded=encode, wants_weights=False)
+    module.__dict__[POSITIONS_SLOT] = SimpleNamespace(encoded=encode, wants_weights=False)
     keys = key.shape[2]
     mask = torch.tensor([1] * keys + [keys - query.shape[2], window])[None, None, None]
     return attend(module, query, key, value, mask, 0.35)[0].transpose(1, 2)

@@ -239,6 +239,23 @@ def test_a_text_part_that_config_json_leaves_out_is_that_of_transformers(tmp_pat
     assert json.loads(diagnosis.to_json()) is not None
 
 
+@pytest.mark.parametrize(
+    ("model_type", "stated", "warned"),
+    [
+        ("gpt_neox", {"rotary_emb_base": 50000}, False),
+        ("gpt_neox", {}, True),
+        ("llama", {"rope_theta": 50000.0}, False),
+        ("llama", {}, True),
+    ],
+)
+def test_a_base_that_config_json_does_not_name_is_said_to_be_transformers(
+    tmp_path, model_type, stated, warned
+):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type} | stated))
+    made = ropepatch.plan(tmp_path, to="2x", method="linear")
+    assert bool(said(made, "names no rope_theta")) == warned
+
+
 @pytest.mark.parametrize("model_type", ["mllama", "qwen3_5"])
 def test_a_text_part_that_contradicts_itself_is_refused_with_what_the_doctor_says(tmp_path, model_type):
     rope = tiny_config("llama").rope_parameters | LINEAR | {"rope_type": "linear"}

@@ -178,7 +178,7 @@ def test_weights_of_another_model_are_foreign_and_names_that_the_loader_renames_
 
 
 def test_files_larger_than_a_block_are_copied_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(weights_module, "BLOCK", 1000)
+    monkeypatch.setattr(weights_module, "COPY_BLOCK", 1000)
     files = tuple(tmp_path / f"{name}.safetensors" for name in "ab")
     for file in files:
         save_file({"w": torch.arange(3333, dtype=torch.uint8)}, file)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ropepatch.attention.interchange import SLOT
+from ropepatch.attention.interchange import POSITIONS_SLOT
 from ropepatch.encodings.attention import attend
 from ropepatch.encodings.encoding import AttentionInputs, Encoding, EncodingModule, ModelShape
 from ropepatch.encodings.rotary import NoPE
@@ -153,7 +153,7 @@ def _attention(module: EncodingModule, layer: int, content: Tensor, mask: Tensor
     """The attention that a swapped model runs, with all scores written down: [B, T, H, D]."""
     attention: Any = nn.Module()
     attention.layer_idx = layer
-    attention.__dict__[SLOT] = SimpleNamespace(encoded=module, wants_weights=True)
+    attention.__dict__[POSITIONS_SLOT] = SimpleNamespace(encoded=module, wants_weights=True)
     output, _ = attend(attention, content, content, content, mask)
     return output
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,38 +10,23 @@ from typing import Any
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checks.case import Case
 from ropepatch.model.checks.findings import CONFIG, Finding
-from ropepatch.model.checks.rules import RULES, contradictions, refused
+from ropepatch.model.checks.rules import RULES, contradictions, load_errors
 
 MAX_ROUNDS = 50  # of repairs, each of one finding
 
 
 def check(case: Case) -> list[Finding]:
-    """What the small files of a checkpoint say."""
-    return settled(case, _check)
+    """What the small files of a checkpoint say, of which ropepatch.json repairs what it settles.
 
-
-def _check(case: Case) -> list[Finding]:
-    findings = [finding for look in RULES for finding in look(case)]
-    return findings if has_errors(findings) else [*findings, *refused(case)]
-
-
-def has_errors(findings: Iterable[Finding]) -> bool:
-    """Whether any finding is an error."""
-    return any(finding.severity == "error" for finding in findings)
-
-
-def settled(case: Case, look: Callable[[Case], Iterable[Finding]]) -> list[Finding]:
-    """The findings of a look at a case, of which ropepatch.json repairs those that it settles.
-
-    They are gone once config.json says again what was recorded, which must leave no error in it. That it
+    Findings are gone once config.json says again what was recorded, which must leave no error in it. That it
     differs from the record is no such finding: the change may be meant.
     """
-    findings = [*look(case)]
+    findings = _findings(case)
     doubtful = [one for one in findings if one.file == CONFIG and one.severity != "remark"]
     doubtful = [one for one in doubtful if one.code != "differs-from-record"]
     if not doubtful or not case.recorded:
         return findings
-    restored = [one for one in look(case.with_edits(case.recorded)) if one.file == CONFIG]
+    restored = [one for one in _findings(case.with_edits(case.recorded)) if one.file == CONFIG]
     if has_errors(restored):
         return findings
     left = {(one.code, one.key) for one in restored}
@@ -51,6 +36,16 @@ def settled(case: Case, look: Callable[[Case], Iterable[Finding]]) -> list[Findi
         else one
         for one in findings
     ]
+
+
+def _findings(case: Case) -> list[Finding]:
+    findings = [finding for look in RULES for finding in look(case)]
+    return findings if has_errors(findings) else [*findings, *load_errors(case)]
+
+
+def has_errors(findings: Iterable[Finding]) -> bool:
+    """Whether any finding is an error."""
+    return any(finding.severity == "error" for finding in findings)
 
 
 def config_errors(raw: dict[str, Any]) -> tuple[str, ...]:

@@ -17,12 +17,12 @@ THETA_KEYS = ("rope_theta", "rotary_emb_base")  # the second is GPT-NeoX's
 WINDOW_KEYS = ("max_position_embeddings", "n_positions")
 # Up to this ratio to the window of pretraining a window counts as left behind: Qwen3's 40960 beside 32768.
 LEFT_BEHIND = 1.25
-LARGEST = 1e40  # beyond this a number is damage; ropepatch writes 1e30 for a frequency of zero
+MAX_CONFIG_NUMBER = 1e40  # beyond this a number is damage; ropepatch writes 1e30 for a frequency of zero
 
 
 def number(value: Any) -> float | None:
     """A finite number as a float; None for anything else, booleans too."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_CONFIG_NUMBER:
         return None
     return float(value)
 

@@ -606,7 +606,7 @@ def record_differs(case: Case) -> Iterator[Finding]:
         yield key.finding("differs-from-record", problem, remedy, value=shown(key.value))
 
 
-def refused(case: Case) -> Iterator[Finding]:
+def load_errors(case: Case) -> Iterator[Finding]:
     """A config.json that transformers does not read at all, whatever the reason; asked where all is sound."""
     key, kind = Key(CONFIG, ("model_type",), case.raw.get("model_type")), kind_of(case.raw)
     if kind == "swapped":
