@@ -66,7 +66,7 @@ def silent(line: str) -> None:
 
 def _given(arguments: dict[str, Any], *extra: str) -> dict[str, Any]:
     """The arguments of a call, from its `locals()`, those of `**extra` by name."""
-    named = {key: value for key, value in arguments.items() if key not in ("run", *extra)}
+    named = {key: value for key, value in arguments.items() if key not in ("run", "Options", *extra)}
     for name in extra:
         named |= arguments[name]
     return named
@@ -186,10 +186,10 @@ def extend(
     method: str | None = None,
     allow_code: bool = False,
     original: Length | None = None,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | Sequence[str] | None = None,
     recipe: str | Path | Recipe | None = None,
     distil: bool = False,
-    max_short_loss_increase: float | None = None,
+    max_short_loss_increase: float | str | None = None,
     evaluate: str | Path | Suite | None = None,
     text: str | Path | None = None,
     field: str = "text",
@@ -229,7 +229,8 @@ def extend(
         distil: Train it by self-distillation, on `text` or else on what it writes itself; `ropepatch recipes
             distil` says how.
         max_short_loss_increase: By how much training may raise the loss within the original context, as a
-            share; what the recipe says if not given. A checkpoint beyond it is written and not pushed.
+            share, 2% or 0.02; what the recipe says if not given. A checkpoint beyond it is written and not
+            pushed.
         evaluate: Measure this suite before and after, into the folder; see `ropepatch suites`.
         text: What the suite measures on in place of its own text, or fit and auto read: a text or JSONL file,
             a folder of them, a `datasets` id, or a set saved by `datasets`.
@@ -258,8 +259,9 @@ def extend(
             cannot be pushed. Nothing half-written is left behind.
     """
     from ropepatch.pipeline.extension import extend as run
+    from ropepatch.pipeline.options import ExtendOptions as Options
 
-    return run(**_given(locals(), "parameters"))
+    return run(Options(**_given(locals())))
 
 
 # Measure
@@ -333,9 +335,10 @@ def evaluate(
         RopepatchError: A model, method, suite or text that is not there or does not fit, before anything is
             measured; or a result in `out` that was measured with other settings.
     """
+    from ropepatch.pipeline.evaluation import EvaluateOptions as Options
     from ropepatch.pipeline.evaluation import evaluate as run
 
-    return run(**_given(locals()) | {"gain": gain or None})
+    return run(Options(**_given(locals())))
 
 
 COMPARED = ("linear", "ntk", "ntk-by-parts", "llama3", "yarn")
@@ -350,7 +353,7 @@ def compare(
     text: str | Path | None = None,
     field: str = "text",
     split: str = "test",
-    windows: int = 24,
+    windows: int | None = None,
     haystacks: int | None = None,
     keys: int | None = None,
     out: str | Path | None = None,
@@ -382,7 +385,7 @@ def compare(
             of tiny if not given.
         field: The column or key of a document's text.
         split: The part of a `datasets` id or a saved set that is read.
-        windows: Read at most so many windows of the text.
+        windows: Read at most so many windows of the text; 24 if not given.
         haystacks: Long texts to find keys in; 0 for none; 10, or 20 for tiny, if not given.
         keys: Questions of each kind, haystack and length; 8, or 1 for tiny, if not given.
         out: A folder for results and fit; what it holds already is not measured again.
@@ -399,9 +402,10 @@ def compare(
     Raises:
         RopepatchError: The model, the target, a method that is named or the text does not allow it.
     """
+    from ropepatch.pipeline.choice import CompareOptions as Options
     from ropepatch.pipeline.choice import choose as run
 
-    return run(**_given(locals()))
+    return run(Options(**_given(locals()), allow_code=False))
 
 
 def choose(
@@ -427,11 +431,15 @@ def choose(
     Raises:
         RopepatchError: The model, the target, a method that is named or the text does not allow it.
     """
+    from ropepatch.pipeline.choice import CompareOptions as Options
     from ropepatch.pipeline.choice import choose as run
     from ropepatch.settings import refuse_unknown
 
-    refuse_unknown(options, compare.__kwdefaults__ or (), "argument of choose")
-    return run(model, to=to, methods=methods, allow_code=allow_code, **options)
+    defaults = compare.__kwdefaults__ or {}
+    refuse_unknown(options, defaults, "argument of choose")
+    return run(
+        Options(**defaults | options | {"model": model, "to": to, "methods": methods}, allow_code=allow_code)
+    )
 
 
 def perplexity(

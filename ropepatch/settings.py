@@ -382,8 +382,9 @@ def refusal(error: ValidationError, kind: type[Any], content: Any) -> RopepatchE
         hint = f"keys: {', '.join(kind.model_fields)}"
     elif isinstance(value, str) and "number" in words and value.lstrip("+-.")[:1].isdigit():
         hint = "in YAML 2e-5 is a text, and so is what stands in quotes: write 2.0e-5"
-    if issubclass(kind, Named):
-        return kind._refusal(place, words, value)
+    if own := getattr(kind, "_refusal", None):
+        refused: RopepatchError = own(place, words, value)
+        return refused
     return RopepatchError(f"{place or f'a {noun(kind)}'} must be {words}, got {shown(value)}", hint=hint)
 
 

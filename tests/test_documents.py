@@ -119,9 +119,9 @@ def test_a_command_of_the_documents_runs(workplace, monkeypatch, capsys, command
     read_little(monkeypatch)
     monkeypatch.setattr("ropepatch.pipeline.evaluation.candidates", lambda: ("linear", "yarn"))
     auto = "--method auto" in command  # which writes nothing where too few windows tell nothing
-    for amount, number in {"windows": 12 if auto else 3, "haystacks": 2}.items():
-        monkeypatch.setitem(choice.choose.__kwdefaults__, amount, number)
-        monkeypatch.setitem(api.compare.__kwdefaults__, amount, number)
+    suite_of = choice.ranking_suite
+    few = {"windows": 12 if auto else 3, "haystacks": 2}
+    monkeypatch.setattr(choice, "ranking_suite", lambda *asked, **more: suite_of(*asked, **more | few))
     monkeypatch.setitem(api.fit.__kwdefaults__, "steps", 5)
     if "--suite" not in command and not auto:  # what a suite measures is there, if it is the same
         monkeypatch.setattr("ropepatch.evaluation.measuring.measure", measure_few)

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from ropepatch import RopepatchError, files
-from ropepatch.cli.arguments import parse_settings
 from ropepatch.data.sources import local_files, stream_documents
 from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Suite
@@ -27,6 +26,7 @@ from ropepatch.files import (
     whole_file,
 )
 from ropepatch.model.weights import read_headers
+from ropepatch.pipeline.inputs import parse_settings
 from ropepatch.publishing.card.writing import write_card
 from ropepatch.scaling.file import read_scaling
 from ropepatch.training.recipe import Recipe

@@ -38,14 +38,14 @@ def plan(
     **asked: Any,
 ) -> None:
     """`ropepatch extend --dry-run` shows what a recipe would do, too."""
-    from ropepatch.cli.arguments import parse_settings
+    from ropepatch.pipeline.inputs import parse_settings
 
     if to is None and not method.endswith(".json"):
         raise RopepatchError(
             f"{argument('to')} is missing",
             hint=f"{argument('to', '32k')} is a length, {argument('to', '4x')} so many times today's",
         )
-    planned = api.plan(model, to=to, method=method, **asked, **parse_settings(method, settings))
+    planned = api.plan(model, to=to, method=method, **asked, **parse_settings(method, settings or ()))
     print(planned.to_json()) if as_json else print_text(str(planned))
 
 

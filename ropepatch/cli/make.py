@@ -43,27 +43,18 @@ GROUP = Group("Make", sort_key=1)
 def extend(
     model: str,
     *,
-    max_short_loss_increase: str | None = None,
-    settings: list[str] | None = None,
     quiet: bool = False,
     as_json: bool = False,
     **asked: Any,
 ) -> int:
     """Exit 1 where the loss exceeds `max_short_loss_increase`, or nothing helps; 2 where a dry run fails."""
-    from ropepatch.cli.arguments import parse_settings, parse_share
     from ropepatch.pipeline.choice import NothingHelpsError
-    from ropepatch.pipeline.request import method_of
 
-    share = None if max_short_loss_increase is None else parse_share(max_short_loss_increase)
-    if settings:
-        method = method_of(asked.get("method"), asked.get("recipe"))
-        asked["settings"] = parse_settings(method, settings, learnable=True)
     screen = _Screen(as_json)
     try:
         extension = api.extend(
             model,
             **asked,
-            max_short_loss_increase=share,
             record={"command": command_line()},
             show=screen.show,
             **feedback(quiet),
@@ -76,7 +67,7 @@ def extend(
     finally:  # also where the push failed: the checkpoint is written
         screen.close()
     failed = extension.gate is not None and not extension.gate.passed
-    return int(failed and (bool(asked.get("push")) or share is not None))
+    return int(failed and (bool(asked.get("push")) or "max_short_loss_increase" in asked))
 
 
 @dataclass

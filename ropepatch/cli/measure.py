@@ -51,7 +51,7 @@ def evaluate(
     from ropepatch.report import print_results
 
     if settings:
-        from ropepatch.cli.arguments import parse_settings
+        from ropepatch.pipeline.inputs import parse_settings
 
         name, *others = asked.get("methods", "yarn").split(",")
         if others:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ropepatch.evaluation.suites import Suite
-    from ropepatch.evaluation.tasks import Measurement, Task
+    from ropepatch.evaluation.tasks import Measurement
 
 SAMPLE = 512  # tokens of the sequence by whose time all is forecast, at most
 
@@ -179,7 +179,8 @@ def measure(
             plans: dict[str, Plan | None] = {BASELINE: None}
             for method in suite.methods:
                 plans[method.label] = plan_method(subject.source, method.name, method.parameters, to)
-            jobs += _jobs(suite.tasks, [(subject, label, plan) for label, plan in plans.items()], to)
+            variants = [(subject, label, plan) for label, plan in plans.items()]
+            jobs += _jobs(prepare_tasks(suite, subject.source, to), variants, to)
     return _resumed(jobs, out, progress)
 
 
@@ -193,12 +194,14 @@ def measure_extension(
     processes: Processes = ALONE,
     progress: Progress = no_bar,
     say: Callable[[str], None] = lambda line: None,
+    measurements: Mapping[str, Measurement] | None = None,
 ) -> Iterator[Result]:
     """The results of one extension, side by side: the model as it is, patched, and adapted.
 
     All are measured with the same texts, lengths and passkeys: those of the model as it is, for the target
     of the plan; of the suite the tasks count alone. What was measured before the adaptation is not measured
-    again after it. The checkpoint ``adapted``, called ``label``, was trained under the plan. See `measure`.
+    again after it. The checkpoint ``adapted``, called ``label``, was trained under the plan. The tasks are
+    prepared unless their ``measurements`` are given. See `measure`.
     """
     subject = Subject(plan.model, plan.source.complete(), processes, say=say)
     variants: list[Variant] = [(subject, BASELINE, None), (subject, plan.method.name, plan)]
@@ -210,19 +213,24 @@ def measure_extension(
                 hint="give the checkpoint that was made by this plan",
             )
         variants.append((after, label, plan))
-    return _resumed(_jobs(suite.tasks, variants, plan.target), out, progress)
+    prepared = measurements or prepare_tasks(suite, subject.source, plan.target)
+    return _resumed(_jobs(prepared, variants, plan.target), out, progress)
 
 
-def _jobs(tasks: Sequence[Task], variants: Sequence[Variant], to: int) -> list[Job]:
-    """Every task on every variant of one model, in an order that loads each one's weights once."""
-    model = variants[0][0]
+def prepare_tasks(suite: Suite, source: Checkpoint, to: int) -> dict[str, Measurement]:
+    """The tasks of a suite for one model and target, by the beginning of their files' names."""
     seen: Counter[str] = Counter()
     measurements: dict[str, Measurement] = {}
-    for task in tasks:
+    for task in suite.tasks:
         seen[task.name] += 1
         number = f"-{seen[task.name]}" if seen[task.name] > 1 else ""
-        place = "-".join(map(slug, (Path(model.name).name, short_length(to), f"{task.name}{number}")))
-        measurements[place] = task.prepare(model.name, model.tokenizer, trained=model.trained, to=to)
+        place = "-".join(map(slug, (Path(source.name).name, short_length(to), f"{task.name}{number}")))
+        measurements[place] = task.prepare(source.name, source.tokenizer, trained=source.stock.window, to=to)
+    return measurements
+
+
+def _jobs(measurements: Mapping[str, Measurement], variants: Sequence[Variant], to: int) -> list[Job]:
+    """Every task on every variant of one model, in an order that loads each one's weights once."""
     return [
         Job(subject, label, plan, to, measurement, place)
         for _, group in groupby(variants, key=lambda variant: variant[0])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
@@ -20,16 +19,13 @@ from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask, Task, chec
 from ropepatch.fitting import fitting
 from ropepatch.fitting.fitting import Fitted
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.pipeline.evaluation import ALL, EVERY_MAP, WINDOWS, measured, participants
-from ropepatch.pipeline.inputs import check_places, in_tokens, model_name, text_name
+from ropepatch.pipeline.evaluation import ALL, EVERY_MAP, WINDOWS, MeasureOptions, participants, without
+from ropepatch.pipeline.inputs import Listed, Model, check_places, in_tokens
 from ropepatch.pipeline.results import Results
-from ropepatch.pipeline.running import Feedback, Say, say_on_stderr
-from ropepatch.processes import Processes, join
-from ropepatch.progress import Progress, bar
 from ropepatch.report import html_table, ranking_table
 from ropepatch.report.verdict import Verdict
 from ropepatch.scaling.file import FIT
-from ropepatch.settings import Length, listed
+from ropepatch.settings import Length
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,69 +82,51 @@ class Choice:
         return html_table(ranking_table(self.ranking, self.results)) + verdict
 
 
-def choose(
-    model: str | os.PathLike[str],
-    *,
-    to: Length,
-    original: Length | None = None,
-    methods: str | Iterable[str] | None = None,
-    allow_code: bool = False,
-    text: str | Path | None = None,
-    field: str = "text",
-    split: str = "test",
-    windows: int = WINDOWS,
-    haystacks: int | None = None,
-    keys: int | None = None,
-    out: str | Path | None = None,
-    report: str | Path | None = None,
-    revision: str | None = None,
-    device: str | None = None,
-    dtype: str | None = None,
-    seed: int | None = None,
-    say: Say = say_on_stderr,
-    progress: Progress = bar,
-    command: str | None = None,
-) -> Choice:
+class CompareOptions(MeasureOptions):
+    """One call of `compare` or `choose`; what is left out is None."""
+
+    model: Model
+    to: int | str
+    methods: Listed | None = None
+    allow_code: bool
+    windows: int | None = None
+    haystacks: int | None = None
+    keys: int | None = None
+
+
+def choose(options: CompareOptions) -> Choice:
     """Measure methods and a fit on a model, training-free, rank them and choose one; see `rank`."""
-    name, feedback = model_name(model), Feedback(say=say, progress=progress, command=command)
-    text = text_name(text)
-    check_text(text, name)
-    folder, _ = check_places(out, report)
-    everything = (ALL, *[EVERY_MAP] * allow_code, FIT)
-    names = dict.fromkeys(everything if methods is None else listed(methods))
-    target = in_tokens(to, name, revision, original)
-    published = [method for method in names if method != FIT]
-    drawn, left_out = participants(name, published, to=target, revision=revision, original=original)
-    entrants = [method for method, _ in drawn]
-    for candidate, refusal in left_out.items():
-        say(f"warning: without {candidate}: {refusal}")
-    reading: dict[str, Any] = {"text": text, "field": field, "split": split, "windows": windows}
-    asking: dict[str, Any] = {"haystacks": haystacks, "keys": keys}
-    of: dict[str, Any] = {"revision": revision, "original": original}
-    suite, reason = ranking_suite(name, entrants, to=target, **reading, **asking, **of)
-    if seed is not None:
-        suite = suite.narrowed(None, seed)
+    name, say = options.model, options.say
+    check_text(options.text, name)
+    folder, _ = check_places(options.out, options.report)
+    everything = (ALL, *[EVERY_MAP] * options.allow_code, FIT)
+    names = dict.fromkeys(options.methods or everything)
+    target = in_tokens(options.to, name, **options.of)
+    found = participants(name, [method for method in names if method != FIT], to=target, **options.of)
+    entrants, left_out = without(found, say), found[1]
+    asking: dict[str, Any] = {
+        "windows": options.windows or WINDOWS,
+        "haystacks": options.haystacks,
+        "keys": options.keys,
+    }
+    suite, reason = ranking_suite(name, entrants, to=target, **options.reading, **asking, **options.of)
+    suite = suite.narrowed(None, options.seed)
     if reason is not None:
         left_out["retrieval"] = str(reason)
         say(f"warning: no retrieval: {reason}")
-    processes = join(device)
     fitted = None
     with TemporaryDirectory(prefix="ropepatch-") as place:
         if FIT in names:
             try:
                 fits = Path(place) if folder is None else folder / FIT
-                method, fitted = fit_beside(
-                    suite, fits, **of, processes=processes, progress=feedback.announced
-                )
+                method, fitted = fit_beside(suite, fits, options)
                 suite = suite.model_copy(update={"methods": (*suite.methods, method)})
             except RopepatchError as error:
-                if methods is not None:
+                if options.methods is not None:
                     raise
                 left_out[FIT] = str(error)
                 say(f"warning: without {FIT}: {error}")
-        results = measured(
-            suite, out=out, report=report, **of, processes=processes, dtype=dtype, feedback=feedback
-        )
+        results = options.measured(suite)
     ranking = rank(results, base=BASELINE)
     names_by_label = {method.label: method.name for method in suite.methods}
     best, parameters = names_by_label.get(ranking.recommended or ""), dict[str, Any]()
@@ -159,15 +137,7 @@ def choose(
     )
 
 
-def fit_beside(
-    suite: Suite,
-    folder: Path,
-    *,
-    revision: str | None,
-    original: Length | None = None,
-    processes: Processes,
-    progress: Progress,
-) -> tuple[Method, Fitted]:
+def fit_beside(suite: Suite, folder: Path, options: CompareOptions) -> tuple[Method, Fitted]:
     """Fit the model of a ranking to its target on that part of its text that the ranking does not read.
 
     The folder takes `fit.json`, and keeps the state of the fit.
@@ -183,11 +153,11 @@ def fit_beside(
         field=task.field,
         split=task.split,
         spare=task.windows,
-        revision=revision,
-        original=original,
-        device=processes.device,
+        **options.of,
+        device=options.processes.device,
         work=folder / "work",
-        progress=progress,
+        progress=options.feedback.announced,
+        say=options.say,
     )
     file = folder / f"{FIT}.json"
 
@@ -195,7 +165,7 @@ def fit_beside(
         file.unlink(missing_ok=True)  # of an earlier call, which the work folder has just repeated
         return fitted.save(file)
 
-    return Method(name=str(processes.write_once(save))), fitted
+    return Method(name=str(options.processes.write_once(save))), fitted
 
 
 def ranking_suite(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, InstanceOf
 
 from ropepatch.attention import MAPS
 from ropepatch.errors import RopepatchError, argument
@@ -18,102 +20,155 @@ from ropepatch.evaluation.tasks import PerplexityTask, check_text
 from ropepatch.extension.planning import Plan, plan_method
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import AUTO, check_device, known_dtype
-from ropepatch.pipeline.inputs import check_places, in_tokens, model_name, text_name
+from ropepatch.pipeline.inputs import (
+    Arguments,
+    Listed,
+    Model,
+    Place,
+    as_text,
+    check_places,
+    in_tokens,
+)
 from ropepatch.pipeline.results import Results
 from ropepatch.pipeline.running import Feedback, Say, interruptible
 from ropepatch.processes import Processes, join
-from ropepatch.progress import Progress
 from ropepatch.scaling import formulas
-from ropepatch.settings import Length, listed
+from ropepatch.settings import Length, expected
 
 ALL, EVERY_MAP = "all", "maps"  # stand for every candidate, and every attention map, that the model allows
 WINDOWS = 24  # of text, if nothing else is said
 
 
-def evaluate(
-    model: str | os.PathLike[str] | None,
-    suite: str | Path | Suite | None,
-    *,
-    methods: str | Iterable[str | dict[str, Any] | Method],
-    to: Length | None,
-    original: Length | None,
-    text: str | Path | None,
-    field: str,
-    split: str,
-    out: str | Path | None,
-    report: str | Path | None,
-    revision: str | None,
-    device: str | None,
-    dtype: str | None,
-    limit: int | None,
-    seed: int | None,
-    say: Say,
-    progress: Progress,
-    command: str | None,
-    **task: Any,
-) -> Results:
-    """Measure perplexity by length, or a whole suite: `ropepatch.evaluate`."""
-    task = {option: value for option, value in task.items() if value is not None}
-    name = None if model is None else model_name(model)
-    text, feedback = text_name(text), Feedback(say=say, progress=progress, command=command)
-    if suite is None:
-        task |= {"text": text, "field": field, "split": split}
-        suite = _reading(name, revision, original, listed(methods or ()), to, task, say)
-    else:
-        options = {"methods": methods or None, "to": to} | task
-        if refused := [argument(option) for option, value in options.items() if value is not None]:
-            raise RopepatchError(
-                f"{', '.join(refused)} beside {argument('suite')}",
-                hint="the suite says it: copy its YAML file and change that",
-            )
-        suite = named_suite(suite, model=name, text=text, field=field, split=split)
-    of: dict[str, Any] = {
-        "revision": revision,
-        "original": original,
-        "dtype": dtype,
-        "processes": join(device),
-    }
-    return measured(suite.narrowed(limit, seed), out=out, report=report, **of, feedback=feedback)
+OF_TASK = ("lengths", "windows", "documents", "stride", "bos", "gain", "scorer")
 
 
-def _reading(
-    model: str | None,
-    revision: str | None,
-    original: Length | None,
-    methods: list[str | dict[str, Any] | Method],
-    to: Length | None,
-    task: dict[str, Any],
-    say: Say,
-) -> Suite:
-    """The suite of one perplexity task."""
-    if task.get("windows") and task.get("documents"):
-        raise RopepatchError(
-            f"{argument('windows')} beside {argument('documents')}",
-            hint="either join the documents or do not",
+class MeasureOptions(Arguments):
+    """What `evaluate` and `compare` both take."""
+
+    text: Place | None = None
+    field: str
+    split: str
+    original: int | str | None = None
+    out: Place | None = None
+    report: Place | None = None
+    revision: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    seed: int | None = None
+    command: str | None = None
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """The text, as a task takes it."""
+        return {"text": self.text, "field": self.field, "split": self.split}
+
+    @property
+    def of(self) -> dict[str, Any]:
+        """Which of the models of a name it is, and with which window."""
+        return {"revision": self.revision, "original": self.original}
+
+    @cached_property
+    def processes(self) -> Processes:
+        """Those that share the call."""
+        return join(self.device)
+
+    @cached_property
+    def feedback(self) -> Feedback:
+        """How it speaks on the way."""
+        return Feedback(say=self.say, progress=self.progress, command=self.command)
+
+    def measured(self, suite: Suite) -> Results:
+        """The results of a suite, and a report, refused before if it cannot be written."""
+        folder, page = check_places(self.out, self.report)
+        dtype = known_dtype(self.dtype)
+        if self.processes.device != AUTO:
+            check_device(self.processes.device)
+        how: Any = {"out": folder, "processes": self.processes, "dtype": dtype, "progress": self.progress}
+        results = measuring.measure(suite, **self.of, **how, say=self.say)
+        kept = (
+            f"nothing is kept; with {argument('out', 'DIR')} the same command would go on"
+            if folder is None
+            else f"every result that is finished is kept in {folder}; the same command goes on"
         )
-    if model is None:
-        raise RopepatchError(f"{argument('model')} is missing", hint="a checkpoint folder, a Hub id, or tiny")
-    check_text(task["text"], model)
-    if methods and to is None:
-        raise RopepatchError(f"{argument('methods')} needs a target", hint=argument("to", "32k"))
-    if to is not None and not methods:
-        methods = ["yarn"]
+        with interruptible(self.say, lambda: kept):
+            return reported(results, page, self.processes, self.feedback)
+
+
+class EvaluateOptions(MeasureOptions):
+    """One call of `evaluate`."""
+
+    model: Model | None
+    suite: Annotated[
+        InstanceOf[Suite] | str | None, expected("the name of a suite, or one"), BeforeValidator(as_text)
+    ]
+    methods: Listed
+    to: int | str | None
+    lengths: Listed | None
+    windows: int | None
+    documents: int | None
+    stride: int | None
+    bos: bool | None
+    gain: bool
+    scorer: Place | None
+    limit: int | None
+
+    def check(self) -> None:
+        """Refuse what may not stand together."""
+        if self.suite is not None:
+            given = {"methods": self.methods, "to": self.to} | self.task
+            if beside := [argument(key) for key, value in given.items() if value not in (None, ())]:
+                hint = "the suite says it: copy its YAML file and change that"
+                raise RopepatchError(f"{', '.join(beside)} beside {argument('suite')}", hint=hint)
+            return
+        if self.windows and self.documents:
+            hint = "either join the documents or do not"
+            raise RopepatchError(f"{argument('windows')} beside {argument('documents')}", hint=hint)
+        if self.model is None:
+            hint = "a checkpoint folder, a Hub id, or tiny"
+            raise RopepatchError(f"{argument('model')} is missing", hint=hint)
+        check_text(self.text, self.model)
+        if self.methods and self.to is None:
+            raise RopepatchError(f"{argument('methods')} needs a target", hint=argument("to", "32k"))
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """The settings of a task of reading that are given."""
+        given = {key: getattr(self, key) for key in OF_TASK}
+        return {
+            key: value
+            for key, value in given.items()
+            if value is not None and (key, value) != ("gain", False)
+        }
+
+
+def evaluate(options: EvaluateOptions) -> Results:
+    """Measure perplexity by length, or a whole suite: `ropepatch.evaluate`."""
+    if options.suite is None:
+        suite = _reading(options)
+    else:
+        suite = named_suite(options.suite, model=options.model, **options.reading)
+    return options.measured(suite.narrowed(options.limit, options.seed))
+
+
+def _reading(options: EvaluateOptions) -> Suite:
+    """The suite of one perplexity task."""
+    model, to, task = options.model, options.to, options.task
+    assert model is not None
+    methods = options.methods or (() if to is None else ("yarn",))
     if to is not None and any(method in (ALL, EVERY_MAP) for method in methods):
-        drawn, left_out = participants(model, methods, to=to, revision=revision, original=original)
-        entrants = [method for method, _ in drawn]
-        for candidate, reason in left_out.items():
-            say(f"warning: without {candidate}: {reason}")
+        entrants = without(participants(model, methods, to=to, **options.of), options.say)
     else:
         entrants = [method if isinstance(method, Method) else read_method(method) for method in methods]
-    if task.get("lengths"):
-        tokens = {in_tokens(length, model, revision, original) for length in listed(task["lengths"])}
-        task["lengths"] = tuple(sorted(tokens))
-    windows = None if task.get("documents") else task.get("windows") or WINDOWS
+    if options.lengths:
+        task["lengths"] = tuple(
+            sorted({in_tokens(length, model, **options.of) for length in options.lengths})
+        )
+    task["windows"] = None if options.documents else options.windows or WINDOWS
     return Suite(
         models=(model,),
         methods=tuple(entrants),
-        to=(to or (task["lengths"][-1] if task.get("lengths") else "1x"),),
-        tasks=(PerplexityTask(**task | {"windows": windows}),),
+        to=(to or (task["lengths"][-1] if options.lengths else "1x"),),
+        tasks=(PerplexityTask(**options.reading | task),),
     )
 
 
@@ -176,39 +231,12 @@ def participants(
     return list(found.values()), {name: str(error) for name, error in errors.items()}
 
 
-def measured(
-    suite: Suite,
-    *,
-    out: str | Path | None = None,
-    report: str | Path | None = None,
-    revision: str | None = None,
-    original: Length | None = None,
-    processes: Processes,
-    dtype: str | None = None,
-    feedback: Feedback,
-) -> Results:
-    """The results of a suite, and a report, refused before if it cannot be written; see `evaluate`."""
-    folder, page = check_places(out, report)
-    kind = known_dtype(dtype)
-    if processes.device != AUTO:
-        check_device(processes.device)
-    results = measuring.measure(
-        suite,
-        out=folder,
-        revision=revision,
-        original=original,
-        processes=processes,
-        dtype=kind,
-        progress=feedback.progress,
-        say=feedback.say,
-    )
-    kept = (
-        f"nothing is kept; with {argument('out', 'DIR')} the same command would go on"
-        if folder is None
-        else f"every result that is finished is kept in {folder}; the same command goes on"
-    )
-    with interruptible(feedback.say, lambda: kept):
-        return reported(results, page, processes, feedback)
+def without(entrants: tuple[list[tuple[Method, Plan]], dict[str, str]], say: Say) -> list[Method]:
+    """The methods of `participants`, and a warning for each that it leaves out."""
+    drawn, left_out = entrants
+    for name, reason in left_out.items():
+        say(f"warning: without {name}: {reason}")
+    return [method for method, _ in drawn]
 
 
 def reported(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,25 +21,21 @@ from ropepatch.extension.writing import check_savable
 from ropepatch.files import absent, json_text
 from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.pipeline.evaluation import named_suite, reported
-from ropepatch.pipeline.inputs import can_report, check_places, text_name
+from ropepatch.pipeline.evaluation import reported
+from ropepatch.pipeline.inputs import can_report, check_places
 from ropepatch.pipeline.learned import Learned, kept, planned
-from ropepatch.pipeline.request import Request, read_request
+from ropepatch.pipeline.options import ExtendOptions
 from ropepatch.pipeline.results import Results, plot
-from ropepatch.pipeline.running import Feedback, Say, Show, interruptible
+from ropepatch.pipeline.running import interruptible
 from ropepatch.probing.making import affordable, make_reading
-from ropepatch.processes import Processes, join
-from ropepatch.progress import WEIGHTS, Progress, no_bar
+from ropepatch.progress import WEIGHTS, no_bar
 from ropepatch.publishing.scanning import check_secrets
-from ropepatch.scaling.file import AUTO, FIT
-from ropepatch.settings import Length
 from ropepatch.training.forecast import Forecast, forecast, other_model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from transformers import PreTrainedModel
 
-    from ropepatch.evaluation.suites import Suite
     from ropepatch.publishing.hub import Pushed
     from ropepatch.training.recipe import Recipe
 
@@ -122,84 +118,34 @@ class Extension:
         return f"<pre>{html.escape(text)}</pre>{self.results._repr_html_()}"
 
 
-def extend(
-    model: str | os.PathLike[str] | Plan,
-    out: str | Path | None,
-    *,
-    to: Length | None,
-    method: str | None,
-    original: Length | None,
-    allow_code: bool,
-    settings: Mapping[str, Any] | None,
-    recipe: str | Path | Recipe | None,
-    distil: bool,
-    max_short_loss_increase: float | None,
-    evaluate: str | Path | Suite | None,
-    text: str | Path | None,
-    field: str,
-    split: str | None,
-    limit: int | None,
-    link_weights: bool,
-    reading: bool | None,
-    include: Sequence[str],
-    push: str | None,
-    dry_run: bool,
-    revision: str | None,
-    record: Mapping[str, Any] | None,
-    say: Say,
-    progress: Progress,
-    show: Show,
-    **parameters: Any,
-) -> Extension:
+def extend(options: ExtendOptions) -> Extension:
     """Write a checkpoint with a longer context, trained at it with a recipe: `ropepatch.extend`."""
-    text = text_name(text)
-    feedback = Feedback(say=say, progress=progress, show=show, command=(record or {}).get("command"))
-    suite = None
-    if evaluate is not None:
-        suite = named_suite(evaluate, text=text, field=field, split=split or "test").narrowed(limit, None)
-    request = read_request(
-        model,
-        out,
-        recipe,
-        to=to,
-        method=method,
-        original=original,
-        parameters=dict(settings or {}) | parameters,
-        allow_code=allow_code,
-        revision=revision,
-        suite=suite,
-        text={"text": text, "field": field, "split": split},
-        distil=distil,
-        max_short_loss_increase=max_short_loss_increase,
-        link_weights=link_weights,
-        limit=limit,
-        reading=reading,
-        include=include,
-        record=record,
-    )
-    if push and not dry_run:
+    say, include = options.say, options.include
+    training, note = options.taught
+    if options.push and not options.dry_run:
         from ropepatch.publishing.hub import check_repo
 
-        check_repo(push)
-    if request.note:
-        say(request.note)
-    if dry_run and request.method in (FIT, AUTO):
-        say(f"method {request.method} is searched for before there is a plan; nothing of it is kept")
-    processes = join()
-    with interruptible(say, lambda: kept(request, dry_run=dry_run)):
-        plan, learned = planned(request, processes, feedback, keep=not dry_run)
-        if dry_run:
-            return _foreseen(request, plan, processes)
-        if request.plan is None:
+        check_repo(options.push)
+    if note:
+        say(note)
+    if options.dry_run and options.searches:
+        say(f"method {options.chosen} is searched for before there is a plan; nothing of it is kept")
+    processes = options.processes
+    with interruptible(say, lambda: kept(options)):
+        plan, learned = planned(options)
+        if options.dry_run:
+            return _foreseen(options, plan)
+        if options.plan is None:
             for warning in plan.warnings:
                 say(f"warning: {warning}")
-        if request.recipe is not None:
-            for warning in other_model(plan, request.recipe):
+        if training is not None:
+            for warning in other_model(plan, training):
                 say(f"warning: {warning}")
-        request.check_plan(plan)
-        request.check_suite(plan)
-        place = absent(request.folder) if request.recipe is None else request.folder
-        if request.plan is not None:
+        options.check_plan(plan)
+        options.check_reading(plan)
+        options.check_suite(plan)
+        place = absent(options.folder) if training is None else options.folder
+        if options.plan is not None:
             plan.source.check_unchanged()
         source = writing.source_of(plan, beside=place, include=include)
         extra = writing.included_files(source.folder, include)
@@ -210,182 +156,161 @@ def extend(
             say(f"left out, no part of a checkpoint: {', '.join(stays)} {more}")
         for code in writing.tokenizer_of_copy(source.folder, carried)[1]:
             say(f"warning: the tokenizer needs {code}, which {argument('include')} {code} would carry along")
-        if request.recipe is None:
-            with feedback.progress(WEIGHTS) as advance:
+        if training is None:
+            with options.progress(WEIGHTS) as advance:
                 write = partial(
                     writing.extend,
                     plan,
-                    request.folder,
-                    link_weights=link_weights,
+                    options.folder,
+                    link_weights=options.link_weights,
                     include=include,
                     progress=advance,
                     source=source,
-                    record=(learned.record if learned else {}) | request.record,
-                    finish=lambda written, model: add_reading(
-                        request, written, processes.device, feedback, model
-                    ),
+                    record=(learned.record if learned else {}) | (options.record or {}),
+                    finish=partial(add_reading, options),
                 )
                 folder = processes.write_once(write)
-            extension = _finished(request, plan, folder, learned, processes, feedback)
+            extension = _finished(options, plan, folder, learned)
         else:
-            extension = _trained(request, plan, learned, processes, feedback)
+            extension = _trained(options, training, plan, learned)
             processes.write_once(lambda: writing.copy_files(extra, extension.folder))
-        show(extension)
+        options.show(extension)
         if extension.gate is not None:
             say(f"{'' if extension.gate.passed else 'warning: '}{extension.gate}")
-        return extension if not (push and processes.first) else _pushed(extension, push, include, feedback)
+        return _pushed(extension, options.push, options) if options.push and processes.first else extension
 
 
-def _foreseen(request: Request, plan: Plan, processes: Processes) -> Extension:
+def _foreseen(options: ExtendOptions, plan: Plan) -> Extension:
     """What a call would do, and what would stop it; no weights are read."""
-    request.check_suite(plan)
-    checks: list[Callable[[], object]] = []
+    options.check_suite(plan)
+    checks: list[Callable[[], object]] = [partial(options.check_reading, plan)]
     ahead, obstacles = None, list[RopepatchError]()
-    if request.recipe is not None:
-        ahead = forecast(plan, request.recipe, request.folder, processes=processes.count)
+    if options.training is not None:
+        ahead = forecast(plan, options.training, options.folder, processes=options.processes.count)
         obstacles += ahead.obstacles
     else:
-        checks += [partial(check_savable, plan), partial(absent, request.folder)]
+        checks += [partial(check_savable, plan), partial(absent, options.folder)]
     if plan.model == "tiny" or Path(plan.model).is_dir():  # of the Hub's, config.json alone is here
-        checks += [partial(_find_weights, plan, request), partial(_find_tokenizer, plan, request)]
+        checks += [partial(_find_weights, plan, options), partial(_find_tokenizer, plan, options)]
     for check in checks:
         try:
             check()
         except RopepatchError as error:
             obstacles.append(error)
-    return Extension(request.folder, plan, {}, forecast=ahead, obstacles=tuple(obstacles))
+    return Extension(options.folder, plan, {}, forecast=ahead, obstacles=tuple(obstacles))
 
 
-def _find_weights(plan: Plan, request: Request) -> None:
+def _find_weights(plan: Plan, options: ExtendOptions) -> None:
     """Refuse a folder without weights, or one that cannot be extended there."""
-    _ = writing.source_of(plan, beside=request.folder, include=request.include).weights
+    _ = writing.source_of(plan, beside=options.folder, include=options.include).weights
 
 
-def _find_tokenizer(plan: Plan, request: Request) -> None:
+def _find_tokenizer(plan: Plan, options: ExtendOptions) -> None:
     """Refuse a folder without a tokenizer where the call needs one."""
-    if request.recipe is not None or request.suite is not None:
+    if options.training is not None or options.suite is not None:
         _ = plan.source.complete().tokenizer
 
 
-def _trained(
-    request: Request, plan: Plan, learned: Learned | None, processes: Processes, feedback: Feedback
-) -> Extension:
-    """The checkpoint of a model that was trained under a plan; it is on record as the request says if new."""
+def _trained(options: ExtendOptions, recipe: Recipe, plan: Plan, learned: Learned | None) -> Extension:
+    """The checkpoint of a model that was trained under a plan; it is on record as the call says if new."""
     from ropepatch.training.adaptation import adapt
 
-    assert request.recipe is not None
     old = None
     with suppress(OSError):  # a name that is too long: the training says so
-        old = records.read(request.folder) if records.exists(request.folder) else None
+        old = records.read(options.folder) if records.exists(options.folder) else None
     adapted = adapt(
         plan,
-        request.recipe,
-        request.folder,
-        max_short_loss_increase=request.max_short_loss_increase,
-        say=feedback.say,
-        progress=feedback.progress,
+        recipe,
+        options.folder,
+        max_short_loss_increase=options.max_short_loss_increase,
+        say=options.say,
+        progress=options.progress,
     )
-    extension = _finished(request, plan, adapted.folder, learned, processes, feedback)
+    extension = _finished(options, plan, adapted.folder, learned)
 
     def amended() -> records.Record:
-        record, extras = records.read(adapted.folder), request.record
+        record, extras = records.read(adapted.folder), options.record or {}
         if old and old.evaluation == record.evaluation and extras.keys() <= {*old.to_dict()}:
             return record
         return records.amend(adapted.folder, **extras)
 
-    record = processes.write_once(amended)
+    record = options.processes.write_once(amended)
     return replace(extension, record=record.to_dict(), gate=adapted.gate)
 
 
-def _finished(
-    request: Request,
-    plan: Plan,
-    folder: Path,
-    learned: Learned | None,
-    processes: Processes,
-    feedback: Feedback,
-) -> Extension:
+def _finished(options: ExtendOptions, plan: Plan, folder: Path, learned: Learned | None) -> Extension:
     """A checkpoint whose record says where its scaling comes from, measured if a suite is given."""
 
     def finish() -> None:
         if learned:
             learned.put_on_record(folder)
-        if request.recipe is not None and (folder / "config.json").exists():
-            add_reading(request, Checkpoint(folder), processes.device, feedback)
+        if options.training is not None and (folder / "config.json").exists():
+            add_reading(options, Checkpoint(folder))
 
-    processes.write_once(finish)
-    results = _measured(request, plan, folder, processes, feedback)
+    options.processes.write_once(finish)
+    results = _measured(options, plan, folder)
     return Extension(folder, plan, records.read(folder).to_dict(), results)
 
 
-def add_reading(
-    request: Request,
-    checkpoint: Checkpoint,
-    device: str,
-    feedback: Feedback,
-    model: PreTrainedModel | None = None,
-) -> None:
+def add_reading(options: ExtendOptions, checkpoint: Checkpoint, model: PreTrainedModel | None = None) -> None:
     """Write the reading of a checkpoint if it is asked for or quick, or say why there is none.
 
     One of the same weights stays.
     """
-    if request.reading is False:
+    if options.reading is False:
         return
-    folder = checkpoint.folder
+    folder, device = checkpoint.folder, options.processes.device
     try:
         if readings.exists(folder) and readings.read(folder).weights == checkpoint.fingerprint:
             return
-        unasked = request.reading is None
-        hypotheses = affordable(checkpoint, records.read(folder), device) if unasked else None
+        hypotheses = None if options.reading else affordable(checkpoint, records.read(folder), device)
         if isinstance(hypotheses, str):
-            feedback.say(f"no {readings.FILE}: {hypotheses}")
-            return
-        progress = no_bar if request.recipe is None else feedback.progress  # that of the weights still shows
+            raise RopepatchError(hypotheses)
+        progress = no_bar if options.training is None else options.progress  # that of the weights still shows
         with progress("reading") as advance:
-            reading = make_reading(
-                checkpoint, device=device, hypotheses=hypotheses, progress=advance, model=model
-            )
+            how: Any = {"hypotheses": hypotheses, "progress": advance, "model": model}
+            reading = make_reading(checkpoint, device=device, **how)
         readings.write(folder, reading)
-    except RopepatchError as error:  # the checkpoint is written and proven
-        feedback.say(f"no {readings.FILE}: {error}")
+    except RopepatchError as error:
+        if options.reading:
+            raise
+        options.say(f"no {readings.FILE}: {error}")
 
 
-def _measured(
-    request: Request, plan: Plan, folder: Path, processes: Processes, feedback: Feedback
-) -> Results:
+def _measured(options: ExtendOptions, plan: Plan, folder: Path) -> Results:
     """Before and after; results, report and a summary go into the checkpoint's folder."""
-    if request.suite is None:
+    if options.suite is None:
         return Results()
-    report = folder / "evaluation.html"
-    # Of an earlier call, which was interrupted.
-    processes.write_once(lambda: report.unlink(missing_ok=True))
+    report, once = folder / "evaluation.html", options.processes.write_once
+    once(lambda: report.unlink(missing_ok=True))  # of an earlier call, which was interrupted
     out, page = check_places(folder / "evaluation", report if can_report() else None)
     results = measure_extension(
-        request.suite,
+        options.suite,
         plan,
-        folder if request.recipe else None,
-        label=request.label,
+        folder if options.training else None,
+        label=options.label,
         out=out,
-        processes=processes,
-        progress=feedback.progress,
-        say=feedback.say,
+        processes=options.processes,
+        progress=options.progress,
+        say=options.say,
+        measurements=options.measurements,
     )
-    measured = reported(results, page, processes, feedback)
-    processes.write_once(lambda: records.amend(folder, evaluation=summary(measured)))
+    measured = reported(results, page, options.processes, options.feedback)
+    once(lambda: records.amend(folder, evaluation=summary(measured)))
     if page is None:
-        feedback.say('no report: pip install "ropepatch[plot]"')
+        options.say('no report: pip install "ropepatch[plot]"')
     return measured
 
 
-def _pushed(extension: Extension, repo: str, include: Sequence[str], feedback: Feedback) -> Extension:
+def _pushed(extension: Extension, repo: str, options: ExtendOptions) -> Extension:
     """The extension with what was pushed; nothing of what failed its gate."""
     from ropepatch.publishing.hub import push
 
     if extension.gate is not None and not extension.gate.passed:
-        feedback.say(f"not pushed: `ropepatch push --force {extension} {repo}` does")
+        options.say(f"not pushed: `ropepatch push --force {extension} {repo}` does")
         return extension
     try:
-        pushed = push(extension.folder, repo, include=include, say=feedback.say)
+        pushed = push(extension.folder, repo, include=options.include, say=options.say)
     except RopepatchError as error:
         again = f"the checkpoint is written: `ropepatch push {extension} {repo}` goes on"
         raise RopepatchError(str(error), hint=f"{error.hint}; {again}" if error.hint else again) from error

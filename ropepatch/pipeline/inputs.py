@@ -1,25 +1,118 @@
-"""What a caller may write in several ways, read once: a model's name, a length, a list, a place to write."""
+"""What a caller may write in several ways, read once: a model's name, a length, settings, a place."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Annotated, Any, get_args, get_type_hints
+
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from ropepatch.errors import RopepatchError, argument
+from ropepatch.extension.planning import check_method, find_method
+from ropepatch.files import parse_json, read_text
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.settings import Length, parse_length, relative_length
+from ropepatch.pipeline.running import Say
+from ropepatch.progress import Progress
+from ropepatch.scaling.file import AUTO, FIT, is_scaling_file
+from ropepatch.settings import (
+    Length,
+    Settings,
+    Weight,
+    expected,
+    listed,
+    parse_length,
+    relative_length,
+    shown,
+)
+from ropepatch.training.recipe import Fit
 
 
-def model_name(model: str | os.PathLike[str]) -> str:
+def model_name(model: Any) -> Any:
     """A model as a command line names it: a folder called tiny is not the bundled checkpoint."""
-    return "./tiny" if model == Path("tiny") else os.fspath(model)
+    return "./tiny" if model == Path("tiny") else as_text(model)
 
 
-def text_name(text: str | os.PathLike[str] | None) -> str | None:
-    """A text as a command line names it."""
-    return os.fspath(text) if isinstance(text, os.PathLike) else text
+def as_text(place: Any) -> Any:
+    """A path as a command line names it; anything else as it is."""
+    return os.fspath(place) if isinstance(place, os.PathLike) else place
+
+
+def _share(written: Any) -> Any:
+    """A share from `2%` or `0.02`; what is none as it is."""
+    if not isinstance(written, str):
+        return written
+    number, percent = written.strip().removesuffix("%"), written.strip().endswith("%")
+    with suppress(ValueError):
+        share = float(number) / (100 if percent else 1)
+        return share if percent or share < 1 else written
+    return written
+
+
+Model = Annotated[str, BeforeValidator(model_name)]
+Place = Annotated[str, BeforeValidator(as_text)]  # a path, or a name
+Listed = Annotated[tuple[Any, ...], BeforeValidator(lambda values: tuple(listed(values)))]
+Rise = Annotated[Weight, expected("a share such as 0.02 or 2%"), BeforeValidator(_share)]
+
+
+class Arguments(Settings):
+    """The arguments of a call. A verb of `ropepatch.api` explains them, and has their defaults."""
+
+    say: Say
+    progress: Progress
+
+    @classmethod
+    def _refusal(cls, place: str, words: str, value: Any) -> RopepatchError:
+        return RopepatchError(
+            f"{argument(place)} must be {words}, got {shown(value)}", hint="its help says more"
+        )
+
+
+def parse_settings(method: str, settings: Sequence[str]) -> dict[str, Any]:
+    """Texts NAME=VALUE as the parameters of a method, in the types that it declares.
+
+    Args:
+        method: A name, `fit` and `auto` among them, or a scaling file, which holds every parameter.
+        settings: The texts.
+
+    Raises:
+        RopepatchError: If one has no `=`, or the method no such parameter.
+    """
+    kind = (
+        Fit if method == FIT else None if method == AUTO or is_scaling_file(method) else find_method(method)
+    )
+    types = get_type_hints(kind) if kind else {}
+    parameters: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals:
+            asked = argument("settings")
+            raise RopepatchError(f"{asked} {setting} has no value", hint=f"write {asked} NAME=VALUE")
+        parameters[name] = _value(method, name, text, types[name]) if name in types else text
+    if method not in (FIT, AUTO):
+        check_method(method, parameters)
+    return parameters
+
+
+def _value(method: str, name: str, text: str, kind: Any) -> Any:
+    """A text in a declared type; the text itself, which the method refuses, where it is of another."""
+    if type(None) in get_args(kind) and text.lower() in ("none", "null"):
+        return None
+    several = "tuple" in str(kind)
+    try:
+        is_file = several and text.endswith(".json")
+        value = parse_json(read_text(Path(text))) if is_file else text.split(",") if several else text
+        return TypeAdapter(kind).validate_python(value)
+    except (ValidationError, ValueError, OSError) as error:
+        if not several:
+            return text
+        hint = f"`ropepatch methods {method}` lists its parameters"
+        words = "numbers separated by commas, or a JSON file with a list"
+        raise RopepatchError(f"{name} must be {words}, got {text!r}", hint=hint) from error
 
 
 def in_tokens(length: Length, model: str, revision: str | None, original: Length | None = None) -> int:

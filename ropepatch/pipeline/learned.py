@@ -21,9 +21,7 @@ from ropepatch.fitting import fitting
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import shown_name, without_paths
 from ropepatch.pipeline import choice
-from ropepatch.pipeline.request import Request
-from ropepatch.pipeline.running import Feedback
-from ropepatch.processes import Processes
+from ropepatch.pipeline.options import ExtendOptions
 from ropepatch.scaling.file import AUTO, FIT
 from ropepatch.settings import refuse_unknown
 from ropepatch.training.recipe import Fit, Recipe
@@ -42,7 +40,7 @@ class Learned:
 
     Args:
         plan: The plan of that scaling.
-        record: What `ropepatch.json` says of it: the request, the outcome, and what that rests on.
+        record: What `ropepatch.json` says of it: what was asked, the outcome, and what that rests on.
         work: The folder that holds it until the checkpoint is written.
     """
 
@@ -57,64 +55,61 @@ class Learned:
             shutil.rmtree(self.work)
 
 
-def planned(
-    request: Request, processes: Processes, feedback: Feedback, *, keep: bool
-) -> tuple[Plan, Learned | None]:
-    """The plan of a request, and how its method was learned or chosen, if it is `fit` or `auto`.
+def planned(options: ExtendOptions) -> tuple[Plan, Learned | None]:
+    """The plan of a call, and how its method was learned or chosen, if it is `fit` or `auto`.
 
-    With ``keep`` a work folder beside the checkpoint is made, from which an interrupted search goes on.
+    But for a dry run a work folder beside the checkpoint is made, from which an interrupted search resumes.
     """
-    if request.plan is not None:
-        return request.plan, None
-    assert request.source is not None
-    if request.method not in (FIT, AUTO):
-        return plan_method(request.source, request.method, request.parameters, request.target), None
-    request.check_suite(
-        plan_method(request.source, "linear", {}, request.target)
+    if options.plan is not None:
+        return options.plan, None
+    if not options.searches:
+        return plan_method(options.source, options.chosen, options.asked, options.target), None
+    options.check_suite(
+        plan_method(options.source, "linear", {}, options.target)
     )  # refused before the search
-    source = request.source.complete()
-    settings, search = (_choose if request.method == AUTO else _fit)(request, source, processes, feedback)
-    asked = {"method": request.method} | settings | {"to": request.target, "weights": source.fingerprint}
-    asked |= {} if request.original is None else {"original": request.original}
-    work = work_folder(request)
-    record = _remembered(as_read(asked), request.folder, work)
+    source = options.source.complete()
+    settings, search = (_choose if options.chosen == AUTO else _fit)(options, source)
+    asked = {"method": options.chosen} | settings | {"to": options.target, "weights": source.fingerprint}
+    asked |= {} if options.original is None else {"original": options.original}
+    work = work_folder(options)
+    record = _remembered(as_read(asked), options.folder, work)
     if "method" not in record.get("start", {}):  # it was asked for, and the search did not end
-        if processes.count > 1:
+        if options.processes.count > 1:
             raise RopepatchError(
-                f"{argument('method')} {request.method} runs in one process",
+                f"{argument('method')} {options.chosen} runs in one process",
                 hint=f"`ropepatch fit` or `compare` before, and {argument('method')} with what they give",
             )
-        absent(request.folder)
-        with nullcontext(work) if keep else TemporaryDirectory(prefix="ropepatch-") as place:
+        absent(options.folder)
+        with nullcontext(work) if not options.dry_run else TemporaryDirectory(prefix="ropepatch-") as place:
             record = _searched_in(Path(place), as_read(asked), search)
     start = record["start"]
-    options = start["parameters"] | ({"factor": start["factor"]} if "factor" in start else {})
-    learned = plan_method(request.source, start["method"], options, request.target)
+    parameters = start["parameters"] | ({"factor": start["factor"]} if "factor" in start else {})
+    learned = plan_method(source, start["method"], parameters, options.target)
     evidence = {key: record[key] for key in ("start", *EVIDENCE) if key in record}
     return learned, Learned(learned, evidence, work)
 
 
-def work_folder(request: Request) -> Path:
+def work_folder(options: ExtendOptions) -> Path:
     """Where a search keeps what it needs to go on."""
-    absolute = request.folder.expanduser().absolute()
+    absolute = options.folder.expanduser().absolute()
     return absolute.with_name(f"{absolute.name}.{FIT}")
 
 
-def kept(request: Request, *, dry_run: bool) -> str:
+def kept(options: ExtendOptions) -> str:
     """What an interrupted `extend` leaves: its checkpoint, that of the training, or of the search."""
-    if dry_run:
+    if options.dry_run:
         return "nothing is kept"
-    folder = request.folder.expanduser().absolute()
-    run, work = folder.with_name(f"{folder.name}.run"), work_folder(request)
+    folder = options.folder.expanduser().absolute()
+    run, work = folder.with_name(f"{folder.name}.run"), work_folder(options)
     if folder.exists():
         after = (
-            "the same command goes on" if request.recipe else "`ropepatch eval` or `ropepatch push` goes on"
+            "the same command goes on" if options.training else "`ropepatch eval` or `ropepatch push` goes on"
         )
         return f"{folder} is written; {after}"
-    if request.recipe is not None and run.is_dir():
+    if options.training is not None and run.is_dir():
         steps = (path.name.rpartition("-")[2] for path in run.glob("checkpoint-*"))
         last = max((int(step) for step in steps if step.isdigit()), default=0)
-        return f"{run} keeps step {last} of {request.recipe.max_steps}; the same command goes on from it"
+        return f"{run} keeps step {last} of {options.training.max_steps}; the same command goes on from it"
     if (work / START).is_file() and (work / MEASURED).is_dir():
         return f"{work} keeps every result that is finished; the same command goes on"
     return kept_by_fit(work)
@@ -127,36 +122,35 @@ def kept_by_fit(work: Path) -> str:
     return "nothing is kept; the same command starts anew"
 
 
-def _fit(
-    request: Request, source: Checkpoint, processes: Processes, feedback: Feedback
-) -> tuple[dict[str, Any], Search]:
+def _fit(options: ExtendOptions, source: Checkpoint) -> tuple[dict[str, Any], Search]:
     """What decides the outcome of `fit`, and the search."""
-    text, recipe = request.text, request.recipe
-    refuse_unknown(request.parameters, Fit.model_fields, "parameter of fit")
-    settings = Fit(**(text if text["text"] and not request.suite else {}) | request.parameters)
+    text, recipe = options.searched, options.training
+    refuse_unknown(options.asked, Fit.model_fields, "parameter of fit")
+    settings = Fit(**(text if text["text"] and not options.suite else {}) | options.asked)
     sources = recipe.data.sources if recipe and settings.text is None else ()
     texts = [source.text for source in sources if isinstance(source, Texts)]
     seed = recipe.seed if recipe else 0
 
     def search(work: Path) -> dict[str, Any]:
-        options = settings.model_dump()
+        given = settings.model_dump()
         if recipe and recipe.quantization:  # weights in 4 bits are not multiplied
-            options["queries"] = False
+            given["queries"] = False
         if texts and recipe:
-            _write_windows(recipe, source, request.target, work / WINDOWS)
-            options |= {"text": work / WINDOWS, "field": "input_ids"}
+            _write_windows(recipe, source, options.target, work / WINDOWS)
+            given |= {"text": work / WINDOWS, "field": "input_ids"}
         fitted = fitting.fit(
-            request.model,
-            to=request.target,
-            original=request.original,
-            **options,
+            options.name,
+            to=options.target,
+            original=options.original,
+            **given,
             seed=seed,
-            revision=request.revision,
-            device=processes.device,
+            revision=options.revision,
+            device=options.processes.device,
             work=work,
-            progress=feedback.progress,
+            progress=options.progress,
+            say=options.say,
         )
-        feedback.show(fitted)
+        options.show(fitted)
         record = fitted.record | {"text": ", ".join(map(shown_name, texts)) or fitted.record["text"]}
         start = {"method": fitted.scaling.name, "factor": fitted.scaling.factor}
         return start | {"parameters": fitted.scaling.parameters(), "fit": record}
@@ -164,26 +158,25 @@ def _fit(
     return settings.model_dump() | {"recipe_texts": texts, "seed": seed}, search
 
 
-def _choose(
-    request: Request, source: Checkpoint, processes: Processes, feedback: Feedback
-) -> tuple[dict[str, Any], Search]:
+def _choose(options: ExtendOptions, source: Checkpoint) -> tuple[dict[str, Any], Search]:
     """What decides the outcome of `auto`, and the search."""
-    reading = {"split": "test"} | request.text
+    reading = {"split": "test"} | options.searched
 
     def search(work: Path) -> dict[str, Any]:
-        chosen = choice.choose(
-            request.model,
-            to=request.target,
-            original=request.original,
-            allow_code=request.allow_code,
+        asked = choice.CompareOptions(
+            model=options.name,
+            to=options.target,
+            original=options.original,
+            allow_code=options.allow_code,
             **reading,
-            out=work / MEASURED,
-            revision=request.revision,
-            device=processes.device,
-            say=feedback.say,
-            progress=feedback.progress,
+            out=str(work / MEASURED),
+            revision=options.revision,
+            device=options.processes.device,
+            say=options.say,
+            progress=options.progress,
         )
-        feedback.show(chosen)
+        chosen = choice.choose(asked)
+        options.show(chosen)
         if chosen.method is None:
             raise choice.NothingHelpsError(" ".join(chosen.ranking.advice))
         ranking = {"rule": RULE, **chosen.ranking.record()}
@@ -192,7 +185,7 @@ def _choose(
             (outcome if chosen.ranking.recommended == FIT else ranking)["fit"] = chosen.fitted.record
         return outcome
 
-    return reading | ({"allow_code": True} if request.allow_code else {}), search
+    return reading | ({"allow_code": True} if options.allow_code else {}), search
 
 
 def _write_windows(recipe: Recipe, source: Checkpoint, to: int, file: Path) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ropepatch.attention import MAPS
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension import record as records
 from ropepatch.extension.record import Record
@@ -44,22 +45,33 @@ MOST_WORK = {"cpu": 1e13, "cuda": 1e16}  # operations in all that `extend` spend
 Say = Callable[[str], None]
 
 
-def why_none(checkpoint: Checkpoint, record: Record) -> str | None:
-    """Why no reading of a checkpoint can be compared with an engine; None where one can."""
-    if checkpoint.kind != "stock":
+def why_none(source: Checkpoint, method: str, window: int, target: int) -> str | None:
+    """Why no reading of a checkpoint can be compared with an engine; None where one can.
+
+    Args:
+        source: The checkpoint, or that which it is made from.
+        method: By which it is extended.
+        window: Its original context, in tokens.
+        target: What it is extended to.
+    """
+    if source.kind != "stock" or method in MAPS:
         return "ropepatch's own code computes it, which no engine runs"
-    if record.method in METHODS and METHODS[record.method].length_dependent:
-        return f"{record.method} follows the length, and every engine in its own way"
-    if checkpoint.is_quantised:
+    if method in METHODS and METHODS[method].length_dependent:
+        return f"{method} follows the length, and every engine in its own way"
+    if source.is_quantised:
         return "its weights are quantised"
-    if record.target - record.original_max_position_embeddings < SIDE:
+    if target - window < SIDE:
         return "the target is hardly beyond the old window"
     return None
 
 
+def _why_none(checkpoint: Checkpoint, record: Record) -> str | None:
+    return why_none(checkpoint, record.method, record.original_max_position_embeddings, record.target)
+
+
 def affordable(checkpoint: Checkpoint, record: Record, device: str) -> tuple[str, ...] | str:
     """The hypotheses that `extend` has the time to read; or why there is no reading at all."""
-    if reason := why_none(checkpoint, record):
+    if reason := _why_none(checkpoint, record):
         return reason
     needed, there = _bytes_needed(checkpoint, record), available_bytes()
     if needed > there and device == "cpu":
@@ -87,7 +99,7 @@ def make_reading(
     A ``model`` that was loaded from it is changed.
     """
     record = records.read(checkpoint.folder)
-    if reason := why_none(checkpoint, record):
+    if reason := _why_none(checkpoint, record):
         raise RopepatchError(f"{checkpoint.folder.name} cannot be probed: {reason}")
     window, length = record.original_max_position_embeddings, record.target
     small = 2 * _bytes_needed(checkpoint, record) < available_bytes() or device != "cpu"

@@ -14,16 +14,19 @@ from pathlib import Path
 
 import pytest
 from checkpoint_folders import write_checkpoint
+from pydantic import TypeAdapter
 
 from ropepatch import MAPS, METHODS, api
 from ropepatch import __version__ as ropepatch_version
 from ropepatch.cli import app
-from ropepatch.cli.arguments import parse_settings, parse_share
 from ropepatch.cli.derive import IN_PYTHON_ALONE, written
-from ropepatch.errors import RopepatchError, argument, arguments_written
+from ropepatch.errors import argument, arguments_written
 from ropepatch.evaluation.suites import Method, Suite, read_suite
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.model.source import TINY
+from ropepatch.pipeline.evaluation import MeasureOptions
+from ropepatch.pipeline.inputs import Rise, parse_settings
+from ropepatch.pipeline.options import ExtendOptions
 
 COMMANDS = [name for name in app if not name.startswith("-")]
 LINES = {  # what needs no model: the line, its exit code, the heaviest that it imports, and what it prints
@@ -234,12 +237,11 @@ def asked(monkeypatch):
     def ask(*words):
         calls = []
 
-        def measure(suite, **options):
-            calls.append((suite, options))
+        def measure(options, suite):
+            calls.append((suite, dict(iter(options))))
             raise SystemExit
 
-        monkeypatch.setattr("ropepatch.pipeline.evaluation.measured", measure)
-        monkeypatch.setattr("ropepatch.pipeline.choice.measured", measure)
+        monkeypatch.setattr(MeasureOptions, "measured", measure)
         with pytest.raises(SystemExit):
             app(list(map(str, words)), exit_on_error=False, print_error=False)
         return calls[0]
@@ -318,26 +320,30 @@ def test_extend_hands_on_every_option(monkeypatch):
     words += " --field f --split s --out o --limit 3 --link-weights --no-reading --include a --include b"
     words += " --push me/it --dry-run --revision r --max-short-loss-increase 2% --set steps=7 --quiet"
     calls = []
-    monkeypatch.setattr("ropepatch.pipeline.extension.extend", lambda **asked: calls.append(asked) or 1 / 0)
+    monkeypatch.setattr(ExtendOptions, "check", lambda self: None)
+    monkeypatch.setattr(
+        "ropepatch.pipeline.extension.extend", lambda asked: calls.append(dict(asked)) or 1 / 0
+    )
     with pytest.raises(ZeroDivisionError):
         app(["extend", *words.split()], exit_on_error=False, print_error=False)
     expected = {
         "model": "tiny", "to": "1k", "method": "auto", "allow_code": True, "original": "128",
         "recipe": "tiny",
         "distil": True, "evaluate": "demo", "text": "t", "field": "f", "split": "s", "out": "o", "limit": 3,
-        "link_weights": True, "reading": False, "include": ["a", "b"], "push": "me/it", "dry_run": True,
-        "revision": "r", "max_short_loss_increase": 0.02, "settings": {"steps": 7},
+        "link_weights": True, "reading": False, "include": ("a", "b"), "push": "me/it", "dry_run": True,
+        "revision": "r", "max_short_loss_increase": 0.02, "settings": ("steps=7",),
     }  # fmt: skip
     assert {key: calls[0][key] for key in expected} == expected
-    assert calls[0].keys() - expected.keys() == {"record", "say", "progress", "show"}
+    assert calls[0].keys() - expected.keys() == {"record", "say", "progress", "show", "parameters"}
 
 
 def test_a_share_is_written_with_a_percent_sign_or_without_and_nothing_else_is_one():
     written = {"2%": 0.02, "0.02": 0.02, "150 %": 1.5, "0": 0.0}
-    assert {text: parse_share(text) for text in written} == pytest.approx(written)
+    share = partial(TypeAdapter(Rise).validate_python, strict=True)
+    assert {text: share(text) for text in written} == pytest.approx(written)
     for text in ("2", "1", "-1%", "nan", "much"):
-        with pytest.raises(RopepatchError, match="is not a share"):
-            parse_share(text)
+        with pytest.raises(ValueError, match="unfit"):
+            share(text)
 
 
 # What is printed
@@ -418,7 +424,7 @@ def rooms() -> Iterator[tuple[str, Mapping[str, inspect.Parameter], Mapping[str,
 
 
 def test_a_default_that_a_verb_and_its_room_both_state_is_the_same():
-    """Rooms call each other's functions without the verb; of `compare` the methods are its own."""
+    """Rooms call each other's functions without the verb."""
     stated = [
         (f"{verb}: {key}", own[key].default, theirs[key].default)
         for verb, own, theirs in rooms()
@@ -426,5 +432,5 @@ def test_a_default_that_a_verb_and_its_room_both_state_is_the_same():
         if inspect.Parameter.empty not in (own[key].default, theirs[key].default)
         and not callable(own[key].default)
     ]
-    assert len(stated) > 60
-    assert [name for name, one, other in stated if one != other] == ["compare: methods"]
+    assert len(stated) > 40
+    assert [name for name, one, other in stated if one != other] == []

@@ -20,9 +20,9 @@ from ropepatch.evaluation.suites import Method
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.fitting.examples import read_splits
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.pipeline.choice import choose, fit_beside, ranking_suite
+from ropepatch.pipeline.choice import CompareOptions, fit_beside, ranking_suite
 from ropepatch.pipeline.evaluation import candidates, participants
-from ropepatch.processes import ALONE, Processes
+from ropepatch.processes import Processes
 from ropepatch.progress import bar
 from ropepatch.scaling import METHODS
 from ropepatch.scaling.file import FIT
@@ -119,7 +119,8 @@ def test_the_windows_that_rank_are_none_of_those_that_the_fit_reads(tiny, tmp_pa
 
     monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity", look)
     suite.tasks[0].prepare("tiny", tokenizer, trained=256, to=512).run(*tiny, None, lambda done, total: None)
-    fit_beside(suite, tmp_path, revision=None, processes=ALONE, progress=bar)
+    of: dict = {"field": "text", "split": "test", "say": print, "progress": bar, "allow_code": False}
+    fit_beside(suite, tmp_path, CompareOptions(model="tiny", to=512, device="cpu", **of))
     read = {key: fits[0][key] for key in ("field", "split", "spare")}
     fitted = read_splits(tokenizer, fits[0]["text"], length=fits[0]["to"], **read)
     assert windows_of(ranked).isdisjoint(windows_of(fitted.windows))
@@ -176,7 +177,7 @@ def test_the_best_is_chosen_or_nothing_where_nothing_helps(
     measured, tmp_path, nats, recommended, method, parameters
 ):
     measured += map(of, ("baseline", "yarn", FIT, "floor"), (*nats, 0.1))
-    choice = choose("tiny", to=1024, out=tmp_path)
+    choice = ropepatch.choose("tiny", to=1024, out=tmp_path)
     assert (choice.ranking.recommended, choice.method, choice.parameters) == (recommended, method, parameters)
     file = tmp_path / FIT / "fit.json"
     assert ropepatch.plan("tiny", to=1024, method=str(file)).scaling.divisors == DIVISORS
@@ -187,7 +188,7 @@ def test_a_fit_that_cannot_be_made_is_left_out_with_the_reason_or_refused_if_it_
 ):
     measured += HELPS
     with monkeypatch.context() as two:
-        two.setattr("ropepatch.pipeline.extension.join", lambda: Processes(0, 2))
+        two.setattr("ropepatch.pipeline.options.join", lambda: Processes(0, 2))
         with pytest.raises(RopepatchError, match="in one process"):
             ropepatch.extend("tiny", to=1024, method="auto", dry_run=True)
 
@@ -196,11 +197,11 @@ def test_a_fit_that_cannot_be_made_is_left_out_with_the_reason_or_refused_if_it_
 
     monkeypatch.setattr("ropepatch.fitting.fitting.fit", fit)
     lines = []
-    choice = choose("tiny", to=1024, say=lines.append)
+    choice = ropepatch.choose("tiny", to=1024, say=lines.append)
     assert (choice.left_out, choice.method, choice.fitted) == ({FIT: "too little text"}, "yarn", None)
     assert "warning: without fit: too little text" in lines
     with pytest.raises(RopepatchError, match="too little text"):
-        choose("tiny", to=1024, methods=["fit", "yarn"])
+        ropepatch.choose("tiny", to=1024, methods=["fit", "yarn"])
 
 
 def test_keys_that_the_tokenizer_cannot_write_are_left_out_with_one_warning(measured, tmp_path):
@@ -209,7 +210,7 @@ def test_keys_that_the_tokenizer_cannot_write_are_left_out_with_one_warning(meas
     (tmp_path / "text.txt").write_text("a bear went to find a ball. " * 2000)
     measured += HELPS
     lines = []
-    choice = choose(folder, to=1024, methods=["yarn"], text=tmp_path / "text.txt", say=lines.append)
+    choice = ropepatch.choose(folder, to=1024, methods=["yarn"], text=tmp_path / "text.txt", say=lines.append)
     (warning,) = (line for line in lines if line.startswith("warning: no retrieval: "))
     assert choice.left_out == {"retrieval": warning.removeprefix("warning: no retrieval: ")}
     assert (choice.method, choice.ranking.rows[0].found) == ("yarn", None)

@@ -11,7 +11,6 @@ import ropepatch
 from ropepatch.extension import record as records
 from ropepatch.model.precision import UNITS
 from ropepatch.model.source import TINY
-from ropepatch.pipeline import request
 from ropepatch.publishing.card.parts import teaching
 from ropepatch.publishing.card.writing import write_card
 from ropepatch.training import self_taught
@@ -111,27 +110,14 @@ def test_a_text_takes_the_place_of_what_it_writes(tmp_path):
     assert not ahead.obstacles
 
 
-def test_a_fit_reads_the_text_that_is_trained_on_less_what_is_held_out(tmp_path):
-    options = {
-        "to": "4x",
-        "parameters": {},
-        "revision": None,
-        "suite": None,
-        "distil": True,
-        "original": None,
-        "allow_code": False,
-        "max_short_loss_increase": None,
-        "link_weights": False,
-        "limit": None,
-        "reading": None,
-        "include": (),
-        "record": None,
-    }
+def test_a_fit_reads_the_text_that_is_trained_on_less_what_is_held_out(monkeypatch):
     text = {"text": "tales.txt", "field": "body", "split": "train"}
+    seen = []
+    monkeypatch.setattr("ropepatch.pipeline.extension.extend", seen.append)
     for method, read in (("fit", None), ("auto", "tales.txt")):
-        asked = request.read_request("tiny", None, None, method=method, text=text, **options)
-        assert asked.text["text"] == read
-        assert asked.recipe.data.sources[0].field == "body"
+        ropepatch.extend("tiny", to="4x", method=method, distil=True, **text)
+        assert seen[-1].searched["text"] == read
+        assert seen[-1].training.data.sources[0].field == "body"
 
 
 def test_nothing_is_distilled_under_an_attention_map(tmp_path, run_here):

@@ -8,7 +8,7 @@ from made_results import reading
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.model.source import TINY
-from ropepatch.pipeline.evaluation import candidates
+from ropepatch.pipeline.evaluation import MeasureOptions, candidates
 from ropepatch.settings import listed
 
 WAYS = [("yarn,ntk", ["yarn", "ntk"]), (["yarn", "ntk"], ["yarn", "ntk"]), (" yarn ", ["yarn"]), (64, [64])]
@@ -23,7 +23,7 @@ def test_a_list_may_be_a_text_with_commas_or_one_value(written, read):
 def suites(monkeypatch):
     """What would be measured."""
     seen = []
-    monkeypatch.setattr("ropepatch.pipeline.evaluation.measured", lambda suite, **_: seen.append(suite))
+    monkeypatch.setattr(MeasureOptions, "measured", lambda options, suite: seen.append(suite))
     return seen
 
 

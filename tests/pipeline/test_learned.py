@@ -2,6 +2,7 @@
 
 import shutil
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import made_results
@@ -195,8 +196,8 @@ RANKED = Ranked(
 def chosen(monkeypatch):
     """Every choice gives the same."""
 
-    def choose(model, *, to, out, **options):
-        out.mkdir(parents=True)
+    def choose(options):
+        Path(options.out).mkdir(parents=True)
         return Choice(
             ranking=Ranking((RANKED,), RECOMMENDED, ("Take it.",)),
             method="ntk-by-parts",

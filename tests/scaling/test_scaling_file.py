@@ -14,11 +14,11 @@ from run_recipes import small_recipe
 from transformers import LlamaConfig
 
 import ropepatch
-from ropepatch.cli.arguments import parse_settings
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.results import as_read, read_result
 from ropepatch.evaluation.suites import Method, read_method, read_suite
+from ropepatch.pipeline.inputs import parse_settings
 from ropepatch.scaling import METHODS, CustomDivisors
 from ropepatch.scaling.file import method_label, read_scaling, write_scaling
 from ropepatch.scaling.rope import Rope
@@ -235,7 +235,7 @@ def test_a_file_for_a_model_that_was_scaled_before_fits_that_model(tmp_path):
 
 def test_a_mistake_in_a_method_is_found_before_anything_is_read_or_downloaded(fitted):
     assert read_method({"name": "yarn", "factor": 8.0}).parameters == {"factor": 8.0}
-    assert parse_settings(str(fitted), None) == {}
+    assert parse_settings(str(fitted), ()) == {}
     for name, parameters in (
         (str(fitted), {"attention_factor": 1.0, "factor": 2.0}),
         ("ntk", {"beta_fast": 16}),

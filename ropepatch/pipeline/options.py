@@ -1,0 +1,328 @@
+"""The arguments of `extend`, checked before any work, and what they mean for a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, InstanceOf
+
+from ropepatch.data.texts import Texts
+from ropepatch.errors import RopepatchError, argument
+from ropepatch.evaluation.measuring import measure_extension, prepare_tasks
+from ropepatch.evaluation.suites import Suite
+from ropepatch.evaluation.tasks import Measurement
+from ropepatch.extension.planning import Plan, check_method
+from ropepatch.extension.writing import check_savable
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.pipeline.evaluation import named_suite
+from ropepatch.pipeline.inputs import Arguments, Place, Rise, as_text, model_name, parse_settings
+from ropepatch.pipeline.running import Feedback, Show
+from ropepatch.probing.making import why_none
+from ropepatch.processes import Processes, join
+from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, method_label, read_scaling
+from ropepatch.settings import expected, name_of, relative_length, short_length
+from ropepatch.training.preparation import prepare
+from ropepatch.training.recipe import Recipe, read_recipe
+from ropepatch.training.self_taught import DISTIL, self_taught
+
+BESIDE_TEXT = {"text": None, "field": "text", "split": None}  # what is left at these says nothing of a text
+
+
+class ExtendOptions(Arguments):
+    """One call of `extend`, from its beginning to its end."""
+
+    model: Annotated[
+        InstanceOf[Plan] | str,
+        expected("a checkpoint folder, a Hub id, or a plan"),
+        BeforeValidator(model_name),
+    ]
+    out: Place | None
+    to: int | str | None
+    method: str | None
+    allow_code: bool
+    original: int | str | None
+    settings: dict[str, Any] | tuple[str, ...] | None
+    recipe: Annotated[
+        InstanceOf[Recipe] | str | None, expected("the name of a recipe, or one"), BeforeValidator(as_text)
+    ]
+    distil: bool
+    max_short_loss_increase: Rise | None
+    evaluate: Annotated[
+        InstanceOf[Suite] | str | None, expected("the name of a suite, or one"), BeforeValidator(as_text)
+    ]
+    text: Place | None
+    field: str
+    split: str | None
+    limit: int | None
+    link_weights: bool
+    reading: bool | None
+    include: tuple[str, ...]
+    push: str | None
+    dry_run: bool
+    revision: str | None
+    record: dict[str, Any] | None
+    show: Show
+    parameters: dict[str, Any]
+
+    def check(self) -> None:
+        """Refuse what may not stand together."""
+        distil, evaluate, method, recipe, text = map(
+            argument, ("distil", "evaluate", "method", "recipe", "text")
+        )
+        chosen, trains = self.chosen, self.recipe is not None or self.distil
+        has_text, measures = self.text is not None, self.suite is not None
+        given = [argument(key) for key, default in BESIDE_TEXT.items() if getattr(self, key) != default]
+        of_plan = (self.to, self.method, self.original, self.revision, self.settings, self.parameters or None)
+        another = f"leave {evaluate} out, and `ropepatch eval` the checkpoint on another text"
+        for holds, words, hint in (
+            (
+                self.plan and any(value is not None for value in of_plan),
+                "a plan says target, method, parameters, original and revision itself",
+                "give the model, or the plan alone",
+            ),
+            (
+                self.distil and self.recipe is not None,
+                f"{distil} beside {recipe}",
+                "a recipe says it itself: `distil: {}`",
+            ),
+            (
+                self.distil and measures and has_text,
+                f"{text} is what {distil} trains on, and {evaluate} would measure on it",
+                another,
+            ),
+            (
+                self.max_short_loss_increase is not None and not trains,
+                f"{argument('max_short_loss_increase')} needs a {recipe}",
+                "see `ropepatch recipes`",
+            ),
+            (
+                self.link_weights and trains,
+                f"{argument('link_weights')} beside {distil if self.distil else recipe}: its weights are new",
+                "leave one out",
+            ),
+            (
+                self.limit is not None and not measures,
+                f"{argument('limit')} is of what {evaluate} measures",
+                f"{argument('evaluate', 'SUITE')}, or leave it out",
+            ),
+            (
+                self.allow_code and chosen != AUTO,
+                f"{argument('allow_code')} beside {method} {chosen}",
+                f"it is of {argument('method', AUTO)}, which chooses; leave it out",
+            ),
+            (
+                self.allow_code and trains,
+                f"{argument('allow_code')} beside {recipe}: nothing is trained under an attention map",
+                "leave one out",
+            ),
+            (
+                chosen == AUTO and (self.settings or self.parameters),
+                f"{argument('settings')} beside {method} auto, which sets the parameters itself",
+                "name the method, or leave it out",
+            ),
+            (
+                chosen == AUTO and measures and has_text,
+                f"{text} is what {method} auto chooses by, and {evaluate} would measure on it",
+                another,
+            ),
+            (
+                chosen == FIT and not trains and measures and has_text and "text" not in self.asked,
+                f"{text} is what {evaluate} measures; a fit needs another",
+                f"{argument('settings')} text=FILE",
+            ),
+            (
+                given and not (measures or self.distil or self.searches),
+                f"{', '.join(given)} beside {method} {chosen}: nothing reads a text",
+                f"{argument('evaluate', 'SUITE')} measures on it, {method} fit and auto read it; "
+                "else leave it out",
+            ),
+            (
+                given and not has_text,
+                f"{' and '.join(given)} of {text}, which is missing",
+                "name the text, or leave it out",
+            ),
+        ):
+            if holds:
+                raise RopepatchError(words, hint=hint)
+
+    @cached_property
+    def processes(self) -> Processes:
+        """Those that share the call."""
+        return join()
+
+    @cached_property
+    def feedback(self) -> Feedback:
+        """How it speaks on the way."""
+        command = (self.record or {}).get("command")
+        return Feedback(say=self.say, progress=self.progress, show=self.show, command=command)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that is given in place of a model."""
+        return self.model if isinstance(self.model, Plan) else None
+
+    @property
+    def name(self) -> str:
+        """The model, by its name."""
+        return self.model.model if isinstance(self.model, Plan) else self.model
+
+    @cached_property
+    def named(self) -> Recipe | None:
+        """The recipe that is given, as it is written."""
+        named = DISTIL if self.distil and self.recipe is None else self.recipe
+        return read_recipe(named) if isinstance(named, str) else named
+
+    @cached_property
+    def chosen(self) -> str:
+        """The method: that of the plan, that which is given, that of the recipe, or yarn."""
+        if self.plan is not None:
+            return self.plan.method.name
+        return self.method or (self.named.method.name if self.named else "yarn")
+
+    @property
+    def searches(self) -> bool:
+        """Whether the method has to be found first."""
+        return self.chosen in (FIT, AUTO)
+
+    @cached_property
+    def asked(self) -> dict[str, Any]:
+        """The parameters of the method: those of its recipe, and over them those that are given."""
+        settings = self.settings or {}
+        given = dict(settings) if isinstance(settings, Mapping) else parse_settings(self.chosen, settings)
+        given |= self.parameters
+        if self.plan is None and self.named and self.chosen == self.named.method.name:
+            given = self.named.method.parameters | given
+        if self.plan is None and not self.searches:
+            check_method(self.chosen, given, arguments=type(self).model_fields)
+        return given
+
+    @cached_property
+    def source(self) -> Checkpoint:
+        """The model.
+
+        Raises:
+            RopepatchError: It is not there. The hint names the one that the recipe is for, if there is one.
+        """
+        if isinstance(self.model, Plan):
+            return self.model.source
+        usual = self.named.model if self.named and not self.distil else ""
+        try:
+            source = Checkpoint.find(self.model, self.revision, original=self.original)
+            _ = source.rope
+            return source
+        except RopepatchError as error:
+            if usual in ("", self.model) or self.original is not None:
+                raise
+            hint = f"the recipe is for {usual}; {error.hint}"
+            raise RopepatchError(str(error), hint=hint) from error
+
+    @cached_property
+    def target(self) -> int:
+        """The context to reach, in tokens."""
+        if self.plan is not None:
+            return self.plan.target
+        length = self.to or (self.named.to if self.named else None)
+        if length is None and not is_scaling_file(self.chosen):
+            hint = f"{argument('to', '32k')}, or a {argument('recipe')}, which has a target"
+            raise RopepatchError(f"{argument('to')} is missing", hint=hint)
+        length = length or read_scaling(self.chosen).target
+        return relative_length(length, self.source.window)
+
+    @cached_property
+    def taught(self) -> tuple[Recipe | None, str | None]:
+        """The recipe by which it is trained, fitted to the model by `distil`, and what is said of that."""
+        if not self.distil:
+            return self.named, None
+        own = {key: value for key, value in self._text.items() if value is not None}
+        recipe, note = self_taught(self.source, self.target, Texts(**own) if self.text else None)
+        return recipe.model_copy(update={"model": self.name}), note
+
+    @property
+    def training(self) -> Recipe | None:
+        """The recipe by which it is trained."""
+        return self.taught[0]
+
+    @property
+    def _text(self) -> dict[str, Any]:
+        return {key: getattr(self, key) for key in BESIDE_TEXT}
+
+    @property
+    def searched(self) -> dict[str, Any]:
+        """The text that `fit` or `auto` reads, with its field and, if one is given, its split."""
+        # a fit reads what is trained on, less what is held out
+        text = BESIDE_TEXT if self.distil and self.chosen != AUTO else self._text
+        return {key: value for key, value in text.items() if key != "split" or value}
+
+    @cached_property
+    def suite(self) -> Suite | None:
+        """What is measured before and after."""
+        if self.evaluate is None:
+            return None
+        named = named_suite(self.evaluate, text=self.text, field=self.field, split=self.split or "test")
+        return named.narrowed(self.limit, None)
+
+    @property
+    def recipe_name(self) -> str:
+        """The recipe in the names of folders and labels."""
+        if isinstance(self.recipe, Recipe):
+            return "recipe"
+        return name_of(self.recipe or (DISTIL if self.distil else ""))
+
+    @property
+    def folder(self) -> Path:
+        """The checkpoint to make."""
+        parts = Path(self.name).name, method_label(self.chosen), short_length(self.target), self.recipe_name
+        return Path(self.out or "-".join(filter(None, parts)))
+
+    @property
+    def label(self) -> str:
+        """What tables and figures call the model afterwards."""
+        return f"{method_label(self.chosen)} + {self.recipe_name}" if self.recipe_name else "adapted"
+
+    @cached_property
+    def measurements(self) -> dict[str, Measurement]:
+        """The tasks of the suite, prepared once for all that is measured."""
+        assert self.suite is not None
+        return prepare_tasks(self.suite, self.source.complete(), self.target)
+
+    def check_plan(self, plan: Plan) -> None:
+        """Refuse what cannot be saved, trained or read, before its weights are downloaded.
+
+        Raises:
+            RopepatchError: The plan does not allow it, or a package that trains is missing.
+        """
+        if self.training is None:
+            check_savable(plan)
+        else:
+            try:
+                import_module("ropepatch.training.adaptation")
+            except ImportError as error:
+                hint = 'pip install "ropepatch[train]"'
+                raise RopepatchError(f"a recipe needs {error.name}", hint=hint) from error
+            prepare(plan, self.training).check()
+
+    def check_reading(self, plan: Plan) -> None:
+        """Refuse a reading that is asked for where there can be none."""
+        if not self.reading:
+            return
+        is_adapter = self.training is not None and self.training.save == "adapter"
+        none = why_none(plan.source, plan.method.name, plan.source.window, plan.target)
+        if reason := "save: adapter writes no checkpoint" if is_adapter else none:
+            raise RopepatchError(f"{argument('reading')}: {reason}", hint="leave it out")
+
+    def check_suite(self, plan: Plan) -> None:
+        """Refuse now what could not be measured after the training.
+
+        Raises:
+            RopepatchError: If the suite does not fit the plan or what is saved.
+        """
+        if self.suite is None:
+            return
+        if self.training and self.training.save == "adapter":
+            hint = "a suite measures whole checkpoints: save: merged"
+            raise RopepatchError(f"{argument('evaluate')} beside save: adapter", hint=hint)
+        measure_extension(self.suite, plan, measurements=self.measurements)
