@@ -172,6 +172,9 @@ def recipes(
 
     if copy and name is None:
         raise RopepatchError(f"{argument('copy')} needs a recipe", hint="ropepatch recipes NAME --copy")
+    if copy and as_json:
+        words = f"{argument('as_json')} beside {argument('copy')}, which lists nothing"
+        raise RopepatchError(words, hint="leave one out")
     if file is not None and not copy:
         raise RopepatchError(
             f"{file} without {argument('copy')}", hint=f"ropepatch recipes {name} --copy {file}"

@@ -272,8 +272,12 @@ def test_eval_hands_on_every_option(asked):
             ),
         ),
     )
-    assert [options[key] for key in ("revision", "dtype")] == ["branch", "bfloat16"]
-    assert str(options["processes"].device) == "cuda:1"
+    assert [options[key] for key in ("revision", "dtype", "device")] == ["branch", "bfloat16", "cuda:1"]
+
+
+def test_plot_says_which_methods_it_leaves_out(run_here, tmp_path):
+    said = run_here("plot", "tiny", "--to", "4x", "--methods", "maps", cwd=tmp_path)
+    assert (said.returncode, "warning: without string: " in said.stderr) == (0, True)
 
 
 LISTED = [Method(name=name) for name in ("ntk", "yarn", "linear")]

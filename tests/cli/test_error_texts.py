@@ -117,6 +117,7 @@ def adapter(folder: Path) -> None:
 
 
 MAPPED = (Path(__file__).parents[2] / "recipes/tiny.yaml").read_text().replace("method: yarn", "method: dca")
+ADAPTER = (Path(__file__).parents[2] / "recipes/tiny.yaml").read_text() + "save: adapter\n"
 MOSHI = '{"model_type": "moshi", "num_hidden_layers": 2}'
 PHIMOE = '{"model_type": "phimoe", "num_hidden_layers": 1, "num_local_experts": 2}'
 RECURRENT_GEMMA = '{"model_type": "recurrent_gemma", "num_hidden_layers": 3}'

@@ -121,6 +121,7 @@ def test_the_windows_that_rank_are_none_of_those_that_the_fit_reads(tiny, tmp_pa
     suite.tasks[0].prepare("tiny", tokenizer, trained=256, to=512).run(*tiny, None, lambda done, total: None)
     of: dict = {"field": "text", "split": "test", "say": print, "progress": bar, "allow_code": False}
     fit_beside(suite, tmp_path, CompareOptions(model="tiny", to=512, device="cpu", **of))
+    assert fits[0]["say"] is print
     read = {key: fits[0][key] for key in ("field", "split", "spare")}
     fitted = read_splits(tokenizer, fits[0]["text"], length=fits[0]["to"], **read)
     assert windows_of(ranked).isdisjoint(windows_of(fitted.windows))

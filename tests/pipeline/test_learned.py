@@ -111,7 +111,8 @@ def place(tmp_path, monkeypatch):
 
 
 def test_a_fitted_checkpoint_holds_what_was_found_and_how(place, fits):
-    ropepatch.extend("tiny", "out", to=512, method="fit", steps=7, init="ntk")
+    ropepatch.extend("tiny", "out", to=512, method="fit", steps=7, init="ntk", say=print)
+    assert fits[0]["say"] is print
     record = record_of(place / "out")
     assert (record["method"], record["parameters"]["attention_factor"]) == ("custom", 1.1)
     assert record["fit"] == {"start": "yarn", "text": "None"}
