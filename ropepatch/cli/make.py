@@ -21,6 +21,7 @@ from ropepatch.progress import WEIGHTS, bar
 
 if TYPE_CHECKING:
     from ropepatch.fitting import Fitted
+    from ropepatch.model.checkpoint import Checkpoint
     from ropepatch.pipeline.choice import Choice
     from ropepatch.pipeline.extension import Extension
     from ropepatch.publishing.hub import Pushed
@@ -155,13 +156,14 @@ def fit(
         link_weights: As in `ropepatch extend`; for a checkpoint folder.
     """
     from ropepatch.files import json_text
-    from ropepatch.pipeline.inputs import in_tokens
+    from ropepatch.model.checkpoint import Checkpoint
     from ropepatch.pipeline.learned import kept_by_fit
-    from ropepatch.settings import short_length
+    from ropepatch.settings import relative_length, short_length
 
-    target = in_tokens(to, model, asked.get("revision"), asked.get("original"))
+    source = Checkpoint.find(model, asked.get("revision"), original=asked.get("original"))
+    target = relative_length(to, source.window)
     named = Path(out or f"{Path(model).name}-fit-{short_length(target)}")
-    place = _new_place(named, model, asked.get("revision"), link_weights=link_weights)
+    place = _new_place(named, source, link_weights=link_weights)
     work = place.with_name(f"{place.name}.fit")
     with interruptible(say_on_stderr, lambda: kept_by_fit(work)):
         fitted = api.fit(model, to=target, work=work, **asked, **feedback(quiet))
@@ -180,12 +182,11 @@ def fit(
     print_text(f"{fitted}\n{place}: use it as {use}")
 
 
-def _new_place(out: Path, model: str, revision: str | None, *, link_weights: bool) -> Path:
+def _new_place(out: Path, source: Checkpoint, *, link_weights: bool) -> Path:
     """The absolute path of what is to be made, refused where it exists or could not be written."""
     from ropepatch.extension.writing import check_room
     from ropepatch.files import absent
     from ropepatch.fitting.fitting import remove_finished
-    from ropepatch.model.checkpoint import Checkpoint
     from ropepatch.pipeline.inputs import check_writable
 
     try:
@@ -199,7 +200,7 @@ def _new_place(out: Path, model: str, revision: str | None, *, link_weights: boo
             f"{argument('link_weights')} beside a scaling file, which has none", hint="leave it out"
         )
     if place.suffix != ".json" and not link_weights:
-        check_room(Checkpoint.find(model, revision, weights=True).weights, place)
+        check_room(source.complete().weights, place)
     return place
 
 

@@ -145,11 +145,12 @@ def plot(
 
 
 def _of_methods(model: str, to: str, methods: str | Iterable[str]) -> dict[str, Figure]:
+    from ropepatch.model.checkpoint import Checkpoint
     from ropepatch.pipeline.evaluation import participants
     from ropepatch.report.plots import figures_of_plans
     from ropepatch.settings import listed
 
-    drawn, left_out = participants(model, listed(methods), to=to)
+    drawn, left_out = participants(Checkpoint.find(model), listed(methods), to=to)
     for name, reason in left_out.items():
         say_on_stderr(f"warning: without {name}: {reason}")
     return figures_of_plans([plan for _, plan in drawn])

@@ -103,15 +103,6 @@ class Subject:
         }
 
 
-def find_subject(
-    name: str, revision: str | None, processes: Processes, original: Length | None = None
-) -> Subject:
-    """The model of that name, whose weights are there, and its window where a user states another."""
-    source = Checkpoint.find(name, revision, original=original, weights=True)
-    _ = source.stock.rope  # refused before anything is loaded
-    return Subject(name, source, processes)
-
-
 Variant = tuple[Subject, str, Plan | None]  # label and scaling
 
 
@@ -157,6 +148,7 @@ class Job:
 
 def measure(
     suite: Suite,
+    source: Checkpoint | None = None,
     *,
     out: Path | None = None,
     revision: str | None = None,
@@ -168,13 +160,15 @@ def measure(
 ) -> Iterator[Result]:
     """The results of a suite, as they come; those that ``out`` holds are not measured again.
 
-    A text that was being read is taken up where it stopped. Several processes may share the folder.
+    A text that was being read is taken up where it stopped. Several processes may share the folder. The
+    ``source`` is that of the model, of a suite with one, where it is found already.
     """
     if not suite.models:
         raise RopepatchError("the suite names no models", hint="give MODEL on the command line")
     jobs: list[Job] = []
     for name in suite.models:
-        subject = replace(find_subject(name, revision, processes, original), dtype=dtype, say=say)
+        found = source or Checkpoint.find(name, revision, original=original)
+        subject = Subject(name, found.complete(), processes, dtype, say)
         for to in dict.fromkeys(relative_length(length, subject.trained) for length in suite.to):
             plans: dict[str, Plan | None] = {BASELINE: None}
             for method in suite.methods:

@@ -54,7 +54,7 @@ WRITTEN = {
     "README.md",
     "evaluation.html",
 }
-Finish = Callable[[Checkpoint, PreTrainedModel | None], object]  # takes what is written, and reloaded
+Finish = Callable[[Checkpoint, records.Record, PreTrainedModel | None], object]  # what is written, reloaded
 
 
 def extend(
@@ -66,7 +66,7 @@ def extend(
     progress: Progress | None = None,
     record: Mapping[str, Any] | None = None,
     source: Checkpoint | None = None,
-    finish: Finish = lambda written, model: None,
+    finish: Finish = lambda written, record, model: None,
 ) -> Path:
     """Write the checkpoint of a plan, proven by reloading it with stock transformers.
 
@@ -98,8 +98,9 @@ def extend(
         written = Checkpoint(partial)
         verdict, model = verify(written, plan, expected)
         proof = proof_of(written, verdict, linked=link_weights and not changes)
-        records.write(partial, records.Record.of(plan, **proof | origin | dict(record or {})))
-        finish(written, model)
+        made = records.Record.of(plan, **proof | origin | dict(record or {}))
+        records.write(partial, made)
+        finish(written, made, model)
     return folder
 
 
@@ -159,7 +160,7 @@ def save_trained(
     *,
     record: dict[str, Any],
     enclose: Callable[[Path], None] = lambda folder: None,
-    finish: Finish = lambda written, model: None,
+    finish: Finish = lambda written, record, model: None,
 ) -> Path:
     """Write a model trained under a plan, proven by reloading it with stock transformers.
 
@@ -184,8 +185,9 @@ def save_trained(
         verdict, reloaded = verify(written, plan, read_trained(model, plan, written.folder.name))
         enclose(partial)
         proof = proof_of(written, verdict)
-        records.write(partial, records.Record.of(plan, **proof | record | origin))
-        finish(written, reloaded)
+        made = records.Record.of(plan, **proof | record | origin)
+        records.write(partial, made)
+        finish(written, made, reloaded)
     return folder
 
 

@@ -111,7 +111,7 @@ def _better(gain: float) -> str:
 
 
 def fit(
-    model: str | Path,
+    model: str | Path | Checkpoint,
     *,
     to: Length,
     original: Length | None = None,
@@ -148,7 +148,10 @@ def fit(
     began = time.perf_counter()
     processes = join(device)
     check_device(processes.device)
-    source = Checkpoint.find(model, revision, original=original, weights=True)
+    if isinstance(model, Checkpoint):
+        source = model.complete()
+    else:
+        source = Checkpoint.find(model, revision, original=original, weights=True)
     window = source.window
     target = relative_length(to, window)
     if target <= window:

@@ -20,12 +20,12 @@ from ropepatch.fitting import fitting
 from ropepatch.fitting.fitting import Fitted
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.pipeline.evaluation import ALL, EVERY_MAP, WINDOWS, MeasureOptions, participants, without
-from ropepatch.pipeline.inputs import Listed, Model, check_places, in_tokens
+from ropepatch.pipeline.inputs import Listed, check_places
 from ropepatch.pipeline.results import Results
 from ropepatch.report import html_table, ranking_table
 from ropepatch.report.verdict import Verdict
 from ropepatch.scaling.file import FIT
-from ropepatch.settings import Length
+from ropepatch.settings import relative_length
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,7 +85,6 @@ class Choice:
 class CompareOptions(MeasureOptions):
     """One call of `compare` or `choose`; what is left out is None."""
 
-    model: Model
     to: int | str
     methods: Listed | None = None
     allow_code: bool
@@ -96,20 +95,20 @@ class CompareOptions(MeasureOptions):
 
 def choose(options: CompareOptions) -> Choice:
     """Measure methods and a fit on a model, training-free, rank them and choose one; see `rank`."""
-    name, say = options.model, options.say
-    check_text(options.text, name)
+    source, say = options.source, options.say
+    check_text(options.text, source.name)
     folder, _ = check_places(options.out, options.report)
     everything = (ALL, *[EVERY_MAP] * options.allow_code, FIT)
     names = dict.fromkeys(options.methods or everything)
-    target = in_tokens(options.to, name, **options.of)
-    found = participants(name, [method for method in names if method != FIT], to=target, **options.of)
+    target = relative_length(options.to, source.window)
+    found = participants(source, [method for method in names if method != FIT], to=target)
     entrants, left_out = without(found, say), found[1]
     asking: dict[str, Any] = {
         "windows": options.windows or WINDOWS,
         "haystacks": options.haystacks,
         "keys": options.keys,
     }
-    suite, reason = ranking_suite(name, entrants, to=target, **options.reading, **asking, **options.of)
+    suite, reason = ranking_suite(source, entrants, to=target, **options.reading, **asking)
     suite = suite.narrowed(None, options.seed)
     if reason is not None:
         left_out["retrieval"] = str(reason)
@@ -142,18 +141,17 @@ def fit_beside(suite: Suite, folder: Path, options: CompareOptions) -> tuple[Met
 
     The folder takes `fit.json`, and keeps the state of the fit.
     """
-    task, (model,), (to,) = suite.tasks[0], suite.models, suite.to
+    task, (to,) = suite.tasks[0], suite.to
     assert isinstance(task, PerplexityTask)
     assert task.windows is not None
     folder.mkdir(parents=True, exist_ok=True)
     fitted = fitting.fit(
-        model,
+        options.source,
         to=to,
         text=task.text,
         field=task.field,
         split=task.split,
         spare=task.windows,
-        **options.of,
         device=options.processes.device,
         work=folder / "work",
         progress=options.feedback.announced,
@@ -169,14 +167,12 @@ def fit_beside(suite: Suite, folder: Path, options: CompareOptions) -> tuple[Met
 
 
 def ranking_suite(
-    model: str,
+    source: Checkpoint,
     methods: Sequence[Method],
     *,
     to: int,
     haystacks: int | None = None,
     keys: int | None = None,
-    revision: str | None = None,
-    original: Length | None = None,
     **reading: Any,
 ) -> tuple[Suite, RopepatchError | None]:
     """The suite of a ranking: the loss over windows of the target, as in `PerplexityTask`, and retrieval.
@@ -188,11 +184,10 @@ def ranking_suite(
     tasks: list[Task] = [PerplexityTask(**{"windows": WINDOWS} | reading)]
     reason = None
     if haystacks != 0:
-        source = Checkpoint.find(model, revision, original=original, weights=True)
-        retrieval, trained = RetrievalTask(haystacks=haystacks, keys=keys), source.window
+        retrieval, tokenizer = RetrievalTask(haystacks=haystacks, keys=keys), source.complete().tokenizer
         try:
-            retrieval.limited(1).prepare(model, source.tokenizer, trained=trained, to=to)
+            retrieval.limited(1).prepare(source.name, tokenizer, trained=source.window, to=to)
             tasks.append(retrieval)
         except RopepatchError as error:
             reason = error
-    return Suite(models=(model,), methods=tuple(methods), to=(to,), tasks=tuple(tasks)), reason
+    return Suite(models=(source.name,), methods=tuple(methods), to=(to,), tasks=tuple(tasks)), reason

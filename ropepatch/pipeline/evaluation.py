@@ -27,13 +27,12 @@ from ropepatch.pipeline.inputs import (
     Place,
     as_text,
     check_places,
-    in_tokens,
 )
 from ropepatch.pipeline.results import Results
 from ropepatch.pipeline.running import Feedback, Say, interruptible
 from ropepatch.processes import Processes, join
 from ropepatch.scaling import formulas
-from ropepatch.settings import Length, expected
+from ropepatch.settings import Length, expected, relative_length
 
 ALL, EVERY_MAP = "all", "maps"  # stand for every candidate, and every attention map, that the model allows
 WINDOWS = 24  # of text, if nothing else is said
@@ -45,6 +44,7 @@ OF_TASK = ("lengths", "windows", "documents", "stride", "bos", "gain", "scorer")
 class MeasureOptions(Arguments):
     """What `evaluate` and `compare` both take."""
 
+    model: Model | None
     text: Place | None = None
     field: str
     split: str
@@ -62,10 +62,11 @@ class MeasureOptions(Arguments):
         """The text, as a task takes it."""
         return {"text": self.text, "field": self.field, "split": self.split}
 
-    @property
-    def of(self) -> dict[str, Any]:
-        """Which of the models of a name it is, and with which window."""
-        return {"revision": self.revision, "original": self.original}
+    @cached_property
+    def source(self) -> Checkpoint:
+        """The model that it names, for the window that it was trained on."""
+        assert self.model is not None
+        return Checkpoint.find(self.model, self.revision, original=self.original)
 
     @cached_property
     def processes(self) -> Processes:
@@ -84,7 +85,10 @@ class MeasureOptions(Arguments):
         if self.processes.device != AUTO:
             check_device(self.processes.device)
         how: Any = {"out": folder, "processes": self.processes, "dtype": dtype, "progress": self.progress}
-        results = measuring.measure(suite, **self.of, **how, say=self.say)
+        of: Any = (
+            {"source": self.source} if self.model else {"revision": self.revision, "original": self.original}
+        )
+        results = measuring.measure(suite, **of, **how, say=self.say)
         kept = (
             f"nothing is kept; with {argument('out', 'DIR')} the same command would go on"
             if folder is None
@@ -97,7 +101,6 @@ class MeasureOptions(Arguments):
 class EvaluateOptions(MeasureOptions):
     """One call of `evaluate`."""
 
-    model: Model | None
     suite: Annotated[
         InstanceOf[Suite] | str | None, expected("the name of a suite, or one"), BeforeValidator(as_text)
     ]
@@ -156,13 +159,12 @@ def _reading(options: EvaluateOptions) -> Suite:
     assert model is not None
     methods = options.methods or (() if to is None else ("yarn",))
     if to is not None and any(method in (ALL, EVERY_MAP) for method in methods):
-        entrants = without(participants(model, methods, to=to, **options.of), options.say)
+        entrants = without(participants(options.source, methods, to=to), options.say)
     else:
         entrants = [method if isinstance(method, Method) else read_method(method) for method in methods]
     if options.lengths:
-        task["lengths"] = tuple(
-            sorted({in_tokens(length, model, **options.of) for length in options.lengths})
-        )
+        window = options.source.stock.window if any("x" in str(one) for one in options.lengths) else 0
+        task["lengths"] = tuple(sorted({relative_length(length, window) for length in options.lengths}))
     task["windows"] = None if options.documents else options.windows or WINDOWS
     return Suite(
         models=(model,),
@@ -200,12 +202,7 @@ def candidates() -> tuple[str, ...]:
 
 
 def participants(
-    model: str | Path,
-    methods: Iterable[str | dict[str, Any] | Method],
-    *,
-    to: Length,
-    revision: str | None = None,
-    original: Length | None = None,
+    source: Checkpoint, methods: Iterable[str | dict[str, Any] | Method], *, to: Length
 ) -> tuple[list[tuple[Method, Plan]], dict[str, str]]:
     """The methods of a comparison, each once, planned; and what `all` and `maps` leave out, with the reason.
 
@@ -213,7 +210,6 @@ def participants(
         RopepatchError: The model does not allow a method that is named, or none at all.
     """
     groups = {ALL: candidates(), EVERY_MAP: tuple(MAPS)}
-    source = Checkpoint.find(model, revision, original=original)
     found: dict[str, tuple[Method, Plan]] = {}
     errors: dict[str, RopepatchError] = {}
     for entry in methods:

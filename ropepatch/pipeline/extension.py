@@ -245,14 +245,19 @@ def _finished(options: ExtendOptions, plan: Plan, folder: Path, learned: Learned
         if learned:
             learned.put_on_record(folder)
         if options.training is not None and (folder / "config.json").exists():
-            add_reading(options, Checkpoint(folder))
+            add_reading(options, Checkpoint(folder), records.read(folder))
 
     options.processes.write_once(finish)
     results = _measured(options, plan, folder)
     return Extension(folder, plan, records.read(folder).to_dict(), results)
 
 
-def add_reading(options: ExtendOptions, checkpoint: Checkpoint, model: PreTrainedModel | None = None) -> None:
+def add_reading(
+    options: ExtendOptions,
+    checkpoint: Checkpoint,
+    record: records.Record,
+    model: PreTrainedModel | None = None,
+) -> None:
     """Write the reading of a checkpoint if it is asked for or quick, or say why there is none.
 
     One of the same weights stays.
@@ -263,12 +268,12 @@ def add_reading(options: ExtendOptions, checkpoint: Checkpoint, model: PreTraine
     try:
         if readings.exists(folder) and readings.read(folder).weights == checkpoint.fingerprint:
             return
-        hypotheses = None if options.reading else affordable(checkpoint, records.read(folder), device)
+        hypotheses = None if options.reading else affordable(checkpoint, record, device)
         if isinstance(hypotheses, str):
             raise RopepatchError(hypotheses)
         progress = no_bar if options.training is None else options.progress  # that of the weights still shows
         with progress("reading") as advance:
-            how: Any = {"hypotheses": hypotheses, "progress": advance, "model": model}
+            how: Any = {"hypotheses": hypotheses, "progress": advance, "record": record, "model": model}
             reading = make_reading(checkpoint, device=device, **how)
         readings.write(folder, reading)
     except RopepatchError as error:

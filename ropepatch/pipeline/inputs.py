@@ -15,18 +15,14 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension.planning import check_method, find_method
 from ropepatch.files import parse_json, read_text
-from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.pipeline.running import Say
 from ropepatch.progress import Progress
 from ropepatch.scaling.file import AUTO, FIT, is_scaling_file
 from ropepatch.settings import (
-    Length,
     Settings,
     Weight,
     expected,
     listed,
-    parse_length,
-    relative_length,
     shown,
 )
 from ropepatch.training.recipe import Fit
@@ -113,17 +109,6 @@ def _value(method: str, name: str, text: str, kind: Any) -> Any:
         hint = f"`ropepatch methods {method}` lists its parameters"
         words = "numbers separated by commas, or a JSON file with a list"
         raise RopepatchError(f"{name} must be {words}, got {text!r}", hint=hint) from error
-
-
-def in_tokens(length: Length, model: str, revision: str | None, original: Length | None = None) -> int:
-    """A length in tokens: 32768, `32k`, or a multiple of the model's own context or of the original, `4x`.
-
-    Raises:
-        RopepatchError: If it is none of these, or there is no such model.
-    """
-    if not str(length).endswith("x"):
-        return parse_length(str(length))
-    return relative_length(length, Checkpoint.find(model, revision, original=original).window)
 
 
 def check_writable(place: Path, hint: str) -> None:

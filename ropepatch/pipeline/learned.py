@@ -139,12 +139,10 @@ def _fit(options: ExtendOptions, source: Checkpoint) -> tuple[dict[str, Any], Se
             _write_windows(recipe, source, options.target, work / WINDOWS)
             given |= {"text": work / WINDOWS, "field": "input_ids"}
         fitted = fitting.fit(
-            options.name,
+            source,
             to=options.target,
-            original=options.original,
             **given,
             seed=seed,
-            revision=options.revision,
             device=options.processes.device,
             work=work,
             progress=options.progress,

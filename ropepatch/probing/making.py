@@ -92,13 +92,14 @@ def make_reading(
     hypotheses: tuple[str, ...] | None = None,
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    record: Record | None = None,
     model: Any = None,
 ) -> Reading:
     """Read an extended checkpoint by stock transformers, once for every hypothesis; None for all.
 
-    A ``model`` that was loaded from it is changed.
+    Its ``record`` is read, and its ``model`` loaded, where they are not at hand; the model is changed.
     """
-    record = records.read(checkpoint.folder)
+    record = record or records.read(checkpoint.folder)
     if reason := _why_none(checkpoint, record):
         raise RopepatchError(f"{checkpoint.folder.name} cannot be probed: {reason}")
     window, length = record.original_max_position_embeddings, record.target

@@ -22,7 +22,7 @@ from ropepatch import ENCODINGS, RopepatchError
 from ropepatch.doctor.diagnosis import diagnose
 from ropepatch.encodings import swapped
 from ropepatch.encodings.loading import load_checkpoint
-from ropepatch.evaluation.measuring import find_subject
+from ropepatch.evaluation.measuring import Subject
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import TINY
 from ropepatch.processes import ALONE
@@ -143,7 +143,7 @@ def test_checkpoints_are_measured_with_their_encoding_and_told_apart_by_it_alone
     for name in ("alibi", "nope"):
         with ropepatch.swap(model, name) as swap:
             swap.save(tmp_path / name / "m", tokenizer)
-        subject = find_subject(str(tmp_path / name / "m"), None, ALONE)
+        subject = Subject(str(tmp_path / name / "m"), Checkpoint(tmp_path / name / "m"), ALONE)
         assert swapped(subject.model).encoding.name == name
         records.append(subject.record)
     assert [record.pop("encoding")["encoding"] for record in records] == ["alibi", "nope"]

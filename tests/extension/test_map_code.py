@@ -25,7 +25,7 @@ import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.attention import MAPS, map_attention, mapped
 from ropepatch.encodings.loading import load_checkpoint
-from ropepatch.evaluation.measuring import find_subject
+from ropepatch.evaluation.measuring import Subject
 from ropepatch.extension import record as records
 from ropepatch.extension import writing
 from ropepatch.extension.map_code import map_changes, map_code, mapped_layers
@@ -275,7 +275,7 @@ def test_ropepatch_reads_the_map_and_never_runs_the_code(source, copied):
     assert torch.equal(logits(read, ids), logits(model, ids))
     assert mapped(read).distances == mapped(model).distances
     assert tokenizer.model_max_length == read.config.max_position_embeddings == 256
-    subject = find_subject(str(copied), None, ALONE)
+    subject = Subject("copied", Checkpoint(copied), ALONE)
     assert subject.trained == 256
     assert subject.record["attention_map"]["name"] == "self-extend"
     assert subject.record["extended_from"] == 64

@@ -69,33 +69,33 @@ def test_a_method_that_follows_the_length_is_measured_as_a_static_one_that_takes
 def test_of_all_what_a_model_does_not_allow_is_left_out_with_the_reason_and_refused_where_it_is_named(
     monkeypatch,
 ):
-    methods, left_out = participants("tiny", ["yarn", "maps"], to=1024)
+    methods, left_out = participants(Checkpoint.find("tiny"), ["yarn", "maps"], to=1024)
     assert [plan.method.name for _, plan in methods] == ["yarn", *(name for name in MAPS if name != "string")]
     assert [*left_out] == ["string"]
     with pytest.raises(RopepatchError, match="up to 504 tokens"):
-        participants("tiny", ["maps", "string"], to=1024)
+        participants(Checkpoint.find("tiny"), ["maps", "string"], to=1024)
     monkeypatch.setattr("ropepatch.pipeline.evaluation.candidates", lambda: ("linear", "yarn"))
 
     def refuse(self, rope, length=None):
         raise RopepatchError("not on this rope")
 
     monkeypatch.setattr(YaRN, "frequencies", refuse)
-    methods, left_out = participants("tiny", ["all"], to=1024)
+    methods, left_out = participants(Checkpoint.find("tiny"), ["all"], to=1024)
     assert [method for method, _ in methods] == [Method(name="linear")]
     assert left_out == {"yarn": "not on this rope"}
     with pytest.raises(RopepatchError, match="not on this rope"):
-        participants("tiny", ["linear", "yarn"], to=1024)
+        participants(Checkpoint.find("tiny"), ["linear", "yarn"], to=1024)
 
 
 # What is measured; nothing is ranked on what the fit has seen
 
 
 def test_a_ranking_reads_the_target_and_asks_for_keys_where_there_is_room():
-    suite, reason = ranking_suite("tiny", [Method(name="yarn")], to=512, haystacks=3, keys=2)
+    suite, reason = ranking_suite(Checkpoint.find("tiny"), [Method(name="yarn")], to=512, haystacks=3, keys=2)
     assert [*suite.tasks] == [PerplexityTask(windows=24), RetrievalTask(haystacks=3, keys=2)]
     assert reason is None
     for asked, is_told in (({"haystacks": 0}, False), ({"keys": 18}, True)):
-        suite, reason = ranking_suite("tiny", [], to=512, **asked)
+        suite, reason = ranking_suite(Checkpoint.find("tiny"), [], to=512, **asked)
         assert [task.name for task in suite.tasks] == ["perplexity"]
         assert ("has no room for" in str(reason)) == is_told
 
@@ -110,7 +110,9 @@ def test_the_windows_that_rank_are_none_of_those_that_the_fit_reads(tiny, tmp_pa
     _, tokenizer = tiny
     text = tmp_path / "text.txt"
     text.write_text(" ".join(str(number) for number in range(6000)))
-    suite, _ = ranking_suite("tiny", [], to=512, text=str(text), windows=windows, haystacks=0)
+    suite, _ = ranking_suite(
+        Checkpoint.find("tiny"), [], to=512, text=str(text), windows=windows, haystacks=0
+    )
     ranked = []
 
     def look(model, tokenizer, pieces, **options):
@@ -241,7 +243,7 @@ def test_extend_with_auto_takes_the_best_and_shows_why_on_stderr(measured, run_h
 def test_auto_chooses_a_map_only_where_its_code_is_allowed(measured, monkeypatch, allowed):
     seen = []
 
-    def measure(suite, **options):
+    def measure(suite, source, **options):
         seen.extend(method.name for method in suite.methods)
         mapped = [replace(of("rerope", 1.0), scaling={"method": "rerope"})] * ("rerope" in seen)
         return iter([*HELPS, *mapped])

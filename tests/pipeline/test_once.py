@@ -73,8 +73,12 @@ QUIET = {"say": lambda line: None, "to": "2x"}
             lambda out: ropepatch.fit("tiny", steps=1, init="yarn", queries=False, **QUIET),
             READ | {"tokenizer": 1, "rope": 2},  # as the teacher's map is put on
         ),
+        (
+            lambda out: ropepatch.compare("tiny", methods="linear,yarn", windows=1, haystacks=1, **QUIET),
+            READ | {"tokenizer": 1, "PerplexityTask": 1, "RetrievalTask": 2},  # first, whether it has room
+        ),
     ],
-    ids=["plan", "extend", "extend by a map", "evaluate four methods", "fit"],
+    ids=["plan", "extend", "extend by a map", "evaluate four methods", "fit", "compare"],
 )
 def test_a_call_opens_each_thing_once(call, expected, opened, tmp_path):
     call(tmp_path / "out")

@@ -1,7 +1,8 @@
 """A fit that takes no time."""
 
-import ropepatch
+from ropepatch.extension.planning import plan_method
 from ropepatch.fitting.fitting import Fitted
+from ropepatch.model.checkpoint import Checkpoint
 
 DIVISORS = tuple(1.0 + pair / 4 for pair in range(16))
 
@@ -14,7 +15,8 @@ def fake_fits(monkeypatch) -> list[dict]:
         calls.append({"model": model} | options)
         scaling = {"method": "custom", "divisors": DIVISORS, "attention_factor": 1.1}
         record = {"start": "yarn", "text": str(options["text"])}
-        return Fitted(ropepatch.plan(model, to=options["to"], **scaling), record)
+        source = model if isinstance(model, Checkpoint) else Checkpoint.find(model)
+        return Fitted(plan_method(source, scaling.pop("method"), scaling, options["to"]), record)
 
     monkeypatch.setattr("ropepatch.fitting.fitting.fit", fit)
     return calls
