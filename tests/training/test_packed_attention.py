@@ -79,7 +79,7 @@ def assert_same(got: list[Tensor], expected: list[Tensor]) -> None:
 def test_packed_documents_are_read_as_each_alone_by_stock_transformers_and_give_its_gradients(
     family, lengths, block, recomputed, monkeypatch
 ):
-    monkeypatch.setattr(plain, "BLOCK", block)
+    monkeypatch.setattr(plain, "QUERY_BLOCK", block)
     model = build(family).train()
     expected = alone(model, tokens(), lengths)
     slopes = gradients(model, expected)
@@ -96,7 +96,7 @@ def test_packed_documents_are_read_as_each_alone_by_stock_transformers_and_give_
 @pytest.mark.parametrize("window", [1, 4, 5, 6, 11, 17, 40])
 @pytest.mark.parametrize("block", [1024, 5])
 def test_a_sliding_window_is_read_as_with_its_whole_mask(window, block, monkeypatch):
-    monkeypatch.setattr(plain, "BLOCK", block)
+    monkeypatch.setattr(plain, "QUERY_BLOCK", block)
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(2, heads, 17, 8, generator=generator) for heads in (4, 2, 2))
     module = torch.nn.Module()
@@ -145,7 +145,7 @@ def test_a_peft_model_is_switched_inside():
     ("family", "lengths"), [("llama", [4096]), ("mistral", [4096]), ("mistral", [100, 3900, 96])], ids=str
 )
 def test_no_tensor_grows_with_the_square_of_the_tokens(family, lengths, monkeypatch):
-    monkeypatch.setattr(plain, "BLOCK", 64)
+    monkeypatch.setattr(plain, "QUERY_BLOCK", 64)
     model = build(family, vocab_size=128, num_hidden_layers=1)
     with Largest() as counter, packed_attention(model):
         model(tokens(sum(lengths)), **segments(lengths)).logits.sum().backward()

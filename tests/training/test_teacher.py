@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import ropepatch
 from ropepatch.attention import map_attention
-from ropepatch.attention.interchange import SLOT
+from ropepatch.attention.interchange import POSITIONS_SLOT
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import plan
@@ -99,7 +99,7 @@ def read_alone(model: nn.Module, ids: Tensor, lengths) -> Tensor:
 def state(model: nn.Module) -> list:
     """All of a model that another forward pass could have left otherwise."""
     parts = [
-        (name, id(part), part.training, SLOT in vars(part), vars(part).get("forward"))
+        (name, id(part), part.training, POSITIONS_SLOT in vars(part), vars(part).get("forward"))
         for name, part in model.named_modules()
     ]
     trained = [(name, id(parameter), parameter.requires_grad) for name, parameter in model.named_parameters()]

@@ -27,9 +27,10 @@ from ropepatch.data.haystack import CHARACTERS, Haystack, Haystacks
 from ropepatch.data.texts import digest, encode
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import BASELINE
-from ropepatch.evaluation.measuring import Subject, find_subject
+from ropepatch.evaluation.measuring import Subject
 from ropepatch.evaluation.retrieval import Reader
 from ropepatch.files import check_resumed
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import blueprint, forward_operations, load_config, text_config
 from ropepatch.model.head import decoder_of, evaluating, shadowed, token_losses
 from ropepatch.model.loading import known_dtype
@@ -278,8 +279,9 @@ class Desk:
         def say(line: str) -> None:
             print(line, file=sys.stderr)
 
-        base = find_subject(self.given.model, None, join(self.given.device))
-        return replace(base, dtype=known_dtype(self.given.dtype), say=say)
+        source = Checkpoint.find(self.given.model, weights=True)
+        dtype = known_dtype(self.given.dtype)
+        return Subject(self.given.model, source, join(self.given.device), dtype, say)
 
     def page(self, index: int) -> tuple[str, Haystack]:
         """A page."""
@@ -304,8 +306,7 @@ class Desk:
         self.subject = self.base
         if Path(method).is_dir():
             self.base.forget_model()  # two may not fit
-            subject = find_subject(method, None, self.base.processes)
-            self.subject = replace(subject, dtype=self.base.dtype, base=self.base)
+            self.subject = replace(self.base, name=method, source=Checkpoint(Path(method)), base=self.base)
         elif method != BASELINE:
             self._patch.enter_context(ropepatch.patch(self.base.model, method, to=self.pages.target))
         self.reader, self._method = Reader(self.subject.model, tokens_per_batch=2**17), name
