@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # what stands in LATER, for mypy and editors
     from ropepatch.pipeline.choice import Choice as Choice
     from ropepatch.pipeline.extension import Extension as Extension
     from ropepatch.pipeline.results import Results as Results
-    from ropepatch.probing import Probed as Probed
+    from ropepatch.probing.asking import Probed as Probed
     from ropepatch.scaling import METHODS as METHODS
     from ropepatch.scaling import Scaling as Scaling
     from ropepatch.scaling import make_scaling as make_scaling
@@ -43,7 +43,7 @@ LATER = {  # the module of every public name that is no verb of `api`: importing
     "pipeline.choice": "Choice",
     "pipeline.extension": "Extension",
     "pipeline.results": "Results",
-    "probing": "Probed",
+    "probing.asking": "Probed",
     "scaling": "METHODS Scaling make_scaling",
     "scaling.rope": "Frequencies Rope",
     "training.adapter": "load_adapter",

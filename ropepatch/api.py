@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ropepatch.pipeline.extension import Extension
     from ropepatch.pipeline.results import HasFigures, Results
     from ropepatch.pipeline.running import Say, Show
-    from ropepatch.probing import Probed
+    from ropepatch.probing.asking import Probed
     from ropepatch.progress import Advance, Progress
     from ropepatch.publishing.hub import Pushed
     from ropepatch.scaling import Scaling
@@ -792,7 +792,7 @@ def probe(
     Raises:
         RopepatchError: There is no server, no checkpoint of ropepatch, or no reading of it.
     """
-    from ropepatch.probing import probe as run
+    from ropepatch.probing.asking import probe as run
 
     return run(**_given(locals()))
 

@@ -111,9 +111,6 @@ def join(device: str | None = None) -> Processes:
 
     Args:
         device: Where this one computes; None for a GPU, of several processes one for each, or else the CPU.
-
-    Raises:
-        RopepatchError: They cannot be joined.
     """
     from torch import distributed
 

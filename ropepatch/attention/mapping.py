@@ -208,11 +208,7 @@ def _mapped(
 
 
 def check_mappable(model: PreTrainedModel, window: int) -> None:
-    """Refuse what classes and configuration of a model tell, whose weights may be on the meta device.
-
-    Raises:
-        RopepatchError: With the reason why it cannot have a map.
-    """
+    """Refuse what classes and configuration of a model tell, whose weights may be on the meta device."""
     config: Any = text_config(model.config)
     reason = uninterchangeable(model)
     sees, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)

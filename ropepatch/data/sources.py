@@ -56,11 +56,6 @@ def stream_documents(source: str | Path, *, field: str = "text", split: str = "t
         field: The field of an object or row that holds a text or a list of token ids; without it
             ``input_ids`` is read.
         split: The split to read, of a dataset with splits.
-
-    Raises:
-        RopepatchError: At once: no such source, split or package, no documents, or a fault in the first.
-            While reading, named by file and line: a row without the field, a value that is neither text nor
-            token ids, a line that is no JSON object or not UTF-8; a file or a Hub that cannot be read.
     """
     documents = (
         document

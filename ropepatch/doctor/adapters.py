@@ -19,11 +19,7 @@ NAME_IT = "name the base checkpoint that it was trained on"
 
 
 def base_name(case: Case) -> tuple[str, str | None]:
-    """The base that an adapter names, and its revision where it is on the Hub.
-
-    Raises:
-        RopepatchError: If none is named.
-    """
+    """The base that an adapter names, and its revision where it is on the Hub."""
     adapter = case.files[ADAPTER]
     name, revision = adapter.get(BASE), adapter.get("revision")
     if not isinstance(name, str) or not name:

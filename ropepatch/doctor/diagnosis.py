@@ -103,11 +103,7 @@ def _adapter_folder(model: str | Path) -> Path | None:
 
 
 def read_case(checkpoint: Checkpoint) -> Case:
-    """Read the small files of a checkpoint or an adapter.
-
-    Raises:
-        RopepatchError: If config.json, or of an adapter adapter_config.json, is missing or unreadable.
-    """
+    """Read the small files of a checkpoint or an adapter."""
     folder, files, unreadable = checkpoint.folder, {}, {}
     for file in (*SIDE_FILES, VOCABULARY):
         if (folder / file).exists():

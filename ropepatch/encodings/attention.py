@@ -35,9 +35,6 @@ def attend(
     """Attention [B, Q, H, D] of queries [B, H, Q, D] to keys and values [B, K, T, D], without positions.
 
     The weights [B, H, Q, T] are returned where the model was set to eager attention.
-
-    Raises:
-        RopepatchError: The model changes its scores itself, or its positions have been taken out.
     """
     if changed := [name for name in OTHER_SCORES if kwargs.get(name) is not None]:
         raise RopepatchError(

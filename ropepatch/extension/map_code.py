@@ -135,11 +135,7 @@ def mapped_layers(model: PreTrainedModel) -> tuple[int, ...] | None:
 
 
 def load_mapped(folder: Path) -> PreTrainedModel:
-    """Load a checkpoint in float32 by the file that we have just written beside it, without ropepatch's code.
-
-    Raises:
-        RopepatchError: If transformers cannot load it so.
-    """
+    """Load a checkpoint in float32 by the file that was just written beside it, without code of ours."""
     code = ModuleType(WRITTEN)
     hint = "nothing was kept; please report the model type and the method"
     with stock_code("run what was written", hint), no_progress_bars():

@@ -268,11 +268,7 @@ def plan_method(source: Checkpoint, method: str, parameters: Mapping[str, Any], 
 
 @float32_on_cpu()
 def plan_by(source: Checkpoint, method: Scaling | AttentionMap, target: int) -> Plan:
-    """The plan of one scaling, or of one attention map, whose missing parameters follow from the target.
-
-    Raises:
-        RopepatchError: If stock transformers would compute something else, or the model cannot hold it.
-    """
+    """The plan of one scaling, or of one attention map, whose missing parameters follow from the target."""
     fitted = method.fitted(source.window, target) if isinstance(method, AttentionMap) else method
     made = Plan(source, fitted, target)
     if made.remapping:

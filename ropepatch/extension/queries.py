@@ -89,11 +89,7 @@ class QueryLayers:
             raise RopepatchError(f"the weight files of {checkpoint.name} hold no {min(missing)}", hint=HINT)
 
     def changes(self, queries: Queries) -> dict[str, tuple[Change, Change]]:
-        """What folds factors into each weight [H D, ...] of the projections, and out of it, by its name.
-
-        Raises:
-            RopepatchError: The factors are for other layers, heads or pairs.
-        """
+        """What folds factors into each weight [H D, ...] of the projections, and out of it, by its name."""
         factors = torch.tensor(queries, dtype=torch.float64)  # [layers, H, P, 2]
         if factors.shape[:-1] != self.shape:
             count = "{} layers of {} query heads with {} rotary pairs".format
@@ -136,11 +132,7 @@ def _columns(model: PreTrainedModel, source: Checkpoint) -> Tensor:
 
 
 def fold_queries(model: PreTrainedModel, source: Checkpoint, queries: Queries) -> None:
-    """Fold factors into the query weights of a model whose rope is the stock one.
-
-    Raises:
-        RopepatchError: The factors are for another model, or the weights are quantised or offloaded.
-    """
+    """Fold factors into the query weights of a model whose rope is the stock one."""
     changes = QueryLayers(model, source).changes(queries)
     for name in changes:
         weight = model.get_parameter(name)

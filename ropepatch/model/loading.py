@@ -25,11 +25,7 @@ SAFELY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 def known_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """Look up a floating-point dtype by its name; None stays None.
-
-    Raises:
-        RopepatchError: There is none of that name.
-    """
+    """Look up a floating-point dtype by its name; None stays None."""
     kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if dtype is not None and not (isinstance(kind, torch.dtype) and kind.is_floating_point):
         raise RopepatchError(f"no dtype {dtype!r} of weights", hint="float32, bfloat16 or float16")

@@ -90,11 +90,7 @@ def exists(folder: Path) -> bool:
 
 
 def read(folder: Path) -> Reading:
-    """The reading of a checkpoint.
-
-    Raises:
-        RopepatchError: If there is none, or it is damaged; with the key.
-    """
+    """The reading of a checkpoint."""
     return parse(read_json(folder / FILE))
 
 

@@ -177,11 +177,7 @@ def _reading(options: EvaluateOptions) -> Suite:
 def named_suite(
     suite: str | Path | Suite, *, model: str | None = None, text: str | None, field: str, split: str
 ) -> Suite:
-    """A suite, with the model and the text of the call, if given, in place of its own.
-
-    Raises:
-        RopepatchError: No such suite, or a field or a split of no text.
-    """
+    """A suite, with the model and the text of the call, if given, in place of its own."""
     if text is None and (field, split) != ("text", "test"):
         raise RopepatchError(
             f"{argument('field')} and {argument('split')} are of {argument('text')}, which is missing",
@@ -204,11 +200,7 @@ def candidates() -> tuple[str, ...]:
 def participants(
     source: Checkpoint, methods: Iterable[str | dict[str, Any] | Method], *, to: Length
 ) -> tuple[list[tuple[Method, Plan]], dict[str, str]]:
-    """The methods of a comparison, each once, planned; and what `all` and `maps` leave out, with the reason.
-
-    Raises:
-        RopepatchError: The model does not allow a method that is named, or none at all.
-    """
+    """The methods of a comparison, each planned once; what `all` and `maps` leave out, with the reason."""
     groups = {ALL: candidates(), EVERY_MAP: tuple(MAPS)}
     found: dict[str, tuple[Method, Plan]] = {}
     errors: dict[str, RopepatchError] = {}

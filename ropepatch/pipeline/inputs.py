@@ -74,9 +74,6 @@ def parse_settings(method: str, settings: Sequence[str]) -> dict[str, Any]:
     Args:
         method: A name, `fit` and `auto` among them, or a scaling file, which holds every parameter.
         settings: The texts.
-
-    Raises:
-        RopepatchError: If one has no `=`, or the method no such parameter.
     """
     kind = (
         Fit if method == FIT else None if method == AUTO or is_scaling_file(method) else find_method(method)
@@ -112,11 +109,7 @@ def _value(method: str, name: str, text: str, kind: Any) -> Any:
 
 
 def check_writable(place: Path, hint: str) -> None:
-    """Refuse a file or folder that could not be made, before the work that it is to hold.
-
-    Raises:
-        RopepatchError: With the reason, and the hint.
-    """
+    """Refuse a file or folder that could not be made, before the work that it is to hold."""
     try:
         folder = next(above for above in (place, *place.absolute().parents) if above.exists())
         with TemporaryFile(dir=folder):
@@ -126,11 +119,7 @@ def check_writable(place: Path, hint: str) -> None:
 
 
 def check_places(out: str | Path | None, report: str | Path | None = None) -> tuple[Path | None, Path | None]:
-    """The folder for results and the file of a report as paths.
-
-    Raises:
-        RopepatchError: The folder is none, or the report cannot be written.
-    """
+    """The folder for results and the file of a report as paths."""
     folder, page = (None if place is None else Path(place) for place in (out, report))
     if page is not None:
         if os.path.lexists(page):

@@ -202,11 +202,7 @@ class ExtendOptions(Arguments):
 
     @cached_property
     def source(self) -> Checkpoint:
-        """The model.
-
-        Raises:
-            RopepatchError: It is not there. The hint names the one that the recipe is for, if there is one.
-        """
+        """The model."""
         if isinstance(self.model, Plan):
             return self.model.source
         usual = self.named.model if self.named and not self.distil else ""
@@ -290,11 +286,7 @@ class ExtendOptions(Arguments):
         return prepare_tasks(self.suite, self.source.complete(), self.target)
 
     def check_plan(self, plan: Plan) -> None:
-        """Refuse what cannot be saved, trained or read, before its weights are downloaded.
-
-        Raises:
-            RopepatchError: The plan does not allow it, or a package that trains is missing.
-        """
+        """Refuse what cannot be saved, trained or read, before its weights are downloaded."""
         if self.training is None:
             check_savable(plan)
         else:
@@ -315,11 +307,7 @@ class ExtendOptions(Arguments):
             raise RopepatchError(f"{argument('reading')}: {reason}", hint="leave it out")
 
     def check_suite(self, plan: Plan) -> None:
-        """Refuse now what could not be measured after the training.
-
-        Raises:
-            RopepatchError: If the suite does not fit the plan or what is saved.
-        """
+        """Refuse now what could not be measured after the training."""
         if self.suite is None:
             return
         if self.training and self.training.save == "adapter":

@@ -99,12 +99,7 @@ class Server:
         self.limit = limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None
 
     def next_token(self, ids: list[int], text: str | None) -> Answer:
-        """The most probable next tokens after a prompt, as token ids or, where it takes none, as text.
-
-        Raises:
-            RefusedError: The server does not answer it.
-            RopepatchError: There is no server, or no sense in what it says.
-        """
+        """The most probable next tokens after a prompt, as token ids or, where it takes none, as text."""
         if self.form is not None:
             return self._said_something(self.form, ids, text)
         refusal = RefusedError("")

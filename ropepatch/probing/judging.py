@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scipy.stats import wilcoxon
-
 from ropepatch.model.reading_file import RIGHT, Reading
 from ropepatch.probing.mistakes import DOUBLED, FACTORLESS, MISREAD, TWICE, UNSCALED
 
@@ -152,6 +150,8 @@ def _beats(best: tuple[float | None, ...], rival: tuple[float | None, ...]) -> b
     differing = [math.sqrt(two) - math.sqrt(one) for one, two in pairs if abs(one - two) > EQUAL]
     if len(differing) < FEW:
         return False
+    from scipy.stats import wilcoxon  # half a second, which extend does not need
+
     return bool(wilcoxon(differing, alternative="greater").pvalue < CHANCE)
 
 

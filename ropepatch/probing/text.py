@@ -34,11 +34,7 @@ def draw_source(tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, leng
 def source_ids(
     source: Source, tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, name: str
 ) -> list[int]:
-    """The token ids of a text.
-
-    Raises:
-        RopepatchError: If they cannot be drawn again: the tokenizer is missing, or is another one.
-    """
+    """The token ids of a text."""
     if source.ids is not None:
         ids = source.ids
     elif source.kind == "tokens":

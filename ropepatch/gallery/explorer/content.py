@@ -57,11 +57,7 @@ def presets() -> list[dict[str, Any]]:
 
 
 def entry_of(model: str, *, title: str | None = None, revision: str | None = None) -> dict[str, Any]:
-    """The entry of a checkpoint: what its config.json says, and its rope as the package reads it.
-
-    Raises:
-        RopepatchError: If there is no such checkpoint, or its rope is not fixed.
-    """
+    """The entry of a checkpoint: what its config.json says, and its rope as the package reads it."""
     source = Checkpoint.find(model, revision)
     shown = source.name if source.revision else source.folder.resolve().name  # a page is passed on
     shown = "tiny" if source.folder == TINY else shown
@@ -92,11 +88,7 @@ def _rope_part(source: Checkpoint) -> dict[str, Any]:
 
 
 def content(model: str | None, *, revision: str | None = None) -> dict[str, Any]:
-    """All of a page but tiny's reading, ready for JSON; a model that is named comes first.
-
-    Raises:
-        RopepatchError: As `entry_of`.
-    """
+    """All of a page but tiny's reading, ready for JSON; a model that is named comes first."""
     own = [] if model in (None, "tiny") else [entry_of(str(model), revision=revision)]
     names = {entry["name"] for entry in own}
     return {

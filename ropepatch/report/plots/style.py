@@ -184,11 +184,7 @@ def save_figure(figure: Figure, stem: Path) -> list[Path]:
 
 @contextmanager
 def house_style() -> Iterator[None]:
-    """The style within the block; afterwards matplotlib's settings are what they were.
-
-    Raises:
-        RopepatchError: If matplotlib is not installed.
-    """
+    """The style within the block; afterwards matplotlib's settings are what they were."""
     try:
         import matplotlib
     except ImportError as error:
