@@ -159,7 +159,6 @@ def save_trained(
     out: Path,
     *,
     record: dict[str, Any],
-    enclose: Callable[[Path], None] = lambda folder: None,
     finish: Finish = lambda written, record, model: None,
 ) -> Path:
     """Write a model trained under a plan, proven by reloading it with stock transformers.
@@ -169,7 +168,6 @@ def save_trained(
         model: The model, all of its weights its own.
         out: The folder to make; it must not exist.
         record: Further keys of the record.
-        enclose: Called with the folder before it takes its name, to put more into it.
         finish: As that of `extend`.
     """
     folder = absent(out)
@@ -183,7 +181,6 @@ def save_trained(
         write_configuration(source.folder, source.raw, partial, plan)
         written = Checkpoint(partial)
         verdict, reloaded = verify(written, plan, read_trained(model, plan, written.folder.name))
-        enclose(partial)
         proof = proof_of(written, verdict)
         made = records.Record.of(plan, **proof | record | origin)
         records.write(partial, made)

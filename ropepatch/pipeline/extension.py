@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from ropepatch.publishing.hub import Pushed
+    from ropepatch.training.preparation import Prepared
     from ropepatch.training.recipe import Recipe
 
 
@@ -141,7 +142,7 @@ def extend(options: ExtendOptions) -> Extension:
         if training is not None:
             for warning in other_model(plan, training):
                 say(f"warning: {warning}")
-        options.check_plan(plan)
+        prepared = options.check_plan(plan)
         options.check_reading(plan)
         options.check_suite(plan)
         place = absent(options.folder) if training is None else options.folder
@@ -172,7 +173,7 @@ def extend(options: ExtendOptions) -> Extension:
                 folder = processes.write_once(write)
             extension = _finished(options, plan, folder, learned)
         else:
-            extension = _trained(options, training, plan, learned)
+            extension = _trained(options, training, plan, learned, prepared)
             processes.write_once(lambda: writing.copy_files(extra, extension.folder))
         options.show(extension)
         if extension.gate is not None:
@@ -211,11 +212,13 @@ def _find_tokenizer(plan: Plan, options: ExtendOptions) -> None:
         _ = plan.source.complete().tokenizer
 
 
-def _trained(options: ExtendOptions, recipe: Recipe, plan: Plan, learned: Learned | None) -> Extension:
+def _trained(
+    options: ExtendOptions, recipe: Recipe, plan: Plan, learned: Learned | None, prepared: Prepared | None
+) -> Extension:
     """The checkpoint of a model that was trained under a plan; it is on record as the call says if new."""
     from ropepatch.training.adaptation import adapt
 
-    old = None
+    old, once = None, options.processes.write_once
     with suppress(OSError):  # a name that is too long: the training says so
         old = records.read(options.folder) if records.exists(options.folder) else None
     adapted = adapt(
@@ -225,7 +228,11 @@ def _trained(options: ExtendOptions, recipe: Recipe, plan: Plan, learned: Learne
         max_short_loss_increase=options.max_short_loss_increase,
         say=options.say,
         progress=options.progress,
+        prepared=prepared,
+        finish=partial(add_reading, options),
     )
+    if old is not None and (adapted.folder / "config.json").exists():  # written by an earlier call
+        once(lambda: add_reading(options, Checkpoint(adapted.folder), old))
     extension = _finished(options, plan, adapted.folder, learned)
 
     def amended() -> records.Record:
@@ -234,20 +241,14 @@ def _trained(options: ExtendOptions, recipe: Recipe, plan: Plan, learned: Learne
             return record
         return records.amend(adapted.folder, **extras)
 
-    record = options.processes.write_once(amended)
+    record = once(amended)
     return replace(extension, record=record.to_dict(), gate=adapted.gate)
 
 
 def _finished(options: ExtendOptions, plan: Plan, folder: Path, learned: Learned | None) -> Extension:
     """A checkpoint whose record says where its scaling comes from, measured if a suite is given."""
-
-    def finish() -> None:
-        if learned:
-            learned.put_on_record(folder)
-        if options.training is not None and (folder / "config.json").exists():
-            add_reading(options, Checkpoint(folder), records.read(folder))
-
-    options.processes.write_once(finish)
+    if learned:
+        options.processes.write_once(lambda: learned.put_on_record(folder))
     results = _measured(options, plan, folder)
     return Extension(folder, plan, records.read(folder).to_dict(), results)
 

@@ -25,7 +25,7 @@ from ropepatch.probing.making import why_none
 from ropepatch.processes import Processes, join
 from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, method_label, read_scaling
 from ropepatch.settings import expected, name_of, relative_length, short_length
-from ropepatch.training.preparation import prepare
+from ropepatch.training.preparation import Prepared, prepare
 from ropepatch.training.recipe import Recipe, read_recipe
 from ropepatch.training.self_taught import DISTIL, self_taught
 
@@ -285,17 +285,19 @@ class ExtendOptions(Arguments):
         assert self.suite is not None
         return prepare_tasks(self.suite, self.source.complete(), self.target)
 
-    def check_plan(self, plan: Plan) -> None:
-        """Refuse what cannot be saved, trained or read, before its weights are downloaded."""
+    def check_plan(self, plan: Plan) -> Prepared | None:
+        """Refuse what cannot be saved or trained, before its weights are downloaded."""
         if self.training is None:
             check_savable(plan)
-        else:
-            try:
-                import_module("ropepatch.training.adaptation")
-            except ImportError as error:
-                hint = 'pip install "ropepatch[train]"'
-                raise RopepatchError(f"a recipe needs {error.name}", hint=hint) from error
-            prepare(plan, self.training).check()
+            return None
+        try:
+            import_module("ropepatch.training.adaptation")
+        except ImportError as error:
+            hint = 'pip install "ropepatch[train]"'
+            raise RopepatchError(f"a recipe needs {error.name}", hint=hint) from error
+        prepared = prepare(plan, self.training)
+        prepared.check()
+        return prepared
 
     def check_reading(self, plan: Plan) -> None:
         """Refuse a reading that is asked for where there can be none."""

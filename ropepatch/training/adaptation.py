@@ -19,7 +19,7 @@ from ropepatch.extension import record as records
 from ropepatch.extension.patching import put
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.verification import largest_change, probe_logits
-from ropepatch.extension.writing import origin_of, save_trained, source_of
+from ropepatch.extension.writing import Finish, origin_of, save_trained, source_of
 from ropepatch.files import absent, new_folder, read_json, write_json
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import without_paths
@@ -33,6 +33,7 @@ from ropepatch.training.adapter import (
     without_deprecations,
 )
 from ropepatch.training.parallel import load_whole_models
+from ropepatch.training.preparation import Prepared
 from ropepatch.training.recipe import Recipe, map_of
 from ropepatch.training.run import TRAINED, Run, digest_of
 from ropepatch.training.run_checkpoints import PARTIAL, newest
@@ -74,9 +75,11 @@ def adapt(
     max_short_loss_increase: float | None = None,
     say: Say = lambda line: None,
     progress: Progress = no_bar,
+    prepared: Prepared | None = None,
+    finish: Finish = lambda written, record, model: None,
 ) -> Adapted:
-    """Train a model to read at the target of a plan, and write what came out."""
-    run = Run.of(plan, recipe, out)
+    """Train a model to read at the target of a plan, and write what came out; ``finish`` as in `extend`."""
+    run = Run.of(plan, recipe, out, prepared)
     supplies: list[Supply] = []
     run.processes.write_once(lambda: supplies.append(run.supply(say)))
     (supply,) = supplies or [run.supply(say)]  # the others find it in the cache
@@ -88,7 +91,7 @@ def adapt(
     run.processes.wait()  # or a slow process would find what a fast one has just finished
     if not finished:
         with run.alone():
-            _finish(run, record, supply, limit, say, progress)
+            _finish(run, record, supply, limit, say, progress, finish)
     adaptation = records.read(run.out).adaptation
     assert adaptation is not None  # `is_finished` has looked, or `_finish` has written it
     gate = records.Gate.of(adaptation.gate.base, adaptation.gate.now, limit)
@@ -98,7 +101,13 @@ def adapt(
 
 
 def _finish(
-    run: Run, record: dict[str, Any], supply: Supply, limit: float, say: Say, progress: Progress
+    run: Run,
+    record: dict[str, Any],
+    supply: Supply,
+    limit: float,
+    say: Say,
+    progress: Progress,
+    finish: Finish,
 ) -> None:
     """Train, or train on, and write what comes out."""
     for note in supply.notes:
@@ -115,7 +124,7 @@ def _finish(
         _train(run, supply, begun, model, say, progress)
     del model
     if run.processes.first:
-        _save(run, record, supply, begun, limit, say)
+        _save(run, record, supply, begun, limit, say, finish)
         run.remove()
     run.processes.wait()
 
@@ -203,7 +212,13 @@ def _keep(run: Run, trainer: Any) -> None:
 
 
 def _save(
-    run: Run, record: dict[str, Any], supply: Supply, begun: dict[str, Any], limit: float, say: Say
+    run: Run,
+    record: dict[str, Any],
+    supply: Supply,
+    begun: dict[str, Any],
+    limit: float,
+    say: Say,
+    finish: Finish,
 ) -> None:
     """Merge what was trained, measure it, and write the checkpoint or the adapter with its record."""
     recipe, trained, plan = run.recipe, run.folder / TRAINED, run.plan
@@ -230,8 +245,12 @@ def _save(
         text = yaml.safe_dump(without_paths(as_read(recipe.to_dict())), sort_keys=False, allow_unicode=True)
         (folder / ADAPTATION / RECIPE).write_text(text, encoding="utf-8")
 
+    def enclosed(written: Checkpoint, made: records.Record, reloaded: PreTrainedModel | None) -> None:
+        enclose(written.folder)
+        finish(written, made, reloaded)
+
     if recipe.save == "merged":
-        save_trained(plan, model.cpu(), run.out, record=extras, enclose=enclose)
+        save_trained(plan, model.cpu(), run.out, record=extras, finish=enclosed)
         return
     with new_folder(absent(run.out)) as folder:
         shutil.copyfile(trained / WEIGHTS, folder / WEIGHTS)

@@ -24,7 +24,7 @@ from ropepatch.model.precision import Precision
 from ropepatch.processes import Processes, join
 from ropepatch.settings import seed_of
 from ropepatch.training.parallel import Sharing
-from ropepatch.training.preparation import prepare
+from ropepatch.training.preparation import Prepared, prepare
 from ropepatch.training.recipe import Recipe
 from ropepatch.training.supply import RecipeReader, Supply
 
@@ -58,9 +58,9 @@ class Run:
     tokenizer: PreTrainedTokenizerBase
 
     @classmethod
-    def of(cls, plan: Plan, recipe: Recipe, out: str | Path) -> Run:
+    def of(cls, plan: Plan, recipe: Recipe, out: str | Path, prepared: Prepared | None = None) -> Run:
         """The run that makes a folder."""
-        prepared = prepare(plan, recipe)
+        prepared = prepared or prepare(plan, recipe)
         prepared.check()
         folder = Path(out).expanduser().absolute()
         if not records.exists(folder):

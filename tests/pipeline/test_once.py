@@ -48,38 +48,53 @@ def opened(monkeypatch) -> Counter[str]:
 
 SOURCE = dict.fromkeys(("found", "skeleton", "rope", "config.json"), 1)
 READ = SOURCE | {"headers": 1, "model": 1}
+TOKENIZED = {"tokenizer": 1}
 WRITTEN = {"written config.json": 1, "written headers": 1, "record": 1}
+JUDGED = WRITTEN | {"written model": 1}
+TASKS = {"PerplexityTask": 1, "RetrievalTask": 1}
 QUIET = {"say": lambda line: None, "to": "2x"}
+CALLS = {  # each with what it opens
+    "plan": (lambda out: ropepatch.plan("tiny", to="2x"), SOURCE),
+    "extend": (lambda out: ropepatch.extend("tiny", out, **QUIET), READ | JUDGED | {"written tokenizer": 1}),
+    # A map is judged by the code that is written beside it, and its layers are found in the loaded model.
+    "extend by a map": (
+        lambda out: ropepatch.extend("tiny", out, method="self-extend", **QUIET),
+        READ | WRITTEN | {"rope": 2},
+    ),
+    # The source is read to be compared, and again to be measured; the results are put on record.
+    "extend and measure": (
+        lambda out: ropepatch.extend("tiny", out, evaluate="demo", limit=1, reading=False, **QUIET),
+        READ | JUDGED | TOKENIZED | TASKS | {"model": 2, "record": 2},
+    ),
+    # The source is read to be trained, and again to be merged; the check and the end are put on record.
+    "extend by a recipe": (
+        lambda out: ropepatch.extend("tiny", out, recipe=two_steps(), say=lambda line: None),
+        READ | JUDGED | TOKENIZED | {"written tokenizer": 1, "model": 2, "record": 4},
+    ),
+    "evaluate four methods": (
+        lambda out: [*ropepatch.evaluate("tiny", methods="linear,ntk,yarn,llama3", limit=1, **QUIET)],
+        READ | TOKENIZED | {"PerplexityTask": 1},
+    ),
+    # As the teacher's map is put on the loaded model.
+    "fit": (
+        lambda out: ropepatch.fit("tiny", steps=1, init="yarn", queries=False, **QUIET),
+        READ | TOKENIZED | {"rope": 2},
+    ),
+    # First, whether the keys have room.
+    "compare": (
+        lambda out: ropepatch.compare("tiny", methods="linear,yarn", windows=1, haystacks=1, **QUIET),
+        READ | TOKENIZED | TASKS | {"RetrievalTask": 2},
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("call", "expected"),
-    [
-        (lambda out: ropepatch.plan("tiny", to="2x"), SOURCE),
-        (
-            lambda out: ropepatch.extend("tiny", out, **QUIET),
-            READ | WRITTEN | {"written model": 1, "written tokenizer": 1},
-        ),
-        # A map is judged by the code that is written beside it.
-        (
-            lambda out: ropepatch.extend("tiny", out, method="self-extend", **QUIET),
-            READ | WRITTEN | {"rope": 2},
-        ),
-        (
-            lambda out: [*ropepatch.evaluate("tiny", methods="linear,ntk,yarn,llama3", limit=1, **QUIET)],
-            READ | {"tokenizer": 1, "PerplexityTask": 1},
-        ),
-        (
-            lambda out: ropepatch.fit("tiny", steps=1, init="yarn", queries=False, **QUIET),
-            READ | {"tokenizer": 1, "rope": 2},  # as the teacher's map is put on
-        ),
-        (
-            lambda out: ropepatch.compare("tiny", methods="linear,yarn", windows=1, haystacks=1, **QUIET),
-            READ | {"tokenizer": 1, "PerplexityTask": 1, "RetrievalTask": 2},  # first, whether it has room
-        ),
-    ],
-    ids=["plan", "extend", "extend by a map", "evaluate four methods", "fit", "compare"],
-)
-def test_a_call_opens_each_thing_once(call, expected, opened, tmp_path):
+def two_steps():
+    recipe = ropepatch.read_recipe("tiny")
+    return recipe.model_copy(update={"trainer": recipe.trainer | {"max_steps": 2}})
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_opens_each_thing_once(name, opened, tmp_path):
+    call, expected = CALLS[name]
     call(tmp_path / "out")
     assert opened == expected
