@@ -238,9 +238,9 @@ def test_a_method_that_was_chosen_by_measuring_is_kept_with_its_ranking_and_its_
 def test_what_was_measured_for_a_choice_outlives_an_interruption(place, chosen, monkeypatch):
     extend = partial(ropepatch.extend, "tiny", "out", to=512, method="auto")
 
-    def cut_off(model, *, to, out, **options):
-        out.mkdir(parents=True)
-        (out / "a result").touch()
+    def cut_off(options):
+        Path(options.out).mkdir(parents=True)
+        Path(options.out, "a result").touch()
         raise RopepatchError("cut off")
 
     with monkeypatch.context() as patching:
