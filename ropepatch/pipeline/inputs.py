@@ -78,7 +78,7 @@ def parse_settings(method: str, settings: Sequence[str]) -> dict[str, Any]:
     kind = (
         Fit if method == FIT else None if method == AUTO or is_scaling_file(method) else find_method(method)
     )
-    types = get_type_hints(kind) if kind else {}
+    types = {key: get_type_hints(kind)[key] for key in kind.model_fields} if kind else {}
     parameters: dict[str, Any] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")

@@ -99,7 +99,7 @@ def test_a_model_is_adapted_and_distilled(place, monkeypatch, capsys):
         "tiny": small_recipe(),
         "distil": distil.model_copy(update={"trainer": distil.trainer | {"max_steps": 2, "bf16": False}}),
     }
-    for module in ("pipeline.request", "training.self_taught"):
+    for module in ("pipeline.options", "training.self_taught"):
         monkeypatch.setattr(f"ropepatch.{module}.read_recipe", short.get)
     monkeypatch.setattr("ropepatch.pipeline.evaluation.read_suite", lambda name: read_suite("suite.yaml"))
     (adapted, losses, keys, distilled, gates), _ = shown("adapt")
