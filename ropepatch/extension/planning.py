@@ -149,7 +149,7 @@ class Plan:
 
     @cached_property
     def patched(self) -> tuple[SavedRope, dict[str, Any]]:
-        """What a patched model computes and would save: a length-dependent method is fixed at the target."""
+        """Frequencies and config.json of a patched model; a length-dependent method is at the target."""
         if not self.scaling.length_dependent:
             return self._written
         return find_changes(self.source, self.scaling.at(self.rope, self.target), self.target)

@@ -77,9 +77,9 @@ def extend(
     check_savable(plan)
     folder = absent(out)
     source = source or source_of(plan, beside=folder, include=include)
-    if source.rope != plan.rope:
-        raise RopepatchError(f"{source.name} has changed since the plan was made", hint="make the plan again")
     if source is not plan.source:  # of a model in memory
+        if source.rope != plan.rope:
+            raise source.changed_since()
         plan = replace(plan, source=source)
     origin = origin_of(source)
     weights, changes = source.weights, changed_weights(source, plan)

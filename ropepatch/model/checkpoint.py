@@ -129,6 +129,13 @@ class Checkpoint:
         Raises:
             RopepatchError: If it is not found, cannot be downloaded, or has code of its own.
         """
+        here = self._complete
+        if include and here.revision is not None:
+            download(here.name, here.revision, include=include)
+        return here
+
+    @cached_property
+    def _complete(self) -> Self:
         if self.own_config is not None:
             raise RopepatchError(
                 f"{self.name} has code of its own, and stock transformers loads no checkpoint of it",
@@ -136,17 +143,19 @@ class Checkpoint:
             )
         if self.place is None:
             revision = None if Path(self.name).is_dir() else self.revision
-            return self.find(self.name, revision, original=self.original, weights=True, include=include)
+            return self.find(self.name, revision, original=self.original, weights=True)
         if self.revision is not None:
-            download(self.name, self.revision, include=include)
+            download(self.name, self.revision)
         return self
 
     def check_unchanged(self) -> None:
         """Refuse a folder whose config.json has changed since it was read."""
         if self.place is not None and read_json(self.place / "config.json") != self.raw:
-            raise RopepatchError(
-                f"{self.name} has changed since the plan was made", hint="make the plan again"
-            )
+            raise self.changed_since()
+
+    def changed_since(self) -> RopepatchError:
+        """The error that a checkpoint is no longer the one of a plan."""
+        return RopepatchError(f"{self.name} has changed since the plan was made", hint="make the plan again")
 
     # config.json
 
@@ -311,6 +320,7 @@ class Checkpoint:
     def with_rope(self, rope: Rope) -> Self:
         """The same with another rope than config.json states."""
         other = copy.copy(self)
+        vars(other).pop("_complete", None)
         vars(other)["rope"] = rope
         return other
 
@@ -325,6 +335,7 @@ class Checkpoint:
     def target(self, to: Length | None) -> int:
         """The target in tokens, which must be beyond the window."""
         try:
+            # None has no index, which is the TypeError below.
             target = relative_length(to, self.window) if isinstance(to, str) else operator.index(to)  # type: ignore[arg-type]
         except TypeError:
             message = f"to must be a whole number of tokens, got {to!r}"
