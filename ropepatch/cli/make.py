@@ -97,15 +97,24 @@ class _Screen:
 
     def show_next(self, extension: Extension) -> None:
         """Say on stderr how the checkpoint is loaded, measured and published."""
+        from ropepatch.model.checkpoint import Checkpoint
         from ropepatch.publishing.loading import call
 
-        folder = str(extension.folder)
+        folder, maps = str(extension.folder), extension.plan.remapping is not None
         if not is_first() or not (extension.folder / "config.json").exists():
             return
-        loading = call("pipeline", "text-generation", folder, code=extension.plan.remapping is not None)
-        code = f'from transformers import pipeline; print({loading}("Once"))'
-        say_on_stderr(f"load:    python -c {shlex.quote(code)}")
-        say_on_stderr(f"measure: ropepatch eval {shlex.quote(folder)} --text FILE")
+        try:
+            _ = Checkpoint(extension.folder).tokenizer
+        except RopepatchError:
+            loading = call("AutoModelForCausalLM.from_pretrained", folder, code=maps)
+            code = f"from transformers import AutoModelForCausalLM; print({loading})"
+            say_on_stderr("warning: no tokenizer was carried: the source has none that can be loaded")
+            say_on_stderr(f"load:    python -c {shlex.quote(code)}")
+        else:
+            loading = call("pipeline", "text-generation", folder, code=maps)
+            code = f'from transformers import pipeline; print({loading}("Once"))'
+            say_on_stderr(f"load:    python -c {shlex.quote(code)}")
+            say_on_stderr(f"measure: ropepatch eval {shlex.quote(folder)} --text FILE")
         if not extension.pushed:
             say_on_stderr(f"publish: ropepatch push {shlex.quote(folder)} ME/NAME")
 

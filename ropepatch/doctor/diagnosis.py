@@ -22,7 +22,7 @@ from ropepatch.model.kinds import CODE, kind_of
 from ropepatch.model.record_file import FILE as RECORD
 
 SIDE_FILES = (TOKENIZER, GENERATION, RECORD, ADAPTER)
-VOCABULARY = "tokenizer.json"  # of which only whether it can be read matters
+VOCABULARY = "tokenizer.json"  # of whose content nothing is checked
 COPY_AGAIN = "make it readable, or copy it again from where the checkpoint came from"
 
 
@@ -75,6 +75,9 @@ def diagnose(model: str | Path, revision: str | None = None, *, measure: bool = 
     findings = [*check(case), *unreadable_files(case), *of_weights]
     if measure or source.revision is None:  # else only config.json is here
         findings += changed_code(case)
+        findings += (
+            no_tokenizer(source) if weights and not {TOKENIZER, VOCABULARY} & {*case.unreadable} else []
+        )
     if measure and weights:
         findings += not_finite(weights)
     names = [file.name for file in weights.files] if weights else ["no weights that can be read"]
@@ -123,6 +126,19 @@ def unreadable_files(case: Case) -> list[Finding]:
         Key(file, ()).finding("file-unreadable", reason, COPY_AGAIN)
         for file, reason in case.unreadable.items()
     ]
+
+
+def no_tokenizer(source: Checkpoint) -> list[Finding]:
+    """A tokenizer that is not there, or cannot be loaded; a config.json that cannot is another finding."""
+    try:
+        _ = source.stock.whole_config
+    except RopepatchError:
+        return []
+    try:
+        _ = source.tokenizer
+    except RopepatchError as error:
+        return [Key(VOCABULARY, ()).finding("tokenizer-missing", str(error), error.hint or "")]
+    return []
 
 
 def changed_code(case: Case) -> list[Finding]:

@@ -24,6 +24,7 @@ Name = TypeVar("Name")
 
 LEVEL = 0.95
 FEWEST = 3  # clusters without which there is no interval
+SAME = 1e-9  # the standard error, as a share of a mean, of clusters that differ by rounding alone
 
 
 @dataclass(frozen=True)
@@ -82,12 +83,15 @@ class Mean:
 
     @property
     def p_value(self) -> float:
-        """Two-sided, of the hypothesis that a mean difference is 0: Student's t; 1 below three clusters."""
+        """Two-sided, of the hypothesis that a mean difference is 0: Student's t.
+
+        It is 1 below three clusters, and where all agree to rounding: those are no independent texts.
+        """
         if self.missing or not math.isfinite(self.value):
             return 1.0
         error, freedom = self._spread
-        if error == 0:
-            return float(self.value == 0)
+        if error <= SAME * abs(self.value):
+            return 1.0
         return float(2 * stdtr(freedom, -abs(self.value) / error))
 
     @cached_property

@@ -80,10 +80,21 @@ def load_model(
 
 
 def load_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a folder; some go by the architecture, some by the model's name."""
+    """Load the tokenizer of a folder; some go by the architecture, some by the model's name.
+
+    Raises:
+        RopepatchError: If transformers cannot load it, or the folder holds none.
+    """
+    hint = "copy the tokenizer's files into the folder"
     named = copy.deepcopy(config)
     named.name_or_path = folder
     how = SAFELY | {"config": named}
-    with stock_code(f"load the tokenizer of {folder}", hint="copy the tokenizer's files into the folder"):
+    with stock_code(f"load the tokenizer of {folder}", hint):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **how)
+    # Without a vocabulary some classes are made from nothing but their special tokens.
+    if len(tokenizer) <= len(tokenizer.added_tokens_decoder) + 1:
+        raise RopepatchError(
+            f"no tokenizer in {folder}: what transformers makes up knows no words",
+            hint=hint,
+        )
     return tokenizer

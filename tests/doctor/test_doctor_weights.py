@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 from checkpoint_folders import WINDOW, edit_json
+from tiny_models import tiny_model
 
 import ropepatch
 from ropepatch import RopepatchError
@@ -109,6 +110,15 @@ def test_of_two_sets_of_weights_the_one_that_transformers_does_not_load_is_named
     assert "model.safetensors" in str(diagnose(sharded)).splitlines()[1].split(", ")
     (sharded / INDEX).unlink()
     assert codes(sharded) == []
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma", "olmo2", "starcoder2"])
+def test_a_tokenizer_that_is_missing_is_a_warning_also_where_transformers_makes_one_up(model_type, tmp_path):
+    tiny_model(model_type).save_pretrained(tmp_path)
+    (finding,) = [one for one in diagnose(tmp_path).findings if one.file == "tokenizer.json"]
+    assert (finding.code, finding.severity) == ("tokenizer-missing", "warning")
+    with pytest.raises(RopepatchError, match=r"tokenizer (in|of) "):
+        ropepatch.evaluate(tmp_path, text=__file__)
 
 
 def test_weights_that_config_json_names_are_an_error(folder):

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 from made_results import reading
+from tiny_models import tiny_model
 
 import ropepatch
 from ropepatch.errors import RopepatchError
@@ -97,6 +98,13 @@ def test_a_plan_and_a_folder_of_results_are_drawn_by_one_function(tmp_path):
 def test_an_error_names_arguments_in_python():
     with pytest.raises(RopepatchError, match="`link_weights` beside `recipe`"):
         ropepatch.extend("tiny", recipe="tiny", link_weights=True)
+
+
+def test_a_dry_run_misses_a_tokenizer_that_transformers_makes_up(tmp_path, run_here):
+    tiny_model("qwen3").save_pretrained(tmp_path / "src")
+    done = run_here("extend", "src", "--recipe", "tiny", "--to", "2x", "--dry-run", cwd=tmp_path)
+    assert "no tokenizer in src" in done.stderr
+    assert done.returncode == 2
 
 
 @pytest.mark.parametrize(("kept", "recipe"), [([], False), ([], True), (["model.safetensors"], True)])

@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 from checkpoint_folders import write_checkpoint
+from tiny_models import tiny_model
 
 from ropepatch.publishing.loading import call, load_adapter
 
@@ -37,3 +38,12 @@ def test_the_line_that_extend_prints_loads_the_folder_and_does_nothing_else(name
     loading, text = printed.value.args[0].func, printed.value.args[0].args[0].value
     assert text == "Once"
     assert [part.value for part in loading.args] == ["text-generation", str(tmp_path / name)]
+
+
+def test_without_a_tokenizer_the_line_loads_the_model_alone(tmp_path, run_here, capsys):
+    tiny_model("qwen3").save_pretrained(tmp_path / "source")
+    done = run_here("extend", tmp_path / "source", "--to", "128", "--out", tmp_path / "out")
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("load: ")]
+    exec(shlex.split(line)[-1])
+    assert "Qwen3ForCausalLM" in capsys.readouterr().out
+    assert "warning: no tokenizer was carried" in done.stderr

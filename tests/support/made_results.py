@@ -75,8 +75,14 @@ def result_of(
 
 
 def row_of(measure: str, at: dict[str, Any], values: Sequence[float], weight: float = 100) -> Row:
-    """The row whose clusters, each of this weight, have these means."""
+    """The row whose clusters, each of this weight, have these means; losses to some 1e-8, as if read.
+
+    Of gains that are the same in every document nothing is significant.
+    """
     share = measure in MEASURES and MEASURES[measure].share
+    if not share:
+        mean, middle = sum(values) / max(len(values), 1), (len(values) - 1) / 2
+        values = [value + 1e-8 * mean * (number - middle) for number, value in enumerate(values)]
     return Row.of(measure, at, Mean(tuple((value * weight, weight) for value in values), share))
 
 

@@ -67,6 +67,7 @@ WARNINGS = {
     "mscale-alone": "transformers ignores it; DeepSeek's own code, SGLang and mlx-lm compute with it",
     "truncate-ignored": "llama.cpp, TGI, mlx-lm, by layer type transformers 5, compute other frequencies",
     "switches-against-cache": "keys cached before keep the old rotation, unlike a text that is read at once",
+    "tokenizer-missing": "no text can be read: what measures or trains refuses it, and pipeline() fails",
     "reading-of-other-weights": "`ropepatch probe` calls a server wrong that computes the checkpoint rightly",
     "weights-twice": "other programs may load them, and they may be another model's",
     "adapter-base-lacks-rope": "PEFT, vLLM and transformers load the adapter with the rope of its base",
