@@ -13,7 +13,7 @@ import ropepatch
 PACKAGE = Path(ropepatch.__file__).parent
 # A room may import the rooms on the lines above it; rooms on one line do not know each other.
 LAYERS = [
-    {"errors"},
+    {"errors", "columns"},
     {"files"},
     {"settings"},
     {"scaling"},
@@ -71,7 +71,7 @@ def test_imports_point_downwards():
 def test_every_file_stands_in_a_room_of_the_list():
     standing = {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in FILES}
     assert standing == set(LEVEL)
-    assert len(standing) <= 24
+    assert len(standing) <= 25
 
 
 def asks_who_it_is(text: str) -> set[str]:

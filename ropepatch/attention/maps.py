@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
-from ropepatch.settings import AboveOne, Amount, Count, Named, Registry
+from ropepatch.scaling.method import Method
+from ropepatch.settings import AboveOne, Amount, Count, Registry
 
 if TYPE_CHECKING:
     from ropepatch.attention.modeling_attention_map import Band
@@ -30,7 +31,7 @@ TRAINED = 0.6  # rho, the share of L whose distances a model knows well
 MODIFIERS = "log_n", "attention_factor"  # parameters of every map, which change no distance
 
 
-class AttentionMap(Named):
+class AttentionMap(Method):
     """One published way to keep every distance within those that were trained.
 
     Parameters that are None follow from L and N; `fitted` fills them in.
@@ -41,11 +42,9 @@ class AttentionMap(Named):
             0.1 ln 2 + 1 for lampe and string; text within the window then has other logits, too.
     """
 
-    listed_by = "ropepatch methods"
-    kind: ClassVar[str] = "attention map"
+    kind = "attention map"
     control: ClassVar[bool] = False  # to be measured beside others, and never chosen
-    saved_as: ClassVar[str] = "code beside it"
-    length_dependent: ClassVar[bool] = False
+    saved_as = "code beside it"
     log_n: bool = False
     attention_factor: Amount = 1.0
 

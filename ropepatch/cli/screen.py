@@ -28,20 +28,14 @@ def feedback(quiet: bool) -> dict[str, Any]:
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print rows below headers; cells too long for the screen are folded."""
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    console = Console(force_jupyter=False, highlight=False, markup=False, emoji=False)
-    rows = list(rows)
+    from ropepatch.columns import PLAIN, columns
+
+    console, rows = Console(**PLAIN), list(rows)
     words = [max(map(len, " ".join(column).split())) for column in zip(headers, *rows, strict=True)]
     fits = sum(words) + 2 * len(words) <= console.width
-    for place, header in enumerate(headers):
-        # names and addresses are copied
-        whole = place == 0 or (fits and not any(" " in row[place] for row in rows))
-        table.add_column(header, overflow="fold", no_wrap=whole)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    named = [place for place in range(len(headers)) if fits and not any(" " in row[place] for row in rows)]
+    console.print(columns(rows, headers, whole=[0, *named]))  # names and addresses are copied
 
 
 def print_text(text: str) -> None:

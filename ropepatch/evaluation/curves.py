@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ropepatch.columns import as_text, columns
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import Mean
-from ropepatch.evaluation.table import aligned, data_frame
+from ropepatch.evaluation.table import data_frame
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -142,11 +143,11 @@ class LossCurve:
         return f"LossCurve({len(set(self._indices()))} documents, {sum(map(len, self.nll))} tokens scored)"
 
     def __str__(self) -> str:
-        rows = [("length", "documents", "tokens", "nats/token", "perplexity")]
+        heads, rows = ("length", "documents", "tokens", "nats/token", "perplexity"), []
         for length, read in self._doublings():
             counts = (f"{length}", f"{len(read.clusters)}", f"{read.weight:.0f}")
             rows.append((*counts, f"{read.value:.4f}", f"{read.perplexity:.2f}"))
-        return aligned(rows)
+        return as_text([columns(rows, heads, right=range(5))])
 
     def _doublings(self) -> Iterator[tuple[int, Mean]]:
         longest = self._longest()

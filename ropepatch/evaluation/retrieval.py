@@ -24,12 +24,13 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from ropepatch.columns import as_text, columns
 from ropepatch.data.haystack import Haystack, Haystacks, Question
 from ropepatch.data.texts import digest
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.kept import Kept
-from ropepatch.evaluation.table import aligned, data_frame
+from ropepatch.evaluation.table import data_frame
 from ropepatch.model.head import cache_keyword, evaluating, gives_positions, input_device
 from ropepatch.processes import ALONE, join
 from ropepatch.progress import Advance, advancing
@@ -147,7 +148,7 @@ class Retrieval:
         return f"Retrieval({span}{sum(a.found for a in self.answers)} of {len(self.answers)} answers found)"
 
     def __str__(self) -> str:
-        rows = [("tokens", "kind", "found", "(95 %)", "nats of an answer's token")]
+        heads, rows = ("tokens", "kind", "found", "(95 %)", "nats of an answer's token"), []
         for length in self.lengths:
             for kind in self.kinds:
                 found = self.found(length, kind)
@@ -155,7 +156,7 @@ class Retrieval:
                 share = f"{found.value * found.weight:.0f}/{found.weight:.0f}"
                 log_prob = f"{self.log_prob(length, kind).value:.2f}"
                 rows.append((f"{length}", kind, share, f"({low:.0%} to {high:.0%})", log_prob))
-        return aligned(rows)
+        return as_text([columns(rows, heads, right=range(5))])
 
     def to_pandas(self) -> DataFrame:
         """A row for every answer.

@@ -71,22 +71,6 @@ class Table(NamedTuple):
         return Table(self.caption, heads, rows, across=True)
 
 
-def aligned(rows: Sequence[Sequence[str]], *, left: int = 0) -> str:
-    """Rows of text in columns of equal width; the first `left` to the left, the others to the right."""
-    from rich.cells import cell_len
-
-    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        pads = [" " * (width - cell_len(text)) for text, width in zip(row, widths, strict=True)]
-        cells = [
-            text + pad if k < left else pad + text
-            for k, (text, pad) in enumerate(zip(row, pads, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
 def enumeration(words: Sequence[str]) -> str:
     """Words as a sentence lists them: a, b and c."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

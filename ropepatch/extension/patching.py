@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ropepatch.attention import MAPS, AttentionMap, Mapped, map_attention
+from ropepatch.attention import AttentionMap, Mapped, map_attention
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan, plan_by, plan_method
@@ -150,25 +150,16 @@ def _planned(
     parameters: dict[str, Any],
 ) -> tuple[Checkpoint, Plan]:
     """The model as it is, and the plan of whatever `patch` is given, which fits it."""
-    is_map = isinstance(method, AttentionMap) or (isinstance(method, str) and method in MAPS)
-    if is_map and to is None:
-        raise RopepatchError(
-            "an attention map needs its target, got to=None",
-            hint="ropepatch.patch(model, 'self-extend', to=...)",
-        )
+    here = Checkpoint.of(base, method.source.original if isinstance(method, Plan) else original)
     match method:
         case Plan() if to is None and original is None and not parameters:
-            here = Checkpoint.of(base, method.source.original)
             _check_same(method.source, here)
             return here, method
         case Scaling() if to is None and not parameters:
-            here = Checkpoint.of(base, original)
             return here, plan_by(here, method, round(method.factor * here.window))
         case AttentionMap() if not parameters:
-            here = Checkpoint.of(base, original)
             return here, plan_by(here, method, here.target(to))
         case str():
-            here = Checkpoint.of(base, original)
             return here, plan_method(here, method, parameters, to)
     raise RopepatchError(
         f"patch takes a plan, a scaling, or a name with its target and parameters, got {method!r}",

@@ -15,8 +15,9 @@ from typing import Any
 from rich.table import Table
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ropepatch.attention import MAPS, AttentionMap, make_map
+from ropepatch.attention import MAPS, AttentionMap
 from ropepatch.attention.mapping import check_mappable
+from ropepatch.columns import as_text
 from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.extension.config_changes import SavedRope, find_changes
 from ropepatch.extension.engines import Engine, engine_support, map_support
@@ -28,7 +29,6 @@ from ropepatch.extension.text import (
     distances_text,
     engines_table,
     parameters_text,
-    text_of,
 )
 from ropepatch.files import json_text
 from ropepatch.model.architectures import IN_LLAMA_CPP, remarks
@@ -38,10 +38,12 @@ from ropepatch.model.checks.case import THETA_KEYS
 from ropepatch.model.rotary import SEQUENCE, RotarySite, float32_on_cpu, stated_window
 from ropepatch.scaling import METHODS, Scaling, make_scaling
 from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, read_scaling
+from ropepatch.scaling.method import Method
 from ropepatch.scaling.rope import Frequencies, Rope
 from ropepatch.scaling.searched import CustomDivisors
 from ropepatch.settings import Length, Queries, find_named
 
+WIDTH = 80  # of what a plan prints, in characters
 PUBLISHED = 32  # times the window: farther no scaling of the rope is published to read without training
 
 
@@ -59,7 +61,7 @@ class Plan:
     """
 
     source: Checkpoint
-    method: Scaling | AttentionMap
+    method: Method
     target: int
     layers: tuple[int, ...] | None = None
 
@@ -222,7 +224,7 @@ class Plan:
         lines.append(f"engines, the rope type they read, and how that is known{basis}")
         lines.append(engines_table(self.engines, self.remapping, new["rope_type"]))
         lines += [f"warning: {printable(warning)}" for warning in self.warnings]
-        return text_of(lines)
+        return as_text(lines, WIDTH)
 
     def __repr__(self) -> str:
         return f"Plan({self.model}: {self.source.window} -> {self.target} tokens, {self.method.name})"
@@ -258,19 +260,13 @@ def plan_method(source: Checkpoint, method: str, parameters: Mapping[str, Any], 
     if file:
         file.check_model(method, source.rope, source.name, target)
         return plan_by(source, file.scaling, target)
-    kind = find_method(method)
-    if issubclass(kind, AttentionMap):
-        return plan_by(source, make_map(method, **parameters), target)
-    composing = kind.composing if source.rope.is_scaled else {}
-    settings = {"factor": target / source.window, **composing, **parameters}
-    return plan_by(source, make_scaling(method, **settings), target)
+    return plan_by(source, find_method(method).for_target(source.rope, target, parameters), target)
 
 
 @float32_on_cpu()
-def plan_by(source: Checkpoint, method: Scaling | AttentionMap, target: int) -> Plan:
-    """The plan of one scaling, or of one attention map, whose missing parameters follow from the target."""
-    fitted = method.fitted(source.window, target) if isinstance(method, AttentionMap) else method
-    made = Plan(source, fitted, target)
+def plan_by(source: Checkpoint, method: Method, target: int) -> Plan:
+    """The plan of one method, whose missing parameters follow from the target."""
+    made = Plan(source, method.fitted(source.window, target), target)
     if made.remapping:
         check_mappable(source.skeleton, source.window)
     if made.queries:
@@ -279,7 +275,7 @@ def plan_by(source: Checkpoint, method: Scaling | AttentionMap, target: int) -> 
     return made
 
 
-def find_method(name: str) -> type[Scaling] | type[AttentionMap]:
+def find_method(name: str) -> type[Method]:
     """The scaling or the attention map of that name; an error has the nearest name and the list."""
     if name in (FIT, AUTO):
         raise RopepatchError(
@@ -287,7 +283,7 @@ def find_method(name: str) -> type[Scaling] | type[AttentionMap]:
             hint=f"here name what it finds: `ropepatch {'fit' if name == FIT else 'compare'}` says; "
             "a dry run of `ropepatch extend` shows its plan",
         )
-    kinds: dict[str, type[Scaling] | type[AttentionMap]] = {**METHODS, **MAPS}
+    kinds: dict[str, type[Method]] = {**METHODS, **MAPS}
     return find_named(name, kinds, "method", METHODS.other_names | MAPS.other_names)
 
 

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterable
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from ropepatch.attention import AttentionMap
+from ropepatch.columns import columns
 from ropepatch.errors import printable
 from ropepatch.extension.engines import Engine, known
 from ropepatch.model.config import LEGACY_KEYS
-from ropepatch.scaling import Scaling
 from ropepatch.scaling.bands import bands
+from ropepatch.scaling.method import Method
 from ropepatch.scaling.rope import Frequencies, Rope
 
-WIDTH = 80
 ENDS = 1 << 20  # keys at each end of a band: its extremes are there, or come again within a chunk
 
 
-def text_of(lines: Iterable[str | Table]) -> str:
-    """Lines and tables as plain text, of a width that fits a terminal but for the first line."""
-    out = io.StringIO()
-    plain: Any = {"color_system": None, "highlight": False, "emoji": False, "markup": False}
-    console = Console(file=out, width=WIDTH, force_jupyter=False, **plain)  # or a notebook displays it all
-    for number, line in enumerate(lines):
-        console.print(line, soft_wrap=number == 0)  # a path, to copy
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).rstrip()
-
-
-def parameters_text(method: Scaling | AttentionMap) -> str:
+def parameters_text(method: Method) -> str:
     """The parameters of a method that are set, each after a comma."""
     given = ((key, value) for key, value in method.parameters().items() if value is not None)
     return "".join(f", {key}={_short(value)}" for key, value in given)
@@ -46,18 +34,7 @@ def engines_table(engines: Iterable[Engine], remapping: AttentionMap | None, rop
         (f"  {engine.engine}", engine.reads, kind, known(engine, of_map=of_map), engine.note)
         for engine in engines
     )
-    return _grid([""] * 5, rows)
-
-
-def _grid(headers: Iterable[str], rows: Iterable[Iterable[str]], right: Iterable[str] = ()) -> Table:
-    headers = list(headers)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(headers))
-    for place, header in enumerate(headers):
-        justify: Any = "right" if header in right else "left"
-        table.add_column(header, justify=justify, overflow="fold", no_wrap=place == 0)  # a name, to copy
-    for row in rows:
-        table.add_row(*row)
-    return table
+    return columns(rows, whole=[0])
 
 
 def bands_text(rope: Rope, frequencies: Frequencies, factor: float) -> tuple[Table, str]:
@@ -73,7 +50,7 @@ def bands_text(rope: Rope, frequencies: Frequencies, factor: float) -> tuple[Tab
     )
     before, a = rope.carried_attention_factor, frequencies.attention_factor
     factors = f"attention factor {before:.4f} -> {a:.4f} (logits x {a * a:.4f})"
-    return _grid(("pairs", "", *numbers), rows, numbers), factors
+    return columns(rows, ("pairs", "", *numbers), right=(2, 3, 4), whole=[0]), factors
 
 
 def distances_text(remapping: AttentionMap, window: int, target: int) -> tuple[Table, str]:
@@ -96,8 +73,7 @@ def _distance_table(distances: AttentionMap, target: int) -> Table:
             rows.append(
                 map(_span, ((target - end, target - 1 - begin), (float(read.min()), float(read.max()))))
             )
-    headers = "keys at a distance of", "are read at"
-    return _grid(headers, rows, headers)
+    return columns(rows, ("keys at a distance of", "are read at"), right=(0, 1), whole=[0])
 
 
 def _span(ends: tuple[float, float]) -> str:
@@ -112,7 +88,7 @@ def changes_table(
 
     The older keys repeat rope_parameters and are only named.
     """
-    return _grid(("", "", ""), _changes(before, changes, old, new))
+    return columns(_changes(before, changes, old, new), whole=[0])
 
 
 def _changes(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ropepatch.columns import as_text, columns
 from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.files import json_text
 from ropepatch.model import reading_file as readings
@@ -67,18 +68,17 @@ class Probed:
 
     def __str__(self) -> str:
         names = list(self.judgement.divergences)
-        head = ["position", *("the checkpoint" if name == RIGHT else name for name in names)]
-        widths = [max(len(word), 9) for word in head]
-        lines = [f"{self.engine}: divergence from each hypothesis, in nats", _line(head, widths)]
-        for row, (position, beyond) in enumerate(
-            zip(self.reading.positions, self.reading.beyond, strict=True)
-        ):
-            values = [self.judgement.divergences[name][row] for name in names]
-            words = ["no answer" if value is None else f"{value:.5f}" for value in values]
-            line = _line([str(position), *words], widths)
-            if beyond and not self.reading.beyond[row - 1]:
-                lines.append(f"--- beyond the old window of {self.reading.window} tokens")
-            lines.append(line)
+        heads = ["position", *("the checkpoint" if name == RIGHT else name for name in names)]
+        read = zip(*(self.judgement.divergences[name] for name in names), strict=True)
+        rows = [
+            [str(position), *("no answer" if value is None else f"{value:.5f}" for value in values)]
+            for position, values in zip(self.reading.positions, read, strict=True)
+        ]
+        table = as_text([columns(rows, heads, right=range(len(heads)))]).splitlines()
+        if {*self.reading.beyond} == {False, True}:
+            mark = f"--- beyond the old window of {self.reading.window} tokens"
+            table.insert(1 + self.reading.beyond.index(True), mark)
+        lines = [f"{self.engine}: divergence from each hypothesis, in nats", *table]
         return "\n".join([*lines, "", printable(f"{self.checkpoint}: {self.judgement}")])
 
     def _repr_html_(self) -> str:
@@ -267,7 +267,3 @@ def _by_text(spelling: Sequence[str]) -> dict[str, int]:
     for number, text in enumerate(spelling):
         table[text] = -1 if text in table else number
     return table
-
-
-def _line(words: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(word.rjust(width) for word, width in zip(words, widths, strict=True))

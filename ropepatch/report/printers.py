@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Sequence
 from html import escape
 
-from ropepatch.evaluation.table import Cell, Table, aligned
+from ropepatch.columns import as_text, columns
+from ropepatch.evaluation.table import Cell, Table
 
 # Text
 
@@ -21,23 +21,12 @@ def table_text(table: Table, width: int | None = None) -> str:
     """
     heads = [Cell(" ".join(filter(None, head))) for head in table.heads]
     rows = [heads, *table.rows]
-    text = aligned([[cell.line for cell in row] for row in rows], left=table.labels)
+    right = range(table.labels, len(heads))
+    text = as_text([columns([[cell.line for cell in row] for row in rows], right=right)])
     if width is None or max(map(len, text.splitlines())) <= width:
         return text
-    from rich.console import Console
-    from rich.table import Table as Folded
-
-    folded = Folded(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    for place in range(len(heads)):
-        folded.add_column(justify="left" if place < table.labels else "right", overflow="fold")
-    for row in rows:
-        folded.add_row(*("\n".join(filter(None, [cell.text, cell.detail])) for cell in row))
-    console = Console(
-        file=io.StringIO(), force_jupyter=False, highlight=False, markup=False, emoji=False, width=width
-    )
-    with console.capture() as printed:
-        console.print(folded)
-    return "\n".join(map(str.rstrip, printed.get().splitlines()))
+    below = [["\n".join(filter(None, [cell.text, cell.detail])) for cell in row] for row in rows]
+    return as_text([columns(below, right=right)], width)
 
 
 # HTML

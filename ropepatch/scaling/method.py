@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, Self, final
 
 from torch import Tensor
 
@@ -14,7 +14,25 @@ from ropepatch.scaling.rope import Frequencies, Rope
 from ropepatch.settings import FromOne, Named, Registry
 
 
-class Scaling(Named):
+class Method(Named):
+    """One published way to a longer context."""
+
+    listed_by = "ropepatch methods"
+    kind: ClassVar[str]
+    saved_as: ClassVar[str]
+    length_dependent: ClassVar[bool] = False
+
+    @classmethod
+    def for_target(cls, rope: Rope, target: int, parameters: Mapping[str, Any]) -> Self:
+        """The method of these parameters that takes a rope to N = `target`."""
+        return cls(**parameters)
+
+    def fitted(self, window: int, target: int) -> Self:
+        """The method with all its parameters, for a model of L = `window` tokens and N = `target`."""
+        return self
+
+
+class Scaling(Method):
     """One published way to stretch a rope.
 
     A subclass gives `_inv_freq(rope)`, `_temperature(rope)` if it has one, and `_native(rope)` if
@@ -24,15 +42,19 @@ class Scaling(Named):
         factor: s, the target length over the original window; at least 1.
     """
 
-    listed_by = "ropepatch methods"
     beside = ("factor",)
-    kind: ClassVar[str] = "scaling"
-    saved_as: ClassVar[str] = "longrope"  # the rope type of an extended LLaMA
-    length_dependent: ClassVar[bool] = False
+    kind = "scaling"
+    saved_as = "longrope"  # the rope type of an extended LLaMA
     composes: ClassVar[bool] = True  # with what a rope carries that is already scaled
     composing: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # defaults on a rope that is already scaled
     way_out: ClassVar[tuple[str, str] | None] = None  # the parameter that composes, and its value
     factor: FromOne
+
+    @classmethod
+    def for_target(cls, rope: Rope, target: int, parameters: Mapping[str, Any]) -> Self:
+        """The scaling whose factor reaches the target, unless one is given."""
+        composing = cls.composing if rope.is_scaled else {}
+        return cls(**{"factor": target / rope.original_max_position_embeddings, **composing, **parameters})
 
     @final
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
