@@ -70,10 +70,15 @@ def new_folder(folder: Path) -> Iterator[Path]:
         raise
 
 
+# Errors of writing alone, whichever file they name: that of a copy names what it reads.
+OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+
 def _disk_error(error: OSError, folder: Path) -> RopepatchError:
     reason = os.strerror(error.errno) if error.errno else str(error)
     named = Path(os.fsdecode(error.filename or folder))
-    if not (folder.is_relative_to(named) or f"/.{folder.name}." in named.as_posix()):
+    ours = folder.is_relative_to(named) or f"/.{folder.name}." in named.as_posix()
+    if error.errno not in OF_WRITING and not ours:
         return RopepatchError(f"cannot read {named}: {reason}", hint="make the file readable")
     hints = {
         errno.ENOSPC: f"free some space, or choose another {argument('out')}",
@@ -96,7 +101,12 @@ def whole_file(file: Path, *, new: bool = False) -> Iterator[Path]:
         new: Raise FileExistsError if the file exists by then, instead of replacing it.
     """
     with _partial(file, Path.touch) as partial:
-        yield partial
+        try:
+            yield partial
+        except OSError as error:
+            if error.errno in OF_WRITING:
+                error.filename = str(file)
+            raise
         if new:
             try:
                 os.link(partial, file)

@@ -10,8 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
+from checkpoint_folders import largest_file
+from made_results import scoring
 
-from ropepatch import RopepatchError, files
+from ropepatch import RopepatchError, explore, files
+from ropepatch.cli.listing import _copy as copy_recipe
 from ropepatch.data.sources import local_files, stream_documents
 from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Suite
@@ -23,11 +27,14 @@ from ropepatch.files import (
     new_folder,
     parse_json,
     read_json,
+    shipped,
     whole_file,
 )
+from ropepatch.fitting.fitting import STATE, write_state
 from ropepatch.model.weights import read_headers
 from ropepatch.pipeline.inputs import parse_settings
 from ropepatch.publishing.card.writing import write_card
+from ropepatch.report.page import write_report
 from ropepatch.scaling.file import read_scaling
 from ropepatch.training.recipe import Recipe
 
@@ -148,6 +155,7 @@ def test_what_another_wrote_into_a_new_parent_stays_and_hides_no_error(error, tm
         (errno.EACCES, "model/tokenizer.json", "cannot read {place}/model/tokenizer.json: Permission denied"),
         (errno.EACCES, ".out.0123abcd.partial/x", "cannot write {place}/out: Permission denied"),
         (errno.ENOSPC, None, "cannot write {place}/out: No space left on device"),
+        (errno.ENOSPC, "model/tokenizer.json", "cannot write {place}/out: No space left on device"),
     ],
 )
 def test_the_file_that_the_system_refused_is_the_one_that_is_named(number, name, message, tmp_path):
@@ -156,6 +164,35 @@ def test_the_file_that_the_system_refused_is_the_one_that_is_named(number, name,
         raise refusal
     assert str(caught.value) == message.format(place=tmp_path)
     assert "--link-weights" not in caught.value.hint
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    with largest_file(10), pytest.raises(OSError, match="File too large") as caught:
+        write_state(tmp_path, {"vector": torch.zeros(9)})
+    assert caught.value.filename == str(tmp_path / STATE)
+    assert [*tmp_path.iterdir()] == []
+
+
+NAMED = {  # files that a user names, by what writes them
+    "explorer": ("e.html", lambda file: explore(out=file, tiny=False)),
+    "report": ("r.html", lambda file: write_report([scoring("baseline", {("a", "b"): 0.5})], file)),
+    "recipe": ("r.yaml", lambda file: copy_recipe(shipped("recipes") / "tiny.yaml", file)),
+}
+
+
+@pytest.mark.parametrize("kind", NAMED)
+def test_what_another_process_has_written_meanwhile_is_not_overwritten(kind, tmp_path, monkeypatch):
+    name, write = NAMED[kind]
+    write_text = Path.write_text
+
+    def meanwhile(partial, text, **options):
+        write_text(tmp_path / name, "theirs")
+        return write_text(partial, text, **options)
+
+    monkeypatch.setattr(Path, "write_text", meanwhile)
+    with pytest.raises(RopepatchError, match="File exists"):
+        write(tmp_path / name)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "theirs"}
 
 
 @pytest.mark.parametrize(

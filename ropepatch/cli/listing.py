@@ -242,7 +242,7 @@ def _copy(source: Path, file: Path) -> None:
             raise RopepatchError(
                 f"{file} already exists", hint="name another FILE after --copy; nothing is overwritten"
             )
-        with whole_file(place) as partial:
+        with whole_file(place, new=True) as partial:
             partial.write_text(text, encoding="utf-8")
     except OSError as error:
         raise RopepatchError(f"cannot write {file}: {error.strerror}", hint="name another FILE") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 import shutil
@@ -336,8 +337,10 @@ def read_state(work: Path | None, request: dict[str, Any]) -> dict[str, Any]:
 def write_state(work: Path, state: dict[str, Any]) -> None:
     """Keep the state of a fit in a work folder, whole or not at all."""
     work.mkdir(parents=True, exist_ok=True)
+    content = io.BytesIO()  # into a file torch turns what the disk says into a RuntimeError
+    torch.save(state, content)
     with whole_file(work / STATE) as partial:
-        torch.save(state, partial)
+        partial.write_bytes(content.getbuffer())
 
 
 def remove_finished(work: Path) -> None:

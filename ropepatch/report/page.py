@@ -50,7 +50,7 @@ def write_report(results: Sequence[Result], file: str | Path, *, command: str | 
         raise RopepatchError("no results to report", hint="measure first: `ropepatch eval`")
     page = _page(results, command)
     try:
-        with whole_file(path) as partial:
+        with whole_file(path, new=True) as partial:
             partial.write_text(page, encoding="utf-8", errors="replace")
     except OSError as error:
         raise RopepatchError(f"cannot write {path}: {error.strerror}", hint="choose another file") from error

@@ -31,7 +31,7 @@ def explore(
     text = page_text(None if model is None else os.fspath(model), tiny=tiny, revision=revision)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(file) as partial:
+        with whole_file(file, new=True) as partial:
             partial.write_text(text, encoding="utf-8")
     except OSError as error:
         raise RopepatchError(f"cannot write {out}: {error.strerror}", hint="name another file") from error
