@@ -21,6 +21,7 @@ from ropepatch.extension.writing import check_savable
 from ropepatch.files import absent, json_text
 from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.source import without_paths
 from ropepatch.pipeline.evaluation import reported
 from ropepatch.pipeline.inputs import can_report, check_places
 from ropepatch.pipeline.learned import Learned, kept, planned
@@ -145,10 +146,11 @@ def extend(options: ExtendOptions) -> Extension:
         prepared = options.check_plan(plan)
         options.check_reading(plan)
         options.check_suite(plan)
-        place = absent(options.folder) if training is None else options.folder
+        is_written = training is None and _is_written(options, plan)
         if options.plan is not None:
             plan.source.check_unchanged()
-        source = writing.source_of(plan, beside=place, include=include)
+        folder = options.folder.expanduser().absolute()
+        source = writing.source_of(plan, beside=folder, include=include)
         extra = writing.included_files(source.folder, include)
         carried = writing.small_files(source.folder) | extra
         check_secrets(carried)
@@ -157,7 +159,10 @@ def extend(options: ExtendOptions) -> Extension:
             say(f"left out, no part of a checkpoint: {', '.join(stays)} {more}")
         for code in writing.tokenizer_of_copy(source.folder, carried)[1]:
             say(f"warning: the tokenizer needs {code}, which {argument('include')} {code} would carry along")
-        if training is None:
+        if is_written:
+            processes.write_once(lambda: _complete(options, plan, source, extra))
+            extension = _finished(options, plan, folder, learned)
+        elif training is None:
             with options.progress(WEIGHTS) as advance:
                 write = partial(
                     writing.extend,
@@ -181,6 +186,34 @@ def extend(options: ExtendOptions) -> Extension:
         return _pushed(extension, options.push, options) if options.push and processes.first else extension
 
 
+def _is_written(options: ExtendOptions, plan: Plan) -> bool:
+    """Whether an earlier call wrote the checkpoint of this very plan; any other folder there is refused.
+
+    Where nothing comes after the checkpoint, that one is refused, too.
+    """
+    folder = options.folder.expanduser().absolute()
+    with suppress(OSError, RopepatchError):  # a name that is too long, a folder of something else
+        if (options.suite is not None or options.push) and records.exists(folder):
+            record, made = records.read(folder).to_dict(), records.Record.of(plan).to_dict()
+            of_plan = without_paths({key: made.get(key) for key in plan.to_dict()})
+            same = all(record.get(key) == value for key, value in of_plan.items())
+            if same and "verified" in record and "adaptation" not in record:
+                return True
+    absent(folder)
+    return False
+
+
+def _complete(options: ExtendOptions, plan: Plan, source: Checkpoint, extra: dict[str, Path]) -> None:
+    """Give a checkpoint that an earlier call wrote what this one asks for; that of other weights not."""
+    written = Checkpoint(options.folder.expanduser().absolute())
+    record = records.read(written.folder)
+    if record.weights != written.fingerprint or not (plan.queries or record.weights == source.fingerprint):
+        absent(options.folder)
+    options.say(f"{options.folder} is written")
+    writing.copy_files(extra, written.folder)
+    add_reading(options, written, record)
+
+
 def _foreseen(options: ExtendOptions, plan: Plan) -> Extension:
     """What a call would do, and what would stop it; no weights are read."""
     options.check_suite(plan)
@@ -190,7 +223,7 @@ def _foreseen(options: ExtendOptions, plan: Plan) -> Extension:
         ahead = forecast(plan, options.training, options.folder, processes=options.processes.count)
         obstacles += ahead.obstacles
     else:
-        checks += [partial(check_savable, plan), partial(absent, options.folder)]
+        checks += [partial(check_savable, plan), partial(_is_written, options, plan)]
     if plan.model == "tiny" or Path(plan.model).is_dir():  # of the Hub's, config.json alone is here
         checks += [partial(_find_weights, plan, options), partial(_find_tokenizer, plan, options)]
     for check in checks:

@@ -102,10 +102,7 @@ def kept(options: ExtendOptions) -> str:
     folder = options.folder.expanduser().absolute()
     run, work = folder.with_name(f"{folder.name}.run"), work_folder(options)
     if folder.exists():
-        after = (
-            "the same command goes on" if options.training else "`ropepatch eval` or `ropepatch push` goes on"
-        )
-        return f"{folder} is written; {after}"
+        return f"{folder} is written; the same command goes on"
     if options.training is not None and run.is_dir():
         steps = (path.name.rpartition("-")[2] for path in run.glob("checkpoint-*"))
         last = max((int(step) for step in steps if step.isdigit()), default=0)

@@ -26,10 +26,10 @@ def place(tmp_path_factory):
     return write_recipe_and_suite(tmp_path_factory.mktemp("place"))
 
 
-def call(place, **options):
+def call(place, out="called", **options):
     """The main job, from Python."""
     words = {"recipe": place / "six.yaml", "evaluate": place / "suite.yaml"}
-    return ropepatch.extend("tiny", place / "called", **words | options)
+    return ropepatch.extend("tiny", place / out, **words | options)
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +81,43 @@ def test_the_same_call_again_finds_all_of_it_done(resumed, place):
     again = call(place, say=lines.append, progress=unmeasured)
     assert f"{again} is finished" in lines
     assert again.record == resumed[0].record
+
+
+def test_what_was_interrupted_after_the_checkpoint_has_its_name_goes_on_and_is_nobody_elses(
+    place, monkeypatch
+):
+    def after_the_first(line):
+        if line.startswith("perplexity, baseline"):
+            raise KeyboardInterrupt
+
+    def refused(folder, repo, **_):
+        raise RopepatchError("no network")
+
+    measured = {"recipe": None, "to": 512}
+    with pytest.raises(KeyboardInterrupt):
+        call(place, out := "measured", say=after_the_first, **measured)
+    assert "evaluation" not in read_json(place / out / "ropepatch.json")
+    for other in ({"evaluate": None}, {"to": 1024}, {"method": "ntk"}, {"dry_run": True, "to": 1024}):
+        if other.get("dry_run"):
+            (refusal,) = call(place, out, **measured | other).obstacles
+        else:
+            with pytest.raises(RopepatchError) as caught:
+                call(place, out, **measured | other)
+            refusal = caught.value
+        assert str(refusal) == f"{place / out} already exists"
+    assert not call(place, out, **measured | {"dry_run": True}).obstacles
+    lines = []
+    once = call(place, "once", **measured)
+    again = call(place, out, say=lines.append, **measured)
+    assert f"{again} is written" in lines
+    assert again.record == once.record
+    files = [{file.name for file in one.folder.rglob("*")} for one in (once, again)]
+    assert files[0] == files[1]
+    monkeypatch.setattr("ropepatch.publishing.hub.check_repo", lambda repo: None)
+    monkeypatch.setattr("ropepatch.publishing.hub.push", refused)
+    for _ in range(2):
+        with pytest.raises(RopepatchError, match="no network"):
+            call(place, "pushed", push="local/pushed", **measured | {"evaluate": None})
 
 
 @pytest.mark.slow
