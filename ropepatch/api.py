@@ -232,8 +232,8 @@ def extend(
             share, 2% or 0.02; what the recipe says if not given. A checkpoint beyond it is written and not
             pushed.
         evaluate: Measure this suite before and after, into the folder; see `ropepatch suites`.
-        text: What the suite measures on in place of its own text, or fit and auto read: a text or JSONL file,
-            a folder of them, a `datasets` id, or a set saved by `datasets`.
+        text: What the suite measures on in place of its own text, or fit and auto read: a text, JSONL,
+            CSV or Parquet file, a folder of the first two, a `datasets` id, or a set saved by `datasets`.
         field: The column or key of a document's text.
         split: The part of a `datasets` id or a saved set that is read; test if not given, or train to fit on.
         limit: Measure at most so many pieces of text, haystacks, documents of an lm-eval task.
@@ -304,8 +304,8 @@ def evaluate(
     Args:
         model: A checkpoint folder, a Hub id, or tiny; those of the suite if not given.
         suite: Run a suite: its name, or a YAML file; see `ropepatch suites`.
-        text: A text or JSONL file, a folder of them, a `datasets` id, or a set saved by `datasets`; that of
-            the suite, or the tales of tiny, if not given.
+        text: A text, JSONL, CSV or Parquet file, a folder of the first two, a `datasets` id, or a set saved
+            by `datasets`; that of the suite, or the tales of tiny, if not given.
         field: The column or key of a document's text.
         split: The part of a `datasets` id or a saved set that is read.
         lengths: Tokens to read, such as 256,1k,4x; L/2, L, 2L ... `to` if not given.
@@ -381,8 +381,8 @@ def compare(
             static scaling that needs no parameters, maps for every attention map, fit for one fitted to the
             model; linear,ntk,ntk-by-parts,llama3,yarn if not given.
         original: The original context length, where config.json says another: 32k of Qwen3, whose says 40960.
-        text: A text or JSONL file, a folder of them, a `datasets` id, or a set saved by `datasets`; the tales
-            of tiny if not given.
+        text: A text, JSONL, CSV or Parquet file, a folder of the first two, a `datasets` id, or a set saved
+            by `datasets`; the tales of tiny if not given.
         field: The column or key of a document's text.
         split: The part of a `datasets` id or a saved set that is read.
         windows: Read at most so many windows of the text; 24 if not given.
@@ -648,8 +648,8 @@ def fit(
         model: A checkpoint folder, a Hub id, or tiny.
         to: The target length in tokens: 32k, or 4x the original.
         original: The original context length, where config.json says another: 32k of Qwen3, whose says 40960.
-        text: A text or JSONL file, a folder of them, a `datasets` id, or a set saved by `datasets`; what the
-            model writes itself, or the tales of tiny, if not given.
+        text: A text, JSONL, CSV or Parquet file, a folder of the first two, a `datasets` id, or a set saved
+            by `datasets`; what the model writes itself, or the tales of tiny, if not given.
         field: The column or key of a document's text.
         split: The part of a `datasets` id or a saved set that is read.
         steps: Steps of gradient descent.

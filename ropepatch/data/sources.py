@@ -26,13 +26,19 @@ from ropepatch.settings import HUB_NAME
 SEPARATOR = "<|endoftext|>"
 TOKEN_IDS = "input_ids"
 IN_FOLDERS = ["*.txt", "*.txt.gz", "*.jsonl", "*.jsonl.gz"]
-FORMATS = {".parquet": "parquet", ".arrow": "arrow"}  # of datasets
+FORMATS: dict[str, tuple[str, dict[str, Any]]] = {  # of datasets, with its options
+    ".parquet": ("parquet", {}),
+    ".arrow": ("arrow", {}),
+    ".csv": ("csv", {"keep_default_na": False}),  # an empty cell is a blank text
+    ".tsv": ("csv", {"keep_default_na": False, "sep": "\t"}),
+}
 DATASET_ID = re.compile(rf"(?P<name>{HUB_NAME}/{HUB_NAME})(:(?P<config>[\w.+-]+))?", re.ASCII)
-FILE_NAME = re.compile(r".*\.(txt|json|jsonl|parquet|arrow)(\.gz)?")
+FILE_NAME = re.compile(r".*\.(txt|json|jsonl|parquet|arrow|csv|tsv)(\.gz)?")
 MAX_DOCUMENT = 2**30  # bytes of a line, characters of a document
 OF_THE_HUB = "no such path is here; check id, config, split and network, or log in with `hf auth login`"
 EXPECTED = (
-    "give a text or JSONL file, a folder of *.txt and *.jsonl, a saved dataset, or a dataset id owner/name"
+    "give a text, JSONL, CSV or Parquet file, a folder of *.txt and *.jsonl, a saved dataset, or a dataset "
+    "id owner/name"
 )
 
 Document = str | list[int]
@@ -46,7 +52,7 @@ def stream_documents(source: str | Path, *, field: str = "text", split: str = "t
     - a text file, split at every ``<|endoftext|>``, white space around documents dropped;
     - a ``.jsonl`` or ``.json`` file of one object per line; either kind of file may be gzipped (``.gz``);
     - a folder of ``*.txt`` and ``*.jsonl``, in sorted order, at any depth;
-    - a dataset that ``save_to_disk`` wrote, or a ``.parquet`` or ``.arrow`` file;
+    - a dataset that ``save_to_disk`` wrote, or a ``.parquet``, ``.arrow``, ``.csv`` or ``.tsv`` file;
     - the id of a dataset on the Hub, ``owner/name`` or ``owner/name:config``; none of its code is run.
 
     Memory holds one document (of `datasets`, one batch of rows) at a time. Blank documents are dropped.
@@ -75,6 +81,11 @@ def local_files(source: str | Path) -> list[Path] | None:
         if path is None:
             return None
         return _files_in(path) if path.is_dir() else [path]
+
+
+def suffix_of(file: Path) -> str:
+    """Of a file its suffix, within a gzipped one."""
+    return Path(file.name.removesuffix(".gz")).suffix
 
 
 def _open(source: str | Path, field: str, split: str) -> Iterator[Document]:
@@ -120,9 +131,9 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _read_file(file: Path, field: str) -> Iterator[Document]:
-    kind = Path(file.name.removesuffix(".gz")).suffix
+    kind = suffix_of(file)
     if kind in FORMATS:
-        return _read_table(file, FORMATS[kind], field)
+        return _read_table(file, *FORMATS[kind], field)
     return _read_objects(file, field) if kind in (".jsonl", ".json") else _read_texts(file)
 
 
@@ -222,11 +233,12 @@ def _read_saved(folder: Path, field: str, split: str) -> Iterator[Document]:
         yield from _read_rows(dataset.with_format(None), field, str(folder))
 
 
-def _read_table(file: Path, kind: str, field: str) -> Iterator[Document]:
+def _read_table(file: Path, kind: str, options: dict[str, Any], field: str) -> Iterator[Document]:
     datasets = _datasets()
     with _explaining(f"read {file}", f"it must be a {kind} file that datasets can read"):
         files = {"train": [glob.escape(str(file.absolute()))]}
-        dataset = datasets.load_dataset(kind, data_files=files, split="train", streaming=True)
+        asked = {"data_files": files, "split": "train", "streaming": True}
+        dataset = datasets.load_dataset(kind, **asked, **options)
         yield from _read_rows(dataset, field, str(file))
 
 

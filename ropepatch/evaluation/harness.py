@@ -71,6 +71,11 @@ def run_tasks(
     return [row for task in results["results"] for row in _rows(task, results)]
 
 
+def check_tasks(tasks: Sequence[str], include_path: Path) -> None:
+    """Refuse names that lm-eval and a folder of tasks do not have, before hours of other measurements."""
+    _manager(tasks, include_path, {})
+
+
 def _lm_eval() -> Any:
     try:
         return import_module("lm_eval")

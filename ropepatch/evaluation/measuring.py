@@ -314,9 +314,10 @@ def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
     digest = f"{seed_of(job.request, env):016x}"
     keep = None if out is None else out / _partial(job.name, digest)
     began = time.perf_counter()
+    length = max(job.measurement.reads or [job.to])
     with (
         job.patched(),
-        progress(f"{job.measurement.task.name}, {label}, {short_length(job.to)}") as advance,
+        progress(f"{job.measurement.task.name}, {label}, {short_length(length)}") as advance,
     ):
         rows = job.measurement.run(model, subject.tokenizer, keep, advance)
     seconds = round(time.perf_counter() - began, 2)

@@ -466,6 +466,13 @@ def retrieval_rows(retrieval: Retrieval) -> list[Row]:
 # lm-eval
 
 
+NEEDED = (  # of the tasks in eval/tasks, what their metadata must have
+    ("ropepatch_long_perplexity", "text"),
+    ("ropepatch_key_tokens", "text"),
+    ("ropepatch_key_tokens", "evaluator"),
+)
+
+
 class LmEvalTask(Task):
     """Run tasks of lm-eval.
 
@@ -489,6 +496,14 @@ class LmEvalTask(Task):
         """What the tasks are given."""
         if find_spec("lm_eval") is None:
             raise RopepatchError("tasks of lm-eval need lm-eval", hint='pip install "ropepatch[eval]"')
+        for task, key in NEEDED:
+            if task in self.tasks and not self.metadata.get(key):
+                given = f"{argument('text', 'FILE')}, or " if key == "text" else ""
+                hint = f"{given}metadata: {{{key}: {key.upper()}}} in the suite"
+                raise RopepatchError(f"{task} needs {key}", hint=hint)
+        from ropepatch.evaluation.harness import check_tasks
+
+        check_tasks(self.tasks, shipped("eval/tasks"))
         metadata = {"max_seq_lengths": [to]} | self.metadata
         parameters = self.model_dump() | {"metadata": metadata, "max_length": to}
         if "text" in metadata:

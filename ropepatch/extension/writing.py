@@ -81,15 +81,9 @@ def extend(
         if source.rope != plan.rope:
             raise source.changed_since()
         plan = replace(plan, source=source)
-    origin = origin_of(source)
+    check_copy(plan, source, folder, link_weights=link_weights, include=include)
+    origin, carried = origin_of(source), included_files(source.folder, include)
     weights, changes = source.weights, changed_weights(source, plan)
-    if not source.is_quantised:
-        check_weights(weights, source.skeleton)
-    carried = included_files(source.folder, include)
-    if plan.remapping is not None:
-        check_no_other_code(source.folder, carried)
-    if not link_weights:
-        check_room(weights, folder.parent)
     plan, expected = read_source(source, plan)
     with new_folder(folder) as partial:
         copy_files(small_files(source.folder) | carried, partial)
@@ -102,6 +96,20 @@ def extend(
         records.write(partial, made)
         finish(written, made, model)
     return folder
+
+
+def check_copy(
+    plan: Plan, source: Checkpoint, folder: Path, *, link_weights: bool, include: Sequence[str]
+) -> None:
+    """Refuse by its small files and the headers of its weights a source that cannot be copied to a folder."""
+    origin_of(source)
+    changed_weights(source, plan)
+    if not source.is_quantised:
+        check_weights(source.weights, source.skeleton)
+    if plan.remapping is not None:
+        check_no_other_code(source.folder, included_files(source.folder, include))
+    if not link_weights:
+        check_room(source.weights, folder.parent)
 
 
 def check_savable(plan: Plan) -> None:

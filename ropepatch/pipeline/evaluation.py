@@ -32,7 +32,7 @@ from ropepatch.pipeline.results import Results
 from ropepatch.pipeline.running import Feedback, Say, interruptible
 from ropepatch.processes import Processes, join
 from ropepatch.scaling import formulas
-from ropepatch.settings import Length, expected, relative_length
+from ropepatch.settings import Length, expected, relative_length, short_length
 
 ALL, EVERY_MAP = "all", "maps"  # stand for every candidate, and every attention map, that the model allows
 WINDOWS = 24  # of text, if nothing else is said
@@ -238,7 +238,8 @@ def reported(
                 feedback.say(f"warning: {warning}")
         measured.append(result)
         if result.seconds is not None:
-            feedback.say(f"{result.task}, {result.label}, {result.target} tokens{_first_figure(result)}")
+            reached = "" if result.scaling is None else f" to {short_length(result.target)}"
+            feedback.say(f"{result.task}, {result.label}{reached}{_first_figure(result)}")
     if report is not None:
         written = processes.write_once(lambda: _report(measured, report, feedback.command))
         feedback.say(f"report: {written}")
@@ -262,7 +263,7 @@ def _first_figure(result: Result) -> str:
         return ""
     last = max((row for row in rows if row.measure == rows[0].measure), key=lambda row: row.length)
     doubt = f" ({last.interval})" if last.interval else ""
-    return f": {measure_of(last.measure).title.lower()} {last.text}{doubt}"
+    return f" at {last.length:g} tokens: {measure_of(last.measure).title.lower()} {last.text}{doubt}"
 
 
 def _kept(results: Sequence[Result]) -> Path:

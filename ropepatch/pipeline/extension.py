@@ -23,7 +23,7 @@ from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import without_paths
 from ropepatch.pipeline.evaluation import reported
-from ropepatch.pipeline.inputs import can_report, check_places
+from ropepatch.pipeline.inputs import can_report, check_places, check_writable
 from ropepatch.pipeline.learned import Learned, kept, planned
 from ropepatch.pipeline.options import ExtendOptions
 from ropepatch.pipeline.results import Results, plot
@@ -32,6 +32,7 @@ from ropepatch.probing.making import affordable, make_reading
 from ropepatch.progress import WEIGHTS, no_bar
 from ropepatch.publishing.scanning import check_secrets
 from ropepatch.training.forecast import Forecast, forecast, other_model
+from ropepatch.training.preparation import prepare
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -124,10 +125,8 @@ def extend(options: ExtendOptions) -> Extension:
     """Write a checkpoint with a longer context, trained at it with a recipe: `ropepatch.extend`."""
     say, include = options.say, options.include
     training, note = options.taught
-    if options.push and not options.dry_run:
-        from ropepatch.publishing.hub import check_repo
-
-        check_repo(options.push)
+    if not options.dry_run:
+        _check_push(options)
     if note:
         say(note)
     if options.dry_run and options.searches:
@@ -149,11 +148,10 @@ def extend(options: ExtendOptions) -> Extension:
         is_written = training is None and _is_written(options, plan)
         if options.plan is not None:
             plan.source.check_unchanged()
+        _check_place(options)
         folder = options.folder.expanduser().absolute()
         source = writing.source_of(plan, beside=folder, include=include)
-        extra = writing.included_files(source.folder, include)
-        carried = writing.small_files(source.folder) | extra
-        check_secrets(carried)
+        extra, carried = _carried(options, source)
         if stays := writing.left_out(source, carried):
             more = f"({argument('include')} carries more along)"
             say(f"left out, no part of a checkpoint: {', '.join(stays)} {more}")
@@ -217,32 +215,71 @@ def _complete(options: ExtendOptions, plan: Plan, source: Checkpoint, extra: dic
 def _foreseen(options: ExtendOptions, plan: Plan) -> Extension:
     """What a call would do, and what would stop it; no weights are read."""
     options.check_suite(plan)
-    checks: list[Callable[[], object]] = [partial(options.check_reading, plan)]
-    ahead, obstacles = None, list[RopepatchError]()
-    if options.training is not None:
-        ahead = forecast(plan, options.training, options.folder, processes=options.processes.count)
+    recipe, folder = options.training, options.folder
+    checks: list[Callable[[], object]] = [
+        partial(_check_push, options),
+        partial(options.check_reading, plan),
+        partial(_check_place, options),
+    ]
+    if options.plan is not None:
+        checks.append(plan.source.check_unchanged)
+    ahead, obstacles, prepared = None, list[RopepatchError](), None
+    if recipe is not None:
+        prepared = prepare(plan, recipe)
+        ahead = forecast(plan, recipe, folder, processes=options.processes.count, prepared=prepared)
         obstacles += ahead.obstacles
     else:
         checks += [partial(check_savable, plan), partial(_is_written, options, plan)]
     if plan.model == "tiny" or Path(plan.model).is_dir():  # of the Hub's, config.json alone is here
-        checks += [partial(_find_weights, plan, options), partial(_find_tokenizer, plan, options)]
+        checks.append(partial(_check_files, options, plan))
+        if prepared is not None and recipe is not None:
+            checks.append(partial(_check_run, plan, recipe, folder, prepared))
     for check in checks:
         try:
             check()
         except RopepatchError as error:
             obstacles.append(error)
-    return Extension(options.folder, plan, {}, forecast=ahead, obstacles=tuple(obstacles))
+    return Extension(folder, plan, {}, forecast=ahead, obstacles=tuple(obstacles))
 
 
-def _find_weights(plan: Plan, options: ExtendOptions) -> None:
-    """Refuse a folder without weights, or one that cannot be extended there."""
-    _ = writing.source_of(plan, beside=options.folder, include=options.include).weights
+def _check_push(options: ExtendOptions) -> None:
+    """Refuse a repository that nothing could be pushed to."""
+    if options.push:
+        from ropepatch.publishing.hub import check_repo
+
+        check_repo(options.push)
 
 
-def _find_tokenizer(plan: Plan, options: ExtendOptions) -> None:
-    """Refuse a folder without a tokenizer where the call needs one."""
-    if options.training is not None or options.suite is not None:
-        _ = plan.source.complete().tokenizer
+def _check_place(options: ExtendOptions) -> None:
+    """Refuse a folder that could not be made, before hours of work."""
+    if not os.path.lexists(place := options.folder.expanduser().absolute()):
+        check_writable(place, f"choose another {argument('out')}")
+
+
+def _carried(options: ExtendOptions, source: Checkpoint) -> tuple[dict[str, Path], dict[str, Path]]:
+    """The files that `include` adds, and all that are carried over, none of which may hold a secret."""
+    extra = writing.included_files(source.folder, options.include)
+    carried = writing.small_files(source.folder) | extra
+    check_secrets(carried)
+    return extra, carried
+
+
+def _check_files(options: ExtendOptions, plan: Plan) -> None:
+    """Refuse a folder that cannot be extended there, by its small files and the headers of its weights."""
+    source = writing.source_of(plan, beside=options.folder, include=options.include)
+    _ = source.weights
+    _carried(options, source)
+    if options.training is None:
+        writing.check_copy(
+            plan, source, options.folder, link_weights=options.link_weights, include=options.include
+        )
+
+
+def _check_run(plan: Plan, recipe: Recipe, folder: Path, prepared: Prepared) -> None:
+    """Refuse what the training of a recipe would, beside what its preparation does."""
+    from ropepatch.training.run import Run
+
+    Run.of(plan, recipe, folder, replace(prepared, obstacles=())).check()
 
 
 def _trained(

@@ -64,9 +64,9 @@ def planned(options: ExtendOptions) -> tuple[Plan, Learned | None]:
         return options.plan, None
     if not options.searches:
         return plan_method(options.source, options.chosen, options.asked, options.target), None
-    options.check_suite(
-        plan_method(options.source, "linear", {}, options.target)
-    )  # refused before the search
+    stand_in = plan_method(options.source, "linear", {}, options.target)
+    options.check_suite(stand_in)  # refused before the search
+    options.check_plan(stand_in)
     source = options.source.complete()
     settings, search = (_choose if options.chosen == AUTO else _fit)(options, source)
     asked = {"method": options.chosen} | settings | {"to": options.target, "weights": source.fingerprint}

@@ -88,6 +88,7 @@ def adapt(
     limit = recipe.watch.max_short_loss_increase if limit is None else limit
     if finished := run.is_finished(record):
         say(f"{run.out} is finished")
+        run.remove_rest()
     run.processes.wait()  # or a slow process would find what a fast one has just finished
     if not finished:
         with run.alone():

@@ -27,7 +27,7 @@ from ropepatch.model.config import blueprint, head_dim_of, load_config, text_con
 from ropepatch.model.precision import BFLOAT16, FLOAT32
 from ropepatch.model.source import TINY
 from ropepatch.settings import relative_length
-from ropepatch.training.preparation import Weights, prepare
+from ropepatch.training.preparation import Prepared, Weights, prepare
 from ropepatch.training.recipe import SELF, Recipe
 from ropepatch.training.rows import Schedule
 from ropepatch.training.supply import held_out_of
@@ -211,9 +211,16 @@ class Forecast:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-def forecast(plan: Plan, recipe: Recipe, out: str | Path, *, processes: int = 1) -> Forecast:
+def forecast(
+    plan: Plan,
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    processes: int = 1,
+    prepared: Prepared | None = None,
+) -> Forecast:
     """What `ropepatch.adapt` will do with the same arguments."""
-    prepared, window = prepare(plan, recipe), plan.source.window
+    prepared, window = prepared or prepare(plan, recipe), plan.source.window
     counted, cost = prepared.counted, None
     if counted.trained is not None:
         config, dtype = plan.source.config, prepared.precision.dtype

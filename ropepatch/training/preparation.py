@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ropepatch.attention.mapping import check_mappable
-from ropepatch.data.sources import FORMATS, local_files
+from ropepatch.data.sources import FORMATS, local_files, suffix_of
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import Plan
@@ -118,6 +118,12 @@ def check_adaptable(plan: Plan, recipe: Recipe, model: Any) -> None:
         )
 
     window = plan.rope.original_max_position_embeddings
+    longest = max(recipe.data.lengths(window)[0])
+    if longest > plan.target:
+        raise RopepatchError(
+            f"a window of {longest} tokens is longer than the target of {plan.target}",
+            hint="name smaller windows, or a larger target",
+        )
     if recipe.distil and recipe.reads_beyond(window):
         check_mappable(model, window)
         map_of(recipe.distil.map).fitted(window, plan.target)
@@ -149,4 +155,4 @@ def _missing_packages(recipe: Recipe) -> Iterator[RopepatchError]:
 
 def _needs_datasets(text: str) -> bool:
     files = local_files(text)
-    return files is None or any(file.suffix in FORMATS for file in files)
+    return files is None or any(suffix_of(file) in FORMATS for file in files)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -124,6 +124,13 @@ def _narrator(tokenizer: PreTrainedTokenizerBase) -> Narrator:
 Stream = TokenRows | GeneratedRows
 
 
+def check_rows(streams: Iterable[Stream], windows: Iterable[int]) -> None:
+    """Refuse rows that cannot be drawn, now and not after hours."""
+    for window in sorted({*windows}):
+        for stream in streams:
+            stream.row(0, window)
+
+
 def held_out(store: TokenStore, length: int, count: int) -> tuple[list[Tensor], int]:
     """The first ``count`` pieces of ``length`` tokens, int64, and where the rest begins.
 
@@ -201,14 +208,7 @@ class Batches(Dataset[dict[str, Tensor | int]]):
     ) -> None:
         self.schedule, self._streams, self._positions = schedule, list(streams), positions
         self._boundaries, self._target, self._seed = boundaries, target, seed
-        for window in sorted(set(self.schedule.windows.tolist())):
-            if window > target:
-                raise RopepatchError(
-                    f"a window of {window} tokens is longer than the target of {target}",
-                    hint="name smaller windows, or a larger target",
-                )
-            for stream in streams:
-                stream.row(0, window)  # what cannot be drawn fails now, and not after hours
+        check_rows(streams, self.schedule.windows.tolist())
         sampling = positions.model_dump(mode="json")
         decisive = (boundaries, sampling, target, seed, [stream.digest for stream in streams])
         hashed = hashlib.sha256(repr(decisive).encode())

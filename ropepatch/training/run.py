@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -26,7 +27,7 @@ from ropepatch.settings import seed_of
 from ropepatch.training.parallel import Sharing
 from ropepatch.training.preparation import Prepared, prepare
 from ropepatch.training.recipe import Recipe
-from ropepatch.training.supply import RecipeReader, Supply
+from ropepatch.training.supply import RecipeReader, Supply, is_at_hand
 
 RECORD = "run.json"  # in the folder of a run: what decides its outcome, and what `begin` measures
 TRAINED = "trained"  # within it: what the last step left
@@ -89,16 +90,28 @@ class Run:
     def supply(self, say: Callable[[str], None] = lambda line: None) -> Supply:
         """What it reads; ``say`` is called with lines on what takes its time."""
         accumulated = self.recipe.trainer.get("gradient_accumulation_steps", 1)
-        reader = RecipeReader(
+        return self._reader(say=say).supply(per_step=self.processes.count * accumulated)
+
+    def check(self) -> None:
+        """Refuse what stops it before a weight is read: its text, or what stands in its place."""
+        with TemporaryDirectory(prefix="ropepatch-") as cache:
+            self._reader(cache=Path(cache)).check()
+        at_hand = all(map(is_at_hand, self.recipe.data.sources))
+        if at_hand and (self.out.exists() or self.folder.exists()):
+            record = self.record(self.supply())
+            if not self.is_finished(record):
+                self.resumed(record)
+
+    def _reader(self, **options: Any) -> RecipeReader:
+        return RecipeReader(
             recipe=self.recipe,
             tokenizer=self.tokenizer,
             trained=self.trained,
             target=self.plan.target,
             vocabulary=self.plan.source.config.vocab_size,
             folder=self.source.folder,
-            say=say,
+            **options,
         )
-        return reader.supply(per_step=self.processes.count * accumulated)
 
     def record(self, supply: Supply) -> dict[str, Any]:
         """All that decides the weights."""
@@ -120,10 +133,13 @@ class Run:
         done = adaptation and (adaptation.run, adaptation.recipe.get("save"))
         if done != (digest_of(record), self.recipe.save):
             absent(self.out)
-        left = self.processes.first and self.folder.is_dir()  # interrupted when it was finished
+        return True
+
+    def remove_rest(self) -> None:
+        """Remove the folder of a run that was interrupted when it was finished."""
+        left = self.processes.first and self.folder.is_dir()
         if left and ((self.folder / RECORD).is_file() or not any(self.folder.iterdir())):
             self.remove()
-        return True
 
     def remove(self) -> None:
         """Remove the folder; what it is known by goes last, so that the next call removes what is left."""

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from ropepatch.data.sources import local_files
 from ropepatch.data.texts import Texts, digest
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.data.tokens import TokenStore, default_cache, tokenised
@@ -21,8 +22,16 @@ from ropepatch.fitting.examples import FEWEST, HELD_OUT, TALES
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.self_written import self_written
 from ropepatch.settings import seed_of
-from ropepatch.training.recipe import SELF, Generated, Recipe
-from ropepatch.training.rows import Batches, GeneratedRows, Schedule, Stream, TokenRows, held_out
+from ropepatch.training.recipe import SELF, Generated, Recipe, RowSource
+from ropepatch.training.rows import (
+    Batches,
+    GeneratedRows,
+    Schedule,
+    Stream,
+    TokenRows,
+    check_rows,
+    held_out,
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,11 @@ def held_out_of(recipe: Recipe, trained: int, target: int) -> HeldOut:
         if source.generated == SELF:  # joined, documents that end at L would contradict each other
             return HeldOut(SELF, number, trained, count * length // trained)
     return HeldOut("tales", None, length, count)
+
+
+def is_at_hand(source: RowSource) -> bool:
+    """Whether it takes neither the Hub nor the weights of a model."""
+    return local_files(source.text) is not None if isinstance(source, Texts) else source.generated != SELF
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,14 +134,23 @@ class RecipeReader:
             lines = (json.dumps({"input_ids": ids}) + "\n" for ids in windows.values())
             partial.write_text("".join(lines), encoding="utf-8")
 
-    def _open(self, tokens_of: Callable[[int], int]) -> tuple[list[Stream], list[Tensor], list[str]]:
+    def check(self) -> None:
+        """Refuse sources of this machine that are missing or too short; neither Hub nor weights are read."""
+        windows, _ = self.recipe.data.lengths(self.trained)
+        streams, _, _ = self._open(lambda source: max(windows), at_once=True)
+        check_rows(streams, windows)
+
+    def _open(
+        self, tokens_of: Callable[[int], int], *, at_once: bool = False
+    ) -> tuple[list[Stream], list[Tensor], list[str]]:
         """The rows of every source; the pieces that are held out; and a line on every text.
 
-        ``tokens_of`` says how many tokens of a source are wanted, by its number.
+        ``tokens_of`` says how many tokens of a source are wanted, by its number; ``at_once`` leaves out what
+        the Hub has or the model writes.
         """
         watch, notes = self.recipe.watch, list[str]()
         held, pieces = held_out_of(self.recipe, self.trained, self.target), list[Tensor]()
-        if watch.text is not None:
+        if watch.text is not None and not (at_once and local_files(watch.text) is None):
             text = Texts(text=watch.text, field=watch.field, split=watch.split)
             store = self._tokenised(text, held.count * held.length)
             pieces, _ = held_out(store, held.length, held.count)
@@ -135,6 +158,8 @@ class RecipeReader:
         streams: list[Stream] = []
         for number, source in enumerate(self.recipe.data.sources):
             seed = seed_of(self.recipe.seed, "source", number)
+            if at_once and not is_at_hand(source):
+                continue
             if isinstance(source, Generated) and source.generated != SELF:
                 streams.append(GeneratedRows(source.generated, self.tokenizer, seed))
                 continue

@@ -1,3 +1,4 @@
+import gc
 import gzip
 import io
 import json
@@ -182,9 +183,10 @@ def test_a_path_goes_before_an_id_of_the_same_name_and_a_home_folder_is_expanded
 # hostile input
 
 
-@pytest.mark.parametrize("suffix", ["txt", "txt.gz", "jsonl", "parquet", "arrow"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # datasets leaves it open
+@pytest.mark.parametrize("suffix", ["txt", "txt.gz", "jsonl", "parquet", "arrow", "csv"])
 def test_arbitrary_bytes_give_documents_or_one_error(tmp_path, suffix):
-    @settings(by_hand, max_examples=10 if suffix in ("parquet", "arrow") else 150)
+    @settings(by_hand, max_examples=10 if suffix in ("parquet", "arrow", "csv") else 150)
     @given(st.binary(max_size=60), st.booleans())
     def check(content: bytes, packed: bool) -> None:
         file = tmp_path / f"a.{suffix}"
@@ -197,6 +199,7 @@ def test_arbitrary_bytes_give_documents_or_one_error(tmp_path, suffix):
         assert all(isinstance(document, str) and document.strip() for document in documents)
 
     check()
+    gc.collect()
 
 
 WHOLE = gzip.compress(b"one\n" * 1000, mtime=0)
@@ -296,6 +299,17 @@ def test_a_table_gives_its_documents(tmp_path, dataset_of, name):
     else:
         table.to_parquet(tmp_path / name)
     assert read(tmp_path / name) == ["one", "two"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # datasets leaves it open
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_a_table_of_text_gives_the_column_that_is_named(tmp_path, name):
+    rows = 'id{0}story\n1{0}"one, and\nmore"\n2{0}\n3{0}NA\n'
+    write(tmp_path / name, rows.format("\t" if "tsv" in name else ",").encode())
+    assert read(tmp_path / name, field="story") == ["one, and\nmore", "NA"]
+    with pytest.raises(RopepatchError, match="has no field 'text'"):
+        read(tmp_path / name)
+    gc.collect()
 
 
 def test_without_datasets_a_saved_set_says_what_to_install_and_files_are_read(

@@ -1,13 +1,25 @@
 """What can be known is said before the work; what fails after it loses nothing."""
 
 import re
+import shutil
+from pathlib import Path
 
 import pytest
-from made_results import reading
+from made_results import reading as made_reading
+from run_recipes import small_recipe
+from safetensors.torch import load_file, save_file
 
 import ropepatch
+from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import read_result
+from ropepatch.model.source import TINY
+from ropepatch.training.recipe import Data
+
+
+def reading(text):
+    """A recipe that reads a text."""
+    return small_recipe(data=Data(sources=(Texts(text=text),), windows=(64,), tokens_per_batch=128))
 
 
 @pytest.mark.parametrize(
@@ -21,6 +33,7 @@ from ropepatch.evaluation.results import read_result
         ("fit tiny --to 512 --out file/x.json", "file/x.json: Not a directory"),
         ("fit tiny --to 512 --out x.json --link-weights", "error: --link-weights beside a scaling file"),
         ("eval tiny --suite s.yaml", "haystacks must be"),
+        ("eval tiny --suite harness --limit 1", "error: ropepatch_long_perplexity needs text"),
         (
             "extend tiny --to 512 --text nofile.txt --dry-run",
             "error: --text beside --method yarn: nothing reads",
@@ -46,6 +59,48 @@ def test_what_cannot_be_written_or_has_no_effect_is_said_before_anything_is_meas
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"recipe": "tiny", "to": "1k"}, "a window of 2048 tokens is longer than the target of 1024"),
+        ({"recipe": reading("short.txt")}, "short.txt has .* tokens, too few to hold out 1 x 512"),
+        ({"recipe": reading("titles.jsonl")}, "titles.jsonl, line 1 has no field 'text'"),
+        ({"recipe": small_recipe(), "out": "shut"}, "shut already exists"),
+        ({"recipe": small_recipe(), "out": "begun"}, "begun.run exists and is no run"),
+        ({"out": "file/out"}, "cannot write .*file/out: Not a directory"),
+        ({"push": "no/such/name"}, "'no/such/name' is no name of a repository"),
+        ({"include": ["key"]}, "key holds an access token"),
+        ({"model": "cut"}, "1 missing keys, for instance model.embed_tokens"),
+        ({"model": "adapted"}, "adapted holds a PEFT adapter beside a model"),
+    ],
+    ids=str,
+)
+def test_what_is_refused_before_a_weight_is_read_a_dry_run_refuses_alike(asked, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("shut", "begun.run/other"):
+        Path(name).mkdir(parents=True)
+    for name, text in (
+        ("file", ""),
+        ("begun.run/.lock", ""),
+        ("short.txt", "a tale"),
+        ("titles.jsonl", '{"title": "a"}\n'),
+    ):
+        Path(name).write_text(text)
+    for name in ("cut", "adapted", "model"):
+        shutil.copytree(TINY, name)
+    save_file(dict(list(load_file(TINY / "model.safetensors").items())[1:]), "cut/model.safetensors")
+    Path("adapted/adapter_config.json").write_text("{}")
+    Path("model/key").write_text("hf_" + 34 * "a")
+    monkeypatch.setattr("ropepatch.model.checkpoint.load_model", None)
+    options = {"model": "model", "to": 512, "say": lambda line: None} | asked
+    before = sorted(tmp_path.rglob("*"))
+    first, *_ = ropepatch.extend(**options, dry_run=True).obstacles
+    assert re.search(said, str(first))
+    with pytest.raises(RopepatchError, match=re.escape(str(first))):
+        ropepatch.extend(**options)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_report_that_fails_after_all_leaves_the_results(tmp_path, monkeypatch):
     def fails(results, page, **options):
         raise OSError(28, "No space left on device")
@@ -64,7 +119,7 @@ EDITS += [("length", "[]"), ("clusters", "[]"), ("low", '{"a": [1]}')]
 
 
 def test_a_result_that_was_edited_is_drawn_or_refused_in_a_line(tmp_path, run_here):
-    reading("yarn", [2.0, 1.9, 1.8]).write(tmp_path / "a.json")
+    made_reading("yarn", [2.0, 1.9, 1.8]).write(tmp_path / "a.json")
     text = (tmp_path / "a.json").read_text()
     for number, (key, value) in enumerate(EDITS):
         edited = re.sub(rf'"{key}": (\[[^:]*\]|{{[^}}]*}}|[^,\n}}]+)(?=,?\n)', f'"{key}": {value}', text)

@@ -97,3 +97,10 @@ def test_curves_and_answers_are_frames_too(tiny):
         "passkey",
         answers.found(128).value == 1,
     )
+
+
+def test_a_line_of_progress_names_the_length_that_was_read_and_the_target_of_a_scaling():
+    lines = []
+    ropepatch.evaluate("tiny", lengths=[64], methods="yarn", to="1k", windows=1, say=lines.append)
+    said = [line.partition(":")[0] for line in lines if line.startswith("perplexity")]
+    assert said == ["perplexity, baseline at 64 tokens", "perplexity, yarn to 1k at 64 tokens"]
