@@ -306,14 +306,14 @@ class Checkpoint:
         try:
             window = relative_length(self.original, stated)
         except RopepatchError as error:
-            message = f"original must be a number of tokens, got {shown(self.original)}"
+            message = f"{argument('original')} must be a number of tokens, got {shown(self.original)}"
             raise RopepatchError(message, hint=error.hint) from error
         if window == stated:
             return None
         if self._stated_rope.is_scaled:
             raise RopepatchError(
-                f"original is {window}, but this rope is scaled already, to {stated} tokens",
-                hint="leave original out, or start from the checkpoint it was scaled from",
+                f"{argument('original')} is {window}, but this rope is scaled already, to {stated} tokens",
+                hint=f"leave {argument('original')} out, or start from the checkpoint it was scaled from",
             )
         return window
 

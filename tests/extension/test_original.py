@@ -111,5 +111,5 @@ def test_a_window_beside_a_plan_or_of_a_scaled_rope_is_refused(source, tmp_path)
     with pytest.raises(RopepatchError, match=r"a plan says .* original"):
         ropepatch.extend(plan, tmp_path / "out", original=TRAINED)
     out = extend(plan, tmp_path / "out")
-    with pytest.raises(RopepatchError, match=f"original is {TRAINED}, but this rope is scaled already"):
+    with pytest.raises(RopepatchError, match=f"`original` is {TRAINED}, but this rope is scaled already"):
         ropepatch.plan(out, to=4 * TARGET, original=TRAINED)
