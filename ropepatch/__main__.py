@@ -1,5 +1,27 @@
-"""`python -m ropepatch`."""
+"""`ropepatch` and `python -m ropepatch`."""
 
-from ropepatch.cli import main
+import os
+import signal
+from types import FrameType
 
-main()
+
+def main() -> None:
+    """Run the command line; no signal ends it with a traceback, while it is imported or when it is done."""
+    heard = [one for one in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(one) is not signal.SIG_IGN]
+    for number in heard:
+        signal.signal(number, _exit)
+    from ropepatch.cli import main as run
+
+    try:
+        run()
+    finally:
+        for number in heard:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    os._exit(128 + number)
+
+
+if __name__ == "__main__":
+    main()

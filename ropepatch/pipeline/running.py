@@ -33,10 +33,10 @@ def warn_on_stderr(line: str) -> None:
 
 @contextmanager
 def interruptible(say: Say, kept: Callable[[], str]) -> Iterator[None]:
-    """A line on what is kept where the user interrupts the block; the innermost block says it."""
+    """A line on what is kept where the user or SIGTERM ends the block; the innermost block says it."""
     try:
         yield
-    except KeyboardInterrupt as error:
+    except (KeyboardInterrupt, SystemExit) as error:
         if not getattr(error, "__notes__", None):
             error.add_note(f"interrupted: {kept()}")
             say(error.__notes__[0])

@@ -79,6 +79,16 @@ class LongContextTrainer(Trainer):
         """Of the run."""
         return Path(str(self.args.output_dir))
 
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train; no thread of a tracker outlives what interrupts it."""
+        try:
+            return super().train(*args, **kwargs)
+        except BaseException:
+            for callback in self.callback_handler.callbacks:
+                if writer := getattr(callback, "tb_writer", None):
+                    writer.close()
+            raise
+
     def _get_train_sampler(self, train_dataset: Any = None) -> SequentialSampler:
         rows: Any = self.train_dataset
         return SequentialSampler(rows)

@@ -3,10 +3,12 @@
 import itertools
 import os
 import signal
+import threading
 
 import pytest
-from run_recipes import read_little, write_recipe_and_suite
+from run_recipes import interrupted, read_little, run_python, small_recipe, write_recipe_and_suite
 
+import ropepatch
 from ropepatch.evaluation import measuring
 from ropepatch.fitting import fitting
 from ropepatch.training import adaptation
@@ -17,6 +19,7 @@ FIT += ["--text", "text.txt"]
 EXTEND = ["extend", "tiny", "--recipe", "six.yaml", "--out", "out"]
 
 
+@pytest.mark.parametrize("number_of_signal", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
     ("words", "place", "name", "number", "line"),
     [
@@ -34,15 +37,15 @@ EXTEND = ["extend", "tiny", "--recipe", "six.yaml", "--out", "out"]
     ],
     ids=["starts", "descent", "training", "eval with --out", "eval"],
 )
-def test_ctrl_c_says_in_one_line_what_is_kept(
-    run_here, tmp_path, monkeypatch, words, place, name, number, line
+def test_ctrl_c_or_sigterm_says_in_one_line_what_is_kept(
+    run_here, tmp_path, monkeypatch, words, place, name, number, line, number_of_signal
 ):
     """It comes before a call of a function, by its number."""
     calls, function = itertools.count(), getattr(place, name)
 
     def counted(*words, **options):
         if next(calls) == number:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number_of_signal)
         return function(*words, **options)
 
     monkeypatch.setattr(place, name, counted)
@@ -51,7 +54,33 @@ def test_ctrl_c_says_in_one_line_what_is_kept(
     document = "Once upon a time there was a red fox. " * 80
     (tmp_path / "text.txt").write_text(f"{document}<|endoftext|>" * 30)
     done = run_here(*words, cwd=tmp_path)
-    assert done.returncode == 130
+    assert done.returncode == 128 + number_of_signal
     said = [told for told in done.stderr.splitlines() if told.startswith("interrupted: ")]
     assert len(said) == 1
     assert line in said[0]
+
+
+SLOW_IMPORT = """
+import os, signal, sys
+class Slow:  # an import during which a signal comes
+    def find_spec(self, name, path, target=None):
+        if name == "cyclopts":
+            os.kill(os.getpid(), {number})
+sys.meta_path.insert(0, Slow())
+sys.argv = ["ropepatch", "methods"]
+from ropepatch.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_command_is_imported_is_no_traceback(number):
+    done = run_python("-c", SLOW_IMPORT.format(number=int(number)), check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")
+
+
+def test_no_thread_of_a_tracker_outlives_a_training_that_is_interrupted(tmp_path):
+    recipe = small_recipe(trainer={"report_to": "tensorboard"})
+    before = {*threading.enumerate()}
+    interrupted(ropepatch.plan("tiny", to=512), recipe, tmp_path / "out", "step_begin", 1)
+    assert {*threading.enumerate()} == before
