@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import reprlib
 import secrets
 import shutil
@@ -18,8 +19,17 @@ from typing import Any, NoReturn
 from ropepatch.errors import RopepatchError, argument
 
 
+def check_name(path: str | Path) -> None:
+    """Refuse a name whose bytes are no UTF-8: no record, no JSON and no safetensors file can hold it."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise RopepatchError(f"the name {path} is not UTF-8", hint="rename it") from error
+
+
 def absent(out: str | Path) -> Path:
     """The absolute path of a folder that does not exist yet; one that does is refused."""
+    check_name(out)
     try:
         folder = Path(out).expanduser().absolute()
         exists = folder.exists() or folder.is_symlink()
@@ -146,21 +156,30 @@ def shipped(folder: str) -> Path:
     return installed if installed.is_dir() else PACKAGE.parent / folder
 
 
-def parse_json(text: str) -> Any:
-    """Parse strict JSON: no NaN and no infinity.
+ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse strict JSON: no NaN, no number that no float holds, no text that is no UTF-8.
 
     Raises:
-        ValueError: It is no JSON.
-        RecursionError: It is nested too deep.
+        ValueError: It is no JSON, or nested too deep.
     """
-    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    try:
+        text = text.decode() if isinstance(text, bytes) else text
+        content = json.loads(text, parse_constant=_refuse, parse_float=_number, parse_int=_number)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+    if ESCAPED_SURROGATE.search(text):
+        json.dumps(content, ensure_ascii=False).encode()
+    return content
 
 
-def _finite(digits: str) -> float:
+def _number(digits: str) -> int | float:
     number = float(digits)
     if math.isinf(number):
         raise ValueError(f"{reprlib.repr(digits)} is too large a number")
-    return number
+    return int(digits) if digits.lstrip("-").isdigit() else number
 
 
 def _refuse(constant: str) -> NoReturn:
@@ -197,7 +216,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as error:
         reason = error.strerror or error
         raise RopepatchError(f"cannot read {path}: {reason}", hint="make the file readable") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise RopepatchError(f"cannot read {path}: {error}", hint="the file must be UTF-8 JSON") from error
     if not isinstance(content, dict):
         raise RopepatchError(
@@ -207,9 +226,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+NOT_ASCII = re.compile(r"[\x7f-\U0010ffff]")
+
+
 def json_text(content: Any, *, indent: int | None = 2) -> str:
-    """Format strict JSON: no NaN, no infinity."""
-    return json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=False)
+    """Format strict JSON: no NaN, no infinity, and escapes for what is not printable."""
+    text = json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=False)
+    return NOT_ASCII.sub(lambda one: one[0] if one[0].isprintable() else json.dumps(one[0])[1:-1], text)
 
 
 def write_json(path: Path, content: Any, *, indent: int | None = 2) -> None:

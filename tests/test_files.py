@@ -1,6 +1,7 @@
 """A pipe or a device in the place of a file is refused before it is opened: reading one may never end."""
 
 import errno
+import json
 import os
 import socket
 import subprocess
@@ -21,9 +22,11 @@ from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Suite
 from ropepatch.extension.writing import copy_small_files
 from ropepatch.files import (
+    absent,
     check_regular,
     check_resumed,
     check_space,
+    json_text,
     new_folder,
     parse_json,
     read_json,
@@ -31,6 +34,7 @@ from ropepatch.files import (
     whole_file,
 )
 from ropepatch.fitting.fitting import STATE, write_state
+from ropepatch.model.source import locate
 from ropepatch.model.weights import read_headers
 from ropepatch.pipeline.inputs import parse_settings
 from ropepatch.publishing.card.writing import write_card
@@ -89,14 +93,38 @@ def test_pipes_sockets_and_devices_are_told_from_files_folders_and_what_is_missi
         check_regular(Path(name))
 
 
-@pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999", "-1e999"])
+@pytest.mark.parametrize(
+    "text", ["NaN", "-Infinity", "1e999", "-1e999", "9" * 400, "[" * 100_000, r'"\ud800"', r'{"\uDFff": 1}']
+)
 def test_what_cannot_be_written_again_is_refused_when_it_is_read(text, tmp_path):
-    with pytest.raises(ValueError, match=r"is not JSON|too large a number"):
+    with pytest.raises(ValueError, match=r"is not JSON|too large a number|too deep|surrogates"):
         parse_json(text)
     (tmp_path / "config.json").write_text(f'{{"x": {text}}}')
     with pytest.raises(RopepatchError, match=r"cannot read .*config\.json"):
         read_json(tmp_path / "config.json")
-    assert parse_json(r'["\ud83d\ude00", 1e300, 0.1]') == ["\U0001f600", 1e300, 0.1]
+    assert parse_json(r'["\ud83d\ude00", 1e300, -7, 0.1]') == ["\U0001f600", 1e300, -7, 0.1]
+
+
+def test_json_holds_no_letter_that_moves_a_cursor_or_that_no_file_can_hold():
+    hostile = "a\x1b\x7f\x9b\u200b\u202e\u2028\ud800\U000e0001 é\U0001f600"
+    text = json_text({hostile: [hostile]})
+    assert text.replace("\n", "").isprintable()
+    assert "é\U0001f600" in text
+    assert json.loads(text) == {hostile: [hostile]}
+
+
+@pytest.mark.parametrize("entrance", [absent, stream_documents, locate, "main"])
+def test_a_name_that_is_not_utf_8_is_refused_before_any_work(entrance, tmp_path, monkeypatch, run_here):
+    monkeypatch.chdir(tmp_path)
+    name = os.fsdecode(b"caf\xe9.txt")
+    Path(name).write_text("text")
+    if entrance == "main":
+        said = run_here("fit", "tiny", "--to", "1k", "--text", name, "--out", "x.json").stderr
+    else:
+        with pytest.raises(RopepatchError) as caught:
+            entrance(name, **({"weights": False} if entrance is locate else {}))
+        said = str(caught.value)
+    assert r"the name caf\udce9.txt is not UTF-8" in said
 
 
 WRITERS = {"folder": new_folder, "file": whole_file}

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,8 +23,12 @@ from ropepatch.extension.record import Record, sound_keys
 from ropepatch.extension.record import read as read_record
 from ropepatch.model import reading_file
 from ropepatch.model.source import stated_by_card
+from ropepatch.probing.judging import judge
+from ropepatch.probing.text import source_ids
 from ropepatch.publishing.card.model import Extended
 from ropepatch.publishing.card.writing import card_text
+from ropepatch.report import results_tables
+from ropepatch.report.plots import figures
 from ropepatch.scaling.file import ScalingFile, read_scaling
 from ropepatch.training.recipe import Recipe
 
@@ -31,8 +36,9 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = 80  # damages of each reader
 # What no key holds, numbers that no float holds, and what is nearly right.
 VALUES = [
-    *(None, True, False, 0, -1, 1, 3, 2**31, -(10**400), 10**400, 0.5, 1e308, -1e-300),
-    *("", "x", "0", "1x", "-1k", "1e-5", "true", "yarn", "32k", "equal", "a\nb", "\x1b[2J", "x" * 5000),
+    *(None, True, False, 0, -1, 1, 3, 2**31, 2**62, -(10**400), 10**400, 0.5, 1e308, -1e-300),
+    *("", "x", "0", "1x", "-1k", "1e-5", "true", "yarn", "32k", "equal", "a\nb", "\x1b[2J"),
+    *("x" * 5000, "\ud800", "NaN"),
     *([], [[]], {}, [None], [1, "x"], ["yarn"], {"name": "yarn"}, {"task": "perplexity"}, {"a": {"b": [1]}}),
 ]
 
@@ -72,12 +78,25 @@ def card_of(file: Path) -> str:
     return card_text(Extended("me/x", read_record(file.parent), files=frozenset({"tokenizer.json"})))
 
 
+def drawn(file: Path) -> None:
+    for figure in figures([read_result(file)]).values():
+        figure.draw_without_rendering()
+
+
+def text_of_reading(file: Path) -> None:
+    """As the probe reads it, and judged against itself."""
+    read = reading_file.read(file.parent)
+    with suppress(RopepatchError):  # another text than that of the hash
+        source_ids(read.source, None, read.vocabulary, "x")
+    judge(read, [read.tops[reading_file.RIGHT].at(row) for row in range(len(read.positions))], None)
+
+
 TOPS = {"ids": [[1, 2], [3, 4]], "log_probs": [[-0.5, -1.0], [-0.25, -2.0]]}
 READING = {
     "version": 1,
     "weights": "abc",
     "window": 64,
-    "target": 256,
+    "target": 80,
     "vocabulary": 48,
     "dtype": "float32",
     "source": {"kind": "tokens", "seed": 0, "length": 80, "sha256": "abc"},
@@ -96,6 +115,8 @@ SCALING = {
     "fit": {"steps": 3},
     "parameters": {"divisors": [1.5, 2.0], "attention_factor": 1.1},
 }
+RESULT = asdict(reading("yarn", [1.0, 2.0, 3.0]))
+LICENCES = (b"!!bool x", b"!!timestamp x", b"!!float ''", b'"\\ud800"', b"&a [*a]")  # PyYAML fails on
 READERS = {
     **{
         f"recipe {name}": Reader(
@@ -108,12 +129,9 @@ READERS = {
         for name in ("tiny", "distil")
     },
     "suite": Reader("x.yaml", yaml_of("eval/suites/demo.yaml"), Suite.from_yaml, None, Suite),
-    "result": Reader(
-        "x.json",
-        asdict(reading("yarn", [1.0, 2.0, 3.0])),
-        read_result,
-        lambda result: json.loads(result.to_json()),
-    ),
+    "result": Reader("x.json", RESULT, read_result, lambda result: json.loads(result.to_json())),
+    "result in tables": Reader("x.json", RESULT, lambda file: results_tables([read_result(file)])),
+    "result in figures": Reader("x.json", RESULT, drawn),
     **{
         f"record {name}": Reader(
             "ropepatch.json",
@@ -125,6 +143,7 @@ READERS = {
         for name in ("trained-folded", "adapter", "chosen")
     },
     "card of a record": Reader("ropepatch.json", RECORDS["trained-folded"], card_of, None, Record),
+    "reading of a text": Reader("reading.json", READING, text_of_reading, None, reading_file.Reading),
     "reading": Reader(
         "reading.json",
         READING,
@@ -207,7 +226,11 @@ def test_of_a_damaged_record_the_keys_that_are_sound_are_left(name):
     "reader", {reader.file: reader for reader in READERS.values()}.values(), ids=lambda reader: reader.file
 )
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"caf\xe9", b"[" * 100_000, b'{"a": NaN}', b"9" * 5000]
+    "content",
+    [
+        *(b"", b"{", b"[]", b"caf\xe9", b"[" * 100_000, b'{"a": NaN}', b"9" * 5000),
+        *(b"---\nlicense: %b\n---\n" % licence for licence in LICENCES),
+    ],
 )
 def test_bytes_that_are_no_such_file_are_read_or_refused_in_one_line(reader, content, tmp_path):
     (tmp_path / reader.file).write_bytes(content)

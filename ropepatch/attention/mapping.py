@@ -33,7 +33,7 @@ from ropepatch.model.rotary import (
     own_configs,
     rotating_by,
 )
-from ropepatch.settings import Length
+from ropepatch.settings import Length, shown
 
 MAP_ATTENTION = "ropepatch_map"  # in the interfaces of transformers, which are one per process
 
@@ -212,6 +212,8 @@ def check_mappable(model: PreTrainedModel, window: int) -> None:
     config: Any = text_config(model.config)
     reason = uninterchangeable(model)
     sees, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    if not isinstance(sees, int | None):
+        reason, sees = f"its sliding_window must be a whole number, got {shown(sees)}", None
     if not reason and sees and sees <= window and not set(kinds or ()) - {"sliding_attention"}:
         reason = _narrow(sees, window)
     if reason:

@@ -15,6 +15,7 @@ from cyclopts import CycloptsError, UnusedCliTokensError
 from ropepatch.cli import listing, look, make, measure
 from ropepatch.cli.derive import app
 from ropepatch.errors import RopepatchError
+from ropepatch.files import check_name
 
 GROUPS = {one.GROUP.name: one for one in (make, measure, look, listing)}
 
@@ -29,6 +30,8 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # Greek letters on an ASCII terminal
     try:
+        for word in sys.argv[1:]:
+            check_name(word)
         code = app(sys.argv[1:], exit_on_error=False, print_error=False)
         sys.stdout.flush()
         sys.exit(code if sys.argv[1:] else 2)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from cyclopts import Group
 
+from ropepatch import api
 from ropepatch.cli.derive import command
 from ropepatch.cli.screen import paragraphs, print_table, print_text
 from ropepatch.errors import RopepatchError, argument
@@ -183,7 +185,7 @@ def recipes(
         source = find_shipped(name, RECIPES, "recipe")
         _copy(source, Path(file or source.name))
     else:
-        _list(name, RECIPES, "recipe", "trains", as_json)
+        _list(name, RECIPES, "recipe", "trains", as_json, api.read_recipe)
 
 
 @command(
@@ -201,10 +203,17 @@ def suites(name: str | None = None, *, as_json: bool = False) -> None:
     """
     from ropepatch.settings import SUITES
 
-    _list(name, SUITES, "suite", "measures", as_json)
+    def read(name: str) -> object:
+        from ropepatch.evaluation.suites import read_suite
+
+        return read_suite(name)
+
+    _list(name, SUITES, "suite", "measures", as_json, read)
 
 
-def _list(name: str | None, folder: str, what: str, does: str, as_json: bool) -> None:
+def _list(
+    name: str | None, folder: str, what: str, does: str, as_json: bool, read: Callable[[str], object]
+) -> None:
     """Print a YAML file that comes with ropepatch, or what each of them says of itself."""
     from ropepatch.files import json_text
     from ropepatch.settings import find_shipped, read_yaml, shipped_names
@@ -213,6 +222,8 @@ def _list(name: str | None, folder: str, what: str, does: str, as_json: bool) ->
         known: find_shipped(known, folder, what) for known in ([name] if name else shipped_names(folder))
     }
     if as_json:
+        if name:
+            read(name)
         print(json_text([{what: known} | read_yaml(file, what) for known, file in files.items()]))
     elif name:
         read_yaml(files[name], what)

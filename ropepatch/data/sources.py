@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
-from ropepatch.files import check_regular
+from ropepatch.files import check_name, check_regular
 from ropepatch.settings import HUB_NAME
 
 SEPARATOR = "<|endoftext|>"
@@ -76,6 +76,7 @@ def stream_documents(source: str | Path, *, field: str = "text", split: str = "t
 
 def local_files(source: str | Path) -> list[Path] | None:
     """The files that `stream_documents` reads a source from; None for the id of a dataset on the Hub."""
+    check_name(source)
     with _explaining(f"look for {str(source)!r}", EXPECTED):  # too long a name, ~ of nobody, NUL ...
         path = _local(source)
         if path is None:

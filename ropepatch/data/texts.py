@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -259,8 +260,13 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, texts: list[str]) -> list[
     """Token ids of each text, without special tokens; without a tokenizer there must be no texts."""
     if tokenizer is None or not texts:
         return []
-    # verbose=False: no warning about texts longer than model_max_length.
-    encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+    try:  # verbose=False: no warning about texts longer than model_max_length
+        encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+    except Exception as error:  # whatever a stranger's tokenizer fails with
+        reason = shorten(f"{type(error).__name__}: {error}", 300)
+        raise RopepatchError(
+            f"the tokenizer cannot split a text: {reason}", hint="copy the tokenizer's files again"
+        ) from error
     return [list(ids) for ids in encoded["input_ids"]]
 
 

@@ -29,6 +29,7 @@ from ropepatch.model.head import evaluating, gives_positions, input_device
 from ropepatch.model.loading import AUTO, known_dtype
 from ropepatch.model.precision import describe_placement, prefers_float32
 from ropepatch.model.source import without_paths
+from ropepatch.model.stock import stock_code
 from ropepatch.processes import ALONE, Processes
 from ropepatch.progress import Progress, no_bar
 from ropepatch.settings import Length, relative_length, seed_of, short_length
@@ -374,7 +375,7 @@ def _seconds(model: PreTrainedModel, tokens: int) -> float:
     ids = torch.zeros(1, tokens, dtype=torch.long, device=input_device(model))
     takes_some = any(map(gives_positions, model.modules()))
     options: dict[str, Any] = {"logits_to_keep": 1} if takes_some else {}
-    with evaluating(model), torch.inference_mode():
+    with evaluating(model), torch.inference_mode(), stock_code(f"run {type(model).__name__}"):
         for _ in range(2):
             begin = time.perf_counter()
             model(input_ids=ids, use_cache=False, **options).logits[:, -1].sum().item()

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, field
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import torch
 import transformers
-from pydantic import ConfigDict, StrictFloat, StrictInt, ValidationError
+from pydantic import AfterValidator, ConfigDict, StrictFloat, StrictInt, ValidationError
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -23,13 +23,64 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.files import json_text, parse_json, read_text, whole_file
-from ropepatch.settings import refusal, shown
+from ropepatch.model.record_file import Keys, Number, Part, Text, Tokens, Whole
+from ropepatch.settings import Share, expected, refusal, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SCHEMA = 2
-Place = dict[str, StrictInt | StrictFloat | str]
+MOST = 1e30  # nats or tokens of a cluster, whose sums and squares no float holds beyond
+
+
+class _At(Part):
+    """What a row was measured at, in keys that are counted with or drawn; others hold what they like."""
+
+    length: Tokens | None = None
+    begin: Whole | None = None
+    end: Tokens | None = None
+    depth: Share | Text | None = None
+    kind: Text | None = None
+    task: Text | None = None
+
+
+class _Model(Part):
+    """What a result says of its model."""
+
+    name: Text
+    revision: Text | None = None
+    weights: Text | None = None
+    trained: Tokens
+    extended_from: Tokens | None = None
+    adapted_from: Text | None = None
+    rotary_dim: Tokens | None = None
+    rope_theta: Number | None = None
+    inv_freq: list[Number] | None = None
+
+
+class _Scaling(Part):
+    """What a result says of its scaling."""
+
+    method: Text
+    factor: Number
+    parameters: Keys
+    attention_factor: Number
+    inv_freq: list[Number] | None = None
+
+
+def _countable(cluster: list[float]) -> list[float]:
+    """Refuse what is no sum with a weight, or greater than can be counted with; a loss may be infinite."""
+    if len(cluster) != 2 or not 0 < cluster[1] <= MOST or MOST < abs(cluster[0]) < math.inf:
+        raise ValueError("no sum and weight")
+    return cluster
+
+
+Place = Annotated[
+    dict[str, StrictInt | StrictFloat | str],
+    AfterValidator(_At.model_validate),
+    expected("a length, or a begin and an end, in tokens, a depth from 0 to 1, a kind or a task"),
+]
+Cluster = Annotated[list[StrictFloat], AfterValidator(_countable), expected("a sum and a weight above 0")]
 
 
 class Measure(NamedTuple):
@@ -88,7 +139,7 @@ class Row:
     low: StrictFloat | None = None
     high: StrictFloat | None = None
     n: StrictInt
-    clusters: list[list[StrictFloat]] = field(default_factory=list, repr=False)
+    clusters: list[Cluster] = field(default_factory=list, repr=False)
 
     @classmethod
     def of(cls, measure: str, at: Mapping[str, int | float | str], mean: Mean) -> Row:
@@ -159,9 +210,15 @@ class Result:
 
     task: str
     label: str
-    model: dict[str, Any]
-    scaling: dict[str, Any] | None
-    target: int
+    model: Annotated[
+        dict[str, Any], AfterValidator(_Model.model_validate), expected("its name, its context and its rope")
+    ]
+    scaling: Annotated[
+        dict[str, Any] | None,
+        AfterValidator(lambda scaling: scaling and _Scaling.model_validate(scaling)),
+        expected("a method, its parameters and its frequencies"),
+    ]
+    target: Annotated[Tokens, expected("a whole number above 0")]
     parameters: dict[str, Any]
     rows: list[Row]
     env: dict[str, Any]
@@ -213,7 +270,7 @@ def read_result(file: Path) -> Result:
     """The result of a file."""
     try:
         content = parse_json(read_text(file))
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RopepatchError(
             f"{file} is not a result: {reason}",

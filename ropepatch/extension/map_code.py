@@ -23,6 +23,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.kinds import CODE, KEY, MAPPED
+from ropepatch.model.loading import returning_objects
 from ropepatch.model.stock import no_progress_bars, stock_code
 
 PREFIX = "Mapped"  # of the names of the classes
@@ -145,6 +146,7 @@ def load_mapped(folder: Path) -> PreTrainedModel:
         load: Any = getattr(code, name).from_pretrained
         loaded: Any = load(folder, local_files_only=True, use_safetensors=True, dtype=torch.float32)
     model: PreTrainedModel = loaded.eval()
+    returning_objects(model)
     return model
 
 

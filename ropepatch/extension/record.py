@@ -16,14 +16,13 @@ from ropepatch.extension.engines import Engine as Engine
 from ropepatch.files import read_json, whole_file, write_json
 from ropepatch.model.record_file import FILE as FILE
 from ropepatch.model.record_file import VERSION as VERSION
-from ropepatch.model.record_file import Number, Part, Text, Tokens, Whole, refused, validated
+from ropepatch.model.record_file import Keys, Number, Part, Text, Tokens, Whole, refused, validated
 from ropepatch.model.source import without_paths
 
 if TYPE_CHECKING:
     from ropepatch.extension.planning import Plan
 
 Texts = Text | list[Text]
-Keys = dict[Text, Any]  # which nothing executes, or prints one by one
 TAKEN = {
     "model",
     "to",

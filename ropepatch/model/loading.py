@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from ropepatch.errors import RopepatchError
+from ropepatch.model.config import text_config
 from ropepatch.model.kinds import check_stock
 from ropepatch.model.stock import no_progress_bars, stock_code
 from ropepatch.model.weights import mismatch
@@ -76,7 +77,14 @@ def load_model(
             first = min(map(str, report[problem]))
             raise mismatch(f"{len(report[problem])} {problem.replace('_', ' ')}, for instance {first}")
     loaded: PreTrainedModel = model.eval()
+    returning_objects(loaded)
     return loaded
+
+
+def returning_objects(model: PreTrainedModel) -> None:
+    """Let a model return objects with `logits`, whatever `return_dict` in its config.json says."""
+    for config in (model.config, text_config(model.config)):
+        config.return_dict = True
 
 
 def load_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase:

@@ -6,7 +6,9 @@ Positions are counted in tokens read: at position n the next token is that after
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StrictInt
 
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json, whole_file
@@ -14,6 +16,9 @@ from ropepatch.model.record_file import Number, Part, Text, Tokens, Whole, valid
 
 FILE = "reading.json"
 RIGHT = "right"  # the hypothesis that the checkpoint is computed as stock transformers computes it
+LONGEST = 2**24  # tokens: beyond, float32 does not tell neighbouring positions apart
+Token = Annotated[StrictInt, Field(ge=0, lt=2**32)]
+LogProb = Annotated[Number, Field(ge=-1e6, le=0)]  # nats
 HINT = "remove it, and `ropepatch probe --save-reading` writes it again"
 
 
@@ -30,9 +35,9 @@ class Source(Part):
 
     kind: Literal["tales", "tokens"]
     seed: Whole
-    length: Tokens
+    length: Annotated[Tokens, Field(le=LONGEST)]
     sha256: Text
-    ids: list[Whole] | None = None
+    ids: list[Token] | None = None
 
 
 class Tops(Part):
@@ -43,8 +48,8 @@ class Tops(Part):
         log_probs: Theirs, in nats.
     """
 
-    ids: list[list[Whole]]
-    log_probs: list[list[Number]]
+    ids: list[list[Token]]
+    log_probs: list[list[LogProb]]
 
     def at(self, index: int) -> dict[int, float]:
         """The log-probabilities at the position of an index, by token."""
@@ -104,7 +109,9 @@ def parse(content: dict[str, Any]) -> Reading:
         for tops in reading.tops.values()
     )
     ascending = reading.positions == sorted(set(reading.positions))
-    inside = rows > 0 and ascending and reading.positions[-1] <= reading.source.length
+    inside = rows > 0 and ascending and reading.positions[-1] <= reading.source.length == reading.target
+    known = [*(ids for tops in reading.tops.values() for ids in tops.ids), reading.source.ids or []]
+    inside = inside and max(map(max, filter(None, known)), default=0) < reading.vocabulary
     if not whole or not inside or RIGHT not in reading.tops or len(set(reading.beyond)) < 2:
         raise RopepatchError(f"the lists of {FILE} do not fit together", hint=HINT)
     return reading

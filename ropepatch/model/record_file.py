@@ -21,6 +21,7 @@ Number = (
     Annotated[StrictInt, Field(gt=-MAX_RECORDED, lt=MAX_RECORDED)]
     | Annotated[StrictFloat, Field(allow_inf_nan=False)]
 )
+Keys = dict[Text, Any]  # which nothing executes, or prints one by one
 
 
 class Part(BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from ropepatch.errors import RopepatchError, argument
-from ropepatch.files import check_regular
+from ropepatch.files import check_name, check_regular
 from ropepatch.model.reading_file import FILE as READING
 from ropepatch.model.record_file import FILE as RECORD
 from ropepatch.model.weights import INDEX, SINGLE
@@ -67,6 +68,7 @@ def locate(
     `tiny` is the checkpoint that comes with ropepatch; a folder of that name is `./tiny`.
     """
     name = "./tiny" if model == Path("tiny") else str(model)
+    check_name(name)
     expected = "MODEL is a checkpoint folder or a Hub id like owner/name"
     if isinstance(model, str) and not model.strip():
         raise RopepatchError(f"MODEL must not be empty, got {model!r}", hint=f"{expected}; . is this folder")
@@ -204,13 +206,13 @@ def _meant(name: str) -> str:
 def stated_by_card(folder: Path) -> dict[str, Any]:
     """Read what derived models pass on from the card (README.md): licence and language."""
     from huggingface_hub.repocard import metadata_load
-    from yaml import YAMLError
 
     try:
         metadata = metadata_load(folder / "README.md") or {}
-    except (OSError, ValueError, YAMLError, RecursionError):  # no card, or one that only people can read
+        texts = {key: metadata.get(key) for key in PASSED_ON}
+        json.dumps(texts, ensure_ascii=False, default=str).encode()
+    except Exception:  # no card, or one that only people can read: PyYAML passes on what int() and others say
         return {}
-    texts = {key: metadata.get(key) for key in PASSED_ON}
     return {key: value for key, value in texts.items() if isinstance(value, str) or _are_texts(value)}
 
 

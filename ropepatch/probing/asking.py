@@ -122,6 +122,11 @@ def _reading(checkpoint: Checkpoint, save: bool, say: Callable[[str], None]) -> 
             raise RopepatchError(
                 f"the {readings.FILE} of {checkpoint.name} was read from other weights", hint=readings.HINT
             )
+        if reading.target > checkpoint.window:
+            raise RopepatchError(
+                f"{readings.FILE} reads {reading.target} tokens, config.json has {checkpoint.window}",
+                hint=readings.HINT,
+            )
         return reading
     if not save:
         say(f"no {readings.FILE} in {checkpoint.name}: reading it once ({argument('save_reading')} keeps it)")

@@ -140,7 +140,7 @@ class Server:
         content = self._ask("POST", "completions", body | form["way"])
         usage = content.get("usage")
         tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
-        tokens = tokens if isinstance(tokens, int) and not isinstance(tokens, bool) else None
+        tokens = tokens if isinstance(tokens, int) and tokens > 0 and tokens is not True else None
         if form["by_ids"] and tokens is not None and tokens > len(ids) + 1:
             raise RefusedError(f"{self.shown} read {tokens} tokens where {len(ids)} were sent")
         return Answer(*_tops(content, self.shown), tokens)
@@ -180,7 +180,7 @@ class Server:
             raise RefusedError(f"{self.shown} answers {status} to /v1/{path}: {said}")
         try:
             parsed = parse_json(content.decode())
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise RefusedError(f"{self.shown} answers no JSON to /v1/{path}: {said}") from error
         if not isinstance(parsed, dict):
             raise RefusedError(f"{self.shown} answers no JSON object to /v1/{path}: {said}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ropepatch.data.tiny.grammar import SENTENCES
 from ropepatch.errors import RopepatchError
 from ropepatch.model.reading_file import FILE, Source
+from ropepatch.model.stock import stock_code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -72,7 +73,11 @@ def _tales(tokenizer: PreTrainedTokenizerBase, length: int, seed: int) -> list[i
             value = draw.choice(sentence.values) if sentence.values else ""
             sentences.append(sentence.text.replace("{value}", value))
         # As servers split a prompt: with what the tokenizer adds in front; verbose=False: it may be long.
-        read = list(tokenizer(" ".join(sentences), verbose=False).input_ids)
+        try:
+            with stock_code("split the text of a reading"):
+                read = list(tokenizer(" ".join(sentences), verbose=False).input_ids)
+        except RopepatchError:  # it lacks its own unknown token, for instance
+            return None
         if len(read) <= len(ids):  # a tokenizer without a vocabulary
             return None
         ids = read

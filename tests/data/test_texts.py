@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from letters import BOS, EOS, VOCABULARY, letter_tokenizer
-from tokenizers import processors
+from tokenizers import Tokenizer, processors
+from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from ropepatch.data import texts
@@ -167,6 +168,12 @@ def test_texts_longer_than_the_model_reads_are_split_without_a_warning(tokenizer
 
 
 # digest
+
+
+def test_a_tokenizer_that_fails_is_named_in_one_line():
+    lacking = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, unk_token="<unk>")))
+    with pytest.raises(RopepatchError, match="the tokenizer cannot split a text: Exception: WordLevel error"):
+        token_ids(lacking, ["b"])
 
 
 def test_the_digest_is_that_of_the_lengths_and_ids_as_64_bit_numbers():

@@ -246,9 +246,9 @@ def test_several_processes_write_the_results_of_one(results, tmp_path):
         ("task", "retrieval"),
         ("label", "ntk"),
         ("target", 256),
-        ("scaling", {"method": "yarn", "factor": 4.0}),
+        ("scaling", {"method": "yarn", "factor": 4.0, "parameters": {}, "attention_factor": 1.0}),
         ("parameters", {"windows": 2}),
-        ("model", {"weights": "0" * 64}),
+        ("model", {"name": "tiny", "trained": 256, "weights": "0" * 64}),
     ],
 )
 def test_a_result_of_something_else_is_not_taken_for_this_one(results, tmp_path, key, value):

@@ -411,6 +411,13 @@ def test_weights_that_are_not_numbers_are_named(source, out, method, value):
     assert not out.exists()
 
 
+@pytest.mark.parametrize("method", ["yarn", "rerope"])
+def test_a_config_that_asks_for_tuples_is_extended_and_compared_as_any_other(source, out, method):
+    edit_json(source / "config.json", return_dict=False)
+    ropepatch.extend(source, out, to=TARGET, method=method)
+    assert ropepatch.load(out)[0].config.return_dict
+
+
 def test_logits_that_overflow_are_not_blamed_on_the_weights(source, out):
     tensors = load_file(source / WEIGHTS)
     tensors["lm_head.weight"] *= 3e38

@@ -59,7 +59,13 @@ def test_a_long_text_is_stored_by_its_recipe(extended, monkeypatch):
             source_ids(source, other, vocabulary, "x")
 
 
-@pytest.mark.parametrize("tokenizer", [None, lambda text, **_: SimpleNamespace(input_ids=[])])
+def lacks_its_unknown_token(text, **_):
+    raise Exception("WordLevel error: Missing [UNK] token")  # as tokenizers does
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [None, lambda text, **_: SimpleNamespace(input_ids=[]), lacks_its_unknown_token]
+)
 def test_without_a_tokenizer_that_knows_words_the_text_is_random_tokens(tokenizer):
     source = draw_source(tokenizer, 48, 300, 0)
     assert source.kind == "tokens"
@@ -102,6 +108,10 @@ DAMAGE = [
     lambda content: content["tops"][RIGHT]["log_probs"].pop(),
     lambda content: content.update(version=9),
     lambda content: content.update(positions=[]),
+    lambda content: content.update(target=content["target"] + 1),
+    lambda content: content["source"].update(length=2**25),
+    lambda content: content["source"]["ids"].append(content["vocabulary"]),
+    lambda content: content["tops"][RIGHT]["log_probs"][0].__setitem__(0, 1000),
 ]
 
 
