@@ -94,16 +94,21 @@ def _is_finite(entry: TensorEntry, most: int) -> bool:
 
 def _misfit(case: Case, weights: Weights) -> Iterator[Finding]:
     """Weights of another model; a configuration that cannot be built is another finding."""
-    if "quantization_config" in case.raw:
-        return
     try:
         model = Checkpoint(case.folder, stated_raw=case.raw).skeleton
     except RopepatchError:
         return
+    key = Key(weights.files[0].name, ())
     try:
-        check_weights(weights, model)
+        unused = check_weights(weights, model)
     except RopepatchError as error:
-        yield Key(weights.files[0].name, ()).finding("weights-misfit", str(error), error.hint or "")
+        yield key.finding("weights-misfit", str(error), error.hint or "")
+        return
+    if unused:
+        problem = f"config.json describes no {unused[0]}, nor {len(unused) - 1} more"
+        yield key.finding(
+            "weights-unused", problem, "none, if another program needs them; else take them out"
+        )
 
 
 def _misread(case: Case, weights: Weights) -> Iterator[Finding]:

@@ -35,6 +35,7 @@ from ropepatch.model.architectures import IN_LLAMA_CPP, remarks
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.checks import config_errors
 from ropepatch.model.checks.case import THETA_KEYS
+from ropepatch.model.config import check_dequantised, quantization_of
 from ropepatch.model.rotary import SEQUENCE, RotarySite, float32_on_cpu, stated_window
 from ropepatch.scaling import METHODS, Scaling, make_scaling
 from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, read_scaling
@@ -359,6 +360,11 @@ def _warnings(source: Checkpoint, scaling: Scaling, to: int) -> Iterator[str]:
         yield "only part of each head rotates: the attention factor reaches only that part of the logit"
     if source.raw.get("auto_map"):
         yield "config.json asks for remote code (auto_map): left out, transformers has this architecture"
+    if quantisation := quantization_of(source.whole_config):
+        try:
+            check_dequantised(quantisation)
+        except RopepatchError as error:
+            yield f"{error}: the result is not compared with it"
     yield from remarks(config)
     window_keys = {"max_position_embeddings", config.attribute_map.get("max_position_embeddings")}
     if not window_keys & source.stated.keys():

@@ -22,8 +22,9 @@ from ropepatch.extension.queries import HINT, QueryLayers
 from ropepatch.extension.verification import read_source, read_trained, verify
 from ropepatch.files import absent, check_space, new_folder, read_json, write_json
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.config import text_config
+from ropepatch.model.config import quantization_of, text_config
 from ropepatch.model.kinds import CODE
+from ropepatch.model.loading import rehearse
 from ropepatch.model.reading_file import FILE as READING
 from ropepatch.model.source import (
     TEMPLATES,
@@ -104,8 +105,7 @@ def check_copy(
     """Refuse by its small files and the headers of its weights a source that cannot be copied to a folder."""
     origin_of(source)
     changed_weights(source, plan)
-    if not source.is_quantised:
-        check_weights(source.weights, source.skeleton)
+    check_weights(source.weights, source.skeleton)
     if plan.remapping is not None:
         check_no_other_code(source.folder, included_files(source.folder, include))
     if not link_weights:
@@ -151,14 +151,21 @@ def check_room(weights: Weights, place: Path) -> None:
     check_space("the copy", there, weights.num_bytes, hint=hint)
 
 
-def check_weights(weights: Weights, model: PreTrainedModel) -> None:
-    """Refuse weights that are not those of a model, which may be on the meta device."""
+def check_weights(weights: Weights, model: PreTrainedModel) -> list[str]:
+    """Refuse weights that are not those of a model on the meta device; the names of those that it leaves out.
+
+    Quantised ones have other shapes and names than the model.
+    """
+    quantisation = quantization_of(model.config)
+    if quantisation and weights.quantised:
+        return []
     configs = model.config, text_config(model.config)
     tie = any(getattr(config, "tie_word_embeddings", False) for config in configs)
     tied = dict(model._tied_weights_keys or {}) if tie else {}
     # Transformers fills either side of a pair from the other.
     copies = {*tied, *(source for copy, source in tied.items() if copy in weights.tensors)}
     check_fit(weights, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, copies)
+    return [] if quantisation else rehearse(model, weights)
 
 
 def save_trained(

@@ -24,6 +24,7 @@ from ropepatch.model.config import (
     check_rope_types,
     head_dim_of,
     load_config,
+    quantization_of,
     text_config,
 )
 from ropepatch.model.kinds import KEY, Kind, Swapped, kind_of, read_swapped, saved_map, without_map
@@ -366,8 +367,8 @@ class Checkpoint:
 
     @property
     def is_quantised(self) -> bool:
-        """Whether its weights are quantised."""
-        return "quantization_config" in self.raw
+        """Whether config.json says that its weights are quantised."""
+        return quantization_of(self.stock.whole_config) is not None
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -387,7 +388,7 @@ class Checkpoint:
                 config.json, or nothing can be computed in the dtype.
         """
         config = None if self.stated_raw is None else copy.deepcopy(self.whole_config)
-        model = load_model(self.folder, self.raw, config, dtype, device_map, quantization)
+        model = load_model(self.folder, self.raw, config, dtype, device_map, quantization, self.name)
         if self.name:
             model.config.name_or_path = self.name
             model.config._commit_hash = self.revision

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.quantizers.auto import AutoHfQuantizer
 
 from ropepatch.errors import RopepatchError
 from ropepatch.model.architectures import NEOX_KEYS
@@ -67,7 +68,39 @@ def load_config(raw: dict[str, Any], own: type[PreTrainedConfig] | None = None) 
             hint="ropepatch extends decoder-only language models",
         )
     with stock_code("read config.json"):
-        return CONFIG_MAPPING[model_type].from_dict(_decode_floats(raw))
+        config: PreTrainedConfig = CONFIG_MAPPING[model_type].from_dict(_decode_floats(raw))
+        parts = config, config.get_text_config(decoder=True)
+    for layers in (getattr(part, "num_hidden_layers", 1) for part in parts):
+        if not isinstance(layers, int) or not 0 < layers <= MAX_LAYERS:
+            raise RopepatchError(
+                f"num_hidden_layers must be an integer from 1 to {MAX_LAYERS}, got {layers!r}",
+                hint="fix config.json",
+            )
+    quantization_of(config)
+    return config
+
+
+def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
+    """Read how weights are quantised; None where they are not, or by no method that transformers knows.
+
+    Raises:
+        RopepatchError: If no method is named, which stock transformers refuses.
+    """
+    parts: Any = config, config.get_text_config(decoder=True)
+    first, last = (getattr(part, "quantization_config", None) for part in parts)
+    stated: dict[str, Any] | None = first or last
+    hint = "take quantization_config out if the weights are not quantised"
+    judge: Any = AutoHfQuantizer
+    with stock_code("read quantization_config in config.json", hint):
+        is_known = stated is not None and judge.supports_quant_method(stated)
+    return stated if is_known else None
+
+
+def check_dequantised(stated: dict[str, Any]) -> None:
+    """Refuse weights that are quantised in a way that is not read here; the error names a missing package."""
+    with stock_code("load its quantised weights here", "install what it names to compare what they compute"):
+        quantizer = AutoHfQuantizer.from_config(dict(stated), pre_quantized=True)
+        quantizer.validate_environment(device_map=None, weights_only=True)
 
 
 def is_known(model_type: object) -> TypeGuard[str]:
@@ -115,12 +148,6 @@ def blueprint(config: PreTrainedConfig) -> PreTrainedModel:
         raise RopepatchError(
             f"{config.model_type} is not a causal language model in transformers",
             hint="ropepatch extends the models that AutoModelForCausalLM loads",
-        )
-    layers = getattr(config, "num_hidden_layers", 1)
-    if not isinstance(layers, int) or not 0 < layers <= MAX_LAYERS:
-        raise RopepatchError(
-            f"num_hidden_layers must be an integer from 1 to {MAX_LAYERS}, got {layers!r}",
-            hint="fix config.json",
         )
     with stock_code(f"build {config.model_type} from config.json"), torch.device("meta"):
         build: Any = AutoModelForCausalLM.from_config

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import logging
+import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +19,13 @@ from transformers import (
 )
 
 from ropepatch.errors import RopepatchError
-from ropepatch.model.config import text_config
-from ropepatch.model.kinds import check_stock
+from ropepatch.model.config import load_config, text_config
 from ropepatch.model.stock import no_progress_bars, stock_code
-from ropepatch.model.weights import mismatch
+from ropepatch.model.weights import MISFIT, Weights, mismatch
 
 AUTO = "auto"  # in a device's place: accelerate puts every layer where there is room
+FLEX = "flex_attention"
+NUMBERED = re.compile(r"(.*?)\.\d+\.")  # a weight of one of several layers, after their common name
 SAFELY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
@@ -51,10 +55,12 @@ def load_model(
     dtype: torch.dtype | None = None,
     device_map: str | dict[str, str] | None = None,
     quantization: Any = None,
+    name: str = "",
 ) -> PreTrainedModel:
     """Load the model of a folder whose config.json is ``raw``, or by another ``config``, in eval mode.
 
-    Refused if its weights are not those of config.json, or nothing can be computed in the dtype.
+    Refused if its weights are not those of config.json, or nothing can be computed in the dtype. Weights
+    beside the layers that it does not use are logged under the ``name`` that its user gave it.
     """
     if dtype is not None and dtype.itemsize < 2:  # float8 stores weights; torch has no default of it
         name = str(dtype).removeprefix("torch.")
@@ -66,16 +72,14 @@ def load_model(
         how["device_map"] = device_map
     if quantization is not None:
         how["quantization_config"] = quantization
-    if config is not None:
-        how["config"] = config
-    else:
-        check_stock(raw)
+    how["config"] = own = load_config(raw) if config is None else config
+    if own._attn_implementation == FLEX and not torch.accelerator.is_available():
+        own._attn_implementation = None  # on a CPU it is compiled for minutes
     with stock_code(f"load {folder}", hint), no_progress_bars():
         model, report = load(folder, **how)
-    for problem in ("missing_keys", "mismatched_keys"):
-        if report[problem]:
-            first = min(map(str, report[problem]))
-            raise mismatch(f"{len(report[problem])} {problem.replace('_', ' ')}, for instance {first}")
+    unused = check_report(model, report)
+    if unused and name:
+        warn_once(f"{name}: its model does not use {len(unused)} of the weights, for instance {unused[0]}")
     loaded: PreTrainedModel = model.eval()
     returning_objects(loaded)
     return loaded
@@ -85,6 +89,41 @@ def returning_objects(model: PreTrainedModel) -> None:
     """Let a model return objects with `logits`, whatever `return_dict` in its config.json says."""
     for config in (model.config, text_config(model.config)):
         config.return_dict = True
+
+
+warn_once = lru_cache(logging.getLogger(__name__).warning)  # of a checkpoint that is loaded several times
+
+
+def rehearse(model: PreTrainedModel, weights: Weights) -> list[str]:
+    """Load weights by their headers alone into another model on the meta device; see `check_report`."""
+    state = {name: torch.empty(entry.shape, device="meta") for name, entry in weights.tensors.items()}
+    how = {"config": copy.deepcopy(model.config), "state_dict": state, "device_map": {"": "meta"}}
+    load: Any = type(model).from_pretrained
+    with stock_code("load weights of these names and shapes", MISFIT), no_progress_bars():
+        _, report = load(None, output_loading_info=True, ignore_mismatched_sizes=True, **how)
+    return check_report(model, report)
+
+
+def check_report(model: PreTrainedModel, report: dict[str, Any]) -> list[str]:
+    """The names of weights that are left out by what transformers reports of a model that it has loaded.
+
+    Raises:
+        RopepatchError: If weights are missing or of other shapes, or those that are left out are of the
+            model's layers, such as of one that config.json does not count.
+    """
+    unused = sorted(map(str, report["unexpected_keys"]))
+    lists = {found[1] for name in model.state_dict() if (found := NUMBERED.match(name))}
+    in_layers = [name for name in unused if (found := NUMBERED.match(name)) and found[1] in lists]
+    if getattr(text_config(model.config), "num_nextn_predict_layers", 0):  # further layers, to guess ahead
+        in_layers = []
+    for problem, names in (
+        ("missing keys", report["missing_keys"]),
+        ("mismatched keys", report["mismatched_keys"]),
+        ("unexpected keys", in_layers),
+    ):
+        if names:
+            raise mismatch(f"{len(names)} {problem}, for instance {min(map(str, names))}")
+    return unused
 
 
 def load_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase:

@@ -29,6 +29,8 @@ NAMED = "transformers_weights"  # the key of config.json that names another file
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt")
 COPY_BLOCK = 16 << 20  # bytes copied between two progress reports
 FINGERPRINT_SAMPLE = 1 << 20
+MISFIT = "put config.json and the weights of the same checkpoint together"
+UNQUANTISED = {"F64", "F32", "F16", "BF16", "BOOL", "I64"}  # the last two of buffers
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -70,6 +72,11 @@ class Weights:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor."""
         return {name: entry.shape for name, entry in self.tensors.items()}
+
+    @property
+    def quantised(self) -> bool:
+        """Whether any of them is in less than 16 bits, or packed."""
+        return not {entry.dtype for entry in self.tensors.values()} <= UNQUANTISED
 
     @property
     def num_bytes(self) -> int:
@@ -213,10 +220,7 @@ def _sha256(file: Path, *state: int) -> str:
 
 def mismatch(reason: str) -> RopepatchError:
     """The error of weights that belong to another model."""
-    return RopepatchError(
-        f"the weights are not those of config.json: {reason}",
-        hint="put config.json and the weights of the same checkpoint together",
-    )
+    return RopepatchError(f"the weights are not those of config.json: {reason}", hint=MISFIT)
 
 
 def check_fit(weights: Weights, expected: dict[str, tuple[int, ...]], tied: Collection[str] = ()) -> None:

@@ -102,7 +102,8 @@ class Extension:
         if verified := self.record.get("verified"):
             proof = f"frequencies {verified['frequencies']}, logits {verified['logits']}"
             stock = "transformers and its code" if self.plan.remapping else "stock transformers"
-            lines.append(f"reloaded with {stock}: {proof}")
+            how = "reloaded with" if verified["compared"] else "not reloaded; its config.json by"
+            lines.append(f"{how} {stock}: {proof}")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:

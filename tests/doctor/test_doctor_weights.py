@@ -86,10 +86,26 @@ def other_index(content: str):
         (lambda folder: (folder / INDEX).unlink(), "index-wrong", f"without {INDEX}"),
         (lambda folder: sorted(folder.glob("model-*"))[1].unlink(), "shard-missing", "model-00002-of-"),
         (lambda folder: edit_json(folder / "config.json", vocab_size=47), "weights-misfit", "expected [47"),
+        (
+            lambda folder: edit_json(folder / "config.json", num_hidden_layers=1),
+            "weights-misfit",
+            "9 unexpec",
+        ),
+        (
+            lambda folder: edit_json(folder / "config.json", num_hidden_layers=10**6),
+            "transformers-refuses",
+            "an integer from 1 to 1000",
+        ),
+        (
+            lambda folder: edit_json(folder / "config.json", quantization_config={}),
+            "transformers-refuses",
+            "no `quant_method`",
+        ),
     ],
     ids=[
         *("misplaced", "unlisted", "a tensor in no file", "no JSON", "no map", "no names", "no index"),
-        *("a shard that is missing", "weights of another model"),
+        *("a shard that is missing", "weights of another model", "fewer layers", "a million layers"),
+        "quantised by no method",
     ],
 )
 def test_weights_that_are_not_whole_are_one_error_that_nobody_can_repair(sharded, damage, code, problem):
@@ -110,6 +126,24 @@ def test_of_two_sets_of_weights_the_one_that_transformers_does_not_load_is_named
     assert "model.safetensors" in str(diagnose(sharded)).splitlines()[1].split(", ")
     (sharded / INDEX).unlink()
     assert codes(sharded) == []
+
+
+@pytest.mark.parametrize("experts", [2, 8])
+def test_another_number_of_experts_than_the_weights_hold_is_an_error(experts, tmp_path):
+    tiny_model("mixtral").save_pretrained(tmp_path)
+    edit_json(tmp_path / "config.json", num_local_experts=experts)
+    assert codes(tmp_path) == ["weights-misfit", "tokenizer-missing"]
+
+
+def test_weights_that_the_model_does_not_use_are_told_of(folder, tmp_path, caplog):
+    """Those beside its layers, such as the head of a critic."""
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    head = {"v_head.weight": tensors["model.norm.weight"].clone()}
+    safetensors.torch.save_file(tensors | head, folder / "model.safetensors", {"format": "pt"})
+    assert codes(folder) == ["weights-unused"]
+    ropepatch.extend(folder, tmp_path / "out", to=256)
+    (record,) = [one for one in caplog.records if one.name == "ropepatch.model.loading"]
+    assert record.message == f"{folder}: its model does not use 1 of the weights, for instance v_head.weight"
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma", "olmo2", "starcoder2"])

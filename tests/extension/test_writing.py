@@ -333,6 +333,34 @@ def test_quantised_weights_are_compared_by_their_frequencies_alone(source, out):
     assert verified["logits"] == "not compared: quantised weights"
 
 
+def test_quantisation_by_no_method_that_is_known_is_none_and_a_missing_package_is_named(source, out):
+    edit_json(source / "config.json", quantization_config={"quant_method": "nope"})
+    extend(source, out)
+    assert read(out / "ropepatch.json")["verified"]["compared"]
+    edit_json(
+        source / "config.json", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}
+    )
+    (warning,) = ropepatch.plan(source, to=256).warnings
+    assert "bitsandbytes" in warning
+    assert "not compared" in warning
+
+
+def test_weights_in_full_precision_must_be_the_models_whatever_their_quantisation(source, out):
+    edit_json(source / "config.json", quantization_config={"quant_method": "fp8"}, vocab_size=47)
+    with pytest.raises(RopepatchError, match=r"expected \[47"):
+        extend(source, out)
+
+
+def test_attention_that_a_cpu_compiles_is_left_out_of_the_proof(source, out, monkeypatch):
+    edit_json(source / "config.json", _attn_implementation="flex_attention")
+    monkeypatch.setattr(
+        "transformers.integrations.flex_attention.compile_friendly_flex_attention",
+        lambda *arguments, **options: pytest.fail("compiled"),
+    )
+    extend(source, out)
+    assert read(out / "config.json")["_attn_implementation"] == "flex_attention"
+
+
 def test_weights_that_fit_once_and_not_twice_are_compared_by_their_frequencies_alone(
     source, out, monkeypatch
 ):

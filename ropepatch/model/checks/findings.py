@@ -69,6 +69,7 @@ WARNINGS = {
     "switches-against-cache": "keys cached before keep the old rotation, unlike a text that is read at once",
     "tokenizer-missing": "no text can be read: what measures or trains refuses it, and pipeline() fails",
     "reading-of-other-weights": "`ropepatch probe` calls a server wrong that computes the checkpoint rightly",
+    "weights-unused": "transformers leaves them out, and what they are for",
     "weights-twice": "other programs may load them, and they may be another model's",
     "adapter-base-lacks-rope": "PEFT, vLLM and transformers load the adapter with the rope of its base",
 }
