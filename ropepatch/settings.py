@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import re
@@ -111,7 +112,10 @@ def parse_length(text: str) -> int:
     """Tokens, from `4096`, `32k` or `1m`."""
     match = re.fullmatch(TOKENS, text.strip())
     if not match or int(match[1]) == 0:
-        raise RopepatchError(f"{text!r} is not a length in tokens", hint="write 4096, 32k (32 x 1024) or 1m")
+        plain = re.sub(r"[\s,_]|(?<=[kKmM])[bB]$", "", text).lower()
+        near = re.fullmatch(f"{TOKENS}|{MULTIPLE}", plain) and plain != text and plain.strip("0.xkm")
+        hint = f"did you mean {plain}?" if near else "write 4096, 32k (32 x 1024), 1m, or 4x of the original"
+        raise RopepatchError(f"{text!r} is not a length in tokens", hint=hint)
     return int(match[1]) * UNITS[match[2].lower()]
 
 
@@ -121,6 +125,26 @@ def relative_length(text: str | int, trained: int) -> int:
     if not match:
         return parse_length(str(text))
     return round(float(match[1]) * trained) or parse_length("0")  # which refuses it
+
+
+OTHER_TYPES = {"default": "none", "su": "longrope"}  # of ropes, that are called otherwise here
+
+
+def as_target(value: str = "") -> tuple[str, str]:
+    """The target and the method that a rope means, or a factor; 4x and yarn where it does not say them."""
+    try:
+        rope: Any = ast.literal_eval(value.replace("null", "None").replace("true", "True"))
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        rope = value
+    while isinstance(rope, dict):
+        inner = next((rope[key] for key in ("rope_scaling", "rope_parameters") if rope.get(key)), None)
+        if not isinstance(inner, dict):
+            break
+        rope = inner
+    stated = rope if isinstance(rope, dict) else {"factor": rope}
+    kind, factor = stated.get("rope_type", stated.get("type", "yarn")), stated.get("factor", 4)
+    number = factor if isinstance(factor, int | float) and 1 < factor < 1e6 else 4
+    return f"{number:g}x", OTHER_TYPES.get(kind, kind) if isinstance(kind, str) else "yarn"
 
 
 def listed(values: Any) -> list[Any]:

@@ -10,13 +10,21 @@ import signal
 import sys
 from typing import NoReturn
 
-from cyclopts import CycloptsError, UnusedCliTokensError
+from cyclopts import CycloptsError, UnknownOptionError, UnusedCliTokensError
 
 from ropepatch.cli import listing, look, make, measure
 from ropepatch.cli.derive import app
 from ropepatch.errors import RopepatchError
 from ropepatch.files import check_name
 
+ROPES = (  # arguments of other tools whose value is a rope, or its factor
+    *("rope_scaling", "rope_parameters", "rope_type", "hf_overrides", "json_model_override_args"),
+    *("factor", "rope_factor", "rope_scaling_factor", "rope_scaling_type", "rope_scale", "scale"),
+)
+LENGTHS = (
+    *("length", "target", "target_length", "context", "context_length", "context_size", "ctx_size", "window"),
+    *("max_length", "max_model_len", "max_position_embeddings", "max_seq_len", "seq_len"),
+)
 GROUPS = {one.GROUP.name: one for one in (make, measure, look, listing)}
 
 
@@ -59,7 +67,26 @@ def _told(error: CycloptsError) -> RopepatchError:
     command = " ".join(["ropepatch", *(error.command_chain or ())])
     near, asks, _ = advice.partition("?")  # whether another word was meant; what follows lists all
     hint = f"{near[:1].lower()}{near[1:]}?" if asks else f"see `{command} --help`"
+    if isinstance(error, UnknownOptionError):
+        hint = _pasted(error.token.keyword or error.token.value) or hint
+    elif "--eval " in said:
+        hint = "--eval SUITE; `ropepatch suites` lists them"
     return RopepatchError(f"{said[:1].lower()}{said[1:].rstrip('.')}", hint=hint)
+
+
+def _pasted(option: str) -> str | None:
+    """What an option of another tool is called here."""
+    words = [part for word in sys.argv for part in word.split("=", 1 if word.startswith("--") else 0)]
+    name = option.lstrip("-").partition("=")[0].replace("-", "_")
+    if name in LENGTHS:
+        return "--to is the target length"
+    if name not in ROPES:
+        return None
+    given = words[words.index(option) + 1 :] if option in words else []
+    from ropepatch.settings import as_target
+
+    to, method = as_target(given[0] if given else "")
+    return f"here it is --to {to} --method {method}"
 
 
 def _refuse(error: RopepatchError) -> NoReturn:

@@ -42,7 +42,7 @@ from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, read_scaling
 from ropepatch.scaling.method import Method
 from ropepatch.scaling.rope import Frequencies, Rope
 from ropepatch.scaling.searched import CustomDivisors
-from ropepatch.settings import Length, Queries, find_named
+from ropepatch.settings import Length, Queries, as_target, find_named, shown
 
 WIDTH = 80  # of what a plan prints, in characters
 PUBLISHED = 32  # times the window: farther no scaling of the rope is published to read without training
@@ -284,6 +284,10 @@ def find_method(name: str) -> type[Method]:
             hint=f"here name what it finds: `ropepatch {'fit' if name == FIT else 'compare'}` says; "
             "a dry run of `ropepatch extend` shows its plan",
         )
+    if "{" in name:
+        to, meant = as_target(name)
+        hint = f"here it is {argument('to', to)} and {argument('method', meant)}"
+        raise RopepatchError(f"{argument('method')} is a name, got {shown(name)}", hint=hint)
     kinds: dict[str, type[Method]] = {**METHODS, **MAPS}
     return find_named(name, kinds, "method", METHODS.other_names | MAPS.other_names)
 
@@ -354,6 +358,11 @@ def _warnings(source: Checkpoint, scaling: Scaling, to: int) -> Iterator[str]:
             "stock engines change the frequencies as the sequence grows, "
             "which contradicts keys they cached before; a static method does not"
         )
+    if (factor := scaling.frequencies(rope, to).attention_factor) < 1:
+        yield f"attention factor {factor:g} makes attention flatter; methods that have one are above 1"
+    folder = source.place if source.revision is None else None
+    if folder and not [*folder.glob("*.safetensors")] and (pickles := [*folder.glob("pytorch_model*.bin")]):
+        yield f"the weights are a pickle ({pickles[0].name}), which `ropepatch extend` does not read"
     if getattr(scaling, "queries", None):
         yield "query weights change, too: config.json alone does not hold this method"
     if source.rotates_partly and scaling.frequencies(rope, to).attention_factor != 1:

@@ -43,8 +43,9 @@ def check_device(device: str | torch.device) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
+        known = "device type at start" not in reason  # it lists all that torch could have
         raise RopepatchError(
-            f"no device {str(device)!r} here: {reason}", hint="cpu is always there"
+            f"no device {str(device)!r} here{f': {reason}' * known}", hint="cpu, cuda, cuda:1 or mps, say"
         ) from error
 
 

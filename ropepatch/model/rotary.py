@@ -238,11 +238,11 @@ def float32_on_cpu() -> Iterator[None]:
 
 def base_model(model: nn.Module) -> PreTrainedModel:
     """Unwrap the transformers model inside PEFT, torch.compile or data-parallel wrappers."""
-    for module in model.modules():
+    for module in model.modules() if isinstance(model, nn.Module) else ():
         if isinstance(module, PreTrainedModel):
             return module
     message = f"{type(model).__name__} holds no transformers model"
-    raise RopepatchError(message, hint="pass what AutoModelForCausalLM returned")
+    raise RopepatchError(message, hint="pass what AutoModelForCausalLM or ropepatch.load returned")
 
 
 def is_stock(model: nn.Module) -> bool:

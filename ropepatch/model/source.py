@@ -78,6 +78,13 @@ def locate(
     except (OSError, RuntimeError) as error:  # a name that is too long, a folder closed to us, ~ of nobody
         reason = getattr(error, "strerror", None) or error
         raise RopepatchError(f"cannot look for {name}: {reason}", hint=expected) from error
+    models = folder.glob("*.gguf") if is_folder and not (folder / "config.json").exists() else [folder]
+    if exists and (file := next((one for one in models if one.suffix.lower() == ".gguf"), None)):
+        raise RopepatchError(
+            f"{file} is a GGUF file, which is not read",
+            hint="extend the checkpoint that it was made from, and convert that with llama.cpp's "
+            "convert_hf_to_gguf.py",
+        )
     if is_folder:
         if revision is not None:
             what = "tiny comes with ropepatch and" if name == "tiny" else f"{name} is a local folder, which"

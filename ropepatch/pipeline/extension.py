@@ -190,15 +190,15 @@ def _is_written(options: ExtendOptions, plan: Plan) -> bool:
 
     Where nothing comes after the checkpoint, that one is refused, too.
     """
-    folder = options.folder.expanduser().absolute()
-    with suppress(OSError, RopepatchError):  # a name that is too long, a folder of something else
+    with suppress(OSError, RuntimeError, RopepatchError):  # no name or home, a folder of something else
+        folder = options.folder.expanduser().absolute()
         if (options.suite is not None or options.push) and records.exists(folder):
             record, made = records.read(folder).to_dict(), records.Record.of(plan).to_dict()
             of_plan = without_paths({key: made.get(key) for key in plan.to_dict()})
             same = all(record.get(key) == value for key, value in of_plan.items())
             if same and "verified" in record and "adaptation" not in record:
                 return True
-    absent(folder)
+    absent(options.folder)
     return False
 
 
@@ -220,7 +220,6 @@ def _foreseen(options: ExtendOptions, plan: Plan) -> Extension:
     checks: list[Callable[[], object]] = [
         partial(_check_push, options),
         partial(options.check_reading, plan),
-        partial(_check_place, options),
     ]
     if options.plan is not None:
         checks.append(plan.source.check_unchanged)
@@ -231,6 +230,7 @@ def _foreseen(options: ExtendOptions, plan: Plan) -> Extension:
         obstacles += ahead.obstacles
     else:
         checks += [partial(check_savable, plan), partial(_is_written, options, plan)]
+    checks.append(partial(_check_place, options))
     if plan.model == "tiny" or Path(plan.model).is_dir():  # of the Hub's, config.json alone is here
         checks.append(partial(_check_files, options, plan))
         if prepared is not None and recipe is not None:
@@ -253,8 +253,9 @@ def _check_push(options: ExtendOptions) -> None:
 
 def _check_place(options: ExtendOptions) -> None:
     """Refuse a folder that could not be made, before hours of work."""
-    if not os.path.lexists(place := options.folder.expanduser().absolute()):
-        check_writable(place, f"choose another {argument('out')}")
+    with suppress(RuntimeError):  # ~ of nobody, which whoever writes refuses
+        if not os.path.lexists(place := options.folder.expanduser()):
+            check_writable(place, f"choose another {argument('out')}")
 
 
 def _carried(options: ExtendOptions, source: Checkpoint) -> tuple[dict[str, Path], dict[str, Path]]:

@@ -71,9 +71,8 @@ class Server:
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise RopepatchError(
-                f"{printable(self.url)} is no address of a server", hint="such as http://localhost:8000"
-            )
+            hint = "such as http://localhost:8000; start the engine with its server first"
+            raise RopepatchError(f"{printable(self.url)} is no address of a server", hint=hint)
         path = parts.path.rstrip("/").removesuffix("/completions")
         self.base = urlunsplit(parts._replace(path=path if path.endswith("/v1") else f"{path}/v1", query=""))
         self.shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"  # without a password

@@ -102,6 +102,7 @@ METHODS: Registry[Scaling] = Registry(  # `ropepatch.scaling` fills it
     "method",
     other_names={
         "pi": "linear",
+        "position-interpolation": "linear",
         "ntk-aware": "ntk",
         "dynamic-ntk": "dynamic",
         "proportional": "p-rope",

@@ -178,8 +178,8 @@ def load_adapter(
             hint="ropepatch.load_adapter(folder, model)",
         )
     place = Path(folder)
-    record = records.read(place)
-    if not holds_adapter(place) or record.base_weights is None:
+    record = records.read(place) if records.exists(place) else None
+    if not holds_adapter(place) or record is None or record.base_weights is None:
         raise RopepatchError(
             f"{place} holds no adapter of ropepatch", hint="`ropepatch.load` loads a whole model"
         )

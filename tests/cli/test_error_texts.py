@@ -70,6 +70,10 @@ def renamed(old: str, new: str) -> Damage:
     return lambda folder: (folder / old).rename(folder / new)
 
 
+def gguf(folder: Path) -> None:
+    (folder / "config.json").rename(folder / "a.gguf")
+
+
 def truncated(folder: Path) -> None:
     weights = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(weights[: len(weights) // 2])

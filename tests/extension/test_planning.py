@@ -282,3 +282,11 @@ def test_a_text_part_that_stands_at_the_top_is_extended_with_all_that_it_says(tm
     assert Checkpoint(tmp_path / "source").config.hidden_size == text["hidden_size"]
     out = ropepatch.extend(tmp_path / "source", tmp_path / "out", to="4x", method="linear").folder
     assert_as_patched(model, "linear", out)
+
+
+def test_a_plan_warns_of_attention_that_gets_flatter_and_of_weights_that_are_a_pickle(tmp_path):
+    config(tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()
+    flatter, pickle, *_ = ropepatch.plan(tmp_path, to="4x", attention_factor=0.1).warnings
+    assert flatter.startswith("attention factor 0.1 makes attention flatter")
+    assert pickle.startswith("the weights are a pickle (pytorch_model.bin)")
