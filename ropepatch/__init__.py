@@ -18,7 +18,6 @@ if TYPE_CHECKING:  # what stands in LATER, for mypy and editors
     from ropepatch.encodings import Swap as Swap
     from ropepatch.encodings import make_encoding as make_encoding
     from ropepatch.extension.patching import Patch as Patch
-    from ropepatch.extension.patching import active as active
     from ropepatch.extension.planning import Plan as Plan
     from ropepatch.fitting import Fitted as Fitted
     from ropepatch.pipeline.choice import Choice as Choice
@@ -37,7 +36,7 @@ __version__ = "0.1.0"
 LATER = {  # the module of every public name that is no verb of `api`: importing it takes seconds
     "attention": "MAPS AttentionMap make_map",
     "encodings": "ENCODINGS Encoding Swap make_encoding",
-    "extension.patching": "Patch active",
+    "extension.patching": "Patch",
     "extension.planning": "Plan",
     "fitting": "Fitted",
     "pipeline.choice": "Choice",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, overload
 
 from ropepatch.pipeline.running import say_on_stderr
-from ropepatch.progress import bar, no_bar
+from ropepatch.progress import bar
 
 if TYPE_CHECKING:
     import os
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     *(
+        "active",
         "adapt",
         "choose",
         "compare",
@@ -77,8 +78,8 @@ def _given(arguments: dict[str, Any], *extra: str) -> dict[str, Any]:
 
 def plan(
     model: str | os.PathLike[str] | PreTrainedModel | PreTrainedConfig,
-    *,
     to: Length | None = None,
+    *,
     method: str | Path = "yarn",
     original: Length | None = None,
     revision: str | None = None,
@@ -95,7 +96,8 @@ def plan(
         original: The original context length, where config.json says another: 32k of Qwen3, whose says 40960.
         revision: The branch, tag or commit of a Hub id.
         **parameters: A parameter of the method; see `ropepatch methods NAME`. `factor` of a scaling replaces
-            target / original. On a model that is already scaled yarn's `ramp` is rotations if not given.
+            target / original, and gives the target if `to` is left out. On a model that is already scaled
+            yarn's `ramp` is rotations if not given.
 
     Raises:
         RopepatchError: If the model, the target or the method does not allow it.
@@ -211,7 +213,7 @@ def extend(
 
     Without a recipe it is training-free. With one, or with `distil`, the model is trained at the new context:
     the same call resumes after an interruption, and several processes share the work under torchrun or
-    accelerate.
+    accelerate; the global random seeds are set to the recipe's.
 
     Args:
         model: A checkpoint folder, a Hub id, or tiny; or a plan, which says target and method.
@@ -632,7 +634,7 @@ def fit(
     revision: str | None = None,
     device: str | None = None,
     work: Path | None = None,
-    progress: Progress = no_bar,
+    progress: Progress = bar,
     say: Say = silent,
 ) -> Fitted:
     """Learn the frequencies by which a model reads at a target, and phases.
@@ -697,7 +699,7 @@ def adapt(
     *,
     max_short_loss_increase: float | None = None,
     say: Say = silent,
-    progress: Progress = no_bar,
+    progress: Progress = bar,
 ) -> Adapted:
     """Train a model to read at the target of a plan, and write what came out.
 
@@ -721,6 +723,21 @@ def adapt(
     from ropepatch.training.adaptation import adapt as run
 
     return run(**_given(locals()))
+
+
+def active(model: nn.Module) -> Patch | Mapped | Swap | None:
+    """The patch, the position remapping or the swapped encoding of a model, or of a copy of one, or None.
+
+    Its `remove()` takes it out.
+
+    Args:
+        model: A causal language model, possibly inside a PEFT model.
+    """
+    from ropepatch.attention import mapped
+    from ropepatch.encodings import swapped
+    from ropepatch.extension.patching import active as patched
+
+    return patched(model) or mapped(model) or swapped(model)
 
 
 def swap(model: nn.Module, encoding: str | Encoding, **parameters: Any) -> Swap:

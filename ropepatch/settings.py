@@ -266,6 +266,12 @@ class Settings(BaseModel):
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # nested ones keep their place
 
     @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        """Leave the names and defaults in the signature that `help` shows; the docstring explains them."""
+        bare = [one.replace(annotation=one.empty) for one in inspect.signature(cls).parameters.values()]
+        cls.__signature__ = inspect.Signature(bare)
+
+    @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
         """Validate a mapping."""
         try:
@@ -478,6 +484,8 @@ class Named(Settings):
 
     @classmethod
     def _check_keys(cls, keys: Collection[Any]) -> None:
+        if not hasattr(cls, "name"):
+            raise RopepatchError(f"{cls.__name__} has no name", hint='write name = "..." in the class')
         cls.refuse_unknown(key for key in keys if key not in cls.beside)
         if missing := [key for key in (*cls.beside, *cls.required()) if key not in keys]:
             raise RopepatchError(f"{cls.name} needs {', '.join(missing)}", hint=cls._list())

@@ -101,7 +101,7 @@ def _adapter_folder(model: str | Path) -> Path | None:
     try:
         folder = Path(model).expanduser()
         return folder if (folder / ADAPTER).is_file() and not (folder / CONFIG).is_file() else None
-    except (OSError, RuntimeError):  # a name that is too long, ~ of nobody: `Checkpoint.find` says so
+    except (OSError, RuntimeError, TypeError):  # too long, ~ of nobody, no name: `Checkpoint.find` says so
         return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import os
 import random
 import sys
@@ -37,7 +38,9 @@ def run_tasks(
     limit: int | None = None,
     max_length: int | None = None,
 ) -> list[Score]:
-    """The scores of tasks or groups of lm-eval: rows ``{task, version, metric, value, stderr, n}``.
+    """The scores of tasks or groups of lm-eval: rows ``{task, version, metric, value, stderr, answers, n}``.
+
+    Where every document is right or wrong, ``answers`` says which, as 1 and 0.
 
     A prompt that lm-eval would cut is refused: its score would be that of another prompt. The log-likelihood
     of a whole document is that of its text alone: lm-eval also scores a beginning-of-sequence token that the
@@ -202,7 +205,9 @@ def _rows(task: str, results: Mapping[str, Any]) -> list[Score]:
         if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
             continue
         samples = [sample for sample in results["samples"].get(task, []) if sample["filter"] == which]
-        n = sum(sample.get(metric, UNASKED) != UNASKED for sample in samples)
+        values = [sample[metric] for sample in samples if sample.get(metric, UNASKED) != UNASKED]
+        n = len(values)
+        share = n > 0 and all(one in (0, 1) for one in values) and math.isclose(value, sum(values) / n)
         if samples and not n:
             continue
         rows.append(
@@ -212,6 +217,7 @@ def _rows(task: str, results: Mapping[str, Any]) -> list[Score]:
                 "metric": metric if which == "none" else f"{metric} ({which})",
                 "value": _number(value),
                 "stderr": _number(scores.get(f"{metric}_stderr,{which}")),
+                "answers": tuple(map(float, values)) if share else (),
                 "n": n or scores.get("sample_len"),
             }
         )

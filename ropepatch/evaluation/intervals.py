@@ -119,6 +119,8 @@ class Mean:
         n, p = self.weight / self._design_effect, self.value
 
         def low(p: float) -> float:
+            if p == 0:  # rounding would leave 4e-17
+                return 0.0
             root = math.sqrt(max(0.0, p * (1 - p) / n + t * t / (4 * n * n)))
             return max(0.0, (p + t * t / (2 * n) - t * root) / (1 + t * t / n))
 

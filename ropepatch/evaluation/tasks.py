@@ -23,6 +23,7 @@ from ropepatch.data.tiny.tales import Tale, held_out_tales
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation.curves import KEY_GAIN, KEY_LIKELY, LossCurve
+from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.perplexity import check_windows, perplexity, windows
 from ropepatch.evaluation.results import Row, rows_by_length, rows_by_position, rows_of_keys
 from ropepatch.evaluation.retrieval import Retrieval, ask, chat_parts
@@ -534,19 +535,23 @@ class LmEvalTask(Task):
     def method(cls, parameters: Mapping[str, Any]) -> str:
         """How many documents."""
         limit = f", {parameters['limit']:,} documents each" if parameters.get("limit") else ""
-        return f"Tasks of lm-eval{limit}; intervals: 95 %, from its standard errors."
+        return f"Tasks of lm-eval{limit}; intervals: 95 %, of shares Wilson's, else from its standard errors."
 
 
 def _row(score: Mapping[str, Any]) -> Row:
-    """A score, with the interval of lm-eval's standard error."""
+    """A score, with the interval of lm-eval's standard error; a share of answers with that of shares."""
     value, error = score["value"], score["stderr"]
-    reach = None if value is None or error is None else NORMAL * error
+    low = high = None
+    if score["answers"]:
+        low, high = Mean.of([(answer, 1) for answer in score["answers"]], share=True).interval()
+    elif value is not None and error is not None:
+        low, high = value - NORMAL * error, value + NORMAL * error
     return Row(
         measure=score["metric"],
         at={"task": score["task"], "version": score["version"]},
         value=value,
-        low=None if reach is None else value - reach,
-        high=None if reach is None else value + reach,
+        low=low,
+        high=high,
         n=score["n"] or 0,
     )
 

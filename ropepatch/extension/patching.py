@@ -182,13 +182,14 @@ def put(base: PreTrainedModel, source: Checkpoint, plan: Plan) -> Patch | Mapped
     stock = base.get_submodule(path)
     rope = ScaledRope(stock, plan)
     rope.train(stock.training)
+    shown = rope.extra_repr()
     with own_configs(base, *changes) as rope.configs:
         if plan.queries:
             fold_queries(base, source, plan.queries)
         for key, value in changes.items():
             setattr(text_config(base.config), key, value)
     base.set_submodule(path, rope)
-    logger.info("%s: rope stock -> %s", type(base).__name__, rope.extra_repr())
+    logger.info("%s: rope stock -> %s", type(base).__name__, shown)
     return Patch(base, path, rope)
 
 

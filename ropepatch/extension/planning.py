@@ -257,6 +257,8 @@ def plan(
 def plan_method(source: Checkpoint, method: str, parameters: Mapping[str, Any], to: Length | None) -> Plan:
     """The plan of a method by its name, or of a scaling file; see `plan`."""
     file = read_scaling(method, beside=parameters) if is_scaling_file(method) else None
+    if to is None and isinstance(factor := parameters.get("factor"), int | float):
+        to = f"{factor:.3f}x"
     target = file.target if file and to is None else source.target(to)
     if file:
         file.check_model(method, source.rope, source.name, target)

@@ -164,9 +164,11 @@ def unfold_queries(model: nn.Module) -> None:
     for holder, kept in _folded_into(model):
         for leaf, (before, fold, unfold) in kept.items():
             now = getattr(holder, leaf)
-            same = torch.equal(now, fold(before).to(now))
-            before.data = before.to(now) if same else unfold(now)
-            before.requires_grad_(now.requires_grad)
+            if now.is_meta:  # without data there is nothing to divide
+                before = nn.Parameter(before.to(now), now.requires_grad)
+            else:
+                before.data = before.to(now) if torch.equal(now, fold(before).to(now)) else unfold(now)
+                before.requires_grad_(now.requires_grad)
             setattr(holder, leaf, before)
         del holder.__dict__[SLOT]
 

@@ -111,6 +111,8 @@ def _better(gain: float) -> str:
     return f"{abs(gain):.3f} nats/token {'worse' if gain < 0 else 'better'}"
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()  # also within a block without gradients
 def fit(
     model: str | Path | Checkpoint,
     *,

@@ -196,8 +196,8 @@ class Substitution(ABC, Generic[Substitute]):
     def remove(self) -> None:
         """Put the same rotary module and the same configuration back; a second time does nothing."""
         if self.in_force:
-            self.model.set_submodule(self.path, self._substitute.stock)
             self._undo()
+            self.model.set_submodule(self.path, self._substitute.stock)
             self._substitute.configs.put_back(self.model)
 
     @abstractmethod

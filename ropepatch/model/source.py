@@ -17,7 +17,7 @@ from ropepatch.files import check_name, check_regular
 from ropepatch.model.reading_file import FILE as READING
 from ropepatch.model.record_file import FILE as RECORD
 from ropepatch.model.weights import INDEX, SINGLE
-from ropepatch.settings import HUB_NAME
+from ropepatch.settings import HUB_NAME, shown
 
 TINY = Path(__file__).parents[1] / "data" / "tiny" / "checkpoint"
 HUB_ID = re.compile(rf"{HUB_NAME}(/{HUB_NAME})?", re.ASCII)
@@ -70,6 +70,8 @@ def locate(
     name = "./tiny" if model == Path("tiny") else str(model)
     check_name(name)
     expected = "MODEL is a checkpoint folder or a Hub id like owner/name"
+    if not isinstance(model, str | Path):
+        raise RopepatchError(f"MODEL must be a folder or a Hub id, got {shown(model)}", hint=expected)
     if isinstance(model, str) and not model.strip():
         raise RopepatchError(f"MODEL must not be empty, got {model!r}", hint=f"{expected}; . is this folder")
     try:

@@ -22,7 +22,7 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.pipeline.evaluation import ALL, EVERY_MAP, WINDOWS, MeasureOptions, participants, without
 from ropepatch.pipeline.inputs import Listed, check_places
 from ropepatch.pipeline.results import Results
-from ropepatch.report import html_table, ranking_table
+from ropepatch.report import html_table, ranking_table, ranking_text
 from ropepatch.report.verdict import Verdict
 from ropepatch.scaling.file import FIT
 from ropepatch.settings import relative_length
@@ -73,6 +73,9 @@ class Choice:
     def plot(self, name: str | None = None) -> Figure:
         """A figure of what was measured; see `Results.plot`."""
         return self.results.plot(name)
+
+    def __str__(self) -> str:
+        return ranking_text(self.ranking, self.results)
 
     def __repr__(self) -> str:
         return f"Choice({self.method or 'none'} of {len(self.ranking.rows)})"

@@ -49,7 +49,7 @@ def _share(written: Any) -> Any:
     return written
 
 
-Model = Annotated[str, BeforeValidator(model_name)]
+Model = Annotated[str, expected("a checkpoint folder or a Hub id"), BeforeValidator(model_name)]
 Place = Annotated[str, BeforeValidator(as_text)]  # a path, or a name
 Listed = Annotated[tuple[Any, ...], BeforeValidator(lambda values: tuple(listed(values)))]
 Rise = Annotated[Weight, expected("a share such as 0.02 or 2%"), BeforeValidator(_share)]

@@ -10,7 +10,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import Result, read_result, results_json
 from ropepatch.evaluation.table import data_frame
 from ropepatch.extension.planning import Plan
-from ropepatch.report import html_table, results_tables
+from ropepatch.report import html_table, results_tables, results_text
 from ropepatch.settings import refuse_unknown
 
 if TYPE_CHECKING:
@@ -70,6 +70,9 @@ class Results(tuple[Result, ...]):
         chosen = name or next(iter(drawn))
         refuse_unknown([chosen], drawn, "figure")
         return drawn[chosen]
+
+    def __str__(self) -> str:
+        return results_text(self) or repr(self)
 
     def __repr__(self) -> str:
         tasks = ", ".join(dict.fromkeys(result.task for result in self))

@@ -3,7 +3,7 @@
 from ropepatch.report.page import write_report
 from ropepatch.report.printers import html_table, markdown_table, table_text
 from ropepatch.report.tables import ranking_table, results_tables
-from ropepatch.report.terminal import print_ranking, print_results
+from ropepatch.report.terminal import print_ranking, print_results, ranking_text, results_text
 
 __all__ = [
     "html_table",
@@ -11,7 +11,9 @@ __all__ = [
     "print_ranking",
     "print_results",
     "ranking_table",
+    "ranking_text",
     "results_tables",
+    "results_text",
     "table_text",
     "write_report",
 ]

@@ -21,13 +21,17 @@ from ropepatch.report.verdict import Verdict
 
 def print_results(results: Sequence[Result]) -> None:
     """A table for every task, model and target; the scalings are its columns."""
-    width = _width(sys.stdout)
+    _write(results_text(results, _width(sys.stdout)), sys.stdout)
+
+
+def results_text(results: Sequence[Result], width: int | None = None) -> str:
+    """What `print_results` prints, in lines of at most so many characters."""
     blocks = []
     for group in comparisons(results):
         head = f"{group.model}, {group.history}: {_setup(group)}"
         warnings = _folded(Verdict(group.warnings()).lines, width)
         blocks.append("\n".join([head, table_text(_joined(group), width), *warnings]))
-    _write("\n\n".join(blocks), sys.stdout)
+    return "\n\n".join(blocks)
 
 
 def print_ranking(
@@ -42,10 +46,14 @@ def print_ranking(
         on_stderr: Print there.
     """
     stream = sys.stderr if on_stderr else sys.stdout
-    width = _width(stream)
+    text = ranking_text(ranking, results, _width(stream))
+    _write("\n".join([text, *([f"  {command}"] if command else [])]), stream)
+
+
+def ranking_text(ranking: Ranking, results: Sequence[Result], width: int | None = None) -> str:
+    """The scalings with their intervals, and the verdict, in lines of at most so many characters."""
     table = table_text(ranking_table(ranking, results), width)
-    verdict = _folded(Verdict.of(ranking).lines, width)
-    _write("\n".join([table, "", *verdict, *([f"  {command}"] if command else [])]), stream)
+    return "\n".join([table, "", *_folded(Verdict.of(ranking).lines, width)])
 
 
 def _joined(comparison: Comparison) -> Table:

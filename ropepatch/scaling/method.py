@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.scaling.rope import Frequencies, Rope
-from ropepatch.settings import FromOne, Named, Registry
+from ropepatch.settings import FromOne, Named, Registry, shown
 
 
 class Method(Named):
@@ -72,7 +72,15 @@ class Scaling(Method):
                 hint=f"use {use}, or start from the unscaled base model",
             )
         static = self.at(rope, length)
-        return Frequencies(static._inv_freq(rope), rope.carried_attention_factor * static._temperature(rope))
+        inv_freq = static._inv_freq(rope)
+        sound = isinstance(inv_freq, Tensor) and inv_freq.shape == (rope.num_pairs,)
+        if not sound or not inv_freq.isfinite().all():
+            raise RopepatchError(
+                f"{type(static).__name__}._inv_freq must return {rope.num_pairs} finite numbers, got "
+                f"{shown(inv_freq)}",
+                hint="one for each rotary pair, radians per token",
+            )
+        return Frequencies(inv_freq, rope.carried_attention_factor * static._temperature(rope))
 
     @final
     def native(self, rope: Rope) -> dict[str, Any] | None:

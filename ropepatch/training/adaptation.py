@@ -67,6 +67,8 @@ class Adapted:
     gate: records.Gate
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()  # also within a block without gradients
 def adapt(
     plan: Plan,
     recipe: Recipe,

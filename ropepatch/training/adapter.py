@@ -209,7 +209,8 @@ def _with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
     if kind != "LORA":
         raise RopepatchError(f"{folder} holds an adapter of type {kind!r}, expected 'LORA'", hint=hint)
     held = read_header(folder / WEIGHTS).tensors
-    with stock_code(f"put the adapter {folder} on its base", hint), warnings.catch_warnings():
+    drawn = torch.random.fork_rng([model.device] if model.device.type == "cuda" else [])  # and then replaced
+    with stock_code(f"put the adapter {folder} on its base", hint), drawn, without_deprecations():
         warnings.filterwarnings("ignore", "Found missing adapter keys", UserWarning)  # refused below
         adapted: PeftModel = peft.PeftModel.from_pretrained(model, str(folder)).eval()
         expected = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)

@@ -15,6 +15,8 @@ from huggingface_hub import constants
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.harness import run_tasks
+from ropepatch.evaluation.intervals import Mean
+from ropepatch.evaluation.tasks import _row
 
 TASKS = Path(__file__).resolve().parents[2] / "eval" / "tasks"
 SAID = " Bread cools on the sill. Smoke climbs from"
@@ -78,7 +80,10 @@ def test_rows_say_task_version_metric_value_error_and_count_where_there_are_any(
     assert rows.keys() == {("one", "acc"), ("one", "perplexity"), ("two", "acc"), ("both", "acc")}
     # two of four: the mean's standard error is sqrt(p (1 - p) / (n - 1))
     expected = {"task": "one", "version": "2.0", "metric": "acc", "value": 0.5, "n": 4}
+    expected |= {"answers": (1.0, 0.0, 1.0, 0.0)}
     assert rows["one", "acc"] == expected | {"stderr": pytest.approx((0.25 / 3) ** 0.5)}
+    share = Mean.of([(1, 1), (0, 1), (1, 1), (0, 1)], share=True).interval()
+    assert (_row(rows["one", "acc"]).low, _row(rows["one", "acc"]).high) == share
     assert rows["one", "perplexity"]["value"] is None
     assert (rows["two", "acc"]["value"], rows["two", "acc"]["stderr"]) == (0.0, None)  # of one document
     assert rows["both", "acc"]["value"] == pytest.approx(0.4)

@@ -75,6 +75,11 @@ def test_independent_answers_have_wilsons_interval(found, of, low, high):
     assert mean._wilson(Z) == pytest.approx((low, high), abs=6e-5)
 
 
+def test_the_interval_of_none_begins_at_0_and_that_of_all_ends_at_1():
+    assert {answers([0] * count).interval()[0] for count in range(3, 40)} == {0}
+    assert {answers([20] * count).interval()[1] for count in range(3, 40)} == {1}
+
+
 def test_the_design_effect_is_that_of_one_answer_a_haystack_where_all_of_it_are_alike_and_at_least_1():
     assert answers([20, 0, 20, 0, 20, 0])._design_effect == 20
     assert answers([10, 10, 10, 10])._design_effect == 1

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.scaling import make_scaling
+from ropepatch.scaling import Scaling, make_scaling
 
 WINDOW, FACTOR = 64, 4
 
@@ -54,6 +54,71 @@ def test_what_cannot_be_patched_is_refused(model):
     for scaling, more in ((4, {}), (linear, {"to": 128}), (plan_for(model), {"beta": 2})):
         with pytest.raises(RopepatchError, match="takes a plan"):
             ropepatch.patch(model, scaling, **more)
+
+
+class Nameless(Scaling):
+    """Has no name."""
+
+    def _inv_freq(self, rope):
+        return rope.inv_freq()
+
+
+class Short(Nameless):
+    """Has too few frequencies."""
+
+    name = "short"
+
+    def _inv_freq(self, rope):
+        return rope.inv_freq()[1:]
+
+
+class Undefined(Nameless):
+    """Has frequencies that are no numbers."""
+
+    name = "undefined"
+
+    def _inv_freq(self, rope):
+        return rope.inv_freq() * torch.nan
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [(Nameless, "Nameless has no name"), (Short, "Short._inv_freq must"), (Undefined, "Undefined._inv_freq")],
+)
+def test_a_faulty_scaling_of_ones_own_is_named_and_leaves_the_model_as_it_was(model, kind, said):
+    with pytest.raises(RopepatchError, match=said):
+        ropepatch.patch(model, kind(factor=4))
+    assert ropepatch.active(model) is None
+    assert model.config.max_position_embeddings == WINDOW
+
+
+@pytest.mark.parametrize("verb", [ropepatch.active, ropepatch.patch])
+@pytest.mark.parametrize("given", ["tiny", None])
+def test_a_name_in_place_of_a_loaded_model_is_refused(verb, given):
+    with pytest.raises(RopepatchError, match="holds no transformers model"):
+        verb(given)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: ropepatch.patch(model, "yarn", to="4x"),
+        lambda model: ropepatch.patch(model, "self-extend", to="4x"),
+        lambda model: ropepatch.swap(model, "alibi"),
+    ],
+    ids=["patch", "map", "swap"],
+)
+def test_whatever_is_in_a_model_can_be_found_and_removed(model, ids, change):
+    before = logits(model, ids)
+    change(model)
+    ropepatch.active(model).remove()
+    assert torch.equal(logits(model, ids), before)
+    assert ropepatch.active(model) is None
+
+
+def test_the_factor_of_a_method_gives_its_target(model):
+    assert ropepatch.plan(model, method="linear", factor=2.5).target == 160
+    assert ropepatch.plan(model, "2x").target == 128
 
 
 def test_a_config_value_that_was_absent_is_absent_again(ids):

@@ -145,6 +145,12 @@ def test_removed_is_never_patched_also_of_a_copy_a_cast_model_and_one_that_was_t
     half.remove()
     assert torch.equal(projection.weight, before.bfloat16())
 
+    gone = ropepatch.patch(model, custom(PAIRS, factors(2, 2, PAIRS).tolist()))
+    model.to("meta")
+    gone.remove()
+    assert projection.weight.is_meta
+    assert ropepatch.active(model) is None
+
     trained = twin.model.layers[1].self_attn.q_proj
     with torch.no_grad():
         trained.weight.mul_(2)

@@ -182,6 +182,7 @@ def test_the_best_is_chosen_or_nothing_where_nothing_helps(
     measured += map(of, ("baseline", "yarn", FIT, "floor"), (*nats, 0.1))
     choice = ropepatch.choose("tiny", to=1024, out=tmp_path)
     assert (choice.ranking.recommended, choice.method, choice.parameters) == (recommended, method, parameters)
+    assert len(str(choice).splitlines()) > len(choice.ranking.rows)
     file = tmp_path / FIT / "fit.json"
     assert ropepatch.plan("tiny", to=1024, method=str(file)).scaling.divisors == DIVISORS
 

@@ -22,6 +22,7 @@ def test_a_text_is_read_without_scaling_and_scaled_into_a_sequence_that_is_shown
     assert [row.length for row in results[-1].of("loss", "length")] == [256, 512]
     assert (len(results), results[1:][0].label, results[-1].target) == (3, "baseline", 512)
     assert "<table" in results._repr_html_()
+    assert str(results).startswith("tiny, trained on 256 tokens")
     assert results.plot()._repr_png_().startswith(b"\x89PNG")
 
 

@@ -1,0 +1,160 @@
+"""No verb of `api` changes what belongs to the process, but where its docstring says so."""
+
+import locale
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+import torch
+from completions_server import Manners, serving
+from engines import Engine
+from hub_server import Hub, speak_to
+from hub_server import serving as serving_hub
+from run_recipes import read_little, small_recipe
+from transformers.utils import logging as transformers_logging
+
+import ropepatch
+from ropepatch.model.checkpoint import Checkpoint
+
+SEEDS = {"Python's random state", "numpy's random state", "torch's random state"}
+SETTERS = {"adapt", "extend(recipe)"}  # which say that they set the seeds
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """What verbs are given: a checkpoint, one with measurements, an adapter."""
+    place = tmp_path_factory.mktemp("made")
+    extended = ropepatch.extend("tiny", place / "extended", to="2x", reading=True).folder
+    ropepatch.evaluate("tiny", lengths="64", windows=2, out=place / "results", say=quiet)
+    plan = ropepatch.plan("tiny", to="2x")
+    adapter = ropepatch.adapt(plan, recipe(save="adapter"), place / "adapter").folder
+    return {"extended": extended, "results": place / "results", "adapter": adapter}
+
+
+def quiet(line):
+    """Say nothing."""
+
+
+def recipe(**changes):
+    return small_recipe(trainer={"max_steps": 1}, **changes)
+
+
+def probed(made):
+    extended = made["extended"]
+    with serving(Engine(extended), Checkpoint(extended).tokenizer, Manners()) as url:
+        return ropepatch.probe(url, extended, timeout=60.0)
+
+
+def asked(verb, **options):
+    return lambda made, out, tiny: verb(*tiny, lengths="128", haystacks=3, **options)
+
+
+def undone(change):
+    def run(made, out, tiny):
+        with change(tiny[0]):
+            pass
+
+    return run
+
+
+CALLS = {
+    "active": lambda made, out, tiny: ropepatch.active(tiny[0]),
+    "adapt": lambda made, out, tiny: ropepatch.adapt(ropepatch.plan("tiny", to="2x"), recipe(), out),
+    "choose": lambda made, out, tiny: ropepatch.choose(
+        "tiny", to="2x", methods="yarn", windows=3, haystacks=0, say=quiet
+    ),
+    "compare": lambda made, out, tiny: ropepatch.compare(
+        "tiny", to="2x", methods="yarn", windows=3, haystacks=0, report=out.with_suffix(".html"), say=quiet
+    ),
+    "diagnose": lambda made, out, tiny: ropepatch.diagnose(made["extended"]),
+    "evaluate": lambda made, out, tiny: ropepatch.evaluate("tiny", lengths="64", windows=2, say=quiet),
+    "explore": lambda made, out, tiny: ropepatch.explore("tiny", out=out.with_suffix(".html")),
+    "extend": lambda made, out, tiny: ropepatch.extend("tiny", out, to="2x", say=quiet),
+    "extend(recipe)": lambda made, out, tiny: ropepatch.extend("tiny", out, recipe=recipe(), say=quiet),
+    "fit": lambda made, out, tiny: ropepatch.fit("tiny", to="2x", steps=1, init="yarn"),
+    "fold_attention": lambda made, out, tiny: ropepatch.fold_attention(made["extended"], out),
+    "load": lambda made, out, tiny: ropepatch.load("tiny"),
+    "load_adapter": lambda made, out, tiny: ropepatch.load_adapter(made["adapter"]),
+    "passkey": asked(ropepatch.passkey),
+    "patch": undone(lambda model: ropepatch.patch(model, to="2x")),
+    "patch(map)": undone(lambda model: ropepatch.patch(model, "self-extend", to="2x")),
+    "perplexity": lambda made, out, tiny: ropepatch.perplexity(*tiny, ["Once upon a time"]),
+    "plan": lambda made, out, tiny: str(ropepatch.plan("tiny", to="2x")),
+    "plot": lambda made, out, tiny: ropepatch.plot(made["results"]),
+    "probe": lambda made, out, tiny: probed(made),
+    "push": lambda made, out, tiny: ropepatch.push(made["extended"], "local/model"),
+    "read_recipe": lambda made, out, tiny: ropepatch.read_recipe("tiny"),
+    "read_results": lambda made, out, tiny: ropepatch.read_results(made["results"]),
+    "retrieve": asked(ropepatch.retrieve, keys=1),
+    "swap": undone(lambda model: ropepatch.swap(model, "alibi")),
+}
+
+
+def process_state():
+    """What belongs to the process, by its name."""
+    loggers = [logging.root, *(one for one in logging.root.manager.loggerDict.values())]
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    return {
+        "default dtype": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
+        "Python's random state": random.getstate(),
+        "numpy's random state": str(np.random.get_state(legacy=False)),
+        "torch's random state": torch.get_rng_state().tolist(),
+        "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
+        "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+        "determinism": (torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()),
+        "warnings filters": (list(warnings.filters), warnings.showwarning),
+        "loggers": {
+            one.name: (one.level, list(one.handlers), one.disabled, one.propagate)
+            for one in loggers
+            if isinstance(one, logging.Logger)
+        },
+        "logging": (logging.root.manager.disable, transformers_logging.is_progress_bar_enabled()),
+        "environment": dict(os.environ),
+        "signals": handlers,
+        "rcParams": dict(mpl.rcParams),
+        "recursion limit": sys.getrecursionlimit(),
+        "hooks": (sys.excepthook, sys.stdout, sys.stderr),
+        "folder": Path.cwd(),
+        "locale": locale.setlocale(locale.LC_ALL),
+    }
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_nothing_that_belongs_to_the_process_is_changed(name, made, tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    read_little(monkeypatch)
+    with serving_hub(Hub(token="hf_any")) as hub, warnings.catch_warnings():
+        speak_to(hub, monkeypatch)
+        warnings.simplefilter("error")
+        before = process_state()
+        CALLS[name](made, tmp_path / "out", tiny)
+        after = process_state()
+    after["loggers"] = {key: after["loggers"][key] for key in before["loggers"]}
+    changed = {key for key, value in before.items() if after[key] != value}
+    assert changed <= (SEEDS if name in SETTERS else set())
+
+
+@pytest.mark.parametrize("block", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", ["fit", "extend(recipe)"])
+def test_what_learns_does_so_where_gradients_are_switched_off(name, block, made, tmp_path, monkeypatch):
+    read_little(monkeypatch)
+    with block():
+        CALLS[name](made, tmp_path / "out", None)
+
+
+def test_every_verb_is_called():
+    assert {name.partition("(")[0] for name in CALLS} == {*ropepatch.api.__all__, "load_adapter"}
+
+
+def test_nothing_is_drawn_from_pythons_random_state_when_rich_is_imported():
+    code = "import random; state = random.getstate(); import ropepatch.extension, rich.style; "
+    subprocess.run([sys.executable, "-c", f"{code}assert random.getstate() == state"], check=True)
