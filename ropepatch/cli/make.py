@@ -101,7 +101,12 @@ class _Screen:
         from ropepatch.publishing.loading import call
 
         folder, maps = str(extension.folder), extension.plan.remapping is not None
-        if not is_first() or not (extension.folder / "config.json").exists():
+        if not is_first():
+            return
+        if not (extension.folder / "config.json").exists():
+            code = f"import ropepatch; model, tokenizer = {call('ropepatch.load_adapter', folder)}"
+            say_on_stderr(f"load:    python -c {shlex.quote(code)}")
+            say_on_stderr("merge:   model.merge_and_unload().save_pretrained(FOLDER)")
             return
         try:
             _ = Checkpoint(extension.folder).tokenizer

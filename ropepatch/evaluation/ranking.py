@@ -239,6 +239,16 @@ class _Judged:
         apart = significant(others)
         if tied := [label for label in others if label not in apart]:
             advice.append(f"By loss it does not differ significantly from {enumeration(tied)}.")
+        share = 1.0 if row.found is None else row.found.value
+        more = [
+            f"{other.label} ({other.found.value:.0%})"
+            for other in self.helping([row.label])
+            if other.found is not None and other.found.value > share
+        ]
+        if more:
+            advice.append(
+                f"More is found by {enumeration(more)}, whose answers are not significantly likelier."
+            )
         if row.short_context_cost.value > 0:
             cost = signed(row.short_context_cost)
             advice.append(

@@ -30,19 +30,20 @@ from ropepatch.extension.text import (
     engines_table,
     parameters_text,
 )
-from ropepatch.files import json_text
-from ropepatch.model.architectures import IN_LLAMA_CPP, remarks
+from ropepatch.files import json_text, read_json
+from ropepatch.model.architectures import IN_LLAMA_CPP, remarks, trained_on
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.checks import config_errors
 from ropepatch.model.checks.case import THETA_KEYS
 from ropepatch.model.config import check_dequantised, quantization_of
+from ropepatch.model.record_file import FILE as RECORD
 from ropepatch.model.rotary import SEQUENCE, RotarySite, float32_on_cpu, stated_window
 from ropepatch.scaling import METHODS, Scaling, make_scaling
 from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, read_scaling
 from ropepatch.scaling.method import Method
 from ropepatch.scaling.rope import Frequencies, Rope
 from ropepatch.scaling.searched import CustomDivisors
-from ropepatch.settings import Length, Queries, as_target, find_named, shown
+from ropepatch.settings import Length, Queries, as_target, find_named, short_length, shown
 
 WIDTH = 80  # of what a plan prints, in characters
 PUBLISHED = 32  # times the window: farther no scaling of the rope is published to read without training
@@ -325,6 +326,19 @@ def _other_window(source: Checkpoint) -> int | None:
     return None if stated else int(factor * window)
 
 
+def _made_from(source: Checkpoint, to: int) -> Iterator[str]:
+    """That the model from which ropepatch made a checkpoint would be scaled once, not twice."""
+    if source.place is None or not (source.place / RECORD).is_file():
+        return
+    made = read_json(source.place / RECORD)
+    base, window = made.get("model"), made.get("original_max_position_embeddings")
+    if isinstance(base, str) and isinstance(window, int) and window > 0:
+        yield (
+            f"{RECORD} says that it was made from {base} by {made.get('method')}: to extend {base} by "
+            f"{to / window:g}x instead scales the rope once"
+        )
+
+
 def _warnings(source: Checkpoint, scaling: Scaling, to: int) -> Iterator[str]:
     config, rope = source.config, source.rope
     window = source.window
@@ -332,7 +346,13 @@ def _warnings(source: Checkpoint, scaling: Scaling, to: int) -> Iterator[str]:
     if source.original_window:
         stated = source.config.max_position_embeddings
         yield f"L = {window} is given (original); config.json says {stated}"
+    elif known := trained_on(config):
+        yield (
+            f"published models of this type that state {config.max_position_embeddings} tokens were trained "
+            f"on {known}: {argument('original', short_length(known))} scales from there, as their makers do"
+        )
     if rope.is_scaled:
+        yield from _made_from(source, to)
         yield (
             f"the model is already scaled: L = {window} is {'taken for ' * bool(doubled)}the window it reads "
             f"now{_on_top(scaling)}"

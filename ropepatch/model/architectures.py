@@ -57,6 +57,20 @@ IN_LLAMA_CPP = _types("llama mistral qwen2")  # logits of its LLaMA graph were c
 SCALED_EMBEDDINGS = _types("*gemma*")  # multiplied before the first layer; 5.23
 
 
+TRAINED_ON = {  # by type and max_position_embeddings, the window of published models whose config says more
+    ("qwen2", 131_072): 32_768,  # Qwen2.5 from 7B on
+    ("qwen3", 40_960): 32_768,
+    ("qwen3_moe", 40_960): 32_768,
+}
+
+
+def trained_on(config: PreTrainedConfig) -> int | None:
+    """The window that the published model of such a configuration was trained on, where it states another."""
+    scaled = (config.rope_parameters or {}).get("rope_type", "default") != "default"
+    stated = config.model_type, getattr(config, "max_position_embeddings", 0)
+    return None if scaled else TRAINED_ON.get(stated)
+
+
 def remarks(config: PreTrainedConfig) -> Iterator[str]:
     """Yield what to know before a model is extended, a sentence each."""
     yield from (remark for model_types, remark in REMARKS.items() if config.model_type in model_types)

@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.files import read_json
-from ropepatch.model.architectures import TIED
+from ropepatch.model.architectures import TIED, trained_on
 from ropepatch.model.checks import check_agreement
 from ropepatch.model.config import (
     blueprint,
@@ -348,9 +348,11 @@ class Checkpoint:
         source = (
             "original" if self.original_window else next(stating, "factor x original_max_position_embeddings")
         )
+        known = None if self.original_window else trained_on(self.config)
+        shorter = f"; published ones were trained on {argument('original', known)}" if known else ""
         raise RopepatchError(
             f"{self.name} already covers {self.window} tokens ({source}); nothing to extend to {target}",
-            hint=f"{argument('to')} is the target context, e.g. {argument('to', 4 * self.window)}",
+            hint=f"{argument('to')} is the target context, e.g. {argument('to', 4 * self.window)}{shorter}",
         )
 
     # Its weights

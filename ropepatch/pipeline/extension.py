@@ -94,7 +94,7 @@ class Extension:
         """From where to where, by what, and what stock transformers made of it; of a dry run all it found."""
         if not self.record:
             place = f"to be written: {printable(str(self.folder.expanduser().absolute()))}"
-            return "\n\n".join(map(str, filter(None, (self.plan, self.forecast, place))))
+            return "\n\n".join(map(str, filter(None, (self._planned(), self.forecast, place))))
         window = self.plan.source.window
         lines = [
             f"{printable(str(self.folder))}: {window} -> {self.plan.target} tokens, {self.plan.method.name}"
@@ -105,6 +105,13 @@ class Extension:
             how = "reloaded with" if verified["compared"] else "not reloaded; its config.json by"
             lines.append(f"{how} {stock}: {proof}")
         return "\n".join(lines)
+
+    def _planned(self) -> str:
+        """The plan; beside the forecast of a training its head and its warnings alone."""
+        if self.forecast is None:
+            return str(self.plan)
+        head = str(self.plan).partition("\n\n")[0]
+        return "\n".join([head, *(f"warning: {printable(warning)}" for warning in self.plan.warnings)])
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON-ready data: the record; after a dry run the plan, and with a recipe its `training`."""

@@ -41,6 +41,7 @@ TOP = 20
 DIGITS = 4
 TOLD_APART = 4e-3  # nats: a mistake that differs by less is none that anybody would notice
 MOST_WORK = {"cpu": 1e13, "cuda": 1e16}  # operations in all that `extend` spends: a minute or two
+A_MINUTE = {device: 2 * work / 3 for device, work in MOST_WORK.items()}  # operations, about
 
 Say = Callable[[str], None]
 
@@ -77,12 +78,12 @@ def affordable(checkpoint: Checkpoint, record: Record, device: str) -> tuple[str
     if needed > there and device == "cpu":
         return f"it takes {needed / 1e9:.1f} GB of memory, there are {there / 1e9:.1f}"
     names, work = tuple(ropes(record)), _operations(checkpoint, record)
-    most = MOST_WORK["cpu" if device == "cpu" else "cuda"]
+    kind = "cpu" if device == "cpu" else "cuda"
     for some in (names, names[:2]):
-        if len(some) * work <= most:
+        if len(some) * work <= MOST_WORK[kind]:
             return some
-    asked = argument("reading")
-    return f"to read {record.target} tokens takes {work:.0e} operations, too many to do unasked ({asked})"
+    long = f"about {2 * work / A_MINUTE[kind]:,.0f} minutes, too long to do unasked ({argument('reading')})"
+    return f"to read {record.target} tokens takes {long}"
 
 
 def make_reading(

@@ -160,9 +160,10 @@ def test_a_loss_breaks_the_tie_of_answers_that_do_not_differ_significantly():
         *(read(label, nats) for label, nats in {BASELINE: 9.0, "a": 1.5, "b": 1.0}.items()),
         asked(BASELINE, -9.0),
         asked("a", wave),
-        asked("b", [x - 0.1 for x in wave[::-1]]),
+        asked("b", [x - 0.1 for x in wave[::-1]], (4, 3)),
     )
     assert (ranking.recommended, ranking.rows[0].label) == ("b", "b")
+    assert [line for line in ranking.advice if line.startswith("More is found by a (100%), whose answers")]
 
 
 def test_only_kinds_count_that_the_baseline_knows_within_its_context():

@@ -33,6 +33,23 @@ def logits(model):
         return model.eval()(ids, use_cache=False).logits
 
 
+@pytest.mark.parametrize(("model_type", "stated", "said"), [("qwen3", 40960, True), ("qwen3", 32768, False)])
+def test_a_published_window_that_is_none_of_the_training_is_named_until_it_is_given(model_type, stated, said):
+    config = tiny_model(model_type).config
+    config.max_position_embeddings = stated
+    hinted = [line for line in ropepatch.plan(config, to="128k").warnings if "`original=32k`" in line]
+    assert bool(hinted) == said
+    assert not any("`original=" in line for line in ropepatch.plan(config, to="4x", original="32k").warnings)
+
+
+def test_what_already_covers_the_target_by_a_window_that_none_was_trained_on_says_so():
+    config = tiny_model("qwen2").config
+    config.max_position_embeddings = 131_072
+    with pytest.raises(RopepatchError) as refused:
+        ropepatch.plan(config, to="128k")
+    assert "`original=32768`" in refused.value.hint
+
+
 def test_yarn_of_qwen3_is_written_as_its_makers_publish_it(tmp_path):
     model = tiny_model("qwen3")
     model.config.max_position_embeddings = 40960

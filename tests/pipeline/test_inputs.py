@@ -115,6 +115,7 @@ def test_a_dry_run_says_what_is_missing_and_where_the_result_would_lie(kept, rec
     words = ["extend", "src", "--to", "2x", "--dry-run", *["--recipe", "tiny"] * recipe]
     done = run_here(*words, cwd=tmp_path)
     assert f"to be written: {tmp_path}/src-yarn-512" in done.stdout
+    assert ("llama.cpp" in done.stdout) == (not recipe)  # beside a training the plan is two lines
     assert done.returncode == 2
     error, _ = done.stderr.splitlines()
     assert ("no weights in src" in error) == (not kept)

@@ -95,7 +95,7 @@ def test_memory_and_time_are_asked_first(extended, monkeypatch):
     monkeypatch.setattr(making, "MOST_WORK", {"cpu": 2.5 * making._operations(checkpoint, record)})
     assert making.affordable(checkpoint, record, "cpu") == (RIGHT, UNSCALED)
     monkeypatch.setattr(making, "MOST_WORK", {"cpu": 1.0})
-    assert "too many to do unasked" in making.affordable(checkpoint, record, "cpu")
+    assert " minutes, too long to do unasked" in making.affordable(checkpoint, record, "cpu")
     monkeypatch.setattr(making, "available_bytes", lambda: 1000)
     assert "GB of memory" in making.affordable(checkpoint, record, "cpu")
 
