@@ -6,10 +6,12 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any, NamedTuple, NoReturn
 
 from ropepatch.errors import RopepatchError, argument
@@ -148,14 +150,32 @@ def _from_hub(name: str, revision: str | None, patterns: list[str]) -> Place:
     # httpx's error, of whichever httpx the Hub's client uses: a line that goes dead while downloading
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
-    try:
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
-        if INDEX in patterns:
-            files = [SINGLE, *_named_in(folder / INDEX)]
-            snapshot_download(name, revision=folder.name, allow_patterns=files)
-    except (HTTPError, OSError, ValueError) as error:
-        _explain(name, revision, error)
+    with hub_answers(name):
+        try:
+            folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+            if INDEX in patterns:
+                files = [SINGLE, *_named_in(folder / INDEX)]
+                snapshot_download(name, revision=folder.name, allow_patterns=files)
+        except (HTTPError, OSError, ValueError, RuntimeError) as error:
+            _explain(name, revision, error)
     return Place(folder, name, folder.name)
+
+
+@contextmanager
+def hub_answers(repo: str) -> Iterator[None]:
+    """Say in one line that the Hub's client fails on what it is answered, by a captive portal or a mirror."""
+    try:
+        yield
+    except RopepatchError:
+        raise
+    except Exception as error:
+        modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+        if not any(name.startswith("huggingface_hub") for name in modules):
+            raise
+        raise RopepatchError(
+            f"what answered for {repo} is not what the Hub answers",
+            hint="check HF_ENDPOINT, and whether a proxy stands between",
+        ) from error
 
 
 def _named_in(index: Path) -> set[str]:

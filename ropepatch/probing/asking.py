@@ -97,6 +97,8 @@ def probe(
     progress: Advance = lambda done, total: None,
 ) -> Probed:
     """Tell whether a server computes the rope of a checkpoint that ropepatch extended."""
+    if save_reading and not checkpoint:  # into no folder that a server names
+        raise RopepatchError(f"{argument('save_reading')} without a checkpoint", hint="name the CHECKPOINT")
     with Server(server, model, timeout) as asked:
         asked.look()
         found = _found(checkpoint or asked.model, revision)

@@ -7,7 +7,10 @@ import itertools
 import math
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import TIMEOUT_MAX, Event, Timer
 from typing import Any, Self
 from urllib.parse import urlsplit, urlunsplit
 
@@ -69,8 +72,13 @@ class Server:
     form: dict[str, Any] | None = field(default=None, init=False)  # of a question that it answers
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(self.url)
+            is_address = parts.scheme in ("http", "https") and bool((parts.hostname or "").encode("idna"))
+            _ = parts.port
+        except ValueError:  # a bracket that does not close, a part of a name beyond 63 letters, no port
+            is_address = False
+        if not is_address:
             hint = "such as http://localhost:8000; start the engine with its server first"
             raise RopepatchError(f"{printable(self.url)} is no address of a server", hint=hint)
         path = parts.path.rstrip("/").removesuffix("/completions")
@@ -149,7 +157,7 @@ class Server:
         url, status, content = f"{self.base}/{path}", 0, b""
         for attempt in range(TRIES):
             try:
-                with self.client.stream(method, url, json=body, headers=headers) as response:
+                with self._in_time(), self.client.stream(method, url, json=body, headers=headers) as response:
                     status, content = response.status_code, b""
                     for part in response.iter_bytes():
                         content += part
@@ -158,10 +166,7 @@ class Server:
             except HTTPX.RemoteProtocolError as error:  # it hangs up on what it does not understand
                 raise RefusedError(f"{self.shown} hangs up: {type(error).__name__}") from error
             except HTTPX.ReadTimeout as error:  # it reads the prompt; once more would take as long
-                raise RopepatchError(
-                    f"{self.shown} gave no answer within {self.timeout:g} seconds",
-                    hint=f"give it more time: {argument('timeout')}",
-                ) from error
+                raise self._late() from error
             except (HTTPError, HTTPX.InvalidURL) as error:
                 status, content = 0, type(error).__name__.encode()
             if status and status not in BUSY and not (status == BROKEN and self.form):
@@ -184,6 +189,33 @@ class Server:
         if not isinstance(parsed, dict):
             raise RefusedError(f"{self.shown} answers no JSON object to /v1/{path}: {said}")
         return parsed
+
+    @contextmanager
+    def _in_time(self) -> Iterator[None]:
+        """Hang up on an answer that is not whole in time, of which the client limits each read alone."""
+        late = Event()
+
+        def hang_up() -> None:
+            late.set()
+            self.client.close()
+
+        timer = Timer(min(self.timeout, TIMEOUT_MAX), hang_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except Exception as error:
+            if late.is_set():
+                raise self._late() from error
+            raise
+        finally:
+            timer.cancel()
+
+    def _late(self) -> RopepatchError:
+        return RopepatchError(
+            f"{self.shown} gave no answer within {self.timeout:g} seconds",
+            hint=f"give it more time: {argument('timeout')}",
+        )
 
     def _said(self, content: bytes) -> str:
         text = " ".join(content.decode(errors="replace").split())

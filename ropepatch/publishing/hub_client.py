@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import sys
-import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -18,6 +17,7 @@ from huggingface_hub.utils import http_backoff  # type: ignore[attr-defined]
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
 from ropepatch.errors import RopepatchError
+from ropepatch.model.source import hub_answers
 
 TIME_LIMIT = 120.0  # seconds without a sign of life from the Hub
 SIGNED = re.compile(r"(https?://[^\s?\"']+)\?[^\s\"']*")
@@ -46,24 +46,19 @@ ANSWERS = {
 @contextmanager
 def hub_errors(repo: str, token: str | None) -> Iterator[None]:
     """Limit the Hub's client in time, and raise its errors as `RopepatchError` without the token."""
-    try:
-        bars = nullcontext() if sys.stderr.isatty() else _no_bars()
-        with _careful(), bars, warnings.catch_warnings():
-            # httpx's, of the way in which huggingface_hub hands it a file
-            warnings.filterwarnings("ignore", "Use 'content=<...>'", DeprecationWarning)
-            yield
-    except (HttpxError, OSError, ValueError, RuntimeError) as error:
-        # A thread that uploads wraps what went wrong.
-        message, hint = _explained(error.__cause__ or error if type(error) is RuntimeError else error, repo)
-        raise RopepatchError(message.replace(token, "…") if token else message, hint=hint) from error
-    except (LookupError, TypeError, AttributeError) as error:
-        *_, (last, _) = traceback.walk_tb(error.__traceback__)
-        if not str(last.f_globals.get("__name__")).startswith("huggingface_hub"):
-            raise
-        raise RopepatchError(
-            f"what answered for {repo} is not what the Hub answers",
-            hint="check HF_ENDPOINT, and whether a proxy stands between",
-        ) from error
+    with hub_answers(repo):
+        try:
+            bars = nullcontext() if sys.stderr.isatty() else _no_bars()
+            with _careful(), bars, warnings.catch_warnings():
+                # httpx's, of the way in which huggingface_hub hands it a file
+                warnings.filterwarnings("ignore", "Use 'content=<...>'", DeprecationWarning)
+                yield
+        except (HttpxError, OSError, ValueError, RuntimeError) as error:
+            # A thread that uploads wraps what went wrong.
+            message, hint = _explained(
+                error.__cause__ or error if type(error) is RuntimeError else error, repo
+            )
+            raise RopepatchError(message.replace(token, "…") if token else message, hint=hint) from error
 
 
 def _explained(error: BaseException, repo: str) -> tuple[str, str]:

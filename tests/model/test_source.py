@@ -131,9 +131,23 @@ def unreachable(hub, cache, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", address)
 
 
+def odd(content):
+    return lambda hub, *_: hub.fail("GET", "/api/", json.dumps(content))
+
+
 @pytest.mark.parametrize(
     ("prepare", "asked", "problem", "advice"),
     [
+        *(
+            (odd(content), [NAME], f"what answered for {NAME} is not what the Hub answers", "HF_ENDPOINT")
+            for content in (
+                [],
+                "x",
+                {},
+                {"id": NAME, "sha": None},
+                {"id": NAME, "sha": COMMIT, "siblings": [3]},
+            )
+        ),
         (answering(401, "GatedRepo"), [NAME], f"{NAME} is gated", "hf auth login"),
         (answering(401), [NAME], f"no folder {NAME} here", "hf auth login"),
         (answering(403), [NAME], f"{ANSWERED} 403 for it", "HF_TOKEN"),

@@ -2,8 +2,11 @@
 
 import functools
 import json
+import time
+from contextlib import suppress
 from itertools import pairwise
 
+import listening
 import pytest
 from checkpoint_folders import edit_json
 from completions_server import Manners, serving
@@ -123,7 +126,37 @@ def test_a_position_of_which_a_server_says_nothing_is_left_out(extended, probed,
     assert [row for row, got in enumerate(found.answers) if got is None] == [3, 30, len(positions) - 1]
 
 
-@pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "", "http://me:secret@127.0.0.1:9"])
+@pytest.mark.parametrize(
+    "begin", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n"]
+)
+def test_an_answer_that_comes_byte_by_byte_ends_in_time(extended, begin):
+    def trickle(request):
+        with suppress(OSError):  # it hangs up
+            for byte in [begin, *[b"x"] * 100]:
+                request.wfile.write(byte)
+                time.sleep(0.1)
+
+    before = time.monotonic()
+    with (
+        listening.serving(trickle) as url,
+        pytest.raises(RopepatchError, match="no answer within 0"),
+    ):
+        ropepatch.probe(url, extended, timeout=0.5)
+    assert time.monotonic() - before < 8
+
+
+def test_a_reading_is_saved_in_no_folder_that_a_server_names(probed):
+    with pytest.raises(RopepatchError, match="`save_reading` without a checkpoint"):
+        probed(checkpoint=None, options={"save_reading": True})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("localhost:8000", "ftp://x", "http://", "", "http://me:secret@127.0.0.1:9"),
+        *("http://[::1", f"http://{'a' * 300}", "http://a:b"),
+    ],
+)
 def test_where_there_is_no_server_is_said_without_a_password(extended, url):
     with pytest.raises(RopepatchError) as error:
         ropepatch.probe(url, extended)
