@@ -33,7 +33,8 @@ class SavedRope:
 def saved_ropes(scaling: Scaling, rope: Rope, current: dict[str, Any], to: int) -> Iterator[SavedRope]:
     """The ways to say a scaling in `rope_parameters`, the one that most engines read first.
 
-    First the native rope type, then `longrope` with equal lists, which holds any static map.
+    First the native rope type, of linear on linear that of both factors, then `longrope` with equal lists,
+    which holds any static map.
 
     Args:
         scaling: What to save.
@@ -52,6 +53,9 @@ def saved_ropes(scaling: Scaling, rope: Rope, current: dict[str, Any], to: int) 
             a = native["attention_factor"]
             parameters |= _mscales(a) if scaling.length_dependent else _lengths(a, rope, to, kept)
         yield SavedRope(parameters, scaling.frequencies(rope))
+    elif scaling.name == current.get("rope_type") == "linear":
+        both = {"rope_type": "linear", "factor": current["factor"] * scaling.factor}
+        yield SavedRope(own | {"rope_theta": rope.rope_theta} | both | kept, scaling.frequencies(rope))
     if not scaling.length_dependent:
         yield as_longrope(scaling.frequencies(rope), rope, to, own | kept)
 

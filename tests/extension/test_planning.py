@@ -290,3 +290,10 @@ def test_a_plan_warns_of_attention_that_gets_flatter_and_of_weights_that_are_a_p
     flatter, pickle, *_ = ropepatch.plan(tmp_path, to="4x", attention_factor=0.1).warnings
     assert flatter.startswith("attention factor 0.1 makes attention flatter")
     assert pickle.startswith("the weights are a pickle (pytorch_model.bin)")
+
+
+def test_linear_on_linear_stays_linear_where_stock_computes_the_same_bits(tmp_path):
+    made = ropepatch.plan(config(tmp_path, LINEAR), to="2x", method="linear")
+    assert made.rope_parameters["rope_type"] == "linear"
+    assert made.rope_parameters["factor"] == 8.0
+    assert torch.equal(made.frequencies().inv_freq, made.rope.inv_freq() / 2)
