@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, StrictBool, StrictInt, StrictStr, TypeAdapter, ValidationError
 from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -24,16 +24,46 @@ from ropepatch.extension.record import Record
 from ropepatch.files import read_json
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.precision import best_device
+from ropepatch.model.record_file import Number, Part, validated
 from ropepatch.model.rotary import base_model, find_rotary
 from ropepatch.model.stock import stock_code
 from ropepatch.model.weights import read_header
 from ropepatch.settings import refuse_unknown, shown
-from ropepatch.training.recipe import NEVER_MERGED, SET_BY_US, Lora
+from ropepatch.training.recipe import BASE_STAYS, NEVER_MERGED, SET_BY_US, Lora
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
 WEIGHTS = "adapter_model.safetensors"
+Module = Annotated[StrictStr, Field(pattern=r"^[\w.-]{1,200}$")]  # a name, or the end of one
+Rank = Annotated[StrictInt, Field(gt=0, le=1 << 16)]
+
+
+class Kept(Part):
+    """What PEFT is given of adapter_config.json; it runs names of modules as patterns, which may never end.
+
+    Args:
+        r: The rank.
+        lora_alpha: As in PEFT, and so are the others.
+    """
+
+    r: Rank = 8
+    lora_alpha: Number = 8
+    target_modules: list[Module] | None = None
+    exclude_modules: list[Module] | None = None
+    modules_to_save: list[Module] | None = None
+    target_parameters: list[Module] | None = None
+    layers_to_transform: list[StrictInt] | StrictInt | None = None
+    layers_pattern: list[Module] | Module | None = None
+    rank_pattern: dict[Module, Rank] | None = None
+    alpha_pattern: dict[Module, Number] | None = None
+    trainable_token_indices: list[StrictInt] | dict[Module, list[StrictInt]] | None = None
+    bias: Literal["none", "all", "lora_only"] = "none"
+    lora_bias: StrictBool = False
+    fan_in_fan_out: StrictBool = False
+    use_rslora: StrictBool = False
+    use_dora: StrictBool = False
+    ensure_weight_tying: StrictBool = False
 
 
 def trainable(model: Any, lora: Lora | None) -> nn.Module:
@@ -205,14 +235,24 @@ def holds_adapter(folder: Path) -> bool:
 def _with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
     """A model with the adapter of a folder, all of whose tensors must be there."""
     peft, hint = _peft(), "copy the adapter again from where it came from"
-    kind = read_json(folder / ADAPTER).get("peft_type")
-    if kind != "LORA":
+    content = read_json(folder / ADAPTER)
+    if (kind := content.get("peft_type")) != "LORA":
         raise RopepatchError(f"{folder} holds an adapter of type {kind!r}, expected 'LORA'", hint=hint)
+    if (begun := content.get("init_lora_weights", True)) not in BASE_STAYS:
+        raise RopepatchError(f"{ADAPTER}: init_lora_weights of {shown(begun)} changes the base", hint=hint)
+    config = validated(Kept, content, f"names of modules are no patterns here; {hint}", file=ADAPTER)
+    given = {
+        key: value
+        for key, value in config.to_dict().items()
+        if key in Kept.model_fields and value is not None
+    }
     held = read_header(folder / WEIGHTS).tensors
     drawn = torch.random.fork_rng([model.device] if model.device.type == "cuda" else [])  # and then replaced
     with stock_code(f"put the adapter {folder} on its base", hint), drawn, without_deprecations():
         warnings.filterwarnings("ignore", "Found missing adapter keys", UserWarning)  # refused below
-        adapted: PeftModel = peft.PeftModel.from_pretrained(model, str(folder)).eval()
+        own = peft.LoraConfig(task_type="CAUSAL_LM", inference_mode=True, **given)
+        how = {"config": own, "low_cpu_mem_usage": True}  # nothing is drawn
+        adapted: PeftModel = peft.PeftModel.from_pretrained(model, str(folder), **how).eval()
         expected = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
     if missing := sorted(expected.keys() - held.keys()):
         raise RopepatchError(

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from checkpoint_folders import edit_json
 from filelock import FileLock
 from peft import LoraConfig, get_peft_model
 from run_recipes import (
@@ -378,6 +379,25 @@ def with_other_weights(folder):
     negated = {name: -tensor for name, tensor in load_file(source / "model.safetensors").items()}
     save_file(negated, source / "model.safetensors", {"format": "pt"})
     return source
+
+
+ENDLESS = r"((\w|\.)+)+#"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *((key, ENDLESS) for key in ("target_modules", "exclude_modules", "layers_pattern")),
+        *((key, {ENDLESS: 4}) for key in ("rank_pattern", "alpha_pattern")),
+        ("init_lora_weights", "pissa_niter_100000000"),
+        ("r", 10**12),
+    ],
+)
+def test_of_a_strangers_adapter_peft_runs_no_pattern_and_begins_no_weights(adapter, tmp_path, key, value):
+    folder = shutil.copytree(adapter, tmp_path / "adapter")
+    edit_json(folder / "adapter_config.json", layers_to_transform=[0], **{key: value})
+    with pytest.raises(RopepatchError, match=key):
+        ropepatch.load_adapter(folder)
 
 
 @pytest.mark.parametrize(
