@@ -139,6 +139,9 @@ def load_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenize
     how = SAFELY | {"config": named}
     with stock_code(f"load the tokenizer of {folder}", hint):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **how)
+        _ = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id  # '' is looked up for ever
+        if not isinstance(tokenizer.model_max_length, int | float):
+            raise TypeError(f"model_max_length is {tokenizer.model_max_length!r}")
     # Without a vocabulary some classes are made from nothing but their special tokens.
     if len(tokenizer) <= len(tokenizer.added_tokens_decoder) + 1:
         raise RopepatchError(
