@@ -4,6 +4,7 @@ import locale
 import logging
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
+from checkpoint_folders import edit_json
 from completions_server import Manners, serving
 from engines import Engine
 from hub_server import Hub, speak_to
@@ -53,6 +55,13 @@ def probed(made):
         return ropepatch.probe(url, extended, timeout=60.0)
 
 
+def refused(made, out):
+    shutil.copytree(made["extended"], out)
+    edit_json(out / "config.json", num_hidden_layers=9)
+    with pytest.raises(ropepatch.RopepatchError, match="missing keys"):
+        ropepatch.load(out)
+
+
 def asked(verb, **options):
     return lambda made, out, tiny: verb(*tiny, lengths="128", haystacks=3, **options)
 
@@ -79,9 +88,11 @@ CALLS = {
     "explore": lambda made, out, tiny: ropepatch.explore("tiny", out=out.with_suffix(".html")),
     "extend": lambda made, out, tiny: ropepatch.extend("tiny", out, to="2x", say=quiet),
     "extend(recipe)": lambda made, out, tiny: ropepatch.extend("tiny", out, recipe=recipe(), say=quiet),
+    "extend(dry recipe)": lambda made, out, tiny: ropepatch.extend("tiny", recipe=recipe(), dry_run=True),
     "fit": lambda made, out, tiny: ropepatch.fit("tiny", to="2x", steps=1, init="yarn"),
     "fold_attention": lambda made, out, tiny: ropepatch.fold_attention(made["extended"], out),
     "load": lambda made, out, tiny: ropepatch.load("tiny"),
+    "load(refused)": lambda made, out, tiny: refused(made, out),
     "load_adapter": lambda made, out, tiny: ropepatch.load_adapter(made["adapter"]),
     "passkey": asked(ropepatch.passkey),
     "patch": undone(lambda model: ropepatch.patch(model, to="2x")),

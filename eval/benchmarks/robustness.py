@@ -3,10 +3,9 @@
     python eval/benchmarks/robustness.py [--mutants 5000] [--seed 0] [--workers 2] [--json FILE]
 
 Every mutant is one file of a sound folder with one to three faults, and one or two commands that read it,
-run by `ropepatch.cli.main` in a forked worker. A call that takes longer than `LIMIT` seconds is a hang and ends
-with its worker.
-What `extend` wrote is loaded by stock transformers and compared with the source, whose rotary module gets the
-frequencies of the record. A mutant is made again by its seed and its number alone.
+run by `ropepatch.cli.main` in a forked worker. A call that takes longer than `LIMIT` seconds is a hang and
+ends with its worker. What `extend` wrote is loaded by stock transformers and compared with the source, whose
+rotary module gets the frequencies of the record. Seed and number make a mutant again.
 """
 
 from __future__ import annotations

@@ -225,6 +225,14 @@ class Result:
     seconds: float | None = field(default=None, compare=False)
     schema: int = SCHEMA
 
+    def __post_init__(self) -> None:
+        """Refuse frequencies that are not as many as the model's."""
+        of_model, of_scaling = self.model.get("inv_freq"), (self.scaling or {}).get("inv_freq")
+        if of_model and of_scaling and len(of_model) != len(of_scaling):
+            raise RopepatchError(
+                f"scaling.inv_freq must be {len(of_model)} numbers, as the model's, got {len(of_scaling)}"
+            )
+
     @property
     def adapted(self) -> bool:
         """Whether the weights are no longer those of the model that it names."""

@@ -76,7 +76,8 @@ def load_model(
     how["config"] = own = load_config(raw) if config is None else config
     if own._attn_implementation == FLEX and not torch.accelerator.is_available():
         own._attn_implementation = None  # on a CPU it is compiled for minutes
-    with stock_code(f"load {folder}", hint), no_progress_bars():
+    # Of weights that are missing, and so refused below, transformers draws some.
+    with stock_code(f"load {folder}", hint), no_progress_bars(), torch.random.fork_rng(devices=[]):
         model, report = load(folder, **how)
     unused = check_report(model, report)
     if unused and name:

@@ -40,7 +40,8 @@ class Weights:
     def of(cls, model: Any, recipe: Recipe) -> Weights:
         """Those of a model, which gets the adapter of the recipe; it may be on the meta device."""
         counted = cls.before(model)
-        trained = trainable(model, recipe.lora).parameters()
+        with torch.random.fork_rng(devices=[]):  # PEFT draws an adapter
+            trained = list(trainable(model, recipe.lora).parameters())
         return replace(counted, trained=sum(weights.numel() for weights in trained if weights.requires_grad))
 
     @classmethod

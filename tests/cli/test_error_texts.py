@@ -85,6 +85,14 @@ def tensors_renamed(folder: Path) -> None:
     safetensors.torch.save_file(renamed, folder / "model.safetensors")
 
 
+def tokenizer(**values) -> Damage:
+    def apply(folder: Path) -> None:
+        (folder / "a.txt").write_text("word1 " * 100)
+        edit_json(folder / "tokenizer_config.json", **values)
+
+    return apply
+
+
 def not_a_number(folder: Path) -> None:
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
     tensors["model.norm.weight"][3] = float("nan")

@@ -28,6 +28,9 @@ ROW = Row(
 )
 
 
+SHORT = {"method": "yarn", "factor": 4, "parameters": {}, "attention_factor": 1, "inv_freq": [1]}
+
+
 def make_result(**changes: object) -> Result:
     result = Result(
         task="perplexity",
@@ -98,6 +101,13 @@ def test_what_is_not_a_number_is_never_written(tmp_path, number):
         ({"target": "1024"}, "target must be a whole number above 0, got"),
         ({"rows": [asdict(ROW), None]}, r"rows\[1\] must be"),
         ({"rows": [{"at": {}}]}, r"rows\[0\]"),
+        ({"rows": [asdict(ROW) | {"at": {"length": 0.5}}]}, r"rows\[0\].at must be a length"),
+        (
+            {"rows": [asdict(ROW) | {"clusters": [[1, 0]]}]},
+            r"rows\[0\].clusters\[0\] must be a sum and a weight",
+        ),
+        ({"model": {"name": "x"}}, "model must be its name"),
+        ({"model": {"name": "x", "trained": 4, "inv_freq": [1, 2]}, "scaling": SHORT}, "must be 2 numbers"),
     ],
 )
 def test_what_no_result_has_is_named(tmp_path, changes, message):
