@@ -1,8 +1,9 @@
-"""How far a long call is: callbacks, and a bar in a terminal or a notebook."""
+"""How far a long call is: callbacks, a bar in a terminal or a notebook, and elsewhere a line a minute."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
@@ -15,6 +16,9 @@ Progress = Callable[[str], AbstractContextManager[Advance]]  # of the name of a 
 WEIGHTS = "weights"  # the stage that copies them: its progress is in bytes
 
 
+EVERY = 60.0  # seconds between two lines where no bar is seen
+
+
 @contextmanager
 def no_bar(name: str) -> Iterator[Advance]:
     """No progress at all."""
@@ -25,7 +29,7 @@ def no_bar(name: str) -> Iterator[Advance]:
 def bar(name: str) -> Iterator[Advance]:
     """A bar on stderr, or in a notebook with ipywidgets, which goes when it is done.
 
-    The bar of `WEIGHTS` counts bytes. Elsewhere, and in all processes but the first, there is none.
+    The bar of `WEIGHTS` counts bytes. Elsewhere there is a line every minute, of the first process alone.
     """
     from rich import progress as rich
     from rich.console import Console
@@ -37,9 +41,30 @@ def bar(name: str) -> Iterator[Advance]:
         columns = (rich.TextColumn(name), rich.BarColumn(), rich.DownloadColumn(), *speed)
     in_notebook = console.is_jupyter and find_spec("ipywidgets") is not None
     is_seen = is_first() and (in_notebook or sys.stderr.isatty())
-    with rich.Progress(*columns, console=console, transient=True, disable=not is_seen) as progress:
+    if not is_seen:
+        yield _lines(name) if is_first() else lambda done, total: None
+        return
+    with rich.Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(name, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def _lines(name: str) -> Advance:
+    """A callback that writes at most a line a minute on stderr: the share that is done, and the time left."""
+    began = said = time.monotonic()
+
+    def advance(done: int, total: int | None) -> None:
+        nonlocal said
+        if (now := time.monotonic()) - said < EVERY:
+            return
+        said = now
+        far = f"{done / total:.0%}" if total else f"{done:,}"
+        if total and done:
+            left = (now - began) * (total - done) / done
+            far += f", about {left / 60:.0f} min left" if left > 90 else f", {left:.0f} s left"
+        sys.stderr.write(f"{name}: {far}\n")
+
+    return advance
 
 
 @contextmanager

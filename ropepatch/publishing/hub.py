@@ -29,9 +29,11 @@ from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.writing import extend
+from ropepatch.files import read_json, write_json
+from ropepatch.model.source import shown_name
 from ropepatch.model.weights import sha256
 from ropepatch.publishing import hub_client
-from ropepatch.publishing.contents import is_stale, is_weights, judge, read_contents
+from ropepatch.publishing.contents import ADAPTER, is_stale, is_weights, judge, read_contents
 from ropepatch.publishing.hub_client import AGAIN, LOG_IN, hub_errors
 
 CARD = "README.md"
@@ -175,7 +177,7 @@ def push(
         if not dry_run:
             raise
         notes.append(f"not compared with the Hub, all files count as new: {error}")
-    with hub_errors(repo, token):
+    with TemporaryDirectory(prefix="ropepatch-") as temporary, hub_errors(repo, token):
         _check_private(there, repo, private)
         if there is not None and not force:
             _check_weights(there, branch, contents.files)
@@ -189,7 +191,7 @@ def push(
             there = _created(hub, repo, branch, there, private=private, say=say)
         elif there is not None and not there.exists:
             notes.append(f"the branch {branch} would be made from main")
-        files, held = contents.files, there.files if there else {}
+        files, held = _shown(contents.files, Path(temporary)), there.files if there else {}
         same = {name for name, path in files.items() if there and there.holds(name, path)}
         differs = CARD in held and CARD not in same and (has_card or CARD in files)
         if there and differs and _has_own_card(there, branch, token):
@@ -215,6 +217,17 @@ def push(
             return planned
         say(f"uploading {len(planned.uploaded)} files, {planned.num_bytes / 1e6:.1f} MB, to {repo}")
         return _send(there, planned, files, say)
+
+
+def _shown(files: dict[str, Path], temporary: Path) -> dict[str, Path]:
+    """The same files; of an adapter whose base is a folder here a copy that names it as others may see it."""
+    name, key = ADAPTER[0], "base_model_name_or_path"
+    config = read_json(files[name]) if name in files else {}
+    base = config.get(key)
+    if not isinstance(base, str) or shown_name(base) == base:
+        return files
+    write_json(temporary / name, config | {key: shown_name(base)})
+    return files | {name: temporary / name}
 
 
 def check_repo(repo: str) -> None:

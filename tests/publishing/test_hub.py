@@ -494,6 +494,9 @@ def test_an_adapter_needs_no_verification_but_its_gate(hub, tmp_path):
     write(adapter / "ropepatch.json", RECORDS["adapter"] | {"adaptation": ADAPTATION})
     pushed(adapter)
     assert hub.files(NAME) == files_of(adapter)
+    write(adapter / "adapter_config.json", {"r": 8, "base_model_name_or_path": "/home/me/secret/base"})
+    pushed(adapter)
+    assert json.loads(hub.files(NAME)["adapter_config.json"])["base_model_name_or_path"] == "base"
     edit_json(adapter / "ropepatch.json", **gate(passed=False))
     assert "its check failed" in refused(adapter)
     half(adapter / "adapter_model.safetensors")
