@@ -5,13 +5,13 @@ A body imports its room and calls it. `ropepatch.cli` derives options and their 
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, overload
 
 from ropepatch.pipeline.running import say_on_stderr
 from ropepatch.progress import bar
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
@@ -71,6 +71,16 @@ def _given(arguments: dict[str, Any], *extra: str) -> dict[str, Any]:
     for name in extra:
         named |= arguments[name]
     return named
+
+
+def _check_files(**files: object) -> None:
+    """Refuse a suite or a recipe by its name or file, as far as its keys tell, before torch is imported."""
+    from ropepatch import settings
+
+    for what, file in files.items():
+        if isinstance(file, str | os.PathLike):
+            folder = settings.RECIPES if what == "recipe" else settings.SUITES
+            settings.check_keys(os.fspath(file), folder, what)
 
 
 # Plan, try and write
@@ -260,6 +270,7 @@ def extend(
             does not allow it, the folder exists or cannot be written, the result differs from the plan, or it
             cannot be pushed. Nothing half-written is left behind.
     """
+    _check_files(recipe=recipe, suite=evaluate)
     from ropepatch.pipeline.extension import extend as run
     from ropepatch.pipeline.options import ExtendOptions as Options
 
@@ -337,6 +348,7 @@ def evaluate(
         RopepatchError: A model, method, suite or text that is not there or does not fit, before anything is
             measured; or a result in `out` that was measured with other settings.
     """
+    _check_files(suite=suite)
     from ropepatch.pipeline.evaluation import EvaluateOptions as Options
     from ropepatch.pipeline.evaluation import evaluate as run
 
@@ -687,6 +699,7 @@ def read_recipe(name: str) -> Recipe:
     Raises:
         RopepatchError: No such recipe, no YAML, a key missing, or one unknown or of the wrong kind.
     """
+    _check_files(recipe=name)
     from ropepatch.training.recipe import read_recipe as run
 
     return run(name)

@@ -1,4 +1,4 @@
-"""The one exception users see, how it names arguments, and how text is escaped for the terminal."""
+"""The exceptions users see, how it names arguments, and how text is escaped for the terminal."""
 
 from __future__ import annotations
 
@@ -57,3 +57,7 @@ class RopepatchError(Exception):
         self.hint = printable(hint) if hint else hint
         if hint:
             self.add_note(f"hint: {self.hint}")  # shown by a traceback, in a notebook say
+
+
+class NothingHelpsError(RopepatchError):
+    """No scaling helps the model significantly."""

@@ -31,7 +31,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from ropepatch.errors import RopepatchError
-from ropepatch.files import check_regular, shipped
+from ropepatch.files import check_regular, read_json, shipped
 
 _short = reprlib.Repr()  # aliases make a short YAML file hold an endless value
 _short.maxlevel, _short.maxstring, _short.maxother = 2, 100, 100
@@ -98,6 +98,40 @@ def find_shipped(name: str, folder: str, what: str) -> Path:
         return Path(name)
     refuse_unknown([name], shipped_names(folder), what)
     return shipped(folder) / f"{name}.yaml"
+
+
+def check_keys(name: str, folder: str, what: str) -> None:
+    """Refuse a file of `find_shipped` whose keys are not those of the schema beside the shipped ones.
+
+    The class that validates all of it takes seconds to import.
+    """
+    file, schema = find_shipped(name, folder, what), read_json(shipped(folder) / f"{what}.schema.json")
+    content = read_yaml(file, what)
+    try:
+        _check_mapping(schema, schema, content, what)
+    except RopepatchError as error:
+        raise RopepatchError(f"{file}: {error}", hint=error.hint) from error
+
+
+def _check_mapping(
+    schema: dict[str, Any], part: dict[str, Any], content: Any, what: str, at: str = ""
+) -> None:
+    """Compare the keys of a mapping, and of those within it, with a part of a schema."""
+    kinds = [one for one in part.get("anyOf", [part]) if "$ref" in one]
+    if len(kinds) == 1:
+        part = schema["$defs"][kinds[0]["$ref"].rpartition("/")[2]]
+    if not isinstance(content, dict) or part.get("additionalProperties") is not False:
+        return
+    known = part["properties"]
+    for key in (*content, *part.get("required", ())):
+        if key not in known:
+            hint = _nearest_or_all(key, [*known])
+            raise RopepatchError(f"unknown {what} key {shown(f'{at}{key}')}", hint=hint)
+        if key not in content:
+            hint = f"keys: {', '.join(known)}"
+            raise RopepatchError(f"a {what} must have the key {at}{key}", hint=hint)
+    for key, value in content.items():
+        _check_mapping(schema, known[key], value, what, f"{at}{key}.")
 
 
 # Names, lengths and seeds

@@ -216,8 +216,10 @@ def _list(
 ) -> None:
     """Print a YAML file that comes with ropepatch, or what each of them says of itself."""
     from ropepatch.files import json_text
-    from ropepatch.settings import find_shipped, read_yaml, shipped_names
+    from ropepatch.settings import check_keys, find_shipped, read_yaml, shipped_names
 
+    if name:
+        check_keys(name, folder, what)
     files = {
         known: find_shipped(known, folder, what) for known in ([name] if name else shipped_names(folder))
     }
@@ -226,7 +228,6 @@ def _list(
             read(name)
         print(json_text([{what: known} | read_yaml(file, what) for known, file in files.items()]))
     elif name:
-        read_yaml(files[name], what)
         print(files[name].read_text(encoding="utf-8"), end="")
     else:
         print_table((what, does), [(known, _comment(file)) for known, file in files.items()])

@@ -14,7 +14,7 @@ from cyclopts import Group
 from ropepatch import api
 from ropepatch.cli.derive import command
 from ropepatch.cli.screen import command_line, feedback, print_text
-from ropepatch.errors import RopepatchError, argument, printable
+from ropepatch.errors import NothingHelpsError, RopepatchError, argument, printable
 from ropepatch.pipeline.running import interruptible, say_on_stderr
 from ropepatch.processes import is_first
 from ropepatch.progress import WEIGHTS, bar
@@ -49,8 +49,6 @@ def extend(
     **asked: Any,
 ) -> int:
     """Exit 1 where the loss exceeds `max_short_loss_increase`, or nothing helps; 2 where a dry run fails."""
-    from ropepatch.pipeline.choice import NothingHelpsError
-
     screen = _Screen(as_json)
     try:
         extension = api.extend(

@@ -48,8 +48,6 @@ def evaluate(
     Args:
         settings: A parameter of the one method that is measured; see `ropepatch methods NAME`.
     """
-    from ropepatch.report import print_results
-
     if settings:
         from ropepatch.pipeline.inputs import parse_settings
 
@@ -62,6 +60,8 @@ def evaluate(
     if is_first() and as_json:
         print(results.to_json())
     elif is_first():
+        from ropepatch.report import print_results
+
         print_results(results)
 
 

@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-class NothingHelpsError(RopepatchError):
-    """No scaling helps the model significantly."""
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Choice:
     """What was chosen, and from what; a notebook shows the ranking.

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ropepatch.data.texts import Texts
-from ropepatch.errors import RopepatchError, argument
+from ropepatch.errors import NothingHelpsError, RopepatchError, argument
 from ropepatch.evaluation.ranking import RULE
 from ropepatch.evaluation.results import as_read
 from ropepatch.extension import record as records
@@ -173,7 +173,7 @@ def _choose(options: ExtendOptions, source: Checkpoint) -> tuple[dict[str, Any],
         chosen = choice.choose(asked)
         options.show(chosen)
         if chosen.method is None:
-            raise choice.NothingHelpsError(" ".join(chosen.ranking.advice))
+            raise NothingHelpsError(" ".join(chosen.ranking.advice))
         ranking = {"rule": RULE, **chosen.ranking.record()}
         outcome = {"method": chosen.method, "parameters": chosen.parameters, "ranking": ranking}
         if chosen.fitted is not None:  # of the checkpoint, or of one that was ranked

@@ -86,6 +86,24 @@ def test_the_mathematics_of_a_command_line_that_imports_ropepatch_starts_no_pyda
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.parametrize(
+    "line", ["recipes FILE", "suites FILE", "extend tiny --recipe FILE", "eval --suite FILE"]
+)
+def test_a_key_that_a_file_lacks_is_said_before_torch_is_imported(line, tmp_path):
+    (file := tmp_path / "short.yaml").write_text("to: [4k]\n")
+    code = """\
+import sys
+from ropepatch.cli import main
+try:
+    main()
+except SystemExit as end:
+    assert (end.code, "torch" in sys.modules) == (2, False)
+"""
+    words = line.replace("FILE", str(file)).split()
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    assert f"{file}: a {'recipe' if 'recipe' in line else 'suite'} must have the key" in done.stderr
+
+
 VERBS = {"eval": "evaluate", "doctor": "diagnose"}
 
 
