@@ -72,7 +72,7 @@ def locate(
     name = "./tiny" if model == Path("tiny") else str(model)
     check_name(name)
     expected = "MODEL is a checkpoint folder or a Hub id like owner/name"
-    if not isinstance(model, str | Path):
+    if not isinstance(model, str | os.PathLike):
         raise RopepatchError(f"MODEL must be a folder or a Hub id, got {shown(model)}", hint=expected)
     if isinstance(model, str) and not model.strip():
         raise RopepatchError(f"MODEL must not be empty, got {model!r}", hint=f"{expected}; . is this folder")

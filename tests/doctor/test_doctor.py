@@ -460,6 +460,7 @@ def test_what_was_lost_or_contradicts_is_taken_from_the_record_and_a_consistent_
     for drop, changes, codes in (
         ((), {"rope_theta": 20000.0}, {"keys-contradict": True, "differs-from-record": False}),
         (("rope_theta",), {"rope_parameters": rope}, {"theta-lost": True, "differs-from-record": False}),
+        ((), {"max_position_embeddings": 64}, {"window-left-behind": True, "differs-from-record": False}),
         ((), {"max_position_embeddings": 255}, {"differs-from-record": False}),
         ((), both, {"differs-from-record": False}),
     ):
@@ -467,7 +468,7 @@ def test_what_was_lost_or_contradicts_is_taken_from_the_record_and_a_consistent_
         edit_json(out / "config.json", drop=drop, **changes)
         assert found() == codes
         if any(codes.values()):
-            after = repair(diagnose(out, measure=False), tmp_path / f"fixed{len(drop)}")
+            after = repair(diagnose(out, measure=False), tmp_path / "-".join(["fixed", *changes]))
             assert json.loads((after / "config.json").read_text()) == written
     (out / "ropepatch.json").unlink()
     edit_json(out / "config.json", rope_theta=10000.0)

@@ -136,11 +136,14 @@ function similarity(frequencies, factor, distance, width) {
 }
 
 const WRAPPED = ["mistral3"]; // transformers has no causal language model of this name
+const DEFAULTS = {  // of transformers, for what a published config.json leaves out
+  gemma3_text: { num_attention_heads: 8, head_dim: 256, max_position_embeddings: 131072, rope_theta: 1e6 },
+};
 
 /** The rope that a config.json describes; of several parts, that of the language model. */
 function readRope(config) {
   if (WRAPPED.includes(config.model_type)) throw new Error(`${config.model_type} is no causal language model in transformers`);
-  const part = config.text_config ?? config;
+  const stated = config.text_config ?? config, part = { ...DEFAULTS[stated.model_type], ...stated };
   const numbers = part.rope_parameters?.full_attention ?? part.rope_parameters ?? {};
   const given = { ...numbers, ...(part.rope_scaling ?? {}) };
   const theta = part.rope_theta ?? part.rotary_emb_base ?? given.rope_theta ?? 10000;

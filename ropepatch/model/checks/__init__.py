@@ -22,7 +22,10 @@ def check(case: Case) -> list[Finding]:
     differs from the record is no such finding: the change may be meant.
     """
     findings = _findings(case)
-    doubtful = [one for one in findings if one.file == CONFIG and one.severity != "remark"]
+    changed = [str(case.at(name)) for name in case.changed]
+    doubtful = [
+        one for one in findings if one.file == CONFIG and (one.severity != "remark" or one.key in changed)
+    ]
     doubtful = [one for one in doubtful if one.code != "differs-from-record"]
     if not doubtful or not case.recorded:
         return findings
