@@ -20,7 +20,7 @@ from ropepatch.extension.patching import put
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.verification import largest_change, probe_logits
 from ropepatch.extension.writing import Finish, origin_of, save_trained, source_of
-from ropepatch.files import absent, new_folder, read_json, write_json
+from ropepatch.files import absent, new_folder, parse_json, read_json, read_text, write_json
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import without_paths
 from ropepatch.model.stock import no_progress_bars
@@ -41,6 +41,7 @@ from ropepatch.training.supply import Supply
 from ropepatch.training.teacher import Teacher
 from ropepatch.training.trainer import (
     SECONDS,
+    UNLOGGED,
     ProgressLines,
     explaining_disk,
     history,
@@ -185,11 +186,14 @@ def _train(
         sharing=run.sharing,
         processes=run.processes,
         teacher=recipe.distil and Teacher(model, run.trained, mapped, recipe.distil),
+        say=say,
         model=model,
         args=arguments,
         train_dataset=supply.batches,
         callbacks=[steps := ProgressLines(say, supply.tokens / recipe.max_steps, begun["base"])],
     )
+    if last is not None and (last / UNLOGGED).is_file():
+        trainer.stop.unlogged = parse_json(read_text(last / UNLOGGED))
     with no_progress_bars(), progress("training") as steps.advance:
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
     _keep(run, trainer)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from threading import current_thread, main_thread
+from types import FrameType
 from typing import Any
 
 import torch
@@ -19,7 +22,7 @@ from transformers.integrations import integration_utils
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ropepatch.errors import RopepatchError, argument
-from ropepatch.files import remove
+from ropepatch.files import remove, write_json
 from ropepatch.processes import Processes
 from ropepatch.training.loss import causal_lm_loss, linear_head
 from ropepatch.training.packed_attention import packed_attention
@@ -30,6 +33,7 @@ from ropepatch.training.teacher import UNKNOWN, Teacher
 from ropepatch.training.watching import Watcher
 
 TORCH_WRITES = "inline_container"  # in an error of torch, which wraps that of the disk
+UNLOGGED = "unlogged.json"  # in a checkpoint that was saved without a log
 SECONDS = "train_seconds"  # in a log: of the steps since the one before
 
 
@@ -42,6 +46,7 @@ class LongContextTrainer(Trainer):
         sharing: How processes share the weights.
         processes: Of this training.
         teacher: What teaches it, if it is distilled.
+        say: Takes a line where a signal comes.
         **arguments: Further arguments of transformers' Trainer.
     """
 
@@ -55,12 +60,14 @@ class LongContextTrainer(Trainer):
         sharing: Sharing,
         processes: Processes,
         teacher: Teacher | None = None,
+        say: Callable[[str], None] = lambda line: None,
         **arguments: Any,
     ) -> None:
+        self.stop = SaveOnSignal(say)
         super().__init__(
             data_collator=lambda batches: batches[0],
             eval_dataset=[],  # never read: `evaluate` asks the watcher
-            callbacks=[LogOnSave(), *arguments.pop("callbacks", [])],
+            callbacks=[LogOnSave(), self.stop, *arguments.pop("callbacks", [])],
             **arguments,
         )
         self.remove_callback(PrinterCallback)  # writes to stdout, which is for results
@@ -69,6 +76,7 @@ class LongContextTrainer(Trainer):
         self.processes = processes
         self.teacher = teacher
         self._head: Any = UNKNOWN
+        self._unlogged: Any = 0.0  # the sum of the losses since the last log, as the Trainer has it
         self.model_accepts_loss_kwargs = True  # or num_items_in_batch would not be counted
         if sharing.engine != "DEEPSPEED":  # which is asked not to divide by it
             # transformers 5.4 and accelerate 1.15 both divide gradients by it, once too often.
@@ -80,9 +88,13 @@ class LongContextTrainer(Trainer):
         return Path(str(self.args.output_dir))
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train; no thread of a tracker outlives what interrupts it."""
+        """Train; no thread of a tracker outlives what interrupts it.
+
+        A signal ends it when the step that is being taken is saved; of several processes, at once.
+        """
         try:
-            return super().train(*args, **kwargs)
+            with self.stop.listening() if self.processes.count == 1 else nullcontext():
+                return super().train(*args, **kwargs)
         except BaseException:
             for callback in self.callback_handler.callbacks:
                 if writer := getattr(callback, "tb_writer", None):
@@ -96,7 +108,14 @@ class LongContextTrainer(Trainer):
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """A forward and backward pass, attending within the segments of the batch."""
         with packed_attention(model) if self.packed else nullcontext():
-            return super().training_step(model, inputs, *args, **kwargs)
+            loss = super().training_step(model, inputs, *args, **kwargs)
+        if (
+            self.stop.unlogged is not None
+        ):  # of the steps before the checkpoint, which was saved without a log
+            sum_before, self._globalstep_last_logged = self.stop.unlogged
+            loss, self.stop.unlogged = loss + sum_before, None
+        self._unlogged = self._unlogged + loss
+        return loss
 
     def compute_loss(
         self,
@@ -130,6 +149,8 @@ class LongContextTrainer(Trainer):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log, and refuse a loss that is no number."""
         super().log(logs, *args, **kwargs)
+        if "loss" in logs:
+            self._unlogged = 0.0
         if not math.isfinite(logs.get("loss", 0.0)):
             raise RopepatchError(
                 f"the loss is {logs['loss']} at step {self.state.global_step}",
@@ -144,6 +165,8 @@ class LongContextTrainer(Trainer):
         partial = self.folder / PARTIAL / f"{PREFIX_CHECKPOINT_DIR}-{step}"
         with explaining_disk(f"the checkpoint of step {step}", partial):
             super()._save_checkpoint(model, trial)
+            if step > self._globalstep_last_logged:
+                write_json(partial / UNLOGGED, [float(self._unlogged), self._globalstep_last_logged])
             self.processes.wait()
             if self.args.should_save:
                 partial.rename(self.folder / partial.name)
@@ -164,6 +187,58 @@ class LogOnSave(TrainerCallback):
         if state.global_step >= state.max_steps:
             control.should_evaluate = control.should_save = True
         control.should_log = control.should_log or control.should_save
+
+
+class SaveOnSignal(TrainerCallback):
+    """Ends a training at SIGINT or SIGTERM when the step that is being taken is saved, without a log.
+
+    A second signal ends it at once, and so does one before which no step would be lost.
+
+    Attributes:
+        unlogged: Of the checkpoint from which it goes on, the sum of the losses since a log, and its step.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._before: dict[int, Any] = {}
+        self._heard: int | None = None
+        self._unsaved = 0
+        self.unlogged: tuple[float, int] | None = None
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Listen within the block; then the signal does what it would have done without."""
+        heard = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()
+        self._before = {one: signal.getsignal(one) for one in heard if callable(signal.getsignal(one))}
+        for number in self._before:
+            signal.signal(number, self._hear)
+        try:
+            yield
+        finally:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+        if self._heard is not None:
+            self._before[self._heard](self._heard, None)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self._heard is not None or not self._unsaved:
+            self._before[number](number, frame)
+        self._heard = number
+        self._say("saving after this step; interrupted once more it ends at once")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Save and stop, if a signal came."""
+        self._unsaved += 1
+        self.on_evaluate(args, state, control)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Save and stop, if a signal came while it measured."""
+        if self._heard is not None:
+            control.should_save = control.should_training_stop = True
+
+    def on_save(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing would be lost now."""
+        self._unsaved = 0
 
 
 class ProgressLines(TrainerCallback):

@@ -14,7 +14,7 @@ from typing import Any
 
 from checkpoint_folders import contents, write_checkpoint
 from hub_server import Hub, serving
-from kills import KILLED, Kill, run
+from killing import KILLED, Kill, run
 from run_recipes import small_recipe, write_recipe, write_recipe_and_suite
 
 import ropepatch
@@ -37,6 +37,8 @@ def tree(folder: Path) -> dict[str, bytes]:
 def settled(name: str, content: bytes) -> bytes:
     """What a file holds, but for times."""
     try:
+        if name.endswith(".html"):
+            return re.sub(rb"\d{4}-\d\d-\d\d|<dt>seconds</dt><dd>[^<]*", b"", content)
         return json.dumps(without_times(json.loads(content))).encode() if name.endswith(".json") else content
     except ValueError:  # torn
         return content
@@ -58,7 +60,8 @@ class Attack:
         source: The checkpoint that it reads.
         made: The file that is there only when it is whole, or a folder of such files.
         at_once: The folder has all of them or is not there.
-        later: The file of them that the command, or the same command again, adds when the others are there.
+        later: The files and folders of them that the command, or the same command again, adds when the others
+            are there.
         hub: It pushes to a Hub.
     """
 
@@ -68,7 +71,7 @@ class Attack:
     made: str
     at_once: bool = True
     hub: bool = False
-    later: str = ""
+    later: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,12 +83,14 @@ class Reference:
         events: Where it could have died.
         largest: The size of the largest file that it wrote.
         pushed: What the Hub has.
+        seconds: How long it took.
     """
 
     tree: dict[str, bytes]
     events: tuple[str, ...]
     largest: int
     pushed: dict[str, bytes]
+    seconds: float
 
 
 REPO = "local/pushed"
@@ -118,7 +123,7 @@ def reference_of(attack: Attack, place: Path) -> Reference:
         ended = run(attack.words.split(), place, hub=hub.url if attack.hub else None, counted=events)
         assert ended.code == 0, ended.said
         written = [path.stat().st_size for path in {*place.rglob("*")} - before if path.is_file()]
-        return Reference(tree(place), ended.events, max(written), on_hub(hub))
+        return Reference(tree(place), ended.events, max(written), on_hub(hub), ended.seconds)
 
 
 def kills_of(reference: Reference, number: int, seed: str) -> Iterator[Kill]:
@@ -131,25 +136,32 @@ def kills_of(reference: Reference, number: int, seed: str) -> Iterator[Kill]:
             yield Kill(draw.randrange(len(reference.events)))
 
 
-def attempt(attack: Attack, place: Path, reference: Reference, kill: Kill) -> list[str]:
-    """Kill the command, give it again, and say what is wrong."""
+def attempt(attack: Attack, place: Path, reference: Reference, *kills: Kill) -> tuple[list[str], int]:
+    """Kill the command, give it again, and say what is wrong, and how many kills found it alive."""
     untouched = contents(attack.source)
-    faults = []
+    faults, alive = [], 0
     with laid_out(attack, place) as hub:
         address = hub.url if attack.hub else None
-        killed = run(attack.words.split(), place, hub=address, kill=kill)
-        if killed.code not in KILLED:
-            faults.append(f"it was not killed: {killed.code}, {killed.said[-300:]}")
-        left = tree(place)
-        if wrong := half_written(attack, reference.tree, left):
-            faults.append(f"half-written: {', '.join(wrong)}")
-        if on_hub(hub) not in ({}, reference.pushed):
-            faults.append(f"half a commit: {difference(reference.pushed, on_hub(hub))}")
+        for kill in kills:
+            killed = run(attack.words.split(), place, hub=address, kill=kill)
+            left = tree(place)
+            is_there = left.keys() & {attack.made, f"{attack.made}/"} and "already exists" in killed.said
+            late = kill.seconds is not None and (killed.code == 0 or is_there)
+            if not late and killed.code not in (*KILLED, -kill.signal, 128 + kill.signal):
+                faults.append(f"it was not killed: {killed.code}, {killed.said[-300:]}")
+            if TRACEBACK.search(killed.said):
+                faults.append(f"a traceback: {killed.said[-1500:]}")
+            alive += not late
+            if wrong := half_written(attack, reference.tree, left):
+                faults.append(f"half-written: {', '.join(wrong)}")
+            if on_hub(hub) not in ({}, reference.pushed):
+                faults.append(f"half a commit: {difference(reference.pushed, on_hub(hub))}")
         again = run(attack.words.split(), place, hub=address)
         is_there = left.keys() & {attack.made, f"{attack.made}/"} and "already exists" in again.said
         if again.code != 0 and not is_there:
             faults.append(f"the same command ends with {again.code}: {again.said[-500:]}")
-        kept = {path: content for path, content in tree(place).items() if not LEFTOVER.search(path)}
+        leftover = FINISHED if is_there else UNLOCKED
+        kept = {path: content for path, content in tree(place).items() if not leftover.search(path)}
         if wrong := difference(reference.tree, kept):
             faults.append(f"it ends otherwise: {wrong}")
         if wrong := difference(reference.pushed, on_hub(hub)):
@@ -158,10 +170,12 @@ def attempt(attack: Attack, place: Path, reference: Reference, kill: Kill) -> li
             faults.append("a file was sent twice")
     if contents(attack.source) != untouched:
         faults.append("the source was touched")
-    return faults
+    return faults, alive
 
 
-LEFTOVER = re.compile(r"\.[0-9a-f]{8}\.partial(/|$)")  # beside what was being written
+UNLOCKED = re.compile(r"\.[0-9a-f]{8}\.new$")  # empty: it was to be written
+FINISHED = re.compile(r"\.[0-9a-f]{8}\.(new|partial)$")  # the other name of what was written
+TRACEBACK = re.compile(r"Traceback \(most recent|Exception ignored|Exception in thread|Fatal Python error")
 
 
 def half_written(attack: Attack, whole: dict[str, bytes], found: dict[str, bytes]) -> list[str]:
@@ -175,7 +189,7 @@ def half_written(attack: Attack, whole: dict[str, bytes], found: dict[str, bytes
             return False
 
     made = [path for path in whole if f"{path}/".startswith(f"{attack.made}/")]
-    made = [path for path in made if path in found or Path(path).name != attack.later]
+    made = [path for path in made if path in found or not {*Path(path).parts} & {*attack.later}]
     if not attack.at_once or not found.keys() & {attack.made, f"{attack.made}/"}:
         made = [path for path in made if path in found]
     return [path for path in made if found.get(path) != whole[path] and not is_part(path)]
@@ -204,8 +218,8 @@ def attacks(folder: Path) -> dict[str, Attack]:
     evaluate = "eval tiny --suite suite.yaml --out results"
     return {
         "extend": Attack(f"extend {source} --to 256 --out out", nothing, source, "out"),
-        "train": Attack(train, write_recipe_and_suite, TINY, "out", later="reading.json"),
-        "distil": Attack(train, write_distilling_recipe, TINY, "out", later="reading.json"),
+        "train": Attack(train, write_recipe_and_suite, TINY, "out", later=("reading.json",)),
+        "distil": Attack(train, write_distilling_recipe, TINY, "out", later=("reading.json",)),
         "fit": Attack(fit, nothing, TINY, "fitted.json"),
         "eval": Attack(evaluate, write_recipe_and_suite, TINY, "results", at_once=False),
         "push": Attack(

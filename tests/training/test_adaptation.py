@@ -4,7 +4,9 @@ import errno
 import functools
 import itertools
 import json
+import os
 import shutil
+import signal
 import sys
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -44,6 +46,7 @@ from ropepatch.training.adaptation import adapt, merged_model
 from ropepatch.training.adapter import trainable
 from ropepatch.training.recipe import Distil, Lora, Watch, read_recipe
 from ropepatch.training.run import Run
+from ropepatch.training.run_checkpoints import checkpoints
 
 TRAINED = 256
 
@@ -111,6 +114,23 @@ def test_one_passkey_at_each_of_five_depths_of_the_target_is_in_the_history_wher
     recipe = small_recipe(trainer={"max_steps": 1}, watch=Watch(every=1, windows=1, passkey_trials=1))
     rows = history_of(adapt(yarn(), recipe, tmp_path / "out").folder)
     assert [row["target_passkey"] in (0, 0.2, 0.4, 0.6, 0.8, 1) for row in rows] == [True, True]
+
+
+def test_a_run_that_a_signal_ends_has_saved_the_step_and_ends_like_one_that_was_not(tmp_path, adapted):
+    """Steps 3 and 5 are saved without a log, which would take the mean over other steps."""
+    seldom = small_recipe(trainer={"save_steps": 100, "logging_steps": 2})
+    once = adapt(yarn(), seldom, tmp_path / "once").folder
+    for step, last in ((2, 3), (4, 5)):
+        lines = []
+        send = functools.partial(os.kill, os.getpid(), signal.SIGINT)
+        handler = signal.getsignal(signal.SIGINT)
+        interrupted(yarn(), seldom, tmp_path / "out", "step_begin", step, end=send)
+        assert signal.getsignal(signal.SIGINT) is handler
+        assert [path.name for path in checkpoints(tmp_path / "out.run")][-1:] == [f"checkpoint-{last}"]
+    again = adapt(yarn(), seldom, tmp_path / "out", say=lines.append).folder
+    assert "resuming from checkpoint-5" in lines
+    assert model_bytes(again) == model_bytes(once) == model_bytes(adapted)
+    assert history_of(again) == history_of(once)
 
 
 @pytest.mark.parametrize(

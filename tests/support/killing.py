@@ -2,7 +2,8 @@
 
 A command runs in a fork of a process that has imported all that is heavy. Whatever it changes on the disk,
 every step of an optimiser and every request to a Hub is counted; at a number drawn from a seed it kills
-itself, or the kernel kills it in the middle of a file. No clock decides anything.
+itself, or the kernel kills it in the middle of a file; no clock decides anything. Or it is sent a signal at a
+time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +32,7 @@ HEAVY = [  # what the fork server imports, from anywhere
     *("ropepatch.training.adaptation", "ropepatch.fitting", "ropepatch.publishing.hub", "safetensors.torch"),
     *("ropepatch.data.tiny.tales", "ropepatch.report.plots"),
 ]
+BEGUN = b"\0"  # what a process says first
 KILLED = (-signal.SIGKILL, -signal.SIGXFSZ)
 CHANGES = {  # audit events of what changes the disk, with the arguments that are paths
     "open": 1,
@@ -50,19 +54,24 @@ class Kill:
     Args:
         point: The number of the event before which it dies; None for none.
         torn: Where a file that it writes would be longer than so many bytes; None for nowhere.
+        seconds: After how many seconds it is sent a signal, if it has not ended by then; None for never.
+        signal: That signal.
     """
 
     point: int | None
     torn: int | None = None
+    seconds: float | None = None
+    signal: int = signal.SIGKILL
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended, what it said, and, of one that was not killed, its events."""
+    """How a process ended, what it said, of one that was not killed its events, and its seconds."""
 
     code: int | None
     said: str
     events: tuple[str, ...] = ()
+    seconds: float = 0.0
 
 
 # --- in the process that is killed ---------------------------------------------------------------------
@@ -99,12 +108,15 @@ def perform(
     words: list[str], place: str, hub: str | None, kill: Kill | None, said: Any, counted: str | None
 ) -> None:
     """What the fork does: the command, in its place."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: os._exit(128 + number))
+    os.write(said.fileno(), BEGUN)
     for stream in (1, 2):
         os.dup2(said.fileno(), stream)
     said.close()
     sys.stdout, sys.stderr = (open(stream, "w", closefd=False) for stream in (1, 2))  # noqa: SIM115
     os.chdir(place)
-    os.environ["ROPEPATCH_CACHE"] = f"{place}/cache"
+    os.environ |= {"ROPEPATCH_CACHE": f"{place}/cache", "TMPDIR": str(Path(place).parent)}
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if kill is not None and kill.torn is not None:
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
@@ -116,7 +128,7 @@ def perform(
     register_optimizer_step_pre_hook(lambda *_: countdown.count("step"))
     sys.argv = ["ropepatch", *words]
     sys.addaudithook(countdown.audit)
-    from ropepatch.cli import main
+    from ropepatch.__main__ import main
 
     try:
         main()
@@ -165,10 +177,16 @@ def run(
     process = context.Process(target=perform, args=arguments)
     process.start()
     writer.close()
-    said = b""
+    said = os.read(reader.fileno(), len(BEGUN))
+    began = time.perf_counter()
+    if kill is not None and kill.seconds is not None:
+        time.sleep(kill.seconds)
+        with suppress(ProcessLookupError):  # it is waited for below, so that the number is nobody else's
+            os.kill(process.pid, kill.signal)
     while block := os.read(reader.fileno(), 1 << 16):
         said += block
+    seconds = time.perf_counter() - began
     reader.close()
     process.join()
     events = json.loads(counted.read_text()) if counted and counted.exists() else ()
-    return Ended(process.exitcode, said.decode(errors="replace"), tuple(events))
+    return Ended(process.exitcode, said.removeprefix(BEGUN).decode(errors="replace"), tuple(events), seconds)
