@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from socketserver import BaseServer
 from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import Any
@@ -48,6 +49,7 @@ from ropepatch.model.source import TINY  # noqa: E402
 from ropepatch.training.recipe import Data  # noqa: E402
 
 HEAVY.append("__main__")
+BaseServer.handle_error = lambda *_: None  # of the Hub, whose client is killed
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 READING = """
 to: [2x]
@@ -62,7 +64,7 @@ def write_text(place: Path) -> None:
     """A text, a suite that reads it, and `six.yaml`, a recipe that trains on it."""
     (place / "text.txt").write_text("<|endoftext|>".join(STORY.format(*[n] * 8) for n in range(60)))
     (place / "suite.yaml").write_text(READING)
-    own = Data(sources=(Texts(text=str(place / "text.txt")),), windows=(64,), tokens_per_batch=128)
+    own = Data(sources=(Texts(text="text.txt"),), windows=(64,), tokens_per_batch=128)
     write_recipe(place, small_recipe(data=own, to=128))
 
 
