@@ -32,8 +32,6 @@ def main() -> None:
     """Run the command line: exit 0 done, 1 a bad finding, 2 user error, 130 interrupted."""
     # An exit, not a death: so that nothing half-written stays.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # Greek letters on an ASCII terminal
@@ -47,6 +45,8 @@ def main() -> None:
         _refuse(_told(error))
     except RopepatchError as error:
         _refuse(error)
+    except KeyboardInterrupt:  # while the words of the command line are read
+        sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:
         # Whoever read us, `head` say, has gone.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

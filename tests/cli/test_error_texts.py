@@ -234,6 +234,14 @@ def test_what_the_system_refuses_unforeseen_names_its_path(error, said, here, mo
     assert run(monkeypatch, capsys, "plan src --to 256") == (2, "", said)
 
 
+def test_ctrl_c_while_the_command_line_is_read_is_no_traceback(monkeypatch, capsys):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ropepatch.cli.app", interrupt)
+    assert run(monkeypatch, capsys, "plan tiny --to 2k") == (130, "", "")
+
+
 def test_an_interrupted_extension_exits_130_and_leaves_nothing(here, monkeypatch, capsys):
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
