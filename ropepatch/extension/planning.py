@@ -46,6 +46,7 @@ from ropepatch.scaling.searched import CustomDivisors
 from ropepatch.settings import Length, Queries, as_target, find_named, short_length, shown
 
 WIDTH = 80  # of what a plan prints, in characters
+FLOAT32 = 1 << 24  # whole numbers up to this one are apart in float32
 PUBLISHED = 32  # times the window: farther no scaling of the rope is published to read without training
 
 
@@ -374,6 +375,11 @@ def _warnings(source: Checkpoint, scaling: Scaling, to: int) -> Iterator[str]:
         yield (
             f"{to} tokens are {to / window:g} times the window: without training nothing published reads "
             f"beyond {PUBLISHED} times (LongRoPE 8, ChunkLlama 20); train it, or measure before you use it"
+        )
+    if to > FLOAT32:
+        yield (
+            f"beyond {FLOAT32} tokens neighbours have one position in float32, in which transformers "
+            "computes angles: they are rotated alike"
         )
     if scaling.length_dependent:
         yield (

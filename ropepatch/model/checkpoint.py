@@ -49,6 +49,7 @@ from ropepatch.settings import Length, relative_length, shown
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+MOST_CONFIG = 4_000_000  # bytes; published ones have some 10,000
 TEXT_PARTS = ("text_config", "decoder", "generator")  # where transformers looks for the language model
 
 
@@ -162,8 +163,20 @@ class Checkpoint:
 
     @cached_property
     def raw(self) -> dict[str, Any]:
-        """The content of config.json."""
-        return read_json(self.folder / "config.json") if self.stated_raw is None else self.stated_raw
+        """The content of config.json.
+
+        Raises:
+            RopepatchError: If it cannot be read, or is so large that it is none.
+        """
+        if self.stated_raw is not None:
+            return self.stated_raw
+        file = self.folder / "config.json"
+        if file.is_file() and (size := file.stat().st_size) > MOST_CONFIG:
+            raise RopepatchError(
+                f"{file} has {size / 1e6:.0f} MB, expected at most {MOST_CONFIG / 1e6:.0f}",
+                hint="copy it again from where the checkpoint came from",
+            )
+        return read_json(file)
 
     @property
     def kind(self) -> Kind:

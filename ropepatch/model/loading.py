@@ -73,9 +73,12 @@ def load_model(
         how["device_map"] = device_map
     if quantization is not None:
         how["quantization_config"] = quantization
-    how["config"] = own = load_config(raw) if config is None else config
-    if own._attn_implementation == FLEX and not torch.accelerator.is_available():
-        own._attn_implementation = None  # on a CPU it is compiled for minutes
+    own = load_config(raw) if config is None else config
+    compiles = own._attn_implementation == FLEX and not torch.accelerator.is_available()
+    if compiles:  # on a CPU, for minutes
+        own._attn_implementation = None
+    if compiles or config is not None:  # else stock transformers read config.json themselves
+        how["config"] = own
     # Of weights that are missing, and so refused below, transformers draws some.
     with stock_code(f"load {folder}", hint), no_progress_bars(), torch.random.fork_rng(devices=[]):
         model, report = load(folder, **how)

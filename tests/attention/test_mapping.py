@@ -194,6 +194,13 @@ def test_an_attention_that_does_more_than_turn_is_told_by_what_it_does():
     assert torch.equal(logits(model), stock)
 
 
+def test_a_model_whose_rope_was_rounded_before_is_mapped_with_a_word(model, caplog):
+    with put(model, "rerope"):
+        assert not [one for one in caplog.records if one.levelname == "WARNING"]
+    put(model.bfloat16(), "rerope")
+    assert "was rounded to bfloat16 before it was mapped" in caplog.text
+
+
 def test_a_model_on_the_meta_device_is_not_mapped(model):
     with pytest.raises(RopepatchError, match="meta device"):
         put(model.to("meta"), "self-extend")

@@ -85,6 +85,7 @@ def test_a_method_works_by_default_on_a_model_that_is_scaled_and_says_how_it_com
         ({"to": 256, "factor": 3.0}, "factor 3 reaches 192 tokens, not the target of 256"),
         ({"to": "33x"}, "2112 tokens are 33 times the window"),
         ({"to": "32768k"}, "nothing published reads beyond 32 times"),
+        ({"to": (1 << 24) + 1}, "rotated alike"),
         ({"to": "32x"}, None),
         (
             {"to": "4x", "method": "abf", "rope_theta": 5000.0},
