@@ -36,6 +36,8 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # Greek letters on an ASCII terminal
     try:
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         for word in sys.argv[1:]:
             check_name(word)
         code = app(sys.argv[1:], exit_on_error=False, print_error=False)

@@ -79,6 +79,24 @@ def test_a_signal_while_the_command_is_imported_is_no_traceback(number):
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")
 
 
+WHILE_IT_WRITES = """
+import os, sys
+from ropepatch.extension import writing
+from ropepatch.__main__ import main
+writing.clone_files = lambda *_, **__: os.kill(os.getpid(), {number})
+sys.argv = ["ropepatch", "extend", "tiny", "--to", "512", "--out", "out"]
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_command_writes_is_an_exit_that_leaves_nothing(number, tmp_path):
+    done = run_python("-c", WHILE_IT_WRITES.format(number=int(number)), check=False, cwd=tmp_path)
+    assert done.returncode == 128 + number
+    assert done.stderr == "interrupted: nothing is kept; the same command starts anew\n"
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_no_thread_of_a_tracker_outlives_a_training_that_is_interrupted(tmp_path):
     recipe = small_recipe(trainer={"report_to": "tensorboard"})
     before = {*threading.enumerate()}
