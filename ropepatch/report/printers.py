@@ -91,8 +91,8 @@ def markdown_rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def plain(text: object) -> str:
-    """Text that means itself in Markdown, on one line."""
-    return re.sub(r"([\\`*_{}\[\]<>|#~$&])", r"\\\1", one_line(text))
+    """Text that means itself in Markdown, on one line; an address in it becomes no link."""
+    return re.sub(r"([\\`*_{}\[\]<>|#~$&]|:(?=//)|(?<=www)\.)", r"\\\1", one_line(text))
 
 
 def one_line(text: object) -> str:

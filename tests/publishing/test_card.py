@@ -437,6 +437,7 @@ def test_a_paper_of_a_method_that_is_not_registered_is_neither_cited_nor_a_link(
 @example("-->\n<!--")
 @example("'quoted\n```\n# broken'")
 @example("]( http://evil.example )")
+@example("x\u202ey\u2028z https://evil.example www.evil.example")
 @settings(max_examples=20, deadline=None)
 def test_no_name_breaks_the_card(name):
     results = [
@@ -452,6 +453,8 @@ def test_no_name_breaks_the_card(name):
     assert card.count(MARKER) == 1
     outside = re.sub(r"^(`{3,})\w*\n.*?^\1$", "", card.partition(MARKER)[2], flags=re.MULTILINE | re.DOTALL)
     assert not re.search(r"(?<!\\)<(?!br>)", outside)
+    assert card.replace("\n", "").isprintable()
+    assert not re.search(r"(?<!\\)://evil|www\.evil", re.sub(r"`[^`]*`", "", outside))
     assert [line for line in outside.splitlines() if line.startswith("# ")] == ["# x"]
 
 

@@ -156,7 +156,7 @@ def old_context(model: Extended) -> Iterator[str]:
 def command(model: Extended) -> str:
     """The command that made it, if one is on record."""
     line = model.record.command
-    return "" if line is None else fenced(line, "bash")
+    return "" if line is None else fenced(one_line(line), "bash")
 
 
 def plan(model: Extended) -> str:

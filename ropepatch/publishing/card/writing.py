@@ -24,7 +24,7 @@ from ropepatch.publishing.card import parts
 from ropepatch.publishing.card.model import Evidence, Extended
 from ropepatch.report.plots import Picture, looks_of, pictures_of_results
 from ropepatch.report.plots.style import house_style
-from ropepatch.report.printers import markdown_rows, plain
+from ropepatch.report.printers import markdown_rows, one_line, plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -183,8 +183,9 @@ def _results(evidence: Evidence) -> Iterator[EvalResult]:
         last = group.last(evidence.own, row.measure)
         if row.value is None or ("task" not in row.at and row is not last):
             continue
-        dataset = str(row.at.get("task") or group.parameters.get("text") or "generated text")
-        name = measure_of(row.measure).hub
+        dataset = one_line(row.at.get("task") or group.parameters.get("text") or "generated text")
+        name = one_line(measure_of(row.measure).hub)
+        stated = {**row.at, "n": row.n, **({} if "task" in row.at else settings)}
         yield EvalResult(
             task_type="text-generation",
             task_name="Text Generation",
@@ -193,5 +194,5 @@ def _results(evidence: Evidence) -> Iterator[EvalResult]:
             metric_type=name,
             metric_name=f"{name} at {length:,} tokens" if length else name,
             metric_value=round(row.value, DIGITS),
-            metric_args={**row.at, "n": row.n, **({} if "task" in row.at else settings)},
+            metric_args={k: one_line(v) if isinstance(v, str) else v for k, v in stated.items()},
         )
