@@ -26,7 +26,7 @@ from ropepatch.report.plots import figures_of_plans
 from ropepatch.report.plots.style import house_style
 from ropepatch.report.printers import markdown_rows
 from ropepatch.scaling import METHODS
-from ropepatch.settings import meanings
+from ropepatch.settings import Named, Settings, meanings
 
 ROOT = Path(__file__).parents[1]
 Rows = list[list[str]]
@@ -185,10 +185,11 @@ def tasks() -> Iterator[str]:
     for name, kind in TASKS.items():
         yield f"## `{name}`"
         yield contract(kind)
-        fields = kind.model_fields.items()
-        yield from arguments(
-            kind, {key: "required" if one.is_required() else one.default for key, one in fields}
-        )
+        defaults = {
+            key: "required" if one.is_required() else one.get_default(call_default_factory=True)
+            for key, one in kind.model_fields.items()
+        }
+        yield from arguments(kind, defaults)
 
 
 # The command line and the functions
@@ -206,7 +207,7 @@ def commands() -> Iterator[str]:
 
 
 API = {
-    "Plan, try and write": "plan patch active extend load Plan Patch Extension",
+    "Plan, try and write": "plan patch active extend load Plan Patch Mapped Extension",
     "Measure": "perplexity retrieve passkey evaluate compare choose read_results plot Results Choice",
     "Scalings and attention maps": "make_scaling make_map Scaling Rope Frequencies AttentionMap",
     "Learn frequencies": "fit Fitted",
@@ -258,8 +259,11 @@ def described(thing: Any) -> str:
 
 
 def members(kind: type) -> Iterator[str]:
-    """The public methods and properties of a class, each in a line."""
-    for name, member in vars(kind).items():
+    """The public methods and properties of a class and of those that it extends, each in a line."""
+    own = [one for one in kind.__mro__ if one.__module__.startswith("ropepatch.")]
+    shown = [one for one in own if one not in (Settings, Named)]
+    found = {name: member for one in reversed(shown) for name, member in vars(one).items()}
+    for name, member in found.items():
         text = (inspect.getdoc(member) or "").partition("\n\n")[0]
         if name.startswith("_") or not text or not (callable(member) or isinstance(member, MEMBERS)):
             continue

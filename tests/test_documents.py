@@ -202,6 +202,11 @@ def test_what_is_generated_is_what_its_source_says():
     assert not found, "make documents"
 
 
+def test_the_reference_has_what_a_class_inherits_and_defaults_as_python_writes_them():
+    assert any(line.startswith("- `remove()`") for line in tables.generate.members(ropepatch.Patch))
+    assert not [page for page in (ROOT / "docs").rglob("*.md") if "Undefined" in page.read_text("utf-8")]
+
+
 def test_every_generated_block_has_its_source():
     listed = [
         page for folder in ("docs", "eval", "recipes", "ropepatch") for page in (ROOT / folder).rglob("*.md")

@@ -247,8 +247,7 @@ def _with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
         if key in Kept.model_fields and value is not None
     }
     held = read_header(folder / WEIGHTS).tensors
-    drawn = torch.random.fork_rng([model.device] if model.device.type == "cuda" else [])  # and then replaced
-    with stock_code(f"put the adapter {folder} on its base", hint), drawn, without_deprecations():
+    with stock_code(f"put the adapter {folder} on its base", hint), without_deprecations():
         warnings.filterwarnings("ignore", "Found missing adapter keys", UserWarning)  # refused below
         own = peft.LoraConfig(task_type="CAUSAL_LM", inference_mode=True, **given)
         how = {"config": own, "low_cpu_mem_usage": True}  # nothing is drawn
