@@ -852,7 +852,7 @@ def push(
             temporary folder.
         repo: owner/name on the Hub, or name in your own namespace; made if it is not there.
         private: Make the repository private.
-        dry_run: Say what would be uploaded, and send and write nothing.
+        dry_run: Say what would be uploaded, with the card, and send and write nothing.
         revision: The branch, made from main if it is not there; main if not given.
         force: Push what was not verified or failed the short-context check, and replace weights that
             ropepatch did not write there.

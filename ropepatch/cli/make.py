@@ -289,6 +289,8 @@ def _print_pushed(pushed: Pushed) -> None:
         print(f"note: {printable(note)}", file=sys.stderr)
     counts = f"{_files(len(pushed.uploaded))}, {pushed.num_bytes / 1e6:.1f} MB"
     if pushed.dry_run:
+        if pushed.card is not None:
+            print_text(pushed.card)
         if pushed.created:
             print(f"{pushed.repo} would be created")
         _print_sizes("upload  ", pushed)

@@ -56,6 +56,7 @@ class Pushed:
         deleted: What an earlier push left there and no longer holds.
         left_out: What of the folder is no part of a checkpoint.
         notes: Remarks for the user.
+        card: After a dry run the text of the model card, without its figures, if one would be written.
     """
 
     repo: str
@@ -69,6 +70,7 @@ class Pushed:
     deleted: tuple[str, ...]
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
+    card: str | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -198,7 +200,11 @@ def push(
             files.pop(CARD, None)
             has_card = False
             notes.append(f"{CARD} on the Hub is not ropepatch's and stays; delete it there to have this one")
+        preview = None
         if dry_run and has_card:
+            from ropepatch.publishing.card import preview_card
+
+            preview = preview_card(place, repo, None if branch == "main" else branch)
             notes.append(f"{CARD}, the model card, is written when it is pushed, unless it is your own")
         planned = Pushed(
             repo=repo,
@@ -212,6 +218,7 @@ def push(
             deleted=tuple(sorted(n for n in held if is_stale(n, files, ours=records.FILE in held))),
             left_out=contents.left_out,
             notes=(*contents.notes, *notes),
+            card=preview,
         )
         if dry_run or there is None or not (planned.uploaded or planned.deleted):
             return planned

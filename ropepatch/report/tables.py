@@ -137,9 +137,9 @@ def _by_stretch(comparison: Comparison, measure: str) -> list[Table]:
     begins, ends = (
         [int(row.at[key]) for rows in results.values() for row in rows] for key in ("begin", "end")
     )
-    spans = [(0, min(comparison.trained, max(ends)))]
-    while spans[-1][1] < max(ends):
-        spans.append((spans[-1][1], min(2 * spans[-1][1], max(ends))))
+    spans = _spans(comparison.extended_from or comparison.trained, max(ends))
+    if not {end for _, end in spans} <= {*ends}:  # half octaves around another window
+        spans = _spans(comparison.trained, max(ends))
     spans = [span for span in spans if span[0] >= min(begins)]
 
     def cell(rows: Sequence[Row], begin: int, end: int) -> Cell:
@@ -153,6 +153,14 @@ def _by_stretch(comparison: Comparison, measure: str) -> list[Table]:
     ]
     heads = [("Method", ""), *((f"{begin:,} to {end:,}", "") for begin, end in spans)]
     return [Table(f"{measure_of(measure).title}, by position", heads, lines)] if spans else []
+
+
+def _spans(first: int, last: int) -> list[tuple[int, int]]:
+    """From 0 to a length, and its doublings."""
+    spans = [(0, min(first, last))]
+    while spans[-1][1] < last:
+        spans.append((spans[-1][1], min(2 * spans[-1][1], last)))
+    return spans
 
 
 def _across(

@@ -85,7 +85,9 @@ def test_a_checkpoint_that_was_extended_and_not_trained_is_said_to_be(tmp_path, 
     model = results[0].model
     assert (model["trained"], model["extended_from"]) == (1024, 256)
     print_results(results)
-    assert "twice, trained on 256, extended to 1,024 tokens: " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "twice, trained on 256, extended to 1,024 tokens: " in printed
+    assert "256 to 512" in " ".join(printed.split())
 
 
 def test_curves_and_answers_are_frames_too(tiny):

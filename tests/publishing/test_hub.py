@@ -34,6 +34,7 @@ from ropepatch.publishing.scanning import check_secrets
 NAME = "local/tiny-2k"
 TOKEN = "hf_" + "0a" * 17
 WRITE_CARD = "ropepatch.publishing.card.write_card"
+PREVIEW = "ropepatch.publishing.card.preview_card"
 SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
 INDEX = "model.safetensors.index.json"
 CHANGES = {"max_position_embeddings": 2048, "rope_parameters": {"rope_type": "linear", "factor": 8.0}}
@@ -542,11 +543,13 @@ def test_a_token_that_is_unknown_or_missing_is_noticed_before_the_work(hub, fold
 
 def test_a_dry_run_sends_and_writes_nothing_and_foretells_the_push(hub, folder, monkeypatch):
     monkeypatch.setattr(WRITE_CARD, lambda *given: pytest.fail("it would write"))
+    monkeypatch.setattr(PREVIEW, lambda *given: f"the card of {given[1]}")
     before = everything(folder)
     would = push(folder, NAME, dry_run=True)
     assert (would.created, would.dry_run, would.commit) == (True, True, None)
     assert [*would.uploaded] == sorted(files_of(folder))
     assert any(note.startswith("README.md, the model card, is written") for note in would.notes)
+    assert would.card == f"the card of {NAME}"
     assert everything(folder) == before
     assert {method for method, _ in hub.requests} == {"GET"}
     pushed(folder)
@@ -704,6 +707,7 @@ def test_a_file_that_the_hub_swallows_is_noticed(hub, folder):
 def command(hub, monkeypatch, run_here):
     """The command line of a push that writes no card."""
     monkeypatch.setattr(WRITE_CARD, lambda *given: [])
+    monkeypatch.setattr(PREVIEW, lambda *given: "# A card")
     return partial(run_here, "push")
 
 
@@ -724,6 +728,7 @@ def test_the_command_hands_on_what_it_was_told_and_its_dry_run_is_a_table(hub, f
     for line in (["upload", "0.000", "MB", "merges.txt"], ["unchanged", SHARDS[0]]):
         assert line in lines
     assert ["delete", "evaluation/old.json"] in lines
+    assert ["#", "A", "card"] in lines
     assert " ".join(lines[-1]) == f"1 file, 0.0 MB to upload to {hub.url}/{NAME}; nothing was sent"
     assert command(folder, NAME).stdout.splitlines()[3:-1] == ["deleted evaluation/old.json"]
 

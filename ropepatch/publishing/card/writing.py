@@ -67,6 +67,14 @@ def write_card(folder: Path, repo: str | None = None, revision: str | None = Non
     return [card, *files]
 
 
+def preview_card(folder: Path, repo: str | None = None, revision: str | None = None) -> str | None:
+    """The text that `write_card` would write, without figures; None beside a card of the user's own."""
+    card = folder / CARD
+    if card.exists() and MARKER not in read_text(card, errors="replace"):
+        return None
+    return card_text(_read(folder, repo, revision))
+
+
 def card_text(model: Extended) -> str:
     """The card: the same for the same record and results, and no number that is in neither."""
     environment = jinja2.Environment(
