@@ -156,7 +156,8 @@ class Record(Part):
         start: What `--method fit` or `auto` was asked (all settings that decide), and what they found.
         fit: How `ropepatch.fit` found the frequencies; see `ropepatch.fitting.fitting`.
         ranking: How `--method auto` chose: the rule, the rows (best first), the advice and its warnings.
-        evaluation: What `--eval` measured: each task with its settings, and results by label.
+        evaluation: What `--eval` measured: each task with its settings, and results by label. Empty until it
+            has measured all of it.
         command: The command that made it.
     """
 

@@ -367,7 +367,12 @@ def _measured(options: ExtendOptions, plan: Plan, folder: Path) -> Results:
     if options.suite is None:
         return Results()
     report, once = folder / "evaluation.html", options.processes.write_once
-    once(lambda: report.unlink(missing_ok=True))  # of an earlier call, which was interrupted
+
+    def begin() -> None:
+        report.unlink(missing_ok=True)  # of an earlier call, which was interrupted
+        records.amend(folder, evaluation={})
+
+    once(begin)
     out, page = check_places(folder / "evaluation", report if can_report() else None)
     results = measure_extension(
         options.suite,

@@ -118,6 +118,8 @@ def judge(folder: Path, names: Iterable[str] = ()) -> Judgement:
         said = [*_verified(record), *_unchanged(checkpoint, record, names)]
         against = [line for line, refuses in said if refuses]
         notes = [line for line, refuses in said if not refuses]
+    if record.evaluation == {}:
+        notes.append("its evaluation is not complete: the same `ropepatch extend` goes on with it")
     gate = record.adaptation and record.adaptation.gate
     if gate and not gate.passed:
         rise = f"rose by {gate.increase:.1%}, allowed {gate.most:.1%}"

@@ -17,6 +17,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json, read_text
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import TINY
+from ropepatch.publishing.contents import judge
 from ropepatch.settings import RECIPES, find_shipped
 
 
@@ -96,7 +97,8 @@ def test_what_was_interrupted_after_the_checkpoint_has_its_name_goes_on_and_is_n
     measured = {"recipe": None, "to": 512}
     with pytest.raises(KeyboardInterrupt):
         call(place, out := "measured", say=after_the_first, **measured)
-    assert "evaluation" not in read_json(place / out / "ropepatch.json")
+    assert read_json(place / out / "ropepatch.json")["evaluation"] == {}
+    assert any("not complete" in note for note in judge(place / out).notes)
     for other in ({"evaluate": None}, {"to": 1024}, {"method": "ntk"}, {"dry_run": True, "to": 1024}):
         if other.get("dry_run"):
             (refusal,) = call(place, out, **measured | other).obstacles
@@ -111,6 +113,7 @@ def test_what_was_interrupted_after_the_checkpoint_has_its_name_goes_on_and_is_n
     again = call(place, out, say=lines.append, **measured)
     assert f"{again} is written" in lines
     assert again.record == once.record
+    assert not any("not complete" in note for note in judge(again.folder).notes)
     files = [{file.name for file in one.folder.rglob("*")} for one in (once, again)]
     assert files[0] == files[1]
     monkeypatch.setattr("ropepatch.publishing.hub.check_repo", lambda repo: None)
