@@ -246,7 +246,8 @@ def test_auto_chooses_a_map_only_where_its_code_is_allowed(measured, monkeypatch
 
     def measure(suite, source, **options):
         seen.extend(method.name for method in suite.methods)
-        mapped = [replace(of("rerope", 1.0), scaling={"method": "rerope"})] * ("rerope" in seen)
+        scaling = {"method": "rerope", "factor": 4.0, "parameters": {}, "attention_factor": 1.0}
+        mapped = [replace(of("rerope", 1.0), scaling=scaling)] * ("rerope" in seen)
         return iter([*HELPS, *mapped])
 
     monkeypatch.setattr("ropepatch.evaluation.measuring.measure", measure)
