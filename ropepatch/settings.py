@@ -175,7 +175,8 @@ def as_target(value: str = "") -> tuple[str, str]:
         if not isinstance(inner, dict):
             break
         rope = inner
-    stated = rope if isinstance(rope, dict) else {"factor": rope}
+    named = isinstance(rope, str) and re.fullmatch(r"[a-z][\w-]*", rope)
+    stated = rope if isinstance(rope, dict) else {"rope_type": rope} if named else {"factor": rope}
     kind, factor = stated.get("rope_type", stated.get("type", "yarn")), stated.get("factor", 4)
     number = factor if isinstance(factor, int | float) and 1 < factor < 1e6 else 4
     return f"{number:g}x", OTHER_TYPES.get(kind, kind) if isinstance(kind, str) else "yarn"

@@ -224,7 +224,7 @@ def _list(
         known: find_shipped(known, folder, what) for known in ([name] if name else shipped_names(folder))
     }
     if as_json:
-        if name:
+        if name and name not in shipped_names(folder):
             read(name)
         print(json_text([{what: known} | read_yaml(file, what) for known, file in files.items()]))
     elif name:
