@@ -91,7 +91,7 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
     try:
         with without_deprecations():
             adapted: nn.Module = _peft().get_peft_model(model, config)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # RuntimeError: a rank that no memory holds
         names = targets if isinstance(targets, str) else ", ".join(targets)
         raise RopepatchError(
             f"no adapter on {names} fits this model: {' '.join(str(error).split())[:200]}",

@@ -264,6 +264,7 @@ def test_a_forecast_counts_every_token_of_all_processes_once(count, tmp_path):
             )
         ),
         ({"lora": Lora(target_modules=("qkv",))}, "no adapter on qkv fits this model"),
+        ({"lora": Lora(r=2**62)}, "fits this model: Storage size calculation overflowed"),
         ({"data": rows_of(1024)}, "a window of 1024 tokens is longer than the target of 512"),
         ({"attention": "flash_attention_2"}, "transformers cannot use flash_attention_2"),
         ({"quantization": "4bit"}, "quantization: 4bit needs a CUDA GPU, and there is none here"),
