@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import random
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+_state = random.getstate()
+from rich.console import Console  # noqa: E402  # when rich is first imported, it draws from Python's random state
+from rich.table import Table as Table  # noqa: E402
+
+random.setstate(_state)
 
 PLAIN: dict[str, Any] = {"force_jupyter": False, "highlight": False, "markup": False, "emoji": False}
 UNFOLDED = 1_000_000  # characters, wider than any line

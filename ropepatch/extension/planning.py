@@ -12,12 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropepatch.attention import MAPS, AttentionMap
 from ropepatch.attention.mapping import check_mappable
-from ropepatch.columns import as_text
+from ropepatch.columns import Table, as_text
 from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.extension.config_changes import SavedRope, find_changes
 from ropepatch.extension.engines import Engine, engine_support, map_support

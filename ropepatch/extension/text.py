@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from rich.table import Table
 
 from ropepatch.attention import AttentionMap
-from ropepatch.columns import columns
+from ropepatch.columns import Table, columns
 from ropepatch.errors import printable
 from ropepatch.extension.engines import Engine, known
 from ropepatch.model.config import LEGACY_KEYS
