@@ -53,7 +53,7 @@ def test_names_and_values_of_strangers_can_neither_move_the_cursor_nor_fill_the_
     for text in (str(plan), str(ropepatch.diagnose(folder, measure=False))):
         assert all(line.isprintable() for line in text.splitlines())
         assert r"evil\x1b[2J\nfolder\u202e" in text
-    (folder / "config.json").write_text(json.dumps({"model_type": "\x1b" * 10_000_000}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "\x1b" * 500_000}))
     with pytest.raises(RopepatchError, match="unknown model_type") as error:
         ropepatch.plan(folder, to=1024)
     assert len(str(error.value)) < 5000
