@@ -205,6 +205,15 @@ def costs() -> str:
     return markdown_rows(heads, rows)
 
 
+def damaged_files() -> str:
+    """What became of files damaged by chance, by their kind; without faults that never came up."""
+    run = result("robustness")
+    faults = [name for name in run["rows"][-1] if run["rows"][-1][name] or name in ("tracebacks", "hangs")]
+    faults += [name for name in ("wrong_ropes", "sources_changed", "global_changes") if name not in faults]
+    heads = [name.replace("_", " ") for name in faults]
+    return markdown_rows(heads, [[str(row[name]) for name in faults] for row in run["rows"]])
+
+
 Rows = Iterable[Sequence[str]]
 
 
