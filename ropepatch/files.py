@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import glob
 import json
 import math
 import os
@@ -131,42 +130,13 @@ def whole_file(file: Path, *, new: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def _partial(path: Path, make: Callable[[Path], object]) -> Iterator[Path]:
-    """Yield a temporary path beside it, and remove that on exit unless it was renamed.
-
-    Those that killed processes left beside it are removed, too: the lock of a process goes with it.
-    """
-    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.partial"):
-        if (lock := _lock(left)) is not None:
-            remove(left)
-            os.close(lock)
-    token, lock = secrets.token_hex(4), None
-    new, partial = (path.with_name(f".{path.name}.{token}.{stage}") for stage in ("new", "partial"))
+    """Yield a temporary path beside it, and remove that on exit unless it was renamed."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        make(new)
-        lock = _lock(new)  # before it has the name by which another process finds it
-        new.rename(partial)
+        make(partial)
         yield partial
     finally:
-        remove(new)
         remove(partial)
-        if lock is not None:
-            os.close(lock)
-
-
-def _lock(path: Path) -> int | None:
-    """A descriptor that locks a file or a folder; None where another process has it, or nothing locks."""
-    try:
-        import fcntl
-
-        descriptor = os.open(path, os.O_RDONLY)
-    except (ImportError, OSError):  # Windows; it has gone
-        return None
-    with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), path.stat()):
-            return descriptor
-    os.close(descriptor)
-    return None
 
 
 def remove(path: Path) -> None:

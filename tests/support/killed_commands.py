@@ -160,8 +160,7 @@ def attempt(attack: Attack, place: Path, reference: Reference, *kills: Kill) -> 
         is_there = left.keys() & {attack.made, f"{attack.made}/"} and "already exists" in again.said
         if again.code != 0 and not is_there:
             faults.append(f"the same command ends with {again.code}: {again.said[-500:]}")
-        leftover = FINISHED if is_there else UNLOCKED
-        kept = {path: content for path, content in tree(place).items() if not leftover.search(path)}
+        kept = {path: content for path, content in tree(place).items() if not LEFTOVER.search(path)}
         if wrong := difference(reference.tree, kept):
             faults.append(f"it ends otherwise: {wrong}")
         if wrong := difference(reference.pushed, on_hub(hub)):
@@ -173,8 +172,7 @@ def attempt(attack: Attack, place: Path, reference: Reference, *kills: Kill) -> 
     return faults, alive
 
 
-UNLOCKED = re.compile(r"\.[0-9a-f]{8}\.new$")  # empty: it was to be written
-FINISHED = re.compile(r"\.[0-9a-f]{8}\.(new|partial)$")  # the other name of what was written
+LEFTOVER = re.compile(r"\.[0-9a-f]{8}\.partial(/|$)")  # beside what was being written
 TRACEBACK = re.compile(r"Traceback \(most recent|Exception ignored|Exception in thread|Fatal Python error")
 
 
