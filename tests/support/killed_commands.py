@@ -21,13 +21,17 @@ import ropepatch
 from ropepatch.model.source import TINY
 from ropepatch.training.recipe import Data, Distil, Generated
 
+CACHED = re.compile(r"^cache/tokens/[^/]+")
 VOLATILE = {"seconds", "minutes", "date"}
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, hidden ones too, without what a clock says; folders end with a slash."""
+    """Every file below a folder, hidden ones too, without what a clock says; folders end with a slash.
+
+    Tokens of a text lie in a folder of the cache that is named by when the text was written.
+    """
     return {
-        f"{path.relative_to(folder)}{'/' if path.is_dir() else ''}": b""
+        f"{CACHED.sub('cache/tokens/*', str(path.relative_to(folder)))}{'/' if path.is_dir() else ''}": b""
         if path.is_dir()
         else settled(path.name, path.read_bytes())
         for path in sorted(folder.rglob("*"))
@@ -182,7 +186,7 @@ def half_written(attack: Attack, whole: dict[str, bytes], found: dict[str, bytes
     def is_part(path: str) -> bool:
         try:
             part, content = json.loads(found[path]), json.loads(whole[path])
-            return all(content.get(key) == value for key, value in part.items())
+            return all(value in ({}, content.get(key)) for key, value in part.items())
         except (KeyError, ValueError, AttributeError):
             return False
 
