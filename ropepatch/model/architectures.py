@@ -67,7 +67,7 @@ TRAINED_ON = {  # by type and max_position_embeddings, the window of published m
 def trained_on(config: PreTrainedConfig) -> int | None:
     """The window that the published model of such a configuration was trained on, where it states another."""
     scaled = (config.rope_parameters or {}).get("rope_type", "default") != "default"
-    stated = config.model_type, getattr(config, "max_position_embeddings", 0)
+    stated = str(config.model_type), getattr(config, "max_position_embeddings", 0)
     return None if scaled else TRAINED_ON.get(stated)
 
 

@@ -61,10 +61,10 @@ CALLS = {  # each with what it opens
         lambda out: ropepatch.extend("tiny", out, method="self-extend", **QUIET),
         READ | WRITTEN | {"rope": 2},
     ),
-    # The source is read to be compared, and again to be measured; the results are put on record.
+    # The source is read to be compared, and again to be measured; the record says so before, and then what.
     "extend and measure": (
         lambda out: ropepatch.extend("tiny", out, evaluate="demo", limit=1, reading=False, **QUIET),
-        READ | JUDGED | TOKENIZED | TASKS | {"model": 2, "record": 2},
+        READ | JUDGED | TOKENIZED | TASKS | {"model": 2, "record": 3},
     ),
     # The source is read to be trained, and again to be merged; the check and the end are put on record.
     "extend by a recipe": (

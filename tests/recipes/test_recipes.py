@@ -11,6 +11,7 @@ from transformers import TrainingArguments
 
 from ropepatch import plan
 from ropepatch.errors import RopepatchError
+from ropepatch.model.architectures import trained_on
 from ropepatch.model.config import load_config
 from ropepatch.settings import RECIPES, find_shipped, relative_length, shipped_names
 from ropepatch.training.forecast import Estimate, published_config
@@ -31,8 +32,11 @@ def test_a_recipe_can_be_saved_trains_the_whole_target_and_distils_unless_it_rep
     recipe, trained = read_recipe(name), window_of(name)
     target = relative_length(recipe.to, trained)
     config = load_config(published_config(recipe.model))
-    extension = plan(config, to=target, method=recipe.method.name, **recipe.method.parameters)
-    assert all("the model is already scaled" in warning for warning in extension.warnings)
+    original = trained_on(config)  # which the header of the recipe gives
+    method = {"method": recipe.method.name, **recipe.method.parameters}
+    extension = plan(config, to=target, original=original, **method)
+    known = re.compile(r"the model is already scaled|is given \(original\)")
+    assert all(map(known.search, extension.warnings))
     longest = max(relative_length(window, trained) for window in recipe.data.windows)
     assert longest == target or (recipe.positions.name != "true-length" and longest <= trained)
     assert recipe.lora is None or (recipe.distil is None) == name.startswith(("llama2-7b", "tiny"))
