@@ -8,7 +8,8 @@ import os
 import shlex
 import signal
 import sys
-from typing import NoReturn
+from threading import Timer
+from typing import Any, NoReturn
 
 from cyclopts import CycloptsError, UnknownOptionError, UnusedCliTokensError
 
@@ -32,6 +33,7 @@ def main() -> None:
     """Run the command line: exit 0 done, 1 a bad finding, 2 user error, 130 interrupted."""
     # An exit, not a death: so that nothing half-written stays.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    before, sys.unraisablehook = sys.unraisablehook, _again
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # Greek letters on an ASCII terminal
@@ -58,6 +60,17 @@ def main() -> None:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         hint = "free some space" if full else "look at that path" if named else None
         _refuse(RopepatchError(f"{named}{error.strerror or error}", hint=hint))
+    finally:
+        sys.unraisablehook = before
+
+
+def _again(unraisable: Any) -> None:
+    """Send a signal once more of which Python dropped what it raised, as it does while memory is freed."""
+    numbers = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}
+    if number := numbers.get(unraisable.exc_type):
+        Timer(0.1, os.kill, [os.getpid(), number]).start()
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def _told(error: CycloptsError) -> RopepatchError:

@@ -109,9 +109,7 @@ class LongContextTrainer(Trainer):
         """A forward and backward pass, attending within the segments of the batch."""
         with packed_attention(model) if self.packed else nullcontext():
             loss = super().training_step(model, inputs, *args, **kwargs)
-        if (
-            self.stop.unlogged is not None
-        ):  # of the steps before the checkpoint, which was saved without a log
+        if self.stop.unlogged is not None:
             sum_before, self._globalstep_last_logged = self.stop.unlogged
             loss, self.stop.unlogged = loss + sum_before, None
         self._unlogged = self._unlogged + loss

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -239,6 +240,19 @@ def test_ctrl_c_while_the_command_line_is_read_is_no_traceback(monkeypatch, caps
         raise KeyboardInterrupt
 
     monkeypatch.setattr("ropepatch.cli.app", interrupt)
+    assert run(monkeypatch, capsys, "plan tiny --to 2k") == (130, "", "")
+
+
+def test_ctrl_c_while_memory_is_freed_ends_a_command_all_the_same(monkeypatch, capsys):
+    class Freed:
+        def __del__(self):
+            raise KeyboardInterrupt
+
+    def dropped(*arguments, **options):
+        Freed()
+        threading.Event().wait(60)
+
+    monkeypatch.setattr("ropepatch.cli.app", dropped)
     assert run(monkeypatch, capsys, "plan tiny --to 2k") == (130, "", "")
 
 

@@ -153,8 +153,8 @@ def attempt(attack: Attack, place: Path, reference: Reference, *kills: Kill) -> 
             late = kill.seconds is not None and (killed.code == 0 or is_there)
             if not late and killed.code not in (*KILLED, -kill.signal, 128 + kill.signal):
                 faults.append(f"it was not killed: {killed.code}, {killed.said[-300:]}")
-            if TRACEBACK.search(killed.said):
-                faults.append(f"a traceback: {killed.said[-1500:]}")
+            if found := TRACEBACK.search(killed.said):
+                faults.append(f"a traceback: {killed.said[found.start() :][:1500]}")
             alive += not late
             if wrong := half_written(attack, reference.tree, left):
                 faults.append(f"half-written: {', '.join(wrong)}")
