@@ -214,6 +214,17 @@ def damaged_files() -> str:
     return markdown_rows(heads, [[str(row[name]) for name in faults] for row in run["rows"]])
 
 
+def killed_commands() -> str:
+    """By command: campaigns, kills that met it alive, and campaigns after which something was lost."""
+    campaigns = result("kills")["campaigns"]
+    rows = []
+    for command in (*dict.fromkeys(row["command"] for row in campaigns), "all"):
+        own = [row for row in campaigns if command in (row["command"], "all")]
+        counts = len(own), sum(row["alive"] for row in own), sum(bool(row["faults"]) for row in own)
+        rows.append([command, *map(str, counts)])
+    return markdown_rows(["command", "campaigns", "kills that hit", "lost"], rows)
+
+
 Rows = Iterable[Sequence[str]]
 
 

@@ -99,7 +99,11 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "every-map": in_sections(generate.attention_maps),
     },
     "docs/reference/commands.md": {"every-command": in_sections(generate.commands)},
-    "docs/reference/costs.md": {"costs": measured.costs, "damaged-files": measured.damaged_files},
+    "docs/reference/costs.md": {
+        "costs": measured.costs,
+        "damaged-files": measured.damaged_files,
+        "killed-commands": measured.killed_commands,
+    },
     "docs/reference/engines.md": {"engines": generate.engines},
     "docs/reference/encodings.md": {
         "encodings": registries.encodings,

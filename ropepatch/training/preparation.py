@@ -142,8 +142,6 @@ def _check_attention(recipe: Recipe, model: Any) -> None:
 def _missing_packages(recipe: Recipe) -> Iterator[RopepatchError]:
     texts = [source.text for source in recipe.data.sources if isinstance(source, Texts)]
     needs_datasets = any(_needs_datasets(text) for text in [*texts, recipe.watch.text] if text is not None)
-    if find_spec("accelerate") is None:
-        yield RopepatchError("a recipe needs accelerate", hint=EXTRA)
     if needs_datasets and find_spec("datasets") is None:
         yield RopepatchError("datasets is needed to read this source", hint=EXTRA)
     if recipe.quantization and not torch.cuda.is_available():

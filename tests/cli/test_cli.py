@@ -419,7 +419,7 @@ def test_no_name_of_a_folder_reaches_the_terminal_unescaped(tmp_path, run_here):
     extended = f"{name}-yarn-512"
     for words in (
         ["plan", name, "--to", "512"],
-        ["extend", name, "--to", "512", "--recipe", "tiny", "--dry-run"],
+        ["extend", name, "--to", "2k", "--recipe", "tiny", "--dry-run"],
         ["extend", name, "--to", "512", "--eval", "demo", "--text", "t.txt", "--limit", "1"],
         ["fit", name, "--to", "512", "--text", "t.txt", "--steps", "1", "--init", "yarn"],
         ["doctor", extended],
