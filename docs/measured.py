@@ -206,7 +206,7 @@ def costs() -> str:
 
 
 def damaged_files() -> str:
-    """What became of files damaged by chance, by their kind; without faults that never came up."""
+    """Counts of mutants, calls and faults by kind of file; faults that were never found have no column."""
     run = result("robustness")
     faults = [name for name in run["rows"][-1] if run["rows"][-1][name] or name in ("tracebacks", "hangs")]
     faults += [name for name in ("wrong_ropes", "sources_changed", "global_changes") if name not in faults]

@@ -7,9 +7,9 @@ import random
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-_state = random.getstate()
-from rich.console import Console  # noqa: E402  # when rich is first imported, it draws from Python's random state
-from rich.table import Table as Table  # noqa: E402
+_state = random.getstate()  # from which rich draws when it is first imported
+from rich.console import Console  # noqa: E402  # between taking the state and putting it back
+from rich.table import Table as Table  # noqa: E402  # as above
 
 random.setstate(_state)
 

@@ -4,8 +4,10 @@
 
 A campaign kills a command one to three times by SIGKILL, SIGTERM or SIGINT, at times drawn from the seed, and
 then gives it once more. What is there then is compared byte by byte, times apart, with what an undisturbed
-run made. The same line goes on where it was interrupted, from the campaigns in its file.
+run made. The same command resumes an interrupted run, from the campaigns in its file.
 """
+
+# ruff: noqa: E402  # the environment and the folder of helpers are set before what reads them is imported
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
-from checkpoint_folders import write_checkpoint  # noqa: E402
-from killed_commands import (  # noqa: E402
+from checkpoint_folders import write_checkpoint
+from killed_commands import (
     Attack,
     Reference,
     attacks,
@@ -39,14 +41,14 @@ from killed_commands import (  # noqa: E402
     reference_of,
     write_distilling_recipe,
 )
-from killing import HEAVY, Kill  # noqa: E402
-from reporting import environment, lines  # noqa: E402
-from run_recipes import small_recipe, write_recipe, write_recipe_and_suite  # noqa: E402
+from killing import HEAVY, Kill
+from reporting import environment, lines
+from run_recipes import small_recipe, write_recipe, write_recipe_and_suite
 
-from ropepatch.data.texts import Texts  # noqa: E402
-from ropepatch.files import whole_file  # noqa: E402
-from ropepatch.model.source import TINY  # noqa: E402
-from ropepatch.training.recipe import Data  # noqa: E402
+from ropepatch.data.texts import Texts
+from ropepatch.files import whole_file
+from ropepatch.model.source import TINY
+from ropepatch.training.recipe import Data
 
 HEAVY.append("__main__")
 BaseServer.handle_error = lambda *_: None  # of the Hub, whose client is killed

@@ -8,6 +8,8 @@ ends with its worker. What `extend` wrote is loaded by stock transformers and co
 rotary module gets the frequencies of the record. Seed and number make a mutant again.
 """
 
+# ruff: noqa: E402  # the environment and the folder of helpers are set before what reads them is imported
+
 from __future__ import annotations
 
 import io
@@ -42,21 +44,21 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-import yaml  # noqa: E402
-from checkpoint_folders import RECORDS, write_checkpoint  # noqa: E402
-from damaged_configs import OTHER_TYPES, SCALED, Config, damaged, with_rare_key  # noqa: E402
-from made_results import reading  # noqa: E402
-from tiny_models import tiny_model  # noqa: E402
-from transformers import AutoModelForCausalLM  # noqa: E402
-from transformers.utils.logging import disable_progress_bar, set_verbosity_error  # noqa: E402
+import numpy as np
+import torch
+import yaml
+from checkpoint_folders import RECORDS, write_checkpoint
+from damaged_configs import OTHER_TYPES, SCALED, Config, damaged, with_rare_key
+from made_results import reading
+from tiny_models import tiny_model
+from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-import ropepatch  # noqa: E402
-from ropepatch.cli import main  # noqa: E402
-from ropepatch.extension import record as records  # noqa: E402
-from ropepatch.model.checkpoint import Checkpoint  # noqa: E402
-from ropepatch.scaling.file import write_scaling  # noqa: E402
+import ropepatch
+from ropepatch.cli import main
+from ropepatch.extension import record as records
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.scaling.file import write_scaling
 
 LIMIT = 30.0  # seconds of a call
 MEMORY = 24 << 30  # bytes of address space of a worker

@@ -35,6 +35,7 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.checks import config_errors
 from ropepatch.model.checks.case import THETA_KEYS
 from ropepatch.model.config import check_dequantised, quantization_of
+from ropepatch.model.reading_file import LONGEST
 from ropepatch.model.record_file import FILE as RECORD
 from ropepatch.model.rotary import SEQUENCE, RotarySite, float32_on_cpu, stated_window
 from ropepatch.scaling import METHODS, Scaling, make_scaling
@@ -45,7 +46,6 @@ from ropepatch.scaling.searched import CustomDivisors
 from ropepatch.settings import Length, Queries, as_target, find_named, short_length, shown
 
 WIDTH = 80  # of what a plan prints, in characters
-FLOAT32 = 1 << 24  # whole numbers up to this one are apart in float32
 PUBLISHED = 32  # times the window: farther no scaling of the rope is published to read without training
 
 
@@ -153,7 +153,7 @@ class Plan:
 
     @cached_property
     def patched(self) -> tuple[SavedRope, dict[str, Any]]:
-        """Frequencies and config.json of a patched model; a length-dependent method is at the target."""
+        """Frequencies and config.json of a patched model; those at the target, if they depend on length."""
         if not self.scaling.length_dependent:
             return self._written
         return find_changes(self.source, self.scaling.at(self.rope, self.target), self.target)
@@ -375,9 +375,9 @@ def _warnings(source: Checkpoint, scaling: Scaling, to: int) -> Iterator[str]:
             f"{to} tokens are {to / window:g} times the window: without training nothing published reads "
             f"beyond {PUBLISHED} times (LongRoPE 8, ChunkLlama 20); train it, or measure before you use it"
         )
-    if to > FLOAT32:
+    if to > LONGEST:
         yield (
-            f"beyond {FLOAT32} tokens neighbours have one position in float32, in which transformers "
+            f"beyond {LONGEST} tokens neighbours have one position in float32, in which transformers "
             "computes angles: they are rotated alike"
         )
     if scaling.length_dependent:

@@ -82,14 +82,12 @@ def extend(
         if source.rope != plan.rope:
             raise source.changed_since()
         plan = replace(plan, source=source)
-    check_copy(plan, source, folder, link_weights=link_weights, include=include)
-    origin, carried = origin_of(source), included_files(source.folder, include)
-    weights, changes = source.weights, changed_weights(source, plan)
+    origin, carried, changes = check_copy(plan, source, folder, link_weights=link_weights, include=include)
     plan, expected = read_source(source, plan)
     with new_folder(folder) as partial:
         copy_files(small_files(source.folder) | carried, partial)
         write_configuration(source.folder, source.raw, partial, plan)
-        clone_files(weights.files, partial, link=link_weights, progress=progress, changes=changes)
+        clone_files(source.weights.files, partial, link=link_weights, progress=progress, changes=changes)
         written = Checkpoint(partial)
         verdict, model = verify(written, plan, expected)
         proof = proof_of(written, verdict, linked=link_weights and not changes)
@@ -101,15 +99,20 @@ def extend(
 
 def check_copy(
     plan: Plan, source: Checkpoint, folder: Path, *, link_weights: bool, include: Sequence[str]
-) -> None:
-    """Refuse by its small files and the headers of its weights a source that cannot be copied to a folder."""
-    origin_of(source)
-    changed_weights(source, plan)
+) -> tuple[dict[str, Any], dict[str, Path], dict[str, Callable[[Tensor], Tensor]]]:
+    """Refuse by its small files and the headers of its weights a source that cannot be copied to a folder.
+
+    Returns:
+        What `origin_of`, `included_files` and `changed_weights` say of it.
+    """
+    origin, changes = origin_of(source), changed_weights(source, plan)
     check_weights(source.weights, source.skeleton)
+    carried = included_files(source.folder, include)
     if plan.remapping is not None:
-        check_no_other_code(source.folder, included_files(source.folder, include))
+        check_no_other_code(source.folder, carried)
     if not link_weights:
         check_room(source.weights, folder.parent)
+    return origin, carried, changes
 
 
 def check_savable(plan: Plan) -> None:

@@ -157,7 +157,7 @@ def extend(options: ExtendOptions) -> Extension:
         if options.plan is not None:
             plan.source.check_unchanged()
         _check_place(options)
-        folder = options.folder.expanduser().absolute()
+        folder = options.place
         source = writing.source_of(plan, beside=folder, include=include)
         extra, carried = _carried(options, source)
         if stays := writing.left_out(source, carried):
@@ -198,7 +198,7 @@ def _is_written(options: ExtendOptions, plan: Plan) -> bool:
     Where nothing comes after the checkpoint, that one is refused, too.
     """
     with suppress(OSError, RuntimeError, RopepatchError):  # no name or home, a folder of something else
-        folder = options.folder.expanduser().absolute()
+        folder = options.place
         if (options.suite is not None or options.push) and records.exists(folder):
             record, made = records.read(folder).to_dict(), records.Record.of(plan).to_dict()
             of_plan = without_paths({key: made.get(key) for key in plan.to_dict()})
@@ -211,7 +211,7 @@ def _is_written(options: ExtendOptions, plan: Plan) -> bool:
 
 def _complete(options: ExtendOptions, plan: Plan, source: Checkpoint, extra: dict[str, Path]) -> None:
     """Give a checkpoint that an earlier call wrote what this one asks for; that of other weights not."""
-    written = Checkpoint(options.folder.expanduser().absolute())
+    written = Checkpoint(options.place)
     record = records.read(written.folder)
     if record.weights != written.fingerprint or not (plan.queries or record.weights == source.fingerprint):
         absent(options.folder)

@@ -91,15 +91,14 @@ def planned(options: ExtendOptions) -> tuple[Plan, Learned | None]:
 
 def work_folder(options: ExtendOptions) -> Path:
     """Where a search keeps what it needs to go on."""
-    absolute = options.folder.expanduser().absolute()
-    return absolute.with_name(f"{absolute.name}.{FIT}")
+    return options.place.with_name(f"{options.place.name}.{FIT}")
 
 
 def kept(options: ExtendOptions) -> str:
     """What an interrupted `extend` leaves: its checkpoint, that of the training, or of the search."""
     if options.dry_run:
         return "nothing is kept"
-    folder = options.folder.expanduser().absolute()
+    folder = options.place
     run, work = folder.with_name(f"{folder.name}.run"), work_folder(options)
     if folder.exists():
         return f"{folder} is written; the same command goes on"

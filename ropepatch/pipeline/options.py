@@ -275,6 +275,11 @@ class ExtendOptions(Arguments):
         return Path(self.out or "-".join(filter(None, parts)))
 
     @property
+    def place(self) -> Path:
+        """Where that is, whatever the working folder becomes."""
+        return self.folder.expanduser().absolute()
+
+    @property
     def label(self) -> str:
         """What tables and figures call the model afterwards."""
         return f"{method_label(self.chosen)} + {self.recipe_name}" if self.recipe_name else "adapted"

@@ -101,4 +101,6 @@ def test_no_thread_of_a_tracker_outlives_a_training_that_is_interrupted(tmp_path
     recipe = small_recipe(trainer={"report_to": "tensorboard"})
     before = {*threading.enumerate()}
     interrupted(ropepatch.plan("tiny", to=512), recipe, tmp_path / "out", "step_begin", 1)
+    for thread in {*threading.enumerate()} - before:
+        thread.join(30)  # the one that feeds its queue ends by itself, a moment after the queue is closed
     assert {*threading.enumerate()} == before

@@ -47,7 +47,7 @@ def write_card(folder: Path, repo: str | None = None, revision: str | None = Non
     """
     card = folder / CARD
     try:
-        if card.exists() and MARKER not in read_text(card, errors="replace"):
+        if _is_users(card):
             return []
         model = _read(folder, repo, revision)
         pictures = dict(_pictures(model)) if find_spec("matplotlib") else {}
@@ -69,10 +69,12 @@ def write_card(folder: Path, repo: str | None = None, revision: str | None = Non
 
 def preview_card(folder: Path, repo: str | None = None, revision: str | None = None) -> str | None:
     """The text that `write_card` would write, without figures; None beside a card of the user's own."""
-    card = folder / CARD
-    if card.exists() and MARKER not in read_text(card, errors="replace"):
-        return None
-    return card_text(_read(folder, repo, revision))
+    return None if _is_users(folder / CARD) else card_text(_read(folder, repo, revision))
+
+
+def _is_users(card: Path) -> bool:
+    """Whether a card is there that ropepatch did not write."""
+    return card.exists() and MARKER not in read_text(card, errors="replace")
 
 
 def card_text(model: Extended) -> str:
