@@ -8,6 +8,7 @@ command, versions, machine, and digests of what was read.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 import time
@@ -194,16 +195,26 @@ class Study:
         torch.set_num_threads(given.threads)
         if self.work:
             given.work.mkdir(parents=True, exist_ok=True)
-        rows = Rows(given.json, self.name)
-        for case in self.cases(given):
-            if rows.of(**case) or not any(one.items() <= case.items() for one in given.only or [{}]):
-                continue
+        rows, longest = Rows(given.json, self.name), 0.0
+        end = time.perf_counter() + 60 * given.minutes
+        for case in self.missing(given, rows):
             began = time.perf_counter()
+            if began + longest > end:
+                said(f"another row does not fit into {given.minutes:.3g} minutes")
+                break
             found = self.measure(case, given)
+            longest = max(longest, time.perf_counter() - began)
             taken = {"seconds": round(time.perf_counter() - began, 1), "threads": torch.get_num_threads()}
             several = found if isinstance(found, list) else [found]
             rows.add(*(case | taken | one for one in several), inputs=self.inputs(case))
             said(f"{', '.join(map(str, case.values()))}: {taken['seconds']} s")
+
+    def missing(self, given: Namespace, rows: Rows) -> Iterator[Row]:
+        """The cases of these words that the rows lack."""
+        for case in self.cases(given):
+            asked = any(one.items() <= case.items() for one in given.only or [{}])
+            if asked and not rows.of(**case):
+                yield case
 
     def command(self) -> ArgumentParser:
         """The command line."""
@@ -211,6 +222,7 @@ class Study:
         default = RESULTS / f"{self.name}.json"
         parser.add_argument("--json", type=Path, default=default, help="the file of rows, which is added to")
         parser.add_argument("--only", type=named, nargs="+", metavar="NAME=VALUE,...", help="these cases")
+        parser.add_argument("--minutes", type=float, default=math.inf, help="begin no row that takes longer")
         parser.add_argument("--threads", type=int, default=torch.get_num_threads())
         if self.work:
             parser.add_argument("--work", type=Path, required=True, help="the folder of the trainings")
@@ -250,6 +262,10 @@ class Rows:
     def of(self, **named: Any) -> list[Row]:
         """Those with these values, a name that a row lacks being None."""
         return [row for row in self.rows if all(row.get(name) == value for name, value in named.items())]
+
+    def start_of(self, row: Row) -> Row:
+        """The start of a program that measured a row."""
+        return self._recorded[row["recorded"]]
 
     def add(self, *rows: Row, inputs: Iterable[Path] = ()) -> None:
         """Append rows, their sums of nats to 6 digits, with this start of the program."""

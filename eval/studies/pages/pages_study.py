@@ -330,11 +330,19 @@ def more(parser: ArgumentParser) -> None:
     shown.add_argument("--table", action="store_true", help="print the tables of the file")
 
 
+def desk_of(given: Namespace) -> Desk:
+    """The pages of these words, made once."""
+    if "desk" not in given:
+        given.desk = Desk(given)
+    desk: Desk = given.desk
+    return desk
+
+
 STUDY = Study(
     name="smollm2",
     about=__doc__,
-    cases=lambda given: given.desk.cases(),
-    measure=lambda case, given: given.desk.measure(case),
+    cases=lambda given: desk_of(given).cases(),
+    measure=lambda case, given: desk_of(given).measure(case),
     options=more,
     inputs=lambda case: (),  # a row has the digest of its page
 )
@@ -344,7 +352,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """Run the command."""
     given = STUDY.command().parse_args(words)
     try:
-        given.desk = desk = Desk(given)
+        desk = desk_of(given)
         if not given.table:
             missing = desk.check(Rows(given.json, STUDY.name))
             if given.dry_run:

@@ -1,0 +1,182 @@
+"""What `run.py` runs, the best first: rows of studies and benchmarks, and the models that they need."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+EVAL = Path(__file__).resolve().parent
+sys.path.insert(0, str(EVAL / "studies"))
+
+from study import SHARED, Row, Rows  # noqa: E402
+
+CPU, CUDA = "cpu", "cuda"
+PAGES = "eval/studies/pages"
+SMOLLM2, GEMMA = "smollm2", "gemma3-270m"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One command.
+
+    Args:
+        title: What it measures or makes.
+        command: The words after `python`, the first a script.
+        minutes: Of a row, or of what it makes, where no row says it; of a CPU, and of a GPU. None: not there.
+        makes: The file or folder that it makes; None where it measures rows.
+        needs: What must be there.
+        rows: How many there are, where that cannot be known before `needs` is there.
+    """
+
+    title: str
+    command: Sequence[str | Path]
+    minutes: tuple[float | None, float | None]
+    makes: Path | None = None
+    needs: Sequence[Path] = ()
+    rows: int = 1
+
+    @cached_property
+    def words(self) -> list[str]:
+        """The command."""
+        return [str(word) for word in self.command]
+
+    def open(self, gpu: bool) -> list[float]:
+        """Minutes of every row that is missing, or of what is to be made.
+
+        Raises:
+            Exception: Whatever the study says of its words.
+        """
+        stated = self.minutes[gpu]
+        if stated is None or (self.makes and self.makes.exists()):
+            return []
+        if self.makes or any(not place.exists() for place in self.needs):
+            return [stated] * self.rows
+        study = module_of(self.words[0]).STUDY
+        given = study.command().parse_args(self.words[1:])
+        rows = Rows(given.json, study.name)
+        return [minutes_of(case, rows, gpu, stated) for case in study.missing(given, rows)]
+
+
+@cache
+def module_of(script: str) -> Any:
+    """The module of a script of ours; one of them has the name of a module of Python's own."""
+    place = EVAL.parent / script
+    sys.path.append(str(place.parent))
+    spec = spec_from_file_location(f"{place.stem}_to_run", place)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[spec.name] = module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def minutes_of(case: Row, rows: Rows, gpu: bool, stated: float) -> float:
+    """The mean of the rows of a like device that share most of a case's values."""
+    alike: dict[int, list[float]] = {}
+    for row in rows.rows:
+        if row.get("seconds") and on_gpu(rows.start_of(row)) == gpu:
+            shared = sum(row.get(name) == value for name, value in case.items())
+            alike.setdefault(shared, []).append(row["seconds"] / 60)
+    return sum(best := alike[max(alike)]) / len(best) if alike else stated
+
+
+def on_gpu(start: Row) -> bool:
+    """Whether a start measured on a GPU; earlier ones name their device among the versions."""
+    return start["gpu"] is not None if "gpu" in start else "NVIDIA" in json.dumps(start)
+
+
+# What there is to do, the best first
+
+
+def entries(models: Path) -> Iterator[Entry]:
+    """All commands."""
+    yield Entry(
+        title="tests that need a GPU",
+        command=["-m", "pytest", "-q", "tests", "-k", "on_a_gpu", "--junitxml", models / "gpu-tests.xml"],
+        minutes=(None, 2),
+        makes=models / "gpu-tests.xml",
+    )
+    yield making(models / SMOLLM2, SHARED / "checkpoints" / "smollm2-135m-instruct" / "make.py")
+    free = ("baseline", "yarn", "llama3", "ntk", "rerope", "dca", "self-extend")
+    yield from pages(models, SMOLLM2, "16k", 8, free, (12, 0.1))
+    yield from pages(models, SMOLLM2, "16k", 8, ("yarn-tuned.json", "ntk-reaching.json"), (12, 0.1))
+    yield from pages(models, SMOLLM2, "16k", 8, ("fit.json",), (12, 0.1))
+    yield Entry(
+        title="kernel of the remappings",
+        command=["eval/benchmarks/attention_cost.py", "--device", CUDA],
+        minutes=(None, 0.8),
+    )
+    yield Entry(
+        title="training steps of 1B, 3B and 8B",
+        command=["eval/benchmarks/step_cost.py"],
+        minutes=(None, 0.7),
+    )
+    yield from pages(models, SMOLLM2, "16k", 8, ("student",), (12, 0.1))
+    yield making(models / GEMMA, f"{PAGES}/gemma3_270m.py")
+    yield from pages(models, GEMMA, "64k", 4, ("baseline", "yarn", "linear-8.json"), (60, 0.5))
+    yield from pages(models, GEMMA, "64k", 4, ("fit.json",), (60, 0.5))
+    yield from pages(models, SMOLLM2, "32k", 8, ("baseline", "yarn", "rerope", "dca"), (40, 0.3))
+    yield from pages(models, SMOLLM2, "32k", 8, ("fit.json", "student"), (40, 0.3))
+    yield from on_cpu(models / "work")
+
+
+def making(out: Path, script: str | Path) -> Entry:
+    """A model that its maker writes."""
+    return Entry(title=f"{out.name}, made", command=[script, out], minutes=(2, 2), makes=out)
+
+
+def pages(
+    models: Path, name: str, to: str, count: int, methods: Sequence[str], minutes: tuple[float, float]
+) -> Iterator[Entry]:
+    """Pages of a model under methods; those that are files or a student are made before."""
+    model, place = models / name, models / f"{name}-{to}"
+    made = {method: place / method for method in methods if method in MAKERS or method.endswith(".json")}
+    for method, out in made.items():
+        words, taken = MAKERS.get(method, SCALING)
+        command = [*words, model, "--to", to, "--out", out]
+        title = f"{name} to {to}, {out.stem}, made"
+        yield Entry(title=title, command=command, minutes=taken, makes=out, needs=[model])
+    named = [str(made.get(method, method)) for method in methods]
+    words = [model, "--to", to, "--pages", str(count), "--methods", ",".join(named), "--dtype", "bfloat16"]
+    yield Entry(
+        title=f"{name} to {to}, pages: {', '.join(methods)}",
+        command=[f"{PAGES}/pages_study.py", *words, "--json", f"eval/results/{name}.json"],
+        minutes=minutes,
+        needs=[model, *made.values()],
+        rows=count * len(methods),
+    )
+
+
+SCALING = [f"{PAGES}/scalings.py"], (60, 1)
+MAKERS = {
+    "fit.json": (["-m", "ropepatch", "fit"], (180, 5)),
+    "student": (["-m", "ropepatch", "extend", "--distil"], (600, 9)),
+}
+
+
+def on_cpu(work: Path) -> Iterator[Entry]:
+    """The studies of small models, which a CPU measures; the last of them train."""
+    studies = {
+        "training_free/tiny_checkpoint": 5,
+        "training_free/training_free": 0.5,
+        "maps/maps_study": 0.5,
+        "fit/fit_study": 2,
+        "fit/taught_study": 5,
+        "engines/trainers_study": 0.3,
+        "distil/distil_study": 10,
+        "adaptation/adaptation": 10,
+        "adaptation/starts_study": 10,
+        "encodings/encodings": 10,
+    }
+    for place, (name, minutes) in enumerate(studies.items()):
+        folder = ["--work", work / Path(name).name] if place > 4 else []
+        command = [f"eval/studies/{name}.py", *folder]
+        yield Entry(title=Path(name).name, command=command, minutes=(minutes, None))
+    command = ["eval/benchmarks/attention_cost.py", "--device", CPU]
+    yield Entry(title="loop of the remappings", command=command, minutes=(1, None))

@@ -1,0 +1,181 @@
+"""Everything that is still to be measured, best first, within a time.
+
+    python eval/run.py --dry-run
+    python eval/run.py --minutes 9 --device cuda
+
+Each entry is one command, run in a process of its own: rows of a study or a benchmark that its file in
+eval/results lacks, or a model that some rows need, made in the folder `--models`. Minutes are those of the
+rows that a like device measured, else an estimate. An entry begins if its first row fits into the time that
+is left; at the end of the time, and at Ctrl-C, it is interrupted, and every row that was finished is kept.
+The same command goes on. What a command prints is in `--models`/logs.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))  # entries.py
+
+from entries import CPU, CUDA, EVAL, Entry, entries
+
+from ropepatch.data.tokens import default_cache
+
+START = 0.3  # minutes until a command measures
+SAVES = 60  # seconds that an interrupted command has to save
+
+
+class Desk:
+    """The entries, and what of them is left.
+
+    Args:
+        entries: Of which some make what later ones need.
+        gpu: Whether there is one.
+    """
+
+    def __init__(self, entries: Sequence[Entry], gpu: bool) -> None:
+        self.entries, self.gpu = entries, gpu
+        self.failed: dict[str, str] = {}  # why, by title
+
+    def left(self) -> Iterator[tuple[Entry, list[float], str]]:
+        """What is left to do, the minutes of its rows, and what blocks it, as it is when it is asked for."""
+        blocked: dict[Path | None, str] = {}
+        for entry in self.entries:
+            why = self.failed.get(entry.title, "") or next(filter(None, map(blocked.get, entry.needs)), "")
+            script, minutes = entry.words[0], [entry.minutes[self.gpu] or 0.0]
+            if script != "-m" and not (EVAL.parent / script).is_file():
+                why = f"there is no {script}"
+            try:
+                minutes = entry.open(self.gpu)
+            except (Exception, SystemExit) as error:  # of whatever kind: the others go on
+                why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            if entry.makes and why:
+                blocked[entry.makes] = f"{entry.title}: {why}"
+            if minutes:
+                yield entry, minutes, why
+
+    def table(self, minutes: float) -> str:
+        """What is left, and how much of it fits into so many minutes."""
+        lines, remaining, there = [f"{'minutes':>8} {'rows':>5} {'fit':>5}"], minutes, set[Path]()
+        for entry, taken, why in self.left():
+            fitting, spent = 0, START
+            if not why and all(place.exists() or place in there for place in entry.needs):
+                while fitting < len(taken) and spent + taken[fitting] <= remaining:
+                    spent += taken[fitting]
+                    fitting += 1
+            if fitting:
+                remaining -= spent
+                there |= {entry.makes} if entry.makes else set()
+            rows = "–" if entry.makes else len(taken)
+            what = entry.title + (f" (blocked: {why})" if why else "")
+            lines.append(f"{sum(taken) + START:8.1f} {rows:>5} {fitting:>5} {what}")
+        return "\n".join(lines) if len(lines) > 1 else "nothing is left"
+
+    def run(self, minutes: float, logs: Path) -> None:
+        """Run what fits, the best first."""
+        end = time.monotonic() + 60 * minutes
+        for entry, taken, why in self.left():
+            remaining = (end - time.monotonic()) / 60
+            if why or not all(place.exists() for place in entry.needs):
+                continue
+            if START + taken[0] > remaining:
+                said(f"does not fit into {remaining:.1f} minutes: {entry.title}")
+                continue
+            said(f"{entry.title}: about {START + sum(taken):.1f} minutes")
+            began, log = time.monotonic(), logs / f"{entry.title.replace('/', '-')[:80]}.log"
+            code = self._finished(entry, remaining, log)
+            after = f"after {(time.monotonic() - began) / 60:.1f} minutes"
+            if code is None:
+                said(f"{entry.title}: interrupted at the end of the time, {after}")
+            elif code:
+                *_, last = ["", *log.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]]
+                self.failed[entry.title] = f"exit code {code}, {log}"
+                said(f"{entry.title}: failed {after}: {last[:200]}")
+            else:
+                said(f"{entry.title}: done {after}")
+
+    def _finished(self, entry: Entry, minutes: float, log: Path) -> int | None:
+        """The exit code of an entry; None where it took longer, and was interrupted."""
+        words = [sys.executable, *entry.words]
+        if entry.makes:
+            partial = entry.makes.parent / "partial" / entry.makes.name
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            words = [str(partial) if word == str(entry.makes) else word for word in words]
+        elif minutes < math.inf:
+            words += ["--minutes", f"{minutes - START:.2f}"]
+        hidden = {} if self.gpu else {"CUDA_VISIBLE_DEVICES": ""}
+        with log.open("w", encoding="utf-8") as out:
+            child = subprocess.Popen(
+                words,
+                cwd=EVAL.parent,
+                env=os.environ | hidden,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+            try:
+                code = child.wait(None if minutes == math.inf else 60 * minutes)
+            except subprocess.TimeoutExpired:
+                return None
+            finally:
+                if child.poll() is None:
+                    interrupt(child)
+        if entry.makes and not code:
+            partial.rename(entry.makes)
+        return code
+
+
+def interrupt(child: subprocess.Popen[bytes]) -> None:
+    """End a command, which may save first."""
+    for number, seconds in ((signal.SIGINT, SAVES), (signal.SIGKILL, None)):
+        os.killpg(child.pid, number)
+        try:
+            child.wait(seconds)
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def said(line: str) -> None:
+    print(time.strftime("%H:%M:%S"), line, flush=True)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="all that is left, if not given")
+    parser.add_argument("--device", choices=[CPU, CUDA], help="a GPU, if there is one, if not given")
+    parser.add_argument("--dry-run", action="store_true", help="print what is left, and what of it fits")
+    parser.add_argument("--models", type=Path, default=default_cache().parent / "eval", metavar="FOLDER")
+    given = parser.parse_args(words)
+    there = torch.cuda.is_available()
+    if given.device == CUDA and not there and not given.dry_run:
+        parser.error("there is no GPU here")
+    gpu = given.device == CUDA if given.device else there
+    desk = Desk([*entries(given.models.absolute())], gpu)
+    if given.dry_run:
+        print(desk.table(given.minutes))
+        return
+    logs = given.models / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        desk.run(given.minutes, logs)
+    except KeyboardInterrupt:
+        print(f"interrupted; the same command goes on. Left:\n{desk.table(math.inf)}")
+        sys.exit(130)
+    print(f"Left:\n{desk.table(math.inf)}")
+    sys.exit(bool(desk.failed))
+
+
+if __name__ == "__main__":
+    main()
