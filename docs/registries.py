@@ -9,8 +9,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import step_cost
 import yaml
-from measured import result
+from measured import RESULTS, result
 
 import ropepatch
 from ropepatch import ENCODINGS, MAPS, METHODS
@@ -171,6 +172,17 @@ def hardware() -> str:
             )
     head = ["recipe", "model", "to", "one GPU", "with `quantization: 4bit`"]
     return markdown_rows(head, [row for _, row in sorted(rows)])
+
+
+def steps() -> str:
+    """Training steps as they were measured: memory, time and MFU, and the smallest GPU that holds them."""
+    if not (RESULTS / "step_cost.json").exists():
+        return "Nobody has measured a step on a GPU yet: `python eval/run.py --device cuda` does."
+    measured = result("step_cost")
+    gpus = [start["gpu"] or "CPU" for start in measured["recorded"]]
+    table = step_cost.steps_table([row | {"gpu": gpus[row["recorded"]]} for row in measured["rows"]], _gpu)
+    page = "[`step_cost.py`](../eval/benchmarks/README.md#the-cost-of-a-training-step)"
+    return f"Measured, of random LLaMAs, one row a step, by {page}; in brackets the estimate:\n\n{table}"
 
 
 def _gpu(gib: float) -> str:

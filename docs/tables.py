@@ -142,11 +142,12 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
     },
     f"{STUDIES}/maps/maps.md": {
         "maps": lambda: maps_study.maps_table(rows("attention-maps")),
-        "maps-cost": lambda: maps_study.cost_table(result("attention_cost")),
+        "maps-cost": lambda: maps_study.cost_table(rows("attention_cost")),
     },
     "recipes/README.md": {
         "models": registries.models,
         "hardware": registries.hardware,
+        "steps": registries.steps,
         "keys": registries.keys,
         "positions": registries.positions,
     },

@@ -1,31 +1,41 @@
 """What reading, decoding and a training step cost with each attention map, against stock sdpa.
 
-    python eval/benchmarks/attention_cost.py [--rounds N] [--tokens 2048 4096] [--json FILE]
+    python eval/benchmarks/attention_cost.py [--tokens 2048 4096] [--rounds N]
 
 A random LLaMA with SmolLM2-135M's heads reads one row, four times its window. `stock` is the same model with
 no map. Prefill fills a cache; a decode step is the median of 48 behind it; a training step is forward
-and backward. In each round every one runs once, in shuffled order; figures are medians of the ratios of
+and backward. In each round stock and map run once, in shuffled order; figures are medians of the ratios of
 time within a round, with their range. Memory is the peak of a process of its own over a training step, less
 what it holds when the model is loaded. On a CPU: float32, one thread, CPU time. On a GPU, if there is one:
-bfloat16, seconds between synchronisations, memory of the GPU.
+bfloat16, seconds between synchronisations, memory of the GPU, stock by flash attention. The goal there is at
+most 1.5 times stock.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
+import sys
 import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from reporting import in_own_process, in_turn, resident_mib, run_benchmark, spread
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from ropepatch.attention import MAPS, map_attention
 
-SEED, ROUNDS, TOKENS, STEPS = 0, 3, (2048, 4096), 48
+sys.path.insert(0, str(Path(__file__).parents[1] / "studies"))
+
+from reporting import in_own_process, in_turn, resident_mib, spread
+from study import Row, Study
+
+SEED, ROUNDS, STEPS = 0, 3, 48
 STOCK = "stock"
 BEYOND = {"string": 1.4}  # of the window, where a map reaches no farther than 4
 SHAPE: dict[str, Any] = {
@@ -39,6 +49,7 @@ SHAPE: dict[str, Any] = {
 NAMES = (STOCK, *MAPS)
 GPU = torch.cuda.is_available()
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
+TOKENS = (8192, 32768, 131072, 16384, 65536) if GPU else (2048, 4096)
 
 
 def make_model() -> LlamaForCausalLM:
@@ -88,48 +99,58 @@ def train(model: LlamaForCausalLM, ids: Tensor) -> None:
     model(ids, labels=ids, use_cache=False).loss.backward()
 
 
-def measure_memory(name: str, tokens: str) -> float:
-    """MiB of a training step in this process, which does nothing else."""
+def measure_memory(name: str, tokens: str | int) -> float:
+    """MiB of a training step in this process, which on a CPU does nothing else."""
     torch.set_num_threads(1)
     model = make_model()
     ids = make_ids(int(tokens))
     with within(model, int(tokens), name):
+        if GPU:
+            torch.cuda.reset_peak_memory_stats()
         loaded = torch.cuda.memory_allocated() / 2**20 if GPU else resident_mib("VmRSS")
         train(model, ids)
     return (torch.cuda.max_memory_allocated() / 2**20 if GPU else resident_mib("VmHWM")) - loaded
 
 
-def measure(tokens: int, rounds: int) -> list[dict[str, Any]]:
+def cases(given: Namespace) -> Iterator[Row]:
+    for tokens in given.tokens:
+        yield from ({"device": DEVICE, "tokens": tokens, "map": name} for name in NAMES)
+
+
+def measure(case: Row, given: Namespace) -> Row:
+    name, tokens = case["map"], case["tokens"]
+    try:
+        found = timed(name, tokens, given.rounds)
+        memory = measure_memory(name, tokens) if GPU else in_own_process(name, str(tokens))
+    except torch.OutOfMemoryError:
+        return {"out_of_memory": True}
+    row: Row = {"rounds": given.rounds, "training_mib": memory}
+    for kind in found[name][0]:
+        pairs = [(one[kind], stock[kind]) for one, stock in zip(found[name], found[STOCK], strict=True)]
+        row[kind] = {
+            "milliseconds": spread([1e3 * one for one, _ in pairs]),
+            "ratio": spread([one / stock for one, stock in pairs]),
+        }
+    return row
+
+
+def timed(name: str, tokens: int, rounds: int) -> dict[str, list[dict[str, float]]]:
+    """What each round found, of stock and of a map."""
     model = make_model()
-    ids = make_ids(tokens)
-    runs = dict.fromkeys(NAMES, partial(read, model, ids))
-    _, found = in_turn(runs, rounds, within=partial(within, model, tokens), seed=SEED)
-    cells = []
-    for name, mine in found.items():
-        cell: dict[str, Any] = {"map": name, "tokens": tokens}
-        cell["training_mib"] = in_own_process(name, str(tokens))
-        for kind in mine[0]:
-            pairs = [(one[kind], stock[kind]) for one, stock in zip(mine, found[STOCK], strict=True)]
-            cell[kind] = {
-                "milliseconds": spread([1e3 * one for one, _ in pairs]),
-                "ratio": spread([one / stock for one, stock in pairs]),
-            }
-        cells.append(cell)
-    return cells
+    runs = dict.fromkeys(dict.fromkeys((STOCK, name)), partial(read, model, make_ids(tokens)))
+    return in_turn(runs, rounds, within=partial(within, model, tokens), seed=SEED)[1]
 
 
-def benchmark(rounds: int, tokens: list[int]) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    return {
-        "model": {"model_type": "llama", **SHAPE},
-        "n": rounds,
-        "seed": SEED,
-        "dtype": str(DTYPE).removeprefix("torch."),
-        "device": torch.cuda.get_device_name() if GPU else DEVICE,
-        "threads": torch.get_num_threads(),
-        "cells": [cell for length in tokens for cell in measure(length, rounds)],
-    }
+def more(parser: ArgumentParser) -> None:
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="that are read")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.set_defaults(threads=1)
 
+
+STUDY = Study(name="attention_cost", about=__doc__, cases=cases, measure=measure, options=more)
 
 if __name__ == "__main__":
-    run_benchmark(__doc__, benchmark, measure_memory, rounds=ROUNDS, tokens=TOKENS)
+    if sys.argv[1:2] == ["--measure"]:  # in a process of its own
+        print(json.dumps(measure_memory(*sys.argv[2:])))
+    else:
+        STUDY.main()

@@ -25,7 +25,21 @@ from ropepatch.report.printers import markdown_rows
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
-from study import KEYS, OWN, Row, Study, by_case, checkpoint, counted, excess, first, share, signed, table
+from study import (
+    KEYS,
+    OWN,
+    Row,
+    Study,
+    by,
+    by_case,
+    checkpoint,
+    counted,
+    excess,
+    first,
+    share,
+    signed,
+    table,
+)
 
 FORMULAS = ("linear", "ntk", "yarn", "llama3", "giraffe-power")
 LOG_N = " with log_n"  # of a map's name: scores grow with the logarithm of the position
@@ -119,15 +133,19 @@ def short_table(rows: list[Row]) -> str:
     return markdown_rows(["", *heads], lines)
 
 
-def cost_table(result: dict[str, Any]) -> str:
+def cost_table(rows: list[Row]) -> str:
     """Of `eval/benchmarks/attention_cost.py`: ratios to stock sdpa, and the memory of a training step."""
 
     def ratio(kind: str) -> Any:
-        return lambda cell: "{median:.2f} ({min:.2f} to {max:.2f})".format(**cell[kind]["ratio"])
+        form = "{median:.2f} ({min:.2f} to {max:.2f})"
+        return lambda row: form.format(**row[kind]["ratio"]) if kind in row else "does not fit"
 
-    columns = {"map": lambda cell: cell["map"], "tokens": lambda cell: f"{cell['tokens']:,}"}
+    columns = {"map": lambda row: row["map"], "tokens": lambda row: f"{row['tokens']:,}"}
     columns |= {head: ratio(head.split()[0]) for head in ("prefill", "decode step", "training step")}
-    return table(result["cells"], columns | {"memory": lambda cell: f"{cell['training_mib']:.0f} MiB"})
+    columns["memory"] = lambda row: f"{row['training_mib']:.0f} MiB" if "training_mib" in row else "–"
+    own = by(rows, "device")
+    heads = {("cuda",): "On a GPU, in bfloat16:\n\n"}
+    return "\n\n".join(heads.get(device, "") + table(here, columns) for device, here in own.items())
 
 
 if __name__ == "__main__":
