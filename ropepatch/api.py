@@ -652,8 +652,10 @@ def fit(
     """Learn the frequencies by which a model reads at a target, and phases.
 
     Nothing but the query weights changes, and no text is needed: the model learns to expect what it expects
-    under an attention map, on text that it writes itself. Windows that nothing is learned from validate: on
-    them the outcome is no worse than any published method that reads the original context as well as YaRN.
+    under an attention map, on text that it writes itself, and to answer questions on what stands far before
+    in it, of the kinds that it can answer within its window. Windows and questions that nothing is learned
+    from validate: on them the outcome reads neither target nor original context worse than YaRN, and finds
+    no less.
 
     Processes that torchrun started share the starts, the race of the best of them and the validation
     windows; what they return is the same, to the bit that of one process with as many threads.

@@ -126,9 +126,9 @@ class Checkpoint:
             "digest": digest(ids for _, ids in self.pieces),
         }
 
-    def keys(self, model: Any) -> Row:
+    def keys(self, model: Any, count: int = KEYS) -> Row:
         """Ask for passkeys at the target: the log-probabilities and the shares found, by haystack."""
-        asked = ropepatch.passkey(model, self.loaded[1], lengths=[self.target], haystacks=KEYS, seed=1)
+        asked = ropepatch.passkey(model, self.loaded[1], lengths=[self.target], haystacks=count, seed=1)
         answers = asked.log_prob(self.target), asked.found(self.target)
         return {"log_prob": answers[0].clusters, "found": answers[1].clusters}
 

@@ -280,7 +280,11 @@ class Haystacks:
         plans = [self.at([length]) for length in self.lengths] if self.keys == 1 else [self]
         for plan in plans:
             for index in range(self.count):
-                yield _Page(plan, writer, index).haystack
+                yield plan.haystack(index, writer)
+
+    def haystack(self, index: int, writer: Writer) -> Haystack:
+        """The one of a number from 0, with all lengths."""
+        return _Page(self, writer, index).haystack
 
     def at(self, lengths: Sequence[int]) -> Haystacks:
         """The same at other lengths."""

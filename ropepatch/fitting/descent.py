@@ -1,4 +1,4 @@
-"""The descent of a fit: many starts, a race of a few, one long descent; the validation windows decide.
+"""The descent of a fit: many starts, a race of a few, one long descent; what is held out decides.
 
 Shapes: P rotary pairs, Q factors of queries.
 """
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
-from ropepatch.fitting.loss import BACKWARD, FitLoss
+from ropepatch.fitting.loss import ANSWERS, BACKWARD, FitLoss, Outcome
 from ropepatch.fitting.vectors import Vector, mixtures, named, published
 from ropepatch.progress import Advance
 from ropepatch.scaling.rope import rotations
@@ -81,6 +81,16 @@ class Validated:
     start: str
     step: int = 0
     short: float = 0.0  # the loss of the tokens within the trained context
+    log_prob: float = 0.0  # of the answers at the target
+
+    @property
+    def combined(self) -> float:
+        """What is the least for the best: the loss, and that of the answers."""
+        return self.loss - ANSWERS * self.log_prob
+
+    def not_worse(self, other: Validated) -> bool:
+        """Whether neither the trained context is read worse nor less is found."""
+        return self.short <= other.short and self.log_prob >= other.log_prob
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,10 +98,9 @@ class FitState:
     """A fit between two steps."""
 
     candidates: dict[str, Descent]  # by the names of their starts, the best start first
-    first: Validated  # the best of the published or named methods
-    best: Validated
+    reference: Validated  # YaRN or, where that is no start, the best of them
+    best: Validated  # of those that are not worse than the reference
     num_candidates: int  # at first
-    limit: float = math.inf  # no vector is the best whose `short` is above it: that of YaRN
     forward_tokens: int = 0
     steps: int = 0  # of all candidates
     checks_without_improvement: int = 0
@@ -106,7 +115,7 @@ class FitState:
     def from_state_dict(cls, state: Mapping[str, Any]) -> FitState:
         """The inverse of `state_dict`."""
         candidates = {name: Descent(**descent) for name, descent in state["candidates"].items()}
-        ends = {name: Validated(**state[name]) for name in ("first", "best")}
+        ends = {name: Validated(**state[name]) for name in ("reference", "best")}
         return cls(**dict(state) | ends | {"candidates": candidates})
 
     def planned_steps(self, settings: FitSettings) -> int:
@@ -124,11 +133,12 @@ class FitState:
     def validated(self, name: str, validation: FitLoss) -> FitState:
         """With the running mean of a candidate validated."""
         descent = self.candidates[name]
-        loss, short = _validated(validation, Vector.from_flat(descent.mean, validation.rope.num_pairs))
-        row = {"start": name, "step": descent.step, "train": descent.loss, "held_out": loss}
+        found = _validated(validation, Vector.from_flat(descent.mean, validation.rope.num_pairs))
+        now = Validated(descent.mean, found.loss, name, descent.step, found.short, found.log_prob)
+        row = {"start": name, "step": descent.step, "train": descent.loss, "held_out": now.combined}
         best, checks = self.best, self.checks_without_improvement + 1
-        if loss < best.loss and short <= self.limit:
-            best, checks = Validated(descent.mean, loss, name, descent.step, short), 0
+        if now.combined < best.combined and now.not_worse(self.reference):
+            best, checks = now, 0
         history = (*self.history, row)
         return replace(self, history=history, best=best, checks_without_improvement=checks)
 
@@ -207,24 +217,22 @@ def begin(
         raise RopepatchError(
             "no method reads this text with a finite loss", hint="load the model in float32 or bfloat16"
         )
+    named = "yarn" if "yarn" in methods else next((name for name in order if name in methods), racing[0])
     tried = {}
-    for name in dict.fromkeys([*methods, *racing]):
-        loss, short = _validated(validation, starts[name])
-        tried[name] = Validated(starts[name].flat(), loss, name, short=short)
-    limit = tried["yarn"].short if "yarn" in methods else math.inf
-    first = min((tried[name] for name in methods), key=lambda start: start.loss)
-    best = min((start for start in tried.values() if start.short <= limit), key=lambda start: start.loss)
+    for name in dict.fromkeys([named, *racing]):
+        found = _validated(validation, starts[name])
+        tried[name] = Validated(starts[name].flat(), found.loss, name, 0, found.short, found.log_prob)
+    reference = tried[named]
+    fair = (start for start in tried.values() if start.not_worse(reference))
+    best = min(fair, key=lambda start: start.combined)
     candidates = {name: Descent.at(starts[name], factors) for name in racing}
-    return FitState(
-        candidates, first, best, len(racing), limit, forward_tokens=train.spent + validation.spent
-    )
+    return FitState(candidates, reference, best, len(racing), forward_tokens=train.spent + validation.spent)
 
 
-def _validated(validation: FitLoss, vector: Vector) -> tuple[float, float]:
-    """The loss on the validation windows and within the trained context; the worst there is if not finite."""
-    loss, short = validation.validate(vector)
-    finite = math.isfinite(loss) and math.isfinite(short)
-    return (loss, short) if finite else (sys.float_info.max, sys.float_info.max)
+def _validated(validation: FitLoss, vector: Vector) -> Outcome:
+    """The outcome on the validation windows; the worst there is if it is not finite."""
+    outcome, worst = validation.validate(vector), sys.float_info.max
+    return outcome if all(map(math.isfinite, outcome)) else Outcome(worst, worst, 0.0)
 
 
 # Steps

@@ -16,11 +16,15 @@ from pickle import UnpicklingError
 from typing import Any, cast
 
 import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from ropepatch.attention import Mapped, make_map, map_attention, teaching_window
+from ropepatch.data.questions import TAUGHT, QuestionRow, Questions
 from ropepatch.data.tokens import default_cache
 from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.evaluation.curves import LossCurve
+from ropepatch.evaluation.exam import Exam, answerable
 from ropepatch.evaluation.perplexity import perplexity
 from ropepatch.evaluation.results import environment
 from ropepatch.extension.planning import Plan, plan_by
@@ -38,7 +42,7 @@ from ropepatch.processes import Processes, join
 from ropepatch.progress import Progress, no_bar
 from ropepatch.scaling.file import write_scaling
 from ropepatch.scaling.searched import CustomDivisors
-from ropepatch.settings import Length, Queries, relative_length
+from ropepatch.settings import Length, Queries, relative_length, seed_of
 
 logger = logging.getLogger(__name__)
 
@@ -77,22 +81,21 @@ class Fitted:
         doubt = f"windows of {count} document{'s' * (count > 1)}: no interval"
         if held["gain_interval"] is not None:
             doubt = "95 % {:.3f} to {:.3f}".format(*held["gain_interval"])
-        methods = "the best published method" if self.record["init"] == "auto" else "the best of its starts"
         stopped = f", stopped after {self.record['minutes']:g} min" if self.record.get("stopped") else ""
         divisors = ", ".join(f"{divisor:.3g}" for divisor in self.scaling.divisors)
         return "\n".join(
             [
                 f"{self.plan.model}: {window} -> {self.plan.target} tokens",
-                f"{_better(gain)} than {methods} ({self.record['start']}), {doubt}; "
+                f"{_better(gain)} than {self.record['start']}, {doubt}; "
                 f"{_better(-behind)} than the baseline through its own window",
-                "loss of held-out test windows, nats per token: "
-                f"{held['before']:.4f} -> {held['after']:.4f} ({held['windows']} windows); "
-                f"within the first {window} tokens: {held['short_before']:.4f} -> {held['short_after']:.4f}",
                 f"frequency scale factors (θ -> θ/d), fastest pair first: {divisors}",
                 f"attention factor: {self.scaling.attention_factor:.4g}",
                 *_described(self.scaling.queries),
                 f"{self.record['forward_tokens'] / 1e6:.2f} M forward tokens, "
                 f"{self.record['seconds']:.0f} s{stopped}",
+                f"{self.record['start']} -> fit, on what decided nothing ({held['windows']} windows): loss "
+                f"within {window} tokens {held['short_before']:.4f} -> {held['short_after']:.4f}, beyond "
+                f"{held['far_before']:.4f} -> {held['far_after']:.4f}; {_answered(held.get('answers', {}))}",
             ]
         )
 
@@ -105,6 +108,16 @@ def _described(queries: Queries | None) -> Iterator[str]:
             f"{factors[..., 0].numel()} factors of queries: amplitudes {least:.2f} to {most:.2f}, "
             f"phases within {phase:.2f} rad"
         )
+
+
+def _answered(answers: dict[str, Any]) -> str:
+    """What was found of each kind of question."""
+    found = (
+        f"{kind} {of['before']['found']:.0f} -> {of['after']['found']:.0f} of {of['count']} found "
+        f"({of['before']['log_prob']:.2f} -> {of['after']['log_prob']:.2f} nats)"
+        for kind, of in answers.items()
+    )
+    return ", ".join(found) or "it answers no kind of question within its window, so none was asked"
 
 
 def _better(gain: float) -> str:
@@ -138,18 +151,20 @@ def fit(
 
     The factors are an amplitude and a phase for each query head and rotary pair. The loss is the
     Kullback-Leibler divergence from what the base model expects under an attention map, which holds every
-    distance within the trained context. With `spare` the windows are left out that a perplexity task with so
-    many windows of the target would read.
+    distance within the trained context. Every other row asks for what stands far before, if the base model
+    can answer it within its window: of an answer the loss is its cross-entropy. With `spare` the windows are
+    left out that a perplexity task with so many windows of the target would read.
 
-    Returns the vector with the lowest validation loss over all starts and steps whose loss within the trained
-    context is not above YaRN's, where that is a start. The record holds the cross-entropy of test windows,
-    which decided nothing.
+    Returns the vector with the lowest validation loss over all starts and steps that neither reads the
+    trained context worse than YaRN nor finds less, where that is a start. The record holds the cross-entropy
+    and the answers of windows and haystacks that decided nothing.
     """
     settings = FitSettings(steps=steps, init=init, queries=queries, seed=seed)
     if minutes is not None and not 0 < minutes < math.inf:
         raise RopepatchError(f"minutes must be a number above 0, got {minutes}", hint="leave it out")
     began = time.perf_counter()
     processes = join(device)
+    is_split = processes.count > 1
     check_device(processes.device)
     if isinstance(model, Checkpoint):
         source = model.complete()
@@ -201,13 +216,16 @@ def fit(
     kept = read_state(work, request)
     layers = _query_layers(loaded, source, say) if queries and mapped else None
     factors, heads = (2 * math.prod(layers.shape), layers.shape[1]) if layers else (0, 1)
-    with learnable(_placed(loaded, processes, kept), source, layers) as module:
+    placed = _placed(loaded, processes, kept)
+    kinds = kept["kinds"] if kept else answerable(placed, tokenizer, window, seed=seed, split=is_split)
+    exams = {part: _exam(tokenizer, kinds, target, part, seed) for part in ("validation", "test")}
+    with learnable(placed, source, layers) as module:
         for line in describe_placement(loaded):
             say(line)
-        train, validation = (
-            FitLoss(loaded, module, source.rope, windows, mapped, processes)
-            for windows in (splits.train, splits.validation)
-        )
+        parts = loaded, module, source.rope
+        windows, is_answer = _with_questions(splits.train, tokenizer, kinds, seed)
+        train = FitLoss(*parts, windows, mapped, processes, is_answer=is_answer)
+        validation = FitLoss(*parts, splits.validation, mapped, processes, exam=exams["validation"])
         began -= kept.get("seconds", 0.0)
         budget = math.inf if minutes is None else 60 * minutes
         if kept:
@@ -221,7 +239,7 @@ def fit(
                 advance(now.steps, now.planned_steps(settings))
                 if work is not None and processes.first and len(now.history) > len(state.history):
                     seconds, dtype = time.perf_counter() - began, str(loaded.dtype)
-                    terms = {"asked": request, "seconds": seconds, "dtype": dtype}
+                    terms = {"asked": request, "seconds": seconds, "dtype": dtype, "kinds": kinds}
                     write_state(work, terms | {"fit": now.state_dict()})
                 state = now
                 if not now.finished and budget < math.inf and _late(began + budget, processes):
@@ -230,15 +248,18 @@ def fit(
         seconds = time.perf_counter() - began
         record = request | {
             **({} if minutes is None else {"minutes": minutes, "stopped": not state.finished}),
-            "start": state.first.start,
+            "kinds": kinds,
+            "start": state.reference.start,
             "found": {"start": state.best.start, "step": state.best.step},
             "decided_by": {
                 "windows": len(splits.validation),
-                "before": state.first.loss,
+                "before": state.reference.loss,
                 "after": state.best.loss,
+                "log_prob_before": state.reference.log_prob,
+                "log_prob_after": state.best.log_prob,
             },
             "held_out": _outcome(
-                FitLoss(loaded, module, source.rope, splits.test, processes=processes), splits.sources, state
+                FitLoss(*parts, splits.test, processes=processes, exam=exams["test"]), splits.sources, state
             ),
             "history": list(state.history),
             "forward_tokens": state.forward_tokens,
@@ -249,12 +270,47 @@ def fit(
     return Fitted(plan_by(source, scaling, target), record)
 
 
+def _with_questions(
+    windows: Sequence[Tensor], tokenizer: PreTrainedTokenizerBase, kinds: Sequence[str], seed: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Windows [T] and as many rows of questions in their text, and which of their tokens are answers."""
+    taught = [kind for kind in kinds if kind in TAUGHT]
+    rows = list[QuestionRow]()
+    if taught:
+        texts = [str(tokenizer.decode(window, skip_special_tokens=True)) for window in windows]
+        questions = Questions(tokenizer, texts, taught, seed)
+        rows = [questions.row(number, len(window)) for number, window in enumerate(windows)]
+    none = torch.zeros(len(windows[0]), dtype=torch.bool)
+    ids, is_answer = [row.ids for row in rows], [row.is_answer for row in rows]
+    return [*windows, *ids], [none] * len(windows) + is_answer
+
+
+def _exam(
+    tokenizer: PreTrainedTokenizerBase, kinds: Sequence[str], length: int, part: str, seed: int
+) -> Exam | None:
+    return Exam.of(tokenizer, kinds, length, seed=seed_of("fit", part, seed)) if kinds else None
+
+
 def _outcome(test: FitLoss, sources: Sequence[int], state: FitState) -> dict[str, Any]:
-    """The loss of windows that decided nothing: before, after, and through the model's own window."""
+    """What decided nothing: loss and answers before, after, and the loss through the model's own window."""
     window, pairs = test.rope.original_max_position_embeddings, test.rope.num_pairs
-    before, after = (
-        test.token_losses(Vector.from_flat(end.vector, pairs)) for end in (state.first, state.best)
-    )
+    ends = {
+        name: Vector.from_flat(end.vector, pairs)
+        for name, end in (("before", state.reference), ("after", state.best))
+    }
+    before, after = map(test.token_losses, ends.values())
+    exam, answers = test.exam, dict[str, Any]()
+    if exam is not None:
+        given = {name: test.answers(vector, exam) for name, vector in ends.items()}
+        for kind in exam.kinds:
+            found = {name: of.found(exam.length, kind) for name, of in given.items()}
+            answers[kind] = {"count": round(found["after"].weight)} | {
+                name: {
+                    "found": round(found[name].value * found[name].weight),
+                    "log_prob": of.log_prob(exam.length, kind).value,
+                }
+                for name, of in given.items()
+            }
     test.module.vector = Vector.unscaled(test.rope)
     own = perplexity(test.model, None, list(test.ids), window=window, stride=window // 2, split=True)
     gain = LossCurve(tuple(before - after), tuple(sources)).between(0, test.ids.shape[1])
@@ -267,7 +323,10 @@ def _outcome(test: FitLoss, sources: Sequence[int], state: FitState) -> dict[str
         "gain_interval": None if gain.missing else list(gain.interval()),
         "short_before": before[:, : window - 1].mean().item(),
         "short_after": after[:, : window - 1].mean().item(),
+        "far_before": before[:, window - 1 :].mean().item(),
+        "far_after": after[:, window - 1 :].mean().item(),
         "own_window": torch.stack(list(own.nll)).mean().item(),
+        **({"answers": answers} if answers else {}),
     }
 
 

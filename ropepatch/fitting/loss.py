@@ -1,7 +1,8 @@
 """The loss of a model as a function of a vector, with its gradient, and what each pass costs.
 
 The loss of a token is its cross-entropy or, with a teacher, the Kullback-Leibler divergence from what the
-base model under an attention map expects there to what the model expects.
+base model under an attention map expects there to what the model expects. That of an answer, which is known
+to be true, is its cross-entropy in any case; the answers of a row weigh `ANSWERS` times all its tokens.
 
 Shapes: N windows of T tokens; B of them at once; P rotary pairs; C positions of a chunk.
 """
@@ -12,7 +13,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ropepatch.attention import Mapped
 from ropepatch.attention.modeling_attention_map import precise
 from ropepatch.data.texts import digest
+from ropepatch.evaluation.exam import Exam
+from ropepatch.evaluation.retrieval import Retrieval
 from ropepatch.extension.queries import QueryLayers
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.checkpoint import Checkpoint
@@ -36,6 +39,7 @@ TAUGHT = 1 << 30  # bytes of the teacher's hidden states that are held
 AT_ONCE = 8192  # tokens of a forward pass, unless one window is longer
 ACTIVATIONS = 4 << 30  # bytes of them that are held
 VALUES = 16  # that a layer holds for every token, in units of the hidden size: counted on LLaMA in bfloat16
+ANSWERS = 0.5  # the weight of the mean loss of an answer's tokens beside the mean loss of a row
 BACKWARD = 2  # a backward pass costs as many forward passes, as is usual to count
 
 
@@ -102,12 +106,22 @@ def learnable(
             parameter.requires_grad_(True)
 
 
+class Outcome(NamedTuple):
+    """What validation windows say of a vector, in nats per token."""
+
+    loss: float  # of all tokens
+    short: float  # within the trained context
+    log_prob: float  # of the answers at the target; 0 where nothing is asked
+
+
 class FitLoss:
     """The mean loss over windows of one length, in nats per token, as a function of a vector.
 
     Args:
         teacher: A map that was taken out of the model; None for the cross-entropy of the text.
         processes: Which share what is validated.
+        is_answer: Of each window [T] bool, the tokens of answers; None for none.
+        exam: What a vector is asked when it is validated; None for nothing.
 
     Attributes:
         ids: [N, T] int64.
@@ -123,10 +137,15 @@ class FitLoss:
         windows: Sequence[Tensor],
         teacher: Mapped | None = None,
         processes: Processes = ALONE,
+        *,
+        is_answer: Sequence[Tensor] | None = None,
+        exam: Exam | None = None,
     ) -> None:
         self.model, self.module, self.rope, self.spent = model, module, rope, 0
-        self.processes = processes
+        self.processes, self.exam = processes, exam
         self.ids = torch.stack([torch.as_tensor(window, dtype=torch.long) for window in windows])
+        answers = torch.zeros_like(self.ids) if is_answer is None else torch.stack([*is_answer])
+        self._is_answer = answers.bool()
         length, trained = self.ids.shape[1], rope.original_max_position_embeddings
         self.factor, self.teacher, self._trained = length / trained, teacher, trained
         self._decoder = decoder_of(model)
@@ -140,9 +159,9 @@ class FitLoss:
         """The loss over some windows, from forward passes alone."""
         total = 0.0
         with torch.no_grad():
-            for ids in self._chosen(windows):
-                total += precise(self._losses(vector, ids)).sum().item()
-                self.spent += ids.numel()
+            for rows in _batches(self.ids, windows):
+                total += precise(self._losses(vector, rows)).sum().item()
+                self.spent += self.cost(len(rows))
         return total / self._scored(windows)
 
     def gradient(self, vector: Vector, windows: Sequence[int]) -> tuple[float, Tensor]:
@@ -150,51 +169,60 @@ class FitLoss:
         flat, total = vector.flat().detach().requires_grad_(), 0.0
         # Loss scaling: the weight of a single token is so small that float16 would round it to 0.
         scale = 2.0 ** (len(windows) * self.ids.shape[1]).bit_length()
-        for ids in self._chosen(windows):
-            with recomputing(self.model, ids.numel()):
+        for rows in _batches(self.ids, windows):
+            with recomputing(self.model, self.cost(len(rows))):
                 whole = Vector.from_flat(flat, self.rope.num_pairs)
-                losses = self._losses(whole, ids, weight=scale / self._scored(windows))
+                losses = self._losses(whole, rows, weight=scale / self._scored(windows))
             total += precise(losses).sum().item()
-            self.spent += ids.numel() * (1 + BACKWARD)
+            self.spent += self.cost(len(rows)) * (1 + BACKWARD)
         assert flat.grad is not None
         return total / self._scored(windows), flat.grad / scale
 
-    def validate(self, vector: Vector) -> tuple[float, float]:
-        """The loss over all windows, and that of the tokens within the trained context."""
+    def validate(self, vector: Vector) -> Outcome:
+        """The loss over all windows, that of the tokens within the trained context, and the answers."""
         losses = precise(self.token_losses(vector))
-        return losses.mean().item(), losses[:, : self._trained - 1].mean().item()
+        short, log_prob = losses[:, : self._trained - 1].mean().item(), 0.0
+        if self.exam is not None:
+            log_prob = self.answers(vector, self.exam).log_prob(self.exam.length).value
+        return Outcome(losses.mean().item(), short, log_prob)
+
+    def answers(self, vector: Vector, exam: Exam) -> Retrieval:
+        """What a vector answers in an exam; processes share the work."""
+        self.spent += exam.tokens
+        self.module.vector = vector
+        return exam.of_model(self.model, split=self.processes.count > 1)
 
     def token_losses(self, vector: Vector) -> Tensor:
         """The loss [N, T - 1] of every token, float32 on the CPU; processes share the work."""
         self.spent += self.ids.numel()
 
-        def read(ids: Tensor) -> Tensor:
+        def read(rows: Tensor) -> Tensor:
             with torch.no_grad():
-                return self._losses(vector, ids).cpu()
+                return self._losses(vector, rows).cpu()
 
-        return torch.cat(self.processes.deal(_batches(self.ids), read, digest))
-
-    def _chosen(self, windows: Sequence[int]) -> list[Tensor]:
-        return _batches(self.ids[torch.tensor(windows, dtype=torch.long)])
+        batches = _batches(self.ids, range(len(self.ids)))
+        return torch.cat(self.processes.deal(batches, read, lambda rows: digest(self.ids[rows])))
 
     def _scored(self, windows: Sequence[int]) -> int:
         """How many tokens of some windows have a loss."""
         return len(windows) * (self.ids.shape[1] - 1)
 
-    def _losses(self, vector: Vector, ids: Tensor, weight: float | None = None) -> Tensor:
-        """Losses [B, T - 1], detached; with the weight of each, after the backward pass of their sum.
+    def _losses(self, vector: Vector, rows: Tensor, weight: float | None = None) -> Tensor:
+        """Losses [B, T - 1] of rows [B], detached; with a weight, after the backward pass of their sum.
 
         The head is run in chunks whose graphs are gone at once, so that no more than C positions' logits are
         ever held; the gradient reaches the decoder in one piece.
         """
+        ids = self.ids[rows]
         taught = None if self.teacher is None else self._teach(ids, self.teacher)
         self.module.vector = vector
-        ids = ids.to(input_device(self.model))
+        device = input_device(self.model)
+        ids, is_answer = ids.to(device), self._is_answer[rows, 1:].to(device)
         if self._decoder is None:
             logits = self.model(input_ids=ids, use_cache=False).logits
             if taught is not None:
                 logits = torch.cat([logits, taught.to(logits)])
-            return _backward(logits[:, :-1], ids, torch.arange(ids.shape[1] - 1), weight)
+            return _backward(logits[:, :-1], ids, is_answer, torch.arange(ids.shape[1] - 1), weight)
         whole: list[Tensor] = []
 
         def cut(hidden: Tensor) -> Tensor:
@@ -205,7 +233,7 @@ class FitLoss:
         losses = []
         with decoded_once(self.model, self._decoder, ids, through=cut) as (logits_at, leaves):
             for positions in torch.split(torch.arange(ids.shape[1] - 1), max(1, CHUNK // (2 * len(ids)))):
-                losses.append(_backward(logits_at(positions), ids, positions, weight))
+                losses.append(_backward(logits_at(positions), ids, is_answer, positions, weight))
         if weight is not None:
             assert leaves[0].grad is not None
             torch.autograd.backward(whole[0], leaves[0].grad[: len(ids)])
@@ -240,15 +268,20 @@ class FitLoss:
         return torch.stack([found[name] for name in names])
 
 
-def _backward(logits: Tensor, ids: Tensor, positions: Tensor, weight: float | None) -> Tensor:
+def _backward(
+    logits: Tensor, ids: Tensor, is_answer: Tensor, positions: Tensor, weight: float | None
+) -> Tensor:
     """The losses [B, C] of the tokens after some positions; with a weight, after their backward pass.
 
-    Logits are [B, C, V], or with those of the teacher below them [2B, C, V].
+    Logits are [B, C, V], or with those of the teacher below them [2B, C, V]; `is_answer` is [B, T - 1].
     """
-    if len(logits) == len(ids):
-        losses = token_losses(logits, ids[:, positions + 1])
-    else:
-        losses = divergence(*torch.split(logits, len(ids)))
+    asked, student = is_answer[:, positions], logits[: len(ids)]
+    known = asked.any() or len(logits) == len(ids)
+    entropy = token_losses(student, ids[:, positions + 1]) if known else torch.zeros(())
+    losses = entropy if len(logits) == len(ids) else divergence(*torch.split(logits, len(ids)))
+    if asked.any():
+        share = ANSWERS * is_answer.shape[1] / is_answer.sum(1, keepdim=True).clamp(min=1)
+        losses = torch.where(asked, share * entropy, losses)
     if weight is not None:
         (weight * losses).sum().backward()  # type: ignore[no-untyped-call]
     return losses.detach()
@@ -260,8 +293,9 @@ def divergence(student: Tensor, teacher: Tensor) -> Tensor:
     return (log_p.exp() * (log_p - student.float().log_softmax(-1))).sum(-1)
 
 
-def _batches(ids: Tensor) -> list[Tensor]:
-    return list(torch.split(ids, max(1, AT_ONCE // ids.shape[1])))
+def _batches(ids: Tensor, rows: Sequence[int]) -> list[Tensor]:
+    """The rows of so many tokens that are read at once."""
+    return list(torch.split(torch.tensor(rows), max(1, AT_ONCE // ids.shape[1])))
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from ropepatch.fitting.descent import (
     step,
 )
 from ropepatch.fitting.examples import read_splits
-from ropepatch.fitting.loss import BACKWARD, FitLoss, LearnableRope, learnable
+from ropepatch.fitting.loss import ANSWERS, BACKWARD, FitLoss, LearnableRope, Outcome, learnable
 from ropepatch.fitting.vectors import LARGEST, Vector, mixtures, published
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.processes import ALONE
@@ -155,7 +155,7 @@ def test_score_and_gradient_are_those_of_all_logits_at_once(model_type, monkeypa
     with learnable(model, found) as module:
         loss = fit_loss(model, module, found.rope, windows)
         score, (value, gradient) = loss.score(vector, [2, 0]), loss.gradient(vector, [2, 0])
-        spent, (whole, short) = loss.spent, loss.validate(vector)
+        spent, (whole, short, _) = loss.spent, loss.validate(vector)
         flat = vector.flat().requires_grad_()
         module.vector = Vector.from_flat(flat, found.rope.num_pairs)
         log_probs = model(input_ids=windows, use_cache=False).logits.float().log_softmax(dim=-1)
@@ -217,6 +217,41 @@ def test_with_a_teacher_a_token_loses_its_divergence_from_the_base_under_the_map
     torch.testing.assert_close(gradient, flat.grad, rtol=1e-2, atol=1e-3 * flat.grad.abs().max().item())
     for mistake in (divergences(student, teacher), divergences(plain, student)):
         assert np.abs(mistake - expected).max() > 10 * tolerance
+
+
+@pytest.mark.parametrize("taught", [True, False])
+def test_an_answer_loses_its_cross_entropy_and_weighs_as_much_in_every_row(taught, monkeypatch):
+    """Also with a teacher, which does not know it; the other tokens of the row lose what they do without."""
+    monkeypatch.setattr("ropepatch.fitting.loss.CHUNK", 20)
+    model, found = surveyed()
+    windows, vector = (
+        some_windows(length=2 * found.rope.original_max_position_embeddings),
+        some_vector(found.rope.num_pairs),
+    )
+    is_answer = torch.zeros_like(windows, dtype=torch.bool)
+    is_answer[0, 20:23] = is_answer[1, 30:] = True
+    with map_attention(model, "rerope", to=windows.shape[1]) as mapped:
+        pass
+    with learnable(model, found) as module:
+        given = [model, module, found.rope, windows]
+        teacher = mapped if taught else None
+        plain, entropy, asked = (
+            FitLoss(*given, *how, is_answer=answers).token_losses(vector).double().numpy()
+            for how, answers in (((teacher,), None), ((), None), ((teacher,), is_answer))
+        )
+        loss = FitLoss(*given, teacher, is_answer=is_answer)
+        value, gradient = loss.gradient(vector, [0, 1])
+        along = 0.002 * gradient / gradient.norm()
+        ends = [Vector.from_flat(vector.flat() + way * along, found.rope.num_pairs) for way in (1, -1)]
+        rise = loss.score(ends[0], [0, 1]) - loss.score(ends[1], [0, 1])
+    expected, answers = plain.copy(), is_answer.numpy()[:, 1:]
+    for row, entropies, places in zip(expected, entropy, answers, strict=True):
+        if places.any():
+            row[places] = entropies[places] * ANSWERS * len(places) / places.sum()
+    np.testing.assert_allclose(asked, expected, rtol=1e-4, atol=1e-6)
+    assert value == pytest.approx(expected[:2].mean(), rel=1e-4)
+    assert rise == pytest.approx(2 * (gradient @ along).item(), rel=0.05)
+    assert taught == (np.abs(plain - entropy).max() > 0.1)
 
 
 def held_bytes(problem, vector):
@@ -300,7 +335,7 @@ class Bowl:
         return self.score(vector, windows), 2 * (vector.flat() - self.point) + noise
 
     def validate(self, vector):
-        return self.score(vector, range(4)), 0.0
+        return Outcome(self.score(vector, range(4)), 0.0, 0.0)
 
 
 class Worse(Bowl):
@@ -312,15 +347,20 @@ class Worse(Bowl):
 
     def validate(self, vector):
         self.calls += 1
-        return float(self.calls), 0.0
+        return Outcome(float(self.calls), 0.0, 0.0)
 
 
-class Short(Bowl):
-    """Windows whose beginning every vector but YaRN's reads worse."""
+class Less(Bowl):
+    """Windows whose beginning every vector but YaRN's reads worse, or of which it finds less."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
 
     def validate(self, vector):
-        yarn = published(ROPE, 4.0)["yarn"].flat()
-        return super().validate(vector)[0], float((vector.flat() - yarn).abs().max())
+        away = float((vector.flat() - published(ROPE, 4.0)["yarn"].flat()).abs().max())
+        loss = super().validate(vector).loss
+        return Outcome(loss, away, 0.0) if self.what == "short" else Outcome(loss, 0.0, -away)
 
 
 def run(settings, train=None, validation=None, state=None):
@@ -340,16 +380,17 @@ def test_a_descent_that_gets_worse_on_the_held_out_windows_stops_and_returns_the
     last = run(FitSettings(steps=300, init="yarn"), validation=Worse())[-1]
     assert last.finished
     assert last.steps < 300
-    assert last.best is last.first
+    assert last.best is last.reference
     assert last.best.start == "yarn"
 
 
-def test_no_vector_is_the_best_that_reads_the_trained_context_worse_than_yarn():
+@pytest.mark.parametrize("what", ["short", "answers"])
+def test_no_vector_is_the_best_that_reads_the_trained_context_worse_than_yarn_or_finds_less(what):
     settings = FitSettings(steps=40, init="yarn,none,linear")
-    last = run(settings, validation=Short())[-1]
+    last = run(settings, validation=Less(what))[-1]
     assert (last.best.start, last.best.step) == ("yarn", 0)
     assert min(row["held_out"] for row in last.history) < last.best.loss
-    assert run(FitSettings(steps=40, init="linear"), validation=Short())[-1].best.step > 0
+    assert run(FitSettings(steps=40, init="linear"), validation=Less(what))[-1].best.step > 0
 
 
 def test_starts_that_lose_the_race_do_not_stop_the_one_that_wins():
@@ -454,13 +495,14 @@ def test_the_gain_of_a_fit_is_over_documents_not_over_their_windows(tmp_path, ti
     test = SimpleNamespace(
         rope=ROPE,
         model=None,
+        exam=None,
         module=SimpleNamespace(),
         ids=torch.stack([*splits.test]),
         token_losses=lambda vector: losses[int(vector.log_attention)],
     )
     monkeypatch.setattr(fitting, "perplexity", lambda *_, **__: LossCurve(tuple(losses[0])))
     before, after = (SimpleNamespace(vector=torch.full((9,), float(end))) for end in (1, 0))
-    found = fitting._outcome(test, splits.sources, SimpleNamespace(first=before, best=after))
+    found = fitting._outcome(test, splits.sources, SimpleNamespace(reference=before, best=after))
     counts = [list(splits.sources).count(source) * 9 for source in gains]
     clusters = [(gain * count, count) for gain, count in zip(gains.values(), counts, strict=True)]
     assert found["documents"] == 3 < found["windows"]

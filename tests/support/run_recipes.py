@@ -55,6 +55,7 @@ def read_little(patch, tokens=512):
     few = {"examples.TALES": 8, "examples.HELD_OUT": 2, "descent.MIXTURES": 2, "descent.BATCH_TOKENS": tokens}
     for limit, number in few.items():
         patch.setattr(f"ropepatch.fitting.{limit}", number)
+    patch.setattr("ropepatch.evaluation.exam.MOST", 6)
 
 
 @contextmanager

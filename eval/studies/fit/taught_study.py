@@ -2,10 +2,11 @@
 
     python eval/studies/fit/taught_study.py [--only "model=tiny,factor=4"]
 
-`ropepatch.fit` learns on rows that the model writes itself, of tiny on its tales, too; frequencies alone and
-with factors of the queries. What it learned reads windows of TinyStories and of fairy tales, and of tiny the
-held-out tales, beside the baseline through its own window, the teacher and YaRN; tiny is asked for passkeys,
-too.
+`ropepatch.fit` learns on rows that the model writes itself, every other of which asks for what stands far
+before, if the model answers such questions within its window. What it learned reads windows of TinyStories
+and of fairy tales, and of tiny the held-out tales, beside the baseline through its own window, the teacher
+and YaRN; tiny is asked for 100 passkeys, too. The file also has rows of an earlier fit, which asked nothing
+(no `questions`): of tiny on its tales, too, and of frequencies alone.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from functools import cached_property
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import ropepatch
 from ropepatch.attention import teaching_window
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import cut_windows
-from ropepatch.evaluation.intervals import Mean
+from ropepatch.evaluation.intervals import Mean, difference
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
@@ -38,19 +38,16 @@ from study import (
     checkpoint,
     counted,
     excess,
+    said,
     signed,
     table,
 )
 
-TEACHER, YARN, FIT = "teacher", "yarn", "fit"
-TALES = "tales"  # in place of rows that the model writes itself
-BOTH = (True, False)  # with factors of the queries, and frequencies alone
-CASES = {  # with the fits: seeds, queries, rows
-    ("babyllama-361", 4): [*product(range(3), BOTH, (None,))],
-    ("stories-260k", 4): [(0, True, None)],
-    ("tiny", 4): [*product((0,), BOTH, (None, TALES))],
-    ("tiny", 8): [*product((0,), BOTH, (None,))],
-}
+BASE, TEACHER, YARN, FIT = "base", "teacher", "yarn", "fit"
+KEYS = 100  # haystacks of tiny, of a key each
+SEEDS = 3
+HOW = ("rows", "keys", "queries", "questions")  # tells fits apart that are not of two seeds
+CASES = (("tiny", 4), ("tiny", 8), ("babyllama-361", 4), ("stories-260k", 4))
 
 
 class OnFairyTales(Checkpoint):
@@ -65,11 +62,13 @@ class OnFairyTales(Checkpoint):
 
 def cases(given: Namespace) -> Iterator[Row]:
     """The readers of each checkpoint."""
-    for (name, factor), fits in CASES.items():
+    for name, factor in CASES:
         case = checkpoint(name, factor).named
-        yield from (case | {"of": of} for of in (FLOOR if name == "tiny" else OWN, TEACHER, YARN))
-        for seed, queries, rows in fits:
-            yield case | {"of": FIT, "queries": queries, "seed": seed, "rows": rows}
+        asked = {"keys": KEYS} if name == "tiny" else {}
+        yield from (case | {"of": of} for of in ((FLOOR,) if name == "tiny" else (OWN,)))
+        yield from (case | {"of": of} | asked for of in (BASE, TEACHER, YARN))
+        for seed in range(SEEDS):
+            yield case | {"of": FIT, "queries": True, "questions": True, "seed": seed} | asked
 
 
 def measure(case: Row, given: Namespace) -> list[Row]:
@@ -83,18 +82,18 @@ def measure(case: Row, given: Namespace) -> list[Row]:
     if of == OWN:
         return [{"text": text} | where.through_own_window() for text, where in texts.items()]
     model, learned = place.loaded[0], Row()
-    method: Any = of
+    method: Any = "none" if of == BASE else of
     options: Row = {"to": case["target"]}
     if of == TEACHER:
         method, options = "rerope", options | {"window": teaching_window(place.trained)}
     elif of == FIT:
-        how = {"seed": case["seed"], "queries": case["queries"], "device": "cpu"}
-        fitted = ropepatch.fit("tiny" if case["rows"] else place.place, to=case["target"], **how)
+        fitted = ropepatch.fit(place.place, to=case["target"], seed=case["seed"], device="cpu", say=said)
         method, options = fitted.plan, {}
         learned = {name: getattr(fitted.scaling, name) for name in ("divisors", "attention_factor")}
-        learned |= {key: fitted.record[key] for key in ("start", "decided_by", "held_out", "seconds")}
+        kept = ("start", "decided_by", "held_out", "kinds", "seconds")
+        learned |= {key: fitted.record[key] for key in kept}
     with ropepatch.patch(model, method, **options):
-        keys = place.keys(model) if place.name == "tiny" else {}
+        keys = place.keys(model, KEYS) if place.name == "tiny" else {}
         return [learned | {"text": text} | where.losses(model) | keys for text, where in texts.items()]
 
 
@@ -108,12 +107,10 @@ def taught_table(rows: list[Row]) -> str:
     """What a fit from the model's own distributions leaves of YaRN's excess on other text."""
     groups = []
     for here in by(rows, "model", "factor", "text").values():
-        of = {row["of"]: row for row in here}
-        fits = by([row for row in here if row["of"] == FIT], "rows", "queries")
-        for learned_on, queries in product((None, TALES), (False, True)):
-            if seeds := fits.get((learned_on, queries)):
-                mean = averaged(seeds, "all", "short")
-                groups.append((mean, seeds, of.get(FLOOR) or of[OWN], of[TEACHER], of[YARN]))
+        of = {(row["of"], row.get("keys")): row for row in here}
+        for (_, keys, *_), seeds in by([row for row in here if row["of"] == FIT], *HOW).items():
+            references = of.get((FLOOR, None)) or of[OWN, None], of[TEACHER, keys], of[YARN, keys]
+            groups.append((averaged(seeds, "all", "short"), seeds, *references, of.get((BASE, keys))))
 
     def mean_of(place: int) -> Any:
         return lambda group: f"{Mean.of(group[place]['all']).value:.4f}"
@@ -125,6 +122,7 @@ def taught_table(rows: list[Row]) -> str:
             "frequencies"
             + " and queries" * group[0]["queries"]
             + (f", on {group[0]['rows']}" if group[0].get("rows") else "")
+            + (f", asked for {', '.join(group[0]['kinds'])}" if group[0].get("kinds") else "")
         ),
         "own window or floor": mean_of(2),
         "teacher": mean_of(3),
@@ -134,14 +132,34 @@ def taught_table(rows: list[Row]) -> str:
         "by seed": lambda group: ", ".join(left(row, group).split(" ")[0] for row in group[1]),
         "fit less YaRN": lambda group: signed(excess(group[0], group[4])),
         "within the window": lambda group: signed(excess(group[0], group[4], "short")),
-        "keys found": lambda group: found(group[1][0]),
+        "less the base": lambda group: cost(group[0], group[5]),
+        "keys found": lambda group: "; ".join(found(row) for row in group[1]),
+        "yarn's": lambda group: found(group[4]),
+        "fit less YaRN, keys": lambda group: ", ".join(more(row, group[4]) for row in group[1]),
     }
     return table(groups, columns)
 
 
+def cost(fit: Row, base: Row | None) -> str:
+    """What is lost within the window, as a share of the base model's loss there."""
+    if base is None:
+        return "–"
+    lost = excess(fit, base, "short")
+    return f"{signed(lost)}, {lost.value / Mean.of(base['short']).value:.1%}"
+
+
+def more(fit: Row, yarn: Row) -> str:
+    """How many more keys are found, as a share of all, paired by haystack."""
+    if "log_prob" not in fit:
+        return "–"
+    gain = difference(Mean.of(fit["found"]), Mean.of(yarn["found"]))
+    low, high = gain.interval()
+    return f"{gain.value:+.0%} [{low:+.0%}, {high:+.0%}]"
+
+
 def left(fit: Row, group: Any) -> str:
     """The share of YaRN's excess that is left, with its interval over documents."""
-    _, _, base, _, yarn = group
+    base, yarn = group[2], group[4]
     over, before = (excess(row, base).clusters for row in (fit, yarn))
     mean = Mean(tuple((part, whole) for (part, _), (whole, _) in zip(over, before, strict=True)))
     low, high = mean.interval()

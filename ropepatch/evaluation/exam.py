@@ -1,0 +1,92 @@
+"""Questions beyond the window of a model, of the kinds that it answers within it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ropepatch.data.haystack import KINDS, Haystack, Haystacks
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.retrieval import Retrieval, ask
+from ropepatch.settings import seed_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+READ = 2**16  # tokens of haystacks, about, that an exam reads
+MOST, LEAST = 32, 4  # haystacks of an exam
+KEYS = 8  # questions of each kind to a haystack
+ALONE = "passkey"  # the kind that is one to a haystack: asked where no other kind can be
+
+
+@dataclass(frozen=True, eq=False)
+class Exam:
+    """Haystacks of one length, the same for every model that is examined.
+
+    Args:
+        kinds: Of the questions.
+        length: Of the prompts, in tokens.
+        haystacks: With their questions.
+    """
+
+    kinds: Sequence[str]
+    length: int
+    haystacks: Sequence[Haystack]
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase, kinds: Sequence[str], length: int, *, seed: int) -> Exam:
+        """About `READ` tokens of haystacks."""
+        plan = _plan(kinds, [length], seed)
+        return cls(kinds, length, list(plan.make(tokenizer)))
+
+    @property
+    def tokens(self) -> int:
+        """How many it reads."""
+        return sum(len(haystack.ids) for haystack in self.haystacks)
+
+    def of_model(self, model: PreTrainedModel, *, split: bool = False) -> Retrieval:
+        """What a model answers; see `ropepatch.evaluation.retrieval.ask`."""
+        return ask(model, self.haystacks, split=split)
+
+
+def answerable(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    window: int,
+    *,
+    seed: int,
+    split: bool = False,
+) -> list[str]:
+    """The kinds of questions of which a model finds more than by guessing, within its window.
+
+    A passkey, of which a haystack holds but one, is asked for where none of the other kinds is answerable.
+    """
+    for kinds in ([kind for kind in KINDS if kind != ALONE], [ALONE]):
+        possible: list[str] = []
+        for kind in kinds:
+            if _has_room(tokenizer, [*possible, kind], window):
+                possible.append(kind)
+        found: list[str] = []
+        if possible:
+            exam = Exam.of(tokenizer, possible, window, seed=seed_of("answerable", seed))
+            answers = exam.of_model(model, split=split)
+            chance = 1 / KEYS if kinds != [ALONE] else 0.0
+            found = [kind for kind in possible if answers.found(window, kind).interval()[0] > chance]
+        if found:
+            return found
+    return []
+
+
+def _plan(kinds: Sequence[str], lengths: Sequence[int], seed: int) -> Haystacks:
+    count = max(LEAST, min(MOST, READ // max(lengths)))
+    keys = 1 if ALONE in kinds else KEYS
+    return Haystacks(lengths=lengths, count=count, keys=keys, kinds=kinds, seed=seed)
+
+
+def _has_room(tokenizer: PreTrainedTokenizerBase, kinds: Sequence[str], window: int) -> bool:
+    try:
+        plan = _plan(kinds, [window], 0)
+    except RopepatchError:  # more keys than there are
+        return False
+    return bool(plan.feasible(tokenizer)[0])

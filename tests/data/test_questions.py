@@ -1,0 +1,50 @@
+"""Rows that ask for what stands far before."""
+
+import re
+
+import pytest
+import torch
+
+from ropepatch.data.haystack import KINDS
+from ropepatch.data.questions import ROUND, Questions
+
+
+@pytest.fixture(scope="module")
+def rows(tiny):
+    texts = [f"The cat {word} the mat. " * 80 for word in ("ate", "saw", "drew")]
+    return lambda kinds, numbers, seed=0: [
+        Questions(tiny[1], texts, kinds, seed).row(number, 512) for number in numbers
+    ]
+
+
+@pytest.mark.parametrize("kind", ["passkey", "number", "sentence"])
+def test_the_answer_of_a_row_stands_where_it_says_and_follows_from_what_stands_before(kind, rows, tiny):
+    for row in rows([kind], range(8)):
+        assert (len(row.ids), len(row.is_answer)) == (512, 512)
+        answer = "".join(tiny[1].decode(row.ids[row.is_answer]).split())
+        first = int(row.is_answer.nonzero()[0])
+        before = tiny[1].decode(row.ids[:first])
+        assert re.fullmatch(r"\d{5}", answer)
+        assert answer in before.replace(" ", "")
+        assert torch.equal(row.is_answer.nonzero().flatten(), first + torch.arange(row.is_answer.sum()))
+
+
+def test_rows_ask_at_all_depths_for_kinds_in_turn_and_never_the_same_twice(rows, tiny):
+    def depth(row):
+        text = tiny[1].decode(row.ids)
+        answer = tiny[1].decode(row.ids[row.is_answer])
+        return text.replace(" ", "").index(answer.replace(" ", "")) / len(text.replace(" ", ""))
+
+    passkeys = rows(["passkey"], range(2 * ROUND))
+    for lap in (passkeys[:ROUND], passkeys[ROUND:]):
+        counts = torch.histc(torch.tensor([depth(row) for row in lap]), 4, 0, 1)
+        assert counts.min() >= ROUND / 8
+    assert len({tuple(row.ids.tolist()) for row in passkeys}) == 2 * ROUND
+    mixed, others = rows(["passkey", "sentence"], range(4)), rows(["passkey"], range(2), seed=1)
+    assert [KINDS["sentence"].title != "" and "pass key is" in tiny[1].decode(row.ids) for row in mixed] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert not torch.equal(others[0].ids, passkeys[0].ids)

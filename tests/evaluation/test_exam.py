@@ -1,0 +1,41 @@
+"""What a model can be examined with."""
+
+import pytest
+import torch
+
+from ropepatch.evaluation import exam
+from ropepatch.evaluation.exam import Exam, answerable
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    monkeypatch.setattr(exam, "MOST", 8)
+
+
+def test_a_model_is_asked_what_it_answers_within_its_window_and_one_that_guesses_nothing(tiny):
+    model, tokenizer = tiny
+    assert answerable(model, tokenizer, 256, seed=0) == ["passkey"]
+    weights = {name: torch.randn_like(weight) for name, weight in model.state_dict().items()}
+    stranger = type(model)(model.config).eval()
+    stranger.load_state_dict(weights)
+    assert answerable(stranger, tokenizer, 256, seed=0) == []
+
+
+def test_kinds_that_several_keys_can_be_asked_of_go_before_the_passkey(tiny, monkeypatch):
+    asked = []
+
+    class Answers:
+        def found(self, length, kind):
+            asked.append((length, kind))
+            return self
+
+        def interval(self):
+            kind = asked[-1][1]
+            return (1 / 8 if kind == "number" else 0.2, 1.0)  # as many as by guessing are none
+
+    monkeypatch.setattr(Exam, "of_model", lambda *told, **options: Answers())
+    found = answerable(None, tiny[1], 2048, seed=0)
+    assert "sentence" in found
+    assert {"number", "passkey"}.isdisjoint(found)
+    assert (2048, "number") in asked
+    assert 2048 * exam.LEAST <= Exam.of(tiny[1], found, 2048, seed=0).tokens <= exam.READ
