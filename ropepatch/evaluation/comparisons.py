@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.intervals import FEWEST
-from ropepatch.evaluation.results import Result, Row, as_read, identity
+from ropepatch.evaluation.intervals import FEWEST, Mean
+from ropepatch.evaluation.results import Result, Row, Series, as_read, identity
+from ropepatch.evaluation.retrieval import why_not_counted
 from ropepatch.evaluation.tasks import task_of
 
 FLOOR = "floor"  # the label of what no model can beat
@@ -52,25 +53,46 @@ class Comparison:
         return list(dict.fromkeys(kinds))
 
     @property
-    def measure(self) -> str | None:
-        """The first measure that the results have by length, which says most of them in one number."""
-        return next((measure for measure, keys in self.kinds_of_rows() if keys == ("length",)), None)
+    def kinds(self) -> list[str]:
+        """The kinds of questions that are asked."""
+        return list(self.parameters.get("kinds") or ())
 
-    def lengths(self, measure: str | None = None) -> list[int]:
-        """At which there is a measure, ascending; without one the first that there is."""
-        named = measure or self.measure
-        if named is None:
-            return []
-        return sorted({row.length for rows in self.rows(named, "length").values() for row in rows})
+    @property
+    def series(self) -> list[Series]:
+        """What the results have by length, in the order in which it comes; never over several kinds."""
+        rows = (row for result in self.results.values() for row in result.rows if by_length(row))
+        found = dict.fromkeys(Series(row.measure, row.at.get("kind")) for row in rows)  # type: ignore[arg-type]
+        return [one for one in found if (one.kind is None) == (len(self.kinds) < 2)]
+
+    @property
+    def main(self) -> list[Series]:
+        """The first measure that the results have by length, which says most, of every kind of question."""
+        return [one for one in self.series if one.measure == self.series[0].measure]
+
+    @property
+    def not_counted(self) -> dict[str, str]:
+        """The kinds of questions that tell nothing, and why; see `not_counted`."""
+        base = next((result for result in self.results.values() if result.base), None)
+        return {} if base is None else not_counted(base)
+
+    def reservation(self, series: Series) -> str:
+        """What is said behind a series whose kind of question does not count."""
+        reasons = self.not_counted
+        kind = series.kind or next(iter(self.kinds), "")
+        return f" (not counted: {reasons[kind]})" if kind in reasons else ""
+
+    def lengths(self, series: Series) -> list[int]:
+        """At which a series has rows, ascending."""
+        return sorted({row.length for result in self.results.values() for row in series.of(result)})
 
     def at(self, measure: str, **at: int | float | str) -> dict[str, Row]:
         """The row at a place of every result that has it, by name."""
         rows = {name: result.row(measure, **at) for name, result in self.results.items()}
         return {name: row for name, row in rows.items() if row is not None}
 
-    def last(self, name: str, measure: str) -> Row | None:
+    def last(self, name: str, series: Series) -> Row | None:
         """The row of a result at the greatest length up to the target."""
-        rows = [row for row in self.results[name].of(measure, "length") if row.length <= self.target]
+        rows = [row for row in series.of(self.results[name]) if row.length <= self.target]
         return max(rows, key=lambda row: row.length, default=None)
 
     def warnings(self) -> list[str]:
@@ -78,9 +100,24 @@ class Comparison:
         return few(next(iter(self.results.values()))) if self.results else []
 
 
+def by_length(row: Row) -> bool:
+    """Whether a row is at a length, of a text or of a kind of question."""
+    return row.at.keys() - {"kind"} == {"length"}
+
+
+def not_counted(base: Result) -> dict[str, str]:
+    """By kind of question why it tells nothing, by what the unscaled model finds; see `why_not_counted`."""
+    found: dict[str, dict[int, Mean]] = {}
+    for row in base.of("found", "kind", "length"):
+        found.setdefault(str(row.at["kind"]), {})[row.length] = row.mean
+    asked = {"keys": base.parameters["keys"], "trained": base.model["trained"]} if found else {}
+    reasons = {kind: why_not_counted(shares, **asked) for kind, shares in found.items()}
+    return {kind: reason for kind, reason in reasons.items() if reason}
+
+
 def few(result: Result) -> list[str]:
     """A warning where a result rests on too few documents or haystacks."""
-    rows = [row for row in result.rows if row.clusters and row.at.keys() == {"length"}]
+    rows = [row for row in result.rows if row.clusters and by_length(row)]
     sizes = {len(row.clusters) for row in rows if row.measure == rows[0].measure}  # not all have key tokens
     if not sizes or (clusters := min(sizes)) >= FEW:
         return []
@@ -170,8 +207,8 @@ def _task_summary(group: Comparison) -> dict[str, Any]:
 def _quoted(group: Comparison, result: Result) -> list[dict[str, Any]]:
     """At the trained context and at the target, or the next length below; and what has no length."""
     quoted = [row for row in result.rows if "task" in row.at]
-    for measure in dict.fromkeys(row.measure for row in result.rows):
-        rows = {row.length: row for row in result.of(measure, "length")}
+    for series in group.series:
+        rows = {row.length: row for row in series.of(result)}
         bounds = (group.trained, group.target)
         places = {max(within) for bound in bounds if (within := [n for n in rows if n <= bound])}
         quoted += [rows[length] for length in sorted(places)]

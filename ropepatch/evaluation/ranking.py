@@ -4,26 +4,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from ropepatch.attention import MAPS
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.comparisons import FLOOR, few
+from ropepatch.evaluation.comparisons import FLOOR, few, not_counted
 from ropepatch.evaluation.intervals import Mean, difference, significant
-from ropepatch.evaluation.results import Result, Row, finite, joined
+from ropepatch.evaluation.results import Result, Row, finite
 from ropepatch.evaluation.retrieval import THRESHOLD
 from ropepatch.evaluation.table import enumeration
 
 RULE = (
     "A scaling can be recommended if at the target it is significantly better than the baseline, by its loss "
-    "or by the log-probability of the answers, and not significantly worse by the other. The differences are "
-    "paired by document and by haystack; the error rate is 5 % over all scalings and both measures (t-tests, "
-    "Holm). Of these, the one with the greatest log-probability comes first; those that are not "
-    "significantly worse than it are ordered by their loss. Only kinds of questions count of which the "
-    "baseline finds significantly more than by guessing within its trained context; without any, loss alone "
-    "decides. With fewer than three documents nothing is recommended."
+    "or by the log-probability of its answers to a kind of question, and not significantly worse by any of "
+    "these. The differences are paired by document and by haystack; the error rate is 5 % over all scalings, "
+    "the loss and all kinds (t-tests, Holm). Of these, the one with the greatest log-probability, averaged "
+    "over the kinds, comes first; those that are not significantly worse than it are ordered by their loss. "
+    "Only kinds of questions count of which the baseline finds significantly more than by guessing within "
+    "its trained context; without any, loss alone decides. With fewer than three documents nothing is "
+    "recommended."
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """The answers of one scaling to one kind of question, at the target.
+
+    Attributes:
+        found: The share that is found, by haystack.
+        log_prob: Nats per token, by haystack.
+        log_prob_gain: By how much that is above the baseline's, haystack by haystack.
+        verdict: ``better`` or ``worse`` than the baseline where it is so significantly, over all scalings and
+            measures; ``not told apart`` from it, or ``not counted``; empty of the baseline itself.
+    """
+
+    found: Mean
+    log_prob: Mean
+    log_prob_gain: Mean
+    verdict: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +55,9 @@ class Ranked:
         loss_gain: By how much that is below the baseline's, document by document.
         short_context_loss: Within the trained context.
         short_context_cost: By how much that is above the baseline's, document by document.
-        log_prob: Of the answers at the target, nats per token, by haystack, of the kinds of questions that
-            count (see `RULE`), or of all where none counts; None if nothing was asked there.
-        log_prob_gain: By how much that is above the baseline's, haystack by haystack.
-        found: The share of these answers that are found.
-        helps: Whether it is significantly better than the baseline in one and not significantly worse in the
-            other.
+        answers: At the target, by kind of question; empty if nothing was asked there.
+        helps: Whether it is significantly better than the baseline in one measure and not significantly worse
+            in another; see `RULE`.
     """
 
     label: str
@@ -49,23 +65,25 @@ class Ranked:
     loss_gain: Mean
     short_context_loss: Mean
     short_context_cost: Mean
-    log_prob: Mean | None
-    log_prob_gain: Mean | None
-    found: Mean | None
+    answers: Mapping[str, Answers]
     helps: bool
 
     def columns(self) -> dict[str, Any]:
         """One number in every column; intervals have a lower and an upper end."""
+        means: dict[str, Mean] = {field.name: getattr(self, field.name) for field in fields(self)[1:5]}
+        for kind, answers in self.answers.items():
+            of_kind = {"found": answers.found, "log_prob": answers.log_prob}
+            of_kind["log_prob_gain"] = answers.log_prob_gain
+            means |= {f"{kind}_{name}": mean for name, mean in of_kind.items()}
         columns: dict[str, Any] = {"label": self.label}
-        for field in fields(self)[1:-1]:  # the means
-            mean: Mean | None = getattr(self, field.name)
-            name = field.name.removesuffix("loss") + "nats_per_token" * field.name.endswith("loss")
-            low, high = mean.interval() if mean is not None else (math.nan, math.nan)
-            columns[name] = None if mean is None else finite(mean.value)
-            columns |= {f"{name}_low": finite(low), f"{name}_high": finite(high)}
-        loss, found = self.loss, self.found or Mean(())
-        columns |= {"tokens": round(loss.weight), "answers": round(found.weight)}
-        columns |= {"documents": len(loss.clusters), "haystacks": len(found.clusters)}
+        for measure, mean in means.items():
+            name = measure.removesuffix("loss") + "nats_per_token" * measure.endswith("loss")
+            low, high = map(finite, mean.interval())
+            columns |= {name: finite(mean.value), f"{name}_low": low, f"{name}_high": high}
+        columns |= {f"{kind}_verdict": answers.verdict for kind, answers in self.answers.items()}
+        found = next((answers.found for answers in self.answers.values()), Mean(()))
+        columns |= {"tokens": round(self.loss.weight), "answers_of_a_kind": round(found.weight)}
+        columns |= {"documents": len(self.loss.clusters), "haystacks": len(found.clusters)}
         return columns | {"helps": self.helps}
 
 
@@ -76,14 +94,16 @@ class Ranking:
     Attributes:
         rows: Best first.
         recommended: The label to take; None where none of the scalings helps.
-        advice: Why, in sentences.
+        advice: Why, in sentences, one of them on each kind of question.
         warnings: What makes the order doubtful.
+        not_counted: By kind of question why its answers decide nothing; see `RULE`.
     """
 
     rows: tuple[Ranked, ...]
     recommended: str | None
     advice: tuple[str, ...]
     warnings: tuple[str, ...] = ()
+    not_counted: Mapping[str, str] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
         """The same for JSON."""
@@ -110,7 +130,7 @@ def rank(results: Sequence[Result], *, base: str) -> Ranking:
             continue
         if result.row("loss", length=result.target) and result.of("loss", "begin", "end"):
             reading.setdefault(result.label, result)
-        elif result.row("log_prob", length=result.target):
+        elif any(row.length == result.target for row in result.of("log_prob", "kind", "length")):
             asking.setdefault(result.label, result)
     if base not in reading or len(reading) < 2:
         raise RopepatchError("nothing to rank: need the baseline and at least one scaling")
@@ -125,52 +145,56 @@ def rank(results: Sequence[Result], *, base: str) -> Ranking:
 def _judged(base: str, reading: Mapping[str, Result], asking: Mapping[str, Result]) -> _Judged:
     """The scalings beside the baseline, all their gains tested together."""
     target, trained = reading[base].target, int(reading[base].model["trained"])
-    counted = _counted(asking[base], trained) if asking else []
+    asked = asking[base].of("log_prob", "kind", "length") if asking else []
+    kinds = list(dict.fromkeys(str(row.at["kind"]) for row in asked))
+    uncounted = not_counted(asking[base]) if asking else {}
 
     def loss(label: str, length: int) -> Mean:
         return _row(reading[label], "loss", length=length).mean
 
-    def answers(label: str, measure: str) -> Mean | None:
-        if not asking:
-            return None
-        kinds = counted or [str(row.at["kind"]) for row in asking[label].of(measure, "kind", "length")]
-        rows = [_row(asking[label], measure, kind=kind, length=target) for kind in dict.fromkeys(kinds)]
-        return joined(rows, {"length": target}).mean
+    def answers(label: str, kind: str) -> Answers:
+        found, log_prob, of_base = (
+            _row(asking[of], measure, kind=kind, length=target).mean
+            for of, measure in ((label, "found"), (label, "log_prob"), (base, "log_prob"))
+        )
+        return Answers(found=found, log_prob=log_prob, log_prob_gain=difference(log_prob, of_base))
 
-    base_log_prob = answers(base, "log_prob")
-    rows = {}
-    for label in reading:
-        log_prob = answers(label, "log_prob")
-        rows[label] = Ranked(
+    rows = {
+        label: Ranked(
             label=label,
             loss=loss(label, target),
             loss_gain=difference(loss(base, target), loss(label, target)),
             short_context_loss=loss(label, trained),
             short_context_cost=difference(loss(label, trained), loss(base, trained)),
-            log_prob=log_prob,
-            log_prob_gain=log_prob and base_log_prob and difference(log_prob, base_log_prob),
-            found=answers(label, "found"),
+            answers={kind: answers(label, kind) for kind in kinds},
             helps=False,
         )
+        for label in reading
+    }
     gains = {("loss", label): row.loss_gain for label, row in rows.items() if label != base}
-    if counted:
-        pairs = ((label, row.log_prob_gain) for label, row in rows.items() if label != base)
-        gains |= {("answers", label): gain for label, gain in pairs if gain}
+    gains |= {
+        (kind, label): answers.log_prob_gain
+        for label, row in rows.items()
+        for kind, answers in row.answers.items()
+        if label != base and kind not in uncounted
+    }
     apart = significant(gains)
     better = {name for name in apart if gains[name].value > 0}
+
+    def verdict(kind: str, label: str) -> str:
+        if kind in uncounted or label == base:
+            return "not counted" if kind in uncounted else ""
+        at = (kind, label)
+        return "better" if at in better else "worse" if at in apart else "not told apart"
+
     for label, row in rows.items():
-        names = {("loss", label), ("answers", label)}
-        helps = not row.loss.missing and bool(names & better) and not names & (apart - better)
-        rows[label] = replace(row, helps=helps)
-    return _Judged(base, reading, asking, counted, rows, better, apart - better)
-
-
-def _counted(result: Result, trained: int) -> list[str]:
-    """The kinds of questions of which the baseline finds more than by guessing, within its context."""
-    keys = result.parameters["keys"]
-    chance = 1 / keys if keys > 1 else 0.0
-    within = [row for row in result.of("found", "kind", "length") if row.length <= trained]
-    return list(dict.fromkeys(str(row.at["kind"]) for row in within if row.mean.interval()[0] > chance))
+        own = {name for name in apart if name[1] == label}
+        judged = {
+            kind: replace(answers, verdict=verdict(kind, label)) for kind, answers in row.answers.items()
+        }
+        helps = not row.loss.missing and bool(own & better) and own <= better
+        rows[label] = replace(row, answers=judged, helps=helps)
+    return _Judged(base, reading, asking, uncounted, rows, better, apart - better)
 
 
 @dataclass(frozen=True)
@@ -180,15 +204,30 @@ class _Judged:
     base: str  # the label of the baseline
     reading: Mapping[str, Result]  # of perplexity, by label
     asking: Mapping[str, Result]  # of retrieval, of all of these labels or of none
-    counted: Sequence[str]  # the kinds of questions that count; without any, loss alone decides
+    uncounted: Mapping[str, str]  # by kind of question that does not count the reason
     rows: Mapping[str, Ranked]  # by label
     better: set[tuple[str, str]]  # measures and labels of gains significantly above 0, over all of them
     worse: set[tuple[str, str]]  # and below 0
 
+    @property
+    def counted(self) -> list[str]:
+        """The kinds of questions that count; without any, loss alone decides."""
+        return [kind for kind in self.rows[self.base].answers if kind not in self.uncounted]
+
+    def log_prob(self, row: Ranked) -> Mean:
+        """That of all answers that count, haystack by haystack."""
+        of_kinds = [row.answers[kind].log_prob.clusters for kind in self.counted]
+        return Mean(
+            tuple(
+                (math.fsum(total for total, _ in each), math.fsum(weight for _, weight in each))
+                for each in zip(*of_kinds, strict=True)
+            )
+        )
+
     def ordered(self, rows: Collection[Ranked]) -> list[Ranked]:
         """The best first: those whose answers are not significantly less probable than the best's by loss."""
         by_loss = sorted(rows, key=lambda row: _number(row.loss.value))
-        log_probs = {row.label: row.log_prob for row in by_loss if row.log_prob}
+        log_probs = {row.label: self.log_prob(row) for row in by_loss}
         if not self.counted or not by_loss:
             return by_loss
         best, *others = sorted(log_probs, key=lambda label: -log_probs[label].value)
@@ -220,57 +259,58 @@ class _Judged:
             None if taken is None else taken.label,
             tuple(advice),
             tuple(w for group in (self.reading, self.asking) if group for w in few(group[self.base])),
+            self.uncounted,
         )
 
     def _recommendation(self, row: Ranked) -> list[str]:
-        base, at = self.rows[self.base], self.reading[self.base]
+        at = self.reading[self.base]
         reasons = []
         if ("loss", row.label) in self.better:
             reasons.append(
                 f"it gains {signed(row.loss_gain)} nats per token over the baseline at {at.target} tokens"
             )
-        if ("answers", row.label) in self.better and row.log_prob_gain and row.found and base.found:
-            reasons.append(
-                f"its answers at {at.target} tokens gain {signed(row.log_prob_gain)} nats per token in "
-                f"log-probability; it finds {_share(row.found)}, the baseline {_share(base.found)}"
-            )
+        gains = {k: row.answers[k].log_prob_gain for k in self.counted if (k, row.label) in self.better}
+        if gains:
+            told = enumeration([f"{signed(gain)} in {kind}" for kind, gain in gains.items()])
+            reasons.append(f"its answers gain {told}, nats per token of their log-probability")
         advice = [f"Take {row.label}: {'; '.join(reasons)}."]
         others = {other.label: difference(other.loss, row.loss) for other in self.helping([row.label])}
         apart = significant(others)
         if tied := [label for label in others if label not in apart]:
             advice.append(f"By loss it does not differ significantly from {enumeration(tied)}.")
-        share = 1.0 if row.found is None else row.found.value
-        more = [
-            f"{other.label} ({other.found.value:.0%})"
-            for other in self.helping([row.label])
-            if other.found is not None and other.found.value > share
-        ]
-        if more:
-            advice.append(
-                f"More is found by {enumeration(more)}, whose answers are not significantly likelier."
-            )
         if row.short_context_cost.value > 0:
             cost = signed(row.short_context_cost)
             advice.append(
                 f"Its short-context cost: {cost} nats within the first {at.model['trained']} tokens."
             )
-        if row.found is not None and self.counted and row.found.value < THRESHOLD:
+        shares = {kind: row.answers[kind].found.value for kind in self.counted}
+        if few_found := [f"{share:.0%} of {kind}" for kind, share in shares.items() if share < THRESHOLD]:
             train = "train longer" if self._adapted else "train it"
-            advice.append(
-                f"It finds {row.found.value:.0%} of the answers at {at.target} tokens: {train}, or choose "
-                "a nearer target."
-            )
-        return [*advice, *self._no_retrieval()]
+            found = enumeration(few_found)
+            advice.append(f"At {at.target} tokens it finds {found}: {train}, or choose a nearer target.")
+        return [*advice, *self._by_kind()]
 
-    def _no_retrieval(self) -> list[str]:
-        """Why answers that were measured decide nothing."""
-        if not self.asking or self.counted:
-            return []
-        base = self.asking[self.base]
-        why = f"within {base.model['trained']} tokens the baseline finds no more than by guessing"
-        if (log_prob := self.rows[self.base].log_prob) and log_prob.missing:
-            (why,) = few(base)
-        return [f"Retrieval does not rank: {why}."]
+    def _by_kind(self) -> list[str]:
+        """A verdict for every kind of question, and that none decides where none does."""
+        lines = [f"{kind}: {self._of_kind(kind)}." for kind in self.rows[self.base].answers]
+        return [
+            *lines,
+            *["Retrieval does not rank: no kind of question counts."] * bool(lines and not self.counted),
+        ]
+
+    def _of_kind(self, kind: str) -> str:
+        if kind in self.uncounted:
+            return f"not counted: {self.uncounted[kind]}"
+        of = {label: row.answers[kind] for label, row in self.rows.items()}
+        first = max(of, key=lambda label: _number(of[label].log_prob.value, -math.inf))
+        others = {x: difference(of[first].log_prob, of[x].log_prob) for x in of if x != first}
+        apart = significant(others)
+        best = f"the likeliest answers are those of {first}, which finds {_share(of[first].found)}"
+        if tied := [label for label in others if label not in apart]:
+            best += f", not significantly above {enumeration(tied)}"
+        groups = {v: [x for x, answers in of.items() if answers.verdict == v] for v in ("better", "worse")}
+        told = [f"{verdict} than the baseline: {enumeration(x)}" for verdict, x in groups.items() if x]
+        return "; ".join([best, *(told or ["none is told from the baseline"])])
 
     def _refusal(self) -> list[str]:
         base, scalings = (
@@ -279,18 +319,18 @@ class _Judged:
         )
         if self.rows[self.base].loss.missing:
             (missing,) = few(base)
-            return [f"No advice: {missing}. Give more text.", *self._no_retrieval()]
+            return [f"No advice: {missing}. Give more text.", *self._by_kind()]
         first = min(scalings, key=lambda row: _number(row.loss.value))
         why = f"by loss {first.label} gains {signed(first.loss_gain)} nats per token"
-        names = {row.label: {("loss", row.label), ("answers", row.label)} for row in scalings}
-        if mixed := [label for label, own in names.items() if own & self.better and own & self.worse]:
+        signs = [{label for _, label in names} for names in (self.better, self.worse)]
+        if mixed := [row.label for row in scalings if all(row.label in labels for labels in signs)]:
             why = f"{enumeration(mixed)} is significantly better in one measure and worse in the other"
         tested = " or its answers" if self.counted else ""
         trained = ", fine-tuned or not," if self._adapted else ""
         return [
             f"Do not extend: over {base.target} tokens none of these scalings{trained} improves the loss"
             f"{tested} significantly without harm ({why}).",
-            *self._no_retrieval(),
+            *self._by_kind(),
         ]
 
     @property
@@ -318,8 +358,8 @@ def _row(result: Result, measure: str, **at: int | str) -> Row:
     return row
 
 
-def _number(value: float) -> float:
-    return math.inf if math.isnan(value) else value
+def _number(value: float, missing: float = math.inf) -> float:
+    return missing if math.isnan(value) else value
 
 
 def signed(mean: Mean) -> str:

@@ -246,6 +246,11 @@ class Result:
         """The row of a measure at a place; None if it has none."""
         return next((row for row in self.of(measure, *at) if row.at == at), None)
 
+    @property
+    def base(self) -> bool:
+        """Whether it is of the model as it is."""
+        return self.scaling is None and not self.adapted
+
     def to_json(self) -> str:
         """The text of its file."""
         return results_json(asdict(self)) + "\n"
@@ -254,6 +259,26 @@ class Result:
         """Write the file whole or not at all."""
         with whole_file(file) as partial:
             partial.write_text(self.to_json(), encoding="utf-8")
+
+
+class Series(NamedTuple):
+    """What is measured by length: a measure, of one kind of question where several are asked."""
+
+    measure: str
+    kind: str | None = None
+
+    @property
+    def title(self) -> str:
+        """What tables and figures call it."""
+        return ", ".join(filter(None, [measure_of(self.measure).title, self.kind]))
+
+    def at(self, length: int) -> dict[str, int | str]:
+        """Where its row at a length is."""
+        return {"length": length} if self.kind is None else {"kind": self.kind, "length": length}
+
+    def of(self, result: Result) -> list[Row]:
+        """Its rows."""
+        return [r for r in result.of(self.measure, *self.at(0)) if r.at.get("kind") == self.kind]
 
 
 NUMBERS = re.compile(r"\[\n\s*([-+.\deE,\s]+?)\n\s*\]")  # an indented list; texts in JSON have no line breaks

@@ -107,7 +107,7 @@ class Retrieval:
         return self._mean(length, kind, (0, 1), lambda answer: answer.log_prob, share=False)
 
     def effective_length(self, threshold: float = THRESHOLD) -> int | None:
-        """The greatest length at which, as at all shorter ones, at least so much is found; None for none.
+        """The greatest length at which, as at all shorter ones, so much is found of each kind; None for none.
 
         Raises:
             RopepatchError: A threshold that is not above 0, or above 1.
@@ -117,7 +117,8 @@ class Retrieval:
                 f"the threshold must be above 0 and at most 1, got {threshold}",
                 hint=f"the default is {THRESHOLD}",
             )
-        return effective_length({length: self.found(length).value for length in self.lengths}, threshold)
+        least = {n: min(self.found(n, kind).value for kind in self.kinds) for n in self.lengths}
+        return effective_length(least, threshold)
 
     def _mean(
         self,
@@ -145,7 +146,12 @@ class Retrieval:
     def __repr__(self) -> str:
         lengths = self.lengths
         span = f"{lengths[0]} to {lengths[-1]} tokens, " if lengths else ""
-        return f"Retrieval({span}{sum(a.found for a in self.answers)} of {len(self.answers)} answers found)"
+        kinds = (
+            f"{kind} {sum(answer.found for answer in of_kind)} of {len(of_kind)}"
+            for kind in self.kinds
+            for of_kind in [[answer for answer in self.answers if answer.kind == kind]]
+        )
+        return f"Retrieval({span}found: {', '.join(kinds)})"
 
     def __str__(self) -> str:
         heads, rows = ("tokens", "kind", "found", "(95 %)", "nats of an answer's token"), []
@@ -168,6 +174,33 @@ class Retrieval:
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"
+
+
+def why_not_counted(found: Mapping[int, Mean], *, keys: int, trained: int) -> str | None:
+    """Why answers to a kind of question tell nothing of a longer context; None where they count.
+
+    They count where the unscaled model finds more than by guessing within its context: at one of the lengths
+    the interval of its share is above that of a guess among the keys.
+
+    Args:
+        found: The share that the unscaled model finds, by length in tokens.
+        keys: Questions of the kind at every length.
+        trained: The context of that model, in tokens.
+    """
+    within = [share for length, share in found.items() if length <= trained]
+    if not within:
+        return f"it was not asked within {trained:,} tokens"
+    chance = 1 / keys if keys > 1 else 0.0
+    best = max(within, key=lambda share: share.interval()[0])
+    low, high = best.interval()
+    if low > chance:
+        return None
+    if best.missing:
+        return f"{len(best.clusters)} haystack{'s' * (len(best.clusters) > 1)}: no interval"
+    return (
+        f"within {trained:,} tokens the unscaled model finds {best.value * best.weight:.0f} of "
+        f"{best.weight:.0f} (95 % interval {low:.0%} to {high:.0%}), no more than by guessing ({chance:.0%})"
+    )
 
 
 def effective_length(found: Mapping[int, float], threshold: float = THRESHOLD) -> int | None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import chain, islice
+from itertools import chain, islice, product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -446,21 +446,24 @@ class RetrievalTask(Task):
 
 
 def retrieval_rows(retrieval: Retrieval) -> list[Row]:
-    """The share found and the log-probability by length, also by kind; the share found by depth."""
+    """The share found and the log-probability by kind and length, the share found also by depth.
+
+    Those of the only kind are also by length alone; of several kinds nothing is taken together.
+    """
     rows = []
-    for length in retrieval.lengths:
-        rows.append(Row.of("found", {"length": length}, retrieval.found(length)))
-        rows.append(Row.of("log_prob", {"length": length}, retrieval.log_prob(length)))
-        for kind in retrieval.kinds:
-            at: dict[str, int | float | str] = {"kind": kind, "length": length}
+    for length, kind in product(retrieval.lengths, retrieval.kinds):
+        places: list[dict[str, int | float | str]] = [{"kind": kind, "length": length}]
+        if len(retrieval.kinds) == 1:
+            places.insert(0, {"length": length})
+        for at in places:
             rows.append(Row.of("found", at, retrieval.found(length, kind)))
             rows.append(Row.of("log_prob", at, retrieval.log_prob(length, kind)))
+        asked = [a.depth for a in retrieval.answers if (a.length, a.kind) == (length, kind)]
         for number in range(DEPTHS):
             depths = number / DEPTHS, (number + 1) / DEPTHS
-            if any(a.length == length and depths[0] < a.depth <= depths[1] for a in retrieval.answers):
-                middle = round(sum(depths) / 2, 3)
-                at_depth = {"length": length, "depth": middle}
-                rows.append(Row.of("found", at_depth, retrieval.found(length, depths=depths)))
+            if any(depths[0] < depth <= depths[1] for depth in asked):
+                at_depth = places[0] | {"depth": round(sum(depths) / 2, 3)}
+                rows.append(Row.of("found", at_depth, retrieval.found(length, kind, depths)))
     return rows
 
 

@@ -22,7 +22,7 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.pipeline.evaluation import ALL, EVERY_MAP, WINDOWS, MeasureOptions, participants, without
 from ropepatch.pipeline.inputs import Listed, check_places
 from ropepatch.pipeline.results import Results
-from ropepatch.report import html_table, ranking_table, ranking_text
+from ropepatch.report import html_table, ranking_tables, ranking_text
 from ropepatch.report.verdict import Verdict
 from ropepatch.scaling.file import FIT
 from ropepatch.settings import relative_length
@@ -78,7 +78,7 @@ class Choice:
 
     def _repr_html_(self) -> str:
         verdict = "".join(f"<p>{escape(line)}</p>" for line in Verdict.of(self.ranking).lines)
-        return html_table(ranking_table(self.ranking, self.results)) + verdict
+        return "".join(map(html_table, ranking_tables(self.ranking, self.results))) + verdict
 
 
 class CompareOptions(MeasureOptions):

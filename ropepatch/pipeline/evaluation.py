@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, InstanceOf
 from ropepatch.attention import MAPS
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation import measuring
-from ropepatch.evaluation.comparisons import few
+from ropepatch.evaluation.comparisons import comparisons, few
 from ropepatch.evaluation.results import Result, measure_of, slug
 from ropepatch.evaluation.suites import Method, Suite, read_method, read_suite
 from ropepatch.evaluation.tasks import PerplexityTask, check_text
@@ -257,13 +257,17 @@ def _report(results: Sequence[Result], file: Path, command: str | None) -> Path:
 
 
 def _first_figure(result: Result) -> str:
-    """The first measure at its greatest length, with its interval."""
-    rows = [row for row in result.rows if row.at.keys() == {"length"}]
-    if not rows:
+    """The first measure at its greatest length, with its interval, of every kind of question."""
+    (group,) = comparisons([result])
+    named = ((series.kind, group.last(result.label, series)) for series in group.main if group.results)
+    lasts = [(kind, row) for kind, row in named if row is not None]
+    if not lasts:
         return ""
-    last = max((row for row in rows if row.measure == rows[0].measure), key=lambda row: row.length)
-    doubt = f" ({last.interval})" if last.interval else ""
-    return f" at {last.length:g} tokens: {measure_of(last.measure).title.lower()} {last.text}{doubt}"
+    told = (
+        " ".join(filter(None, [kind, row.text, row.interval and f"({row.interval})"])) for kind, row in lasts
+    )
+    first = lasts[0][1]
+    return f" at {first.length:g} tokens: {measure_of(first.measure).title.lower()} {', '.join(told)}"
 
 
 def _kept(results: Sequence[Result]) -> Path:

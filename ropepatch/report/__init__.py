@@ -2,7 +2,7 @@
 
 from ropepatch.report.page import write_report
 from ropepatch.report.printers import html_table, markdown_table, table_text
-from ropepatch.report.tables import ranking_table, results_tables
+from ropepatch.report.tables import ranking_tables, results_tables
 from ropepatch.report.terminal import print_ranking, print_results, ranking_text, results_text
 
 __all__ = [
@@ -10,7 +10,7 @@ __all__ = [
     "markdown_table",
     "print_ranking",
     "print_results",
-    "ranking_table",
+    "ranking_tables",
     "ranking_text",
     "results_tables",
     "results_text",

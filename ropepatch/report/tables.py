@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from ropepatch.evaluation.comparisons import FLOOR, Comparison, by_place, comparisons
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.ranking import Ranked, Ranking
-from ropepatch.evaluation.results import Result, Row, joined, measure_of
+from ropepatch.evaluation.results import Result, Row, Series, joined, measure_of
 from ropepatch.evaluation.retrieval import THRESHOLD, effective_length
 from ropepatch.evaluation.table import MISSING, Cell, Table
 from ropepatch.report.verdict import variant
@@ -20,16 +20,10 @@ Form = Callable[[Row], Cell]
 
 def tables_of(comparison: Comparison) -> list[Table]:
     """Tables of a comparison: by length, by stretch of positions, by kind, or by task of lm-eval."""
-    tables: list[Table] = []
-    several = len(comparison.parameters.get("kinds") or ()) > 1
+    tables = [table for series in comparison.series for table in _by_length(comparison, series)]
     for measure, keys in comparison.kinds_of_rows():
-        if keys == ("length",):
-            tables += _by_length(comparison, measure)
-        elif keys == ("begin", "end"):
+        if keys == ("begin", "end"):
             tables += _by_stretch(comparison, measure)
-        elif keys == ("kind", "length") and several:
-            title = measure_of(measure).title
-            tables.append(_across(comparison, title, [measure], {"kind": "Kind", "length": "Tokens"}))
     scores = [measure for measure, keys in comparison.kinds_of_rows() if "task" in keys]
     if scores:
         heads = {"task": "Task", "version": "Version"}
@@ -78,34 +72,35 @@ def summary_table(places: Sequence[Sequence[Comparison]]) -> Table:
 
 def _outcome(comparison: Comparison) -> Iterator[tuple[str, dict[str, Cell]]]:
     """The columns at the greatest length, and what follows from all lengths, with their captions."""
-    for measure, keys in comparison.kinds_of_rows():
-        if keys == ("length",):
-            for table in _by_length(comparison, measure):
-                last = len(comparison.lengths(measure))
-                yield table.caption, table.column(last)
-                yield from ((head, table.column(k)) for k, (head, _) in enumerate(table.heads) if k > last)
+    for series in comparison.series:
+        for table in _by_length(comparison, series):
+            last = len(comparison.lengths(series))
+            yield table.caption, table.column(last)
+            for k, (head, _) in enumerate(table.heads[last + 1 :], start=last + 1):
+                yield ", ".join(filter(None, [head, series.kind])), table.column(k)
 
 
-def _by_length(comparison: Comparison, measure: str) -> list[Table]:
+def _by_length(comparison: Comparison, series: Series) -> list[Table]:
     """A row for every method and the floor, a column for every length."""
-    lengths, known = comparison.lengths(measure), measure_of(measure)
-    forms: dict[str, Form] = {known.title: row_cell}
-    if measure == "loss":
+    lengths, known = comparison.lengths(series), measure_of(series.measure)
+    forms: dict[str, Form] = {series.title + comparison.reservation(series): row_cell}
+    if series.measure == "loss":
         forms["Perplexity"] = _perplexity_cell
-    elif measure == "key_loss":
+    elif series.measure == "key_loss":
         forms = {"LongPPL": _key_cell}
     tables = []
     for caption, form in forms.items():
-        columns = [_marked(comparison.at(measure, length=n), form, known.better) for n in lengths]
+        here = [comparison.at(series.measure, **series.at(n)) for n in lengths]
+        columns = [_marked(rows, form, known.better) for rows in here]
         heads = [(f"{length:,}", "tokens") for length in lengths]
-        if measure == "found":
-            columns.append(_effective(comparison))
+        if series.measure == "found" and not comparison.reservation(series):
+            columns.append(_effective(comparison, series))
             heads.append((EFFECTIVE, ""))
         rows = [
             [Cell(name, value=name), *(cells.get(name, MISSING) for cells in columns)]
             for name in comparison.results
         ]
-        if comparison.floor is not None and (bounds := comparison.floor.of(measure, "length")):
+        if comparison.floor is not None and (bounds := series.of(comparison.floor)):
             least = {row.length: form(row)._replace(detail="") for row in bounds}
             cells = [least.get(length, MISSING) for length in lengths]
             rows.append([Cell(FLOOR, value=FLOOR), *cells, *[MISSING] * (len(heads) - len(lengths))])
@@ -113,11 +108,11 @@ def _by_length(comparison: Comparison, measure: str) -> list[Table]:
     return tables
 
 
-def _effective(comparison: Comparison) -> dict[str, Cell]:
+def _effective(comparison: Comparison, series: Series) -> dict[str, Cell]:
     """By method the effective length, with the lower end of what is found there."""
     cells = {}
-    for name, rows in comparison.rows("found", "length").items():
-        of_length = {row.length: row for row in rows if row.value is not None}
+    for name, result in comparison.results.items():
+        of_length = {row.length: row for row in series.of(result) if row.value is not None}
         length = effective_length({tokens: row.value or 0.0 for tokens, row in of_length.items()})
         if length is None:
             cells[name] = Cell("none", value=0.0)
@@ -226,9 +221,7 @@ def perplexity_text(nats: float) -> str:
     return f"{math.exp(nats):.1e}".replace("e+0", "e").replace("e+", "e") if nats < 700 else "∞"
 
 
-def _mean_cell(mean: Mean | None, text: Callable[[float], str]) -> Cell:
-    if mean is None:
-        return Cell("")
+def _mean_cell(mean: Mean, text: Callable[[float], str]) -> Cell:
     low, high = mean.interval()
     return Cell(text(mean.value), "" if mean.missing else f"{text(low)} to {text(high)}", mean.value)
 
@@ -236,33 +229,55 @@ def _mean_cell(mean: Mean | None, text: Callable[[float], str]) -> Cell:
 # A ranking
 
 
-def ranking_table(ranking: Ranking, results: Sequence[Result]) -> Table:
-    """The scalings of a ranking of results, best first, and the floor of the text where it is known."""
+def ranking_tables(ranking: Ranking, results: Sequence[Result]) -> list[Table]:
+    """The scalings of a ranking of results, best first: by loss, and by every kind of question.
+
+    The floor of the text is the last row of the first, where it is known.
+    """
     loss = next(result for result in results if result.of("loss", "length"))
-    to, trained = f"{loss.target:,}", f"{loss.model['trained']:,}"
-    heads = ["", f"nats/token to {to}", "loss gain over baseline", f"nats/token to {trained}"]
-    heads.append("short-context cost")
-    if any(row.found for row in ranking.rows):
-        heads += [f"answer log-probability at {to}", "log-probability gain", f"found at {to}"]
     unscaled = {result.label for result in results if result.scaling is None}
-    rows = [_ranked(row, row is ranking.rows[0], row.label in unscaled) for row in ranking.rows]
+    losses = [_losses(row, row is ranking.rows[0], row.label in unscaled) for row in ranking.rows]
     for result in results:
         if result.label == FLOOR and (least := result.row("loss", length=result.target)):
-            rows.append([Cell(FLOOR), Cell(least.text, value=least.value), *[Cell("")] * len(heads)])
-    return Table("The ranking", [(head, "") for head in heads], [row[: len(heads)] for row in rows])
+            losses.append([Cell(FLOOR), Cell(least.text, value=least.value), *[Cell("")] * 3])
+    to, trained = f"{loss.target:,}", f"{loss.model['trained']:,}"
+    heads = ["", f"nats/token to {to}", "loss gain over baseline", f"nats/token to {trained}"]
+    tables = [_ranking("The ranking", [*heads, "short-context cost"], losses)]
+    if kinds := ranking.rows[0].answers:
+        asked = [_answers(row, kind, row.label in unscaled) for kind in kinds for row in ranking.rows]
+        heads = ["kind", "", f"found at {to}", "answer log-probability", "gain over baseline", "verdict"]
+        tables.append(_ranking("The answers, by kind of question", heads, asked, labels=2))
+    return tables
 
 
-def _ranked(row: Ranked, first: bool, baseline: bool) -> list[Cell]:
-    def gain(mean: Mean | None, text: Callable[[float], str]) -> Cell:
-        return Cell("", value=0.0) if baseline else _mean_cell(mean, text)
+def _ranking(caption: str, heads: Sequence[str], rows: list[list[Cell]], labels: int = 1) -> Table:
+    return Table(caption, [(head, "") for head in heads], rows, labels=labels)
 
+
+def _losses(row: Ranked, first: bool, baseline: bool) -> list[Cell]:
     return [
         Cell(row.label, value=row.label, best=first),
         _mean_cell(row.loss, "{:z.3f}".format),
-        gain(row.loss_gain, "{:+z.3f}".format),
+        _gain_cell(row.loss_gain, "{:+z.3f}".format, baseline),
         _mean_cell(row.short_context_loss, "{:.3f}".format)._replace(detail=""),
-        gain(row.short_context_cost, "{:+z.3f}".format),
-        _mean_cell(row.log_prob, "{:z.2f}".format),
-        gain(row.log_prob_gain, "{:+z.2f}".format),
-        _mean_cell(row.found, "{:.0%}".format),
+        _gain_cell(row.short_context_cost, "{:+z.3f}".format, baseline),
     ]
+
+
+def _answers(row: Ranked, kind: str, baseline: bool) -> list[Cell]:
+    answers = row.answers[kind]
+    low, high = answers.found.interval()
+    interval = "" if answers.found.missing else f"{low:.0%} to {high:.0%}"
+    share = f"{answers.found.value * answers.found.weight:.0f}/{answers.found.weight:.0f}"
+    return [
+        Cell(kind, value=kind),
+        Cell(row.label, value=row.label),
+        Cell(share, interval, answers.found.value),
+        _mean_cell(answers.log_prob, "{:z.2f}".format),
+        _gain_cell(answers.log_prob_gain, "{:+z.2f}".format, baseline),
+        Cell(answers.verdict, value=answers.verdict),
+    ]
+
+
+def _gain_cell(gain: Mean, text: Callable[[float], str], baseline: bool) -> Cell:
+    return Cell("", value=0.0) if baseline else _mean_cell(gain, text)

@@ -15,7 +15,7 @@ from ropepatch.evaluation.results import Result
 from ropepatch.evaluation.table import Cell, Table
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.report.printers import table_text
-from ropepatch.report.tables import ranking_table, tables_of
+from ropepatch.report.tables import ranking_tables, tables_of
 from ropepatch.report.verdict import Verdict
 
 
@@ -52,8 +52,8 @@ def print_ranking(
 
 def ranking_text(ranking: Ranking, results: Sequence[Result], width: int | None = None) -> str:
     """The scalings with their intervals, and the verdict, in lines of at most so many characters."""
-    table = table_text(ranking_table(ranking, results), width)
-    return "\n".join([table, "", *_folded(Verdict.of(ranking).lines, width)])
+    tables = [f"{table_text(table, width)}\n" for table in ranking_tables(ranking, results)]
+    return "\n".join([*tables, *_folded(Verdict.of(ranking).lines, width)])
 
 
 def _joined(comparison: Comparison) -> Table:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_results import adapted, asking, reading
+from made_results import adapted, asking, reading, row_of
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import BASELINE, FLOOR
@@ -78,7 +78,7 @@ def test_scalings_are_ordered_by_loss_and_told_apart_document_by_document():
     assert second.loss_gain.interval() == pytest.approx((1.95, 1.95))
     assert first.short_context_cost.value == pytest.approx(0.1)
     assert [row.helps for row in ranking.rows] == [True, True, False]
-    assert (last.loss_gain.value, last.log_prob, last.found) == (0, None, None)
+    assert (last.loss_gain.value, last.answers) == (0, {})
     assert ranking.recommended == "a"
     assert (
         "gains +2.000 (95 % interval +2.000 to +2.000) nats per token over the baseline" in ranking.advice[0]
@@ -113,8 +113,9 @@ def test_with_fewer_than_three_haystacks_answers_decide_nothing(loss, recommende
     answers = [asked(label, log_prob, (2, 2), 2) for label, log_prob in ((BASELINE, -9.0), ("a", -0.1))]
     ranking = ranked(read(BASELINE, 2.0), read("a", loss), *answers)
     assert ranking.recommended == recommended
-    assert ranking.advice[-1].startswith(
-        "Retrieval does not rank: 2 haystacks: no interval, which takes 1 more"
+    assert ranking.advice[-2:] == (
+        "passkey: not counted: 2 haystacks: no interval.",
+        "Retrieval does not rank: no kind of question counts.",
     )
     assert len(ranking.warnings) == 1
 
@@ -136,11 +137,12 @@ def test_better_answers_come_first_though_the_shares_found_and_the_losses_are_eq
     answers = [asked(label, [x + gain for x in deep], (4, 1)) for label, gain in labels.items()]
     ranking = ranked(*readings, *answers)
     assert [row.label for row in ranking.rows] == ["b", "a", BASELINE]
-    assert len({row.found.value for row in ranking.rows}) == 1
+    assert len({row.answers["passkey"].found.value for row in ranking.rows}) == 1
     assert ranking.recommended == "b"
-    assert "its answers at 1024 tokens gain +3.200" in ranking.advice[0]
-    assert "25% of 12" in ranking.advice[0]
-    assert any("finds 25% of the answers at 1024 tokens: train it" in line for line in ranking.advice)
+    assert "its answers gain +3.200" in ranking.advice[0]
+    assert any("At 1024 tokens it finds 25% of passkey: train it" in x for x in ranking.advice)
+    assert "passkey: the likeliest answers are those of b, which finds 25% of 12" in ranking.advice[-1]
+    assert ranking.advice[-1].endswith("; better than the baseline: a and b.")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,38 @@ def test_a_loss_breaks_the_tie_of_answers_that_do_not_differ_significantly():
         asked("b", [x - 0.1 for x in wave[::-1]], (4, 3)),
     )
     assert (ranking.recommended, ranking.rows[0].label) == ("b", "b")
-    assert [line for line in ranking.advice if line.startswith("More is found by a (100%), whose answers")]
+    assert "those of a, which finds 100% of 12" in ranking.advice[-1]
+    assert "not significantly above b;" in ranking.advice[-1]
+
+
+def test_kinds_whose_order_is_opposite_are_judged_apart():
+    """By both together nothing would differ."""
+    gains = {BASELINE: (0, 0), "a": (2, 0.5), "b": (0.5, 2), "worse": (2, -0.5)}
+    answers = [
+        replace(
+            one := asked(label, -3.0, {"number": (9, 5), "fact": (9, 5)}, 10),
+            rows=[
+                row_of("log_prob", row.at, [x + of[row.at["kind"] == "fact"] for x in (-3, -4, -5) * 3])
+                if row.measure == "log_prob" and row.length == 1024
+                else row
+                for row in one.rows
+            ],
+        )
+        for label, of in gains.items()
+    ]
+    ranking = ranked(*(read(label, 2.0) for label in gains), *answers)
+    verdicts = {row.label: [row.answers[kind].verdict for kind in ("number", "fact")] for row in ranking.rows}
+    assert verdicts == {
+        "a": ["better"] * 2,
+        "b": ["better"] * 2,
+        "worse": ["better", "worse"],
+        BASELINE: ["", ""],
+    }
+    assert {row.label for row in ranking.rows if row.helps} == {"a", "b"}
+    number, fact = ranking.advice[-2:]
+    assert "number: the likeliest answers are those of a, " in number
+    assert "fact: the likeliest answers are those of b, " in fact
+    assert fact.endswith("; better than the baseline: a and b; worse than the baseline: worse.")
 
 
 def test_only_kinds_count_that_the_baseline_knows_within_its_context():
@@ -175,13 +208,18 @@ def test_only_kinds_count_that_the_baseline_knows_within_its_context():
     losses = [read(BASELINE, 2.0), read("a", 2.0)]
     ranking = ranked(*losses, *answers)
     assert ranking.recommended == "a"
-    assert {round(row.found.weight) for row in ranking.rows} == {30}  # the facts, at three depths
+    assert {kind: a.verdict for kind, a in ranking.rows[0].answers.items()} == {
+        "fact": "better",
+        "chain": "not counted",
+    }
+    chain = "chain: not counted: within 256 tokens the unscaled model finds 9 of 30 (95 % interval "
+    assert ranking.advice[-1].startswith(chain)
     unknown = [
         asked(label, x, {"chain": (3, 5)}, 10, keys=4) for label, x in {BASELINE: -1, "a": -0.5}.items()
     ]
     assert ranked(*losses, *unknown).recommended is None
     advice = ranked(read(BASELINE, 2.0), read("a", 1.0), *unknown).advice
-    assert advice[-1].startswith("Retrieval does not rank: within 256 tokens")
+    assert advice[-1] == "Retrieval does not rank: no kind of question counts."
 
 
 def test_of_several_results_of_a_task_the_first_ranks_and_answers_count_if_all_were_asked():
@@ -239,7 +277,7 @@ def test_a_ranking_is_json_whose_numbers_are_finite(nats):
     base = read(BASELINE, [9.0] * len(inside), inside)
     ranking = ranked(base, read("a", nats, inside), asked(BASELINE, -1.0), asked("a", -0.5))
     written = json.loads(json.dumps(ranking.record(), allow_nan=False))
-    assert set(written) == {"rows", "recommended", "advice", "warnings"}
+    assert set(written) == {"rows", "recommended", "advice", "warnings", "not_counted"}
     assert {row["label"]: row["documents"] for row in written["rows"]} == dict.fromkeys(
         (BASELINE, "a"), len(inside)
     )

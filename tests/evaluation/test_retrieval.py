@@ -330,7 +330,7 @@ def test_a_mean_is_over_haystacks_of_a_length_a_kind_and_depths():
 def test_the_effective_length_demands_all_shorter_ones(found, reached):
     by_length = dict(zip((1024, 512, 256), found[::-1], strict=False))
     assert effective_length(by_length) == reached
-    assert (SOME.effective_length(), SOME.effective_length(0.8)) == (None, 64)
+    assert (SOME.effective_length(0.7), SOME.effective_length(0.6)) == (None, 64)  # of a kind 2 of 3
     with pytest.raises(RopepatchError, match="threshold"):
         SOME.effective_length(0)
 
@@ -410,18 +410,21 @@ def test_a_forecast_scales_a_short_row_by_what_every_row_costs(tiny, monkeypatch
 def test_rows_are_by_length_by_kind_and_by_depth():
     rows = {tuple(row.at.items()): row for row in retrieval_rows(SOME) if row.measure == "found"}
     assert [dict(at) for at in rows] == [
-        {"length": 64},
         {"kind": "number", "length": 64},
+        {"kind": "number", "length": 64, "depth": 0.3},
         {"kind": "fact", "length": 64},
-        {"length": 64, "depth": 0.3},
-        {"length": 64, "depth": 0.9},
-        {"length": 128},
+        {"kind": "fact", "length": 64, "depth": 0.9},
         {"kind": "number", "length": 128},
+        {"kind": "number", "length": 128, "depth": 0.1},
         {"kind": "fact", "length": 128},
-        {"length": 128, "depth": 0.1},
-        {"length": 128, "depth": 0.7},
+        {"kind": "fact", "length": 128, "depth": 0.7},
     ]
-    assert rows[("length", 64),].mean == SOME.found(64)
+    assert rows[("kind", "fact"), ("length", 64)].mean == SOME.found(64, "fact")
     logs = [row for row in retrieval_rows(SOME) if row.measure == "log_prob"]
-    assert [row.mean for row in logs[:2]] == [SOME.log_prob(64), SOME.log_prob(64, "number")]
-    assert len(logs) == 6
+    assert [row.mean for row in logs[:2]] == [SOME.log_prob(64, kind) for kind in ("number", "fact")]
+    assert len(logs) == 4
+    facts = Retrieval(tuple(answer for answer in SOME.answers if answer.kind == "fact"))
+    assert [dict(row.at) for row in retrieval_rows(facts) if "depth" not in row.at][:3:2] == [
+        {"length": 64},
+        {"kind": "fact", "length": 64},
+    ]

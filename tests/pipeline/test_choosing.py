@@ -217,7 +217,7 @@ def test_keys_that_the_tokenizer_cannot_write_are_left_out_with_one_warning(meas
     choice = ropepatch.choose(folder, to=1024, methods=["yarn"], text=tmp_path / "text.txt", say=lines.append)
     (warning,) = (line for line in lines if line.startswith("warning: no retrieval: "))
     assert choice.left_out == {"retrieval": warning.removeprefix("warning: no retrieval: ")}
-    assert (choice.method, choice.ranking.rows[0].found) == ("yarn", None)
+    assert (choice.method, choice.ranking.rows[0].answers) == ("yarn", {})
 
 
 def test_extend_with_auto_takes_the_best_and_shows_why_on_stderr(measured, run_here, tmp_path):

@@ -95,8 +95,8 @@ def test_before_and_after_meet_in_one_comparison_for_each_task(after):
         assert list(group.results) == [BASELINE, "yarn", "yarn + mine"]
         assert len({len(result.rows) for result in group.results.values()}) == 1
     assert reading.floor.label == FLOOR
-    assert reading.lengths() == [128, 256, 512]
-    assert asking.lengths() == [128, 512]
+    assert reading.lengths(*reading.main) == [128, 256, 512]
+    assert asking.lengths(*asking.main) == [128, 512]
 
 
 def test_the_adapted_model_is_what_stock_transformers_loads_and_says_whose_weights_it_has(

@@ -186,9 +186,7 @@ RANKED = Ranked(
     loss_gain=GAIN,
     short_context_loss=LOSS,
     short_context_cost=GAIN,
-    log_prob=None,
-    log_prob_gain=None,
-    found=None,
+    answers={},
     helps=True,
 )
 

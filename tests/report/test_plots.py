@@ -80,15 +80,15 @@ def test_what_is_far_from_the_best_leaves_the_picture_and_is_named_with_its_valu
 # Answers found
 
 
-def test_the_share_found_is_written_in_every_cell_by_kind_and_over_all_kinds_by_depth():
+def test_the_share_found_is_written_in_every_cell_by_kind_and_by_depth_of_each():
     of = {"number": [4, 2], "sentence": [2, 0]}
     figures = plots.figures([asking("baseline", of, lengths=(256, 512), depths=(0.1, 0.9))])
-    assert list(figures) == ["retrieval-kinds", "retrieval"]
-    by_kind, by_depth = (
+    assert list(figures) == ["retrieval", "retrieval-number", "retrieval-sentence"]
+    by_kind, _, by_depth = (
         {text.get_position(): text.get_text() for text in figure.axes[0].texts} for figure in figures.values()
     )
     assert by_kind == {(0, 0): "100%", (1, 0): "50%", (0, 1): "50%", (1, 1): "0%"}
-    assert by_depth == {(0, 0): "75%", (1, 0): "25%", (0, 1): "75%", (1, 1): "25%"}
+    assert by_depth == {(0, 0): "50%", (1, 0): "0%", (0, 1): "50%", (1, 1): "0%"}
 
 
 # What a scaling does

@@ -7,7 +7,7 @@ from made_results import asking, reading, row_of, spread
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.ranking import rank
 from ropepatch.evaluation.results import Row
-from ropepatch.report import print_ranking, ranking_table, results_tables
+from ropepatch.report import print_ranking, ranking_tables, results_tables
 
 
 def table(caption, *results):
@@ -81,12 +81,30 @@ def test_long_perplexity_has_its_interval_and_how_many_tokens_are_key():
 def test_kinds_of_questions_have_a_table_of_their_own_where_there_are_several():
     of = {"number": [4, 2, 0], "sentence": [4, 4, 3]}
     results = [asking("baseline", of), asking("yarn", {kind: [4] * 3 for kind in of}, method="yarn")]
-    found, log_probs = (one for one in results_tables(results) if one.heads[0] == ("Kind", ""))
-    assert [cell.text for cell in found.rows[2]] == ["number", "512", "50%", "100%"]
-    assert [cell.text for cell in found.rows[5]] == ["sentence", "1024", "75%", "100%"]
-    assert [cell.best for cell in found.rows[-1]] == [False] * 3 + [True]
-    assert [cell.text for cell in log_probs.rows[-2]] == ["number", "1024", "-3.00", "-0.10"]
-    assert not any(one.heads[0] == ("Kind", "") for one in results_tables([asking("baseline", [4, 2, 0])]))
+    _, found = table("Answers found, number", *results)
+    assert [cell.text for cell in found["baseline"]] == ["100%", "50%", "0%", "256"]
+    _, found = table("Answers found, sentence", *results)
+    assert [cell.text for cell in found["baseline"]] == ["100%", "100%", "75%", "512"]
+    assert [cell.best for cell in found["yarn"]] == [False, False, True, False]
+    _, log_probs = table("Log-probability of the answers, nats per token, number", *results)
+    assert [log_probs[name][2].text for name in ("baseline", "yarn")] == ["-3.00", "-0.10"]
+    heads, _ = table("The outcome at the target", *results)
+    assert [head for head in heads if "number" in head] == [
+        "Answers found, number",
+        "Effective length at 85.6%, number",
+        "Log-probability of the answers, nats per token, number",
+    ]
+    assert not any(one.caption == "Answers found" for one in results_tables(results))
+
+
+def test_a_kind_that_the_baseline_only_guesses_is_shown_with_the_reason_and_without_an_effective_length():
+    of = {"number": [9, 2, 0], "chain": [3, 9, 9]}
+    chain = [one for one in results_tables([asking("baseline", of, n=10, keys=4)]) if "chain" in one.caption]
+    why = "within 256 tokens the unscaled model finds 9 of 30 (95 % interval 12% to 56%), no more than by"
+    assert [one.caption.partition(" (")[2].partition(" guessing")[0] for one in chain] == [
+        f"not counted: {why}"
+    ] * 2
+    assert [len(one.heads) for one in chain] == [4, 4]
 
 
 # A ranking
@@ -105,22 +123,28 @@ ANSWERS = [
 
 
 def ranked(*results):
-    found = ranking_table(rank(results, base="baseline"), results)
-    return [name for name, _ in found.heads], {row[0].text: row[1:] for row in found.rows}
+    return [
+        ([name for name, _ in found.heads], {row[found.labels - 1].text: row for row in found.rows})
+        for found in ranking_tables(rank(results, base="baseline"), results)
+    ]
 
 
 def test_a_ranking_shows_loss_cost_and_answers_with_their_paired_differences():
-    heads, rows = ranked(*LOSSES, *ANSWERS)
-    assert len(heads) == 8
+    (_, rows), (_, answers) = ranked(*LOSSES, *ANSWERS)
     assert list(rows) == ["yarn", "linear", "baseline", "floor"]
-    assert lines(rows["yarn"][:4]) == [
+    assert lines(rows["yarn"][1:]) == [
         "2.000 (1.900 to 2.100)",
         "+7.000 (+7.000 to +7.000)",
         "1.250",
         "+0.250 (+0.250 to +0.250)",
     ]
-    assert [cell.text for cell in rows["yarn"][4:]] == ["-1.55", "+1.45", "50%"]
-    assert lines(rows["floor"]) == ["0.125"] + [""] * 6
+    assert lines(rows["floor"][1:]) == ["0.125"] + [""] * 3
+    assert [[cell.text for cell in row] for row in answers.values()] == [
+        ["passkey", "yarn", "30/60", "-1.55", "+1.45", "better"],
+        ["passkey", "linear", "15/60", "-2.27", "+0.72", "better"],
+        ["passkey", "baseline", "0/60", "-3.00", "", ""],
+    ]
+    assert len(ranked(*LOSSES)) == 1
 
 
 def test_ranking_and_advice_fit_the_screen(capsys, monkeypatch):

@@ -12,7 +12,7 @@ from scipy.special import stdtrit
 
 from ropepatch.attention import MAPS, make_map
 from ropepatch.evaluation.intervals import Mean
-from ropepatch.evaluation.results import MEASURES, Result, Row, joined
+from ropepatch.evaluation.results import MEASURES, Result, Row
 from ropepatch.scaling import make_scaling
 from ropepatch.scaling.rope import Rope
 
@@ -160,23 +160,19 @@ def asking(
     by_kind = correct if isinstance(correct, Mapping) else {"passkey": correct}
     rows: list[Row] = []
     for place, length in enumerate(lengths):
-        at_depth: dict[float, list[Row]] = {depth: [] for depth in depths}
-        of_kind: dict[str, list[Row]] = {"found": [], "log_prob": []}
         for kind, counts in by_kind.items():
             right = [[(i + d) % n < counts[place] for i in range(n)] for d in range(len(depths))]
-            for depth, found in zip(depths, right, strict=True):
-                at_depth[depth].append(row_of("found", {"length": length, "depth": depth}, found, 1))
             means = [sum(each) / len(depths) for each in zip(*right, strict=True)]
             logs: Sequence[float] = [-0.1 * mean - 3 * (1 - mean) for mean in means]
             if log_prob is not None:
                 stated = log_prob[place]
                 logs = [stated] * n if isinstance(stated, float | int) else stated
-            at = {"kind": kind, "length": length}
-            of_kind["found"].append(row_of("found", dict(at), means, len(depths)))
-            of_kind["log_prob"].append(row_of("log_prob", dict(at), logs, len(depths)))
-        rows += [joined(each, {"length": length}) for each in of_kind.values()]
-        rows += [row for each in of_kind.values() for row in each]
-        rows += [joined(each, {"length": length, "depth": depth}) for depth, each in at_depth.items()]
+            places = [{"length": length}] * (len(by_kind) == 1) + [{"kind": kind, "length": length}]
+            for at in places:
+                rows.append(row_of("found", dict(at), means, len(depths)))
+                rows.append(row_of("log_prob", dict(at), logs, len(depths)))
+            of_depths = zip(depths, right, strict=True)
+            rows += [row_of("found", places[0] | {"depth": depth}, found, 1) for depth, found in of_depths]
     given = {"kinds": list(by_kind), "haystacks": n, "keys": 1, "seed": 0, "text": None, "form": "plain"}
     settings = given | {"digest": "cafe", "lengths": list(lengths)} | parameters
     return result_of("retrieval", label, rows, settings, method=method, model=model, target=lengths[-1])

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ropepatch.attention import MAPS
 from ropepatch.evaluation.comparisons import Comparison, comparisons
-from ropepatch.evaluation.results import Result, Row, as_read
+from ropepatch.evaluation.results import Result, Row, Series, as_read
 from ropepatch.evaluation.tasks import TASKS
 from ropepatch.extension.record import Engine, Record
 from ropepatch.model.kinds import CODE
@@ -31,9 +31,9 @@ class Evidence(NamedTuple):
     before: str | None  # that of the base model's, where it was measured
     stem: str  # the name of the file of its figure, without its ending
 
-    def row(self, measure: str, length: int, name: str | None) -> Row | None:
-        """A measure of a result at a length."""
-        return self.group.results[name].row(measure, length=length) if name is not None else None
+    def row(self, series: Series, length: int, name: str | None) -> Row | None:
+        """What a result has of a series at a length."""
+        return self.group.results[name].row(series.measure, **series.at(length)) if name is not None else None
 
 
 @dataclass(frozen=True)

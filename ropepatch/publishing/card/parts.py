@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from ropepatch.evaluation.comparisons import Comparison
-from ropepatch.evaluation.results import Row, measure_of
+from ropepatch.evaluation.results import Row, Series
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.extension.record import Adaptation
 from ropepatch.model.config import LEGACY_KEYS
@@ -58,33 +58,33 @@ def _longest_run(text: str) -> int:
 
 
 def headline(model: Extended) -> str:
-    """What came out at the target, a sentence for every task that measures by length."""
+    """What came out at the target, a sentence for every series by length."""
     sentences = []
     for evidence in model.evidence:
-        measure = evidence.group.measure
-        if measure is not None and (own := evidence.group.last(evidence.own, measure)) is not None:
-            rows = {"this checkpoint": own}
-            if (before := evidence.row(measure, own.length, evidence.before)) is not None:
-                rows["the base model"] = before
-            sentences.append(plain(_sentence(evidence.group, measure, own.length, rows)))
+        for series in evidence.group.main:
+            if (own := evidence.group.last(evidence.own, series)) is not None:
+                rows = {"this checkpoint": own}
+                if (before := evidence.row(series, own.length, evidence.before)) is not None:
+                    rows["the base model"] = before
+                sentences.append(plain(_sentence(evidence.group, series, own.length, rows)))
     return " ".join(sentences)
 
 
-def _sentence(group: Comparison, measure: str, length: int, rows: Mapping[str, Row]) -> str:
-    """A measure of several models at a length."""
+def _sentence(group: Comparison, series: Series, length: int, rows: Mapping[str, Row]) -> str:
+    """A series of several models at a length."""
     figures = []
     for name, row in rows.items():
         details = []
-        if measure == "loss" and row.value is not None:
+        if series.measure == "loss" and row.value is not None:
             details.append(f"perplexity {perplexity_text(row.value)}")
-        if measure == "found":
+        if series.measure == "found":
             details.append(f"n = {row.n:,}")
         if row.interval:
             details.append(f"95 % interval {row.interval}")
         figures.append(f"{name} {row.text}" + (f" ({', '.join(details)})" if details else ""))
     text = group.parameters.get("text")
-    of = f" of {text}" if text and measure == "loss" else ""
-    return f"{measure_of(measure).title} at {length:,} tokens{of}: {', '.join(figures)}."
+    of = f" of {text}" if text and series.measure == "loss" else ""
+    return f"{series.title} at {length:,} tokens{of}: {', '.join(figures)}{group.reservation(series)}."
 
 
 def warnings(model: Extended) -> list[str]:
@@ -134,14 +134,13 @@ def old_context(model: Extended) -> Iterator[str]:
     """What the extension did to what the model could before."""
     window = model.record.original_max_position_embeddings
     for evidence in model.evidence:
-        if (measure := evidence.group.measure) is None:
-            continue
-        own, before = (evidence.row(measure, window, name) for name in (evidence.own, evidence.before))
-        if own is not None and before is not None:
-            text = evidence.group.parameters.get("text")
-            of = f" of {plain(text)}" if text else ""
-            then, now = (plain(row_cell(row).line) for row in (before, own))
-            yield f"{measure_of(measure).title} at {window:,} tokens{of}: {then} before, {now} after."
+        for series in evidence.group.main:
+            own, before = (evidence.row(series, window, name) for name in (evidence.own, evidence.before))
+            if own is not None and before is not None:
+                text = evidence.group.parameters.get("text")
+                of = f" of {plain(text)}" if text else ""
+                then, now = (plain(row_cell(row).line) for row in (before, own))
+                yield f"{series.title} at {window:,} tokens{of}: {then} before, {now} after."
     if model.record.adaptation:
         gate = model.record.adaptation.gate
         change = f"{gate.base:.3f} nats per token before, {gate.now:.3f} after ({gate.increase:+.2%})"

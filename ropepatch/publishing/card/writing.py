@@ -188,20 +188,21 @@ def _results(evidence: Evidence) -> Iterator[EvalResult]:
     group, own = evidence.group, evidence.group.results[evidence.own]
     identity = task_of(group.task).identity
     settings = {key: value for key in identity if (value := group.parameters.get(key)) is not None}
+    counted = [series for series in group.series if not group.reservation(series)]
+    last = [group.last(evidence.own, series) for series in counted]
     for row in own.rows:
         length = row.at.get("length")
-        last = group.last(evidence.own, row.measure)
-        if row.value is None or ("task" not in row.at and row is not last):
+        if row.value is None or ("task" not in row.at and not any(row is one for one in last)):
             continue
         dataset = one_line(row.at.get("task") or group.parameters.get("text") or "generated text")
-        name = one_line(measure_of(row.measure).hub)
+        name = one_line(", ".join(filter(None, [measure_of(row.measure).hub, str(row.at.get("kind", ""))])))
         stated = {**row.at, "n": row.n, **({} if "task" in row.at else settings)}
         yield EvalResult(
             task_type="text-generation",
             task_name="Text Generation",
             dataset_type=dataset,
             dataset_name=dataset,
-            metric_type=name,
+            metric_type=one_line(measure_of(row.measure).hub),
             metric_name=f"{name} at {length:,} tokens" if length else name,
             metric_value=round(row.value, DIGITS),
             metric_args={k: one_line(v) if isinstance(v, str) else v for k, v in stated.items()},

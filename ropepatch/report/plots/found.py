@@ -24,9 +24,14 @@ AXES = {  # by key of the rows: the name of the axis, and inches that its ticks 
 }
 
 
-def plot_found(comparison: Comparison, by: Literal["depth", "kind"]) -> Figure:
-    """The share of answers found by length and depth or kind, one map per result."""
-    tables = comparison.rows("found", "length", by)
+def plot_found(comparison: Comparison, by: Literal["depth", "kind"], of: str | None = None) -> Figure:
+    """The share of answers found by length and depth or kind, one map per result; by depth of one kind."""
+    keys = dict.fromkeys(["length", by, *(["kind"] if of else [])])
+    found = comparison.rows("found", *keys)
+    tables = {
+        name: [row for row in rows if row.at.get("kind") == of or by == "kind"]
+        for name, rows in found.items()
+    }
     cells = [row for rows in tables.values() for row in rows]
     lengths = sorted({row.length for row in cells})
     places = list(dict.fromkeys(row.at[by] for row in cells))
@@ -51,7 +56,11 @@ def plot_found(comparison: Comparison, by: Literal["depth", "kind"]) -> Figure:
         skipped = 2 if len(lengths) > 9 else 1
         ticks = ["" if (len(lengths) - 1 - k) % skipped else short_length(n) for k, n in enumerate(lengths)]
         panels[0].set_xticks(range(len(lengths)), ticks)
-        names = [at if isinstance(at, str) else f"{at:.0%}" for at in places]
+        left_out = comparison.not_counted
+        names = [
+            f"{at:.0%}" if not isinstance(at, str) else f"{at}\n(not counted)" if at in left_out else at
+            for at in places
+        ]
         panels[0].set_yticks(range(len(places)), names)
         for axes in panels[len(tables) :]:
             axes.set_visible(False)
@@ -69,7 +78,8 @@ def plot_found(comparison: Comparison, by: Literal["depth", "kind"]) -> Figure:
         figure.supylabel(label, color=QUIET, fontsize=9)
         trials = sorted({row.n for row in cells})
         each = " to ".join(map(str, dict.fromkeys((trials[0], trials[-1]))))
-        title = f"{shown(comparison.model)}: answers found, of {each} in each cell"
+        asked = f" to {of}" if of else ""
+        title = f"{shown(comparison.model)}: answers{asked} found, of {each} in each cell"
         figure.suptitle(title, x=0.01, ha="left", color=QUIET, fontsize=9)
     return figure
 

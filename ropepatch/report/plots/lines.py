@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from ropepatch.evaluation.results import Series
 from ropepatch.report.plots.style import DASHES, FAINT, LABEL, Look, canvas, length_axis, name_lines, shown
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def plot_perplexity(comparison: Comparison, look: Mapping[str, Look]) -> Figure:
 
     What is far above the best line leaves the picture and is named with its last value.
     """
-    lengths = comparison.lengths("loss")
+    lengths = comparison.lengths(Series("loss"))
     figure = _figure(
         comparison,
         look,

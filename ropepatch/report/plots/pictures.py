@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Changes = Sequence[tuple[Rescaling, Look]]
 BANDS = "bands: 95 % intervals"
+BY_DEPTH = "Share of answers found, by the prompt's length and the depth of the needle"
 DRAWINGS: Mapping[tuple[str, ...], tuple[str, Callable[[Comparison, Mapping[str, Look]], Figure], str]] = {
     # By measure and what it is at: name, function and caption
     ("loss", "length"): (
@@ -42,10 +43,10 @@ DRAWINGS: Mapping[tuple[str, ...], tuple[str, Callable[[Comparison, Mapping[str,
     ("found", "length", "depth"): (
         "retrieval",
         lambda comparison, look: plot_found(comparison, "depth"),
-        "Share of answers found, by the prompt's length and the depth of the needle",
+        BY_DEPTH,
     ),
     ("found", "kind", "length"): (
-        "retrieval-kinds",
+        "retrieval",
         lambda comparison, look: plot_found(comparison, "kind"),
         "Share of answers found, by the kind of question and the prompt's length",
     ),
@@ -141,12 +142,16 @@ def pictures_of_results(comparison: Comparison, look: Mapping[str, Look]) -> lis
     adapted = any(result.adapted for result in comparison.results.values())
     then = " before the adaptation" * adapted  # when the trained context was that
     trained = f"the trained context of {short_length(comparison.trained)} tokens{then}"
-    several = len(comparison.parameters.get("kinds") or ()) > 1
+    several = len(comparison.kinds) > 1
     pictures = []
     for measure, keys in comparison.kinds_of_rows():
         if (measure, *keys) in DRAWINGS and (several or "kind" not in keys):
             name, draw, caption = DRAWINGS[measure, *keys]
             pictures.append(Picture(name, draw(comparison, look), f"{caption}; dashed: {trained}."))
+    if ("found", ("kind", "length", "depth")) in comparison.kinds_of_rows():
+        for kind in comparison.kinds:
+            caption = f"{kind}: {BY_DEPTH}; dashed: {trained}."
+            pictures.append(Picture(f"retrieval-{kind}", plot_found(comparison, "depth", kind), caption))
     return pictures
 
 
