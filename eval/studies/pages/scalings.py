@@ -1,0 +1,84 @@
+"""Scalings of the study of pages that have parameters: files that stand for a method.
+
+    python eval/studies/pages/scalings.py MODEL --to 16k --out yarn-tuned.json
+
+The file is named for what it holds. `linear-8`: every pair slowed 8 times, whatever the target; as Gemma 3's
+larger sizes were extended, on their global layers. `ntk-reaching`: NTK with the factor at which the first
+pair that makes no whole turn within the window is slowed as much as the target needs; by the usual factor
+that pair is slowed less. `yarn-tuned`: YaRN with the betas whose answers are best at the target, of a grid,
+on fairy tales, which no page is of.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import ropepatch
+from ropepatch.extension.planning import Plan
+from ropepatch.scaling import Scaling, make_scaling
+from ropepatch.scaling.file import write_scaling
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
+
+from study import SHARED
+
+FAST, SLOW = (16.0, 32.0, 64.0, 128.0), (0.5, 1.0, 2.0, 4.0)
+HAYSTACKS, KEYS, SEED = 3, 8, 1000
+Found = tuple[Scaling, dict[str, object] | None]  # a scaling, and how it was found
+
+
+def linear(plan: Plan) -> Found:
+    """Every pair slowed 8 times."""
+    return make_scaling("linear", factor=8.0), None
+
+
+def reaching(plan: Plan) -> Found:
+    """NTK with the factor that reaches the target."""
+    rope, need = plan.rope, plan.target / plan.rope.original_max_position_embeddings
+    turns = rope.original_max_position_embeddings / (2 * math.pi)
+    pair = math.ceil(rope.rotary_dim / 2 * math.log(turns) / math.log(rope.rope_theta))
+    factor = need ** ((rope.rotary_dim - 2) / (2 * pair))
+    return make_scaling("ntk", factor=factor), {"pair": pair}
+
+
+def tuned(plan: Plan) -> Found:
+    """YaRN with the betas of the grid whose answers are best."""
+    texts = [file.read_text(encoding="utf-8") for file in sorted((SHARED / "texts" / "fairytales").iterdir())]
+    model, tokenizer = ropepatch.load(plan.model)
+    how = {"lengths": [plan.target], "haystacks": HAYSTACKS, "keys": KEYS, "seed": SEED, "texts": texts}
+    found = {}
+    for fast, slow in product(FAST, SLOW):
+        with ropepatch.patch(model, "yarn", to=plan.target, beta_fast=fast, beta_slow=slow):
+            found[fast, slow] = ropepatch.retrieve(model, tokenizer, **how).log_prob(plan.target).value
+        print(f"betas {fast:g}, {slow:g}: {found[fast, slow]:.4f}", file=sys.stderr, flush=True)
+    fast, slow = max(found, key=found.__getitem__)
+    answers = {f"{fast:g}, {slow:g}": round(value, 4) for (fast, slow), value in found.items()}
+    factor = plan.target / plan.rope.original_max_position_embeddings
+    return make_scaling("yarn", factor=factor, beta_fast=fast, beta_slow=slow), {"answers": answers}
+
+
+SCALINGS: dict[str, Callable[[Plan], Found]] = {
+    "linear-8": linear,
+    "ntk-reaching": reaching,
+    "yarn-tuned": tuned,
+}
+
+
+def main() -> None:
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--to", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    plan = ropepatch.plan(given.model, to=given.to, method="none")
+    scaling, fit = SCALINGS[given.out.stem](plan)
+    write_scaling(given.out, scaling, plan.rope, plan.target, fit=fit)
+
+
+if __name__ == "__main__":
+    main()
