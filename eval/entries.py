@@ -19,6 +19,7 @@ from study import SHARED, Row, Rows  # noqa: E402
 CPU, CUDA = "cpu", "cuda"
 PAGES = "eval/studies/pages"
 SMOLLM2, GEMMA = "smollm2", "gemma3-270m"
+Minutes = tuple[float | None, float | None]  # of a CPU, and of a GPU; None: not there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class Entry:
 
     title: str
     command: Sequence[str | Path]
-    minutes: tuple[float | None, float | None]
+    minutes: Minutes
     makes: Path | None = None
     needs: Sequence[Path] = ()
     rows: int = 1
@@ -104,25 +105,26 @@ def entries(models: Path) -> Iterator[Entry]:
     )
     yield making(models / SMOLLM2, SHARED / "checkpoints" / "smollm2-135m-instruct" / "make.py")
     free = ("baseline", "yarn", "llama3", "ntk", "rerope", "dca", "self-extend")
-    yield from pages(models, SMOLLM2, "16k", 8, free, (12, 0.1))
-    yield from pages(models, SMOLLM2, "16k", 8, ("yarn-tuned.json", "ntk-reaching.json"), (12, 0.1))
-    yield from pages(models, SMOLLM2, "16k", 8, ("fit.json",), (12, 0.1))
-    yield Entry(
-        title="kernel of the remappings",
-        command=["eval/benchmarks/attention_cost.py", "--device", CUDA],
-        minutes=(None, 0.8),
-    )
+    yield from pages(models, SMOLLM2, "16k", free, (12, 0.1))
+    yield from pages(models, SMOLLM2, "16k", ("yarn-tuned.json", "ntk-reaching.json"), (12, 0.1))
+    yield from pages(models, SMOLLM2, "16k", ("fit.json",), (12, 0.1))
     yield Entry(
         title="training steps of 1B, 3B and 8B",
         command=["eval/benchmarks/step_cost.py"],
         minutes=(None, 0.7),
     )
-    yield from pages(models, SMOLLM2, "16k", 8, ("student",), (12, 0.1))
+    yield Entry(
+        title="kernel of the remappings",
+        command=["eval/benchmarks/attention_cost.py", "--device", CUDA],
+        minutes=(None, 0.5),
+    )
+    yield from pages(models, SMOLLM2, "16k", ("student",), (12, 0.1))
     yield making(models / GEMMA, f"{PAGES}/gemma3_270m.py")
-    yield from pages(models, GEMMA, "64k", 4, ("baseline", "yarn", "linear-8.json"), (60, 0.5))
-    yield from pages(models, GEMMA, "64k", 4, ("fit.json",), (60, 0.5))
-    yield from pages(models, SMOLLM2, "32k", 8, ("baseline", "yarn", "rerope", "dca"), (40, 0.3))
-    yield from pages(models, SMOLLM2, "32k", 8, ("fit.json", "student"), (40, 0.3))
+    yield from pages(models, GEMMA, "64k", ("baseline", "yarn", "linear-8.json"), (60, 0.5), first=4)
+    yield from pages(models, GEMMA, "64k", ("fit.json",), (60, 0.5), first=4)
+    yield from pages(models, SMOLLM2, "32k", ("baseline", "yarn", "rerope", "dca"), (40, 0.3))
+    yield from pages(models, SMOLLM2, "32k", ("fit.json", "student"), (40, 0.3))
+    yield from pages(models, GEMMA, "64k", ("baseline", "yarn", "linear-8.json", "fit.json"), (None, 0.5))
     yield from on_cpu(models / "work")
 
 
@@ -132,9 +134,9 @@ def making(out: Path, script: str | Path) -> Entry:
 
 
 def pages(
-    models: Path, name: str, to: str, count: int, methods: Sequence[str], minutes: tuple[float, float]
+    models: Path, name: str, to: str, methods: Sequence[str], minutes: Minutes, *, first: int = 8
 ) -> Iterator[Entry]:
-    """Pages of a model under methods; those that are files or a student are made before."""
+    """Pages of a model under methods, some or all eight; files and students are made before."""
     model, place = models / name, models / f"{name}-{to}"
     made = {method: place / method for method in methods if method in MAKERS or method.endswith(".json")}
     for method, out in made.items():
@@ -142,19 +144,23 @@ def pages(
         command = [*words, model, "--to", to, "--out", out]
         title = f"{name} to {to}, {out.stem}, made"
         yield Entry(title=title, command=command, minutes=taken, makes=out, needs=[model])
-    named = [str(made.get(method, method)) for method in methods]
-    words = [model, "--to", to, "--pages", str(count), "--methods", ",".join(named), "--dtype", "bfloat16"]
+    named = ",".join(str(made.get(method, method)) for method in methods)
+    words = [model, "--to", to, "--methods", named, "--dtype", "bfloat16"]
+    words += ["--json", f"eval/results/{name}.json"]
+    if first < 8:
+        words += ["--only", *(f"page={number}" for number in range(first))]
     yield Entry(
-        title=f"{name} to {to}, pages: {', '.join(methods)}",
-        command=[f"{PAGES}/pages_study.py", *words, "--json", f"eval/results/{name}.json"],
+        title=f"{name} to {to}, {first} pages: {', '.join(methods)}",
+        command=[f"{PAGES}/pages_study.py", *words],
         minutes=minutes,
         needs=[model, *made.values()],
-        rows=count * len(methods),
+        rows=first * len(methods),
     )
 
 
-SCALING = [f"{PAGES}/scalings.py"], (60, 1)
+SCALING = [f"{PAGES}/scalings.py"], (0.1, 0.1)
 MAKERS = {
+    "yarn-tuned.json": (SCALING[0], (90, 1)),
     "fit.json": (["-m", "ropepatch", "fit"], (180, 5)),
     "student": (["-m", "ropepatch", "extend", "--distil"], (600, 9)),
 }

@@ -34,7 +34,7 @@ START = 0.3  # minutes until a command measures
 SAVES = 60  # seconds that an interrupted command has to save
 
 
-class Desk:
+class Agenda:
     """The entries, and what of them is left.
 
     Args:
@@ -58,14 +58,15 @@ class Desk:
                 minutes = entry.open(self.gpu)
             except (Exception, SystemExit) as error:  # of whatever kind: the others go on
                 why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            if entry.makes and why:
-                blocked[entry.makes] = f"{entry.title}: {why}"
-            if minutes:
+            if minutes and (entry.makes is None or entry.makes not in blocked):
                 yield entry, minutes, why
+            if entry.makes:
+                blocked[entry.makes] = why and f"{entry.title}: {why}"
 
     def table(self, minutes: float) -> str:
         """What is left, and how much of it fits into so many minutes."""
-        lines, remaining, there = [f"{'minutes':>8} {'rows':>5} {'fit':>5}"], minutes, set[Path]()
+        lines, there = [f"{'minutes':>8} {'rows':>5} {'fit':>5}"], set[Path]()
+        remaining, in_all = minutes, 0.0
         for entry, taken, why in self.left():
             fitting, spent = 0, START
             if not why and all(place.exists() or place in there for place in entry.needs):
@@ -78,7 +79,8 @@ class Desk:
             rows = "–" if entry.makes else len(taken)
             what = entry.title + (f" (blocked: {why})" if why else "")
             lines.append(f"{sum(taken) + START:8.1f} {rows:>5} {fitting:>5} {what}")
-        return "\n".join(lines) if len(lines) > 1 else "nothing is left"
+            in_all += sum(taken) + START
+        return "\n".join([*lines, f"{in_all:8.1f} in all"]) if in_all else "nothing is left"
 
     def run(self, minutes: float, logs: Path) -> None:
         """Run what fits, the best first."""
@@ -161,20 +163,20 @@ def main(words: Sequence[str] | None = None) -> None:
     if given.device == CUDA and not there and not given.dry_run:
         parser.error("there is no GPU here")
     gpu = given.device == CUDA if given.device else there
-    desk = Desk([*entries(given.models.absolute())], gpu)
+    agenda = Agenda([*entries(given.models.absolute())], gpu)
     if given.dry_run:
-        print(desk.table(given.minutes))
+        print(agenda.table(given.minutes))
         return
     logs = given.models / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        desk.run(given.minutes, logs)
+        agenda.run(given.minutes, logs)
     except KeyboardInterrupt:
-        print(f"interrupted; the same command goes on. Left:\n{desk.table(math.inf)}")
+        print(f"interrupted; the same command goes on. Left:\n{agenda.table(math.inf)}")
         sys.exit(130)
-    print(f"Left:\n{desk.table(math.inf)}")
-    sys.exit(bool(desk.failed))
+    print(f"Left:\n{agenda.table(math.inf)}")
+    sys.exit(bool(agenda.failed))
 
 
 if __name__ == "__main__":

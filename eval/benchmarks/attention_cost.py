@@ -49,7 +49,7 @@ SHAPE: dict[str, Any] = {
 NAMES = (STOCK, *MAPS)
 GPU = torch.cuda.is_available()
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
-TOKENS = (8192, 32768, 131072, 16384, 65536) if GPU else (2048, 4096)
+TOKENS = {"cpu": (2048, 4096), "cuda": (8192, 32768, 131072, 16384, 65536)}
 
 
 def make_model() -> LlamaForCausalLM:
@@ -113,12 +113,14 @@ def measure_memory(name: str, tokens: str | int) -> float:
 
 
 def cases(given: Namespace) -> Iterator[Row]:
-    for tokens in given.tokens:
-        yield from ({"device": DEVICE, "tokens": tokens, "map": name} for name in NAMES)
+    for tokens in given.tokens or TOKENS[given.device]:
+        yield from ({"device": given.device, "tokens": tokens, "map": name} for name in NAMES)
 
 
 def measure(case: Row, given: Namespace) -> Row:
     name, tokens = case["map"], case["tokens"]
+    if case["device"] != DEVICE:
+        raise SystemExit(f"error: this process computes on {DEVICE}, expected {case['device']}")
     try:
         found = timed(name, tokens, given.rounds)
         memory = measure_memory(name, tokens) if GPU else in_own_process(name, str(tokens))
@@ -142,7 +144,8 @@ def timed(name: str, tokens: int, rounds: int) -> dict[str, list[dict[str, float
 
 
 def more(parser: ArgumentParser) -> None:
-    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="that are read")
+    parser.add_argument("--device", choices=TOKENS, default=DEVICE, help="a GPU, if there is one")
+    parser.add_argument("--tokens", type=int, nargs="+", help="that are read")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.set_defaults(threads=1)
 
