@@ -20,6 +20,7 @@ import sys
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -133,6 +134,8 @@ class Agenda:
                     interrupt(child)
         if entry.makes and not code:
             partial.rename(entry.makes)
+            with suppress(OSError):  # others are begun
+                partial.parent.rmdir()
         return code
 
 

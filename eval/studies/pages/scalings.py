@@ -6,12 +6,14 @@ The file is named for what it holds. `linear-8`: every pair slowed 8 times, what
 larger sizes were extended, on their global layers. `ntk-reaching`: NTK with the factor at which the first
 pair that makes no whole turn within the window is slowed as much as the target needs; by the usual factor
 that pair is slowed less. `yarn-tuned`: YaRN with the betas whose answers are best at the target, of a grid,
-on fairy tales, which no page is of.
+on fairy tales, which no page is of. `fit-novels`: what `ropepatch fit` learns in seven minutes from novels
+that no page reads, for a model that takes too long to write documents of its window; it resumes.
 """
 
 from __future__ import annotations
 
 import math
+import shutil
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable
@@ -25,19 +27,21 @@ from ropepatch.scaling.file import write_scaling
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
-from study import SHARED
+from pages_study import NOVELS, PAGES
+from study import SHARED, said
 
 FAST, SLOW = (16.0, 32.0, 64.0, 128.0), (0.5, 1.0, 2.0, 4.0)
 HAYSTACKS, KEYS, SEED = 3, 8, 1000
+MINUTES = 7  # of a fit
 Found = tuple[Scaling, dict[str, object] | None]  # a scaling, and how it was found
 
 
-def linear(plan: Plan) -> Found:
+def linear(plan: Plan, out: Path) -> Found:
     """Every pair slowed 8 times."""
     return make_scaling("linear", factor=8.0), None
 
 
-def reaching(plan: Plan) -> Found:
+def reaching(plan: Plan, out: Path) -> Found:
     """NTK with the factor that reaches the target."""
     rope, need = plan.rope, plan.target / plan.rope.original_max_position_embeddings
     turns = rope.original_max_position_embeddings / (2 * math.pi)
@@ -46,7 +50,7 @@ def reaching(plan: Plan) -> Found:
     return make_scaling("ntk", factor=factor), {"pair": pair}
 
 
-def tuned(plan: Plan) -> Found:
+def tuned(plan: Plan, out: Path) -> Found:
     """YaRN with the betas of the grid whose answers are best."""
     texts = [file.read_text(encoding="utf-8") for file in sorted((SHARED / "texts" / "fairytales").iterdir())]
     model, tokenizer = ropepatch.load(plan.model)
@@ -62,7 +66,20 @@ def tuned(plan: Plan) -> Found:
     return make_scaling("yarn", factor=factor, beta_fast=fast, beta_slow=slow), {"answers": answers}
 
 
-SCALINGS: dict[str, Callable[[Plan], Found]] = {
+def fitted(plan: Plan, out: Path) -> Found:
+    """What a fit learns from the other novels."""
+    texts, work = out.parent / "novels", out.parent / "fit"
+    texts.mkdir(parents=True, exist_ok=True)
+    for file in sorted(NOVELS.glob("*.txt"))[2 * PAGES :]:  # a page reads one or two
+        shutil.copyfile(file, texts / file.name)
+    found = ropepatch.fit(plan.model, to=plan.target, text=texts, minutes=MINUTES, work=work, say=said)
+    shutil.rmtree(texts)
+    shutil.rmtree(work, ignore_errors=True)
+    return found.scaling, found.record
+
+
+SCALINGS: dict[str, Callable[[Plan, Path], Found]] = {
+    "fit-novels": fitted,
     "linear-8": linear,
     "ntk-reaching": reaching,
     "yarn-tuned": tuned,
@@ -76,7 +93,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     plan = ropepatch.plan(given.model, to=given.to, method="none")
-    scaling, fit = SCALINGS[given.out.stem](plan)
+    scaling, fit = SCALINGS[given.out.stem](plan, given.out)
     write_scaling(given.out, scaling, plan.rope, plan.target, fit=fit)
 
 
