@@ -72,12 +72,26 @@ def pages_cost() -> str:
     )
 
 
+def smollm2_outcome() -> pages_tables.Outcome:
+    """What SmolLM2 finds on long pages."""
+    return pages_tables.Outcome(rows("smollm2"), *SMOLLM2)
+
+
+def smollm2(make: Callable[[pages_tables.Outcome], str]) -> str:
+    """A table of what SmolLM2 finds on long pages, and under it how it was measured."""
+    outcome = smollm2_outcome()
+    model = "SmolLM2-135M-Instruct (134,515,008 parameters, window 8,192), plain prompts"
+    command = "python eval/studies/pages/pages_study.py SMOLLM2 --to 16k --dtype bfloat16"
+    file = "`eval/results/smollm2.json`"
+    return f"{make(outcome)}\n\n{pages_tables.measured(result('smollm2'), outcome, model, command, file)}"
+
+
 BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
     "README.md": {
         "adaptation": measured.adaptation_in_short,
         "engines-in-short": lambda: engines_study.in_short(rows("engines")),
-        "smollm2-answers": lambda: pages_tables.answers_table(rows("smollm2"), SMOLLM2[1]),
-        "smollm2-in-short": lambda: pages_tables.in_short(rows("smollm2"), SMOLLM2[1]),
+        "smollm2-answers": lambda: smollm2(pages_tables.answers_tables),
+        "smollm2-in-short": lambda: pages_tables.in_short(smollm2_outcome()),
     },
     "docs/start.md": {"demo": measured.demo},
     "docs/guides/adapt.md": {"adaptation": measured.adaptation_in_short},
@@ -121,9 +135,9 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
     },
     f"{STUDIES}/pages/pages.md": {
         "pages-cost": pages_cost,
-        "smollm2-answers": lambda: pages_tables.answers_table(rows("smollm2"), SMOLLM2[1]),
-        "smollm2-differences": lambda: pages_tables.differences_table(rows("smollm2"), *SMOLLM2),
-        "smollm2-pairs": lambda: pages_tables.pairs_table(rows("smollm2"), SMOLLM2[1]),
+        "smollm2-answers": lambda: smollm2(pages_tables.answers_tables),
+        "smollm2-contrasts": lambda: smollm2(pages_tables.contrasts_table),
+        "smollm2-losses": lambda: smollm2(pages_tables.losses_table),
     },
     f"{STUDIES}/distil/distil.md": {
         "distil": lambda: distil_study.distil_table(rows("distil")),

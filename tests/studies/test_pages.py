@@ -5,16 +5,19 @@ import json
 import pages_study
 import pages_tables
 import pytest
-from pages_tables import KINDS
+from pages_study import KINDS
 from tiny_models import tiny_model
 
 import ropepatch
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.evaluation.retrieval import ask
+from ropepatch.scaling import YaRN
+from ropepatch.scaling.file import write_scaling
 
 # End to end
 
 TARGET = 512
+GIVEN = "yarn:beta_fast=16:beta_slow=2"
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +30,9 @@ def command(tiny, tmp_path_factory):
         (place / "texts" / f"{number}.txt").write_text(text, encoding="utf-8")
     extended = ropepatch.extend("tiny", place / "extended", to=TARGET, say=lambda line: None).folder
     words = ["tiny", "--to", "2x", "--lengths", f"256,{TARGET}", "--pages", "3", "--keys", "2"]
-    words += ["--texts", place / "texts", "--methods", f"baseline,yarn,{extended}"]
+    rope = ropepatch.plan("tiny", TARGET).rope
+    file = write_scaling(place / "tuned.json", YaRN(factor=2.0, beta_fast=16, beta_slow=2), rope, TARGET)
+    words += ["--texts", place / "texts", "--methods", f"baseline,yarn,{extended},{GIVEN},{file}"]
     file = place / "rows.json"
     return [*map(str, words), "--json", str(file)], file
 
@@ -45,8 +50,8 @@ def dry_run(words, capsys):
 def test_the_command_resumes_and_reads_what_its_dry_run_says(command, tiny, capsys, monkeypatch):
     words, file = command
     ahead = dry_run(words, capsys)
-    assert ahead["readings"] == 9
-    assert ahead["questions"] == 9 * 2 * 2 * 2
+    assert ahead["readings"] == 15
+    assert ahead["questions"] == 15 * 2 * 2 * 2
     assert not file.exists()
     read, tokens, usual = [], 0, pages_study.measured
 
@@ -66,10 +71,10 @@ def test_the_command_resumes_and_reads_what_its_dry_run_says(command, tiny, caps
     with pytest.raises(KeyboardInterrupt):
         pages_study.main(words)
     left = dry_run(words, capsys)
-    assert left["readings"] == 5
-    assert left["prompts"] == 4
+    assert left["readings"] == 11
+    assert left["prompts"] == 8
     pages_study.main(words)
-    assert len(read) == 9
+    assert len(read) == 15
     again = 256 + TARGET  # the first answers of a method, checked by both runs
     assert 0.85 * ahead["tokens"] < tokens - again <= ahead["tokens"]
     printed = capsys.readouterr().out
@@ -77,17 +82,18 @@ def test_the_command_resumes_and_reads_what_its_dry_run_says(command, tiny, caps
     assert capsys.readouterr().out == printed
     assert dry_run(words, capsys)["tokens"] == 0
     rows = json.loads(file.read_text())["rows"]
-    assert len({(row["method"], row["page"], row["novel"]) for row in rows}) == 9
-    by_method = pages_tables.by_method(rows, TARGET)
+    assert len({(row["method"], row["page"], row["novel"]) for row in rows}) == 15
+    outcome = pages_tables.Outcome(rows, 256, TARGET)
     own = {"seconds", "method", "recorded"}
-    for page, row in by_method["extended"].items():  # a checkpoint, beside the patched model
-        patched = by_method["yarn"][page]
-        assert {k: row[k] for k in row.keys() - own} == {k: patched[k] for k in patched.keys() - own}
-    loss = pages_tables.differences_table(rows, 256, TARGET).splitlines()[2].split(" | ")[3]
-    assert loss.startswith("-")
-    assert loss.endswith("*")
-    with pytest.raises(SystemExit, match="differs in keys"):
-        pages_study.main([*words, "--methods", "linear", "--keys", "1"])
+    for other, method in (("extended", "yarn"), ("tuned", GIVEN)):  # a checkpoint, and a scaling file
+        for page, row in outcome.methods[other].items():
+            patched = outcome.methods[method][page]
+            assert {k: row[k] for k in row.keys() - own} == {k: patched[k] for k in patched.keys() - own}
+    assert outcome.methods[GIVEN][0]["losses"] != outcome.methods["yarn"][0]["losses"]
+    assert pages_tables.losses_table(outcome).splitlines()[2].split(" | ")[2].startswith("-")
+    for changed in (["--keys", "1"], ["--kinds", "number"]):
+        with pytest.raises(SystemExit, match=f"differs in {changed[0][2:]}"):
+            pages_study.main([*words, "--methods", "linear", *changed])
 
 
 @pytest.mark.parametrize("family", ["tiny", "granite", "gpt_neox"])  # one scales its logits
@@ -121,11 +127,14 @@ def test_what_cannot_be_read_is_refused_before_a_model_is_loaded(command, tmp_pa
 
 # Tables
 
-NATS = {"baseline": -5.0, "good": -1.0, "alike": -1.0}
+NATS = {"baseline": -5.0, "yarn": -2.0, "better": -1.0, "alike": -1.0}
 
 
-def test_a_method_is_compared_on_the_pages_that_both_have_read():
-    """Of eight each is as much easier or harder for every method; `alike` has read five."""
+def made(kinds=KINDS, within=1.0, found="01") -> pages_tables.Outcome:
+    """Of eight pages each is as much easier or harder for every method; `alike` has read five.
+
+    Answers to the second kind are better in opposite order; within the window `yarn` costs 0.5 nats.
+    """
     rows = [
         {
             "target": 16384,
@@ -133,8 +142,22 @@ def test_a_method_is_compared_on_the_pages_that_both_have_read():
             "page": page,
             "losses": [512.0 * (3 - nats / 10 * (block >= 16) + page / 100) for block in range(31)],
             **{
-                f"{kind} {length}": {"found": "01" * 8, "log_prob": [nats + page / 10 + noise] * 16}
-                for kind in KINDS
+                f"{kind} {length}": {
+                    "found": found * 8,
+                    "log_prob": [
+                        (
+                            nats
+                            if kind == kinds[0]
+                            else -6 - nats
+                            if length > 8192
+                            else -1 - 0.5 * (method == "yarn")
+                        )
+                        + page / 10
+                        + noise
+                    ]
+                    * 16,
+                }
+                for kind in kinds
                 for length in pages_study.doubled(8192, 16384)
             },
         }
@@ -142,10 +165,34 @@ def test_a_method_is_compared_on_the_pages_that_both_have_read():
         for page in range(5 if method == "alike" else 8)
         for noise in [0.01 * ((page * 7 + len(method)) % 5 - 2)]
     ]
-    methods = pages_tables.by_method(rows, 16384)
-    for name in ("good", "alike"):
-        pair = methods[name], methods["baseline"]
-        low, high = pages_tables.over(*pair, lambda row: pages_tables.log_prob(row, 16384)).interval()
-        assert low < 4 < high < low + 0.1  # unpaired, `alike` would be 0.15 lower: its pages are harder
-        loss = pages_tables.over(*pair, lambda row: pages_tables.loss(row, 8192, 15872, 512))
-        assert loss.value == pytest.approx(-0.4)
+    return pages_tables.Outcome(rows, 8192, 16384)
+
+
+def test_a_method_is_compared_by_kind_on_the_pages_that_both_have_read():
+    outcome = made()
+    for name, gain in (("better", 1), ("alike", 1), ("baseline", -3)):
+        for kind, sign in zip(KINDS, (1, -1), strict=True):
+            low, high = outcome.contrasts[kind, name, "target nats"].interval()
+            assert (
+                low < sign * gain < high < low + 0.1
+            )  # unpaired, `alike` would be 0.15 lower: its pages are harder
+            assert (kind, name, "target nats") in outcome.apart
+    assert outcome.contrasts["sentence", "yarn", "within nats"].value == pytest.approx(-0.5, abs=0.02)
+    assert outcome.by_log_prob("number")[-1] == outcome.by_log_prob("sentence")[0] == "baseline"
+    loss = pages_tables.over(
+        outcome.methods["alike"],
+        outcome.methods["baseline"],
+        lambda row: pages_tables.loss(row, 8192, 15872, 512),
+    )
+    assert loss.value == pytest.approx(-0.4)
+
+
+def test_a_kind_that_the_baseline_only_guesses_on_pages_is_shown_and_never_starred():
+    outcome = made(found="00", kinds=("fact", "chain"))
+    assert outcome.not_counted.keys() == {"fact", "chain"}
+    assert (
+        "*not counted*: within 8,192 tokens the unscaled model finds 0 of 128"
+        in pages_tables.answers_tables(outcome)
+    )
+    assert "]*" not in pages_tables.contrasts_table(outcome)
+    assert outcome.contrasts["fact", "better", "target nats"].value == pytest.approx(1, abs=0.02)

@@ -3,9 +3,11 @@
     python eval/studies/pages/pages_study.py MODEL --to 256k --texts BOOKS --json FILE --dry-run
     python eval/studies/pages/pages_study.py MODEL --to 256k --texts BOOKS --json FILE
 
-MODEL is a folder, a Hub id or `tiny`. A page is a text with keys of two kinds; it is read once to the target,
-and its questions are asked at every length; the same reading gives the loss of its tokens. The study resumes
-from its file, page by page, and several processes may write to it at once. At its end it prints its tables.
+MODEL is a folder, a Hub id or `tiny`. A page is a text with keys of several kinds; it is read once to the
+target, and its questions are asked at every length; the same reading gives the loss of its tokens. A method
+is a scaling or a map, as `yarn:beta_fast=16:beta_slow=2` with parameters; a scaling file such as `ropepatch
+fit` writes; or the folder of a checkpoint. Rows call a file or a folder by its name. The study resumes from
+its file, page by page, and several processes may write to it at once. At its end it prints its tables.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor
 
 import ropepatch
@@ -35,16 +38,18 @@ from ropepatch.model.config import blueprint, forward_operations, load_config, t
 from ropepatch.model.head import decoder_of, evaluating, shadowed, token_losses
 from ropepatch.model.loading import known_dtype
 from ropepatch.processes import join
+from ropepatch.scaling.file import is_scaling_file, method_label
 from ropepatch.settings import relative_length
 from ropepatch.training.forecast import GIB, evaluation_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
-from pages_tables import KINDS, Row, all_tables, block_of, keys_of, lengths_of
+from pages_tables import Row, all_tables, block_of, keys_of, kinds_of, lengths_of
 from study import SHARED, Rows, Study, table
 
 NOVELS = SHARED / "texts" / "novels"
 PAGES, KEYS = 8, 16
+KINDS = ("number", "sentence")
 METHODS = (BASELINE, "yarn", "ntk", "self-extend", "llama3", "dca", "rerope", "linear")
 QUESTION = 50  # tokens of a question and its answer, at most: 49 by the tokenizer of tiny, 26 by SmolLM2's
 
@@ -60,6 +65,7 @@ class Pages:
         count: Number of pages.
         keys: Questions of each kind at every length.
         texts: A folder of text files.
+        kinds: Of the questions.
     """
 
     window: int
@@ -68,6 +74,7 @@ class Pages:
     count: int = PAGES
     keys: int = KEYS
     texts: Path = NOVELS
+    kinds: tuple[str, ...] = KINDS
 
     def page(self, index: int, tokenizer: Any) -> tuple[str, Haystack]:
         """The names of a page's texts, which no other page has, and its haystack."""
@@ -83,7 +90,8 @@ class Pages:
             own.append(files[len(own)].read_text(encoding="utf-8"))
             (ids,) = encode(tokenizer, [" ".join(own[-1][: CHARACTERS * self.target].split())])
             missing -= len(ids)
-        plan = Haystacks(lengths=self.lengths, count=1, keys=self.keys, kinds=KINDS, seed=index, texts=own)
+        asked: dict[str, Any] = {"lengths": self.lengths, "keys": self.keys, "kinds": self.kinds}
+        plan = Haystacks(**asked, count=1, seed=index, texts=own)
         return " + ".join(file.stem for file in files[: len(own)]), next(plan.make(tokenizer))
 
 
@@ -122,7 +130,7 @@ def cost(config: Any, pages: Pages, missing: Sequence[int]) -> Cost:
     """The cost of so many pages of each method, from a configuration alone."""
     own, weights = text_config(config), sum(weight.numel() for weight in blueprint(config).parameters())
     methods, readings = sum(number > 0 for number in missing), sum(missing)
-    each = len(KINDS) * pages.keys  # questions of a page and length
+    each = len(pages.kinds) * pages.keys  # questions of a page and length
 
     def forward(tokens: int) -> int:
         return forward_operations(own, weights, tokens)
@@ -212,13 +220,24 @@ def measured(model: Any, reader: Reader, haystack: Haystack, block: int) -> Row:
         read = haystack.ids[: max(haystack.stops.values())]
         row: Row = {"losses": block_losses(model, decoder, outputs, read, block)}
     for length in haystack.stops:
-        for kind in KINDS:
+        for kind in dict.fromkeys(answer[1] for answer in answers):
             own = [answer for answer in answers if answer[:2] == (length, kind)]
             row[f"{kind} {length}"] = {
                 "found": "".join(str(int(found)) for *_, found, _ in own),
                 "log_prob": [round(log_prob, 4) for *_, log_prob in own],
             }
     return row
+
+
+def named_row(method: str) -> str:
+    """What rows call a method: of a file or a folder its name."""
+    return method_label(method) if is_scaling_file(method) else Path(method).name
+
+
+def with_parameters(method: str) -> tuple[str, Row]:
+    """The name of a method and its parameters: `yarn:beta_fast=16:beta_slow=2`."""
+    name, *pairs = method.split(":")
+    return name, {key: yaml.safe_load(value) for key, _, value in (pair.partition("=") for pair in pairs)}
 
 
 class Desk:
@@ -238,15 +257,20 @@ class Desk:
         if lengths[-1] != target:
             hint = "name it too"
             raise RopepatchError(f"the greatest length is {lengths[-1]}, the target {target}", hint=hint)
-        self.pages = Pages(window, target, lengths, given.pages, given.keys, given.texts)
-        self.config, self.methods = plan.source.raw, given.methods.split(",")
+        kinds = tuple(given.kinds.split(","))
+        self.pages = Pages(window, target, lengths, given.pages, given.keys, given.texts, kinds)
+        self.config = plan.source.raw
+        methods = given.methods.split(",")
+        self.methods = {named_row(method): method for method in methods}
+        if len(self.methods) < len(methods):
+            raise RopepatchError(f"two methods have one name: {methods}", hint="rename a file or a folder")
         self._method, self._patch, self._made = "", ExitStack(), dict[int, tuple[str, Haystack]]()
 
     def cases(self) -> Iterator[Row]:
         """Every page of every method."""
         for method in self.methods:
             for index in range(self.pages.count):
-                named = {"model": self.model, "target": self.pages.target, "method": Path(method).name}
+                named = {"model": self.model, "target": self.pages.target, "method": method}
                 yield named | {"page": index}
 
     def check(self, rows: Rows) -> list[int]:
@@ -258,19 +282,21 @@ class Desk:
         Raises:
             RopepatchError: A method is unknown, a text too short, or the file holds a page read otherwise.
         """
-        for method in self.methods:
+        for method in self.methods.values():
             if method != BASELINE and not Path(method).is_dir():
-                ropepatch.plan(self.given.model, to=self.pages.target, method=method)
+                name, parameters = with_parameters(method)
+                ropepatch.plan(self.given.model, to=self.pages.target, method=name, **parameters)
         missing = [case for case in self.cases() if not rows.of(**case)]
         for index in () if self.given.dry_run else dict.fromkeys(case["page"] for case in missing):
             stated = {"novel": self.page(index)[0]}
             stated |= {"lengths": list(self.pages.lengths), "keys": self.pages.keys}
+            stated |= {"kinds": list(self.pages.kinds)}
             for other in rows.of(model=self.model, target=self.pages.target, page=index)[:1]:
                 held = {"novel": other["novel"], "lengths": lengths_of(other), "keys": keys_of(other)}
+                held |= {"kinds": kinds_of(other)}
                 hint = "give its settings, or another --json"
                 check_resumed("the file holds this page", held, stated, hint=hint)
-        names = [Path(method).name for method in self.methods]
-        return [sum(case["method"] == name for case in missing) for name in names]
+        return [sum(case["method"] == name for case in missing) for name in self.methods]
 
     @cached_property
     def base(self) -> Subject:
@@ -301,14 +327,16 @@ class Desk:
 
     def _put(self, name: str) -> None:
         """Read by another method: patched into the model, or a checkpoint in its place."""
-        method = next(one for one in self.methods if Path(one).name == name)
+        method = self.methods[name]
         self._patch.close()
         self.subject = self.base
         if Path(method).is_dir():
             self.base.forget_model()  # two may not fit
             self.subject = replace(self.base, name=method, source=Checkpoint(Path(method)), base=self.base)
         elif method != BASELINE:
-            self._patch.enter_context(ropepatch.patch(self.base.model, method, to=self.pages.target))
+            known, parameters = with_parameters(method)
+            patch = ropepatch.patch(self.base.model, known, to=self.pages.target, **parameters)
+            self._patch.enter_context(patch)
         self.reader, self._method = Reader(self.subject.model, tokens_per_batch=2**17), name
 
 
@@ -319,7 +347,8 @@ def more(parser: ArgumentParser) -> None:
     parser.add_argument("model", help="a checkpoint folder, a Hub id, or tiny")
     parser.add_argument("--to", default="2x", help="the target, e.g. 16k or 2x, the default")
     parser.add_argument("--texts", type=Path, default=NOVELS, help="a folder of .txt files")
-    parser.add_argument("--methods", default=",".join(METHODS), help="scalings, maps, or checkpoint folders")
+    parser.add_argument("--methods", default=",".join(METHODS), help="scalings, maps, files, or folders")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="of the questions")
     parser.add_argument("--pages", type=int, default=PAGES)
     parser.add_argument("--keys", type=int, default=KEYS, help="questions of each kind and length")
     parser.add_argument("--lengths", help="L/4, doubled up to the target, if not given; e.g. 4k,8k,16k")

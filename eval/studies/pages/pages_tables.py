@@ -1,49 +1,50 @@
 """The tables of `pages_study.py`, from its rows; the study prints them, docs/tables.py writes them.
 
-A row is a page under a method: `losses`, the sum of each block, and `KIND LENGTH`, its answers.
+A row is a page under a method: `losses`, the sum of each block, and `KIND LENGTH`, its answers. Nothing is
+averaged over kinds of questions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from study import Row, counted, signed
 
+from ropepatch.data.haystack import KINDS
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.evaluation.intervals import Mean, difference, significant
+from ropepatch.evaluation.retrieval import why_not_counted
 from ropepatch.report.printers import markdown_rows
 
-KINDS = ("number", "sentence")
+BESIDE = "yarn"  # the scaling with which all others are compared at the target
 Pages = Mapping[int, Row]  # the rows of a method by page
+Of = Callable[[Row], tuple[float, float]]  # a sum over a page, and its weight
 
 
-def by_method(rows: list[Row], target: int) -> dict[str, Pages]:
-    """The pages that each method has read, the baseline's first."""
-    found: dict[str, dict[int, Row]] = {BASELINE: {}}
-    for row in rows:
-        if row["target"] == target:
-            found.setdefault(row["method"], {})[row["page"]] = row
-    return found
-
-
-def mean(pages: Pages, of: Callable[[Row], tuple[float, float]], *, share: bool = False) -> Mean:
+def mean(pages: Pages, of: Of, *, share: bool = False) -> Mean:
     """A mean whose clusters are pages."""
     return Mean(tuple(of(pages[number]) for number in sorted(pages)), share)
 
 
-def log_prob(row: Row, length: int) -> tuple[float, float]:
-    """The sum of the answers' log-probabilities at a length, and their number."""
-    every = [value for kind in KINDS for value in row[f"{kind} {length}"]["log_prob"]]
+def log_prob(row: Row, kind: str, *lengths: int) -> tuple[float, float]:
+    """The sum of the answers' log-probabilities, and their number."""
+    every = [value for length in lengths for value in row[f"{kind} {length}"]["log_prob"]]
     return sum(every), float(len(every))
 
 
-def found(row: Row, length: int) -> tuple[float, float]:
-    """The answers found at a length, and all."""
-    every = "".join(row[f"{kind} {length}"]["found"] for kind in KINDS)
+def found(row: Row, kind: str, *lengths: int) -> tuple[float, float]:
+    """The answers found, and all."""
+    every = "".join(row[f"{kind} {length}"]["found"] for length in lengths)
     return float(every.count("1")), float(len(every))
+
+
+def asked(measure: Callable[..., tuple[float, float]], kind: str, *lengths: int) -> Of:
+    """A measure of the answers of a kind at some lengths."""
+    return lambda row: measure(row, kind, *lengths)
 
 
 def block_of(window: int) -> int:
@@ -57,125 +58,231 @@ def loss(row: Row, begin: int, end: int, block: int) -> tuple[float, float]:
     return sum(blocks), float(block * len(blocks))
 
 
-def over(pages: Pages, base: Pages, of: Callable[[Row], tuple[float, float]]) -> Mean:
-    """The difference to the baseline, page by page, on the pages that both have read."""
+def over(pages: Pages, base: Pages, of: Of) -> Mean:
+    """The difference to a base, page by page, on the pages that both have read."""
     both = sorted(pages.keys() & base.keys())
     return difference(mean({one: pages[one] for one in both}, of), mean({one: base[one] for one in both}, of))
 
 
-def in_order(methods: Mapping[str, Pages], target: int) -> list[str]:
-    """The methods by the log-probability of their answers at the target, the best first."""
-    return sorted(methods, key=lambda name: -mean(methods[name], lambda row: log_prob(row, target)).value)
+def kinds_of(row: Row) -> list[str]:
+    """The kinds of its questions."""
+    return list(dict.fromkeys(key.partition(" ")[0] for key in row if key.partition(" ")[0] in KINDS))
 
 
 def lengths_of(row: Row) -> list[int]:
     """The lengths at which questions were asked."""
-    return sorted(int(key.removeprefix(KINDS[0])) for key in row if key.startswith(f"{KINDS[0]} "))
+    first = kinds_of(row)[0]
+    return sorted(int(key.removeprefix(first)) for key in row if key.startswith(f"{first} "))
 
 
 def keys_of(row: Row) -> int:
     """How many questions of each kind were asked at each length."""
-    return len(row[f"{KINDS[0]} {lengths_of(row)[0]}"]["found"])
+    return len(row[f"{kinds_of(row)[0]} {lengths_of(row)[0]}"]["found"])
 
 
-def answers_table(rows: list[Row], target: int) -> str:
-    """Tabulate answers found and their log-probability by length, the best at the target first."""
-    methods = by_method(rows, target)
-    lengths = lengths_of(next(row for row in rows if row["target"] == target))
-    lines = []
-    for name in in_order(methods, target):
-        pages, line = methods[name], [f"`{name}`" if name != BASELINE else name]
-        for length in lengths:
-            share = mean(pages, lambda row, n=length: found(row, n), share=True)
-            nats = mean(pages, lambda row, n=length: log_prob(row, n)).value
-            line.append(f"{counted(share)}, {nats:.2f}")
-        lines.append(line)
-    return markdown_rows(["", *(f"{length:,}" for length in lengths)], lines)
+@dataclass(frozen=True)
+class Outcome:
+    """The rows of one model at one target.
+
+    Args:
+        rows: Of the study.
+        window: L, in tokens.
+        target: N, in tokens.
+    """
+
+    rows: list[Row]
+    window: int
+    target: int
+
+    @cached_property
+    def methods(self) -> dict[str, Pages]:
+        """The pages that each method has read, the baseline's first."""
+        methods: dict[str, dict[int, Row]] = {BASELINE: {}}
+        for row in self.rows:
+            if row["target"] == self.target:
+                methods.setdefault(row["method"], {})[row["page"]] = row
+        if not any(methods.values()):
+            raise RopepatchError(f"the file holds no page of this model to {self.target} tokens")
+        return methods
+
+    @cached_property
+    def first(self) -> Row:
+        """A row, for what all have."""
+        return next(row for pages in self.methods.values() for row in pages.values())
+
+    @property
+    def within(self) -> list[int]:
+        """The lengths within the window."""
+        return [length for length in lengths_of(self.first) if length <= self.window]
+
+    @cached_property
+    def not_counted(self) -> dict[str, str]:
+        """By kind of question why it tells nothing; see `why_not_counted`."""
+        base, keys = self.methods[BASELINE], keys_of(self.first)
+        reasons = {}
+        for kind in kinds_of(self.first):
+            shares = {n: mean(base, asked(found, kind, n), share=True) for n in self.within}
+            reasons[kind] = why_not_counted(shares if base else {}, keys=keys, trained=self.window)
+        return {kind: reason for kind, reason in reasons.items() if reason}
+
+    def by_log_prob(self, kind: str) -> list[str]:
+        """The methods by the log-probability of their answers at the target, the best first."""
+        of, read = asked(log_prob, kind, self.target), {k: v for k, v in self.methods.items() if v}
+        nats = {name: mean(pages, of).value for name, pages in read.items()}
+        return sorted(nats, key=lambda name: -nats[name])
+
+    @cached_property
+    def contrasts(self) -> dict[tuple[str, str, str], Mean]:
+        """The answers within the window less the baseline's, and at the target less yarn's.
+
+        By kind, method, and what is compared, of nats and of shares found.
+        """
+        bases = {"within": (BASELINE, self.within), "target": (BESIDE, [self.target])}
+        return {
+            (kind, name, f"{place} {measure}"): over(pages, self.methods[base], asked(of, kind, *at))
+            for kind in kinds_of(self.first)
+            for name, pages in self.methods.items()
+            for place, (base, at) in bases.items()
+            for measure, of in (("nats", log_prob), ("share", found))
+            if name != base and pages.keys() & self.methods.get(base, {}).keys() and at
+        }
+
+    @cached_property
+    def apart(self) -> set[Any]:
+        """Those of the contrasts of kinds that count which Holm's procedure names, over all of them."""
+        return set(significant({k: m for k, m in self.contrasts.items() if k[0] not in self.not_counted}))
+
+    def cell(self, *place: str) -> str:
+        """A contrast as it is printed."""
+        if place not in self.contrasts:
+            return ""
+        one = self.contrasts[place]
+        low, high = one.interval()
+        points = f"{100 * one.value:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
+        return (points if place[2].endswith("share") else signed(one)) + "*" * (place in self.apart)
 
 
-def differences_table(rows: list[Row], window: int, target: int) -> str:
-    """Each method less the baseline: log-probability at the target, loss beyond the window and within it."""
-    methods = by_method(rows, target)
-    base, block = methods.pop(BASELINE), block_of(window)
-    parts = {
-        "answers at the target": lambda row: log_prob(row, target),
-        "loss beyond the window": lambda row: loss(row, window, target, block),
-        "loss within it": lambda row: loss(row, 0, window, block),
+def answers_tables(outcome: Outcome) -> str:
+    """Tabulate answers found and their log-probability by kind and length, the best at the target first."""
+    return "\n\n".join(_answers(outcome))
+
+
+def _answers(outcome: Outcome) -> Iterator[str]:
+    lengths = lengths_of(outcome.first)
+    for kind in kinds_of(outcome.first):
+        reason = outcome.not_counted.get(kind)
+        yield f"`{kind}`, {KINDS[kind].title}" + (f"; *not counted*: {reason}:" if reason else ":")
+        lines = []
+        for name in outcome.by_log_prob(kind):
+            line = [f"`{name}`" if name != BASELINE else name]
+            for length in lengths:
+                share = mean(outcome.methods[name], asked(found, kind, length), share=True)
+                nats = mean(outcome.methods[name], asked(log_prob, kind, length)).value
+                line.append(f"{counted(share)}, {nats:.2f}")
+            lines.append(line)
+        yield markdown_rows(["", *(f"{length:,}" for length in lengths)], lines)
+
+
+def contrasts_table(outcome: Outcome) -> str:
+    """Each method by kind: within the window less the baseline, and at the target less yarn."""
+    heads = [
+        *("kind", "", "pages"),
+        *("within the window, nats less the baseline's", "points found"),
+        *(f"at {outcome.target:,}, nats less {BESIDE}'s", "points found"),
+    ]
+    parts = ("within nats", "within share", "target nats", "target share")
+    lines = [
+        [
+            kind + " (not counted)" * (kind in outcome.not_counted),
+            f"`{name}`" if name != BASELINE else name,
+            str(len(outcome.methods[name])),
+            *(outcome.cell(kind, name, part) for part in parts),
+        ]
+        for kind in kinds_of(outcome.first)
+        for name in outcome.by_log_prob(kind)
+    ]
+    return markdown_rows(heads, lines)
+
+
+def losses_table(outcome: Outcome) -> str:
+    """Each method less the baseline: loss beyond the window and within it."""
+    methods, block = dict(outcome.methods), block_of(outcome.window)
+    base = methods.pop(BASELINE)
+    parts: dict[str, Of] = {
+        "loss beyond the window": lambda row: loss(row, outcome.window, outcome.target, block),
+        "loss within it": lambda row: loss(row, 0, outcome.window, block),
     }
-    columns = {
-        part: {name: over(pages, base, of) for name, pages in methods.items()} for part, of in parts.items()
+    gains = {
+        (part, name): over(pages, base, of) for part, of in parts.items() for name, pages in methods.items()
     }
-    named = {part: significant(means) for part, means in columns.items()}
-    ordered = sorted(methods, key=lambda name: -columns["answers at the target"][name].value)
+    apart = significant(gains)
+    beyond, _ = parts
     lines = [
         [
             f"`{name}`",
             str(len(methods[name].keys() & base.keys())),
-            *(signed(columns[part][name]) + "*" * (name in named[part]) for part in parts),
+            *(signed(gains[part, name]) + "*" * ((part, name) in apart) for part in parts),
         ]
-        for name in ordered
+        for name in sorted(methods, key=lambda name: gains[beyond, name].value)
     ]
     return markdown_rows(["", "pages", *parts], lines)
 
 
-def in_pairs(methods: Mapping[str, Pages], target: int) -> tuple[dict[tuple[str, str], Mean], set[Any]]:
-    """Every two methods by their answers at the target, the better one first; and the pairs that differ."""
-    ordered = in_order(methods, target)
-    pairs = {
-        (one, other): over(methods[one], methods[other], lambda row: log_prob(row, target))
-        for place, one in enumerate(ordered)
-        for other in ordered[place + 1 :]
-    }
-    return pairs, set(significant(pairs))
+def in_short(outcome: Outcome) -> str:
+    """What yarn costs each kind within the window, and what is best beyond it."""
+    lines = []
+    for kind in kinds_of(outcome.first):
+        if kind in outcome.not_counted:
+            lines.append(f"- `{kind}` is not counted: {outcome.not_counted[kind]}.")
+            continue
+        best = next(name for name in outcome.by_log_prob(kind) if name != BESIDE)
+        within, beyond = (
+            "{} nats, {} points".format(
+                *(outcome.cell(kind, *at, f"{place} {of}") for of in ("nats", "share"))
+            )
+            for *at, place in ((BESIDE, "within"), (best, "target"))
+        )
+        lines.append(
+            f"- `{kind}`: within the window `{BESIDE}` less the baseline: {within}; "
+            f"at {outcome.target:,} tokens `{best}` less `{BESIDE}`: {beyond}."
+        )
+    counted_in = sum(kind not in outcome.not_counted for kind, *_ in outcome.contrasts)
+    apart = f"a star: different from 0 at an error rate of 5 % over all {counted_in} contrasts (Holm)"
+    note = f"Paired by page; {apart}."
+    return "\n".join([*lines, "", note])
 
 
-def pairs_table(rows: list[Row], target: int) -> str:
-    """Every two methods in the order of the answers' log-probability at the target, paired by page."""
-    pairs, apart = in_pairs(by_method(rows, target), target)
-    lines = [[f"{a} above {b}", signed(pairs[a, b]) + "*" * ((a, b) in apart)] for a, b in pairs]
-    return markdown_rows(["", "nats of an answer's token"], lines)
-
-
-def in_short(rows: list[Row], target: int) -> str:
-    """Which methods differ from the baseline by their answers at the target, in a sentence."""
-    methods = by_method(rows, target)
-    line, (_, told_apart) = in_order(methods, target), in_pairs(methods, target)
-    steps = [f" {'>' if (one, other) in told_apart else '='} `{other}`" for one, other in pairwise(line)]
-    base = methods.pop(BASELINE)
-    gains = {
-        name: over(methods[name], base, lambda row: log_prob(row, target))
-        for name in in_order(methods, target)
-    }
-    apart = significant(gains)
-    groups = {
-        "above it": [name for name in gains if name in apart and gains[name].value > 0],
-        "below it": [name for name in gains if name in apart and gains[name].value < 0],
-        "not told from it": [name for name in gains if name not in apart],
-    }
-    told = [
-        f"{title} {', '.join(f'`{name}` ({gains[name].value:+.2f} nats)' for name in names)}"
-        for title, names in groups.items()
-        if names
-    ]
+def measured(record: Mapping[str, Any], outcome: Outcome, model: str, command: str, file: str) -> str:
+    """What stands under a table: model, size, n, kinds, interval, machine, date, command and file."""
+    pages = len(outcome.methods[BASELINE])
+    n = pages * keys_of(outcome.first)
+    dates = sorted({start["date"] for start in record["recorded"]})
+    machines = {device for start in record["recorded"] for device in _machines(start)}
+    kinds = ", ".join(kinds_of(outcome.first))
     return (
-        f"Against the baseline at {target:,} tokens, by the log-probability of the answers, paired by page, "
-        f"at an error rate of 5 % over all {len(gains)} methods: {'; '.join(told)}. "
-        f"In order, with > between neighbours that differ (5 % over all pairs): `{line[0]}`{''.join(steps)}."
+        f"{model}; {pages} pages, n = {n} answers of each kind ({kinds}) and length; "
+        f"95 % intervals over pages; {outcome.first['dtype']} on {', '.join(sorted(machines))}, "
+        f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}; `{command}`; {file}."
     )
+
+
+def _machines(start: Mapping[str, Any]) -> Iterator[str]:
+    if "env" in start:
+        yield from (env["device"] for env in start["env"].values())
+    else:
+        yield start.get("gpu") or start["cpu"]
 
 
 def all_tables(rows: list[Row], window: int, target: int) -> str:
     """The tables of one model at one target, each below what it says."""
-    if not any(row["target"] == target for row in rows):
-        raise RopepatchError(f"the file holds no page of this model to {target} tokens")
-    apart = "a star: different from 0, at an error rate of 5 % over the column (Holm)"
+    outcome = Outcome(rows, window, target)
+    apart = "a star: different from 0, at an error rate of 5 % over the table (Holm)"
     parts = {
-        "Found (95 % interval over pages), and the mean log-probability of the answers": answers_table(
-            rows, target
+        "Found (95 % interval over pages), and the mean log-probability of the answers": answers_tables(
+            outcome
         ),
-        f"Less the baseline, paired by page, in nats per token; {apart}": differences_table(
-            rows, window, target
-        ),
-        f"By the log-probability of the answers at {target:,} tokens; {apart}": pairs_table(rows, target),
+        f"Paired by page; {apart}": contrasts_table(outcome),
+        f"Less the baseline, paired by page, in nats per token; {apart}": losses_table(outcome),
+        "In short": in_short(outcome),
     }
     return "\n\n".join(f"{title}:\n\n{table}" for title, table in parts.items())
