@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ropepatch.data.haystack import KINDS, Haystack, Haystacks
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.retrieval import Retrieval, ask
+from ropepatch.evaluation.retrieval import Retrieval, ask, why_not_counted
 from ropepatch.settings import seed_of
 
 if TYPE_CHECKING:
@@ -71,8 +71,9 @@ def answerable(
         if possible:
             exam = Exam.of(tokenizer, possible, window, seed=seed_of("answerable", seed))
             answers = exam.of_model(model, split=split)
-            chance = 1 / KEYS if kinds != [ALONE] else 0.0
-            found = [kind for kind in possible if answers.found(window, kind).interval()[0] > chance]
+            keys = KEYS if kinds != [ALONE] else 1
+            shares = {kind: {window: answers.found(window, kind)} for kind in possible}
+            found = [k for k in possible if why_not_counted(shares[k], keys=keys, trained=window) is None]
         if found:
             return found
     return []
