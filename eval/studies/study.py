@@ -12,6 +12,7 @@ import math
 import shutil
 import sys
 import time
+import traceback
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -191,23 +192,31 @@ class Study:
         self.run(self.command().parse_args(words))
 
     def run(self, given: Namespace) -> None:
-        """Measure what the file of these words does not hold yet."""
+        """Measure what the file of these words does not hold yet; the others go on where a case fails."""
         torch.set_num_threads(given.threads)
         if self.work:
             given.work.mkdir(parents=True, exist_ok=True)
-        rows, longest = Rows(given.json, self.name), 0.0
+        rows, longest, failed = Rows(given.json, self.name), 0.0, 0
         end = time.perf_counter() + 60 * given.minutes
         for case in self.missing(given, rows):
             began = time.perf_counter()
             if began + longest > end:
                 said(f"another row does not fit into {given.minutes:.3g} minutes")
                 break
-            found = self.measure(case, given)
+            try:
+                found = self.measure(case, given)
+            except Exception:
+                failed += 1
+                traceback.print_exc()
+                said(f"{', '.join(map(str, case.values()))}: failed")
+                continue
             longest = max(longest, time.perf_counter() - began)
             taken = {"seconds": round(time.perf_counter() - began, 1), "threads": torch.get_num_threads()}
             several = found if isinstance(found, list) else [found]
             rows.add(*(case | taken | one for one in several), inputs=self.inputs(case))
             said(f"{', '.join(map(str, case.values()))}: {taken['seconds']} s")
+        if failed:
+            sys.exit(f"error: {failed} cases failed")
 
     def missing(self, given: Namespace, rows: Rows) -> Iterator[Row]:
         """The cases of these words that the rows lack."""

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 import study
@@ -59,6 +60,19 @@ def test_an_interrupted_study_goes_on_with_what_is_missing_and_names_what_measur
     row = json.loads(last)  # a row is a line, sums of nats to 6 digits, all else as it is
     assert row["nats"] == [[0.333333, 7], [0.123457, 2]]
     assert (row["at"], row["of"]) == (0.1234567891, "another text")
+
+
+def test_a_case_that_fails_is_named_and_the_others_are_measured(tmp_path, capsys):
+    measured = []
+    study, cases = counting(measured)
+
+    def fails(case, given):
+        return 1 / (case["factor"] - 4) and study.measure(case, given)
+
+    with pytest.raises(SystemExit, match="2 cases failed"):
+        replace(study, measure=fails).main(["--json", str(tmp_path / "rows.json")])
+    assert measured == [*cases[:2], *cases[4:]]
+    assert "ZeroDivisionError" in capsys.readouterr().err
 
 
 def test_rows_of_another_process_stay(tmp_path):

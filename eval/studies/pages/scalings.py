@@ -1,18 +1,14 @@
-"""Scalings of the study of pages that have parameters: files that stand for a method.
+"""Scalings of the study of pages that something is learned for: files that stand for a method.
 
     python eval/studies/pages/scalings.py MODEL --to 16k --out yarn-tuned.json
 
-The file is named for what it holds. `linear-8`: every pair slowed 8 times, whatever the target; as Gemma 3's
-larger sizes were extended, on their global layers. `ntk-reaching`: NTK with the factor at which the first
-pair that makes no whole turn within the window is slowed as much as the target needs; by the usual factor
-that pair is slowed less. `yarn-tuned`: YaRN with the betas whose answers are best at the target, of a grid,
-on fairy tales, which no page is of. `fit-novels`: what `ropepatch fit` learns in seven minutes from novels
-that no page reads, for a model that takes too long to write documents of its window; it resumes.
+The file is named for what it holds. `yarn-tuned`: YaRN with the betas of a grid whose answers are best at the
+target, on fairy tales, which no page is of. `fit-novels`: what `ropepatch fit` learns in seven minutes from
+novels that no page reads, for a model that takes too long to write documents of its window; it resumes.
 """
 
 from __future__ import annotations
 
-import math
 import shutil
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
@@ -33,21 +29,7 @@ from study import SHARED, said
 FAST, SLOW = (16.0, 32.0, 64.0, 128.0), (0.5, 1.0, 2.0, 4.0)
 HAYSTACKS, KEYS, SEED = 3, 8, 1000
 MINUTES = 7  # of a fit
-Found = tuple[Scaling, dict[str, object] | None]  # a scaling, and how it was found
-
-
-def linear(plan: Plan, out: Path) -> Found:
-    """Every pair slowed 8 times."""
-    return make_scaling("linear", factor=8.0), None
-
-
-def reaching(plan: Plan, out: Path) -> Found:
-    """NTK with the factor that reaches the target."""
-    rope, need = plan.rope, plan.target / plan.rope.original_max_position_embeddings
-    turns = rope.original_max_position_embeddings / (2 * math.pi)
-    pair = math.ceil(rope.rotary_dim / 2 * math.log(turns) / math.log(rope.rope_theta))
-    factor = need ** ((rope.rotary_dim - 2) / (2 * pair))
-    return make_scaling("ntk", factor=factor), {"pair": pair}
+Found = tuple[Scaling, dict[str, object]]  # a scaling, and how it was found
 
 
 def tuned(plan: Plan, out: Path) -> Found:
@@ -80,8 +62,6 @@ def fitted(plan: Plan, out: Path) -> Found:
 
 SCALINGS: dict[str, Callable[[Plan, Path], Found]] = {
     "fit-novels": fitted,
-    "linear-8": linear,
-    "ntk-reaching": reaching,
     "yarn-tuned": tuned,
 }
 
