@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TAUGHT = ("passkey", "number", "sentence")  # the kinds of questions that are learned; others only measure
+ANSWERS = 0.5  # the weight of the mean loss of an answer beside the mean loss of its row
 KEYS = 4  # in a row, one of which is asked for; a passkey is alone
 ROUND = 64  # rows whose questions are spread evenly over the depth
 STRIDE = 37  # between two of them that follow each other, so that depths do not come in order
@@ -28,7 +29,7 @@ class QuestionRow(NamedTuple):
     """A row that ends with a question and its answer, but for the first few tokens again behind it."""
 
     ids: Tensor  # [T] int64
-    is_answer: Tensor  # [T] bool
+    answers: Tensor  # [T] float32, what the loss of each token of the answer weighs; 0 for all others
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +69,6 @@ class Questions:
         question = haystack.asked[length][number % keys]
         before = haystack.ids[: haystack.stops[length]]
         ids = torch.cat([before, question.ids, question.answer, haystack.ids])[:length]
-        is_answer = torch.zeros(length, dtype=torch.bool)
-        begin = len(before) + len(question.ids)
-        is_answer[begin : begin + len(question.answer)] = True
-        return QuestionRow(ids, is_answer)
+        answers, begin = torch.zeros(length), len(before) + len(question.ids)
+        answers[begin : begin + len(question.answer)] = ANSWERS * length / len(question.answer)
+        return QuestionRow(ids, answers)

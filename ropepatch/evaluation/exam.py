@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ropepatch.data.haystack import KINDS, Haystack, Haystacks
 from ropepatch.errors import RopepatchError
@@ -77,6 +77,41 @@ def answerable(
         if found:
             return found
     return []
+
+
+def compared(exam: Exam, before: Retrieval, after: Retrieval) -> dict[str, Any]:
+    """What two models answer, by kind: how many of how many are found, and the log-probability."""
+
+    def of(answers: Retrieval, kind: str) -> dict[str, Any]:
+        found = answers.found(exam.length, kind)
+        log_prob = answers.log_prob(exam.length, kind).value
+        return {"found": round(found.value * found.weight), "log_prob": log_prob}
+
+    return {
+        kind: {
+            "count": sum(answer.kind == kind for answer in after.answers),
+            "before": of(before, kind),
+            "after": of(after, kind),
+        }
+        for kind in exam.kinds
+    }
+
+
+def verdict(names: tuple[str, str], held: Mapping[str, Any], window: int) -> str:
+    """What was found on what decided nothing: the loss within and beyond the window, and the answers."""
+    within, beyond = (
+        f"{held[f'{where}_before']:.4f} -> {held[f'{where}_after']:.4f}" for where in ("short", "far")
+    )
+    answers = (
+        f"{kind} {of['before']['found']} -> {of['after']['found']} of {of['count']} found "
+        f"({of['before']['log_prob']:.2f} -> {of['after']['log_prob']:.2f} nats)"
+        for kind, of in held.get("answers", {}).items()
+    )
+    asked = ", ".join(answers) or "it answers no kind of question within its window, so none was asked"
+    return (
+        f"{' -> '.join(names)}, on what decided nothing ({held['windows']} windows): loss within {window} "
+        f"tokens {within}, beyond {beyond}; {asked}"
+    )
 
 
 def _plan(kinds: Sequence[str], lengths: Sequence[int], seed: int) -> Haystacks:

@@ -106,6 +106,7 @@ class Adaptation(Part):
         device: The device on which it ran.
         gate: What it did to the old context.
         precision: In which precision, and how that was chosen.
+        found: Of a distillation that asks questions, what the base reads and finds without and with it.
     """
 
     recipe: Keys
@@ -117,6 +118,7 @@ class Adaptation(Part):
     device: Text | None = None
     precision: Keys | None = None
     gate: Gate
+    found: Keys | None = None
 
 
 class Record(Part):

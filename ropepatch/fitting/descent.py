@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ropepatch.data.questions import ANSWERS
 from ropepatch.errors import RopepatchError
-from ropepatch.fitting.loss import ANSWERS, BACKWARD, FitLoss, Outcome
+from ropepatch.fitting.loss import BACKWARD, FitLoss, Outcome
 from ropepatch.fitting.vectors import Vector, mixtures, named, published
 from ropepatch.progress import Advance
 from ropepatch.scaling.rope import rotations
@@ -28,8 +29,8 @@ SCREENED = 16  # starts that are tried again on more text
 BATCH_TOKENS = 4096  # of a step; one window at least
 CANDIDATES = 4  # starts that take some steps before the best goes on
 RACE = 5  # of all steps, one in so many
-CHECKS = 15  # how often the validation windows are read on the way
-PATIENCE = 8  # checks without a new best, after which it stops
+CHECKS = 8  # how often the validation windows are read on the way
+PATIENCE = 4  # checks without a new best, after which it stops
 
 LEARNING_RATE = 0.08  # in logarithms: a step moves the divisor of a slow pair by up to 8 %
 ATTENTION_SCALE = 0.3  # of its step against those of the divisors: it moves every logit by its square

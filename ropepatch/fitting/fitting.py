@@ -24,7 +24,7 @@ from ropepatch.data.questions import TAUGHT, QuestionRow, Questions
 from ropepatch.data.tokens import default_cache
 from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.evaluation.curves import LossCurve
-from ropepatch.evaluation.exam import Exam, answerable
+from ropepatch.evaluation.exam import Exam, answerable, compared, verdict
 from ropepatch.evaluation.perplexity import perplexity
 from ropepatch.evaluation.results import environment
 from ropepatch.extension.planning import Plan, plan_by
@@ -36,7 +36,7 @@ from ropepatch.fitting.loss import FitLoss, learnable
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import check_device
-from ropepatch.model.precision import describe_placement, prefers_float32
+from ropepatch.model.precision import describe_placement, prefers_float32, without_subnormals
 from ropepatch.model.self_written import self_written
 from ropepatch.processes import Processes, join
 from ropepatch.progress import Progress, no_bar
@@ -93,9 +93,7 @@ class Fitted:
                 *_described(self.scaling.queries),
                 f"{self.record['forward_tokens'] / 1e6:.2f} M forward tokens, "
                 f"{self.record['seconds']:.0f} s{stopped}",
-                f"{self.record['start']} -> fit, on what decided nothing ({held['windows']} windows): loss "
-                f"within {window} tokens {held['short_before']:.4f} -> {held['short_after']:.4f}, beyond "
-                f"{held['far_before']:.4f} -> {held['far_after']:.4f}; {_answered(held.get('answers', {}))}",
+                verdict((self.record["start"], "fit"), held, window),
             ]
         )
 
@@ -110,22 +108,13 @@ def _described(queries: Queries | None) -> Iterator[str]:
         )
 
 
-def _answered(answers: dict[str, Any]) -> str:
-    """What was found of each kind of question."""
-    found = (
-        f"{kind} {of['before']['found']:.0f} -> {of['after']['found']:.0f} of {of['count']} found "
-        f"({of['before']['log_prob']:.2f} -> {of['after']['log_prob']:.2f} nats)"
-        for kind, of in answers.items()
-    )
-    return ", ".join(found) or "it answers no kind of question within its window, so none was asked"
-
-
 def _better(gain: float) -> str:
     return f"{abs(gain):.3f} nats/token {'worse' if gain < 0 else 'better'}"
 
 
 @torch.inference_mode(False)
 @torch.enable_grad()  # also within a block without gradients
+@without_subnormals()
 def fit(
     model: str | Path | Checkpoint,
     *,
@@ -223,8 +212,8 @@ def fit(
         for line in describe_placement(loaded):
             say(line)
         parts = loaded, module, source.rope
-        windows, is_answer = _with_questions(splits.train, tokenizer, kinds, seed)
-        train = FitLoss(*parts, windows, mapped, processes, is_answer=is_answer)
+        windows, answers = _with_questions(splits.train, tokenizer, kinds, seed)
+        train = FitLoss(*parts, windows, mapped, processes, answers=answers)
         validation = FitLoss(*parts, splits.validation, mapped, processes, exam=exams["validation"])
         began -= kept.get("seconds", 0.0)
         budget = math.inf if minutes is None else 60 * minutes
@@ -273,16 +262,15 @@ def fit(
 def _with_questions(
     windows: Sequence[Tensor], tokenizer: PreTrainedTokenizerBase, kinds: Sequence[str], seed: int
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Windows [T] and as many rows of questions in their text, and which of their tokens are answers."""
+    """Windows [T] and as many rows of questions in their text, and what their tokens weigh as answers."""
     taught = [kind for kind in kinds if kind in TAUGHT]
     rows = list[QuestionRow]()
     if taught:
         texts = [str(tokenizer.decode(window, skip_special_tokens=True)) for window in windows]
         questions = Questions(tokenizer, texts, taught, seed)
         rows = [questions.row(number, len(window)) for number, window in enumerate(windows)]
-    none = torch.zeros(len(windows[0]), dtype=torch.bool)
-    ids, is_answer = [row.ids for row in rows], [row.is_answer for row in rows]
-    return [*windows, *ids], [none] * len(windows) + is_answer
+    none = torch.zeros(len(windows[0]))
+    return [*windows, *(row.ids for row in rows)], [none] * len(windows) + [row.answers for row in rows]
 
 
 def _exam(
@@ -294,23 +282,11 @@ def _exam(
 def _outcome(test: FitLoss, sources: Sequence[int], state: FitState) -> dict[str, Any]:
     """What decided nothing: loss and answers before, after, and the loss through the model's own window."""
     window, pairs = test.rope.original_max_position_embeddings, test.rope.num_pairs
-    ends = {
-        name: Vector.from_flat(end.vector, pairs)
-        for name, end in (("before", state.reference), ("after", state.best))
-    }
-    before, after = map(test.token_losses, ends.values())
+    ends = [Vector.from_flat(end.vector, pairs) for end in (state.reference, state.best)]
+    before, after = map(test.token_losses, ends)
     exam, answers = test.exam, dict[str, Any]()
     if exam is not None:
-        given = {name: test.answers(vector, exam) for name, vector in ends.items()}
-        for kind in exam.kinds:
-            found = {name: of.found(exam.length, kind) for name, of in given.items()}
-            answers[kind] = {"count": round(found["after"].weight)} | {
-                name: {
-                    "found": round(found[name].value * found[name].weight),
-                    "log_prob": of.log_prob(exam.length, kind).value,
-                }
-                for name, of in given.items()
-            }
+        answers = compared(exam, *(test.answers(vector, exam) for vector in ends))
     test.module.vector = Vector.unscaled(test.rope)
     own = perplexity(test.model, None, list(test.ids), window=window, stride=window // 2, split=True)
     gain = LossCurve(tuple(before - after), tuple(sources)).between(0, test.ids.shape[1])

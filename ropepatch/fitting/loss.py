@@ -2,7 +2,8 @@
 
 The loss of a token is its cross-entropy or, with a teacher, the Kullback-Leibler divergence from what the
 base model under an attention map expects there to what the model expects. That of an answer, which is known
-to be true, is its cross-entropy in any case; the answers of a row weigh `ANSWERS` times all its tokens.
+to be true, is its cross-entropy in any case (`ropepatch.data.questions`).
+What is learned from weighs the tokens within the trained context `SHORT` of all, at least.
 
 Shapes: N windows of T tokens; B of them at once; P rotary pairs; C positions of a chunk.
 """
@@ -39,7 +40,7 @@ TAUGHT = 1 << 30  # bytes of the teacher's hidden states that are held
 AT_ONCE = 8192  # tokens of a forward pass, unless one window is longer
 ACTIVATIONS = 4 << 30  # bytes of them that are held
 VALUES = 16  # that a layer holds for every token, in units of the hidden size: counted on LLaMA in bfloat16
-ANSWERS = 0.5  # the weight of the mean loss of an answer's tokens beside the mean loss of a row
+SHORT = 0.25  # the least weight of the tokens within the trained context, of 1
 BACKWARD = 2  # a backward pass costs as many forward passes, as is usual to count
 
 
@@ -120,7 +121,7 @@ class FitLoss:
     Args:
         teacher: A map that was taken out of the model; None for the cross-entropy of the text.
         processes: Which share what is validated.
-        is_answer: Of each window [T] bool, the tokens of answers; None for none.
+        answers: Of each window [T], what its tokens weigh as answers; None for none.
         exam: What a vector is asked when it is validated; None for nothing.
 
     Attributes:
@@ -138,16 +139,16 @@ class FitLoss:
         teacher: Mapped | None = None,
         processes: Processes = ALONE,
         *,
-        is_answer: Sequence[Tensor] | None = None,
+        answers: Sequence[Tensor] | None = None,
         exam: Exam | None = None,
     ) -> None:
         self.model, self.module, self.rope, self.spent = model, module, rope, 0
         self.processes, self.exam = processes, exam
         self.ids = torch.stack([torch.as_tensor(window, dtype=torch.long) for window in windows])
-        answers = torch.zeros_like(self.ids) if is_answer is None else torch.stack([*is_answer])
-        self._is_answer = answers.bool()
+        self._answers = torch.zeros(self.ids.shape) if answers is None else torch.stack([*answers])
         length, trained = self.ids.shape[1], rope.original_max_position_embeddings
         self.factor, self.teacher, self._trained = length / trained, teacher, trained
+        self._weights = _weights(length - 1, trained - 1)
         self._decoder = decoder_of(model)
         self._taught: dict[str, Tensor] = {}  # by the digest of a window
 
@@ -160,7 +161,7 @@ class FitLoss:
         total = 0.0
         with torch.no_grad():
             for rows in _batches(self.ids, windows):
-                total += precise(self._losses(vector, rows)).sum().item()
+                total += precise(self._losses(vector, rows) @ self._weights).sum().item()
                 self.spent += self.cost(len(rows))
         return total / self._scored(windows)
 
@@ -172,8 +173,8 @@ class FitLoss:
         for rows in _batches(self.ids, windows):
             with recomputing(self.model, self.cost(len(rows))):
                 whole = Vector.from_flat(flat, self.rope.num_pairs)
-                losses = self._losses(whole, rows, weight=scale / self._scored(windows))
-            total += precise(losses).sum().item()
+                losses = self._losses(whole, rows, self._weights * (scale / self._scored(windows)))
+            total += precise(losses @ self._weights).sum().item()
             self.spent += self.cost(len(rows)) * (1 + BACKWARD)
         assert flat.grad is not None
         return total / self._scored(windows), flat.grad / scale
@@ -207,8 +208,8 @@ class FitLoss:
         """How many tokens of some windows have a loss."""
         return len(windows) * (self.ids.shape[1] - 1)
 
-    def _losses(self, vector: Vector, rows: Tensor, weight: float | None = None) -> Tensor:
-        """Losses [B, T - 1] of rows [B], detached; with a weight, after the backward pass of their sum.
+    def _losses(self, vector: Vector, rows: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Losses [B, T - 1] of rows [B], detached; with weights, after the backward pass of their sum.
 
         The head is run in chunks whose graphs are gone at once, so that no more than C positions' logits are
         ever held; the gradient reaches the decoder in one piece.
@@ -217,24 +218,24 @@ class FitLoss:
         taught = None if self.teacher is None else self._teach(ids, self.teacher)
         self.module.vector = vector
         device = input_device(self.model)
-        ids, is_answer = ids.to(device), self._is_answer[rows, 1:].to(device)
+        ids, answers = ids.to(device), self._answers[rows, 1:].to(device)
         if self._decoder is None:
             logits = self.model(input_ids=ids, use_cache=False).logits
             if taught is not None:
                 logits = torch.cat([logits, taught.to(logits)])
-            return _backward(logits[:, :-1], ids, is_answer, torch.arange(ids.shape[1] - 1), weight)
+            return _backward(logits[:, :-1], ids, answers, torch.arange(ids.shape[1] - 1), weights)
         whole: list[Tensor] = []
 
         def cut(hidden: Tensor) -> Tensor:
             whole.append(hidden)
             both = hidden if taught is None else torch.cat([hidden, taught.to(hidden)])
-            return both.detach().requires_grad_(weight is not None)
+            return both.detach().requires_grad_(weights is not None)
 
         losses = []
         with decoded_once(self.model, self._decoder, ids, through=cut) as (logits_at, leaves):
             for positions in torch.split(torch.arange(ids.shape[1] - 1), max(1, CHUNK // (2 * len(ids)))):
-                losses.append(_backward(logits_at(positions), ids, is_answer, positions, weight))
-        if weight is not None:
+                losses.append(_backward(logits_at(positions), ids, answers, positions, weights))
+        if weights is not None:
             assert leaves[0].grad is not None
             torch.autograd.backward(whole[0], leaves[0].grad[: len(ids)])
         return torch.cat(losses, dim=1)
@@ -268,22 +269,30 @@ class FitLoss:
         return torch.stack([found[name] for name in names])
 
 
-def _backward(
-    logits: Tensor, ids: Tensor, is_answer: Tensor, positions: Tensor, weight: float | None
-) -> Tensor:
-    """The losses [B, C] of the tokens after some positions; with a weight, after their backward pass.
+def _weights(tokens: int, within: int) -> Tensor:
+    """Of each of so many tokens, the first of which stand within the trained context; 1 in the mean."""
+    share = max(SHORT, within / tokens)
+    weights = torch.full((tokens,), (1 - share) * tokens / max(1, tokens - within))
+    weights[:within] = share * tokens / within
+    return weights
 
-    Logits are [B, C, V], or with those of the teacher below them [2B, C, V]; `is_answer` is [B, T - 1].
+
+def _backward(
+    logits: Tensor, ids: Tensor, answers: Tensor, positions: Tensor, weights: Tensor | None
+) -> Tensor:
+    """The losses [B, C] of the tokens after some positions; with weights, after their backward pass.
+
+    Logits are [B, C, V], or with those of the teacher below them [2B, C, V]; `answers` are [B, T - 1], and
+    the weights [T - 1].
     """
-    asked, student = is_answer[:, positions], logits[: len(ids)]
-    known = asked.any() or len(logits) == len(ids)
-    entropy = token_losses(student, ids[:, positions + 1]) if known else torch.zeros(())
-    losses = entropy if len(logits) == len(ids) else divergence(*torch.split(logits, len(ids)))
-    if asked.any():
-        share = ANSWERS * is_answer.shape[1] / is_answer.sum(1, keepdim=True).clamp(min=1)
-        losses = torch.where(asked, share * entropy, losses)
-    if weight is not None:
-        (weight * losses).sum().backward()  # type: ignore[no-untyped-call]
+    share, is_taught = answers[:, positions], len(logits) > len(ids)
+    if is_taught:
+        losses = divergence(*torch.split(logits, len(ids)))
+    if share.any() or not is_taught:
+        entropy = token_losses(logits[: len(ids)], ids[:, positions + 1])
+        losses = torch.where(share > 0, share * entropy, losses if is_taught else entropy)
+    if weights is not None:
+        (losses @ weights[positions].to(losses)).sum().backward()  # type: ignore[no-untyped-call]
     return losses.detach()
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -42,6 +43,21 @@ class Precision:
 
     def __str__(self) -> str:
         return f"{self.dtype} ({self.reason})" if self.reason else self.dtype
+
+
+@contextmanager
+def without_subnormals() -> Iterator[None]:
+    """Have this thread, and those that it starts, round numbers below 1.2e-38 to 0 within the block.
+
+    A CPU computes them up to 100 times slower, and the attention of a sharp head is full of them. Threads
+    that are there already stay as they are.
+    """
+    before = torch.tensor(1e-39).mul(1.0).item() == 0
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
 
 
 def best_device() -> str:

@@ -14,7 +14,10 @@ from transformers import PreTrainedModel, set_seed
 
 from ropepatch.attention import map_attention
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.exam import Exam, compared, verdict
+from ropepatch.evaluation.perplexity import perplexity
 from ropepatch.evaluation.results import as_read
+from ropepatch.evaluation.retrieval import Retrieval
 from ropepatch.extension import record as records
 from ropepatch.extension.patching import put
 from ropepatch.extension.planning import Plan
@@ -22,9 +25,11 @@ from ropepatch.extension.verification import largest_change, probe_logits
 from ropepatch.extension.writing import Finish, origin_of, save_trained, source_of
 from ropepatch.files import absent, new_folder, parse_json, read_json, read_text, write_json
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.precision import without_subnormals
 from ropepatch.model.source import without_paths
 from ropepatch.model.stock import no_progress_bars
 from ropepatch.progress import Progress, no_bar
+from ropepatch.settings import seed_of
 from ropepatch.training.adapter import (
     WEIGHTS,
     load_in_4_bits,
@@ -55,6 +60,7 @@ ADAPTATION = "adaptation"  # the folder within the checkpoint: recipe and histor
 RECIPE = "recipe.yaml"
 HISTORY = "history.json"
 RUNS = "runs"  # TensorBoard's, where a recipe asks for it
+SHARES = (1.0, 0.75, 0.5, 0.25)  # of an adapter, of which the first that does no harm is merged
 MERGED = 1e-3  # by how much of the largest logit merging may change others, in float32
 
 Say = Callable[[str], None]
@@ -70,6 +76,7 @@ class Adapted:
 
 @torch.inference_mode(False)
 @torch.enable_grad()  # also within a block without gradients
+@without_subnormals()
 def adapt(
     plan: Plan,
     recipe: Recipe,
@@ -230,7 +237,8 @@ def _save(
     """Merge what was trained, measure it, and write the checkpoint or the adapter with its record."""
     recipe, trained, plan = run.recipe, run.folder / TRAINED, run.plan
     say("saving, and reloading with stock transformers" if recipe.save == "merged" else "saving")
-    model: Any = merged_model(plan, recipe, run.source, trained)
+    share, found = _chosen_share(run, supply, say) if supply.kinds else (1.0, None)
+    model: Any = merged_model(plan, recipe, run.source, trained, share)
     now = _watcher(run, supply, split=False).short_loss(model.to(run.processes.device))
     adaptation = {
         "recipe": recipe.to_dict(),
@@ -241,6 +249,7 @@ def _save(
         "precision": begun["precision"],
         **read_json(trained / COST),
         "gate": records.Gate.of(begun["base"], now, limit).to_dict(),
+        **({"found": found} if found else {}),
     }
     extras = {"adaptation": adaptation, "base_weights": record["weights"]}
 
@@ -268,8 +277,54 @@ def _save(
         records.write(folder, records.Record.of(plan, **extras | origin))
 
 
-def merged_model(plan: Plan, recipe: Recipe, source: Checkpoint, trained: Path) -> PreTrainedModel:
-    """The trained model, patched, its adapter merged in float32, in the dtype of the base checkpoint."""
+def _chosen_share(run: Run, supply: Supply, say: Say) -> tuple[float, dict[str, Any]]:
+    """The share of an adapter that reads the target no worse than without it and finds no less.
+
+    Half of what is held out decides, the other half is what is reported.
+    """
+    say("asking the trained model what it finds, beside the untrained one")
+    target, seed = run.plan.target, run.recipe.seed
+    pieces = torch.split(torch.cat([*supply.pieces]), target)
+    windows = [piece for piece in pieces if len(piece) == target]
+    halves = {
+        part: (windows[first::2], Exam.of(run.tokenizer, supply.kinds, target, seed=seed_of(seed, part)))
+        for first, part in enumerate(("decide", "report"))
+    }
+
+    def measured(model: Any, part: str) -> tuple[float, float, Retrieval]:
+        read, exam = halves[part]
+        model.to(run.processes.device)
+        curve = perplexity(model, None, read or windows)
+        far = curve.between(run.trained, target).value
+        return curve.at(run.trained).value, far, exam.of_model(model)
+
+    untrained: Any = run.source.load()
+    put(untrained, run.source, run.plan)
+    before = {part: measured(untrained, part) for part in halves}
+    del untrained
+    lora = run.recipe.lora
+    shares = SHARES if lora and not (lora.train_norms or lora.train_embeddings) else SHARES[:1]
+    for share in shares if run.recipe.save == "merged" else SHARES[:1]:
+        model = merged_model(run.plan, run.recipe, run.source, run.folder / TRAINED, share)
+        (_, far, answers), (_, most, least) = measured(model, "decide"), before["decide"]
+        if far <= most and answers.log_prob(target).value >= least.log_prob(target).value:
+            after, exam = measured(model, "report"), halves["report"][1]
+            found: dict[str, Any] = {"share": share, "windows": len(halves["report"][0] or windows)}
+            for number, name in enumerate(("short", "far")):
+                found |= {f"{name}_before": before["report"][number], f"{name}_after": after[number]}
+            found["answers"] = compared(exam, before["report"][2], after[2])
+            say(verdict((run.plan.method.name, "trained"), found, run.trained))
+            return share, found
+    raise RopepatchError(
+        f"the trained model reads {target} tokens worse than {run.plan.method.name} alone, or finds less",
+        hint=f"nothing is written: {run.folder} keeps it; extend without training, or train longer",
+    )
+
+
+def merged_model(
+    plan: Plan, recipe: Recipe, source: Checkpoint, trained: Path, share: float = 1.0
+) -> PreTrainedModel:
+    """The trained model, patched, a share of its adapter merged in float32, in the dtype of the base."""
     model: Any = source.load()
     dtype = model.dtype
     if recipe.lora is None:
@@ -280,6 +335,9 @@ def merged_model(plan: Plan, recipe: Recipe, source: Checkpoint, trained: Path) 
 
         with without_deprecations():
             adapted: Any = PeftModel.from_pretrained(model.float(), str(trained)).eval()
+        for layer in adapted.modules():
+            if share != 1 and hasattr(layer, "scale_layer"):
+                layer.scale_layer(share)
         before = probe_logits(adapted, plan.target, plan.model)
         model = adapted.merge_and_unload()
         after = probe_logits(model.eval(), plan.target, plan.model)

@@ -71,6 +71,7 @@ def linear_distillation(
     *,
     teacher: TeacherOutput,
     bias: Tensor | None = None,
+    answers: Tensor | None = None,
     temperature: float = 1.0,
     cross_entropy: float = 0.0,
     top_k: int | None = None,
@@ -87,6 +88,8 @@ def linear_distillation(
         labels: The token that follows each [N], int64.
         teacher: What the teacher says of the same tokens.
         bias: The bias of the student's head [V].
+        answers: What the cross-entropy of each label weighs [N] that is known to be true, which the teacher
+            is not asked for; 0 for all others. None for no such label.
         temperature: T.
         cross_entropy: The share c of the cross-entropy: c CE + (1 - c) T² KL.
         top_k: Keep the teacher's k likeliest tokens; all others are one event, which the student divides as
@@ -95,16 +98,21 @@ def linear_distillation(
     """
     hidden, weight, bias = _as_multiplied(hidden, weight, bias)
     teacher = TeacherOutput(*_as_multiplied(teacher.hidden, teacher.weight, teacher.bias))
-    to_labels, kept = _to_labels(labels), 1 - cross_entropy
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    entropy = torch.full(labels.shape, cross_entropy, dtype=wide, device=labels.device)
+    kept = ((labels != IGNORED) * (1 - cross_entropy)).to(entropy.dtype)
+    if answers is not None:
+        entropy, kept = entropy.where(answers == 0, answers.to(wide)), kept.where(answers == 0, 0)
+    to_labels = _to_labels(labels, entropy)
 
     def objective(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-        scored: Tensor = (labels[rows] != IGNORED)[:, None]
         divergence, gradient = _divergence(logits, teacher.logits(rows).to(logits.dtype), temperature, top_k)
-        total = divergence.where(scored[:, 0], 0).sum() * (kept * temperature**2)
-        gradient.mul_(scored.to(gradient.dtype) * (kept * temperature))
-        if cross_entropy:
+        weights = kept[rows].to(divergence)
+        total = divergence.where(weights > 0, 0).mul(weights).sum() * temperature**2
+        gradient.mul_(weights[:, None] * temperature)
+        if entropy[rows].any():
             loss, slope = to_labels(logits, rows)
-            total, gradient = total + cross_entropy * loss, gradient.add_(slope, alpha=cross_entropy)
+            total, gradient = total + loss, gradient.add_(slope)
         return total, gradient
 
     return _summed(hidden, weight, bias, objective, len(labels), chunk)
@@ -141,17 +149,18 @@ def _as_multiplied(
     return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
-def _to_labels(labels: Tensor) -> Objective:
-    """The cross-entropy; it leaves the gradient in the logits' place."""
+def _to_labels(labels: Tensor, weights: Tensor | None = None) -> Objective:
+    """The cross-entropy of each label times its weight; it leaves the gradient in the logits' place."""
 
     def objective(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         scored: Tensor = (labels[rows] != IGNORED)[:, None]
+        weight = scored.to(logits) if weights is None else weights[rows, None].to(logits) * scored
         targets = labels[rows, None].where(scored, 0)
         of_targets, highest = logits.gather(1, targets), logits.amax(1, keepdim=True)
         mass = logits.sub_(highest).exp_().sum(1, keepdim=True)
-        losses = (mass.log() + highest - of_targets).where(scored, 0)
+        losses = (mass.log() + highest - of_targets).where(scored, 0) * weight
         # The probabilities, less 1 at the target.
-        return losses.sum(), logits.mul_(scored / mass).scatter_add_(1, targets, -scored.to(logits.dtype))
+        return losses.sum(), logits.mul_(weight / mass).scatter_add_(1, targets, -weight)
 
     return objective
 

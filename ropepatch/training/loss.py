@@ -22,6 +22,7 @@ from ropepatch.training.fused_loss import IGNORED, linear_cross_entropy
 logger = logging.getLogger(__name__)
 
 CHECKED = 16  # tokens of the passes by which a model is checked
+NO_INPUT = ("labels", "answers")  # of a batch, what a model does not take
 AGREEMENT = 0.02  # of the loss, by which ours may differ from the one of all logits: both may be in 16 bits
 
 
@@ -45,9 +46,10 @@ def causal_lm_loss(
         head: What `linear_head` found; None to make all logits.
         distilled: `linear_distillation` towards a teacher; None for the cross-entropy of the labels.
     """
-    labels = F.pad(batch["labels"], (0, 1), value=IGNORED)[..., 1:]  # of what each token is followed by
+    labels = of_next(batch["labels"], IGNORED)
     count = (labels != IGNORED).sum() if num_items is None else torch.as_tensor(num_items)
-    inputs = {"use_cache": False} | {name: value for name, value in batch.items() if name != "labels"}
+    given = {name: value for name, value in batch.items() if name not in NO_INPUT}
+    inputs = {"use_cache": False} | given
 
     def mean(total: Tensor) -> Tensor:
         return total / count.clamp(min=1).to(total.device)
@@ -71,6 +73,11 @@ def causal_lm_loss(
     with shadowed(head, loss_of):
         loss: Tensor = model(**inputs).logits.float()
     return loss + (exact[0] - loss).detach()  # FSDP2 with accelerate's policy rounds the output to 16 bits
+
+
+def of_next(values: Tensor, last: float) -> Tensor:
+    """What stands at the token that follows each [B, N]."""
+    return F.pad(values, (0, 1), value=last)[..., 1:]
 
 
 def linear_head(model: nn.Module) -> nn.Linear | None:

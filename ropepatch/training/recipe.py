@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Required
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, WrapValidator, with_config
@@ -35,14 +36,17 @@ from ropepatch.settings import (
 from ropepatch.training.positions import Positions
 
 SELF = "self"  # the source that is written by the model itself
+QUESTIONS = "questions"  # the source that asks for what stands far before in the text of another
 
 
 class Generated(Settings):
     """A source of rows that no text is needed for.
 
     Args:
-        generated: `self`, which the model writes itself, in documents within its context; or, for the bundled
-            checkpoint, one of the materials of `ropepatch.data.tiny.materials`.
+        generated: `self`, which the model writes itself, in documents within its context; `questions`, which
+            ask for what stands far before in the text of the source before them, of kinds that the model can
+            answer within its context; or, for the bundled checkpoint, one of the materials of
+            `ropepatch.data.tiny.materials`.
         weight: Its share of the batches, relative to the other sources.
     """
 
@@ -362,6 +366,17 @@ class Recipe(Settings):
             raise RopepatchError(
                 "quantization: 4bit beside lora: null: weights in 4 bits are not trained",
                 hint="train an adapter, or leave quantization out",
+            )
+        names = [one.generated if isinstance(one, Generated) else SELF for one in self.data.sources]
+        if any(name == QUESTIONS and before != SELF for before, name in pairwise(["", *names])):
+            raise RopepatchError(
+                "generated: questions stands first or behind what is no text",
+                hint="put it behind a text, or behind generated: self",
+            )
+        if QUESTIONS in names and self.distil is None:
+            raise RopepatchError(
+                "generated: questions without distil, which alone knows their answers",
+                hint="distil: {}, or leave them out",
             )
         only_self = all(isinstance(one, Generated) and one.generated == SELF for one in self.data.sources)
         if only_self and self.data.boundaries and self.positions.name == "true-length":

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from ropepatch.data.questions import Questions
 from ropepatch.data.tiny.materials import IGNORED, MATERIALS
 from ropepatch.data.tiny.tales import Narrator
 from ropepatch.data.tokens import TokenStore, amount, tokenizer_digest
@@ -25,6 +26,8 @@ from ropepatch.errors import RopepatchError, printable
 from ropepatch.settings import refuse_unknown, seed_of
 from ropepatch.training.positions import PositionSampling, row_positions
 from ropepatch.training.recipe import Data
+
+AROUND, PIECE = 2**20, 2**12  # tokens of the text around questions, in all and of each piece
 
 logger = logging.getLogger(__name__)
 
@@ -37,18 +40,20 @@ class Row:
         ids: Token ids, int64 [W].
         labels: The ids, or -100 where a token is not trained on, as is the first of each document [W].
         lengths: Tokens of each document, or of what of it is in the row; they add up to W.
+        answers: What the tokens weigh as answers that are known [W]; None for none.
     """
 
     ids: Tensor
     labels: Tensor
     lengths: tuple[int, ...]
+    answers: Tensor | None = None
 
     def joined(self) -> Row:
         """The row as one document: every token but the first has a label."""
         begins = list(accumulate(self.lengths))[:-1]
         labels = self.labels.clone()
         labels[begins] = self.ids[begins]
-        return Row(self.ids, labels, (len(self.ids),))
+        return Row(self.ids, labels, (len(self.ids),), self.answers)
 
 
 class TokenRows:
@@ -116,12 +121,38 @@ class GeneratedRows:
         return Row(ids, labels, (window,))
 
 
+class QuestionRows:
+    """Rows that ask for what stands far before in the text of a store, one document each."""
+
+    def __init__(
+        self,
+        store: TokenStore,
+        begin: int,
+        tokenizer: PreTrainedTokenizerBase,
+        kinds: Sequence[str],
+        seed: int,
+    ) -> None:
+        self.name = f"questions ({', '.join(kinds)})"
+        self.digest = hashlib.sha256(repr((store.digest, begin, [*kinds], seed)).encode()).hexdigest()
+        self.size: int | None = None
+        pieces = torch.split(store.tokens[begin : begin + AROUND], PIECE)
+        texts = [str(tokenizer.decode(piece, skip_special_tokens=True)) for piece in pieces]
+        self._questions = Questions(tokenizer, texts, kinds, seed)
+
+    def row(self, index: int, window: int) -> Row:
+        """As `TokenRows.row`."""
+        ids, answers = self._questions.row(index, window)
+        labels = ids.clone()
+        labels[0] = IGNORED
+        return Row(ids, labels, (window,), answers)
+
+
 @lru_cache(maxsize=1)
 def _narrator(tokenizer: PreTrainedTokenizerBase) -> Narrator:
     return Narrator(tokenizer)
 
 
-Stream = TokenRows | GeneratedRows
+Stream = TokenRows | GeneratedRows | QuestionRows
 
 
 def check_rows(streams: Iterable[Stream], windows: Iterable[int]) -> None:
@@ -191,7 +222,8 @@ class Batches(Dataset[dict[str, Tensor | int]]):
 
     An item is one sequence, the rows of the batch on end: ``input_ids``, ``labels`` and ``position_ids``,
     int64 [1, N]; ``cu_seq_lens_q`` and ``cu_seq_lens_k``, int32 [S + 1], where the segments begin and the
-    last ends; ``max_length_q`` and ``max_length_k``, the longest, as numbers. Segments are the documents of
+    last ends; ``max_length_q`` and ``max_length_k``, the longest, as numbers; where a source asks questions
+    ``answers`` [1, N], what the tokens weigh as answers that are known. Segments are the documents of
     each row, or, without boundaries, the rows. The labels are not shifted, and the first of each segment is
     -100.
     """
@@ -245,12 +277,17 @@ class Batches(Dataset[dict[str, Tensor | int]]):
         for number, row in enumerate(rows):
             draw = random.Random(seed_of(self._seed, "positions", item, number))
             positions.append(row_positions(self._positions, row.lengths, self._target, draw))
+        asked: dict[str, Tensor] = {}
+        if any(isinstance(stream, QuestionRows) for stream in self._streams):
+            answers = (torch.zeros(len(row.ids)) if row.answers is None else row.answers for row in rows)
+            asked = {"answers": torch.cat([*answers])[None]}
         lengths = [length for row in rows for length in row.lengths]
         ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
         return {
             "input_ids": torch.cat([row.ids for row in rows])[None],
             "labels": torch.cat([row.labels for row in rows])[None],
             "position_ids": torch.cat(positions)[None],
+            **asked,
             **{f"cu_seq_lens_{side}": ends for side in "qk"},
             **{f"max_length_{side}": max(lengths) for side in "qk"},
         }

@@ -16,7 +16,7 @@ from ropepatch.settings import relative_length
 from ropepatch.training.forecast import GIB, memory
 from ropepatch.training.positions import TrueLength
 from ropepatch.training.preparation import Weights
-from ropepatch.training.recipe import Recipe, map_of, read_recipe
+from ropepatch.training.recipe import QUESTIONS, Recipe, map_of, read_recipe
 
 DISTIL = "distil"  # the name of the recipe
 BETWEEN = (4, 2)  # in multiples of L, the rows that are tried where those of the target are too long
@@ -64,7 +64,8 @@ def _fitted(recipe: Recipe, hidden_size: int, text: Texts | None) -> Recipe:
     rate = recipe.trainer["learning_rate"] * min(1.0, SMALL / hidden_size)
     changes: dict[str, Any] = {"trainer": recipe.trainer | {"learning_rate": float(f"{rate:.2g}")}}
     if text is not None:
-        changes["data"] = recipe.data.model_copy(update={"sources": (text,)})
+        asked = [one for one in recipe.data.sources if getattr(one, "generated", None) == QUESTIONS]
+        changes["data"] = recipe.data.model_copy(update={"sources": (text, *asked)})
     return recipe.model_copy(update=changes)
 
 

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from ropepatch.data.questions import TAUGHT
 from ropepatch.data.sources import local_files
 from ropepatch.data.texts import Texts, digest
 from ropepatch.data.tiny.tales import held_out_tales
-from ropepatch.data.tokens import TokenStore, default_cache, tokenised
+from ropepatch.data.tokens import TokenStore, default_cache, tokenised, tokenizer_digest
 from ropepatch.errors import RopepatchError
-from ropepatch.files import whole_file
+from ropepatch.evaluation.exam import answerable
+from ropepatch.files import read_json, whole_file, write_json
 from ropepatch.fitting.examples import FEWEST, HELD_OUT, TALES
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.precision import best_device
 from ropepatch.model.self_written import self_written
-from ropepatch.settings import seed_of
-from ropepatch.training.recipe import SELF, Generated, Recipe, RowSource
+from ropepatch.settings import key_of, seed_of
+from ropepatch.training.recipe import QUESTIONS, SELF, Generated, Recipe, RowSource
 from ropepatch.training.rows import (
     Batches,
     GeneratedRows,
+    QuestionRows,
     Schedule,
     Stream,
     TokenRows,
@@ -59,7 +64,13 @@ def held_out_of(recipe: Recipe, trained: int, target: int) -> HeldOut:
 
 def is_at_hand(source: RowSource) -> bool:
     """Whether it takes neither the Hub nor the weights of a model."""
-    return local_files(source.text) is not None if isinstance(source, Texts) else source.generated != SELF
+    if isinstance(source, Texts):
+        return local_files(source.text) is not None
+    return source.generated not in (SELF, QUESTIONS)
+
+
+def _asks(source: RowSource) -> bool:
+    return isinstance(source, Generated) and source.generated == QUESTIONS
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +80,9 @@ class Supply:
     batches: Batches  # what is trained on, a whole forward pass of one process each
     pieces: list[Tensor]  # held out, [target], or [L] where the target is not watched
     notes: list[str]  # what was read and what was left out
+    kinds: Sequence[
+        str
+    ] = ()  # of questions, if the recipe asks them, that the model answers within its context
 
     @property
     def tokens(self) -> int:
@@ -103,7 +117,29 @@ class RecipeReader:
         streams, pieces, notes = self._open(schedule.tokens)
         layout: dict[str, Any] = {"boundaries": data.boundaries, "target": self.target, "seed": seed}
         batches = Batches(schedule, streams, recipe.positions, **layout)
-        return Supply(batches, pieces, notes + batches.report)
+        kinds = self.kinds if any(map(_asks, data.sources)) else ()
+        return Supply(batches, pieces, notes + batches.report, kinds)
+
+    @property
+    def taught(self) -> list[str]:
+        """Those that are asked while it trains."""
+        return [kind for kind in self.kinds if kind in TAUGHT]
+
+    @cached_property
+    def kinds(self) -> list[str]:
+        """The kinds of questions that the model answers within its context; the cache keeps them."""
+        checkpoint = Checkpoint(self.folder)
+        decisive = "kinds", checkpoint.fingerprint, tokenizer_digest(self.tokenizer), self.trained
+        file = self.cache / f"{key_of((*decisive, self.recipe.seed))[:24]}-kinds.json"
+        if file.is_file():
+            return [str(kind) for kind in read_json(file)["kinds"]]
+        self.say("asking the model within its context which kinds of questions it can answer")
+        model: Any = checkpoint.load()
+        kinds = answerable(model.to(best_device()), self.tokenizer, self.trained, seed=self.recipe.seed)
+        self.cache.mkdir(parents=True, exist_ok=True)
+        with whole_file(file) as partial:
+            write_json(partial, {"kinds": kinds})
+        return kinds
 
     def write_windows(self, file: Path) -> None:
         """Write windows [target] of the texts, by their weights, and of nothing that is watched, for a fit.
@@ -156,9 +192,18 @@ class RecipeReader:
             pieces, _ = held_out(store, held.length, held.count)
             notes.append(f"watched: {store.report}")
         streams: list[Stream] = []
+        read: tuple[TokenStore, int] | None = None
         for number, source in enumerate(self.recipe.data.sources):
             seed = seed_of(self.recipe.seed, "source", number)
             if at_once and not is_at_hand(source):
+                continue
+            if (
+                _asks(source) and read
+            ):  # in the text of the source before it, which stands in where nothing is asked
+                asked = QuestionRows(*read, self.tokenizer, self.taught, seed) if self.taught else None
+                streams.append(asked or TokenRows(*read, seed))
+                kinds = ", ".join(self.taught) or "nothing, since it answers nothing within its context"
+                notes.append(f"asked of the model: {kinds}")
                 continue
             if isinstance(source, Generated) and source.generated != SELF:
                 streams.append(GeneratedRows(source.generated, self.tokenizer, seed))
@@ -172,7 +217,8 @@ class RecipeReader:
                 store = self._self_written(tokens, seed)
             if number == held.source:
                 pieces, begin = held_out(store, held.length, held.count)
-            streams.append(TokenRows(store, begin, seed))
+            read = store, begin
+            streams.append(TokenRows(*read, seed))
             notes.append(f"{store.reading.source}: {store.report}")
         if watch.text is None and held.source is None:
             tales = held_out_tales(self.tokenizer, length=held.length, count=held.count)

@@ -15,7 +15,7 @@ from ropepatch.extension.queries import unfolded
 from ropepatch.model.head import evaluating, shadowed
 from ropepatch.model.rotary import RotarySubstitute, base_model, find_substitute, rotating_by
 from ropepatch.training.fused_loss import TeacherOutput, linear_distillation
-from ropepatch.training.loss import linear_head
+from ropepatch.training.loss import NO_INPUT, linear_head, of_next
 from ropepatch.training.recipe import Distil
 
 UNKNOWN: Any = object()
@@ -41,14 +41,17 @@ class Teacher:
         pieces = batch["cu_seq_lens_q"]
         begins = pieces[:-1].repeat_interleave(pieces.diff())
         true = torch.arange(len(begins), device=begins.device) - begins
-        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        inputs = {name: value for name, value in batch.items() if name not in NO_INPUT}
         inputs |= {"position_ids": true[None].long(), "use_cache": False}
         mapped = self.mapped if batch["max_length_q"] > self.window else None
         with self.reading(mapped):
             if self._head is UNKNOWN:
                 self._head = linear_head(self.model)
             teacher = self._output(inputs)
-        return partial(linear_distillation, teacher=teacher, **self._options)
+        answers = batch.get("answers")
+        if answers is not None:
+            answers = of_next(answers, 0.0).flatten()
+        return partial(linear_distillation, teacher=teacher, answers=answers, **self._options)
 
     def _output(self, inputs: dict[str, Any]) -> TeacherOutput:
         if self._head is None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ropepatch.data.haystack import KINDS
-from ropepatch.data.questions import ROUND, Questions
+from ropepatch.data.questions import ANSWERS, ROUND, Questions
 
 
 @pytest.fixture(scope="module")
@@ -20,19 +20,21 @@ def rows(tiny):
 @pytest.mark.parametrize("kind", ["passkey", "number", "sentence"])
 def test_the_answer_of_a_row_stands_where_it_says_and_follows_from_what_stands_before(kind, rows, tiny):
     for row in rows([kind], range(8)):
-        assert (len(row.ids), len(row.is_answer)) == (512, 512)
-        answer = "".join(tiny[1].decode(row.ids[row.is_answer]).split())
-        first = int(row.is_answer.nonzero()[0])
+        assert (len(row.ids), len(row.answers)) == (512, 512)
+        answer = "".join(tiny[1].decode(row.ids[row.answers > 0]).split())
+        first = int(row.answers.nonzero()[0])
         before = tiny[1].decode(row.ids[:first])
         assert re.fullmatch(r"\d{5}", answer)
         assert answer in before.replace(" ", "")
-        assert torch.equal(row.is_answer.nonzero().flatten(), first + torch.arange(row.is_answer.sum()))
+        places = row.answers.nonzero().flatten()
+        assert torch.equal(places, first + torch.arange(len(places)))
+        assert row.answers.mean() == pytest.approx(ANSWERS)
 
 
 def test_rows_ask_at_all_depths_for_kinds_in_turn_and_never_the_same_twice(rows, tiny):
     def depth(row):
         text = tiny[1].decode(row.ids)
-        answer = tiny[1].decode(row.ids[row.is_answer])
+        answer = tiny[1].decode(row.ids[row.answers > 0])
         return text.replace(" ", "").index(answer.replace(" ", "")) / len(text.replace(" ", ""))
 
     passkeys = rows(["passkey"], range(2 * ROUND))

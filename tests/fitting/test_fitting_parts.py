@@ -30,7 +30,7 @@ from ropepatch.fitting.descent import (
     step,
 )
 from ropepatch.fitting.examples import read_splits
-from ropepatch.fitting.loss import ANSWERS, BACKWARD, FitLoss, LearnableRope, Outcome, learnable
+from ropepatch.fitting.loss import BACKWARD, FitLoss, LearnableRope, Outcome, learnable
 from ropepatch.fitting.vectors import LARGEST, Vector, mixtures, published
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.processes import ALONE
@@ -220,7 +220,7 @@ def test_with_a_teacher_a_token_loses_its_divergence_from_the_base_under_the_map
 
 
 @pytest.mark.parametrize("taught", [True, False])
-def test_an_answer_loses_its_cross_entropy_and_weighs_as_much_in_every_row(taught, monkeypatch):
+def test_an_answer_loses_its_cross_entropy_times_its_weight(taught, monkeypatch):
     """Also with a teacher, which does not know it; the other tokens of the row lose what they do without."""
     monkeypatch.setattr("ropepatch.fitting.loss.CHUNK", 20)
     model, found = surveyed()
@@ -228,26 +228,24 @@ def test_an_answer_loses_its_cross_entropy_and_weighs_as_much_in_every_row(taugh
         some_windows(length=2 * found.rope.original_max_position_embeddings),
         some_vector(found.rope.num_pairs),
     )
-    is_answer = torch.zeros_like(windows, dtype=torch.bool)
-    is_answer[0, 20:23] = is_answer[1, 30:] = True
+    weights = torch.zeros(windows.shape)
+    weights[0, 20:23], weights[1, 30:] = 5.0, 0.5
     with map_attention(model, "rerope", to=windows.shape[1]) as mapped:
         pass
     with learnable(model, found) as module:
         given = [model, module, found.rope, windows]
         teacher = mapped if taught else None
         plain, entropy, asked = (
-            FitLoss(*given, *how, is_answer=answers).token_losses(vector).double().numpy()
-            for how, answers in (((teacher,), None), ((), None), ((teacher,), is_answer))
+            FitLoss(*given, *how, answers=answers).token_losses(vector).double().numpy()
+            for how, answers in (((teacher,), None), ((), None), ((teacher,), weights))
         )
-        loss = FitLoss(*given, teacher, is_answer=is_answer)
+        loss = FitLoss(*given, teacher, answers=weights)
         value, gradient = loss.gradient(vector, [0, 1])
         along = 0.002 * gradient / gradient.norm()
         ends = [Vector.from_flat(vector.flat() + way * along, found.rope.num_pairs) for way in (1, -1)]
         rise = loss.score(ends[0], [0, 1]) - loss.score(ends[1], [0, 1])
-    expected, answers = plain.copy(), is_answer.numpy()[:, 1:]
-    for row, entropies, places in zip(expected, entropy, answers, strict=True):
-        if places.any():
-            row[places] = entropies[places] * ANSWERS * len(places) / places.sum()
+    answers = weights.double().numpy()[:, 1:]
+    expected = np.where(answers > 0, answers * entropy, plain)
     np.testing.assert_allclose(asked, expected, rtol=1e-4, atol=1e-6)
     assert value == pytest.approx(expected[:2].mean(), rel=1e-4)
     assert rise == pytest.approx(2 * (gradient @ along).item(), rel=0.05)
@@ -288,9 +286,9 @@ def test_no_token_of_a_backward_pass_weighs_what_float16_rounds_away(rows, monke
     model, found = surveyed()
     weighed, losses = [], FitLoss._losses
 
-    def read(*told, weight):
-        weighed.append(weight)
-        return losses(*told, weight=weight)
+    def read(*told):
+        weighed.extend(told[-1].tolist())
+        return losses(*told)
 
     monkeypatch.setattr(FitLoss, "_losses", read)
     with learnable(model, found) as module:

@@ -113,11 +113,14 @@ def test_without_gradients_none_are_made():
 # The loss against a teacher
 
 
-def taught_by(student: Tensor, teacher: Tensor, labels: Tensor, t=1.0, c=0.0, k=None) -> Tensor:
+def taught_by(student, teacher, labels: Tensor, answers: Tensor, t=1.0, c=0.0, k=None) -> Tensor:
     """The oracle: one token after the other, the sum over the vocabulary as the definition has it."""
-    total = torch.zeros((), dtype=torch.float64)
-    for s, own, label in zip(student.double(), teacher.detach().double(), labels.tolist(), strict=True):
+    total, rows = torch.zeros((), dtype=torch.float64), (student.double(), teacher.detach().double())
+    for s, own, label, weight in zip(*rows, labels.tolist(), answers.tolist(), strict=True):
         if label == -100:
+            continue
+        if weight:
+            total = total - weight * s.log_softmax(0)[label]
             continue
         p, q = (own / t).softmax(0), (s / t).softmax(0)
         if k is not None and k < len(p):
@@ -138,17 +141,20 @@ def test_distillation_is_the_divergence_of_all_logits_in_value_and_gradients(dat
     labels = torch.tensor(data.draw(st.lists(st.sampled_from([-100, *range(V)]), min_size=N, max_size=N)))
     t, c = data.draw(st.sampled_from([1.0, 0.5, 3.0])), data.draw(st.sampled_from([0.0, 0.3]))
     k = data.draw(st.sampled_from([None, 1, V - 1, V]))
+    weights = torch.tensor(data.draw(st.lists(st.sampled_from([0.0, 0.5, 7.0]), min_size=N, max_size=N)))
     mixed = {"temperature": t, "cross_entropy": c, "top_k": k, "chunk": data.draw(st.integers(1, 20))}
+    mixed |= {"answers": weights} if data.draw(st.booleans()) else {}
+    asked = mixed.get("answers", torch.zeros(N))
     found = linear_distillation(hidden, weight, labels, teacher=TeacherOutput(*own), bias=bias, **mixed)
     student = hidden @ weight.T + (0 if bias is None else bias)
-    expected = taught_by(student, own[0] @ own[1].T + own[2], labels, t, c, k) + 0 * student.sum()
+    expected = taught_by(student, own[0] @ own[1].T + own[2], labels, asked, t, c, k) + 0 * student.sum()
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
     pairs = gradients(found / 7, hidden, weight, bias), gradients(expected / 7, hidden, weight, bias)
     torch.testing.assert_close(*pairs, rtol=1e-6, atol=1e-9)
     logits = student.detach().requires_grad_()
     whole = TeacherOutput(own[0] @ own[1].T + own[2])
     found = linear_distillation(logits, None, labels, teacher=whole, **mixed)
-    expected = taught_by(logits, whole.hidden, labels, t, c, k) + 0 * logits.sum()
+    expected = taught_by(logits, whole.hidden, labels, asked, t, c, k) + 0 * logits.sum()
     torch.testing.assert_close(gradients(found, logits), gradients(expected, logits), rtol=1e-6, atol=1e-9)
 
 

@@ -1,17 +1,18 @@
-"""Fits by the model's own distributions: what they leave of YaRN's excess on text that they have not seen.
+"""What is learned without a text: what it leaves of YaRN's excess on text that it has not seen, and finds.
 
     python eval/studies/fit/taught_study.py [--only "model=tiny,factor=4"]
 
 `ropepatch.fit` learns on rows that the model writes itself, every other of which asks for what stands far
-before, if the model answers such questions within its window. What it learned reads windows of TinyStories
-and of fairy tales, and of tiny the held-out tales, beside the baseline through its own window, the teacher
-and YaRN; tiny is asked for 100 passkeys, too. The file also has rows of an earlier fit, which asked nothing
-(no `questions`): of tiny on its tales, too, and of frequencies alone.
+before, if the model answers such questions within its window; so does `--distil`. What came out reads
+windows of TinyStories and of fairy tales, and of tiny the held-out tales, beside the baseline through its
+own window, the teacher and YaRN; tiny is asked for 100 passkeys, too. The file also has rows of an earlier
+fit, which asked nothing (no `questions`): of tiny on its tales, too, and of frequencies alone.
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
 from functools import cached_property
@@ -23,6 +24,8 @@ from ropepatch.attention import teaching_window
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import cut_windows
 from ropepatch.evaluation.intervals import Mean, difference
+from ropepatch.model.checkpoint import Checkpoint as Source
+from ropepatch.training.self_taught import self_taught
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
@@ -33,6 +36,7 @@ from study import (
     Checkpoint,
     Row,
     Study,
+    adapted,
     averaged,
     by,
     checkpoint,
@@ -43,10 +47,10 @@ from study import (
     table,
 )
 
-BASE, TEACHER, YARN, FIT = "base", "teacher", "yarn", "fit"
+BASE, TEACHER, YARN, FIT, DISTIL = "base", "teacher", "yarn", "fit", "distil"
 KEYS = 100  # haystacks of tiny, of a key each
 SEEDS = 3
-HOW = ("rows", "keys", "queries", "questions")  # tells fits apart that are not of two seeds
+HOW = ("of", "keys", "rows", "queries", "questions")  # tells apart what is not of two seeds
 CASES = (("tiny", 4), ("tiny", 8), ("babyllama-361", 4), ("stories-260k", 4))
 
 
@@ -69,6 +73,8 @@ def cases(given: Namespace) -> Iterator[Row]:
         yield from (case | {"of": of} | asked for of in (BASE, TEACHER, YARN))
         for seed in range(SEEDS):
             yield case | {"of": FIT, "queries": True, "questions": True, "seed": seed} | asked
+        for seed in range(SEEDS) if name == "tiny" else ():
+            yield case | {"of": DISTIL, "questions": True, "seed": seed} | asked
 
 
 def measure(case: Row, given: Namespace) -> list[Row]:
@@ -81,6 +87,15 @@ def measure(case: Row, given: Namespace) -> list[Row]:
         return [{"text": "tales"} | place.floor()]
     if of == OWN:
         return [{"text": text} | where.through_own_window() for text, where in texts.items()]
+    if of == DISTIL:
+        source = Source.find(place.place, weights=True)
+        recipe = self_taught(source, place.target, None)[0].model_copy(update={"seed": case["seed"]})
+        with tempfile.TemporaryDirectory() as work:
+            plan = ropepatch.plan(place.place, to=place.target)
+            with adapted(plan, recipe, Path(work, "out")) as (trained, record):
+                learned = {key: record.get(key) for key in ("found", "gate", "steps", "tokens", "seconds")}
+                learned |= {"kinds": [*(record.get("found") or {}).get("answers", {})]}
+                return [learned | {"text": "tales"} | place.losses(trained) | place.keys(trained, KEYS)]
     model, learned = place.loaded[0], Row()
     method: Any = "none" if of == BASE else of
     options: Row = {"to": case["target"]}
@@ -108,7 +123,7 @@ def taught_table(rows: list[Row]) -> str:
     groups = []
     for here in by(rows, "model", "factor", "text").values():
         of = {(row["of"], row.get("keys")): row for row in here}
-        for (_, keys, *_), seeds in by([row for row in here if row["of"] == FIT], *HOW).items():
+        for (_, keys, *_), seeds in by([row for row in here if row["of"] in (FIT, DISTIL)], *HOW).items():
             references = of.get((FLOOR, None)) or of[OWN, None], of[TEACHER, keys], of[YARN, keys]
             groups.append((averaged(seeds, "all", "short"), seeds, *references, of.get((BASE, keys))))
 
@@ -119,23 +134,23 @@ def taught_table(rows: list[Row]) -> str:
         "checkpoint, read on": lambda group: f"{group[0]['model']}, {group[0]['text']}",
         "factor": lambda group: f"{group[0]['factor']}",
         "learned": lambda group: (
-            "frequencies"
-            + " and queries" * group[0]["queries"]
+            ("weights (`--distil`)" if group[0]["of"] == DISTIL else "frequencies")
+            + " and queries" * bool(group[0].get("queries"))
             + (f", on {group[0]['rows']}" if group[0].get("rows") else "")
             + (f", asked for {', '.join(group[0]['kinds'])}" if group[0].get("kinds") else "")
         ),
         "own window or floor": mean_of(2),
         "teacher": mean_of(3),
         "yarn": mean_of(4),
-        "fit": mean_of(0),
+        "learned, loss": mean_of(0),
         "left of YaRN's excess": lambda group: left(group[0], group),
         "by seed": lambda group: ", ".join(left(row, group).split(" ")[0] for row in group[1]),
-        "fit less YaRN": lambda group: signed(excess(group[0], group[4])),
+        "less YaRN": lambda group: signed(excess(group[0], group[4])),
         "within the window": lambda group: signed(excess(group[0], group[4], "short")),
         "less the base": lambda group: cost(group[0], group[5]),
         "keys found": lambda group: "; ".join(found(row) for row in group[1]),
         "yarn's": lambda group: found(group[4]),
-        "fit less YaRN, keys": lambda group: ", ".join(more(row, group[4]) for row in group[1]),
+        "less YaRN, keys": lambda group: ", ".join(more(row, group[4]) for row in group[1]),
     }
     return table(groups, columns)
 
