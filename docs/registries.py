@@ -15,6 +15,7 @@ from measured import RESULTS, result
 
 import ropepatch
 from ropepatch import ENCODINGS, MAPS, METHODS
+from ropepatch.data.positions import POSITIONS
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.engines import KNOWN, VERSIONS
 from ropepatch.extension.planning import Plan, plan_by
@@ -24,7 +25,6 @@ from ropepatch.scaling import make_scaling
 from ropepatch.settings import RECIPES, find_shipped, meanings, shipped_names
 from ropepatch.training import recipe as sections
 from ropepatch.training.forecast import Estimate
-from ropepatch.training.positions import POSITIONS
 from ropepatch.training.recipe import Recipe, read_recipe
 
 PRESETS = json.loads((resources.files("ropepatch.gallery") / "presets.json").read_text(encoding="utf-8"))

@@ -30,6 +30,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 
 import ropepatch
 from ropepatch.attention import map_attention, teaching_window
+from ropepatch.data.positions import TrueLength
 from ropepatch.extension.patching import put
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import forward_operations, load_config
@@ -39,7 +40,6 @@ from ropepatch.settings import relative_length
 from ropepatch.training.adapter import load_in_4_bits, recompute_activations, trainable
 from ropepatch.training.forecast import GIB, memory, published_config
 from ropepatch.training.parallel import Sharing
-from ropepatch.training.positions import TrueLength
 from ropepatch.training.preparation import Weights
 from ropepatch.training.recipe import Distil, Recipe, map_of, read_recipe
 from ropepatch.training.rows import Batches, Row, Schedule

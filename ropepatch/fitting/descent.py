@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ropepatch.data.questions import ANSWERS
 from ropepatch.errors import RopepatchError
+from ropepatch.fitting.examples import rows_of_step
 from ropepatch.fitting.loss import BACKWARD, FitLoss, Outcome
 from ropepatch.fitting.vectors import Vector, mixtures, named, published
 from ropepatch.progress import Advance
@@ -26,7 +27,6 @@ from ropepatch.settings import Count, Settings, Text, Whole, seed_of
 
 MIXTURES = 160  # random starts beside the published ones
 SCREENED = 16  # starts that are tried again on more text
-BATCH_TOKENS = 4096  # of a step; one window at least
 CANDIDATES = 4  # starts that take some steps before the best goes on
 RACE = 5  # of all steps, one in so many
 CHECKS = 8  # how often the validation windows are read on the way
@@ -53,6 +53,11 @@ class FitSettings(Settings):
     def race(self) -> int:
         """Steps of a race; fewer than in all."""
         return self.steps // RACE
+
+    @property
+    def most_steps(self) -> int:
+        """Of the long descent and of those that lose the race."""
+        return self.steps + (CANDIDATES - 1) * self.race
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +151,7 @@ class FitState:
 
 def batch_of(train: FitLoss) -> int:
     """Windows of a step."""
-    return max(1, BATCH_TOKENS // train.ids.shape[1])
+    return rows_of_step(train.ids.shape[1])
 
 
 # Starts
@@ -300,6 +305,8 @@ def step(train: FitLoss, state: Descent, *, batch: int, settings: FitSettings) -
     optimizer.state[values] = {name: tensor.clone() for name, tensor in state.adam.items()}
     windows = draw_windows(len(train.ids), batch, state.step, settings.seed)
     loss, gradient = train.gradient(Vector.from_flat(values.detach() * scale, pairs), windows)
+    if train.skips:  # few keys, beside which an attention factor for many is too large
+        gradient[pairs] = 0
     sound = math.isfinite(loss) and bool(gradient.isfinite().all())
     values.grad = gradient * scale if sound else torch.zeros_like(gradient)
     optimizer.step()

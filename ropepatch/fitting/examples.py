@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,12 +16,42 @@ from ropepatch.data.texts import TextOrIds, cut_windows, digest
 from ropepatch.data.tiny.tales import Narrator
 from ropepatch.data.tokens import TokenStore
 from ropepatch.errors import RopepatchError
+from ropepatch.model.config import forward_operations, text_config
+from ropepatch.model.precision import HOUR
 from ropepatch.settings import seed_of
 
+BATCH_TOKENS = 4096  # of a step; one window at least
 HELD_OUT = 16  # windows, at most, to validate, and as many to test; else 1 in 6
 FEWEST = 10  # windows without which nothing is learned
 TALES = 200  # that tiny learns from
-WRITTEN = 64  # windows that a model writes itself to learn from
+WRITTEN = 64  # rows that a model writes itself to learn from
+SHORTER = (2, 8)  # parts of the trained context, of which rows are that a device has no time for otherwise
+PASSES = 4  # forward passes that a row of a step is worth: the teacher's, its own, and the backward pass
+
+
+def rows_of_step(length: int) -> int:
+    """How many of so many tokens."""
+    return max(1, BATCH_TOKENS // length)
+
+
+def row_length(model: Any, window: int, target: int, steps: int, device: str) -> int:
+    """Tokens of the rows to learn from: the target, or fewer if a device took more than about an hour.
+
+    Rows are then within the trained context, at skipped positions: half of it, or else an eighth.
+    """
+    config, weights = text_config(model.config), sum(weight.numel() for weight in model.parameters())
+    hour = HOUR["cpu" if device == "cpu" else "cuda"]
+    for length in (target, window // SHORTER[0]):
+        rows = rows_of_step(length)
+        if PASSES * steps * rows * forward_operations(config, weights, length) <= hour:
+            return length
+    return max(1, window // SHORTER[1])
+
+
+def windows_to_write(row: int, target: int) -> int:
+    """Windows of the target that hold `WRITTEN` rows to learn from, and what is held out."""
+    learned = -(-WRITTEN * row // target)
+    return max(FEWEST, learned + 2 * min(HELD_OUT, max(2, learned // 4)))
 
 
 @dataclass(frozen=True, eq=False)

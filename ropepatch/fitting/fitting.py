@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import math
+import random
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ropepatch.attention import Mapped, make_map, map_attention, teaching_window
+from ropepatch.data.positions import PoSE
 from ropepatch.data.questions import TAUGHT, QuestionRow, Questions
 from ropepatch.data.tokens import default_cache
 from ropepatch.errors import RopepatchError, argument, printable
@@ -31,7 +33,7 @@ from ropepatch.extension.planning import Plan, plan_by
 from ropepatch.extension.queries import QueryLayers
 from ropepatch.files import check_resumed, whole_file
 from ropepatch.fitting.descent import FitSettings, FitState, begin, proceed, stopped
-from ropepatch.fitting.examples import HELD_OUT, WRITTEN, read_splits
+from ropepatch.fitting.examples import read_splits, row_length, windows_to_write
 from ropepatch.fitting.loss import FitLoss, learnable
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.checkpoint import Checkpoint
@@ -180,11 +182,12 @@ def fit(
     if not writes:  # a text that does not serve is refused before weights are loaded
         splits = read_splits(tokenizer, text, spare=spare, **reading)
     loaded: Any = source.load()
+    length = row_length(loaded, window, target, settings.most_steps, processes.device) if writes else target
     mapped, taught_by = _teacher(loaded, teacher, window, target, say)
     if writes:
         if mapped is None:
             raise missing
-        wanted = (WRITTEN + 2 * HELD_OUT) * target
+        wanted = windows_to_write(length, target) * target
         written = self_written(
             source, tokenizer, length=window, tokens=wanted, seed=seed, cache=default_cache(), say=say
         )
@@ -195,6 +198,7 @@ def fit(
         "revision": source.revision,
         "weights": source.fingerprint,
         "to": target,
+        **({} if length == target else {"row": length}),
         "text": splits.text,
         "digest": splits.digest,
         "windows": len(splits.train),
@@ -212,8 +216,11 @@ def fit(
         for line in describe_placement(loaded):
             say(line)
         parts = loaded, module, source.rope
-        windows, answers = _with_questions(splits.train, tokenizer, kinds, seed)
-        train = FitLoss(*parts, windows, mapped, processes, answers=answers)
+        rows = [row for window in splits.train for row in torch.split(window, length) if len(row) == length]
+        rows, answers = _with_questions(rows, tokenizer, kinds, seed)
+        places = None if length == target else _skipped(rows, target, seed)
+        how: dict[str, Any] = {"answers": answers, "positions": places, "target": target}
+        train = FitLoss(*parts, rows, mapped, processes, **how)
         validation = FitLoss(*parts, splits.validation, mapped, processes, exam=exams["validation"])
         began -= kept.get("seconds", 0.0)
         budget = math.inf if minutes is None else 60 * minutes
@@ -271,6 +278,12 @@ def _with_questions(
         rows = [questions.row(number, len(window)) for number, window in enumerate(windows)]
     none = torch.zeros(len(windows[0]))
     return [*windows, *(row.ids for row in rows)], [none] * len(windows) + [row.answers for row in rows]
+
+
+def _skipped(rows: Sequence[Tensor], target: int, seed: int) -> list[Tensor]:
+    """Positions up to the target of each row [T]."""
+    draws = (random.Random(seed_of("positions", seed, number)) for number in range(len(rows)))
+    return [PoSE().sample(len(row), target, draw) for row, draw in zip(rows, draws, strict=True)]
 
 
 def _exam(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -122,6 +122,8 @@ class FitLoss:
         teacher: A map that was taken out of the model; None for the cross-entropy of the text.
         processes: Which share what is validated.
         answers: Of each window [T], what its tokens weigh as answers; None for none.
+        positions: Of each window [T], where its tokens are said to stand; None for where they stand.
+        target: N, in tokens; that of a window if not given.
         exam: What a vector is asked when it is validated; None for nothing.
 
     Attributes:
@@ -140,17 +142,25 @@ class FitLoss:
         processes: Processes = ALONE,
         *,
         answers: Sequence[Tensor] | None = None,
+        positions: Sequence[Tensor] | None = None,
+        target: int | None = None,
         exam: Exam | None = None,
     ) -> None:
         self.model, self.module, self.rope, self.spent = model, module, rope, 0
         self.processes, self.exam = processes, exam
         self.ids = torch.stack([torch.as_tensor(window, dtype=torch.long) for window in windows])
         self._answers = torch.zeros(self.ids.shape) if answers is None else torch.stack([*answers])
+        self._positions = None if positions is None else torch.stack([*positions])
         length, trained = self.ids.shape[1], rope.original_max_position_embeddings
-        self.factor, self.teacher, self._trained = length / trained, teacher, trained
-        self._weights = _weights(length - 1, trained - 1)
+        self.factor, self.teacher, self._trained = (target or length) / trained, teacher, trained
+        self._weights = _weights(length - 1, min(length, trained) - 1)
         self._decoder = decoder_of(model)
         self._taught: dict[str, Tensor] = {}  # by the digest of a window
+
+    @property
+    def skips(self) -> bool:
+        """Whether its windows stand at skipped positions."""
+        return self._positions is not None
 
     def cost(self, windows: int) -> int:
         """Forward tokens of `score` on so many windows."""
@@ -219,8 +229,11 @@ class FitLoss:
         self.module.vector = vector
         device = input_device(self.model)
         ids, answers = ids.to(device), self._answers[rows, 1:].to(device)
+        where: dict[str, Tensor] = {}
+        if self._positions is not None:  # with a mask, or transformers takes a jump for another document
+            where = {"position_ids": self._positions[rows].to(device), "attention_mask": torch.ones_like(ids)}
         if self._decoder is None:
-            logits = self.model(input_ids=ids, use_cache=False).logits
+            logits = self.model(input_ids=ids, use_cache=False, **where).logits
             if taught is not None:
                 logits = torch.cat([logits, taught.to(logits)])
             return _backward(logits[:, :-1], ids, answers, torch.arange(ids.shape[1] - 1), weights)
@@ -232,7 +245,7 @@ class FitLoss:
             return both.detach().requires_grad_(weights is not None)
 
         losses = []
-        with decoded_once(self.model, self._decoder, ids, through=cut) as (logits_at, leaves):
+        with decoded_once(self.model, self._decoder, ids, cut, **where) as (logits_at, leaves):
             for positions in torch.split(torch.arange(ids.shape[1] - 1), max(1, CHUNK // (2 * len(ids)))):
                 losses.append(_backward(logits_at(positions), ids, answers, positions, weights))
         if weights is not None:
@@ -241,7 +254,9 @@ class FitLoss:
         return torch.cat(losses, dim=1)
 
     def _teach(self, ids: Tensor, teacher: Mapped) -> Tensor:
-        """The hidden states [B, T, H] of the base model under the map, or its logits if it has no decoder.
+        """The hidden states [B, T, H] of the base model, or its logits if it has no decoder.
+
+        Windows that are longer than the trained context are read under the map.
 
         On the CPU; those of each window are computed once, as far as `TAUGHT` goes.
         """
@@ -256,7 +271,8 @@ class FitLoss:
                 states.append(hidden)
                 return hidden
 
-            with torch.no_grad(), teacher.again():
+            longer = ids.shape[1] > self._trained
+            with torch.no_grad(), teacher.again() if longer else nullcontext():
                 if self._decoder is None:
                     keep(self.model(input_ids=rows, use_cache=False).logits)
                 else:

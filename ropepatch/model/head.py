@@ -85,6 +85,7 @@ def decoded_once(
     decoder: nn.Module,
     ids: Tensor,
     through: Callable[[Tensor], Tensor] = lambda hidden: hidden,
+    **inputs: Tensor,
 ) -> Iterator[tuple[Callable[[Tensor], Tensor], list[Tensor]]]:
     """Compute logits of a few positions at a time from one run of the decoder.
 
@@ -96,6 +97,7 @@ def decoded_once(
         decoder: Its `decoder_of`.
         ids: Token ids [B, T].
         through: Applied once to the hidden states [B, T, H].
+        **inputs: What else the model is given.
 
     Yields:
         The logits [B, C, V] as a function of positions [C]; and the hidden states, one per call.
@@ -112,7 +114,8 @@ def decoded_once(
 
     def logits_at(positions: Tensor) -> Tensor:
         # Positions, never their number: for a number, Gemma 4's decoder leaves out all other rows.
-        logits: Tensor = model(input_ids=ids, use_cache=False, logits_to_keep=positions).logits
+        whole = {"input_ids": ids, "use_cache": False} | inputs
+        logits: Tensor = model(**whole, logits_to_keep=positions).logits
         return logits
 
     with shadowed(decoder, decode_once):

@@ -20,6 +20,7 @@ import torch
 from transformers import PreTrainedModel
 
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
+HOUR = {"cpu": 5e14, "cuda": 1e18}  # operations, about, of two cores and of an H100
 LARGE = 10**9  # parameters from which on a CPU is slow
 AMPERE = 8, 0  # the first compute capability with units for bfloat16
 UNKNOWN = 4 << 30  # bytes that are available where the system does not say

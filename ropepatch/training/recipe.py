@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, Wra
 from typing_extensions import TypedDict
 
 from ropepatch.attention import MAPS, AttentionMap, make_map
+from ropepatch.data.positions import Positions
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.suites import Method, NamedMethod, WrittenScaling, read_method
@@ -33,7 +34,6 @@ from ropepatch.settings import (
     relative_length,
     shown,
 )
-from ropepatch.training.positions import Positions
 
 SELF = "self"  # the source that is written by the model itself
 QUESTIONS = "questions"  # the source that asks for what stands far before in the text of another

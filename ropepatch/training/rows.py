@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from ropepatch.data.positions import PositionSampling, row_positions
 from ropepatch.data.questions import Questions
 from ropepatch.data.tiny.materials import IGNORED, MATERIALS
 from ropepatch.data.tiny.tales import Narrator
 from ropepatch.data.tokens import TokenStore, amount, tokenizer_digest
 from ropepatch.errors import RopepatchError, printable
 from ropepatch.settings import refuse_unknown, seed_of
-from ropepatch.training.positions import PositionSampling, row_positions
 from ropepatch.training.recipe import Data
 
 AROUND, PIECE = 2**20, 2**12  # tokens of the text around questions, in all and of each piece

@@ -7,20 +7,19 @@ from typing import Any
 
 from ropepatch.attention import teaching_window
 from ropepatch.attention.mapping import check_mappable
+from ropepatch.data.positions import TrueLength
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import forward_operations, text_config
-from ropepatch.model.precision import best_device, fastest, memory_of
+from ropepatch.model.precision import HOUR, best_device, fastest, memory_of
 from ropepatch.settings import relative_length
 from ropepatch.training.forecast import GIB, memory
-from ropepatch.training.positions import TrueLength
 from ropepatch.training.preparation import Weights
 from ropepatch.training.recipe import QUESTIONS, Recipe, map_of, read_recipe
 
 DISTIL = "distil"  # the name of the recipe
 BETWEEN = (4, 2)  # in multiples of L, the rows that are tried where those of the target are too long
-HOUR = {"cpu": 5e14, "cuda": 1e18}  # operations, about, of two cores and of an H100
 SHARE = 3 / 4  # of the memory of a device
 SMALL = 128  # the hidden size above which the learning rate falls as its inverse
 PASSES = 4  # forward passes that a step is worth: the teacher's, the student's, and the backward pass

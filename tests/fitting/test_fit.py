@@ -95,8 +95,7 @@ def test_without_a_text_a_model_learns_from_what_it_writes_and_stock_reads_the_o
     tmp_path, monkeypatch, tiny
 ):
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(fitting, "WRITTEN", 8)
-    monkeypatch.setattr(fitting, "HELD_OUT", 2)
+    monkeypatch.setattr(examples, "WRITTEN", 8)
     monkeypatch.setattr("ropepatch.model.self_written.SHARD", 2048)
     stranger = tmp_path / "stranger"
     shutil.copytree(TINY, stranger)
@@ -107,6 +106,31 @@ def test_without_a_text_a_model_learns_from_what_it_writes_and_stock_reads_the_o
     stock = AutoModelForCausalLM.from_pretrained(ropepatch.extend(found.plan, tmp_path / "out").folder)
     with torch.no_grad(), ropepatch.patch(tiny[0], found.scaling):
         assert torch.equal(stock(ids).logits, tiny[0](ids).logits)
+
+
+def test_where_rows_of_the_target_take_too_long_they_are_within_the_window_at_skipped_positions(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(examples, "WRITTEN", 8)
+    monkeypatch.setattr("ropepatch.model.self_written.SHARD", 2048)
+    stranger, losses = tmp_path / "stranger", []
+    shutil.copytree(TINY, stranger)
+    made = FitLoss.__init__
+
+    def make(self, *told, **options):
+        made(self, *told, **options)
+        losses.append(self)
+
+    monkeypatch.setattr(FitLoss, "__init__", make)
+    monkeypatch.setattr(examples, "HOUR", {"cpu": 1e10})
+    found = ropepatch.fit(stranger, to=TO, steps=2, init="yarn")
+    assert found.record["row"] == 128
+    train, validation, test = losses
+    assert (train.ids.shape[1], validation.ids.shape[1], test.ids.shape[1]) == (128, TO, TO)
+    assert train.skips
+    assert not validation.skips
+    assert train._positions.max() > 256
 
 
 def test_a_model_that_can_have_no_map_has_no_teacher_and_says_so():

@@ -252,6 +252,34 @@ def test_an_answer_loses_its_cross_entropy_times_its_weight(taught, monkeypatch)
     assert taught == (np.abs(plain - entropy).max() > 0.1)
 
 
+def test_at_skipped_positions_a_row_is_one_text_and_its_teacher_reads_it_where_it_stands(monkeypatch):
+    """A jump is no new document; and the attention factor, of too few keys to learn it from, stays."""
+    monkeypatch.setattr("ropepatch.fitting.loss.CHUNK", 20)
+    model, found = surveyed()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    L = found.rope.original_max_position_embeddings
+    windows, vector = some_windows(length=L), some_vector(found.rope.num_pairs)
+    places = torch.arange(L) + torch.tensor([[3 * L], [L], [0]]) * (torch.arange(L) >= L // 2)
+    causal = torch.full((L, L), torch.finfo(torch.float32).min).triu(1).expand(3, 1, L, L)
+    with torch.no_grad():
+        teacher = model(input_ids=windows, use_cache=False).logits.double().numpy()
+        with ropepatch.patch(model, vector.scaling(4.0)):
+            given = {"input_ids": windows, "position_ids": places, "attention_mask": causal}
+            student = model(**given, use_cache=False).logits.double().numpy()
+    with map_attention(model, "rerope", to=4 * L) as mapped:
+        pass
+    with learnable(model, found) as module:
+        loss = FitLoss(model, module, found.rope, windows, mapped, positions=places, target=4 * L)
+        assert loss.factor == 4.0
+        expected = divergences(teacher, student)
+        np.testing.assert_allclose(loss.token_losses(vector), expected, atol=1e-3 * expected.max())
+        after = step(loss, Descent.at(vector), batch=2, settings=FitSettings(init="yarn")).vector
+    moved = (after - vector.flat()).abs() > 1e-3
+    assert moved.tolist() == [True] * found.rope.num_pairs + [False]
+
+
 def held_bytes(problem, vector):
     """What a gradient is, and what its forward pass leaves for the backward pass, in bytes."""
     found = {}
@@ -314,7 +342,7 @@ def test_a_gradient_that_is_not_finite_moves_nothing():
 class Bowl:
     """A quadratic around a point, with noise that depends on the window; stands for a FitLoss."""
 
-    rope, factor, processes = ROPE, 4.0, ALONE
+    rope, factor, processes, skips = ROPE, 4.0, ALONE, False
 
     def __init__(self, length=2048, offset=0.0):
         self.point = torch.linspace(0.0, 1.0, 9)

@@ -52,7 +52,12 @@ def small_recipe(**changes):
 
 def read_little(patch, tokens=512):
     """Little to read for a fit, and batches of so many tokens."""
-    few = {"examples.TALES": 8, "examples.HELD_OUT": 2, "descent.MIXTURES": 2, "descent.BATCH_TOKENS": tokens}
+    few = {
+        "examples.TALES": 8,
+        "examples.HELD_OUT": 2,
+        "descent.MIXTURES": 2,
+        "examples.BATCH_TOKENS": tokens,
+    }
     for limit, number in few.items():
         patch.setattr(f"ropepatch.fitting.{limit}", number)
     patch.setattr("ropepatch.evaluation.exam.MOST", 6)

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from ropepatch.data.positions import PoSE, PositionSampling, TrueLength, row_positions
 from ropepatch.data.texts import Texts
 from ropepatch.data.tiny.materials import MATERIALS
 from ropepatch.data.tiny.tales import Narrator
 from ropepatch.data.tokens import Reading, TokenStore, tokenised
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import seed_of
-from ropepatch.training.positions import PoSE, PositionSampling, TrueLength, row_positions
 from ropepatch.training.recipe import Data, Generated
 from ropepatch.training.rows import Batches, GeneratedRows, Schedule, Stream, TokenRows, held_out
 

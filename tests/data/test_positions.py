@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ropepatch.data.positions import PoSE, Positions, TrueLength, row_positions
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import Settings
-from ropepatch.training.positions import PoSE, Positions, TrueLength, row_positions
 
 EVERY = [TrueLength(), PoSE(), PoSE(chunks=1), PoSE(chunks=5)]
 
