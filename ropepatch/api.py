@@ -526,7 +526,7 @@ def retrieve(
     lengths: str | Iterable[Length],
     haystacks: int = 10,
     keys: int = 8,
-    kinds: Sequence[str] = ("number", "sentence"),
+    kinds: Sequence[str] | None = None,
     seed: int = 0,
     texts: Sequence[str] | None = None,
     chat: bool = False,
@@ -551,7 +551,8 @@ def retrieve(
         lengths: Of the prompts, in tokens, the answer included: `[4096, 8192]` or `"4k,8k"`.
         haystacks: How many, at least three for an interval.
         keys: Questions of each kind, haystack and length.
-        kinds: Names from `ropepatch.data.haystack.KINDS`.
+        kinds: Names from `ropepatch.data.haystack.KINDS`; None for `number`, `sentence`, `chain` and `fact`,
+            as far as the tokenizer writes them and the least length has room; a warning names the others.
         seed: From which all that is drawn follows.
         texts: What stands around the needles; None for our own filler.
         chat: Put haystack and question into the tokenizer's chat template.

@@ -41,7 +41,7 @@ SHAPE: dict[str, Any] = {
     "num_key_value_heads": 2,
     "intermediate_size": 688,
 }
-DEFAULT: dict[str, Any] = {"keys": 8, "kinds": ("number", "sentence"), "seed": SEED}  # as `retrieve` has them
+DEFAULT: dict[str, Any] = {"keys": 8, "kinds": ("number", "sentence"), "seed": SEED}
 TINY = Haystacks(lengths=(512, 768, 1024, 1536, 2048), count=10, **DEFAULT)
 LONG = Haystacks(lengths=(512, 1024, 2048, 4096, 8192), count=3, **DEFAULT)
 COUNTED = ((16_384, 8), (32_768, 8), (16_384, 16), (32_768, 16))  # length, keys of each kind

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, cycle, product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -95,6 +95,11 @@ STEMS = (
 PEOPLE = (
     *("Agnes", "Bruno", "Clara", "Doris", "Edgar", "Flora", "Greta", "Hugo", "Ivan", "Jonas"),
     *("Karin", "Laura", "Martin", "Nora", "Oscar", "Paula", "Robert", "Simon", "Tessa", "Walter"),
+    *("Alice", "Anton", "Beate", "Boris", "Carla", "Conrad", "Daniel", "Diana", "Elena", "Esther", "Felix"),
+    *("Fiona", "Frank", "George", "Gloria", "Hannah", "Harold", "Henry", "Jacob", "Julia", "Kevin", "Linda"),
+    *("Lucas", "Ludwig", "Maria", "Marta", "Miriam", "Nathan", "Olivia", "Peter", "Petra", "Rachel"),
+    *("Ralph", "Sarah", "Sophie", "Stefan", "Theresa", "Thomas", "Ursula", "Victor", "Wanda", "William"),
+    *("Yvonne", "Zelda"),
 )
 FACTS = (  # a sentence on somebody, and a question that it answers without a word in common
     ("{name} keeps three hives behind the barn.", "Who could sell honey?"),
@@ -109,7 +114,68 @@ FACTS = (  # a sentence on somebody, and a question that it answers without a wo
     ("{name} buried a husband two winters ago.", "Who is a widow?"),
     ("{name} shoes every horse in the valley.", "Who is the blacksmith?"),
     ("{name} sneezes whenever a cat is near.", "Who has an allergy to pets?"),
+    ("{name} bakes loaves and rolls before sunrise.", "Who supplies bread?"),
+    ("{name} cuts and combs the hair of half the village.", "Who is the barber?"),
+    ("{name} mends boots with a hammer and wax thread.", "Who is the cobbler?"),
+    ("{name} chalks sums on the wall for thirty children.", "Who is the teacher?"),
+    ("{name} hands out parcels and stamps letters.", "Who runs the post office?"),
+    ("{name} put on a gold ring and left church arm in arm.", "Who got married?"),
+    ("{name} rocks a newborn in the cradle.", "Who is a young parent?"),
+    ("{name} steers a ship across the ocean.", "Who is the captain?"),
+    ("{name} rises at five to milk the herd.", "Who owns cows?"),
+    ("{name} argues for the accused in court.", "Who is the lawyer?"),
+    ("{name} wears a badge and arrests thieves.", "Who serves in the police?"),
+    ("{name} climbs ladders with a hose when a roof burns.", "Who fights fires?"),
+    ("{name} paints portraits in oil.", "Who is an artist?"),
+    ("{name} writes verses that rhyme.", "Who is a poet?"),
+    ("{name} was crowned in the cathedral.", "Who is the monarch?"),
+    ("{name} moves the queen and says checkmate.", "Who plays chess?"),
+    ("{name} lost every strand on the head years ago.", "Who is bald?"),
+    ("{name} turned a hundred in May.", "Who has lived for a century?"),
+    ("{name} bends at every doorway so as not to bump.", "Who is very tall?"),
+    ("{name} reads lips, for all is silent.", "Who is deaf?"),
+    ("{name} walks with crutches since the fall.", "Who broke a leg?"),
+    ("{name} lies awake from dusk till morning.", "Who suffers from insomnia?"),
+    ("{name} owes money to each bank in town.", "Who is in debt?"),
+    ("{name} has more mansions than fingers.", "Who is rich?"),
+    ("{name} begs for pennies on the bridge.", "Who is poor?"),
+    ("{name} flies a plane over the Alps.", "Who is a pilot?"),
+    ("{name} floated weightless in orbit.", "Who is an astronaut?"),
+    ("{name} heats sand until it is glass.", "Who makes bottles?"),
+    ("{name} weaves cloth upon a loom.", "Who produces fabric?"),
+    ("{name} grinds grain between two stones.", "Who is the miller?"),
+    ("{name} digs coal far below the surface.", "Who is the miner?"),
+    ("{name} fells pines with an axe.", "Who is a lumberjack?"),
+    ("{name} casts nets from a small boat.", "Who catches herring?"),
+    ("{name} speaks only Mandarin.", "Who is from China?"),
+    ("{name} grew up in the shadow of Mount Fuji.", "Who is Japanese?"),
+    ("{name} waltzes better than anyone in the ballroom.", "Who can dance?"),
+    ("{name} strokes a bow over four strings.", "Who is a violinist?"),
+    ("{name} pounds eighty-eight keys of ivory.", "Who is a pianist?"),
+    ("{name} develops films in a red darkroom.", "Who uses a camera?"),
+    ("{name} sorts thousands of books on shelves.", "Who is the librarian?"),
+    ("{name} mixes pills and syrups at the counter.", "Who is the pharmacist?"),
+    ("{name} nailed the beams of our new stable.", "Who is a carpenter?"),
+    ("{name} plants tulips and trims hedges.", "Who is the gardener?"),
+    ("{name} stole the silver and sits in a cell.", "Who is a prisoner?"),
+    ("{name} translates Latin and Greek.", "Who knows old languages?"),
+    ("{name} fixes leaking pipes.", "Who is the plumber?"),
+    ("{name} swam the Channel in eleven hours.", "Who is an athlete in water?"),
+    ("{name} trembles whenever a spider is near.", "Who has a phobia of insects?"),
+    ("{name} adds sugar to everything.", "Who likes sweets?"),
+    ("{name} forecasts rain and storms.", "Who studies the weather?"),
+    ("{name} measures stars through a telescope.", "Who is an astronomer?"),
+    ("{name} pours wine for the guests of the inn.", "Who is the waiter?"),
 )
+REWORDED = (  # question and beginning of the answer on `THINGS`, not in the words of the needle
+    ("Which digits does the list give for {thing}?", "We read that {thing} is"),
+    ("Somebody asks what belongs to {thing}.", "Tell them that {thing} is"),
+)
+MIDDLE = (  # on `STEMS`, of which the second half is left
+    ("How did it go on?", "{half}"),
+    ("Complete what was said.", "As mentioned before, it {half}"),
+)
+DEFAULT = ("number", "sentence", "chain", "fact")  # the kinds that are asked if none is named
 
 
 class Item(NamedTuple):
@@ -127,6 +193,7 @@ class Kind(NamedTuple):
     draw: Callable[[random.Random, int], list[Item]]  # so many items, no two alike
     most: int  # the largest number of items
     title: str  # what is asked for
+    needles: str = ""  # the kind whose needles it has, beside which it would contradict them
 
 
 def _numbers(draw: random.Random, count: int) -> list[str]:
@@ -153,6 +220,25 @@ def _sentence(draw: random.Random, count: int) -> list[Item]:
     return [
         Item((f"{stem} {key}.",), "One of these sentences again.", stem, key)
         for stem, key in zip(draw.sample(STEMS, count), _numbers(draw, count), strict=True)
+    ]
+
+
+def _reworded(draw: random.Random, count: int) -> list[Item]:
+    things = draw.sample(THINGS, count)
+    return [
+        Item(
+            (f"The number of {thing} is {key}.",), question.format(thing=thing), stem.format(thing=thing), key
+        )
+        for thing, key, (question, stem) in zip(things, _numbers(draw, count), cycle(REWORDED), strict=False)
+    ]
+
+
+def _middle(draw: random.Random, count: int) -> list[Item]:
+    stems = draw.sample(STEMS, count)
+    return [
+        Item((f"{whole} {key}.",), question, stem.format(half=" ".join(words[(len(words) + 1) // 2 :])), key)
+        for whole, key, (question, stem) in zip(stems, _numbers(draw, count), cycle(MIDDLE), strict=False)
+        for words in [whole.split()]
     ]
 
 
@@ -184,6 +270,10 @@ KINDS: Mapping[str, Kind] = {
     "sentence": Kind(_sentence, len(STEMS), "a number by the sentence that it ends"),
     "chain": Kind(_chain, len(THINGS) // 2, "a number by two sentences, the second of which names the first"),
     "fact": Kind(_fact, len(FACTS), "a person, by a question that shares no word with the sentence"),
+    "reworded": Kind(_reworded, len(THINGS), "a number by the name of a thing, in other words", "number"),
+    "middle": Kind(
+        _middle, len(STEMS), "a number by the second half of the sentence that it ends", "sentence"
+    ),
 }
 
 
@@ -255,11 +345,44 @@ class Haystacks:
             )
         object.__setattr__(self, "lengths", lengths)
         for kind in self.kinds:
+            if (other := KINDS[kind].needles) in self.kinds:
+                raise RopepatchError(
+                    f"{kind} has the needles of {other}: in one text they would contradict each other",
+                    hint="ask for them one after the other",
+                )
+        for kind in self.kinds:
             if (needed := sum(self.new)) > (most := KINDS[kind].most):
                 raise RopepatchError(
                     f"{self.keys} keys of the kind {kind} take {needed} at these lengths, there are {most}",
                     hint="ask for fewer keys or lengths, or another kind",
                 )
+
+    @classmethod
+    def by_default(
+        cls, tokenizer: PreTrainedTokenizerBase, within: int, **settings: Any
+    ) -> tuple[Haystacks, dict[str, str]]:
+        """Haystacks of the kinds of `DEFAULT` that can be asked, and by kind why another cannot.
+
+        Args:
+            tokenizer: Of the model.
+            within: The length in tokens at which all of them must have room.
+            **settings: All but the kinds.
+
+        Raises:
+            RopepatchError: None can be asked.
+        """
+        kinds: list[str] = []
+        reasons: dict[str, RopepatchError] = {}
+        for kind in DEFAULT:
+            try:
+                plan = cls(**settings | {"texts": None}, kinds=(*kinds, kind))
+                next(plan.at([within]).make(tokenizer))
+                kinds.append(kind)
+            except RopepatchError as error:
+                reasons[kind] = error
+        if not kinds:
+            raise reasons[DEFAULT[0]]
+        return cls(**settings, kinds=tuple(kinds)), {kind: str(error) for kind, error in reasons.items()}
 
     @property
     def new(self) -> list[int]:

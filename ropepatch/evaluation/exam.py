@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ropepatch.data.haystack import KINDS, Haystack, Haystacks
+from ropepatch.data.haystack import DEFAULT, Haystack, Haystacks
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.retrieval import Retrieval, ask, why_not_counted
 from ropepatch.settings import seed_of
@@ -62,7 +62,7 @@ def answerable(
 
     A passkey, of which a haystack holds but one, is asked for where none of the other kinds is answerable.
     """
-    for kinds in ([kind for kind in KINDS if kind != ALONE], [ALONE]):
+    for kinds in (DEFAULT, (ALONE,)):
         possible: list[str] = []
         for kind in kinds:
             if _has_room(tokenizer, [*possible, kind], window):
@@ -71,7 +71,7 @@ def answerable(
         if possible:
             exam = Exam.of(tokenizer, possible, window, seed=seed_of("answerable", seed))
             answers = exam.of_model(model, split=split)
-            keys = KEYS if kinds != [ALONE] else 1
+            keys = KEYS if kinds is DEFAULT else 1
             shares = {kind: {window: answers.found(window, kind)} for kind in possible}
             found = [k for k in possible if why_not_counted(shares[k], keys=keys, trained=window) is None]
         if found:

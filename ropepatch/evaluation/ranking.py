@@ -293,6 +293,8 @@ class _Judged:
     def _by_kind(self) -> list[str]:
         """A verdict for every kind of question, and that none decides where none does."""
         lines = [f"{kind}: {self._of_kind(kind)}." for kind in self.rows[self.base].answers]
+        left_out = self.asking[self.base].parameters.get("left_out", {}) if self.asking else {}
+        lines += [f"{kind}: not asked: {reason}." for kind, reason in left_out.items()]
         return [
             *lines,
             *["Retrieval does not rank: no kind of question counts."] * bool(lines and not self.counted),

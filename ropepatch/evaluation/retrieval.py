@@ -220,7 +220,7 @@ def retrieve(
     lengths: str | Iterable[Length],
     haystacks: int = 10,
     keys: int = 8,
-    kinds: Sequence[str] = ("number", "sentence"),
+    kinds: Sequence[str] | None = None,
     seed: int = 0,
     texts: Sequence[str] | None = None,
     chat: bool = False,
@@ -231,15 +231,20 @@ def retrieve(
     progress: Advance | bool | None = None,
 ) -> Retrieval:
     """Ask for what stands in long texts, at several lengths and at all depths."""
-    plan = Haystacks(
-        lengths=[parse_length(str(length)) for length in listed(lengths)],
-        count=haystacks,
-        keys=keys,
-        kinds=tuple(kinds),
-        seed=seed,
-        texts=texts,
-        chat=chat_parts(tokenizer) if chat else ("", " "),
-    )
+    settings: dict[str, Any] = {
+        "lengths": [parse_length(str(length)) for length in listed(lengths)],
+        "count": haystacks,
+        "keys": keys,
+        "seed": seed,
+        "texts": texts,
+        "chat": chat_parts(tokenizer) if chat else ("", " "),
+    }
+    if kinds is None:
+        plan, left_out = Haystacks.by_default(tokenizer, min(settings["lengths"], default=0), **settings)
+        for kind, reason in left_out.items():
+            logger.warning("no questions of the kind %s: %s", kind, reason)
+    else:
+        plan = Haystacks(**settings, kinds=tuple(kinds))
     return ask(
         model,
         list(plan.make(tokenizer)),

@@ -347,7 +347,8 @@ class RetrievalTask(Task):
     """Ask for what stands in a long text.
 
     Args:
-        kinds: The kinds of questions; None for `number` and `sentence`, or `passkey` where keys is 1.
+        kinds: The kinds of questions; None for `number`, `sentence`, `chain` and `fact`, as far as the
+            tokenizer can write them and the context has room, or `passkey` where keys is 1.
         lengths: The lengths of the prompts, in tokens; None for L/2, L, 2L ... the target, without those that
             have no room for the keys.
         haystacks: How many long texts, each read once; None for 10, or 20 of each length where keys is 1.
@@ -395,15 +396,21 @@ class RetrievalTask(Task):
                     f"{self.text} holds token ids, expected texts", hint="give texts, or leave it out"
                 )
         count = self.haystacks or (20 if keys == 1 else 10)
-        plan = Haystacks(
-            lengths=resolved(self.lengths, trained, to),
-            count=min(count, self._limit or count),
-            keys=keys,
-            kinds=self.kinds or (("passkey",) if keys == 1 else ("number", "sentence")),
-            seed=self.seed,
-            texts=texts,
-            chat=chat_parts(tokenizer) if self.form == "chat" else ("", " "),
-        )
+        wanted = resolved(self.lengths, trained, to)
+        settings: dict[str, Any] = {
+            "lengths": wanted,
+            "count": min(count, self._limit or count),
+            "keys": keys,
+            "seed": self.seed,
+            "texts": texts,
+            "chat": chat_parts(tokenizer) if self.form == "chat" else ("", " "),
+        }
+        kinds, left_out = self.kinds or (("passkey",) if keys == 1 else None), dict[str, str]()
+        if kinds is None:  # those that have room within the context, where they count
+            most = wanted[0] if self.lengths else max((n for n in wanted if n <= trained), default=wanted[0])
+            plan, left_out = Haystacks.by_default(tokenizer, most, **settings)
+        else:
+            plan = Haystacks(**settings, kinds=kinds)
         lengths, reason = plan.feasible(tokenizer)
         if reason is not None and (self.lengths is not None or not lengths):
             raise reason
@@ -414,6 +421,7 @@ class RetrievalTask(Task):
             "keys": keys,
             "kinds": list(plan.kinds),
             "digest": digest(haystack.ids for haystack in haystacks),
+            **({"left_out": left_out} if left_out else {}),
         }
 
         def run(model: Any, tokenizer: Any, keep: Path | None, advance: Advance) -> list[Row]:
@@ -434,15 +442,18 @@ class RetrievalTask(Task):
         """What is asked, and what counts."""
         of = parameters
         kinds = "; ".join(f"{kind}: {KINDS[kind].title}" for kind in of["kinds"])
+        absent = "; ".join(f"{kind} ({reason})" for kind, reason in of.get("left_out", {}).items())
         form = " in the model's chat template" if of["form"] == "chat" else ""
         around = of["text"] or "ropepatch's own filler"
-        return (
+        words = [
             f"{of['haystacks']:,} haystacks of {around}{form}, seed {of['seed']}, each read once and asked "
-            f"{of['keys']} question{'s' * (of['keys'] > 1)} of each kind at every length. {kinds}. An answer "
-            "is found if greedy decoding would give it, to the last token. Intervals: 95 %; Wilson's for the "
-            "share found, with the design effect of haystacks; Student's t over haystacks for "
-            "log-probabilities."
-        )
+            f"{of['keys']} question{'s' * (of['keys'] > 1)} of each kind at every length. {kinds}.",
+            f"Not asked: {absent}." if absent else "",
+            "An answer is found if greedy decoding would give it, to the last token. Intervals: 95 %; "
+            "Wilson's for the share found, with the design effect of haystacks; Student's t over haystacks "
+            "for log-probabilities.",
+        ]
+        return " ".join(filter(None, words))
 
 
 def retrieval_rows(retrieval: Retrieval) -> list[Row]:

@@ -1,5 +1,6 @@
 """Haystacks: what stands in them, where, and what is asked about it."""
 
+import random
 import re
 from collections import Counter
 from dataclasses import replace
@@ -8,18 +9,27 @@ import pytest
 import torch
 from tokenizer_makes import TOKENIZERS, whole_words
 
-from ropepatch.data.haystack import FACTS, INTRO, KINDS, PASSKEY, Haystack, Haystacks, sentences
+from ropepatch.data.haystack import (
+    DEFAULT,
+    FACTS,
+    INTRO,
+    KINDS,
+    PASSKEY,
+    PEOPLE,
+    Haystack,
+    Haystacks,
+    sentences,
+)
 from ropepatch.data.texts import digest
 from ropepatch.errors import RopepatchError
 
-SEVERAL = tuple(kind for kind in KINDS if kind != "passkey")
 LENGTHS = [600, 900, 1900]
 FITTING = ["bundled", "llama3", "gpt2", "neox", "metaspace", "llama2", "whole_words"]
 NOVEL = "It was late. The old man's boat (a skiff) lay still; nobody came! Où est-il ? " * 40
 
 
 def plan(**changes) -> Haystacks:
-    settings = {"lengths": LENGTHS, "count": 3, "keys": 3, "kinds": SEVERAL}
+    settings = {"lengths": LENGTHS, "count": 3, "keys": 3, "kinds": DEFAULT}
     return Haystacks(**settings | changes)
 
 
@@ -47,7 +57,7 @@ def test_the_longest_prompt_has_the_length_and_an_answer_follows_from_what_is_re
         for length in lengths:
             stop, asked = haystack.stops[length], haystack.asked[length]
             assert max(stop + len(question) for question in every) == length
-            assert Counter(question.kind for question in asked) == dict.fromkeys(SEVERAL, 3)
+            assert Counter(question.kind for question in asked) == dict.fromkeys(DEFAULT, 3)
             for question in asked:
                 assert question.end <= stop
                 answer, told = written(name, question.answer), written(name, haystack.ids[: question.end])
@@ -110,13 +120,18 @@ def test_a_shorter_haystack_is_the_beginning_of_a_longer_one_and_no_two_are_alik
 
 def test_the_haystacks_of_a_seed_are_the_same_in_every_release():
     one = made(lengths=[128, 256], keys=1, kinds=("passkey",))
-    for haystacks, expected in ((made(), "41ffe27ceeb14261"), (one, "3884c2f393fce5f0")):
+    recorded = made(kinds=("number", "sentence"))  # what eval/results rests on
+    for haystacks, expected in (
+        (made(), "dfa7e9118a9d8fa9"),
+        (recorded, "243647a71043530e"),
+        (one, "3884c2f393fce5f0"),
+    ):
         asked = [question.ids for h in haystacks for of in h.asked.values() for question in of]
         assert digest([*(haystack.ids for haystack in haystacks), *asked])[:16] == expected
 
 
 def test_no_fact_shares_a_word_with_a_question():
-    common = {"who", "has", "the", "from", "and", "was", "for"}
+    common = {"who", "has", "the", "from", "and", "was", "for", "with", "all"}
 
     def stems(text: str) -> set[str]:
         words = re.findall(r"[a-z]{3,}", text.replace("{name}", "").lower())
@@ -126,6 +141,36 @@ def test_no_fact_shares_a_word_with_a_question():
     assert not facts & questions
     assert all(stems(question) for _, question in FACTS)
     assert stems("{name} sells honey.") & questions  # it would be seen
+    assert len(FACTS) == len({question for _, question in FACTS}) == len(PEOPLE) == len(set(PEOPLE)) == 64
+
+
+@pytest.mark.parametrize("kind", ["reworded", "middle"])
+def test_other_prompts_do_not_begin_as_the_needle_and_are_drawn_evenly(kind):
+    items = KINDS[kind].draw(random.Random(0), 40)
+    plain = KINDS[KINDS[kind].needles].draw(random.Random(0), 40)
+    assert [item.needles for item in items] == [
+        item.needles for item in plain
+    ]  # as many numbers to tell apart
+    assert not any(item.needles[0].startswith(item.stem) for item in items)
+    assert all(item.needles[0].startswith(item.stem) for item in plain)
+    for item in items:  # but for its thing
+        asked, told = (set(re.findall(r"[a-z]{4,}", text)) for text in (item.question, item.needles[0]))
+        assert len(asked & told) <= 2
+    assert {*Counter(item.stem.split()[0] for item in items).values()} >= {20}
+
+
+def test_kinds_that_cannot_be_written_or_have_no_room_are_left_out_if_none_is_named():
+    settings = {"lengths": LENGTHS, "count": 3, "keys": 3}
+    kept, left_out = Haystacks.by_default(whole_words(digits=""), 600, **settings)
+    assert (kept.kinds, list(left_out)) == (("fact",), ["number", "sentence", "chain"])
+    assert "cannot write a question of the kind chain" in left_out["chain"]
+    kept, left_out = Haystacks.by_default(TOKENIZERS["bundled"](), 300, **settings)
+    assert (kept.kinds, kept.lengths) == (("number", "sentence", "fact"), LENGTHS)
+    assert "300 tokens has no room" in left_out["chain"]
+    kept, left_out = Haystacks.by_default(TOKENIZERS["bundled"](), 9000, **settings | {"keys": 33})
+    assert left_out["sentence"] == "33 keys of the kind sentence take 61 at these lengths, there are 52"
+    with pytest.raises(RopepatchError, match="kind number"):
+        Haystacks.by_default(whole_words(digits=""), 30, **settings)
 
 
 def test_a_text_of_the_user_stands_around_the_needles_in_its_order():
@@ -175,6 +220,7 @@ def test_lengths_without_room_are_told_and_left_out_where_that_is_wanted():
         ({"keys": 2, "kinds": ("passkey",)}, "of the kind passkey take .* there are 1"),
         *(({"texts": texts}, "no text") for texts in ([], [" \n", ""])),
         ({"texts": "one long text"}, "texts is one text, expected a list"),
+        ({"kinds": ("number", "reworded")}, "reworded has the needles of number: in one text they"),
     ],
 )
 def test_what_no_haystack_can_be_is_refused(changes, message):

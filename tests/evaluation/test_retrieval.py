@@ -372,10 +372,12 @@ def test_a_task_asks_at_the_lengths_that_have_room_around_a_text_that_is_one(tin
         RetrievalTask(text=str(tmp_path / "ids.jsonl")).prepare("tiny", tokenizer, trained=256, to=256)
     made = RetrievalTask(haystacks=2, keys=2).prepare("x", tokenizer, trained=256, to=512)
     assert made.parameters["lengths"] == [256, 512]
-    assert (made.parameters["keys"], made.parameters["kinds"]) == (2, ["number", "sentence"])
+    assert (made.parameters["keys"], made.parameters["kinds"]) == (2, ["number", "sentence", "chain"])
+    assert made.parameters["left_out"].keys() == {"fact"}
+    assert "Not asked: fact (a haystack of 256 tokens has no room" in made.task.method(made.parameters)
     assert made.reads == {512: 3}
-    with pytest.raises(RopepatchError, match="128 tokens has no room"):
-        RetrievalTask(haystacks=2, keys=2, lengths=["0.5x"]).prepare("x", tokenizer, trained=256, to=512)
+    with pytest.raises(RopepatchError, match="64 tokens has no room"):
+        RetrievalTask(haystacks=2, keys=2, lengths=["0.25x"]).prepare("x", tokenizer, trained=256, to=512)
     single = RetrievalTask(haystacks=2).prepare("tiny", tokenizer, trained=256, to=512)
     assert (single.parameters["keys"], single.parameters["kinds"]) == (1, ["passkey"])
     assert single.reads == {128: 3, 256: 3, 512: 3}

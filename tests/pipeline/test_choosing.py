@@ -1,7 +1,6 @@
 """The choice of a method by measuring: who takes part, on what, and what comes of it."""
 
 import json
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from fake_fits import DIVISORS, fake_fits
 from made_results import reading
 from methods import STATIC
-from tokenizer_makes import whole_words
 
 import ropepatch
 from ropepatch.attention import MAPS
@@ -208,13 +206,10 @@ def test_a_fit_that_cannot_be_made_is_left_out_with_the_reason_or_refused_if_it_
         ropepatch.choose("tiny", to=1024, methods=["fit", "yarn"])
 
 
-def test_keys_that_the_tokenizer_cannot_write_are_left_out_with_one_warning(measured, tmp_path):
-    folder = shutil.copytree(Checkpoint.find("tiny", weights=True).folder, tmp_path / "wordless")
-    whole_words(digits="").save_pretrained(folder)
-    (tmp_path / "text.txt").write_text("a bear went to find a ball. " * 2000)
+def test_retrieval_that_cannot_be_asked_is_left_out_with_one_warning(measured):
     measured += HELPS
     lines = []
-    choice = ropepatch.choose(folder, to=1024, methods=["yarn"], text=tmp_path / "text.txt", say=lines.append)
+    choice = ropepatch.choose("tiny", to=1024, methods=["yarn"], keys=200, say=lines.append)
     (warning,) = (line for line in lines if line.startswith("warning: no retrieval: "))
     assert choice.left_out == {"retrieval": warning.removeprefix("warning: no retrieval: ")}
     assert (choice.method, choice.ranking.rows[0].answers) == ("yarn", {})

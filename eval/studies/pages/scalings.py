@@ -37,6 +37,7 @@ def tuned(plan: Plan, out: Path) -> Found:
     texts = [file.read_text(encoding="utf-8") for file in sorted((SHARED / "texts" / "fairytales").iterdir())]
     model, tokenizer = ropepatch.load(plan.model)
     how = {"lengths": [plan.target], "haystacks": HAYSTACKS, "keys": KEYS, "seed": SEED, "texts": texts}
+    how |= {"kinds": ("number", "sentence")}
     found = {}
     for fast, slow in product(FAST, SLOW):
         with ropepatch.patch(model, "yarn", to=plan.target, beta_fast=fast, beta_slow=slow):
