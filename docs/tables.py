@@ -88,6 +88,7 @@ def smollm2(make: Callable[[pages_tables.Outcome], str]) -> str:
 
 BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
     "README.md": {
+        "taught-in-short": lambda: taught_study.in_short(rows("fit-taught")),
         "adaptation": measured.adaptation_in_short,
         "engines-in-short": lambda: engines_study.in_short(rows("engines")),
         "smollm2-answers": lambda: smollm2(pages_tables.answers_tables),
@@ -152,6 +153,7 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
     f"{STUDIES}/fit/frequencies.md": {
         "learned": lambda: fit_study.learned_table(rows("fit")),
         "taught": lambda: taught_study.taught_table(rows("fit-taught")),
+        "taught-in-short": lambda: taught_study.in_short(rows("fit-taught")),
         "starts": lambda: starts_study.starts_table(rows("fit-starts")),
     },
     f"{STUDIES}/maps/maps.md": {

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 READ = 2**16  # tokens of haystacks, about, that an exam reads
 MOST, LEAST = 32, 4  # haystacks of an exam
 KEYS = 8  # questions of each kind to a haystack
+LESS_LIKELY, MORE_LOSS = 0.01, 0.001  # nats by which an answer or a loss may be worse that counts as no worse
 ALONE = "passkey"  # the kind that is one to a haystack: asked where no other kind can be
 
 

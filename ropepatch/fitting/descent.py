@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ropepatch.data.questions import ANSWERS
 from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.exam import LESS_LIKELY
 from ropepatch.fitting.examples import rows_of_step
 from ropepatch.fitting.loss import BACKWARD, FitLoss, Outcome
 from ropepatch.fitting.vectors import Vector, mixtures, named, published
@@ -96,7 +97,7 @@ class Validated:
 
     def not_worse(self, other: Validated) -> bool:
         """Whether neither the trained context is read worse nor less is found."""
-        return self.short <= other.short and self.log_prob >= other.log_prob
+        return self.short <= other.short and self.log_prob >= other.log_prob - LESS_LIKELY
 
 
 @dataclass(frozen=True, eq=False)

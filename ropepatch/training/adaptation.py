@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, set_seed
 
 from ropepatch.attention import map_attention
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.exam import Exam, compared, verdict
+from ropepatch.evaluation.exam import LESS_LIKELY, MORE_LOSS, Exam, compared, verdict
 from ropepatch.evaluation.perplexity import perplexity
 from ropepatch.evaluation.results import as_read
 from ropepatch.evaluation.retrieval import Retrieval
@@ -237,7 +237,8 @@ def _save(
     """Merge what was trained, measure it, and write the checkpoint or the adapter with its record."""
     recipe, trained, plan = run.recipe, run.folder / TRAINED, run.plan
     say("saving, and reloading with stock transformers" if recipe.save == "merged" else "saving")
-    share, found = _chosen_share(run, supply, say) if supply.kinds else (1.0, None)
+    asks = supply.kinds and recipe.watch.target
+    share, found = _chosen_share(run, supply, say) if asks else (1.0, None)
     model: Any = merged_model(plan, recipe, run.source, trained, share)
     now = _watcher(run, supply, split=False).short_loss(model.to(run.processes.device))
     adaptation = {
@@ -307,7 +308,8 @@ def _chosen_share(run: Run, supply: Supply, say: Say) -> tuple[float, dict[str, 
     for share in shares if run.recipe.save == "merged" else SHARES[:1]:
         model = merged_model(run.plan, run.recipe, run.source, run.folder / TRAINED, share)
         (_, far, answers), (_, most, least) = measured(model, "decide"), before["decide"]
-        if far <= most and answers.log_prob(target).value >= least.log_prob(target).value:
+        less_likely = least.log_prob(target).value - answers.log_prob(target).value
+        if far - most <= MORE_LOSS and less_likely <= LESS_LIKELY:
             after, exam = measured(model, "report"), halves["report"][1]
             found: dict[str, Any] = {"share": share, "windows": len(halves["report"][0] or windows)}
             for number, name in enumerate(("short", "far")):

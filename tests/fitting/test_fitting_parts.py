@@ -386,7 +386,7 @@ class Less(Bowl):
     def validate(self, vector):
         away = float((vector.flat() - published(ROPE, 4.0)["yarn"].flat()).abs().max())
         loss = super().validate(vector).loss
-        return Outcome(loss, away, 0.0) if self.what == "short" else Outcome(loss, 0.0, -away)
+        return Outcome(loss, away, 0.0) if self.what == "short" else Outcome(loss, 0.0, -10 * away)
 
 
 def run(settings, train=None, validation=None, state=None):

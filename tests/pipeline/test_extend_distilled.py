@@ -33,14 +33,18 @@ def test_in_one_line_and_without_a_text_a_stock_checkpoint_comes_out(short, tmp_
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
     done = run_here("extend", "tiny", "--to", "512", "--distil", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "self-generated text: 0 of 5,120 tokens" in done.stderr
+    assert "self-generated text: 0 of 4,096 tokens" in done.stderr
     assert "step 2/2, measured: short-context loss" in done.stderr
     assert "warning" not in done.stderr
     folder = tmp_path / "tiny-yarn-512-distil"
     record = record_of(folder)
     assert record["verified"]["logits"] == "equal"
     assert record["adaptation"]["recipe"]["distil"]["map"] == {"name": "rerope", "window": 192}
-    assert record["adaptation"]["recipe"]["data"]["sources"] == [{"generated": "self", "weight": 1.0}]
+    assert record["adaptation"]["recipe"]["data"]["sources"] == [
+        {"generated": "self", "weight": 1.0},
+        {"generated": "questions", "weight": 0.5},
+    ]
+    assert record["adaptation"]["found"]["answers"].keys() == {"passkey"}
     assert [row["step"] for row in history_of(folder)] == [0, 2]
     assert not any("target_loss" in row for row in history_of(folder))
     again = run_here("extend", "tiny", "--to", "512", "--distil", cwd=tmp_path)
@@ -61,8 +65,8 @@ SHORT = (256, False, "pose")
         (24, 1e15, TARGET, None),
         (0.2, 1e15, (4096, True, "true-length"), None),
         (0.08, 1e15, (1024, True, "pose"), "of 4,096 tokens they take 0.075 GiB of 0.06"),
-        (24, 3e13, BETWEEN, "of 4,096 tokens they take 5e+13 operations"),
-        (24, 1e12, SHORT, "of 4,096 tokens they take 5e+13 operations"),
+        (24, 3e13, BETWEEN, "of 4,096 tokens they take 8e+13 operations"),
+        (24, 1e12, SHORT, "of 4,096 tokens they take 8e+13 operations"),
     ],
 )
 def test_it_reads_the_longest_rows_that_the_device_trains_on(gib, hour, rows, reason, monkeypatch):

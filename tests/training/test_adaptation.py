@@ -41,7 +41,7 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.precision import Precision
 from ropepatch.model.source import TINY
 from ropepatch.processes import ALONE, Processes
-from ropepatch.training import trainer
+from ropepatch.training import adaptation, trainer
 from ropepatch.training.adaptation import adapt, merged_model
 from ropepatch.training.adapter import trainable
 from ropepatch.training.recipe import Distil, Lora, Watch, read_recipe
@@ -340,6 +340,84 @@ def test_merged_equals_adapter(tmp_path, lora):
     base, _ = ropepatch.load("tiny", device="cpu")
     assert torch.allclose(logits(model), logits(stock), atol=1e-4)
     assert not torch.allclose(logits(stock), logits(base), atol=1e-2)
+
+
+class Answers:
+    """Of a share of an adapter: as likely as a world says, and found if likelier than one nat."""
+
+    def __init__(self, value):
+        self.value, self.weight = value, 4.0
+        self.answers = [SimpleNamespace(kind="passkey")] * 4
+
+    def log_prob(self, length, kind=None):
+        return self
+
+    def found(self, length, kind):
+        return SimpleNamespace(value=float(self.value > -1), weight=4.0)
+
+
+SHARES = (1, 0.75, 0.5, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "likely_of", "taken"),
+    [
+        ({0: 0.5, 1: 0.4}, {0: -0.5, 1: -0.1}, 1),
+        ({0: 0.5, 1: 0.4, 0.75: 0.4}, {0: -0.5, 1: -0.6, 0.75: -0.4}, 0.75),  # whole it finds less
+        ({0: 0.5, 1: 0.6, 0.75: 0.55, 0.5: 0.5}, dict.fromkeys((0, *SHARES), -0.5), 0.5),  # or reads worse
+        (dict.fromkeys((0, *SHARES), 0.5), dict.fromkeys(SHARES, -2) | {0: -0.5}, None),
+    ],
+)
+def test_the_greatest_share_of_an_adapter_is_written_that_neither_reads_worse_nor_finds_less(
+    loss_of, likely_of, taken, monkeypatch, tmp_path
+):
+    def model(share):
+        return SimpleNamespace(share=share, to=lambda device: None)
+
+    def perplexity(model, tokenizer, windows):
+        mean = SimpleNamespace(value=loss_of[model.share] + int(windows[0][0]))  # the first window decides
+        return SimpleNamespace(at=lambda length: mean, between=lambda begin, end: mean)
+
+    def of_model(model):
+        return Answers(likely_of[model.share])
+
+    exam = SimpleNamespace(length=512, kinds=["passkey"], of_model=of_model)
+    monkeypatch.setattr(adaptation, "perplexity", perplexity)
+    monkeypatch.setattr(adaptation.Exam, "of", lambda *told, **options: exam)
+    monkeypatch.setattr(adaptation, "put", lambda *told: None)
+    monkeypatch.setattr(adaptation, "merged_model", lambda *told: model(told[-1]))
+    run = SimpleNamespace(
+        plan=yarn(),
+        recipe=small_recipe(lora=Lora(r=4, train_norms=False)),
+        source=SimpleNamespace(load=lambda: model(0)),
+        tokenizer=None,
+        trained=256,
+        folder=tmp_path,
+        processes=SimpleNamespace(device="cpu"),
+    )
+    supply = SimpleNamespace(kinds=["passkey"], pieces=[torch.zeros(512), torch.ones(512)])
+    if taken is None:
+        with pytest.raises(RopepatchError, match="reads 512 tokens worse than yarn alone, or finds less"):
+            adaptation._chosen_share(run, supply, lambda line: None)
+        return
+    share, found = adaptation._chosen_share(run, supply, lambda line: None)
+    assert share == found["share"] == taken
+    assert (found["far_before"], found["far_after"]) == (loss_of[0] + 1, loss_of[taken] + 1)
+    assert found["answers"]["passkey"]["after"] == {"found": 4, "log_prob": likely_of[taken]}
+
+
+@pytest.mark.slow
+def test_a_share_of_an_adapter_is_that_share_of_its_change(tmp_path):
+    recipe = small_recipe(lora=Lora(r=4, train_norms=False), trainer={"max_steps": 3}, save="adapter")
+    adapter = adapt(yarn(), recipe, tmp_path / "adapter").folder
+    source = Checkpoint.find("tiny", weights=True)
+    none, half, whole = (
+        merged_model(yarn(), recipe, source, adapter, share).get_submodule("model.layers.0.self_attn.q_proj")
+        for share in (0.0, 0.5, 1.0)
+    )
+    change = whole.weight.float() - none.weight.float()
+    assert change.abs().max() > 0
+    torch.testing.assert_close(half.weight.float() - none.weight.float(), change / 2, atol=1e-4, rtol=0.05)
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import cut_windows
 from ropepatch.evaluation.intervals import Mean, difference
 from ropepatch.model.checkpoint import Checkpoint as Source
+from ropepatch.report.printers import markdown_rows
 from ropepatch.training.self_taught import self_taught
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
@@ -153,6 +154,34 @@ def taught_table(rows: list[Row]) -> str:
         "less YaRN, keys": lambda group: ", ".join(more(row, group[4]) for row in group[1]),
     }
     return table(groups, columns)
+
+
+def in_short(rows: list[Row]) -> str:
+    """What is learned of tiny without a text, by factor and way, beside YaRN; and how it was measured."""
+    lines = []
+    tiny = [row for row in rows if row["model"] == "tiny" and (row.get("keys") or row["of"] == FLOOR)]
+    for (factor,), here in by(tiny, "factor").items():
+        of = {row["of"]: row for row in here}
+        for name in (FIT, DISTIL):
+            if seeds := [row for row in here if row["of"] == name]:
+                groups = (averaged(seeds, "all", "short"), seeds, of[FLOOR], of[TEACHER], of[YARN], of[BASE])
+                lines.append(
+                    {
+                        "": f"`{name}`" if name == FIT else "`--distil`",
+                        "to": f"{seeds[0]['target']:,} tokens ({factor} x)",
+                        "passkeys found of 100, by seed": ", ".join(keys_of(row) for row in seeds),
+                        "YaRN": keys_of(of[YARN]),
+                        "left of YaRN's excess loss": left(groups[0], groups),
+                        "within the window, less the base": cost(groups[0], of[BASE]),
+                    }
+                )
+    return markdown_rows([*lines[0]], [[*line.values()] for line in lines]) if lines else "Not measured yet."
+
+
+def keys_of(row: Row) -> str:
+    """How many of the keys are found."""
+    found = Mean.of(row["found"])
+    return f"{found.value * found.weight:.0f}"
 
 
 def cost(fit: Row, base: Row | None) -> str:
