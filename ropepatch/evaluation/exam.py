@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ropepatch.data.haystack import DEFAULT, Haystack, Haystacks
+from ropepatch.data.haystack import Haystack, Haystacks
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.retrieval import Retrieval, ask, why_not_counted
 from ropepatch.settings import seed_of
@@ -38,7 +38,7 @@ class Exam:
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, kinds: Sequence[str], length: int, *, seed: int) -> Exam:
         """About `READ` tokens of haystacks."""
-        plan = _plan(kinds, [length], seed)
+        plan = Haystacks(**_settings(length, seed), keys=1 if ALONE in kinds else KEYS, kinds=kinds)
         return cls(kinds, length, list(plan.make(tokenizer)))
 
     @property
@@ -63,19 +63,19 @@ def answerable(
 
     A passkey, of which a haystack holds but one, is asked for where none of the other kinds is answerable.
     """
-    for kinds in (DEFAULT, (ALONE,)):
-        possible: list[str] = []
-        for kind in kinds:
-            if _has_room(tokenizer, [*possible, kind], window):
-                possible.append(kind)
-        found: list[str] = []
-        if possible:
-            exam = Exam.of(tokenizer, possible, window, seed=seed_of("answerable", seed))
-            answers = exam.of_model(model, split=split)
-            keys = KEYS if kinds is DEFAULT else 1
-            shares = {kind: {window: answers.found(window, kind)} for kind in possible}
-            found = [k for k in possible if why_not_counted(shares[k], keys=keys, trained=window) is None]
-        if found:
+    settings = _settings(window, seed_of("answerable", seed))
+    for keys in (KEYS, 1):
+        try:
+            if keys == 1:
+                plan = Haystacks(**settings, keys=keys, kinds=[ALONE])
+            else:
+                plan, _ = Haystacks.by_default(tokenizer, window, **settings, keys=keys)
+            exam = Exam(plan.kinds, window, list(plan.make(tokenizer)))
+        except RopepatchError:  # no room, or a tokenizer that cannot write it
+            continue
+        answers = exam.of_model(model, split=split)
+        shares = {kind: {window: answers.found(window, kind)} for kind in exam.kinds}
+        if found := [k for k in shares if why_not_counted(shares[k], keys=keys, trained=window) is None]:
             return found
     return []
 
@@ -115,15 +115,5 @@ def verdict(names: tuple[str, str], held: Mapping[str, Any], window: int) -> str
     )
 
 
-def _plan(kinds: Sequence[str], lengths: Sequence[int], seed: int) -> Haystacks:
-    count = max(LEAST, min(MOST, READ // max(lengths)))
-    keys = 1 if ALONE in kinds else KEYS
-    return Haystacks(lengths=lengths, count=count, keys=keys, kinds=kinds, seed=seed)
-
-
-def _has_room(tokenizer: PreTrainedTokenizerBase, kinds: Sequence[str], window: int) -> bool:
-    try:
-        plan = _plan(kinds, [window], 0)
-    except RopepatchError:  # more keys than there are
-        return False
-    return bool(plan.feasible(tokenizer)[0])
+def _settings(length: int, seed: int) -> dict[str, Any]:
+    return {"lengths": [length], "count": max(LEAST, min(MOST, READ // length)), "seed": seed}
