@@ -111,6 +111,7 @@ def entries(models: Path) -> Iterator[Entry]:
     free = ("baseline", "yarn", "llama3", "ntk", REACHING, "rerope", "dca", "self-extend")
     yield from pages(models, SMOLLM2, "16k", free, (12, 0.1))
     yield from pages(models, SMOLLM2, "16k", ("yarn-tuned.json",), (12, 0.1))
+    yield from pages(models, SMOLLM2, "16k", ("baseline", "yarn", "rerope"), (12, 0.1), kinds="fact,chain")
     yield from pages(models, SMOLLM2, "16k", ("fit.json",), (12, 0.1))
     yield Entry(
         title="training steps of 1B, 3B and 8B",
@@ -140,7 +141,14 @@ def making(out: Path, script: str | Path) -> Entry:
 
 
 def pages(
-    models: Path, name: str, to: str, methods: Sequence[str], minutes: Minutes, *, first: int = 8
+    models: Path,
+    name: str,
+    to: str,
+    methods: Sequence[str],
+    minutes: Minutes,
+    *,
+    first: int = 8,
+    kinds: str = "",
 ) -> Iterator[Entry]:
     """Pages of a model under methods, some or all eight; files and students are made before."""
     model, place = models / name, models / f"{name}-{to}"
@@ -152,11 +160,13 @@ def pages(
         yield Entry(title=title, command=command, minutes=taken, makes=out, needs=[model])
     named = ",".join(str(made.get(method, method)) for method in methods)
     words = [model, "--to", to, "--methods", named, "--dtype", "bfloat16"]
-    words += ["--json", f"eval/results/{name}.json"]
+    words += ["--json", f"eval/results/{name}{kinds and '-' + kinds.replace(',', '-')}.json"]
+    if kinds:
+        words += ["--kinds", kinds]
     if first < 8:
         words += ["--only", *(f"page={number}" for number in range(first))]
     yield Entry(
-        title=f"{name} to {to}, {first} pages: {', '.join(methods)}",
+        title=f"{name} to {to}, {first} pages{kinds and f' of {kinds}'}: {', '.join(methods)}",
         command=[f"{PAGES}/pages_study.py", *words],
         minutes=minutes,
         needs=[model, *made.values()],

@@ -49,7 +49,7 @@ SHAPE: dict[str, Any] = {
 NAMES = (STOCK, *MAPS)
 GPU = torch.cuda.is_available()
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
-TOKENS = {"cpu": (2048, 4096), "cuda": (8192, 32768, 131072, 16384, 65536)}
+TOKENS = {"cpu": (2048, 4096), "cuda": (8192, 32768, 16384, 65536, 131072)}
 
 
 def make_model() -> LlamaForCausalLM:

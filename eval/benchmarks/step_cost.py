@@ -59,7 +59,7 @@ SHAPES = {
     "tiny": "tiny",
 }
 LORA, QLORA, DISTIL, FULL = "lora", "qlora", "distil", "full"
-LENGTHS = ("8k", "32k", "128k", "16k", "64k")
+LENGTHS = ("8k", "32k", "16k", "64k", "128k")
 WINDOW = 8192  # of all shapes but tiny
 STEPS, ENOUGH = 4, 40.0  # at most; in so many seconds two do
 OPERATIONS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}  # a second, bfloat16 without sparsity
