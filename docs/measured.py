@@ -181,7 +181,14 @@ def adaptation_in_short() -> str:
         f"nats {LAST}": lambda one: f"{one[1]['nats'][LAST]:.3f}",
         "keys at 2048": lambda one: _keys(one[1]),
     }
-    return table(runs.items(), columns)
+    start = result("adaptation")["recorded"][rows["yarn"]["recorded"]]
+    note = (
+        "`tiny` (1,967,808 parameters); nats over 24 held-out tales, n = 100 passkeys, 95 % intervals; one "
+        f"training; {start['env']['dtype'].removeprefix('torch.')} on a {start['env']['device'].upper()}, "
+        f"{start['date']}; `python eval/studies/adaptation/adaptation.py --work DIR`; "
+        "`eval/results/adaptation.json`."
+    )
+    return f"{table(runs.items(), columns)}\n\n{note}"
 
 
 def _keys(run: dict[str, Any]) -> str:
