@@ -39,6 +39,7 @@ import taught_study
 from measured import RESULTS, result
 
 import ropepatch
+from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.evaluation.suites import Suite
 from ropepatch.gallery.explorer.content import MEASURED
 from ropepatch.report.plots import figures, save_figure
@@ -50,6 +51,12 @@ Make = Callable[[], str]
 ROOT = Path(__file__).parents[1]
 STUDIES = "eval/studies"
 SMOLLM2 = (8192, 16384)  # window and target of what is measured
+SMOLLM2_INSTRUCT = "SmolLM2-135M-Instruct (134,515,008 parameters, window 8,192)"
+FURTHER = {  # pages of `eval/entries.py`, by file, window and target
+    ("smollm2-fact-chain", *SMOLLM2): SMOLLM2_INSTRUCT,
+    ("smollm2", 8192, 32768): SMOLLM2_INSTRUCT,
+    ("gemma3-270m", 32768, 65536): "Gemma 3 270M (268,098,176 parameters, window 32,768)",
+}
 
 
 def rows(name: str) -> list[dict[str, object]]:
@@ -79,11 +86,23 @@ def smollm2_outcome() -> pages_tables.Outcome:
 
 def smollm2(make: Callable[[pages_tables.Outcome], str]) -> str:
     """A table of what SmolLM2 finds on long pages, and under it how it was measured."""
-    outcome = smollm2_outcome()
-    model = "SmolLM2-135M-Instruct (134,515,008 parameters, window 8,192), plain prompts"
+    outcome, model = smollm2_outcome(), f"{SMOLLM2_INSTRUCT}, plain prompts"
     command = "python eval/studies/pages/pages_study.py SMOLLM2 --to 16k --dtype bfloat16"
     file = "`eval/results/smollm2.json`"
     return f"{make(outcome)}\n\n{pages_tables.measured(result('smollm2'), outcome, model, command, file)}"
+
+
+def further_pages() -> str:
+    """Tabulate what else was read, where there are rows to compare."""
+    parts = []
+    for (name, window, target), model in FURTHER.items():
+        own = rows(name) if (RESULTS / f"{name}.json").exists() else []
+        if {BASELINE, pages_tables.BESIDE} <= {row["method"] for row in own if row["target"] == target}:
+            outcome, file = pages_tables.Outcome(own, window, target), f"`eval/results/{name}.json`"
+            told = pages_tables.measured(result(name), outcome, model, "python eval/run.py", file)
+            tables = pages_tables.all_tables(own, window, target)
+            parts.append(f"### {model.split(' (')[0]} to {target:,} tokens\n\n{tables}\n\n{told}")
+    return "\n\n".join(parts) or "Nobody has read them yet."
 
 
 BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
@@ -139,6 +158,7 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "smollm2-answers": lambda: smollm2(pages_tables.answers_tables),
         "smollm2-contrasts": lambda: smollm2(pages_tables.contrasts_table),
         "smollm2-losses": lambda: smollm2(pages_tables.losses_table),
+        "further-pages": further_pages,
     },
     f"{STUDIES}/distil/distil.md": {
         "distil": lambda: distil_study.distil_table(rows("distil")),
