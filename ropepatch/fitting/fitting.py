@@ -183,7 +183,7 @@ def fit(
         splits = read_splits(tokenizer, text, spare=spare, **reading)
     loaded: Any = source.load()
     length = row_length(loaded, window, target, settings.most_steps, processes.device) if writes else target
-    mapped, taught_by = _teacher(loaded, teacher, window, target, say)
+    mapped, taught_by = _teacher(loaded, teacher, window, target, say, source.original)
     if writes:
         if mapped is None:
             raise missing
@@ -320,14 +320,20 @@ def _outcome(test: FitLoss, sources: Sequence[int], state: FitState) -> dict[str
 
 
 def _teacher(
-    model: Any, name: str, window: int, target: int, say: Callable[[str], None]
+    model: Any,
+    name: str,
+    window: int,
+    target: int,
+    say: Callable[[str], None],
+    original: Length | None = None,
 ) -> tuple[Mapped | None, str | dict[str, Any]]:
     """The map that the teacher reads under, taken out of the model again, and what it is called."""
     if name == NO_TEACHER:
         return None, NO_TEACHER
     given = {"window": teaching_window(window)} if name == "auto" else {}
     try:
-        with map_attention(model, TEACHER if name == "auto" else name, to=target, **given) as mapped:
+        called = TEACHER if name == "auto" else name
+        with map_attention(model, called, to=target, original=original, **given) as mapped:
             distances = mapped.distances
             return mapped, {"name": distances.name, **distances.parameters()}
     except RopepatchError as error:

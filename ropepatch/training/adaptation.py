@@ -178,7 +178,8 @@ def _train(
         loaded = loaded if dtype != "float32" else loaded.float()
     mapped = None
     if recipe.distil and recipe.reads_beyond(run.trained):
-        with map_attention(loaded, map_of(recipe.distil.map), to=run.plan.target) as mapped:
+        teaching, original = map_of(recipe.distil.map), run.plan.source.original
+        with map_attention(loaded, teaching, to=run.plan.target, original=original) as mapped:
             pass  # it is taken out again, and in force where the teacher reads
     put(loaded, run.source, run.plan)
     if not recipe.packed_by_us:

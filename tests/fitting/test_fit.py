@@ -133,6 +133,11 @@ def test_where_rows_of_the_target_take_too_long_they_are_within_the_window_at_sk
     assert train._positions.max() > 256
 
 
+def test_a_window_that_is_stated_is_the_teachers_too():
+    found = ropepatch.fit("tiny", to=240, original=160, steps=2, init="yarn")  # config.json says 256
+    assert (found.record["teacher"]["name"], found.record["teacher"]["window"]) == ("rerope", 120)
+
+
 def test_a_model_that_can_have_no_map_has_no_teacher_and_says_so():
     said = []
     model = tiny_model("deepseek_v3")
