@@ -143,9 +143,10 @@ class FitState:
         found = _validated(validation, Vector.from_flat(descent.mean, validation.rope.num_pairs))
         now = Validated(descent.mean, found.loss, name, descent.step, found.short, found.log_prob)
         row = {"start": name, "step": descent.step, "train": descent.loss, "held_out": now.combined}
-        best, checks = self.best, self.checks_without_improvement + 1
-        if now.combined < best.combined and now.not_worse(self.reference):
-            best, checks = now, 0
+        lowest = min((row["held_out"] for row in self.history), default=math.inf)
+        checks = 0 if now.combined < lowest else self.checks_without_improvement + 1
+        is_best = now.combined < self.best.combined and now.not_worse(self.reference)
+        best = now if is_best else self.best
         history = (*self.history, row)
         return replace(self, history=history, best=best, checks_without_improvement=checks)
 
@@ -219,14 +220,14 @@ def begin(
     if settings.init == "auto":
         starts |= mixtures(methods, count=MIXTURES, seed=settings.seed)
     order = screened(train, starts, settings, until=until, advance=advance)
-    racing = order[: CANDIDATES if settings.race else 1]
-    if not racing:
+    if not order:
         raise RopepatchError(
             "no method reads this text with a finite loss", hint="load the model in float32 or bfloat16"
         )
-    named = "yarn" if "yarn" in methods else next((name for name in order if name in methods), racing[0])
+    named = "yarn" if "yarn" in methods else next((name for name in order if name in methods), order[0])
+    racing = [*dict.fromkeys([named, *order])][: CANDIDATES if settings.race else 1]
     tried = {}
-    for name in dict.fromkeys([named, *racing]):
+    for name in racing:
         found = _validated(validation, starts[name])
         tried[name] = Validated(starts[name].flat(), found.loss, name, 0, found.short, found.log_prob)
     reference = tried[named]
