@@ -376,7 +376,8 @@ class Haystacks:
         for kind in DEFAULT:
             try:
                 plan = cls(**settings | {"texts": None}, kinds=(*kinds, kind))
-                next(plan.at([within]).make(tokenizer))
+                for _ in plan.at([within]).make(tokenizer):
+                    pass
                 kinds.append(kind)
             except RopepatchError as error:
                 reasons[kind] = error

@@ -100,7 +100,7 @@ def linear_distillation(
     teacher = TeacherOutput(*_as_multiplied(teacher.hidden, teacher.weight, teacher.bias))
     wide = torch.promote_types(hidden.dtype, torch.float32)
     entropy = torch.full(labels.shape, cross_entropy, dtype=wide, device=labels.device)
-    kept = ((labels != IGNORED) * (1 - cross_entropy)).to(entropy.dtype)
+    kept = (labels != IGNORED).to(wide) * (1 - cross_entropy)
     if answers is not None:
         entropy, kept = entropy.where(answers == 0, answers.to(wide)), kept.where(answers == 0, 0)
     to_labels = _to_labels(labels, entropy)
