@@ -14,7 +14,7 @@ from typing import Any
 EVAL = Path(__file__).resolve().parent
 sys.path.insert(0, str(EVAL / "studies"))
 
-from study import SHARED, Row, Rows  # noqa: E402
+from study import SHARED, Row, Rows  # noqa: E402  # its folder is named above
 
 CPU, CUDA = "cpu", "cuda"
 PAGES = "eval/studies/pages"

@@ -205,7 +205,7 @@ class Study:
                 break
             try:
                 found = self.measure(case, given)
-            except Exception:
+            except Exception:  # of whatever kind: the other rows are measured
                 failed += 1
                 traceback.print_exc()
                 said(f"{', '.join(map(str, case.values()))}: failed")

@@ -143,6 +143,15 @@ class Mean:
         return float(min(max(1.0, variance / (share * (1 - share) / total)), most))
 
 
+def summed(means: Sequence[Mean]) -> Mean:
+    """The mean over what several are over, of the same clusters."""
+    clusters = [
+        [math.fsum(part) for part in zip(*same, strict=True)]
+        for same in zip(*(mean.clusters for mean in means), strict=True)
+    ]
+    return Mean.of(clusters, share=means[0].share)
+
+
 def difference(a: Mean, b: Mean) -> Mean:
     """The mean of a minus that of b, paired cluster by cluster: what makes a document hard cancels out."""
     if [weight for _, weight in a.clusters] != [weight for _, weight in b.clusters]:

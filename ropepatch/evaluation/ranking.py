@@ -10,7 +10,7 @@ from typing import Any
 from ropepatch.attention import MAPS
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import FLOOR, few, not_counted
-from ropepatch.evaluation.intervals import Mean, difference, significant
+from ropepatch.evaluation.intervals import Mean, difference, significant, summed
 from ropepatch.evaluation.results import Result, Row, finite
 from ropepatch.evaluation.retrieval import THRESHOLD
 from ropepatch.evaluation.table import enumeration
@@ -216,20 +216,14 @@ class _Judged:
 
     def log_prob(self, row: Ranked) -> Mean:
         """That of all answers that count, haystack by haystack."""
-        of_kinds = [row.answers[kind].log_prob.clusters for kind in self.counted]
-        return Mean(
-            tuple(
-                (math.fsum(total for total, _ in each), math.fsum(weight for _, weight in each))
-                for each in zip(*of_kinds, strict=True)
-            )
-        )
+        return summed([row.answers[kind].log_prob for kind in self.counted])
 
     def ordered(self, rows: Collection[Ranked]) -> list[Ranked]:
         """The best first: those whose answers are not significantly less probable than the best's by loss."""
         by_loss = sorted(rows, key=lambda row: _number(row.loss.value))
-        log_probs = {row.label: self.log_prob(row) for row in by_loss}
         if not self.counted or not by_loss:
             return by_loss
+        log_probs = {row.label: self.log_prob(row) for row in by_loss}
         best, *others = sorted(log_probs, key=lambda label: -log_probs[label].value)
         behind = significant({x: difference(log_probs[best], log_probs[x]) for x in others})
         return sorted(by_loss, key=lambda x: -log_probs[x.label].value if x.label in behind else -math.inf)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
-from ropepatch.evaluation.intervals import Mean
+from ropepatch.evaluation.intervals import Mean, summed
 from ropepatch.files import json_text, parse_json, read_text, whole_file
 from ropepatch.model.record_file import Keys, Number, Part, Text, Tokens, Whole
 from ropepatch.settings import Share, expected, refusal, shown
@@ -350,12 +350,7 @@ def rows_of_keys(curve: LossCurve, keys: Sequence[Tensor], lengths: Sequence[int
 
 def joined(rows: Sequence[Row], at: Mapping[str, int | float | str]) -> Row:
     """Rows of the same documents or haystacks as one, cluster by cluster."""
-    clusters = [
-        [math.fsum(part) for part in zip(*same, strict=True)]
-        for same in zip(*(r.clusters for r in rows), strict=True)
-    ]
-    first = rows[0]
-    return Row.of(first.measure, at, Mean.of(clusters, share=measure_of(first.measure).share))
+    return Row.of(rows[0].measure, at, summed([row.mean for row in rows]))
 
 
 def environment(model: PreTrainedModel) -> dict[str, str]:

@@ -55,10 +55,9 @@ class FitSettings(Settings):
         """Steps of a race; fewer than in all."""
         return self.steps // RACE
 
-    @property
-    def most_steps(self) -> int:
-        """Of the long descent and of those that lose the race."""
-        return self.steps + (CANDIDATES - 1) * self.race
+    def planned_steps(self, candidates: int = CANDIDATES) -> int:
+        """Steps of the long descent and of those that lose the race."""
+        return self.steps + (candidates - 1) * self.race
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +125,8 @@ class FitState:
         return cls(**dict(state) | ends | {"candidates": candidates})
 
     def planned_steps(self, settings: FitSettings) -> int:
-        """Steps of the long descent and of those that lose the race."""
-        return settings.steps + (self.num_candidates - 1) * settings.race
+        """Those of so many candidates."""
+        return settings.planned_steps(self.num_candidates)
 
     def decided(self) -> FitState:
         """With the winner of the race alone."""
@@ -140,8 +139,7 @@ class FitState:
     def validated(self, name: str, validation: FitLoss) -> FitState:
         """With the running mean of a candidate validated."""
         descent = self.candidates[name]
-        found = _validated(validation, Vector.from_flat(descent.mean, validation.rope.num_pairs))
-        now = Validated(descent.mean, found.loss, name, descent.step, found.short, found.log_prob)
+        now = _validated(validation, descent.mean, name, descent.step)
         row = {"start": name, "step": descent.step, "train": descent.loss, "held_out": now.combined}
         lowest = min((row["held_out"] for row in self.history), default=math.inf)
         checks = 0 if now.combined < lowest else self.checks_without_improvement + 1
@@ -226,10 +224,7 @@ def begin(
         )
     named = "yarn" if "yarn" in methods else next((name for name in order if name in methods), order[0])
     racing = [*dict.fromkeys([named, *order])][: CANDIDATES if settings.race else 1]
-    tried = {}
-    for name in racing:
-        found = _validated(validation, starts[name])
-        tried[name] = Validated(starts[name].flat(), found.loss, name, 0, found.short, found.log_prob)
+    tried = {name: _validated(validation, starts[name].flat(), name) for name in racing}
     reference = tried[named]
     fair = (start for start in tried.values() if start.not_worse(reference))
     best = min(fair, key=lambda start: start.combined)
@@ -237,10 +232,12 @@ def begin(
     return FitState(candidates, reference, best, len(racing), forward_tokens=train.spent + validation.spent)
 
 
-def _validated(validation: FitLoss, vector: Vector) -> Outcome:
-    """The outcome on the validation windows; the worst there is if it is not finite."""
-    outcome, worst = validation.validate(vector), sys.float_info.max
-    return outcome if all(map(math.isfinite, outcome)) else Outcome(worst, worst, 0.0)
+def _validated(validation: FitLoss, vector: Tensor, start: str, step: int = 0) -> Validated:
+    """A vector with its outcome on the validation windows; the worst there is if that is not finite."""
+    found = validation.validate(Vector.from_flat(vector, validation.rope.num_pairs))
+    if not all(map(math.isfinite, found)):
+        found = Outcome(sys.float_info.max, sys.float_info.max, 0.0)
+    return Validated(vector, found.loss, start, step, found.short, found.log_prob)
 
 
 # Steps

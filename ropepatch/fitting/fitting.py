@@ -182,7 +182,9 @@ def fit(
     if not writes:  # a text that does not serve is refused before weights are loaded
         splits = read_splits(tokenizer, text, spare=spare, **reading)
     loaded: Any = source.load()
-    length = row_length(loaded, window, target, settings.most_steps, processes.device) if writes else target
+    length = (
+        row_length(loaded, window, target, settings.planned_steps(), processes.device) if writes else target
+    )
     mapped, taught_by = _teacher(loaded, teacher, window, target, say, source.original)
     if writes:
         if mapped is None:

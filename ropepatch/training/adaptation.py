@@ -239,8 +239,11 @@ def _save(
     recipe, trained, plan = run.recipe, run.folder / TRAINED, run.plan
     say("saving, and reloading with stock transformers" if recipe.save == "merged" else "saving")
     asks = supply.kinds and recipe.watch.target
-    share, found = _chosen_share(run, supply, say) if asks else (1.0, None)
-    model: Any = merged_model(plan, recipe, run.source, trained, share)
+    model: Any
+    if asks:
+        model, found = _examined(run, supply, say)
+    else:
+        model, found = merged_model(plan, recipe, run.source, trained), None
     now = _watcher(run, supply, split=False).short_loss(model.to(run.processes.device))
     adaptation = {
         "recipe": recipe.to_dict(),
@@ -279,8 +282,8 @@ def _save(
         records.write(folder, records.Record.of(plan, **extras | origin))
 
 
-def _chosen_share(run: Run, supply: Supply, say: Say) -> tuple[float, dict[str, Any]]:
-    """The share of an adapter that reads the target no worse than without it and finds no less.
+def _examined(run: Run, supply: Supply, say: Say) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """The model with the greatest share of its adapter that reads no worse than none, and finds no less.
 
     Half of what is held out decides, the other half is what is reported.
     """
@@ -317,7 +320,7 @@ def _chosen_share(run: Run, supply: Supply, say: Say) -> tuple[float, dict[str, 
                 found |= {f"{name}_before": before["report"][number], f"{name}_after": after[number]}
             found["answers"] = compared(exam, before["report"][2], after[2])
             say(verdict((run.plan.method.name, "trained"), found, run.trained))
-            return share, found
+            return model, found
     raise RopepatchError(
         f"the trained model reads {target} tokens worse than {run.plan.method.name} alone, or finds less",
         hint=f"nothing is written: {run.folder} keeps it; extend without training, or train longer",

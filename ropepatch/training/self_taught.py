@@ -10,6 +10,7 @@ from ropepatch.attention.mapping import check_mappable
 from ropepatch.data.positions import TrueLength
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
+from ropepatch.fitting.examples import PASSES
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import forward_operations, text_config
 from ropepatch.model.precision import HOUR, best_device, fastest, memory_of
@@ -22,7 +23,6 @@ DISTIL = "distil"  # the name of the recipe
 BETWEEN = (4, 2)  # in multiples of L, the rows that are tried where those of the target are too long
 SHARE = 3 / 4  # of the memory of a device
 SMALL = 128  # the hidden size above which the learning rate falls as its inverse
-PASSES = 4  # forward passes that a step is worth: the teacher's, the student's, and the backward pass
 
 
 def self_taught(source: Checkpoint, target: int, text: Texts | None) -> tuple[Recipe, str]:

@@ -398,10 +398,10 @@ def test_the_greatest_share_of_an_adapter_is_written_that_neither_reads_worse_no
     supply = SimpleNamespace(kinds=["passkey"], pieces=[torch.zeros(512), torch.ones(512)])
     if taken is None:
         with pytest.raises(RopepatchError, match="reads 512 tokens worse than yarn alone, or finds less"):
-            adaptation._chosen_share(run, supply, lambda line: None)
+            adaptation._examined(run, supply, lambda line: None)
         return
-    share, found = adaptation._chosen_share(run, supply, lambda line: None)
-    assert share == found["share"] == taken
+    merged, found = adaptation._examined(run, supply, lambda line: None)
+    assert merged.share == found["share"] == taken
     assert (found["far_before"], found["far_after"]) == (loss_of[0] + 1, loss_of[taken] + 1)
     assert found["answers"]["passkey"]["after"] == {"found": 4, "log_prob": likely_of[taken]}
 
