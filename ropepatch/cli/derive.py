@@ -32,6 +32,7 @@ ARGUMENTS = {"model", "checkpoint", "name", "file"}  # that are no options altho
 NAMES: dict[str, tuple[str, ...]] = {  # of options that are not called like their argument
     "evaluate": ("--eval",),
     "settings": ("--set",),
+    "engine": ("--for",),
     "methods": ("--methods", "--method"),
     "quiet": ("--quiet", "-q"),
     "as_json": ("--json",),

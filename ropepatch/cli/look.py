@@ -12,6 +12,7 @@ from ropepatch import api
 from ropepatch.cli.derive import command, written
 from ropepatch.cli.screen import print_text
 from ropepatch.errors import RopepatchError, argument, arguments_written
+from ropepatch.files import json_text
 from ropepatch.pipeline.running import say_on_stderr
 from ropepatch.progress import bar, no_bar
 
@@ -25,6 +26,7 @@ GROUP = Group("Look before", sort_key=3)
   ropepatch plan ./llama-2-7b --to 32k --method ntk-by-parts --set beta=16
   ropepatch plan ./llama-2-7b --method fitted.json
   ropepatch plan ./qwen3-8b --to 128k --original 32k
+  ropepatch plan ./qwen3-8b --to 128k --original 32k --for vllm
   ropepatch plan ./llama-2-7b --to 16k --json""",
     api.plan,
 )
@@ -34,10 +36,16 @@ def plan(
     to: str | None = None,
     method: str = "yarn",
     settings: list[str] | None = None,
+    engine: str | None = None,
     as_json: bool = False,
     **asked: Any,
 ) -> None:
-    """`ropepatch extend --dry-run` shows what a recipe would do, too."""
+    """`ropepatch extend --dry-run` shows what a recipe would do, too.
+
+    Args:
+        engine: Print what to type so that this engine serves the plan, without a written checkpoint where it
+            can: vllm, sglang, llama.cpp, ollama or mlx-lm.
+    """
     from ropepatch.pipeline.inputs import parse_settings
 
     if to is None and not method.endswith(".json"):
@@ -46,6 +54,12 @@ def plan(
             hint=f"{argument('to', '32k')} is a length, {argument('to', '4x')} so many times today's",
         )
     planned = api.plan(model, to=to, method=method, **asked, **parse_settings(method, settings or ()))
+    if engine is not None:
+        from ropepatch.extension.serving import serving
+
+        served = serving(planned, engine)
+        print(json_text(served.to_dict()) if as_json else served)
+        return
     print(planned.to_json()) if as_json else print_text(str(planned))
 
 

