@@ -1,7 +1,7 @@
 """What to type so that a server runs a plan on a checkpoint that is not written, where the engine can.
 
 The switches are read in the sources of vLLM 0.32.0, SGLang 0.5.23, llama.cpp 0c1e57098 and mlx-lm 0.32.2, and
-ollama's documentation.
+ollama's documentation; those of llama.cpp were probed with yarn, linear and ntk on tiny (b10434).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ropepatch.scaling.ramps import yarn_temperature
 from ropepatch.settings import find_named
 
 SWITCHED = ("default", "linear", "yarn")  # rope types for which llama.cpp has switches
+GGUF_NAMES = {"mistral": "llama"}  # of architectures that llama.cpp calls otherwise
 FILE = "FILE.gguf"  # of the checkpoint as it is
 
 
@@ -163,7 +164,9 @@ def _llama_cpp(plan: Plan) -> Iterator[str]:
         switches += [
             f"--yarn-{key.replace('_', '-')} {parameters[key]:g}" for key in ("beta_fast", "beta_slow")
         ]
-    yield f"llama-server -m {FILE} -c {plan.target} {' '.join(switches)}"
+    # Builds before 2026-08-30 (llama.cpp#28030) serve no more than the file's length.
+    length = f"{GGUF_NAMES.get(plan.model_type, plan.model_type)}.context_length=int:{plan.target}"
+    yield f"llama-server -m {FILE} -c {plan.target} --override-kv {length} {' '.join(switches)}"
 
 
 def _unsayable_to_llama_cpp(plan: Plan) -> str | None:
@@ -212,8 +215,7 @@ ENGINES = {
         _unsayable_to_llama_cpp,
         _llama_cpp,
         gguf=True,
-        note=f"{FILE} is the checkpoint as it is. Builds before 2026-08-30 (llama.cpp#28030) keep to its "
-        "context_length, which --override-kv changes",
+        note=f"{FILE} is the checkpoint as it is",
     ),
     "ollama": _Way(
         "llama.cpp",
