@@ -129,10 +129,10 @@ class FitState:
         return settings.planned_steps(self.num_candidates)
 
     def decided(self) -> FitState:
-        """With the winner of the race alone."""
+        """With the winner of the race alone, one that is not worse than the reference where there is one."""
         if len(self.candidates) == 1:
             return self
-        last = {row["start"]: row["held_out"] for row in self.history}
+        last = {row["start"]: (not row["not_worse"], row["held_out"]) for row in self.history}
         winner = min(self.candidates, key=last.__getitem__)
         return replace(self, candidates={winner: self.candidates[winner]}, checks_without_improvement=0)
 
@@ -140,10 +140,12 @@ class FitState:
         """With the running mean of a candidate validated."""
         descent = self.candidates[name]
         now = _validated(validation, descent.mean, name, descent.step)
-        row = {"start": name, "step": descent.step, "train": descent.loss, "held_out": now.combined}
+        fair = now.not_worse(self.reference)
+        found = {"train": descent.loss, "held_out": now.combined, "not_worse": fair}
+        row = {"start": name, "step": descent.step, **found}
         lowest = min((row["held_out"] for row in self.history), default=math.inf)
         checks = 0 if now.combined < lowest else self.checks_without_improvement + 1
-        is_best = now.combined < self.best.combined and now.not_worse(self.reference)
+        is_best = now.combined < self.best.combined and fair
         best = now if is_best else self.best
         history = (*self.history, row)
         return replace(self, history=history, best=best, checks_without_improvement=checks)

@@ -419,6 +419,19 @@ def test_no_vector_is_the_best_that_reads_the_trained_context_worse_than_yarn_or
     assert run(FitSettings(steps=40, init="linear"), validation=Less(what))[-1].best.step > 0
 
 
+@pytest.mark.parametrize(
+    ("sound", "winner"), [({"yarn"}, "yarn"), (set(), "linear"), ({"yarn", "linear"}, "linear")]
+)
+def test_a_start_that_reads_worse_or_finds_less_loses_the_race_to_one_that_does_not(sound, winner):
+    state = begin(Bowl(), Bowl(), FitSettings(steps=40, init="yarn,linear"))
+    losses = {"yarn": 2.0, "linear": 1.0}
+    history = tuple(
+        {"start": name, "step": 8, "held_out": loss, "not_worse": name in sound}
+        for name, loss in losses.items()
+    )
+    assert [*replace(state, history=history).decided().candidates] == [winner]
+
+
 def test_starts_that_lose_the_race_do_not_stop_the_one_that_wins():
     states = run(FitSettings(steps=60, init="yarn,none,linear"), validation=Worse())
     assert states[-1].steps > 3 * 12 + 20
