@@ -283,6 +283,7 @@ def extend(
 def evaluate(
     model: str | os.PathLike[str] | None = None,
     suite: str | Path | Suite | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
     *,
     text: str | Path | None = None,
     field: str = "text",
@@ -296,7 +297,10 @@ def evaluate(
     stride: int | None = None,
     bos: bool | None = None,
     gain: bool = False,
+    positions: int | None = None,
     scorer: str | Path | None = None,
+    served_as: str = "",
+    timeout: float | None = None,
     out: str | Path | None = None,
     report: str | Path | None = None,
     revision: str | None = None,
@@ -314,9 +318,16 @@ def evaluate(
     into windows of the largest length. Every window is read once, and its first N tokens give the perplexity
     at length N. The tales of tiny are read one by one.
 
+    Of a server, such as http://localhost:8080, what it serves is measured, by the suite served if none is
+    given: the same questions and texts as of its `checkpoint`, so that their results compare. A key, where it
+    wants one, is read from ROPEPATCH_API_KEY.
+
     Args:
-        model: A checkpoint folder, a Hub id, or tiny; those of the suite if not given.
+        model: A checkpoint folder, a Hub id, or tiny; those of the suite if not given. Or the address of a
+            server with OpenAI's completions API.
         suite: Run a suite: its name, or a YAML file; see `ropepatch suites`.
+        checkpoint: What a server serves, for its tokenizer: a folder or a Hub id; the server's own name of it
+            if not given.
         text: A text, JSONL, CSV or Parquet file, a folder of the first two, a `datasets` id, or a set saved
             by `datasets`; that of the suite, or the tales of tiny, if not given.
         field: The column or key of a document's text.
@@ -331,7 +342,11 @@ def evaluate(
         stride: Slide windows of each length, so many tokens at a time; one pass if not given.
         bos: Put a beginning-of-sequence token before each document; done if not given.
         gain: Also measure what tokens beyond the original context bring.
+        positions: Score so many tokens of each window, drawn from stretches of one length; all if not given,
+            or 256 of a server that tells one at a time.
         scorer: A checkpoint that chooses the key tokens of LongPPL.
+        served_as: The name of the model at a server; the first that it lists if not given.
+        timeout: Seconds for one answer of a server; 600 if not given.
         out: A folder for the results; what it holds already is not measured again.
         report: An HTML file to write, with tables and figures.
         revision: The branch, tag or commit of a Hub id.

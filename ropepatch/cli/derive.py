@@ -31,6 +31,7 @@ IN_PYTHON_ALONE = {"say", "progress", "show", "command", "record", "work", "card
 ARGUMENTS = {"model", "checkpoint", "name", "file"}  # that are no options although they may be left out
 NAMES: dict[str, tuple[str, ...]] = {  # of options that are not called like their argument
     "evaluate": ("--eval",),
+    "served_as": ("--model",),
     "settings": ("--set",),
     "engine": ("--for",),
     "methods": ("--methods", "--method"),

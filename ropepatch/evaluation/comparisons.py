@@ -72,7 +72,8 @@ class Comparison:
     @property
     def not_counted(self) -> dict[str, str]:
         """The kinds of questions that tell nothing, and why; see `not_counted`."""
-        base = next((result for result in self.results.values() if result.base), None)
+        bases = (result for result in self.results.values() if result.base)
+        base = min(bases, key=lambda result: result.served, default=None)
         return {} if base is None else not_counted(base)
 
     def reservation(self, series: Series) -> str:
@@ -80,6 +81,14 @@ class Comparison:
         reasons = self.not_counted
         kind = series.kind or next(iter(self.kinds), "")
         return f" (not counted: {reasons[kind]})" if kind in reasons else ""
+
+    @property
+    def served(self) -> tuple[str, list[str]] | None:
+        """The checkpoint itself, or else the first server, and the other servers; None without these."""
+        as_it_is = {name: result.served for name, result in self.results.items() if result.base}
+        first, *others = sorted(as_it_is, key=as_it_is.__getitem__) or [""]
+        others = [name for name in others if as_it_is[name]]
+        return (first, others) if others else None
 
     def lengths(self, series: Series) -> list[int]:
         """At which a series has rows, ascending."""

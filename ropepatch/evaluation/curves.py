@@ -29,7 +29,7 @@ class LossCurve:
 
     Attributes:
         nll: A float32 CPU tensor [T - 1] per row; entry t is -ln p(token t + 1 | the context that it got), in
-            nats. A row is a document, or a window of one.
+            nats, or NaN where it was not scored. A row is a document, or a window of one.
         documents: For each row the index of the document it is from; None if each is one of its own.
     """
 
@@ -124,13 +124,12 @@ class LossCurve:
         return tuple(range(len(self.nll))) if self.documents is None else self.documents
 
     def _sum(self, losses: list[Tensor], wanted: str) -> Mean:
-        num_tokens = sum(map(len, losses))
-        if not num_tokens:
+        if not any(map(len, losses)):
             raise RopepatchError(f"no document has {wanted}: the longest has {self._longest()} tokens")
         sums: defaultdict[int, list[float]] = defaultdict(list)
         counts: defaultdict[int, int] = defaultdict(int)
-        for index, nll in zip(self._indices(), losses, strict=True):
-            if len(nll):
+        for index, every in zip(self._indices(), losses, strict=True):
+            if len(nll := every[~every.isnan()]):
                 sums[index].append(nll.sum(dtype=torch.float64).item())
                 counts[index] += len(nll)
         # fsum rounds once, so that the order of the rows changes nothing.

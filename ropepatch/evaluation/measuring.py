@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -18,6 +18,7 @@ import torch
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation.comparisons import BASELINE, FLOOR
+from ropepatch.evaluation.remote import Remote
 from ropepatch.evaluation.results import Result, as_read, environment, identity, read_result, slug
 from ropepatch.extension.patching import put
 from ropepatch.extension.planning import Plan, plan_method
@@ -30,6 +31,7 @@ from ropepatch.model.loading import AUTO, known_dtype
 from ropepatch.model.precision import describe_placement, prefers_float32
 from ropepatch.model.source import without_paths
 from ropepatch.model.stock import stock_code
+from ropepatch.model.weights import weight_sets
 from ropepatch.processes import ALONE, Processes
 from ropepatch.progress import Progress, no_bar
 from ropepatch.settings import Length, relative_length, seed_of, short_length
@@ -53,6 +55,7 @@ class Subject:
     dtype: torch.dtype | None = None  # None for that in which the device reads it fastest
     say: Callable[[str], None] = lambda line: None  # takes a line on where it is read
     base: Subject | None = None  # before an adaptation: named by results, and its tokenizer reads the texts
+    remote: Remote | None = None  # where it runs, of a model that another process has
 
     @property
     def trained(self) -> int:
@@ -86,7 +89,8 @@ class Subject:
     @cached_property
     def record(self) -> dict[str, Any]:
         """What results say of it."""
-        weights = self.source.fingerprint
+        known = self.remote is None or weight_sets(self.source.folder)
+        weights = self.source.fingerprint if known else None
         if self.base is not None:
             return self.base.record | {"weights": weights, "adapted_from": self.base.record["weights"]}
         rope = self.source.stock.rope
@@ -95,7 +99,7 @@ class Subject:
         return self.source.positions | {
             "name": self.name,
             "revision": self.source.revision,
-            "weights": weights,
+            **({"weights": weights} if weights else {}),
             "trained": self.trained,
             **extended,
             "rotary_dim": rope.rotary_dim,
@@ -158,25 +162,45 @@ def measure(
     dtype: torch.dtype | None = None,
     progress: Progress = no_bar,
     say: Callable[[str], None] = lambda line: None,
+    remote: Remote | None = None,
 ) -> Iterator[Result]:
     """The results of a suite, as they come; those that ``out`` holds are not measured again.
 
     A text that was being read is taken up where it stopped. Several processes may share the folder. The
-    ``source`` is that of the model, of a suite with one, where it is found already.
+    ``source`` is that of the model, of a suite with one, where it is found already. Where another process has
+    it, ``remote`` answers, and no method is measured.
     """
     if not suite.models:
         raise RopepatchError("the suite names no models", hint="give MODEL on the command line")
     jobs: list[Job] = []
     for name in suite.models:
         found = source or Checkpoint.find(name, revision, original=original)
-        subject = Subject(name, found.complete(), processes, dtype, say)
+        subject = Subject(name, found if remote else found.complete(), processes, dtype, say, remote=remote)
         for to in dict.fromkeys(relative_length(length, subject.trained) for length in suite.to):
-            plans: dict[str, Plan | None] = {BASELINE: None}
-            for method in suite.methods:
+            plans: dict[str, Plan | None] = {remote.label if remote else BASELINE: None}
+            for method in () if remote else suite.methods:
                 plans[method.label] = plan_method(subject.source, method.name, method.parameters, to)
             variants = [(subject, label, plan) for label, plan in plans.items()]
-            jobs += _jobs(prepare_tasks(suite, subject.source, to), variants, to)
+            prepared = prepare_tasks(suite, subject.source, to)
+            if remote:
+                _check_room(remote, prepared.values(), say)
+            jobs += _jobs(prepared, variants, to)
     return _resumed(jobs, out, progress)
+
+
+def _check_room(remote: Remote, measurements: Iterable[Measurement], say: Callable[[str], None]) -> None:
+    """Name the lengths that a server does not read; refuse a task of which it reads none."""
+    for measurement in measurements:
+        lengths: list[int] = measurement.parameters["lengths"]
+        beyond = [length for length in lengths if not remote.reads(length)]
+        reads = f"{remote.label} reads at most {remote.limit} tokens"
+        if beyond == lengths:
+            raise RopepatchError(
+                f"{measurement.task.name} at {min(lengths)} tokens and more: {reads}",
+                hint=f"serve it with a longer context, or {argument('lengths')} below that",
+            )
+        if beyond:
+            say(f"warning: {measurement.task.name} without {', '.join(map(str, beyond))} tokens: {reads}")
 
 
 def measure_extension(
@@ -276,7 +300,11 @@ def _run(
             # Differences between two precisions are none between methods.
             subject = replace(subject, dtype=known_dtype(dtype.removeprefix("torch.")))
             own = [replace(job, subject=subject) for job in own]
-        if ahead := [job for job in own if not earlier.get(job.name)]:
+        for job in own:
+            if subject.remote and earlier.get(job.name):
+                subject.say(f"{job.name}.json is there already: not measured again")
+        ahead = [job for job in own if not earlier.get(job.name)]
+        if ahead and not subject.remote:
             mapped = [job for job in ahead if job.plan and job.plan.remapping]
             with mapped[0].patched() if mapped else nullcontext():  # refused before its first job, or not
                 pass
@@ -310,7 +338,8 @@ def _earlier(job: Job, file: Path) -> Result | None:
 
 def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
     subject, label = job.subject, job.label
-    env = environment(model := subject.model)
+    model = subject.remote or subject.model
+    env = subject.remote.environment if subject.remote else environment(subject.model)
     # Settings, weights and environment tell apart what must not be resumed from one another.
     digest = f"{seed_of(job.request, env):016x}"
     keep = None if out is None else out / _partial(job.name, digest)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence, Sized
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +25,11 @@ from ropepatch.data.texts import token_ids
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve, check_length
 from ropepatch.evaluation.kept import Kept
+from ropepatch.evaluation.remote import Remote
 from ropepatch.model.head import decoded_once, decoder_of, evaluating, input_device, token_losses
 from ropepatch.processes import ALONE, join
 from ropepatch.progress import Advance, advancing
+from ropepatch.settings import seed_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -36,7 +40,7 @@ BLOCK = 256  # documents of an iterator that are held at a time
 
 
 def perplexity(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Remote,
     tokenizer: PreTrainedTokenizerBase | None,
     documents: Iterable[str | Sequence[int] | Tensor],
     *,
@@ -48,21 +52,32 @@ def perplexity(
     tokens_per_batch: int | None = None,
     keep: Path | None = None,
     split: bool = False,
+    positions: int | None = None,
     progress: Advance | bool | None = None,
 ) -> LossCurve:
-    """Read documents and keep the loss of every token but their first, in the order of the documents."""
+    """Read documents and keep the loss of every token but their first, in the order of the documents.
+
+    With ``positions`` keep those of so many tokens of each window, spread over it.
+    """
     if length is not None:
         check_length(length)
     check_windows(window, stride)
     if tokens_per_batch is None:
-        tokens_per_batch = 1024 if input_device(model).type == "cpu" else 8192
+        on_cpu = not isinstance(model, Remote) and input_device(model).type == "cpu"
+        tokens_per_batch = 1 if isinstance(model, Remote) else 1024 if on_cpu else 8192
     if chunk < 1 or tokens_per_batch < 1:
         raise RopepatchError(
             f"chunk and tokens_per_batch must be at least 1, got {chunk}, {tokens_per_batch}"
         )
-    vocabulary = model.config.get_text_config().vocab_size
-    reader, kept = LossReader(model, chunk), Kept(keep)
-    processes = join(str(input_device(model))) if split else ALONE
+    if isinstance(model, Remote):
+        vocabulary, processes = model.vocabulary, ALONE
+        read: Callable[[list[Window]], list[Tensor]] = partial(_remote_losses, model)
+        reading: AbstractContextManager[Any] = nullcontext()
+    else:
+        vocabulary = model.config.get_text_config().vocab_size
+        processes = join(str(input_device(model))) if split else ALONE
+        read, reading = LossReader(model, chunk).read, evaluating(model)
+    kept = Kept(keep)
     tokens_read, tokens_in_all = 0, None
 
     def measure(batch: list[Window]) -> list[Tensor]:
@@ -71,9 +86,7 @@ def perplexity(
         if key in kept.found:
             losses = [torch.tensor(nll, dtype=torch.float32) for nll in kept.found[key]]
         else:
-            losses = reader.read(batch)
-            for window, nll in zip(batch, losses, strict=True):
-                _check_finite(nll, window)
+            losses = read(batch)
             kept.write(key, [nll.tolist() for nll in losses])
         tokens_read += _tokens(batch)
         advance(tokens_read, tokens_in_all)
@@ -81,14 +94,14 @@ def perplexity(
 
     curve: list[Tensor] = []
     longest = 0
-    with evaluating(model), advancing(progress, "tokens") as advance:
+    with reading, advancing(progress, "tokens") as advance:
         for block in _blocks(documents):
             rows: list[list[Window]] = []
             for ids in token_ids(tokenizer, block, bos=bos, length=length):
                 index = len(curve) + len(rows)
                 checked = _check_ids(ids, index, vocabulary)[:length]
                 longest = max(longest, len(checked))
-                rows.append(windows(index, checked, window, stride))
+                rows.append(windows(index, checked, window, stride, positions))
             batches = batched(chain(*rows), tokens=tokens_per_batch, rows=max(1, chunk // 2))
             if isinstance(documents, Sized):
                 tokens_in_all = sum(map(_tokens, processes.share(batches)))
@@ -177,7 +190,11 @@ class LossReader:
                 losses = [
                     _full_losses(self._model, window.ids.to(device), first, self._chunk) for window in batch
                 ]
-        return [nll.clone() for nll in losses]  # not slices, which hold and are sent with their whole batch
+        placed = []  # copies, not slices, which hold and are sent with their whole batch
+        for window, nll in zip(batch, losses, strict=True):
+            _check_finite(nll, window)
+            placed.append(window.placed(nll[window.scored - window.first]))
+        return placed
 
 
 def _chunked_losses(
@@ -220,6 +237,11 @@ def _full_losses(model: PreTrainedModel, ids: Tensor, first: int, chunk: int) ->
     return torch.cat([token_losses(*pair).cpu() for pair in pairs])
 
 
+def _remote_losses(model: Remote, batch: list[Window]) -> list[Tensor]:
+    """The same by asking where the model runs."""
+    return [window.placed(torch.tensor(model.losses(window.ids, window.scored.tolist()))) for window in batch]
+
+
 # Windows
 
 
@@ -232,12 +254,30 @@ class Window:
         begin: Where in the document the window begins.
         ids: The token ids [T], int64 on the CPU.
         first: The index in the window of the first token that counts, at least 1.
+        positions: How many tokens count, one of each of as many stretches of one length; None for all.
     """
 
     document: int
     begin: int
     ids: Tensor
     first: int
+    positions: int | None = None
+
+    @cached_property
+    def scored(self) -> Tensor:
+        """The indices in the window of the tokens that count, ascending; drawn from its tokens."""
+        count = len(self.ids) - self.first
+        if self.positions is None or self.positions >= count:
+            return torch.arange(self.first, len(self.ids))
+        draw = random.Random(seed_of("positions", *self.identity))
+        places = [(number + draw.random()) * count / self.positions for number in range(self.positions)]
+        return torch.tensor([self.first + int(place) for place in places])
+
+    def placed(self, losses: Tensor) -> Tensor:
+        """The losses of the tokens that count, among NaN for the others from the first on."""
+        every = torch.full((len(self.ids) - self.first,), torch.nan)
+        every[self.scored - self.first] = losses.float()
+        return every
 
     @cached_property
     def identity(self) -> tuple[int, int, str]:
@@ -263,7 +303,9 @@ def check_windows(window: int | None, stride: int | None) -> None:
         )
 
 
-def windows(document: int, ids: Tensor, window: int | None, stride: int | None) -> list[Window]:
+def windows(
+    document: int, ids: Tensor, window: int | None, stride: int | None, positions: int | None = None
+) -> list[Window]:
     """The windows whose scored tokens, one after another, are all tokens but the first.
 
     Without a window the document is one: one pass, in which every token sees all tokens before it. Windows
@@ -272,10 +314,12 @@ def windows(document: int, ids: Tensor, window: int | None, stride: int | None) 
     where the document does, and may be shorter.
     """
     if window is None or stride is None or len(ids) <= window:
-        return [Window(document, 0, ids, 1)]
+        return [Window(document, 0, ids, 1, positions)]
     ends = [*range(window, len(ids), stride), len(ids)]
     places = zip(range(0, len(ids), stride), ends, [1, *ends[:-1]], strict=False)
-    return [Window(document, begin, ids[begin:end], scored - begin) for begin, end, scored in places]
+    return [
+        Window(document, begin, ids[begin:end], scored - begin, positions) for begin, end, scored in places
+    ]
 
 
 def batched(windows: Iterable[Window], *, tokens: int, rows: int) -> list[list[Window]]:

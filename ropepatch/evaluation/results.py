@@ -247,6 +247,11 @@ class Result:
         return next((row for row in self.of(measure, *at) if row.at == at), None)
 
     @property
+    def served(self) -> bool:
+        """Whether a server was measured, which may have rounded weights and KV cache."""
+        return "server" in self.env
+
+    @property
     def base(self) -> bool:
         """Whether it is of the model as it is."""
         return self.scaling is None and not self.adapted

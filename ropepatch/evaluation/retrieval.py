@@ -14,6 +14,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -30,6 +31,7 @@ from ropepatch.data.texts import digest
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.kept import Kept
+from ropepatch.evaluation.remote import Remote
 from ropepatch.evaluation.table import data_frame
 from ropepatch.model.head import cache_keyword, evaluating, gives_positions, input_device
 from ropepatch.processes import ALONE, join
@@ -55,7 +57,7 @@ class Answer(NamedTuple):
         kind: Of the question.
         depth: Where in the haystack the last needle ends that the answer follows from, from 0 to 1.
         found: Whether greedy decoding would give the answer, to the last token.
-        log_prob: The mean log-probability of the answer's tokens, in nats.
+        log_prob: The mean log-probability of the answer's tokens, in nats; NaN where a server tells none.
     """
 
     haystack: int
@@ -257,7 +259,7 @@ def retrieve(
 
 
 def ask(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Remote,
     haystacks: Sequence[Haystack],
     *,
     read_once: bool = True,
@@ -267,12 +269,18 @@ def ask(
     progress: Advance | bool | None = None,
 ) -> Retrieval:
     """Ask about haystacks that are made already; see `retrieve`."""
-    if tokens_per_batch is None:
-        tokens_per_batch = 2**14 if input_device(model).type == "cpu" else 2**18
-    processes = join(str(input_device(model))) if split else ALONE
+    reader: Reader | Remote
+    reading: AbstractContextManager[Any]
+    if isinstance(model, Remote):
+        reader, processes, reading = model, ALONE, nullcontext()
+    else:
+        if tokens_per_batch is None:
+            tokens_per_batch = 2**14 if input_device(model).type == "cpu" else 2**18
+        processes = join(str(input_device(model))) if split else ALONE
+        _check_vocabulary(model, haystacks)
+        reader, reading = Reader(model, tokens_per_batch, read_once=read_once), evaluating(model)
     done, total = 0, sum(len(haystack.ids) for haystack in processes.share(haystacks))
     kept = Kept(keep)
-    _check_vocabulary(model, haystacks)
 
     def answers(index: int) -> list[Answer]:
         nonlocal done
@@ -284,8 +292,7 @@ def ask(
         advance(done, total)
         return [Answer(index, *answer) for answer in answered]
 
-    with evaluating(model), advancing(progress, "haystacks") as advance, torch.inference_mode():
-        reader = Reader(model, tokens_per_batch, read_once=read_once)
+    with reading, advancing(progress, "haystacks") as advance, torch.inference_mode():
         indices = list(range(len(haystacks)))
         of_all = processes.deal(indices, answers, lambda i: digest([haystacks[i].ids]))
     return Retrieval(tuple(answer for of_one in of_all for answer in of_one))

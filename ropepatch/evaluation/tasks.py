@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation.curves import KEY_GAIN, KEY_LIKELY, LossCurve
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.perplexity import check_windows, perplexity, windows
+from ropepatch.evaluation.remote import Remote
 from ropepatch.evaluation.results import Row, rows_by_length, rows_by_position, rows_of_keys
 from ropepatch.evaluation.retrieval import Retrieval, ask, chat_parts
 from ropepatch.files import shipped
@@ -50,6 +52,7 @@ SLIDING = (
     "At length N, windows of N tokens move over each piece, {stride} tokens at a time; each token counts "
     "once, in the first window that holds it."
 )
+DRAWN = "Of each piece {:,} tokens count, one drawn from each of as many stretches of one length."
 KEY_TOKENS = (
     "LongPPL is of the tokens that {} finds likelier by more than {:g} nats with all the context than in "
     "windows of the trained one that move by half of it, and likelier than exp({:g})."
@@ -75,7 +78,7 @@ class Measurement:
 
     task: Task
     parameters: Mapping[str, Any]
-    run: Callable[[PreTrainedModel, PreTrainedTokenizerBase, Path | None, Advance], list[Row]]
+    run: Callable[[PreTrainedModel | Remote, PreTrainedTokenizerBase, Path | None, Advance], list[Row]]
     floor: list[Row] | None = None
     reads: Mapping[int, float] | None = None
 
@@ -161,6 +164,8 @@ class PerplexityTask(Task):
             for one pass, which gives every length at once.
         bos: Put the beginning-of-sequence token before each document.
         gain: Also measure what the tokens beyond the trained context bring; by a further pass.
+        positions: Score so many tokens of each window, drawn from stretches of one length; None for all, or
+            for 256 of a server that tells one token at a time.
         scorer: A checkpoint that chooses key tokens, those that need the context beyond the trained one, for
             LongPPL, their perplexity. It has the same tokenizer and is read as often.
     """
@@ -178,12 +183,17 @@ class PerplexityTask(Task):
     stride: Count | None = None
     bos: bool = True
     gain: bool = False
+    positions: Count | None = None
     scorer: Text | None = None
 
     def check(self) -> None:
         """Refuse settings that exclude each other."""
         if self.gain and self.stride is not None:
             raise RopepatchError("gain is of one pass, got a stride", hint="leave one of them out")
+        if self.positions is not None and (self.gain or self.stride is not None):
+            raise RopepatchError(
+                "positions are drawn in one pass without gain", hint="leave gain and stride out, or positions"
+            )
         if self.scorer is not None and not self.gain:
             raise RopepatchError(
                 "scorer chooses the key tokens of gain", hint=f"gain: true, or {argument('gain')}"
@@ -213,8 +223,9 @@ class PerplexityTask(Task):
         edges = _edges(trained, lengths[-1])
         scorer = None if self.scorer is None else _scorer(self.scorer, model, tokenizer)
 
-        def of_one_pass(curve: LossCurve) -> list[Row]:
-            return rows_by_length(curve, known) + rows_by_position(curve, edges)
+        def of_one_pass(curve: LossCurve, reads: Callable[[int], bool] = lambda tokens: True) -> list[Row]:
+            ends = [edge for edge in edges if reads(edge)]
+            return rows_by_length(curve, [*filter(reads, known)]) + rows_by_position(curve, ends)
 
         # Window and stride of each pass over the text.
         limits: list[tuple[int | None, int | None]] = [(None, None)]
@@ -232,6 +243,7 @@ class PerplexityTask(Task):
             curves = []
             for (window, stride), advance in zip(limits, advances, strict=False):
                 options: dict[str, Any] = {"keep": keep, "split": True, "progress": advance}
+                options["positions"] = self.positions
                 curve = perplexity(model, None, ids, window=window, stride=stride, **options)
                 curves.append(curve.of_documents(documents))
             return curves
@@ -246,7 +258,7 @@ class PerplexityTask(Task):
                 return [Row.of("loss", {"length": length}, loss) for length, loss in at]
             curve, *limited = curves
             if not limited:
-                return of_one_pass(curve)
+                return of_one_pass(curve, *([model.reads] if isinstance(model, Remote) else []))
             beyond = [edge for edge in edges if edge >= trained]
             rows = of_one_pass(curve) + rows_by_position(curve.gain_over(*limited), beyond, "gain")
             if scorer is None:
@@ -258,7 +270,7 @@ class PerplexityTask(Task):
             return rows + rows_of_keys(curve, chosen[0], known, trained)
 
         scored = {} if scorer is None else {"scorer_weights": scorer.fingerprint}
-        unscored = {"scorer"} if scorer is None else None
+        unscored = {key for key in ("scorer", "positions") if getattr(self, key) is None}
         parameters = self.model_dump(exclude=unscored) | {
             "text": self.text or TALES,
             "lengths": lengths,
@@ -305,6 +317,7 @@ class PerplexityTask(Task):
         words = [
             f"{of['pieces']:,} pieces of {of['text']}, {of['tokens']:,} tokens in all.",
             SLIDING.format(stride=of["stride"]) if of["stride"] else ONE_PASS,
+            DRAWN.format(of["positions"]) if of.get("positions") else "",
             "A beginning-of-sequence token stands before each document."
             if of["bos"]
             else "No beginning-of-sequence token is added.",
@@ -468,7 +481,8 @@ def retrieval_rows(retrieval: Retrieval) -> list[Row]:
             places.insert(0, {"length": length})
         for at in places:
             rows.append(Row.of("found", at, retrieval.found(length, kind)))
-            rows.append(Row.of("log_prob", at, retrieval.log_prob(length, kind)))
+            if not math.isnan((log_prob := retrieval.log_prob(length, kind)).value):
+                rows.append(Row.of("log_prob", at, log_prob))
         asked = [a.depth for a in retrieval.answers if (a.length, a.kind) == (length, kind)]
         for number in range(DEPTHS):
             depths = number / DEPTHS, (number + 1) / DEPTHS

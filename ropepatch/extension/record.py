@@ -266,7 +266,7 @@ def sound_keys(content: Mapping[str, Any]) -> dict[str, Any]:
     return dict(content)
 
 
-def context_before(folder: Path, weights: str) -> int | None:
+def context_before(folder: Path, weights: str | None) -> int | None:
     """The context on which a checkpoint was trained that ropepatch extended since, without training it.
 
     None for any other checkpoint, and where its record cannot be read, or is of other weights than these.

@@ -105,7 +105,9 @@ def locate(
     if isinstance(model, Path) or not HUB_ID.fullmatch(name):
         raise RopepatchError(f"no folder {name}", hint=f"{_meant(name)}{expected}")
     return (
-        download(name, revision, include=include) if weights else _from_hub(name, revision, ["config.json"])
+        download(name, revision, include=include)
+        if weights
+        else _from_hub(name, revision, ["config.json", *include])
     )
 
 

@@ -14,9 +14,10 @@ from ropepatch.attention import MAPS
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation import measuring
 from ropepatch.evaluation.comparisons import comparisons, few
+from ropepatch.evaluation.remote import Remote
 from ropepatch.evaluation.results import Result, measure_of, slug
 from ropepatch.evaluation.suites import Method, Suite, read_method, read_suite
-from ropepatch.evaluation.tasks import PerplexityTask, check_text
+from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask, Task, check_text
 from ropepatch.extension.planning import Plan, plan_method
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import AUTO, check_device, known_dtype
@@ -28,8 +29,10 @@ from ropepatch.pipeline.inputs import (
     as_text,
     check_places,
 )
-from ropepatch.pipeline.results import Results
+from ropepatch.pipeline.results import Results, read_results
 from ropepatch.pipeline.running import Feedback, Say, interruptible
+from ropepatch.probing.client import TIMEOUT, Server
+from ropepatch.probing.served import Served, served_checkpoint
 from ropepatch.processes import Processes, join
 from ropepatch.scaling import formulas
 from ropepatch.settings import Length, expected, relative_length, short_length
@@ -38,7 +41,9 @@ ALL, EVERY_MAP = "all", "maps"  # stand for every candidate, and every attention
 WINDOWS = 24  # of text, if nothing else is said
 
 
-OF_TASK = ("lengths", "windows", "documents", "stride", "bos", "gain", "scorer")
+OF_TASK = ("lengths", "windows", "documents", "stride", "bos", "gain", "positions", "scorer")
+SERVED = "served"  # the suite of a server
+POSITIONS = 256  # of a window, which a server is asked about that tells one token at a time
 
 
 class MeasureOptions(Arguments):
@@ -78,28 +83,40 @@ class MeasureOptions(Arguments):
         """How it speaks on the way."""
         return Feedback(say=self.say, progress=self.progress, command=self.command)
 
-    def measured(self, suite: Suite) -> Results:
-        """The results of a suite, and a report, refused before if it cannot be written."""
+    def measured(
+        self, suite: Suite, source: Checkpoint | None = None, remote: Remote | None = None
+    ) -> Results:
+        """The results of a suite, and a report, refused before if it cannot be written.
+
+        Those of a server, if it is ``remote``, which serves the checkpoint that is the ``source``.
+        """
         folder, page = check_places(self.out, self.report)
         dtype = known_dtype(self.dtype)
         if self.processes.device != AUTO:
             check_device(self.processes.device)
         how: Any = {"out": folder, "processes": self.processes, "dtype": dtype, "progress": self.progress}
         of: Any = (
-            {"source": self.source} if self.model else {"revision": self.revision, "original": self.original}
+            {"source": source or self.source}
+            if self.model
+            else {"revision": self.revision, "original": self.original}
         )
-        results = measuring.measure(suite, **of, **how, say=self.say)
+        results = measuring.measure(suite, **of, **how, say=self.say, remote=remote)
         kept = (
             f"nothing is kept; with {argument('out', 'DIR')} the same command would go on"
             if folder is None
             else f"every result that is finished is kept in {folder}; the same command goes on"
         )
+        beside = read_results(folder) if remote and folder and any(folder.glob("*.json")) else Results()
         with interruptible(self.say, lambda: kept):
-            return reported(results, page, self.processes, self.feedback)
+            return reported(results, page, self.processes, self.feedback, beside)
 
 
 class EvaluateOptions(MeasureOptions):
     """One call of `evaluate`."""
+
+    checkpoint: Model | None
+    served_as: str
+    timeout: float | None
 
     suite: Annotated[
         InstanceOf[Suite] | str | None, expected("the name of a suite, or one"), BeforeValidator(as_text)
@@ -112,13 +129,28 @@ class EvaluateOptions(MeasureOptions):
     stride: int | None
     bos: bool | None
     gain: bool
+    positions: int | None
     scorer: Place | None
     limit: int | None
 
+    @property
+    def is_served(self) -> bool:
+        """Whether a server is to be measured."""
+        return (self.model or "").startswith(("http://", "https://"))
+
     def check(self) -> None:
         """Refuse what may not stand together."""
+        named = (
+            ("checkpoint", "served_as", "timeout"),
+            ("methods", "stride", "gain", "scorer", "device", "dtype"),
+        )
+        if misplaced := [key for key in named[self.is_served] if getattr(self, key)]:
+            told = ("is of a server", "is not of a server, which computes what it serves")[self.is_served]
+            hint = (f"{argument('model')} is its address", "leave it out")[self.is_served]
+            raise RopepatchError(f"{argument(misplaced[0])} {told}", hint=hint)
         if self.suite is not None:
             given = {"methods": self.methods, "to": self.to} | self.task
+            given.pop("positions", None)
             if beside := [argument(key) for key, value in given.items() if value not in (None, ())]:
                 hint = "the suite says it: copy its YAML file and change that"
                 raise RopepatchError(f"{', '.join(beside)} beside {argument('suite')}", hint=hint)
@@ -129,7 +161,8 @@ class EvaluateOptions(MeasureOptions):
         if self.model is None:
             hint = "a checkpoint folder, a Hub id, or tiny"
             raise RopepatchError(f"{argument('model')} is missing", hint=hint)
-        check_text(self.text, self.model)
+        if not self.is_served:
+            check_text(self.text, self.model)
         if self.methods and self.to is None:
             raise RopepatchError(f"{argument('methods')} needs a target", hint=argument("to", "32k"))
 
@@ -146,11 +179,79 @@ class EvaluateOptions(MeasureOptions):
 
 def evaluate(options: EvaluateOptions) -> Results:
     """Measure perplexity by length, or a whole suite: `ropepatch.evaluate`."""
+    if options.is_served:
+        return _of_server(options)
     if options.suite is None:
         suite = _reading(options)
     else:
         suite = named_suite(options.suite, model=options.model, **options.reading)
+        suite = _with(suite, {"positions": options.positions} if options.positions else {})
     return options.measured(suite.narrowed(options.limit, options.seed))
+
+
+def _of_server(options: EvaluateOptions) -> Results:
+    """What a server makes of the tasks of a suite, as far as it can be asked."""
+    assert options.model is not None
+    with Server(options.model, options.served_as, options.timeout or TIMEOUT) as server:
+        server.look()
+        source = served_checkpoint(options.checkpoint or server.model, options.revision, options.original)
+        config: Any = source.config
+        served = Served(server, source.tokenizer, config.vocab_size)
+        options.say(str(served))
+        suite = named_suite(options.suite or SERVED, model=source.name, **options.reading)
+        if options.suite is None:
+            given = options.task | _lengths(options, source)
+            to = options.to or (given["lengths"][-1] if "lengths" in given else suite.to[0])
+            suite = _with(suite, given).model_copy(update={"to": (to,)})
+        elif options.positions:
+            suite = _with(suite, {"positions": options.positions})
+        tasks = []
+        for task in suite.tasks:
+            if reason := _why_not(task, served, source.name):
+                options.say(f"warning: without {task.name}: {reason}")
+                continue
+            if isinstance(task, PerplexityTask) and not served.echoes and task.positions is None:
+                options.say(
+                    f"{POSITIONS} tokens of each window are asked about, one at a time; to compare with the "
+                    f"checkpoint itself, measure it with {argument('positions', POSITIONS)}, too"
+                )
+                task = task.model_copy(update={"positions": POSITIONS})
+            tasks.append(task)
+        if not tasks:
+            raise RopepatchError(f"{served.label} cannot be measured: {reason}", hint="see the guide")
+        asked = suite.model_copy(update={"tasks": tuple(tasks)})
+        return options.measured(asked.narrowed(options.limit, options.seed), source, served)
+
+
+def _why_not(task: Task, served: Served, model: str) -> str | None:
+    """Why a task cannot be measured of a server; None where it can."""
+    if isinstance(task, PerplexityTask):
+        if task.text is None and model != "tiny":
+            return f"{argument('text')} is missing"
+        if not served.tells_losses:
+            return "the server tells no log-probability of a given token, but of the most probable ones alone"
+        if task.gain or task.stride or task.scorer:
+            return "gain, stride and scorer are of a checkpoint"
+    return None if isinstance(task, PerplexityTask | RetrievalTask) else "it is of a checkpoint"
+
+
+def _with(suite: Suite, settings: dict[str, Any]) -> Suite:
+    """The same where every task has those of the settings that it knows."""
+    tasks = [
+        type(task).model_validate(
+            task.model_dump() | {key: settings[key] for key in settings if key in type(task).model_fields}
+        )
+        for task in suite.tasks
+    ]
+    return suite.model_copy(update={"tasks": tuple(tasks)})
+
+
+def _lengths(options: EvaluateOptions, source: Checkpoint) -> dict[str, Any]:
+    """The lengths that are given, in tokens, ascending."""
+    if not options.lengths:
+        return {}
+    window = source.stock.window if any("x" in str(one) for one in options.lengths) else 0
+    return {"lengths": tuple(sorted({relative_length(length, window) for length in options.lengths}))}
 
 
 def _reading(options: EvaluateOptions) -> Suite:
@@ -163,8 +264,7 @@ def _reading(options: EvaluateOptions) -> Suite:
     else:
         entrants = [method if isinstance(method, Method) else read_method(method) for method in methods]
     if options.lengths:
-        window = options.source.stock.window if any("x" in str(one) for one in options.lengths) else 0
-        task["lengths"] = tuple(sorted({relative_length(length, window) for length in options.lengths}))
+        task |= _lengths(options, options.source)
     task["windows"] = None if options.documents else options.windows or WINDOWS
     return Suite(
         models=(model,),
@@ -228,9 +328,13 @@ def without(entrants: tuple[list[tuple[Method, Plan]], dict[str, str]], say: Say
 
 
 def reported(
-    results: Iterator[Result], report: Path | None, processes: Processes, feedback: Feedback
+    results: Iterator[Result],
+    report: Path | None,
+    processes: Processes,
+    feedback: Feedback,
+    beside: Sequence[Result] = (),
 ) -> Results:
-    """All results, each announced as it comes, and their report."""
+    """All results, each announced as it comes, and their report; with earlier ones that compare with them."""
     measured: list[Result] = []
     for result in results:
         if not any(other.task == result.task for other in measured):
@@ -240,6 +344,9 @@ def reported(
         if result.seconds is not None:
             reached = "" if result.scaling is None else f" to {short_length(result.target)}"
             feedback.say(f"{result.task}, {result.label}{reached}{_first_figure(result)}")
+    for group in comparisons([*measured, *beside]):
+        if any(result in measured for result in group.results.values()):
+            measured += [result for result in group.named().values() if result not in measured]
     if report is not None:
         written = processes.write_once(lambda: _report(measured, report, feedback.command))
         feedback.say(f"report: {written}")

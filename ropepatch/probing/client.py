@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import TIMEOUT_MAX, Event, Timer
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit, urlunsplit
 
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # that of its httpx
@@ -23,10 +23,11 @@ KEY = "ROPEPATCH_API_KEY"  # of the environment
 TIMEOUT = 600.0  # seconds for one answer: a long text is read in it
 TRIES = 4
 PAUSE = 1.0  # seconds before the second try; twice as long before each further one
-LARGEST = 16 << 20  # bytes of an answer
+LARGEST = 256 << 20  # bytes of an answer
 BUSY = (429, 502, 503, 504)
 BROKEN = 500  # of a form that was answered before; a server may say so of a field that it does not know
 COUNTS = (20, 10, 5)  # of most probable tokens, of which servers allow at most so many
+FORCED = 100  # added to a logit, the most that OpenAI allows
 AS_IDS = {"return_tokens_as_token_ids": True}  # vLLM's; servers that are strict refuse it
 WAYS: tuple[dict[str, Any], ...] = (  # to ask for log-probabilities
     *({"logprobs": count} | AS_IDS for count in COUNTS),
@@ -53,6 +54,25 @@ class Answer:
     by_id: dict[int, float]
     by_text: dict[str, float]
     tokens: int | None
+
+
+class Told(NamedTuple):
+    """What a server tells of a token: its log-probability, and that of the most probable one in its place."""
+
+    log_prob: float
+    greatest: float
+
+
+class _Part(NamedTuple):
+    """What an answer says of one token, which may have no number and no log-probability."""
+
+    id: int | None
+    log_prob: float | None
+    by_id: dict[int, float]
+    by_text: dict[str, float]
+
+
+NOTHING = _Part(None, None, {}, {})
 
 
 @dataclass
@@ -102,8 +122,9 @@ class Server:
         models = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
         own = next((one for one in models if self.model in ("", one.get("id"))), {})
         self.model = self.model or str(own.get("id") or "")
-        limit = own.get("max_model_len")
-        self.limit = limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None
+        meta = own.get("meta")  # llama.cpp's
+        stated = own.get("max_model_len"), meta.get("n_ctx") if isinstance(meta, dict) else None
+        self.limit = next((n for n in stated if isinstance(n, int) and n is not True and n > 0), None)
 
     def next_token(self, ids: list[int], text: str | None) -> Answer:
         """The most probable next tokens after a prompt, as token ids or, where it takes none, as text."""
@@ -123,6 +144,70 @@ class Server:
                 return answer
         raise RefusedError(str(refusal), hint="it must answer /v1/completions with logprobs: see the guide")
 
+    def forced(
+        self, ids: list[int], text: str | None, token: int, *, written: int | None = None, count: int = 1
+    ) -> Told:
+        """What it tells of a token after a prompt, which it is made to write.
+
+        Servers tell the log-probability of a token that they write, however improbable it is. Another that is
+        ``written`` in its place serves where they tell nothing of this one but in a list of ``count``.
+
+        Raises:
+            RefusedError: It writes another, or tells nothing of this one.
+        """
+        made = token if written is None else written
+        part, *_ = self._written(ids, text, 1, count, logit_bias={str(made): FORCED}) or [NOTHING]
+        log_prob = part.log_prob if token == made else part.by_id.get(token)
+        if part.id != made or log_prob is None:
+            raise RefusedError(f"{self.shown} tells nothing of a token that it is made to write")
+        return Told(log_prob, max(log_prob, *_values(part)))
+
+    def echoed(self, ids: list[int], text: str | None) -> list[Told]:
+        """What it tells of all tokens of a prompt but the first.
+
+        Raises:
+            RefusedError: It tells nothing of them.
+        """
+        told = []
+        for part in self._written(ids, text, 1, 1, echo=True)[1 : len(ids)]:
+            if part.log_prob is not None:
+                told.append(Told(part.log_prob, max(part.log_prob, *_values(part))))
+        if not told or len(told) != len(ids) - 1:
+            raise RefusedError(f"{self.shown} tells nothing of the tokens of a prompt")
+        return told
+
+    def greedy(self, ids: list[int], text: str | None, count: int) -> tuple[list[int | None], str]:
+        """So many tokens that it writes greedily after a prompt, and their text."""
+        content = self._complete(ids, text, max_tokens=count, **(self.form or {}).get("way", {}))
+        try:
+            return [part.id for part in _parts(content, self.shown)], str(content["choices"][0]["text"])
+        except (KeyError, IndexError, TypeError) as error:
+            raise RefusedError(f"{self.shown} answers without text") from error
+
+    def _written(
+        self, ids: list[int], text: str | None, tokens: int, count: int, **options: Any
+    ) -> list[_Part]:
+        """What it tells of tokens that it writes greedily, and of so many of the most probable ones."""
+        way = {key: count if type(value) is int else value for key, value in (self.form or {})["way"].items()}
+        return _parts(self._complete(ids, text, max_tokens=tokens, **way, **options), self.shown)
+
+    def _complete(self, ids: list[int], text: str | None, **options: Any) -> dict[str, Any]:
+        """The answer to a prompt that is read whole.
+
+        Raises:
+            RopepatchError: It reads fewer tokens than are sent, or more.
+        """
+        prompt = ids if self.form and self.form["by_ids"] else text
+        body = self._body(prompt) | {"temperature": 0.0} | options
+        content = self._ask("POST", "completions", body, again=False)
+        read = _tokens_read(content)
+        if read is not None and read != len(ids):
+            raise RopepatchError(
+                f"{self.shown} read {read} tokens where {len(ids)} were sent",
+                hint="fewer: serve it with a longer context; more: it puts a token of its own in front",
+            )
+        return content
+
     def _said_something(self, form: dict[str, Any], ids: list[int], text: str | None) -> Answer:
         """An answer; one without log-probabilities is asked for again.
 
@@ -137,28 +222,27 @@ class Server:
         return answer
 
     def _answer(self, form: dict[str, Any], ids: list[int], text: str | None) -> Answer:
-        body = ({"model": self.model} if self.model else {}) | {
-            "prompt": ids if form["by_ids"] else text,
-            "max_tokens": 1,
-            "temperature": 1.0,
-            "top_p": 1.0,
-            "stream": False,
-        }
+        body = self._body(ids if form["by_ids"] else text) | {"max_tokens": 1, "temperature": 1.0}
         content = self._ask("POST", "completions", body | form["way"])
-        usage = content.get("usage")
-        tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
-        tokens = tokens if isinstance(tokens, int) and tokens > 0 and tokens is not True else None
+        tokens = _tokens_read(content)
         if form["by_ids"] and tokens is not None and tokens > len(ids) + 1:
             raise RefusedError(f"{self.shown} read {tokens} tokens where {len(ids)} were sent")
-        return Answer(*_tops(content, self.shown), tokens)
+        first, *_ = _parts(content, self.shown) or [NOTHING]
+        return Answer(first.by_id, first.by_text, tokens)
 
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _body(self, prompt: list[int] | str | None) -> dict[str, Any]:
+        named = {"model": self.model} if self.model else {}
+        return named | {"prompt": prompt, "top_p": 1.0, "stream": False}
+
+    def _ask(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, again: bool = True
+    ) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        url, status, content = f"{self.base}/{path}", 0, b""
+        url, status, content = f"{self.base}/{path}", 0, bytearray()
         for attempt in range(TRIES):
             try:
                 with self._in_time(), self.client.stream(method, url, json=body, headers=headers) as response:
-                    status, content = response.status_code, b""
+                    status, content = response.status_code, bytearray()
                     for part in response.iter_bytes():
                         content += part
                         if len(content) > LARGEST:
@@ -168,8 +252,8 @@ class Server:
             except HTTPX.ReadTimeout as error:  # it reads the prompt; once more would take as long
                 raise self._late() from error
             except (HTTPError, HTTPX.InvalidURL) as error:
-                status, content = 0, type(error).__name__.encode()
-            if status and status not in BUSY and not (status == BROKEN and self.form):
+                status, content = 0, bytearray(type(error).__name__.encode())
+            if status and status not in BUSY and not (status == BROKEN and self.form and again):
                 break
             if attempt < TRIES - 1:
                 time.sleep(PAUSE * 2**attempt)
@@ -217,33 +301,66 @@ class Server:
             hint=f"give it more time: {argument('timeout')}",
         )
 
-    def _said(self, content: bytes) -> str:
+    def _said(self, content: bytes | bytearray) -> str:
         text = " ".join(content.decode(errors="replace").split())
         return printable(text.replace(self.key, "***") if self.key else text)[:300]
 
 
-def _tops(content: dict[str, Any], name: str) -> tuple[dict[int, float], dict[str, float]]:
+def _tokens_read(content: dict[str, Any]) -> int | None:
+    """How many tokens of a prompt were read, by the server's own account."""
+    usage = content.get("usage")
+    tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+    return tokens if isinstance(tokens, int) and tokens > 0 and tokens is not True else None
+
+
+def _parts(content: dict[str, Any], name: str) -> list[_Part]:
     """The log-probabilities of an answer, in the older form of OpenAI or that of chats; empty without any."""
     try:
-        told = content["choices"][0]["logprobs"]
-        tokens = told and told["content" if "content" in told else "top_logprobs"]
-        if not tokens:
-            return {}, {}
-        entries = tokens[0]["top_logprobs"] if "content" in told else tokens[0]
-        if isinstance(entries, dict):
-            entries = [{"token": token, "logprob": log_prob} for token, log_prob in entries.items()]
-        by_id, by_text = dict[int, float](), dict[str, float]()
-        for entry in entries:
-            log_prob, token = float(entry["logprob"]), str(entry.get("token", ""))
-            if not -1e4 < log_prob <= 1e-3:  # what is impossible is not listed
-                if math.isnan(log_prob) or log_prob > 0:
-                    raise ValueError(log_prob)
-                continue
-            number = entry.get("id", token.removeprefix("token_id:") if "token_id:" in token else None)
-            if number is not None:
-                by_id[int(number)] = log_prob
-            else:
-                by_text[token] = log_prob
+        told = content["choices"][0]["logprobs"] or {}
+        if "content" in told:
+            return [_part(entry, entry["top_logprobs"]) for entry in told["content"] or ()]
+        tops = told.get("top_logprobs") or ()
+        tokens, own = (told.get(key) or [None] * len(tops) for key in ("tokens", "token_logprobs"))
+        return [
+            _part({"token": token, "logprob": value}, _listed(top))
+            for token, value, top in zip(tokens, own, tops, strict=False)
+        ]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise RefusedError(f"{name} answers without usable logprobs") from error
-    return by_id, by_text
+
+
+def _listed(top: Any) -> list[dict[str, Any]]:
+    if isinstance(top, dict):
+        return [{"token": token, "logprob": log_prob} for token, log_prob in top.items()]
+    return list(top or ())
+
+
+def _part(entry: dict[str, Any], top: list[dict[str, Any]]) -> _Part:
+    by_id, by_text = dict[int, float](), dict[str, float]()
+    for one in top:
+        if (log_prob := _log_prob(one["logprob"])) is not None:
+            if (number := _number(one)) is not None:
+                by_id[number] = log_prob
+            else:
+                by_text[str(one.get("token", ""))] = log_prob
+    return _Part(_number(entry), _log_prob(entry.get("logprob")), by_id, by_text)
+
+
+def _log_prob(value: Any) -> float | None:
+    """A log-probability; None of what is impossible, or of which nothing is told."""
+    if value is None:
+        return None
+    log_prob = float(value)
+    if math.isnan(log_prob) or log_prob > 1e-3:
+        raise ValueError(log_prob)
+    return log_prob if log_prob > -1e4 else None
+
+
+def _number(entry: dict[str, Any]) -> int | None:
+    token = str(entry.get("token", ""))
+    number = entry.get("id", token.removeprefix("token_id:") if "token_id:" in token else None)
+    return None if number is None else int(number)
+
+
+def _values(part: _Part) -> list[float]:
+    return [*part.by_id.values(), *part.by_text.values()]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from ropepatch.evaluation.comparisons import FLOOR, Comparison, by_place, comparisons
-from ropepatch.evaluation.intervals import Mean
+from ropepatch.evaluation.intervals import Mean, difference
 from ropepatch.evaluation.ranking import Ranked, Ranking
 from ropepatch.evaluation.results import Result, Row, Series, joined, measure_of
 from ropepatch.evaluation.retrieval import THRESHOLD, effective_length
@@ -24,6 +25,7 @@ def tables_of(comparison: Comparison) -> list[Table]:
     for measure, keys in comparison.kinds_of_rows():
         if keys == ("begin", "end"):
             tables += _by_stretch(comparison, measure)
+    tables += _differences(comparison)
     scores = [measure for measure, keys in comparison.kinds_of_rows() if "task" in keys]
     if scores:
         heads = {"task": "Task", "version": "Version"}
@@ -148,6 +150,43 @@ def _by_stretch(comparison: Comparison, measure: str) -> list[Table]:
     ]
     heads = [("Method", ""), *((f"{begin:,} to {end:,}", "") for begin, end in spans)]
     return [Table(f"{measure_of(measure).title}, by position", heads, lines)] if spans else []
+
+
+def _differences(comparison: Comparison) -> list[Table]:
+    """What is served against the checkpoint itself, or against the first server, paired; a row for each."""
+    if comparison.served is None:
+        return []
+    base, others = comparison.served
+    parts: list[tuple[str, str, list[Any]]] = [
+        (series.title, series.measure, [series.at(length) for length in comparison.lengths(series)])
+        for series in comparison.series
+    ]
+    if stretches := [row.at for row in comparison.results[base].of("loss", "begin", "end")]:
+        parts.append((f"{measure_of('loss').title}, by position", "loss", stretches))
+
+    def cell(name: str, measure: str, at: Mapping[str, Any]) -> Cell:
+        rows = [comparison.results[one].row(measure, **at) for one in (name, base)]
+        means = [row.mean for row in rows if row is not None and row.clusters]
+        if len(means) < 2 or len({tuple(weight for _, weight in mean.clusters) for mean in means}) > 1:
+            return MISSING
+        return _mean_cell(difference(*means), ("{:+z.0%}" if measure == "found" else "{:+z.3f}").format)
+
+    return [
+        Table(
+            f"{title}: difference from {base}",
+            [
+                ("Method", ""),
+                *(
+                    (f"{at['length']:,}", "tokens")
+                    if "length" in at
+                    else (f"{at['begin']:,} to {at['end']:,}", "")
+                    for at in places
+                ),
+            ],
+            [[Cell(name, value=name), *(cell(name, measure, at) for at in places)] for name in others],
+        )
+        for title, measure, places in parts
+    ]
 
 
 def _spans(first: int, last: int) -> list[tuple[int, int]]:

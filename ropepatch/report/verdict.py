@@ -85,6 +85,8 @@ def measured(groups: Sequence[Comparison]) -> str:
             parts.append(
                 f"{count} to {target} tokens{', training-free' * bool(adapted)}: {enumeration(names)}"
             )
+    if served := [name for name, result in results.items() if result.served]:
+        parts.append(f"as it is served: {enumeration(served)}")
     if adapted:
         parts.append(f"trained for {target} tokens: {enumeration(adapted)}")
     what = "; ".join(parts) or f"the baseline, to {target} tokens"
@@ -106,7 +108,8 @@ def origin(results: Sequence[Result]) -> list[str]:
     """Origins of the results: versions, device, data type, and how much text was read."""
     lines = [
         ", ".join(f"{name} {version}" for name, version in result.env.items() if name in VERSIONS)
-        + f"; {result.env.get('device', 'unknown device')}, {result.env.get('dtype', '')}".rstrip(", ")
+        + f"; {result.env.get('server') or result.env.get('device', 'unknown device')}, "
+        + f"{result.env.get('dtype', '')}".rstrip(", ")
         for result in results
         if result.env  # the floor of a text is no measurement
     ]

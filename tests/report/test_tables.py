@@ -68,6 +68,21 @@ def test_stretches_of_positions_are_joined_to_the_trained_context_and_its_doubli
     assert lines(rows["yarn"]) == ["0.400 (0.300 to 0.500)", "0.700 (0.600 to 0.800)"]
 
 
+def test_what_is_served_is_set_against_the_checkpoint_document_by_document():
+    own, served = ([one + off for one in (2.0, 5.0, 1.0, 4.0)] for off in (0.0, 0.25))
+    as_read = {"lengths": [256, 512]}
+    q4 = replace(reading("q4", [own, served], **as_read), env={"server": "http://there"})
+    q8 = replace(reading("q8", [own, own], **as_read), env=q4.env)
+    results = [q8, q4, reading("baseline", [own, own], **as_read)]
+    for name in ("Nats per token", "Nats per token, by position"):
+        _, rows = table(f"{name}: difference from baseline", *results)
+        assert lines(rows["q4"]) == ["+0.000 (+0.000 to +0.000)", "+0.250 (+0.250 to +0.250)"]
+        assert {*rows} == {"q4", "q8"}
+    _, rows = table("Nats per token: difference from q8", *results[:2])
+    assert {*rows} == {"q4"}
+    assert not any("difference" in one.caption for one in results_tables([results[2]]))
+
+
 def test_long_perplexity_has_its_interval_and_how_many_tokens_are_key():
     result = reading("yarn", [1.0] * 3)
     row = row_of("key_loss", {"length": 512}, spread(2.0, 0.1), 7)

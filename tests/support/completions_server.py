@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import listening
+import torch
 from engines import Engine
+from torch import Tensor
 
 Reply = tuple[int, bytes]
-KNOWN = {"model", "prompt", "max_tokens", "temperature", "top_p", "logprobs", "stream"}
+KNOWN = {"model", "prompt", "max_tokens", "temperature", "top_p", "logprobs", "stream", "logit_bias", "echo"}
 
 
 @dataclass
@@ -20,13 +22,18 @@ class Manners:
     """How a server behaves.
 
     Args:
-        style: How it names tokens: `ids` as vLLM, `chat` as llama.cpp, `mlx` as mlx-lm, `texts` as most.
+        style: How it names tokens: `ids` as vLLM, `chat` as llama.cpp, `mlx` as mlx-lm, `texts` as most;
+            `none` for no log-probabilities.
+        echoes: Whether it can echo a prompt with them, as vLLM and SGLang.
+        biased: Whether it tells those with the bias that it was asked for, as mlx-lm and SGLang.
+        silent: Tokens of which it tells nothing where it writes them, as llama.cpp of parts of letters.
         takes_ids: Whether a prompt may be token ids.
         strict: Whether unknown keys are refused.
         most: The most log-probabilities that it gives.
         limit: The most tokens; None for all.
         beyond: What it does with more: `refuse`; `last` and `first` drop the others, `told` says so, too.
         ends: After so many tokens it draws the end of the text, and gives no log-probabilities of it.
+        states: Whether it lists the limit.
         model: What it calls its model.
         key: The key that it wants.
         before: Answers so many questions by `reply` first.
@@ -40,6 +47,10 @@ class Manners:
     limit: int | None = None
     beyond: str = "refuse"
     ends: frozenset[int] = frozenset()
+    echoes: bool = False
+    biased: bool = False
+    silent: frozenset[int] = frozenset()
+    states: bool = False
     model: str = "m"
     key: str = ""
     before: int = 0
@@ -49,13 +60,18 @@ class Manners:
 
 def refusal(manners: Manners, body: dict[str, Any]) -> Reply | None:
     """Why a question is not answered."""
+    if "logprobs" not in body:
+        return None
     if (body["logprobs"] is True) != (
         manners.style == "mlx"
     ):  # which wants true, and says how many beside it
         return 400, b'{"error": "logprobs of another type"}'
+    if body.get("echo") and not manners.echoes:
+        return 400, b'{"error": "Only no echo is supported"}'
     if manners.strict and body.keys() - KNOWN:
         return 422, b'{"error": "extra fields"}'
-    if body.get("top_logprobs", body["logprobs"]) > manners.most:
+    everything = manners.most == 20 and manners.style == "chat"  # as llama.cpp lists
+    if body.get("top_logprobs", body["logprobs"]) > manners.most and not everything:
         return 400, b'{"error": "too many logprobs"}'
     if isinstance(body["prompt"], list) and not manners.takes_ids:
         return 400, b'{"error": "prompt must be a string"}'
@@ -73,18 +89,71 @@ def read(manners: Manners, engine: Engine, tokenizer: Any, body: dict[str, Any])
             return 400, b'{"error": {"message": "maximum context length"}}'
         ids = ids[: manners.limit] if manners.beyond == "first" else ids[-manners.limit :]
         count = count if manners.beyond != "told" else len(ids)
-    (top,) = engine.tops(ids, [len(ids)], body.get("top_logprobs", body["logprobs"]))
+    written = write(manners, engine, ids, body)
+    text = tokenizer.decode([token for token, _, _ in written])
+    if body.get("echo"):
+        written = [*echoed(engine, ids), *written]
+
+    def named(token: int) -> str:
+        as_ids = manners.style == "ids" and body.get("return_tokens_as_token_ids")
+        return f"token_id:{token}" if as_ids else tokenizer.decode([token])
+
+    told: Any = None
     if manners.style in ("chat", "mlx"):
-        entries = [{"id": token, "token": "?", "logprob": value} for token, value in top.items()]
-        told: Any = {"content": [{"top_logprobs": entries}]}
-        if len(ids) in manners.ends:
+        entries = [
+            {"id": token, "logprob": own}
+            | {"top_logprobs": [{"id": n, "token": "?", "logprob": v} for n, v in top.items()]}
+            for token, own, top in written
+            if token not in manners.silent
+        ]
+        told = {"content": entries}
+        if len(ids) in manners.ends or not entries:
             told = None if len(ids) % 2 else {"content": []}
-    elif manners.style == "ids" and body.get("return_tokens_as_token_ids"):
-        told = {"top_logprobs": [{f"token_id:{token}": value for token, value in top.items()}]}
-    else:
-        told = {"top_logprobs": [{tokenizer.decode([token]): value for token, value in top.items()}]}
+    elif manners.style != "none" and "logprobs" in body:
+        told = {
+            "tokens": [named(token) for token, _, _ in written],
+            "token_logprobs": [own for _, own, _ in written],
+            "top_logprobs": [{named(n): value for n, value in top.items()} or None for _, _, top in written],
+        }
     usage = {"prompt_tokens": count}
-    return 200, json.dumps({"choices": [{"text": "", "logprobs": told}], "usage": usage}).encode()
+    return 200, json.dumps({"choices": [{"text": text, "logprobs": told}], "usage": usage}).encode()
+
+
+Written = tuple[
+    int, float | None, dict[int, float]
+]  # a token, its log-probability, and the most probable ones
+
+
+def write(manners: Manners, engine: Engine, ids: list[int], body: dict[str, Any]) -> list[Written]:
+    """Greedily, where it is asked for more than the next token."""
+    count = body.get("top_logprobs", body.get("logprobs", 1))
+    if body["max_tokens"] == 1 and "logit_bias" not in body:
+        (top,) = engine.tops(ids, [len(ids)], count)
+        return [(max(top, key=top.__getitem__), max(top.values()), top)]
+    written: list[Written] = []
+    for _ in range(body["max_tokens"]):
+        row = engine.log_probs(ids)[-1]
+        biased = row.clone()
+        for token, bias in body.get("logit_bias", {}).items():
+            biased[int(token)] += bias
+        token = int(biased.argmax())
+        told = biased.log_softmax(-1) if manners.biased else row
+        written.append((token, told[token].item(), most_probable(told, count)))
+        ids = [*ids, token]
+    return written
+
+
+def echoed(engine: Engine, ids: list[int]) -> list[Written]:
+    """The tokens of a prompt; of the first nothing is told."""
+    rows = engine.log_probs(ids)[:-1]
+    own = rows.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+    tops = [most_probable(row, 1) for row in rows]
+    return [(ids[0], None, {}), *zip(ids[1:], own, tops, strict=True)]
+
+
+def most_probable(row: Tensor, count: int) -> dict[int, float]:
+    values, tokens = row.topk(min(count, len(row)))
+    return dict(zip(tokens.tolist(), values.tolist(), strict=True))
 
 
 @contextmanager
@@ -102,7 +171,8 @@ def serving(engine: Engine, tokenizer: Any, manners: Manners) -> Iterator[str]:
             manners.asked.append(sent)
             status, content = read(manners, engine, tokenizer, sent)
             return status, {}, content
-        listed = json.dumps({"data": [{"id": manners.model}]}).encode()
+        stated = {"max_model_len": manners.limit} if manners.states else {}
+        listed = json.dumps({"data": [{"id": manners.model} | stated]}).encode()
         return (200, {}, listed) if request.path == "/v1/models" else (404, {}, b"none")
 
     with listening.serving(answer) as address:

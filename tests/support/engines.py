@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,10 +25,16 @@ class Engine:
         mistake: A name of `ropepatch.probing.mistakes`; `right` for none.
         precision: float32, bfloat16, float16, or q8 for weights of 8 bits in blocks of 16.
         noise: By so much of their spread all weights are off: those of another model.
+        rounded_from: The position from which on keys and values are rounded to 3 bits.
     """
 
     def __init__(
-        self, folder: Path, mistake: str = RIGHT, precision: str = "float32", noise: float = 0.0
+        self,
+        folder: Path,
+        mistake: str = RIGHT,
+        precision: str = "float32",
+        noise: float = 0.0,
+        rounded_from: int | None = None,
     ) -> None:
         dtype = PRECISIONS.get(precision, torch.float32)
         self.model = Checkpoint(folder).load(dtype)
@@ -36,6 +43,9 @@ class Engine:
         table = None if mistake == RIGHT else ropes(records.read(folder))[mistake]
         stock = self.model.get_submodule(self.site.path)
         self.rotary = stock if table is None else scaled_twin(stock, self.site, table)
+        for name, part in self.model.named_modules():
+            if rounded_from is not None and name.endswith(("k_proj", "v_proj")):
+                part.register_forward_hook(partial(rounded, rounded_from))
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for weight in self.model.parameters():
@@ -60,6 +70,12 @@ class Engine:
             )
             self.told[asked] = [dict(zip(*pair, strict=True)) for pair in zip(top, values, strict=True)]
         return self.told[asked]
+
+
+def rounded(begin: int, part: object, given: object, states: Tensor) -> Tensor:
+    """Keys or values [B, T, D], those from a position on to 3 bits."""
+    step = (states.abs().amax(-1, keepdim=True) / 3).clamp(min=1e-12)
+    return torch.cat([states[:, :begin], ((states / step).round() * step)[:, begin:]], dim=1)
 
 
 def in_8_bits(weight: Tensor) -> Tensor:

@@ -122,7 +122,8 @@ def looks_of(results: Sequence[Result]) -> dict[str, Look]:
     """A look for every name in the comparisons of the results."""
     named = [item for group in comparisons(results) for item in group.results.items()]
     return looks(
-        (name for name, _ in named), unscaled=(name for name, result in named if result.scaling is None)
+        (name for name, _ in named),
+        unscaled=(name for name, result in named if result.scaling is None and not result.served),
     )
 
 

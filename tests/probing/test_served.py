@@ -1,0 +1,146 @@
+"""What a server of ours serves is measured like a checkpoint: the same numbers where it computes rightly."""
+
+import functools
+import json
+
+import pytest
+from completions_server import Manners, serving
+from engines import Engine
+
+import ropepatch
+from ropepatch import RopepatchError
+from ropepatch.evaluation.suites import Suite
+from ropepatch.evaluation.tasks import LmEvalTask, PerplexityTask, RetrievalTask
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.source import TINY
+from ropepatch.probing import client
+
+ASKED = RetrievalTask(lengths=(64, 128), haystacks=3)
+READ = PerplexityTask(windows=2, lengths=(64, 128), positions=24)
+SUITE = Suite(to=("0.5x",), tasks=(ASKED, READ))
+LLAMA, VLLM = Manners(style="chat"), Manners(echoes=True)
+engine_of = functools.cache(Engine)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(client, "PAUSE", 0.0)
+    monkeypatch.delenv(client.KEY, raising=False)
+
+
+def measured(manners, suite=SUITE, *, rounded_from=None, address="{}", **options):
+    """What is measured of a server of tiny, by task."""
+    engine = engine_of(TINY, rounded_from=rounded_from)
+    with serving(engine, Checkpoint(TINY).tokenizer, manners) as url:
+        found = ropepatch.evaluate(address.format(url), suite, "tiny", say=options.pop("say", len), **options)
+    return {result.task: result for result in found if result.label != "floor"}
+
+
+@functools.cache
+def of_checkpoint(*tasks):
+    found = ropepatch.evaluate("tiny", Suite(to=("0.5x",), tasks=tasks), dtype="float32", say=len)
+    return {result.task: result for result in found if result.label != "floor"}
+
+
+def numbers(result, *measures):
+    return {(row.measure, str(row.at)): (row.n, row.value) for row in result.rows if row.measure in measures}
+
+
+@pytest.mark.parametrize(
+    "manners",
+    [
+        LLAMA,
+        Manners(style="chat", silent=frozenset(range(20, 60))),
+        VLLM,
+        Manners(echoes=True, limit=128, states=True),
+        Manners(echoes=True, biased=True, style="texts"),
+    ],
+    ids=["llama.cpp", "llama.cpp without parts of letters", "vLLM", "vLLM to its limit", "SGLang"],
+)
+def test_a_server_that_computes_rightly_has_the_numbers_of_its_checkpoint(manners):
+    served, own = measured(manners), of_checkpoint(*SUITE.tasks)
+    for task, measures in (("perplexity", ["loss"]), ("retrieval", ["found", "log_prob"])):
+        expected = numbers(own[task], *measures)
+        found = numbers(served[task], *measures)
+        assert {place: n for place, (n, _) in found.items()} == {p: n for p, (n, _) in expected.items()}
+        assert found == {place: (n, pytest.approx(value, abs=1e-4)) for place, (n, value) in expected.items()}
+        assert served[task].model == own[task].model
+        assert served[task].parameters == own[task].parameters
+    asked = numbers(served["retrieval"], "found")
+    assert asked == numbers(own["retrieval"], "found")
+
+
+@pytest.mark.parametrize("manners", [LLAMA, VLLM], ids=["one token at a time", "whole prompts"])
+def test_the_loss_by_position_shows_where_a_rounded_cache_departs(manners):
+    task = PerplexityTask(windows=2, lengths=(128,))
+    suite = Suite(to=("0.5x",), tasks=(task,))
+    own = of_checkpoint(task)["perplexity"].of("loss", "begin", "end")
+    served = measured(manners, suite, rounded_from=64, positions=128)["perplexity"].of("loss", "begin", "end")
+    departs = {row.at["begin"]: abs(row.value - other.value) for row, other in zip(own, served, strict=True)}
+    assert max(off for begin, off in departs.items() if begin < 64) < 1e-3
+    assert min(off for begin, off in departs.items() if begin >= 64) > 0.01
+
+
+@pytest.mark.parametrize(
+    "manners",
+    [
+        Manners(style="none"),
+        Manners(style="none", takes_ids=False),
+        Manners(style="chat", biased=True),
+        Manners(style="mlx", most=10, biased=True),
+    ],
+    ids=["no log-probabilities", "nor numbers", "those with a bias", "mlx-lm"],
+)
+def test_of_a_server_that_tells_no_log_probability_of_a_token_answers_are_found_or_not(manners):
+    said = []
+    served, own = measured(manners, say=said.append), of_checkpoint(*SUITE.tasks)
+    assert [*served] == ["retrieval"]
+    assert numbers(served["retrieval"], "found", "log_prob") == numbers(own["retrieval"], "found")
+    assert any("without perplexity" in line for line in said)
+    with pytest.raises(RopepatchError, match="cannot be measured"):
+        measured(manners, Suite(to=("0.5x",), tasks=(READ, LmEvalTask(tasks=("x",)))))
+
+
+def test_lengths_that_a_server_does_not_read_are_left_out_and_named():
+    said = []
+    served = measured(Manners(style="chat", limit=100, states=True), say=said.append)
+    own = of_checkpoint(*SUITE.tasks)
+    assert sum("without 128 tokens" in line for line in said) == 2
+    for task in ("perplexity", "retrieval"):
+        shorter = numbers(own[task], "found", "loss").items()
+        assert numbers(served[task], "found", "loss").keys() == {
+            (measure, at) for (measure, at), _ in shorter if "128" not in at and "91" not in at
+        } | {(measure, at) for (measure, at), _ in shorter if "'end': 91" in at}
+    with pytest.raises(RopepatchError, match="at 64 tokens and more: m reads at most 40 tokens"):
+        measured(Manners(style="chat", limit=40, states=True))
+    for beyond, words in (("told", "read 100 tokens where"), ("refuse", "maximum context length")):
+        with pytest.raises(RopepatchError, match=words):
+            measured(Manners(style="chat", limit=100, beyond=beyond))
+
+
+def test_a_server_is_asked_once_and_its_key_and_password_are_nowhere(tmp_path, monkeypatch):
+    monkeypatch.setenv(client.KEY, "s3cret")
+    manners = Manners(echoes=True, key="s3cret", model="models/q4.gguf")
+    said, options = [], {"out": tmp_path, "suite": None, "lengths": [64], "windows": 2, "limit": 1}
+    first = measured(manners, say=said.append, **options)
+    asked = len(manners.asked)
+    again = measured(manners, say=said.append, **options)
+    assert len(manners.asked) < 1.5 * asked
+    assert again == first
+    assert first["perplexity"].label == "q4.gguf"
+    written = "".join(file.read_text() for file in tmp_path.iterdir()) + "".join(said)
+    assert "s3cret" not in written
+    assert json.loads((tmp_path / "tiny-64-perplexity-q4.gguf.json").read_text())["env"]["server"]
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        ("tiny", {"served_as": "m"}, "is of a server"),
+        ("http://127.0.0.1:9", {"methods": "yarn", "to": "2x"}, "is not of a server"),
+        ("http://127.0.0.1:9", {}, "no answer from"),
+    ],
+)
+def test_what_is_of_a_server_or_of_a_checkpoint_is_not_of_the_other(model, options, words):
+    with pytest.raises(RopepatchError, match=words):
+        ropepatch.evaluate(model, **options)
