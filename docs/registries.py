@@ -19,7 +19,9 @@ from ropepatch.data.positions import POSITIONS
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.engines import KNOWN, VERSIONS
 from ropepatch.extension.planning import Plan, plan_by
+from ropepatch.model.architectures import GGUF_FACTORS, GGUF_FREQS, GGUF_GLOBAL, GGUF_PLAIN
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.gguf import FREQS
 from ropepatch.report.printers import markdown_rows
 from ropepatch.scaling import make_scaling
 from ropepatch.settings import RECIPES, find_shipped, meanings, shipped_names
@@ -54,6 +56,22 @@ def _formulas(kinds: Iterable[Any], head: str) -> str:
 # Other engines
 
 SERVED = "yarn", "linear", "ntk", "llama3", "ntk-fixed"
+
+
+def gguf_architectures() -> str:
+    """What llama.cpp reads of the rope of a GGUF file, by architecture."""
+    plain = "linear, ntk, abf, yarn with its usual betas; none of them on top of a YaRN"
+    rows = [
+        ("every static method", f"by `{FREQS}`", _named(GGUF_FREQS)),
+        ("every static method", "by `rope_factors_long` and `_short`", _named(GGUF_FACTORS)),
+        (plain, "by keys", _named(GGUF_PLAIN)),
+        (f"{plain}; no other attention factor", "by keys", _named(GGUF_GLOBAL)),
+    ]
+    return markdown_rows(("methods", "said", "architectures, as GGUF names them"), rows)
+
+
+def _named(architectures: Iterable[str]) -> str:
+    return ", ".join(sorted(architectures))
 
 
 def engine_versions() -> str:

@@ -118,7 +118,10 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
     "docs/guides/attention-maps.md": {
         "maps-measured": lambda: maps_study.short_table(rows("attention-maps")),
     },
-    "docs/guides/extend.md": {"training-free": measured.training_free_chosen},
+    "docs/guides/extend.md": {
+        "training-free": measured.training_free_chosen,
+        "gguf": registries.gguf_architectures,
+    },
     "docs/guides/probe.md": {
         "engines-probed": lambda: engines_study.probed_table(rows("engines")),
         "trainers-probed": lambda: engines_study.trainers_table(rows("trainers")),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, overload
 
+from ropepatch import files
 from ropepatch.pipeline.running import say_on_stderr
 from ropepatch.progress import bar
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ropepatch.evaluation.curves import LossCurve
     from ropepatch.evaluation.retrieval import Retrieval
     from ropepatch.evaluation.suites import Method, Suite
+    from ropepatch.extension.gguf import GgufPlan
     from ropepatch.extension.patching import Patch
     from ropepatch.extension.planning import Plan
     from ropepatch.fitting import Fitted
@@ -94,13 +96,13 @@ def plan(
     original: Length | None = None,
     revision: str | None = None,
     **parameters: Any,
-) -> Plan:
+) -> Plan | GgufPlan:
     """Show what an extension would change, from the configuration alone.
 
     No weights are read; of a Hub id only config.json is downloaded.
 
     Args:
-        model: A checkpoint folder, a Hub id, or tiny; or a loaded model, or its configuration.
+        model: A checkpoint folder, a Hub id, or tiny; a GGUF file; or a loaded model, or its configuration.
         to: The target length in tokens: 32k, or 4x the original; that of a scaling file if not given.
         method: A name that `ropepatch methods` lists, or a scaling file such as fitted.json.
         original: The original context length, where config.json says another: 32k of Qwen3, whose says 40960.
@@ -112,9 +114,14 @@ def plan(
     Raises:
         RopepatchError: If the model, the target or the method does not allow it.
     """
+    given = _given(locals(), "parameters")
+    if isinstance(model, str | os.PathLike) and files.is_gguf(model):
+        from ropepatch.extension.gguf import plan as of_file
+
+        return of_file(**given)
     from ropepatch.extension.planning import plan as run
 
-    return run(**_given(locals(), "parameters"))
+    return run(**given)
 
 
 @overload
@@ -191,7 +198,7 @@ def load(
 
 
 def extend(
-    model: str | os.PathLike[str] | Plan,
+    model: str | os.PathLike[str] | Plan | GgufPlan,
     out: str | Path | None = None,
     *,
     to: Length | None = None,
@@ -226,8 +233,9 @@ def extend(
     accelerate; the global random seeds are set to the recipe's.
 
     Args:
-        model: A checkpoint folder, a Hub id, or tiny; or a plan, which says target and method.
-        out: The folder to make; MODEL-METHOD-TO(-RECIPE) here if not given.
+        model: A checkpoint folder, a Hub id, or tiny; a GGUF file, of which a copy with another rope is made;
+            or a plan, which says target and method.
+        out: The folder or GGUF file to make; MODEL-METHOD-TO(-RECIPE) here if not given.
         to: The target length in tokens: 32k, or 4x the original; that of the recipe or scaling file if not
             given.
         method: A name that `ropepatch methods` lists; or a scaling file, fit, which learns one, or auto,

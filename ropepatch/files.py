@@ -49,6 +49,11 @@ def absent(out: str | Path) -> Path:
     return folder
 
 
+def is_gguf(model: str | os.PathLike[str]) -> bool:
+    """Whether a model is a GGUF file by its name."""
+    return os.fspath(model).lower().endswith(".gguf") and not Path(model).is_dir()
+
+
 def check_space(what: str, place: Path, needed: int, *, hint: str) -> None:
     """Refuse to write more bytes than the disk of the folder `place` has room for."""
     free = shutil.disk_usage(place).free
@@ -76,7 +81,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
             with suppress(OSError):  # another process writes into it, or it was never made
                 parent.rmdir()
         if isinstance(error, OSError):
-            raise _disk_error(error, folder) from error
+            raise disk_error(error, folder) from error
         raise
 
 
@@ -84,7 +89,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
 OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
-def _disk_error(error: OSError, folder: Path) -> RopepatchError:
+def disk_error(error: OSError, folder: Path) -> RopepatchError:
+    """The error that a new file or folder could not be written, or what it is copied from not read."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     named = Path(os.fsdecode(error.filename or folder))
     ours = folder.is_relative_to(named) or f"/.{folder.name}." in named.as_posix()

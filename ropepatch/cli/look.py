@@ -27,6 +27,7 @@ GROUP = Group("Look before", sort_key=3)
   ropepatch plan ./llama-2-7b --method fitted.json
   ropepatch plan ./qwen3-8b --to 128k --original 32k
   ropepatch plan ./qwen3-8b --to 128k --original 32k --for vllm
+  ropepatch plan ./llama-2-7b.Q4_K_M.gguf --to 16k
   ropepatch plan ./llama-2-7b --to 16k --json""",
     api.plan,
 )
@@ -55,8 +56,14 @@ def plan(
         )
     planned = api.plan(model, to=to, method=method, **asked, **parse_settings(method, settings or ()))
     if engine is not None:
+        from ropepatch.extension.planning import Plan
         from ropepatch.extension.serving import serving
 
+        if not isinstance(planned, Plan):
+            raise RopepatchError(
+                f"{argument('engine')} is of checkpoints, and {model} is a GGUF file",
+                hint="`ropepatch extend` writes the file that llama.cpp and ollama serve as it is",
+            )
         served = serving(planned, engine)
         print(json_text(served.to_dict()) if as_json else served)
         return

@@ -37,6 +37,7 @@ GROUP = Group("Make", sort_key=1)
   ropepatch extend meta-llama/Llama-2-7b-hf --to 32k --link-weights
   ropepatch extend ./llama-2-7b --to 16k --method fit --text books.txt --set steps=100
   ropepatch extend ./llama-2-7b --to 16k --distil
+  ropepatch extend ./llama-2-7b.Q4_K_M.gguf --to 16k
   ropepatch extend tiny --to 2k --recipe tiny --eval demo --push me/tiny-2k
   ropepatch extend ./llama-2-7b --recipe llama2-7b-yarn-32k --max-short-loss-increase 2%""",
     api.extend,
@@ -100,6 +101,10 @@ class _Screen:
 
         folder, maps = str(extension.folder), extension.plan.remapping is not None
         if not is_first():
+            return
+        if folder.lower().endswith(".gguf"):
+            target = extension.plan.target
+            say_on_stderr(f"serve:   llama-server -m {shlex.quote(folder)} -c {target}")
             return
         if not (extension.folder / "config.json").exists():
             code = f"import ropepatch; model, tokenizer = {call('ropepatch.load_adapter', folder)}"

@@ -35,6 +35,7 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.checks import config_errors
 from ropepatch.model.checks.case import THETA_KEYS
 from ropepatch.model.config import check_dequantised, quantization_of
+from ropepatch.model.gguf import GgufModel
 from ropepatch.model.reading_file import LONGEST
 from ropepatch.model.record_file import FILE as RECORD
 from ropepatch.model.rotary import SEQUENCE, RotarySite, float32_on_cpu, stated_window
@@ -257,14 +258,21 @@ def plan(
 
 def plan_method(source: Checkpoint, method: str, parameters: Mapping[str, Any], to: Length | None) -> Plan:
     """The plan of a method by its name, or of a scaling file; see `plan`."""
+    return plan_by(source, *method_for(source, method, parameters, to))
+
+
+def method_for(
+    source: Checkpoint | GgufModel, method: str, parameters: Mapping[str, Any], to: Length | None
+) -> tuple[Method, int]:
+    """The method of that name for a model, or that of a scaling file, and its target in tokens."""
     file = read_scaling(method, beside=parameters) if is_scaling_file(method) else None
     if to is None and isinstance(factor := parameters.get("factor"), int | float):
         to = f"{factor:.3f}x"
     target = file.target if file and to is None else source.target(to)
     if file:
         file.check_model(method, source.rope, source.name, target)
-        return plan_by(source, file.scaling, target)
-    return plan_by(source, find_method(method).for_target(source.rope, target, parameters), target)
+        return file.scaling, target
+    return find_method(method).for_target(source.rope, target, parameters), target
 
 
 @float32_on_cpu()
@@ -339,6 +347,34 @@ def _made_from(source: Checkpoint, to: int) -> Iterator[str]:
         )
 
 
+def scaling_warnings(rope: Rope, scaling: Scaling, to: int) -> Iterator[str]:
+    """What to know of a scaling of this rope to so many tokens, a sentence each."""
+    window = rope.original_max_position_embeddings
+    if round(scaling.factor * window) != to:
+        verb = "reaches" if scaling.factor * window < to else "is for"
+        yield f"factor {scaling.factor:g} {verb} {scaling.factor * window:.0f} tokens, not the target of {to}"
+    base = getattr(scaling, "rope_theta", None)
+    if base and base <= rope.rope_theta:
+        yield f"rope_theta {base:g} is not above the model's {rope.rope_theta:g}: it reads no farther"
+    if to > PUBLISHED * window:
+        yield (
+            f"{to} tokens are {to / window:g} times the window: without training nothing published reads "
+            f"beyond {PUBLISHED} times (LongRoPE 8, ChunkLlama 20); train it, or measure before you use it"
+        )
+    if to > LONGEST:
+        yield (
+            f"beyond {LONGEST} tokens neighbours have one position in float32, in which transformers "
+            "computes angles: they are rotated alike"
+        )
+    if scaling.length_dependent:
+        yield (
+            "stock engines change the frequencies as the sequence grows, "
+            "which contradicts keys they cached before; a static method does not"
+        )
+    if (factor := scaling.frequencies(rope, to).attention_factor) < 1:
+        yield f"attention factor {factor:g} makes attention flatter; methods that have one are above 1"
+
+
 def _warnings(source: Checkpoint, scaling: Scaling, to: int) -> Iterator[str]:
     config, rope = source.config, source.rope
     window = source.window
@@ -363,30 +399,8 @@ def _warnings(source: Checkpoint, scaling: Scaling, to: int) -> Iterator[str]:
             f"(deepseek-coder) or before it (Vicuna, LongChat: then L = {doubled}); say which by "
             f'"{SEQUENCE}": {window} or {doubled} in config.json'
         )
-    if round(scaling.factor * window) != to:
-        verb = "reaches" if scaling.factor * window < to else "is for"
-        yield f"factor {scaling.factor:g} {verb} {scaling.factor * window:.0f} tokens, not the target of {to}"
     yield from (f"config.json: {error} (ropepatch doctor says more)" for error in config_errors(source.raw))
-    base = getattr(scaling, "rope_theta", None)
-    if base and base <= rope.rope_theta:
-        yield f"rope_theta {base:g} is not above the model's {rope.rope_theta:g}: it reads no farther"
-    if to > PUBLISHED * window:
-        yield (
-            f"{to} tokens are {to / window:g} times the window: without training nothing published reads "
-            f"beyond {PUBLISHED} times (LongRoPE 8, ChunkLlama 20); train it, or measure before you use it"
-        )
-    if to > LONGEST:
-        yield (
-            f"beyond {LONGEST} tokens neighbours have one position in float32, in which transformers "
-            "computes angles: they are rotated alike"
-        )
-    if scaling.length_dependent:
-        yield (
-            "stock engines change the frequencies as the sequence grows, "
-            "which contradicts keys they cached before; a static method does not"
-        )
-    if (factor := scaling.frequencies(rope, to).attention_factor) < 1:
-        yield f"attention factor {factor:g} makes attention flatter; methods that have one are above 1"
+    yield from scaling_warnings(rope, scaling, to)
     folder = source.place if source.revision is None else None
     if folder and not [*folder.glob("*.safetensors")] and (pickles := [*folder.glob("pytorch_model*.bin")]):
         yield f"the weights are a pickle ({pickles[0].name}), which `ropepatch extend` does not read"

@@ -314,22 +314,7 @@ class Checkpoint:
         Raises:
             RopepatchError: If it is no length, or the rope is scaled already.
         """
-        if self.original is None:
-            return None
-        stated = self._stated_rope.original_max_position_embeddings
-        try:
-            window = relative_length(self.original, stated)
-        except RopepatchError as error:
-            message = f"{argument('original')} must be a number of tokens, got {shown(self.original)}"
-            raise RopepatchError(message, hint=error.hint) from error
-        if window == stated:
-            return None
-        if self._stated_rope.is_scaled:
-            raise RopepatchError(
-                f"{argument('original')} is {window}, but this rope is scaled already, to {stated} tokens",
-                hint=f"leave {argument('original')} out, or start from the checkpoint it was scaled from",
-            )
-        return window
+        return window_of_user(self.original, self._stated_rope)
 
     def with_rope(self, rope: Rope) -> Self:
         """The same with another rope than config.json states."""
@@ -348,13 +333,7 @@ class Checkpoint:
 
     def target(self, to: Length | None) -> int:
         """The target in tokens, which must be beyond the window."""
-        try:
-            # None has no index, which is the TypeError below.
-            target = relative_length(to, self.window) if isinstance(to, str) else operator.index(to)  # type: ignore[arg-type]
-        except TypeError:
-            message = f"to must be a whole number of tokens, got {to!r}"
-            raise RopepatchError(message, hint="to=32_768") from None
-        if target > self.window:
+        if (target := in_tokens(to, self.window)) > self.window:
             return target
         keys = "max_position_embeddings", SEQUENCE
         stating = (key for key in keys if getattr(self.config, key, None) == self.window)
@@ -408,3 +387,37 @@ class Checkpoint:
             model.config.name_or_path = self.name
             model.config._commit_hash = self.revision
         return model
+
+
+def in_tokens(to: Length | None, window: int) -> int:
+    """A target in tokens, or as a multiple of a window."""
+    try:
+        # None has no index, which is the TypeError below.
+        return relative_length(to, window) if isinstance(to, str) else operator.index(to)  # type: ignore[arg-type]
+    except TypeError:
+        message = f"to must be a whole number of tokens, got {to!r}"
+        raise RopepatchError(message, hint="to=32_768") from None
+
+
+def window_of_user(original: Length | None, stated: Rope) -> int | None:
+    """The window that a user states for a rope, in tokens; None where the rope says the same.
+
+    Raises:
+        RopepatchError: If it is no length, or the rope is scaled already.
+    """
+    if original is None:
+        return None
+    before = stated.original_max_position_embeddings
+    try:
+        window = relative_length(original, before)
+    except RopepatchError as error:
+        message = f"{argument('original')} must be a number of tokens, got {shown(original)}"
+        raise RopepatchError(message, hint=error.hint) from error
+    if window == before:
+        return None
+    if stated.is_scaled:
+        raise RopepatchError(
+            f"{argument('original')} is {window}, but this rope is scaled already, to {before} tokens",
+            hint=f"leave {argument('original')} out, or start from the checkpoint it was scaled from",
+        )
+    return window

@@ -85,9 +85,9 @@ def locate(
     models = folder.glob("*.gguf") if is_folder and not (folder / "config.json").exists() else [folder]
     if exists and (file := next((one for one in models if one.suffix.lower() == ".gguf"), None)):
         raise RopepatchError(
-            f"{file} is a GGUF file, which is not read",
-            hint="extend the checkpoint that it was made from, and convert that with llama.cpp's "
-            "convert_hf_to_gguf.py",
+            f"{file} is a GGUF file, which `plan` and `extend` alone read",
+            hint=f"`ropepatch extend {file} --to 4x` writes one of a longer context; to measure or train, "
+            "take the checkpoint that it was made from",
         )
     if is_folder:
         if revision is not None:

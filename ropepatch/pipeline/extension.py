@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.evaluation.comparisons import summary
 from ropepatch.evaluation.measuring import measure_extension
+from ropepatch.extension import gguf, writing
 from ropepatch.extension import record as records
-from ropepatch.extension import writing
+from ropepatch.extension.gguf import GgufPlan
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.writing import check_savable
 from ropepatch.files import absent, json_text
@@ -31,6 +32,8 @@ from ropepatch.pipeline.running import interruptible
 from ropepatch.probing.making import affordable, make_reading
 from ropepatch.progress import WEIGHTS, no_bar
 from ropepatch.publishing.scanning import check_secrets
+from ropepatch.scaling.file import method_label
+from ropepatch.settings import short_length
 from ropepatch.training.forecast import Forecast, forecast, other_model
 from ropepatch.training.preparation import prepare
 
@@ -51,7 +54,7 @@ class Extension:
     `from_pretrained(extension)` loads it; a notebook shows what was changed and measured.
 
     Args:
-        folder: The checkpoint, or of a recipe with `save: adapter` the adapter.
+        folder: The checkpoint, or of a recipe with `save: adapter` the adapter; of a GGUF file the new file.
         plan: What was changed.
         record: What its `ropepatch.json` says; empty after a dry run, which writes nothing.
         results: What was measured before and after.
@@ -62,7 +65,7 @@ class Extension:
     """
 
     folder: Path
-    plan: Plan
+    plan: Plan | GgufPlan
     record: dict[str, Any] = field(repr=False)
     results: Results = field(default=Results(), repr=False)
     gate: records.Gate | None = None
@@ -99,7 +102,9 @@ class Extension:
         lines = [
             f"{printable(str(self.folder))}: {window} -> {self.plan.target} tokens, {self.plan.method.name}"
         ]
-        if verified := self.record.get("verified"):
+        if isinstance(self.plan, GgufPlan):
+            lines.append(f"read back: {self.record['verified']}")
+        elif verified := self.record.get("verified"):
             proof = f"frequencies {verified['frequencies']}, logits {verified['logits']}"
             stock = "transformers and its code" if self.plan.remapping else "stock transformers"
             how = "reloaded with" if verified["compared"] else "not reloaded; its config.json by"
@@ -131,6 +136,8 @@ class Extension:
 
 def extend(options: ExtendOptions) -> Extension:
     """Write a checkpoint with a longer context, trained at it with a recipe: `ropepatch.extend`."""
+    if options.of_gguf:
+        return _of_gguf(options)
     say, include = options.say, options.include
     training, note = options.taught
     if not options.dry_run:
@@ -190,6 +197,41 @@ def extend(options: ExtendOptions) -> Extension:
         if extension.gate is not None:
             say(f"{'' if extension.gate.passed else 'warning: '}{extension.gate}")
         return _pushed(extension, options.push, options) if options.push and processes.first else extension
+
+
+def _of_gguf(options: ExtendOptions) -> Extension:
+    """A GGUF file with another rope, or what a dry run says of it."""
+    if options.searches:
+        raise RopepatchError(
+            f"{argument('method')} {options.chosen} measures a model, which a GGUF file cannot be here",
+            hint="take the checkpoint that it was made from: what `ropepatch fit` writes is a method here",
+        )
+    plan = options.plan
+    if not isinstance(plan, GgufPlan):
+        asked: dict[str, Any] = options.asked
+        plan = gguf.plan(
+            options.name, to=options.to, method=options.chosen, original=options.original, **asked
+        )
+    label = f"{method_label(options.chosen)}-{short_length(plan.target)}"
+    file = Path(options.out or f"{plan.source.file.stem}-{label}.gguf")
+    if options.dry_run:
+        obstacles = []
+        try:
+            gguf.check_place(plan, file)
+        except RopepatchError as error:
+            obstacles.append(error)
+        return Extension(file, plan, {}, obstacles=tuple(obstacles))
+    with interruptible(options.say, lambda: "nothing is kept"):
+        if options.plan is None:
+            for warning in plan.warnings:
+                options.say(f"warning: {warning}")
+        with options.progress(WEIGHTS) as advance:
+            file, verified = gguf.extend(plan, file, advance)
+    extension = Extension(
+        file, plan, without_paths(plan.to_dict()) | {"verified": verified} | (options.record or {})
+    )
+    options.show(extension)
+    return extension
 
 
 def _is_written(options: ExtendOptions, plan: Plan) -> bool:

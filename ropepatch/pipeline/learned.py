@@ -60,7 +60,7 @@ def planned(options: ExtendOptions) -> tuple[Plan, Learned | None]:
 
     But for a dry run a work folder beside the checkpoint is made, from which an interrupted search resumes.
     """
-    if options.plan is not None:
+    if isinstance(options.plan, Plan):
         return options.plan, None
     if not options.searches:
         return plan_method(options.source, options.chosen, options.asked, options.target), None

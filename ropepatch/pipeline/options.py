@@ -15,8 +15,10 @@ from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation.measuring import measure_extension, prepare_tasks
 from ropepatch.evaluation.suites import Suite
 from ropepatch.evaluation.tasks import Measurement
+from ropepatch.extension.gguf import GgufPlan
 from ropepatch.extension.planning import Plan, check_method
 from ropepatch.extension.writing import check_savable
+from ropepatch.files import is_gguf
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.pipeline.evaluation import named_suite
 from ropepatch.pipeline.inputs import Arguments, Place, Rise, as_text, model_name, parse_settings
@@ -36,8 +38,8 @@ class ExtendOptions(Arguments):
     """One call of `extend`, from its beginning to its end."""
 
     model: Annotated[
-        InstanceOf[Plan] | str,
-        expected("a checkpoint folder, a Hub id, or a plan"),
+        InstanceOf[Plan] | InstanceOf[GgufPlan] | str,
+        expected("a checkpoint folder, a Hub id, a GGUF file, or a plan"),
         BeforeValidator(model_name),
     ]
     out: Place | None
@@ -70,6 +72,16 @@ class ExtendOptions(Arguments):
 
     def check(self) -> None:
         """Refuse what may not stand together."""
+        if self.of_gguf:
+            others = [
+                *("recipe", "distil", "evaluate", "text", "limit", "max_short_loss_increase", "push"),
+                *("include", "reading", "link_weights", "allow_code", "revision"),
+            ]
+            if given := [argument(key) for key in others if getattr(self, key)]:
+                raise RopepatchError(
+                    f"{', '.join(given)} beside a GGUF file, whose rope alone is changed",
+                    hint="leave it out, or take the checkpoint that the file was made from",
+                )
         distil, evaluate, method, recipe, text = map(
             argument, ("distil", "evaluate", "method", "recipe", "text")
         )
@@ -161,14 +173,19 @@ class ExtendOptions(Arguments):
         return Feedback(say=self.say, progress=self.progress, show=self.show, command=command)
 
     @property
-    def plan(self) -> Plan | None:
+    def plan(self) -> Plan | GgufPlan | None:
         """The plan that is given in place of a model."""
-        return self.model if isinstance(self.model, Plan) else None
+        return None if isinstance(self.model, str) else self.model
 
     @property
     def name(self) -> str:
         """The model, by its name."""
-        return self.model.model if isinstance(self.model, Plan) else self.model
+        return self.model if isinstance(self.model, str) else self.model.model
+
+    @property
+    def of_gguf(self) -> bool:
+        """Whether a GGUF file is extended, not a checkpoint."""
+        return isinstance(self.model, GgufPlan) or (isinstance(self.model, str) and is_gguf(self.model))
 
     @cached_property
     def named(self) -> Recipe | None:
@@ -207,7 +224,7 @@ class ExtendOptions(Arguments):
             return self.model.source
         usual = self.named.model if self.named and not self.distil else ""
         try:
-            source = Checkpoint.find(self.model, self.revision, original=self.original)
+            source = Checkpoint.find(self.name, self.revision, original=self.original)
             _ = source.rope
             return source
         except RopepatchError as error:

@@ -21,6 +21,7 @@ import huggingface_hub
 import pytest
 import safetensors.torch
 from checkpoint_folders import contents, edit_json, write_checkpoint
+from gguf_files import write_gguf
 from oldest import OLDEST
 from readme import updating
 
@@ -73,6 +74,10 @@ def renamed(old: str, new: str) -> Damage:
 
 def gguf(folder: Path) -> None:
     (folder / "config.json").rename(folder / "a.gguf")
+
+
+def gguf_file(folder: Path) -> None:
+    write_gguf(folder / "a.gguf", "qwen3")
 
 
 def truncated(folder: Path) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ropepatch.evaluation.results import Result
+    from ropepatch.extension.gguf import GgufPlan
     from ropepatch.extension.planning import Plan
 
 SHADES = {  # by fate: the more a pair is slowed down, the darker
@@ -63,7 +64,7 @@ class Rescaling:
     distances: AttentionMap | None = None  # of a map, which leaves the frequencies alone
 
     @classmethod
-    def planned(cls, plan: Plan) -> Rescaling:
+    def planned(cls, plan: Plan | GgufPlan) -> Rescaling:
         """The change of a plan."""
         factor, target = plan.scaling.factor, plan.target
         return cls(plan.method.name, plan.rope, plan.frequencies(), factor, target, plan.remapping)

@@ -1,0 +1,246 @@
+"""The model of a GGUF file: its rope as llama.cpp computes it, and the ways to say another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ropepatch.errors import RopepatchError, argument, printable
+from ropepatch.model.architectures import GGUF_FACTORS, GGUF_FREQS, GGUF_GLOBAL, GGUF_PLAIN
+from ropepatch.model.checkpoint import in_tokens, window_of_user
+from ropepatch.model.gguf_file import GgufFile
+from ropepatch.model.rotary import float32_on_cpu
+from ropepatch.scaling import Scaling
+from ropepatch.scaling.powers import AdjustedBase, NTKAware, Unscaled, ntk_theta
+from ropepatch.scaling.ramps import yarn_temperature
+from ropepatch.scaling.rope import Frequencies, Rope, divisors
+from ropepatch.settings import Length
+
+LLAMA_CPP = "b11434"  # whose sources were read
+BETAS = 32.0, 1.0  # of YaRN in every architecture listed here, whatever the file says
+FREQS = "rope_freqs.weight"
+FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+CLOSE = 1e-6  # numbers of the file are float32
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a GGUF file says of its rope.
+
+    Args:
+        base: `rope.freq_base`.
+        kind: `rope.scaling.type`.
+        factor: By which positions are divided, under YaRN those of slow pairs.
+        original: The window that YaRN reckons from, in tokens.
+        attn_factor: Multiplies cos and sin, beside YaRN's own.
+        divisors: Of the frequencies: [D/2], fastest first; empty for none.
+    """
+
+    base: float
+    kind: str = "none"
+    factor: float = 1.0
+    original: int = 0
+    attn_factor: float = 1.0
+    divisors: tuple[float, ...] = ()
+
+    def frequencies(self, rotary_dim: int) -> Frequencies:
+        """The frequencies that llama.cpp computes."""
+        pairs = np.arange(rotary_dim // 2)
+        inv_freq = self.base ** (-2 * pairs / rotary_dim) / np.array(self.divisors or 1.0)
+        slow = inv_freq / (1.0 if self.kind == "none" else self.factor)
+        if self.kind != "yarn":
+            return Frequencies(torch.tensor(slow, dtype=torch.float32), self.attn_factor)
+        low, high = (
+            rotary_dim * math.log(self.original / (beta * 2 * math.pi)) / (2 * math.log(self.base))
+            for beta in BETAS
+        )
+        low, high = max(0, math.floor(low)), min(rotary_dim - 1, math.ceil(high))
+        ramp = np.clip((pairs - low) / max(0.001, high - low), 0, 1)
+        blended = torch.tensor(inv_freq * (1 - ramp) + slow * ramp, dtype=torch.float32)
+        return Frequencies(blended, self.attn_factor * yarn_temperature(max(1.0, self.factor)))
+
+
+@dataclass(frozen=True, eq=False)
+class GgufModel:
+    """The model of a GGUF file.
+
+    Args:
+        file: It.
+        original: The window that its user says it was trained on, where the file says another.
+    """
+
+    file: GgufFile
+    original: Length | None = None
+
+    @classmethod
+    def find(cls, path: str | Path, original: Length | None = None) -> GgufModel:
+        """Read the header of a file."""
+        return cls(GgufFile.open(Path(path).expanduser()), original)
+
+    @property
+    def name(self) -> str:
+        """The file as the user gave it."""
+        return str(self.file.path)
+
+    @cached_property
+    def architecture(self) -> str:
+        """The architecture, in llama.cpp's words.
+
+        Raises:
+            RopepatchError: If it is none whose graph was read.
+        """
+        architecture = self.file.get("general.architecture", "")
+        known = (*GGUF_PLAIN, *GGUF_FREQS, *GGUF_FACTORS, *GGUF_GLOBAL)
+        if architecture not in known:
+            raise RopepatchError(
+                f"{self.name}: which scalings llama.cpp's {architecture!r} reads was not looked up",
+                hint=f"known are {', '.join(sorted(known))}",
+            )
+        if self.file.get(f"{architecture}.rope.scaling.yarn_log_multiplier", 0.0):
+            raise RopepatchError(
+                f"{self.name} ties its softmax scale to the scaling it has", hint="extend the base checkpoint"
+            )
+        return str(architecture)
+
+    def key(self, name: str) -> str:
+        """The full name of a key."""
+        return f"{self.architecture}.{name}"
+
+    @cached_property
+    def rotary_dim(self) -> int:
+        """D, the dimensions of a head that rotate."""
+        get, key = self.file.get, self.key
+        if (size := get(key("rope.dimension_count"), 0) or get(key("attention.key_length"), 0)) == 0:
+            size = get(key("embedding_length")) // max(1, get(key("attention.head_count")))
+        if not 0 < size <= 4096 or size % 2:
+            raise RopepatchError(f"{self.name}: {size} dimensions rotate, expected an even number to 4096")
+        return int(size)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The tensors of divisors that the architecture reads."""
+        return FACTORS if self.architecture in GGUF_FACTORS else (FREQS,) * (self.architecture in GGUF_FREQS)
+
+    @cached_property
+    def said(self) -> Said:
+        """What the file says of its rope."""
+        get, scaling = self.file.get, self.key("rope.scaling")
+        kind = get(f"{scaling}.type", "linear")
+        factor = get(f"{scaling}.factor", 0.0) or get(self.key("rope.scale_linear"), 0.0) or 1.0
+        original = get(f"{scaling}.original_context_length", 0) or get(self.key("context_length"))
+        base, attn_factor = get(self.key("rope.freq_base"), 10000.0), get(f"{scaling}.attn_factor", 1.0)
+        numbers = factor, attn_factor, float(original), base - 1
+        if kind not in ("none", "linear", "yarn", "longrope") or not all(0 < x < math.inf for x in numbers):
+            raise RopepatchError(
+                f"{self.name} scales its rope by {printable(kind, 60)} with factor {factor:g}, "
+                f"original_context_length {original}, attn_factor {attn_factor:g}, freq_base {base:g}",
+                hint="llama.cpp knows none, linear, yarn and longrope, and positive numbers",
+            )
+        read = FACTORS if kind == "longrope" and self.tables else self.tables
+        tables = [self.file.tensors[name].data for name in read if name in self.file.tensors]
+        if any(table.shape != (self.rotary_dim // 2,) or not (table > 0).all() for table in tables):
+            raise RopepatchError(f"{self.name}: {read[0]} must hold {self.rotary_dim // 2} positive numbers")
+        if not all(np.array_equal(table, tables[0]) for table in tables):
+            raise RopepatchError(
+                f"{self.name} divides its frequencies by other numbers beyond {original} tokens (longrope)",
+                hint="extend the checkpoint with another method and convert that",
+            )
+        kind = "none" if kind == "linear" and factor == 1 else kind
+        held = tuple(map(float, tables[0])) if tables else ()
+        return Said(base, kind, factor, original, attn_factor, held)
+
+    @cached_property
+    @float32_on_cpu()
+    def _stated_rope(self) -> Rope:
+        said, window = self.said, self.file.get(self.key("context_length"))
+        if said.kind != "none":
+            window = max(window, round(said.factor * self.file.get(self._original_key, 0)))
+        plain, now = Said(said.base).frequencies(self.rotary_dim), said.frequencies(self.rotary_dim)
+        if same_frequencies(plain, now):
+            return Rope(self.rotary_dim, said.base, window)
+        return Rope(self.rotary_dim, said.base, window, now.inv_freq.tolist(), now.attention_factor)
+
+    @property
+    def _original_key(self) -> str:
+        return self.key("rope.scaling.original_context_length")
+
+    @cached_property
+    def original_window(self) -> int | None:
+        """L as its user states it; None where the file says the same."""
+        return window_of_user(self.original, self._stated_rope)
+
+    @cached_property
+    def rope(self) -> Rope:
+        """The rope now, for the window that the model was trained on."""
+        if (window := self.original_window) is None:
+            return self._stated_rope
+        return self._stated_rope.model_copy(update={"original_max_position_embeddings": window})
+
+    @property
+    def window(self) -> int:
+        """L, the context that it reads now, in tokens."""
+        return self.rope.original_max_position_embeddings
+
+    def target(self, to: Length | None) -> int:
+        """The target in tokens, which must be beyond the window."""
+        if (target := in_tokens(to, self.window)) <= self.window:
+            raise RopepatchError(
+                f"{self.name} already covers {self.window} tokens; nothing to extend to {target}",
+                hint=f"{argument('to')} is the target context, e.g. {argument('to', 4 * self.window)}",
+            )
+        return target
+
+    @property
+    def sliding_window(self) -> int:
+        """How far its sliding-window layers read; 0 where there are none."""
+        return int(self.file.get(self.key("attention.sliding_window"), 0))
+
+    def ways(self, scaling: Scaling) -> Iterator[Said]:
+        """Ways to say a scaling that llama.cpp reads of this architecture; most readers know the first."""
+        rope, said = self.rope, self.said
+        if scaling.name == "linear" and said.kind in ("none", "linear"):
+            yield replace(said, kind="linear", factor=said.factor * scaling.factor)
+        if isinstance(scaling, Unscaled):
+            yield said
+        elif isinstance(scaling, NTKAware | AdjustedBase):
+            base = ntk_theta(rope, scaling.factor) if isinstance(scaling, NTKAware) else scaling.rope_theta
+            yield replace(said, base=float(np.float32(base)))
+        scaled = scaling.frequencies(rope)
+        if not rope.is_scaled:
+            s, window = scaling.factor, rope.original_max_position_embeddings
+            yield Said(
+                rope.rope_theta, "yarn", s, window, _to_one(scaled.attention_factor / yarn_temperature(s))
+            )
+        if self.tables:
+            kind = "longrope" if self.tables == FACTORS else "none"
+            table = divisors(rope.unscaled(), scaled.inv_freq).float()
+            a, window = scaled.attention_factor, rope.original_max_position_embeddings
+            yield Said(rope.rope_theta, kind, 1.0, window, a, tuple(table.tolist()))
+
+    def find_way(self, scaling: Scaling) -> Said | None:
+        """The first way that gives its frequencies; None where there is none."""
+        wanted = scaling.frequencies(self.rope)
+        for way in self.ways(scaling):
+            others = way.base != self.said.base and self.key("rope.freq_base_swa") in self.file.fields
+            # the attention factor reaches the sliding-window layers, whose frequencies stay
+            own = self.architecture in GGUF_GLOBAL and self.sliding_window
+            apart = way.attn_factor != self.said.attn_factor if own else others
+            if not apart and same_frequencies(way.frequencies(self.rotary_dim), wanted):
+                return way
+        return None
+
+
+def same_frequencies(one: Frequencies, other: Frequencies) -> bool:
+    """Whether they differ by no more than float32 rounds."""
+    near = np.allclose(one.inv_freq, other.inv_freq, rtol=CLOSE, atol=1e-20)
+    return near and math.isclose(one.attention_factor, other.attention_factor, rel_tol=CLOSE)
+
+
+def _to_one(factor: float) -> float:
+    return 1.0 if math.isclose(factor, 1, rel_tol=CLOSE) else factor

@@ -1,0 +1,238 @@
+"""A GGUF file, of one part or split into several, as the package `gguf` reads and writes it."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ropepatch.errors import RopepatchError, printable
+from ropepatch.files import check_regular
+from ropepatch.model.weights import Progress
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader, GGUFWriter
+    from gguf.gguf_reader import ReaderField, ReaderTensor
+
+PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+OF_PARTS = ("split.no", "split.count", "split.tensors.count")  # metadata that one file alone does not have
+AGAIN = "download or convert it again; a split one needs all of its parts in one folder"
+Keys = Mapping[str, int | float | str | None]  # metadata to be written; None leaves a key out
+Tensors = Mapping[str, NDArray[np.float32] | None]
+
+
+@dataclass(frozen=True, eq=False)
+class GgufFile:
+    """Metadata and tensors of a model.
+
+    Args:
+        path: As the user gave it, of a split model any part.
+        parts: One reader for each part; the first holds the metadata.
+    """
+
+    path: Path
+    parts: tuple[GGUFReader, ...]
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Read the headers of a file, and of the parts beside it.
+
+        Raises:
+            RopepatchError: If one is missing, damaged, truncated, or of another byte order.
+        """
+        split = PART.fullmatch(path.name)
+        count = int(split["count"]) if split else 1
+        names = [f"{split['name']}-{i:05}-of-{count:05}.gguf" for i in range(1, count + 1)] if split else []
+        found = cls(path, tuple(map(_reader, map(path.with_name, names or [path.name]))))
+        for number, part in enumerate(found.parts):
+            here = cls(path.with_name(names[number]) if split else path, (part,))
+            if (here.get("split.no", 0), here.get("split.count", 1)) != (number, count):
+                raise RopepatchError(
+                    f"{here.path} says that it is part {here.get('split.no', 0) + 1} of "
+                    f"{here.get('split.count', 1)}, its name that it is {number + 1} of {count}",
+                    hint="give the parts the names that they came with",
+                )
+        held, stated = sum(len(part.tensors) for part in found.parts), found.get("split.tensors.count", 0)
+        if not held or stated not in (0, held) or len(found.tensors) != held:
+            raise RopepatchError(f"{path} holds {held} tensors, expected {stated or 'some'}", hint=AGAIN)
+        return found
+
+    @property
+    def fields(self) -> dict[str, ReaderField]:
+        """The metadata by their keys, less what counts parts."""
+        own = self.parts[0].fields.items()
+        return {key: field for key, field in own if not key.startswith("GGUF.") and key not in OF_PARTS}
+
+    @property
+    def tensors(self) -> dict[str, ReaderTensor]:
+        """The tensors of all parts by their names."""
+        return {tensor.name: tensor for part in self.parts for tensor in part.tensors}
+
+    @property
+    def stem(self) -> str:
+        """The name without its ending, and without the number of a part."""
+        split = PART.fullmatch(self.path.name)
+        return split["name"] if split else self.path.stem
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all parts."""
+        return sum(int(part.data.nbytes) for part in self.parts)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """One value of the metadata, of the kind of its default; a whole number where that is None.
+
+        Raises:
+            RopepatchError: If it is of another kind, or missing without a default.
+        """
+        kind = int if default is None else type(default)
+        field = self.parts[0].fields.get(key)
+        if field is None and default is not None:
+            return default
+        value = None if field is None or field.types[0].name == "ARRAY" else field.contents()
+        kinds: Any = (int, float) if kind is float else kind
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            words = {int: "a whole number", float: "a number", str: "a text"}[kind]
+            got = "nothing" if field is None else "a list" if value is None else printable(repr(value), 60)
+            raise RopepatchError(f"{self.path}: {key} must be {words}, got {got}", hint=AGAIN)
+        return kind(value)
+
+    def copy(self, out: Path, keys: Keys, tensors: Tensors, progress: Progress | None = None) -> None:
+        """Write all parts as one file: everything as it is, but for some keys and small float32 tensors."""
+        from gguf import GGMLQuantizationType, GGUFValueType
+
+        kinds = {int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32, str: GGUFValueType.STRING}
+        writer = _writer(out, self.get("general.architecture", ""))
+        writer.data_alignment = int(self.parts[0].alignment)
+        written: dict[str, Any] = {key: _packed(field) for key, field in self.fields.items()} | dict(keys)
+        for key, value in written.items():
+            if value is not None and key != "general.architecture":  # which the writer has written
+                kind = self.fields[key].types[0] if isinstance(value, bytes) else kinds[type(value)]
+                writer.add_key_value(key, value, kind)
+        added = {name: data for name, data in tensors.items() if data is not None}
+        kept = {name: tensor for name, tensor in self.tensors.items() if name not in tensors}
+        for name, data in added.items():
+            writer.add_tensor_info(name, data.shape, data.dtype, data.nbytes, GGMLQuantizationType.F32)
+        for name, tensor in kept.items():
+            data = tensor.data
+            writer.add_tensor_info(name, data.shape, data.dtype, data.nbytes, tensor.tensor_type)
+        try:
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            done, total = 0, sum(tensor.n_bytes for tensor in kept.values())
+            for data in (*added.values(), *(tensor.data for tensor in kept.values())):
+                writer.write_tensor_data(data)
+                done += data.nbytes
+                if progress:
+                    progress(min(done, total), total)
+        finally:
+            writer.close()
+
+    def check_copy(self, written: GgufFile, keys: Keys, tensors: Tensors) -> None:
+        """Refuse a copy that is not this file but for these keys and tensors, byte for byte."""
+        off, fields, own, copied = [], written.fields, self.tensors, written.tensors
+        for key in {*self.fields, *fields, *keys}:
+            if key not in keys:
+                same = _packed(self.fields.get(key)) == _packed(fields.get(key))
+            else:
+                value = fields[key].contents() if key in fields else None
+                same = value == (float(np.float32(said)) if isinstance(said := keys[key], float) else said)
+            off += [] if same else [key]
+        for name in {*own, *copied, *tensors}:
+            same = _same(copied.get(name), tensors[name] if name in tensors else own.get(name))
+            off += [] if same else [name]
+        if off:
+            raise RopepatchError(
+                f"{sorted(off)[0]} of the file, read back, is not what was written",
+                hint="nothing was kept; check the disk, and report the version of gguf",
+            )
+
+
+def _packed(field: ReaderField | None) -> bytes:
+    """The bytes of a value, its type before it."""
+    return b"".join(part.tobytes() for part in field.parts[2:]) if field else b""
+
+
+def _same(copy: ReaderTensor | None, wanted: ReaderTensor | NDArray[np.float32] | None) -> bool:
+    if copy is None or wanted is None:
+        return copy is wanted
+    if isinstance(wanted, np.ndarray):
+        return copy.tensor_type.name == "F32" and np.array_equal(copy.data, wanted)
+    alike = copy.tensor_type == wanted.tensor_type and np.array_equal(copy.shape, wanted.shape)
+    return alike and np.array_equal(copy.data.view(np.uint8), wanted.data.view(np.uint8))
+
+
+@contextmanager
+def _gguf_code(path: Path) -> Iterator[None]:
+    """Say in one line what the package cannot read."""
+    try:
+        check_regular(path)
+        with np.errstate(all="raise"):
+            yield
+    except ImportError as error:
+        raise RopepatchError(f"GGUF needs {error.name}", hint='pip install "ropepatch[gguf]"') from error
+    except FileNotFoundError as error:
+        raise RopepatchError(f"no file {path}", hint=AGAIN) from error
+    except OSError as error:
+        reason = error.strerror or error
+        raise RopepatchError(f"cannot read {path}: {reason}", hint="make the file readable") from error
+    except (ValueError, LookupError, struct.error, ArithmeticError, MemoryError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise RopepatchError(f"{path} is truncated or damaged: {reason}", hint=AGAIN) from error
+
+
+def _reader(path: Path) -> GGUFReader:
+    with _gguf_code(path):
+        from gguf import GGUFReader, GGUFValueType
+
+        class Reader(GGUFReader):
+            """The package's, which takes lists whole: a vocabulary entry by entry takes it half a minute."""
+
+            def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[Any, ...]:
+                if self.byte_order == "S":
+                    raise ValueError("it is big-endian")
+                if raw_type != GGUFValueType.ARRAY:
+                    found: tuple[Any, ...] = super()._get_field_parts(orig_offs, raw_type)
+                    if found[1][-1].nbytes == 0 and raw_type != GGUFValueType.STRING:
+                        raise ValueError("it ends within its metadata")
+                    return found
+                kind, count = struct.unpack_from("<IQ", self.data.data, orig_offs)
+                end = orig_offs + 12
+                if kind == GGUFValueType.STRING:
+                    for _ in range(count):
+                        end += 8 + struct.unpack_from("<Q", self.data.data, end)[0]
+                else:
+                    end += count * np.dtype(self.gguf_scalar_to_np[GGUFValueType(kind)]).itemsize
+                if end > self.data.nbytes:
+                    raise ValueError("it ends within its metadata")
+                return end - orig_offs, [self.data[orig_offs:end]], [0], [GGUFValueType.ARRAY]
+
+        reader = Reader(path)
+        end = 0
+        for tensor in reader.tensors:
+            if (begin := tensor.data_offset - reader.data_offset) != end:
+                raise ValueError(f"{tensor.name} begins at byte {begin} of the tensors, expected {end}")
+            end = begin + tensor.n_bytes + -tensor.n_bytes % int(reader.alignment)
+        return reader
+
+
+def _writer(path: Path, architecture: str) -> GGUFWriter:
+    from gguf import GGUFValueType, GGUFWriter
+
+    class Writer(GGUFWriter):
+        """The package's, which takes bytes for a value that is packed already."""
+
+        def _pack_val(
+            self, val: Any, vtype: GGUFValueType, add_vtype: bool, sub_type: GGUFValueType | None = None
+        ) -> bytes:
+            return val if isinstance(val, bytes) else super()._pack_val(val, vtype, add_vtype, sub_type)
+
+    return Writer(path, architecture)

@@ -1,0 +1,236 @@
+"""GGUF files with another rope; llama.cpp itself is asked by eval/studies/engines/gguf_study.py."""
+
+import math
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf_files import BASE, DIM, TARGET, WINDOW, write_gguf
+
+import ropepatch
+from ropepatch.errors import RopepatchError
+from ropepatch.extension.gguf import GgufPlan
+from ropepatch.scaling import make_scaling
+
+
+def read(path: Path) -> tuple[dict, dict]:
+    """All keys and tensors of a file, by the package's own reader."""
+    reader = gguf.GGUFReader(path)
+    keys = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+    return keys, {tensor.name: (tensor.tensor_type, tensor.data.tobytes()) for tensor in reader.tensors}
+
+
+def computed(path: Path, position: int) -> np.ndarray:
+    """cos and sin of every pair at a position as llama.cpp's CPU computes them: [D/2, 2].
+
+    From ggml's rope and llama.cpp's context, b11434: in float32, one pair after the other.
+    """
+    keys, tensors = read(path)
+    own = {key.partition(".")[2]: value for key, value in keys.items()}
+    f32 = np.float32
+    table = tensors.get("rope_freqs.weight", tensors.get("rope_factors_long.weight"))
+    divisors = np.ones(DIM // 2, f32) if table is None else np.frombuffer(table[1], f32)
+    kind, factor = own.get("rope.scaling.type", "linear"), own.get("rope.scaling.factor", 0.0)
+    freq_scale = f32(1) if kind == "none" or not factor else f32(1) / f32(factor)
+    ext = 1.0 if kind == "yarn" else 0.0
+    base = f32(own["rope.freq_base"])
+    attn = f32(own.get("rope.scaling.attn_factor", 1.0))
+    original = own.get("rope.scaling.original_context_length", own["context_length"])
+    low, high = (
+        DIM * math.log(original / (beta * 2 * math.pi)) / (2 * math.log(base)) for beta in (32.0, 1.0)
+    )
+    low, high = max(0, math.floor(low)), min(DIM - 1, math.ceil(high))
+    theta, rows = f32(position), []
+    for pair in range(DIM // 2):
+        extrapolated = theta / divisors[pair]
+        angle, magnitude = freq_scale * extrapolated, attn
+        if ext:
+            mix = 1 - min(1.0, max(0.0, (pair - low) / max(0.001, high - low)))
+            angle = angle * f32(1 - mix) + extrapolated * f32(mix)
+            magnitude = attn * f32(1 + 0.1 * math.log(1 / freq_scale))
+        rows.append((np.cos(angle) * magnitude, np.sin(angle) * magnitude))
+        theta *= base ** f32(-2 / DIM)
+    return np.array(rows)
+
+
+def expected(plan: GgufPlan, position: int) -> np.ndarray:
+    """The same by the scaling itself."""
+    inv_freq, a = plan.method.frequencies(plan.rope)
+    angles = position * inv_freq.double()
+    return torch.stack([angles.cos() * a, angles.sin() * a], dim=1).numpy()
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters"),
+    [
+        *((name, {}) for name in ("none", "linear", "ntk", "yarn", "llama3", "ntk-mixed", "p-rope")),
+        ("abf", {"rope_theta": 90_000.0}),
+        ("yarn", {"attention_factor": 1.5}),
+        ("yarn", {"beta_slow": 0.25}),
+        ("yarn", {"truncate": False}),
+        ("yarn", {"ramp": "rotations"}),
+    ],
+)
+@pytest.mark.parametrize("architecture", ["llama", "phi3", "qwen3"])
+def test_llama_cpp_computes_the_planned_rope_from_the_written_file(
+    tmp_path, architecture, method, parameters
+):
+    source = write_gguf(tmp_path / "a.gguf", architecture)
+    by_table = {"llama3", "ntk-mixed", "p-rope", "beta_slow", "truncate", "ramp"}
+    if architecture == "qwen3" and by_table & {method, *parameters}:
+        with pytest.raises(RopepatchError, match="qwen3 cannot compute this"):
+            ropepatch.plan(source, TARGET, method=method, **parameters)
+        return
+    plan = ropepatch.plan(source, TARGET, method=method, **parameters)
+    written = ropepatch.extend(plan, tmp_path / "b.gguf").folder
+    for position in (1, 100, 511):
+        np.testing.assert_allclose(computed(written, position), expected(plan, position), atol=2e-4)
+    if method not in ("none", "p-rope"):
+        assert not np.allclose(computed(source, 511), expected(plan, 511), atol=1e-2)
+    assert read(written)[0][f"{architecture}.context_length"] == TARGET
+
+
+def test_only_the_rope_changes_and_the_source_stays(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    keys = {"general.alignment": 64, "attention.sliding_window": 4096, "rope.scaling.yarn_beta_fast": 8.0}
+    source = write_gguf(tmp_path / "a.gguf", **keys)
+    before = source.read_bytes()
+    extension = ropepatch.extend(source, to="4x", method="llama3")
+    (old, weights), (new, copied) = read(source), read(extension.folder)
+    ours = ("context_length", "rope.scaling.type", "rope.scaling.yarn_beta_fast")
+    changed = {f"llama.{key}" for key in ours}
+    assert {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)} == changed
+    assert copied.pop("rope_freqs.weight")
+    assert copied == weights
+    assert source.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-llama3-512.gguf", "a.gguf"]
+
+
+def test_the_parts_of_a_split_file_become_one(tmp_path):
+    whole = write_gguf(tmp_path / "w.gguf")
+    first = write_gguf(tmp_path / "s.gguf", parts=2)
+    second = first.with_name("s-00002-of-00002.gguf")
+    for part in (first, second):
+        out = tmp_path / f"of-{part.name}"
+        ropepatch.extend(part, out, to=TARGET)
+        assert read(out) == read(ropepatch.extend(whole, tmp_path / f"x{part.name}", to=TARGET).folder)
+    second.rename(tmp_path / "s-00002-of-00003.gguf")
+    with pytest.raises(RopepatchError, match=re.escape("no file")):
+        ropepatch.plan(first, TARGET)
+    with pytest.raises(RopepatchError, match="says that it is part 1 of 2"):
+        ropepatch.plan(first.rename(tmp_path / "alone.gguf"), TARGET)
+
+
+def test_a_file_that_is_scaled_is_scaled_on_top(tmp_path):
+    source = write_gguf(tmp_path / "a.gguf", "qwen3", **{"rope.scaling.factor": 2.0, "context_length": 256})
+    plan = ropepatch.plan(source, 1024, method="linear")
+    assert plan.rope.is_scaled
+    assert plan.keys["qwen3.rope.scaling.factor"] == 8.0
+    twice = ropepatch.extend(
+        ropepatch.extend(
+            write_gguf(tmp_path / "b.gguf"), tmp_path / "c.gguf", to=256, method="llama3"
+        ).folder,
+        tmp_path / "d.gguf",
+        to=1024,
+    )
+    np.testing.assert_allclose(computed(twice.folder, 700), expected(twice.plan, 700), atol=2e-4)
+    once = make_scaling("llama3", factor=2.0).frequencies(ropepatch.Rope(DIM, BASE, WINDOW))
+    torch.testing.assert_close(twice.plan.rope.inv_freq(), once.inv_freq)
+    with pytest.raises(RopepatchError, match="qwen3 cannot compute this yarn") as error:
+        ropepatch.plan(source, 1024)
+    assert "linear" in str(error.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "asked", "words"),
+    [
+        ("gemma3", {"attention.sliding_window": 32}, {"attention_factor": 1.5}, "cannot compute this yarn"),
+        ("gemma2", {"rope.freq_base_swa": 500.0}, {"method": "ntk"}, "cannot compute this ntk"),
+        ("mamba", {}, {}, "which scalings llama.cpp's 'mamba' reads"),
+        ("llama", {}, {"method": "dynamic"}, "one table of frequencies"),
+        ("llama", {}, {"method": "rerope", "window": 8}, "cannot hold rerope"),
+        ("llama", {}, {"to": 100}, "already covers 128 tokens"),
+        ("llama", {}, {"revision": "main"}, "no revisions"),
+        ("llama", {"rope.scaling.yarn_log_multiplier": 0.1}, {}, "ties its softmax scale"),
+        ("llama", {"context_length": "long"}, {}, "must be a whole number, got 'long'"),
+        ("llama", {"context_length": None}, {}, "must be a whole number, got nothing"),
+        ("llama", {"context_length": [1, 2]}, {}, "must be a whole number, got a list"),
+        ("llama", {"context_length": True}, {}, "must be a whole number, got True"),
+        ("llama", {"rope.freq_base": "x"}, {}, "must be a number, got 'x'"),
+        ("llama", {"rope.freq_base": float("nan")}, {}, "freq_base nan"),
+        ("llama", {"rope.scaling.type": 3}, {}, "must be a text, got 3"),
+        ("llama", {"rope.scaling.type": "su"}, {}, "scales its rope by su"),
+        ("llama", {"rope.scaling.factor": -4.0}, {}, "with factor -4"),
+        ("llama", {"rope.dimension_count": 7}, {}, "7 dimensions rotate"),
+    ],
+)
+def test_what_llama_cpp_cannot_hold_or_a_file_says_wrongly_is_one_line(
+    tmp_path, architecture, keys, asked, words
+):
+    source = write_gguf(tmp_path / "a.gguf", architecture, **keys)
+    with pytest.raises(RopepatchError, match=re.escape(words)) as error:
+        ropepatch.plan(source, **{"to": TARGET} | asked)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_cut_off_anywhere_or_garbled_is_one_line(tmp_path):
+    source = write_gguf(tmp_path / "a.gguf")
+    data, reader = source.read_bytes(), gguf.GGUFReader(source)
+    places = {0, 1, 4, 12, 23, len(data) - 1, len(data) - 40}
+    for begin in [
+        *(field.offset for field in reader.fields.values()),
+        *(t.field.offset for t in reader.tensors),
+    ]:
+        places |= {begin, begin + 3, begin + 9, begin + 17}
+    places |= {tensor.data_offset for tensor in reader.tensors}
+    garbled = {f"cut at {place}": data[:place] for place in places}
+    for place in range(4, reader.tensors[0].data_offset, 8):  # counts, lengths, types and offsets among them
+        garbled[f"garbled at {place}"] = data[:place] + b"\xff" * 8 + data[place + 8 :]
+    damaged = tmp_path / "b.gguf"
+    for what, content in garbled.items():
+        damaged.write_bytes(content)
+        unseen = what.startswith("garbled")  # within a text or a number, which may be any
+        refused = pytest.raises(RopepatchError, match=r"\A[^\n]*b\.gguf[^\n]*\nhint: [^\n]*\Z")
+        with suppress(RopepatchError) if unseen else refused:
+            ropepatch.extend(damaged, tmp_path / "c.gguf", to=TARGET, say=lambda line: None)
+            (tmp_path / "c.gguf").unlink()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gguf", "b.gguf"], what
+
+
+def test_a_copy_that_differs_in_one_bit_is_not_kept(tmp_path, monkeypatch):
+    source = write_gguf(tmp_path / "a.gguf")
+    write = gguf.GGUFWriter.write_tensor_data
+
+    def flipped(self, tensor, *rest):
+        if tensor.dtype == np.uint8:
+            tensor = tensor.copy()
+            tensor.flat[3] ^= 1
+        write(self, tensor, *rest)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "write_tensor_data", flipped)
+    with pytest.raises(RopepatchError, match=r"blk\.0\.attn_q\.weight of the file, read back"):
+        ropepatch.extend(source, tmp_path / "b.gguf", to=TARGET)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.gguf"]
+
+
+def test_a_plan_of_a_file_that_has_changed_is_refused(tmp_path):
+    plan = ropepatch.plan(write_gguf(tmp_path / "a.gguf"), TARGET)
+    (tmp_path / "a.gguf").unlink()
+    write_gguf(tmp_path / "a.gguf", **{"rope.freq_base": 5e5})
+    with pytest.raises(RopepatchError, match="has changed since the plan was made"):
+        ropepatch.extend(plan, tmp_path / "b.gguf")
+
+
+def test_a_dry_run_says_what_would_stop_the_call_and_writes_nothing(tmp_path):
+    source = write_gguf(tmp_path / "a.gguf", "qwen3")
+    dry = ropepatch.extend(source, tmp_path / "b.gguf", to="4x", dry_run=True)
+    assert "qwen3.rope.scaling.type" in dry.outcome()
+    assert dry.to_dict()["metadata_changes"]["qwen3.rope.scaling.type"] == "yarn"
+    assert not dry.obstacles
+    stopped = ropepatch.extend(source, source, to="4x", dry_run=True)
+    assert "already exists" in str(stopped.obstacles[0])
+    assert [path.name for path in tmp_path.iterdir()] == ["a.gguf"]
