@@ -80,20 +80,25 @@ def checkpoint_of(case: str, kind: str, work: Path) -> Path:
     return ropepatch.extend("tiny", folder, to="4x", reading=reading, say=lambda line: None, **how).folder
 
 
-@contextmanager
-def serving(command: str, engine: str, folder: Path) -> Iterator[str]:
-    """The address of a server of a checkpoint, which is stopped afterwards."""
+def command_for(command: str, engine: str, folder: Path) -> str:
+    """What starts the server of a checkpoint, but for its {port}; a GGUF is made where it takes one."""
     supported = {one.engine: one for one in records.read(folder).engines}
     switches = " ".join(supported[engine].switches) if engine in supported else ""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     gguf = folder.with_suffix(".gguf")
     if "{gguf}" in command and not gguf.exists():
         words = [sys.executable, os.environ["CONVERTER"], str(folder), "--outfile", str(gguf)]
         subprocess.run(words, check=True)
-    words = shlex.split(command.format(folder=folder, gguf=gguf, port=port, switches=switches))
-    with folder.with_suffix(".log").open("w") as log:
+    return command.format(folder=folder, gguf=gguf, port="{port}", switches=switches)
+
+
+@contextmanager
+def served_by(command: str, output: Path) -> Iterator[str]:
+    """The address of a server that a command starts at a free {port}, which is stopped afterwards."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = shlex.split(command.format(port=port))
+    with output.open("w") as log:
         server = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
         try:
             yield f"http://127.0.0.1:{port}"
@@ -131,7 +136,8 @@ def measure(case: Row, given: Namespace) -> Row:
     folder = checkpoint_of(case["case"], case["served"], given.work)
     right = checkpoint_of(case["case"], RIGHT, given.work)
     try:
-        with serving(given.server, case["engine"], folder) as address:
+        command = command_for(given.server, case["engine"], folder)
+        with served_by(command, folder.with_suffix(".log")) as address:
             found = ask(address, right).judgement.to_dict()
     except RopepatchError as error:
         return {"verdict": None, "why": str(error)}

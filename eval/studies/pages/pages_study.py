@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -219,7 +219,13 @@ def measured(model: Any, reader: Reader, haystack: Haystack, block: int) -> Row:
             answers = reader.answers(haystack)
         read = haystack.ids[: max(haystack.stops.values())]
         row: Row = {"losses": block_losses(model, decoder, outputs, read, block)}
-    for length in haystack.stops:
+    return row | by_kind(answers, haystack.stops)
+
+
+def by_kind(answers: Sequence[Any], lengths: Iterable[int]) -> Row:
+    """The answers by kind and length, in the order of the questions."""
+    row: Row = {}
+    for length in lengths:
         for kind in dict.fromkeys(answer[1] for answer in answers):
             own = [answer for answer in answers if answer[:2] == (length, kind)]
             row[f"{kind} {length}"] = {
