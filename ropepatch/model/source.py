@@ -24,6 +24,7 @@ from ropepatch.settings import HUB_NAME, shown
 TINY = Path(__file__).parents[1] / "data" / "tiny" / "checkpoint"
 HUB_ID = re.compile(rf"{HUB_NAME}(/{HUB_NAME})?", re.ASCII)
 SHARED = re.compile(rf"{HUB_ID.pattern}(:[\w.+-]+)?", re.ASCII)  # a data set may have a config
+ADDRESS = re.compile(r"(https?://)(?:[^/]*@)?([^/]+).*")
 PASSED_ON = ("license", "license_name", "license_link", "language")
 TEMPLATES = "additional_chat_templates"  # the one folder within a checkpoint that transformers reads
 # What transformers, tokenizers, processors and engines read beside the weights. Any other file may be
@@ -267,10 +268,12 @@ def check_inside(file: Path, folder: Path) -> None:
 
 
 def shown_name(name: str) -> str:
-    """A model or a text as others may see it: a Hub id, or the last part of a path.
+    """A model or a text as others may see it: a Hub id, the last part of a path, no password of an address.
 
     `owner/name` may also be a folder within a folder: it stays, and tells nothing of the machine.
     """
+    if address := ADDRESS.fullmatch(name):
+        return address[1] + address[2]
     if SHARED.fullmatch(name):
         return name
     return re.split(r"[/\\]+", name.rstrip("/\\"))[-1] or "/"

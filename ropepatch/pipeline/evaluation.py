@@ -205,6 +205,8 @@ def _of_server(options: EvaluateOptions) -> Results:
             suite = _with(suite, given).model_copy(update={"to": (to,)})
         elif options.positions:
             suite = _with(suite, {"positions": options.positions})
+        if suite.methods:
+            options.say("warning: without the methods of the suite: a server computes what it serves")
         tasks = []
         for task in suite.tasks:
             if reason := _why_not(task, served, source.name):

@@ -47,7 +47,7 @@ class Verdict:
 
 def _ranking(groups: Sequence[Comparison]) -> Ranking | None:
     """The ranking of `ropepatch compare`, where the results hold what it needs."""
-    results = [result for group in groups for result in group.results.values()]
+    results = [result for group in groups for result in group.results.values() if not result.served]
     loss = [result for result in results if result.of("loss", "begin", "end")]
     base = [result.label for result in loss if result.scaling is None]
     if len(base) != 1 or len(loss) < 2 or len({result.label for result in loss}) < len(loss):

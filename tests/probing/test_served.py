@@ -28,11 +28,13 @@ def impatient(monkeypatch):
     monkeypatch.delenv(client.KEY, raising=False)
 
 
-def measured(manners, suite=SUITE, *, rounded_from=None, address="{}", **options):
+def measured(manners, suite=SUITE, *, rounded_from=None, address="http://{}", **options):
     """What is measured of a server of tiny, by task."""
     engine = engine_of(TINY, rounded_from=rounded_from)
     with serving(engine, Checkpoint(TINY).tokenizer, manners) as url:
-        found = ropepatch.evaluate(address.format(url), suite, "tiny", say=options.pop("say", len), **options)
+        found = ropepatch.evaluate(
+            address.format(url.removeprefix("http://")), suite, "tiny", say=options.pop("say", len), **options
+        )
     return {result.task: result for result in found if result.label != "floor"}
 
 
@@ -128,7 +130,11 @@ def test_a_server_is_asked_once_and_its_key_and_password_are_nowhere(tmp_path, m
     assert len(manners.asked) < 1.5 * asked
     assert again == first
     assert first["perplexity"].label == "q4.gguf"
+    monkeypatch.delenv(client.KEY)
+    page = {"report": tmp_path / "page.html", "command": "ropepatch eval http://me:s3cret@there tiny"}
+    measured(Manners(style="none"), say=said.append, address="http://me:s3cret@{}", **options | page)
     written = "".join(file.read_text() for file in tmp_path.iterdir()) + "".join(said)
+    assert "ropepatch eval http://there tiny" in written
     assert "s3cret" not in written
     assert json.loads((tmp_path / "tiny-64-perplexity-q4.gguf.json").read_text())["env"]["server"]
 
