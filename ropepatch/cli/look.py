@@ -56,14 +56,8 @@ def plan(
         )
     planned = api.plan(model, to=to, method=method, **asked, **parse_settings(method, settings or ()))
     if engine is not None:
-        from ropepatch.extension.planning import Plan
         from ropepatch.extension.serving import serving
 
-        if not isinstance(planned, Plan):
-            raise RopepatchError(
-                f"{argument('engine')} is of checkpoints, and {model} is a GGUF file",
-                hint="`ropepatch extend` writes the file that llama.cpp and ollama serve as it is",
-            )
         served = serving(planned, engine)
         print(json_text(served.to_dict()) if as_json else served)
         return

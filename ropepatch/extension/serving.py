@@ -16,12 +16,15 @@ from typing import Any
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
 
+from ropepatch.extension.gguf import GgufPlan
 from ropepatch.extension.planning import Plan
 from ropepatch.model.config import LEGACY_KEYS, head_dim_of
+from ropepatch.model.gguf import BETAS, Said
 from ropepatch.scaling.ramps import yarn_temperature
 from ropepatch.settings import find_named
 
 SWITCHED = ("default", "linear", "yarn")  # rope types for which llama.cpp has switches
+NO_SWITCH = {"ollama": "a Modelfile has no rope parameter", "mlx-lm": "mlx_lm.server has no rope switch"}
 GGUF_NAMES = {"mistral": "llama"}  # of architectures that llama.cpp calls otherwise
 FILE = "FILE.gguf"  # of the checkpoint as it is
 
@@ -50,7 +53,7 @@ class Serving:
         return {**vars(self), "commands": [*self.commands]}
 
     def __str__(self) -> str:
-        verdict = "needs a written checkpoint" if self.commands else "cannot serve it"
+        verdict = "needs it written first" if self.commands else "cannot serve it"
         about = [f"{self.engine} {verdict}: {self.why_not}"] if self.why_not else []
         about += [self.note] if self.note else []
         if self.cache is not None:
@@ -60,13 +63,15 @@ class Serving:
         return "\n".join([*(f"# {line}" for line in about), *self.commands])
 
 
-def serving(plan: Plan, engine: str) -> Serving:
+def serving(plan: Plan | GgufPlan, engine: str) -> Serving:
     """How to serve a plan by vllm, sglang, llama.cpp, ollama or mlx-lm.
 
     Raises:
         RopepatchError: For another engine.
     """
     way = find_named(engine, ENGINES, "engine", {})
+    if isinstance(plan, GgufPlan):
+        return _serving_gguf(plan, engine, way)
     cache = cache_bytes(plan.source.config, plan.target)
     row = next(row for row in plan.engines if row.engine == way.row)
     never = row.note if plan.remapping or (row.reads == "no" and not way.gguf) else None
@@ -76,9 +81,22 @@ def serving(plan: Plan, engine: str) -> Serving:
         return Serving(engine, (), never, cache=cache)
     if why := "its factors of queries are folded into the weights" if plan.queries else way.why_not(plan):
         written = (line.format(target=plan.target) for line in way.written)
-        return Serving(engine, (_extend(plan, way.gguf), *written), why, cache=cache)
+        places = (FILE, "NEW.gguf") if way.gguf else (plan.model, "DIR")
+        return Serving(engine, (_extend(plan, *places), *written), why, cache=cache)
     note = row.note if row.reads == "partly" and not way.gguf else way.note
     return Serving(engine, tuple(way.direct(plan)), note=note, cache=cache)
+
+
+def _serving_gguf(plan: GgufPlan, engine: str, way: _Way) -> Serving:
+    """How llama.cpp and ollama serve a plan of a GGUF file."""
+    if not way.gguf:
+        return Serving(engine, (), "it is told a rope beside a checkpoint folder, not beside a GGUF file")
+    why = "no switch says its table of frequencies" if plan.tensors else None
+    if engine == "llama.cpp" and why is None:
+        file = shlex.quote(plan.model)
+        return Serving(engine, (_llama_server(file, plan.source.architecture, plan.target, plan.said),))
+    written = (line.format(target=plan.target) for line in way.written)
+    return Serving(engine, (_extend(plan, plan.model, "NEW.gguf"), *written), why or NO_SWITCH[engine])
 
 
 def cache_bytes(config: PreTrainedConfig, tokens: int) -> int | None:
@@ -154,19 +172,32 @@ def _named(plan: Plan) -> str:
 
 
 def _llama_cpp(plan: Plan) -> Iterator[str]:
-    parameters, kind = plan.rope_parameters, plan.rope_parameters["rope_type"]
-    switches = [f"--rope-freq-base {parameters['rope_theta']:.10g}"]
-    switches.append(f"--rope-scaling {'none' if kind == 'default' else kind}")
-    if kind != "default":
-        switches.append(f"--rope-scale {parameters['factor']:.10g}")
-    if kind == "yarn":
-        switches.append(f"--yarn-orig-ctx {parameters['original_max_position_embeddings']}")
-        switches += [
-            f"--yarn-{key.replace('_', '-')} {parameters[key]:g}" for key in ("beta_fast", "beta_slow")
-        ]
+    parameters = plan.rope_parameters
+    kind, factor = parameters["rope_type"], parameters.get("factor", 1.0)
+    kind = "none" if kind == "default" else kind
+    original = parameters.get("original_max_position_embeddings", 0)
+    own = plan.frequencies().attention_factor / (yarn_temperature(factor) if kind == "yarn" else 1.0)
+    said = Said(parameters["rope_theta"], kind, factor, original, own)
+    betas = (parameters["beta_fast"], parameters["beta_slow"]) if kind == "yarn" else BETAS
+    yield _llama_server(FILE, GGUF_NAMES.get(plan.model_type, plan.model_type), plan.target, said, betas)
+
+
+def _llama_server(
+    file: str, architecture: str, target: int, said: Said, betas: tuple[float, float] = BETAS
+) -> str:
+    """The command that serves a file with another rope; no table of divisors is said by a switch."""
     # Builds before 2026-08-30 (llama.cpp#28030) serve no more than the file's length.
-    length = f"{GGUF_NAMES.get(plan.model_type, plan.model_type)}.context_length=int:{plan.target}"
-    yield f"llama-server -m {FILE} -c {plan.target} --override-kv {length} {' '.join(switches)}"
+    words = [f"llama-server -m {file} -c {target} --override-kv {architecture}.context_length=int:{target}"]
+    words.append(f"--rope-freq-base {said.base:.10g} --rope-scaling {said.kind}")
+    if said.kind != "none":
+        words.append(f"--rope-scale {said.factor:.10g}")
+    if said.kind == "yarn":
+        words.append(f"--yarn-orig-ctx {said.original}")
+    if betas != BETAS:
+        words.append("--yarn-beta-fast {:g} --yarn-beta-slow {:g}".format(*betas))
+    if not math.isclose(said.attn_factor, 1, rel_tol=1e-6):
+        words.append(f"--override-kv {architecture}.rope.scaling.attn_factor=float:{said.attn_factor:.8g}")
+    return " ".join(words)
 
 
 def _unsayable_to_llama_cpp(plan: Plan) -> str | None:
@@ -178,19 +209,13 @@ def _unsayable_to_llama_cpp(plan: Plan) -> str | None:
         return f"its switches would scale on top of the {before} rope in the file"
     if kind not in SWITCHED:
         return f"it has no switch for {kind}"
-    if kind != "yarn":
-        return None
-    usual = yarn_temperature(parameters["factor"])
-    if not math.isclose(parameters.get("attention_factor", usual), usual, rel_tol=1e-6):
-        return f"its switches take {usual:.4f} for the attention factor"
-    return None if parameters.get("truncate", True) else "it truncates the ramp"
+    return "it truncates the ramp" if kind == "yarn" and not parameters.get("truncate", True) else None
 
 
-def _extend(plan: Plan, gguf: bool) -> str:
+def _extend(plan: Plan | GgufPlan, source: str, out: str) -> str:
     """The command that writes the plan."""
     given = {key: plan.method.parameters().get(key) for key in sorted(plan.method.model_fields_set)}
     settings = [f"--set={key}={_text(value)}" for key, value in given.items() if value is not None]
-    source, out = (FILE, "NEW.gguf") if gguf else (plan.model, "DIR")
     to = ["--to", f"{plan.target}", "--method", plan.method.name]
     return shlex.join(["ropepatch", "extend", source, *to, *settings, "--out", out])
 
@@ -220,8 +245,8 @@ ENGINES = {
     "ollama": _Way(
         "llama.cpp",
         ("# Modelfile, for `ollama create NAME`:", "FROM ./NEW.gguf", "PARAMETER num_ctx {target}"),
-        lambda plan: "a Modelfile has no rope parameter",
+        lambda plan: NO_SWITCH["ollama"],
         gguf=True,
     ),
-    "mlx-lm": _Way("mlx-lm", ("mlx_lm.server --model DIR",), lambda plan: "mlx_lm.server has no rope switch"),
+    "mlx-lm": _Way("mlx-lm", ("mlx_lm.server --model DIR",), lambda plan: NO_SWITCH["mlx-lm"]),
 }

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from engine_rules import RULES, by_yarn, plain, yarn
+from gguf_files import write_gguf
 from transformers import (
     AutoModelForCausalLM,
     Cache,
@@ -28,6 +29,7 @@ LENGTH = {"vllm": "--max-model-len", "sglang": "--context-length", "llama.cpp": 
 SAYABLE = {
     "yarn": {},
     "yarn, betas": {"beta_fast": 16.0, "beta_slow": 2.0},
+    "yarn, factor": {"attention_factor": 1.5},
     "linear": {},
     "ntk": {},
     "abf": {"rope_theta": 90_000.0},
@@ -35,7 +37,6 @@ SAYABLE = {
 UNSAYABLE = {
     "llama3": {},
     "ntk-fixed": {},
-    "yarn, factor": {"attention_factor": 1.5},
     "yarn, ramp": {"truncate": False},
 }
 
@@ -45,9 +46,10 @@ def planned(case: str, **parameters) -> ropepatch.extension.planning.Plan:
 
 
 def options(command: str) -> dict[str, str]:
-    """The options of a command line by their names."""
-    words = shlex.split(command)
-    return {word: value for word, value in pairwise(words) if word.startswith("-")}
+    """The options of a command line by their names, and overridden keys by theirs."""
+    pairs = list(pairwise(shlex.split(command)))
+    keys = dict(value.split("=", 1) for word, value in pairs if word == "--override-kv")
+    return keys | {word: value for word, value in pairs if word.startswith("-")}
 
 
 @pytest.mark.parametrize(("case", "parameters"), (SAYABLE | UNSAYABLE).items())
@@ -67,18 +69,34 @@ def test_overridden_keys_say_to_an_engine_what_the_written_config_says(engine, c
 @pytest.mark.parametrize(("case", "parameters"), SAYABLE.items())
 def test_the_switches_of_llama_cpp_say_the_frequencies_and_the_attention_factor(case, parameters):
     plan = planned(case, **parameters)
-    given = options(serving(plan, "llama.cpp").commands[-1])
+    check_switches(serving(plan, "llama.cpp").commands[-1], plan)
+
+
+def check_switches(command, plan):
+    given = options(command)
     theta, scale = float(given["--rope-freq-base"]), float(given.get("--rope-scale", 1))
     kind, d = given["--rope-scaling"], plan.rope.rotary_dim
     expected, a = plain(theta, d) / scale, 1.0
     if kind == "yarn":
         said = {"factor": scale, "original_max_position_embeddings": int(given["--yarn-orig-ctx"])}
-        betas = {key: float(given[f"--yarn-{key.replace('_', '-')}"]) for key in ("beta_fast", "beta_slow")}
+        usual = {"beta_fast": 32, "beta_slow": 1}
+        betas = {key: float(given.get(f"--yarn-{key.replace('_', '-')}", usual[key])) for key in usual}
         expected, a = yarn(theta, d, said | betas, truncate=True), by_yarn(scale)
+    a *= float(given.get("llama.rope.scaling.attn_factor", "float:1").removeprefix("float:"))
     ours = plan.frequencies()
     assert np.allclose(ours.inv_freq.double().numpy(), expected, rtol=1e-6, atol=0)
     assert ours.attention_factor == pytest.approx(a, rel=1e-6)
     assert int(given["-c"]) == plan.target
+    assert given["llama.context_length"] == f"int:{plan.target}"
+
+
+@pytest.mark.parametrize("parameters", [{}, {"attention_factor": 1.5}], ids=str)
+def test_a_gguf_file_is_served_by_the_same_switches(parameters, tmp_path):
+    file = write_gguf(tmp_path / "llama.gguf")
+    plan = ropepatch.plan(file, to="4x", **parameters)
+    check_switches(serving(plan, "llama.cpp").commands[-1], plan)
+    by_table = serving(ropepatch.plan(file, to="4x", method="llama3"), "llama.cpp")
+    assert by_table.commands[0].startswith(f"ropepatch extend {file} ")
 
 
 @pytest.mark.parametrize(("case", "parameters"), UNSAYABLE.items())
