@@ -28,6 +28,7 @@ import engines_study
 import explorer_numbers
 import fit_study
 import generate
+import gguf_study
 import maps_study
 import measured
 import pages_study
@@ -121,6 +122,7 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
     "docs/guides/extend.md": {
         "training-free": measured.training_free_chosen,
         "gguf": registries.gguf_architectures,
+        "gguf-asked": lambda: gguf_study.gguf_table(rows("gguf")),
     },
     "docs/guides/probe.md": {
         "engines-probed": lambda: engines_study.probed_table(rows("engines")),
