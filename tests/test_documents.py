@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import tables
 from checkpoint_folders import write_checkpoint
+from gguf_files import write_gguf
 from readme import DOCUMENTS, ROOT, code_blocks, commands
 from run_recipes import read_little
 from transformers import AutoConfig
@@ -54,6 +55,7 @@ def workplace(tmp_path_factory) -> Path:
     AutoConfig.for_model("qwen3_5").save_pretrained(folder / "qwen3.5")
     AutoConfig.for_model("qwen3", max_position_embeddings=40_960).save_pretrained(folder / "qwen3-8b")
     shutil.copytree(RESULTS / "tiny-suite", folder / "results")  # so the suite is not measured again
+    write_gguf(folder / "SmolLM2-135M-Instruct.Q4_1.gguf", context_length=8192)
     (folder / "books").mkdir()
     (folder / "books" / "one.txt").write_text("a rope has no end until it is cut. " * 1500)
     return folder
