@@ -248,11 +248,12 @@ def _with(suite: Suite, settings: dict[str, Any]) -> Suite:
     return suite.model_copy(update={"tasks": tuple(tasks)})
 
 
-def _lengths(options: EvaluateOptions, source: Checkpoint) -> dict[str, Any]:
+def _lengths(options: EvaluateOptions, source: Checkpoint | None = None) -> dict[str, Any]:
     """The lengths that are given, in tokens, ascending."""
     if not options.lengths:
         return {}
-    window = source.stock.window if any("x" in str(one) for one in options.lengths) else 0
+    relative = any("x" in str(one) for one in options.lengths)
+    window = (source or options.source).stock.window if relative else 0
     return {"lengths": tuple(sorted({relative_length(length, window) for length in options.lengths}))}
 
 
@@ -265,8 +266,7 @@ def _reading(options: EvaluateOptions) -> Suite:
         entrants = without(participants(options.source, methods, to=to), options.say)
     else:
         entrants = [method if isinstance(method, Method) else read_method(method) for method in methods]
-    if options.lengths:
-        task |= _lengths(options, options.source)
+    task |= _lengths(options)
     task["windows"] = None if options.documents else options.windows or WINDOWS
     return Suite(
         models=(model,),

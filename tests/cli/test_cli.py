@@ -291,6 +291,8 @@ def test_eval_hands_on_every_option(asked):
         ),
     )
     assert [options[key] for key in ("revision", "dtype", "device")] == ["branch", "bfloat16", "cuda:1"]
+    suite, options = asked("eval", "tiny", "--positions", "64", "--suite", "served")
+    assert [getattr(task, "positions", None) for task in suite.tasks] == [None, 64]
 
 
 def test_plot_says_which_methods_it_leaves_out(run_here, tmp_path):
