@@ -661,7 +661,7 @@ def fit(
     text: str | Path | None = None,
     field: str = "text",
     split: str = "train",
-    steps: int = 100,
+    steps: int = 200,
     minutes: float | None = None,
     init: str = "auto",
     teacher: str = "auto",

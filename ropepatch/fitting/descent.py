@@ -45,7 +45,7 @@ AVERAGED = 0.93  # decay of the running mean of the vectors
 class FitSettings(Settings):
     """The settings that decide the outcome of a fit; `ropepatch.fit` says what each means."""
 
-    steps: Count = 100
+    steps: Count = 200
     init: Text = "auto"
     queries: bool = True
     seed: Whole = 0

@@ -125,7 +125,7 @@ def fit(
     text: str | Path | None = None,
     field: str = "text",
     split: str = "train",
-    steps: int = 100,
+    steps: int = 200,
     init: str = "auto",
     teacher: str = "auto",
     queries: bool = True,

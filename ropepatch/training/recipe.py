@@ -212,7 +212,7 @@ class Fit(Settings):
     text: Text | None = None
     field: Text = "text"
     split: Text = "train"
-    steps: Count = 100
+    steps: Count = 200
     init: Text = "auto"
     teacher: Text = "auto"
     queries: bool = True
