@@ -110,7 +110,7 @@ def learnable(
 class Outcome(NamedTuple):
     """What validation windows say of a vector, in nats per token."""
 
-    loss: float  # of all tokens
+    loss: float  # of all tokens by their weights
     short: float  # within the trained context
     log_prob: float  # of the answers at the target; 0 where nothing is asked
 
@@ -190,12 +190,13 @@ class FitLoss:
         return total / self._scored(windows), flat.grad / scale
 
     def validate(self, vector: Vector) -> Outcome:
-        """The loss over all windows, that of the tokens within the trained context, and the answers."""
+        """The loss over all windows as it is learned, that within the trained context, and the answers."""
         losses = precise(self.token_losses(vector))
         short, log_prob = losses[:, : self._trained - 1].mean().item(), 0.0
         if self.exam is not None:
             log_prob = self.answers(vector, self.exam).log_prob(self.exam.length).value
-        return Outcome(losses.mean().item(), short, log_prob)
+        loss = (losses @ self._weights.to(losses)).sum().item() / losses.numel()
+        return Outcome(loss, short, log_prob)
 
     def answers(self, vector: Vector, exam: Exam) -> Retrieval:
         """What a vector answers in an exam; processes share the work."""
