@@ -213,7 +213,7 @@ API = {
     "Learn frequencies": "fit Fitted",
     "Train": "adapt read_recipe load_adapter",
     "Other encodings": "swap make_encoding Swap Encoding",
-    "Look and publish": "explore diagnose push probe Probed fold_attention",
+    "Look and publish": "explore diagnose push probe Probed ProbeCallback fold_attention",
     "Errors": "RopepatchError",
 }
 REGISTRIES = {"METHODS", "MAPS", "ENCODINGS"}

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # what stands in LATER, for mypy and editors
     from ropepatch.pipeline.extension import Extension as Extension
     from ropepatch.pipeline.results import Results as Results
     from ropepatch.probing.asking import Probed as Probed
+    from ropepatch.probing.callback import ProbeCallback as ProbeCallback
     from ropepatch.scaling import METHODS as METHODS
     from ropepatch.scaling import Scaling as Scaling
     from ropepatch.scaling import make_scaling as make_scaling
@@ -44,6 +45,7 @@ LATER = {  # the module of every public name that is no verb of `api`: importing
     "pipeline.extension": "Extension",
     "pipeline.results": "Results",
     "probing.asking": "Probed",
+    "probing.callback": "ProbeCallback",
     "scaling": "METHODS Scaling make_scaling",
     "scaling.rope": "Frequencies Rope",
     "training.adapter": "load_adapter",

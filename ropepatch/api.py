@@ -802,25 +802,39 @@ def swap(model: nn.Module, encoding: str | Encoding, **parameters: Any) -> Swap:
 # Look and publish
 
 
-def diagnose(model: str | Path, revision: str | None = None, *, measure: bool = True) -> Diagnosis:
-    """Find what is wrong with the rope of a checkpoint or an adapter.
+def diagnose(
+    model: str | Path | nn.Module,
+    revision: str | None = None,
+    *,
+    measure: bool = True,
+    repair: bool = False,
+) -> Diagnosis:
+    """Find what is wrong with the rope of a checkpoint, an adapter or a loaded model.
 
     Args:
-        model: A checkpoint folder, an adapter's folder, a Hub id, or tiny.
+        model: A checkpoint folder, an adapter's folder, a Hub id, or tiny; or a loaded model.
         revision: The branch, tag or commit of a Hub id.
         measure: Look for NaN and infinity among the weights; of a Hub id without it only config.json is
             downloaded.
+        repair: Write what the configuration of a loaded model computes into its rotary modules, in float32
+            and where they are; `findings` are then what is left, and `repaired` what there was. The model
+            may be within PEFT, torch.compile or FSDP. Errors are memory that nothing was written to, zeros,
+            another scaling or length: with them nothing is measured or patched. Rounding to 16 bits is a
+            warning, as `model.to(torch.bfloat16)` asks for it. Not compared are a rope that ropepatch put
+            there, a module that is not built from a configuration, and what is on the meta device or of
+            which this process holds a shard.
 
     Raises:
-        RopepatchError: If there is no such checkpoint, or its config.json is no JSON object.
+        RopepatchError: If there is no such checkpoint, its config.json is no JSON object, or the module holds
+            no transformers model.
     """
     from ropepatch.doctor import diagnose as run
 
-    return run(model, revision, measure=measure)
+    return run(**_given(locals()))
 
 
 def probe(
-    server: str,
+    server: str | nn.Module,
     checkpoint: str | os.PathLike[str] | None = None,
     *,
     model: str = "",
@@ -836,7 +850,8 @@ def probe(
     writes. A key, where it wants one, is read from ROPEPATCH_API_KEY.
 
     Args:
-        server: The address of a server with OpenAI's completions API, such as http://localhost:8000.
+        server: The address of a server with OpenAI's completions API, such as http://localhost:8000; or a
+            loaded model, before its training. It reads in eval mode, and is left as it was.
         checkpoint: What it serves: a folder or a Hub id; the server's own name of it if not given.
         model: The name of the model at the server; the first that it lists if not given.
         save_reading: Read the checkpoint, and write its reading.json anew.

@@ -193,11 +193,6 @@ def _mapped(
         raise _refusal(config.model_type, _narrow(config.sliding_window, window))
     path = source.site.path
     stock = base.get_submodule(path)
-    if (kind := getattr(stock, source.site.attribute("inv_freq")).dtype).itemsize < 4:
-        logger.warning(
-            "the rope of this %s was rounded to %s before it was mapped: load it by dtype, or map it first",
-            *(type(base).__name__, str(kind).removeprefix("torch.")),
-        )
     rope = MappedRope(stock, config, fitted, window, source.site.layer_type).train(stock.training)
     rope.configs = configs
     base.set_submodule(path, rope)

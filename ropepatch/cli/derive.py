@@ -27,7 +27,7 @@ app = App(
 )
 app.register_install_completion_command(help="Let the shell complete commands, options and names.")
 
-IN_PYTHON_ALONE = {"say", "progress", "show", "command", "record", "work", "card", "api"}
+IN_PYTHON_ALONE = {"say", "progress", "show", "command", "record", "work", "card", "api", "repair"}
 ARGUMENTS = {"model", "checkpoint", "name", "file"}  # that are no options although they may be left out
 NAMES: dict[str, tuple[str, ...]] = {  # of options that are not called like their argument
     "evaluate": ("--eval",),

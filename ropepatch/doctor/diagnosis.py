@@ -8,9 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torch import nn
+
 from ropepatch.doctor.adapters import adapter_findings, base_name, no_base
 from ropepatch.doctor.weights import look_at_weights, not_finite
-from ropepatch.errors import RopepatchError, printable
+from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.extension.map_code import code_of
 from ropepatch.extension.record import sound_keys
 from ropepatch.files import json_text, read_json
@@ -18,8 +20,10 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.checks import check, has_errors
 from ropepatch.model.checks.case import Case
 from ropepatch.model.checks.findings import ADAPTER, CONFIG, GENERATION, SEVERITIES, TOKENIZER, Finding, Key
+from ropepatch.model.in_memory import rope_findings, write_ropes
 from ropepatch.model.kinds import CODE, kind_of
 from ropepatch.model.record_file import FILE as RECORD
+from ropepatch.model.rotary import base_model
 
 SIDE_FILES = (TOKENIZER, GENERATION, RECORD, ADAPTER)
 VOCABULARY = "tokenizer.json"  # of whose content nothing is checked
@@ -28,17 +32,19 @@ COPY_AGAIN = "make it readable, or copy it again from where the checkpoint came 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is wrong with one checkpoint.
+    """What is wrong with one checkpoint, or with the rope of a loaded model.
 
     Args:
         case: The checkpoint.
         findings: Errors first.
         looked_at: What was read, for people.
+        repaired: What was wrong with a loaded model before `repair=True`.
     """
 
     case: Case = field(repr=False)
     findings: tuple[Finding, ...]
     looked_at: tuple[str, ...]
+    repaired: tuple[Finding, ...] = ()
 
     @property
     def has_errors(self) -> bool:
@@ -51,6 +57,9 @@ class Diagnosis:
 
     def __str__(self) -> str:
         name, looked = printable(self.case.name), f"looked at: {printable(', '.join(self.looked_at))}"
+        if self.repaired:
+            now = ", ".join(f"{one.key} ({one.code})" for one in self.repaired)
+            looked = f"{looked}\nrepaired: {now}"
         if not self.findings:
             return f"{name}: nothing found\n{looked}"
         counts = Counter(finding.severity for finding in self.findings)
@@ -63,8 +72,19 @@ class Diagnosis:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-def diagnose(model: str | Path, revision: str | None = None, *, measure: bool = True) -> Diagnosis:
-    """Look for what is wrong with the rope of a checkpoint, or between an adapter and its base."""
+def diagnose(
+    model: str | Path | nn.Module,
+    revision: str | None = None,
+    *,
+    measure: bool = True,
+    repair: bool = False,
+) -> Diagnosis:
+    """Look for what is wrong with the rope of a checkpoint, an adapter or a loaded model."""
+    if isinstance(model, nn.Module):
+        return _diagnose_loaded(model, repair)
+    if repair:
+        hint = "load it first; `ropepatch doctor --fix OUT` writes a repaired copy of a checkpoint"
+        raise RopepatchError(f"{argument('repair')} is for a loaded model, got {model}", hint=hint)
     if folder := _adapter_folder(model):
         return _diagnose_adapter(read_case(Checkpoint(folder, str(model))))
     source = Checkpoint.find(model, revision, weights=measure, include=(CODE,))
@@ -83,6 +103,16 @@ def diagnose(model: str | Path, revision: str | None = None, *, measure: bool = 
     names = [file.name for file in weights.files] if weights else ["no weights that can be read"]
     code = [CODE] if (case.folder / CODE).is_file() else []
     return Diagnosis(case, by_severity(findings), (*case.files, *case.unreadable, *code, *names))
+
+
+def _diagnose_loaded(model: nn.Module, repair: bool) -> Diagnosis:
+    findings, looked_at = rope_findings(model)
+    repaired = findings if repair else []
+    if repaired:
+        write_ropes(model, repaired)
+        findings, looked_at = rope_findings(model)
+    case = Case(type(base_model(model)).__name__, Path(), {}, {})
+    return Diagnosis(case, by_severity(findings), tuple(looked_at), by_severity(repaired))
 
 
 def _diagnose_adapter(case: Case) -> Diagnosis:

@@ -18,6 +18,7 @@ from ropepatch.extension.planning import Plan, plan_by, plan_method
 from ropepatch.extension.queries import fold_queries, unfold_queries
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import text_config
+from ropepatch.model.in_memory import check_rope
 from ropepatch.model.rotary import (
     SEQUENCE,
     RotarySubstitute,
@@ -138,6 +139,7 @@ def patch(
     A model belongs to one thread, which patches, plans and measures it.
     """
     base = base_model(model)
+    check_rope(base)
     here, plan = _planned(base, method, to, original, parameters)
     return put(base, here, plan)
 

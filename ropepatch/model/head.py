@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ropepatch.errors import RopepatchError
+from ropepatch.model.in_memory import check_rope, start_over
+
+logger = logging.getLogger(__name__)
 
 MARK = 4096.0  # exact in 16 bits, and above what a model caps its logits at
 
@@ -193,9 +197,8 @@ def shadowed(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode within the block, then each module's own; `dynamic` ropes start anew."""
-    _start_over(model)
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Eval mode within the block, then each module's own."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -205,12 +208,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _start_over(model: nn.Module) -> None:
-    """Reset stock `dynamic` ropes to their first frequencies; before transformers 5.13 they never are."""
-    for module in model.modules():
-        kinds = getattr(module, "rope_type", None) if hasattr(module, "original_max_seq_len") else None
-        named = {f"{name}_": kind for name, kind in kinds.items()} if isinstance(kinds, dict) else {"": kinds}
-        for prefix in (prefix for prefix, kind in named.items() if "dynamic" in (kind or "")):
-            now, first = (getattr(module, f"{prefix}{name}") for name in ("inv_freq", "original_inv_freq"))
-            module.register_buffer(f"{prefix}inv_freq", first.to(now.device, copy=True), persistent=False)
-            setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode within the block, where the rope is that of the config; `dynamic` ropes start anew."""
+    for one in check_rope(model)[:1]:
+        logger.warning("the rope in memory is not the config's: %s is %s", one.key, one.problem)
+    start_over(model)
+    with in_eval_mode(model):
+        yield

@@ -63,7 +63,7 @@ def find_rotary(model: nn.Module) -> RotarySite:
         raise RopepatchError(substitute[1].state, hint=substitute[1].way_back)
     config: Any = model.config
     refusal = partial(_refusal, config.model_type)
-    modules = {name: module for name, module in model.named_modules() if _holds_frequencies(module)}
+    modules = {name: module for name, module in model.named_modules() if holds_frequencies(module)}
     if not modules:
         raise refusal("it has no rotary module (positions are learned, biased or absent)")
     if len(modules) > 1:
@@ -368,7 +368,8 @@ def stated_window(window: int, factor: float, max_sequence_length: object) -> in
     return stated if window <= stated <= factor * window else None
 
 
-def _holds_frequencies(module: nn.Module) -> bool:
+def holds_frequencies(module: nn.Module) -> bool:
+    """Whether a module has a table of frequencies."""
     names = (name for name, _ in module.named_buffers(recurse=False))
     return any(name == "inv_freq" or name.endswith("_inv_freq") for name in names)
 

@@ -9,13 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from ropepatch.columns import as_text, columns
 from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.files import json_text
 from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.reading_file import RIGHT, Reading
+from ropepatch.model.rotary import base_model
 from ropepatch.probing.client import TIMEOUT, Answer, RefusedError, Server
+from ropepatch.probing.in_memory import next_tokens
 from ropepatch.probing.judging import Judgement, Top, judge
 from ropepatch.probing.making import make_reading, tokenizer_of
 from ropepatch.probing.text import source_ids
@@ -31,7 +35,7 @@ class Probed:
     """What an engine makes of a checkpoint; see `Judgement`.
 
     Args:
-        engine: The address of the server.
+        engine: The address of the server, or the class of a loaded model.
         checkpoint: Whose reading it was compared with.
         reading: That reading.
         judgement: What follows.
@@ -86,7 +90,7 @@ class Probed:
 
 
 def probe(
-    server: str,
+    server: str | nn.Module,
     checkpoint: str | os.PathLike[str] | None = None,
     *,
     model: str = "",
@@ -96,27 +100,42 @@ def probe(
     say: Callable[[str], None] = lambda line: None,
     progress: Advance = lambda done, total: None,
 ) -> Probed:
-    """Tell whether a server computes the rope of a checkpoint that ropepatch extended."""
+    """Tell whether a server or a loaded model computes the rope of a checkpoint that ropepatch extended."""
     if save_reading and not checkpoint:  # into no folder that a server names
         raise RopepatchError(f"{argument('save_reading')} without a checkpoint", hint="name the CHECKPOINT")
+    if isinstance(server, nn.Module):
+        found = find(checkpoint or str(base_model(server).config.name_or_path), revision)
+        return probe_model(server, found, read_reading(found, save_reading, say))
     with Server(server, model, timeout) as asked:
         asked.look()
-        found = _found(checkpoint or asked.model, revision)
-        reading = _reading(found, save_reading, say)
+        found = find(checkpoint or asked.model, revision)
+        reading = read_reading(found, save_reading, say)
         tokenizer = tokenizer_of(found)
         ids = source_ids(reading.source, tokenizer, reading.vocabulary, found.name)[: reading.positions[-1]]
         answers, limit = _Asking(asked, reading, ids, tokenizer, say).all(progress)
     return Probed(asked.shown, found.name, reading, judge(reading, answers, limit), tuple(answers))
 
 
-def _found(name: str | os.PathLike[str], revision: str | None) -> Checkpoint:
+def probe_model(model: nn.Module, checkpoint: Checkpoint, reading: Reading) -> Probed:
+    """Tell whether a loaded model computes what the reading of a checkpoint says."""
+    tokenizer = tokenizer_of(checkpoint)
+    ids = source_ids(reading.source, tokenizer, reading.vocabulary, checkpoint.name)
+    answers = tuple(next_tokens(model, ids, reading.positions))
+    name = f"{type(base_model(model)).__name__} in memory"
+    return Probed(name, checkpoint.name, reading, judge(reading, answers), answers)
+
+
+def find(name: str | os.PathLike[str], revision: str | None = None) -> Checkpoint:
+    """The checkpoint that an engine serves, or a trainer trains."""
     try:
         return Checkpoint.find(name if isinstance(name, str) else Path(name), revision, weights=True)
     except RopepatchError as error:
         raise RopepatchError(str(error), hint="name the CHECKPOINT that the engine serves") from error
 
 
-def _reading(checkpoint: Checkpoint, save: bool, say: Callable[[str], None]) -> Reading:
+def read_reading(
+    checkpoint: Checkpoint, save: bool = False, say: Callable[[str], None] = lambda line: None
+) -> Reading:
     """The reading beside a checkpoint, else one that is made now."""
     if readings.exists(checkpoint.folder) and not save:
         reading = readings.read(checkpoint.folder)

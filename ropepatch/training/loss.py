@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ropepatch.model.config import text_config
-from ropepatch.model.head import evaluating, find_linear_head, shadowed
+from ropepatch.model.head import find_linear_head, in_eval_mode, shadowed
 from ropepatch.model.rotary import base_model
 from ropepatch.training.fused_loss import IGNORED, linear_cross_entropy
 
@@ -90,7 +90,7 @@ def linear_head(model: nn.Module) -> nn.Linear | None:
     vocabulary = text_config(base.config).vocab_size
     batch = _short_batch(vocabulary, base.get_input_embeddings().weight.device)
     inputs = {name: value for name, value in batch.items() if name != "labels"}
-    with evaluating(model), torch.no_grad():
+    with in_eval_mode(model), torch.no_grad():
         head = find_linear_head(model, base, inputs)
         losses = [causal_lm_loss(model, batch, head=layer).item() for layer in (head, None)]
     torch.clear_autocast_cache()  # of weights that were cast without gradients

@@ -198,7 +198,7 @@ def test_a_model_whose_rope_was_rounded_before_is_mapped_with_a_word(model, capl
     with put(model, "rerope"):
         assert not [one for one in caplog.records if one.levelname == "WARNING"]
     put(model.bfloat16(), "rerope")
-    assert "was rounded to bfloat16 before it was mapped" in caplog.text
+    assert "inv_freq is rounded to bfloat16" in caplog.text
 
 
 def test_a_model_on_the_meta_device_is_not_mapped(model):

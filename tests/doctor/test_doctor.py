@@ -247,7 +247,7 @@ def test_every_code_of_a_configuration_has_a_row():
         *(
             code
             for code in CODES
-            if code.startswith(("adapter-", "weights-", "index-", "shard-", "reading-"))
+            if code.startswith(("adapter-", "weights-", "index-", "shard-", "reading-", "rope-"))
         ),
         *(code for code, (severity, _) in CODES.items() if severity == "remark"),
     }

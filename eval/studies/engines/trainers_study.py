@@ -16,19 +16,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
 from engines_study import CASES, Row, Study, checkpoint_of, served
 from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
-from ropepatch.model import reading_file as readings
-from ropepatch.model.checkpoint import Checkpoint
+import ropepatch
 from ropepatch.model.reading_file import RIGHT
-from ropepatch.probing.judging import judge
-from ropepatch.probing.making import tokenizer_of
-from ropepatch.probing.text import source_ids
 
 TEXT = Dataset.from_list([{"text": "Once there was a fox."}] * 2)
 PAIRS = Dataset.from_list([{"prompt": "Once", "chosen": " there", "rejected": " two"}] * 2)
@@ -74,15 +69,9 @@ WAYS: dict[str, tuple[str, Callable[[Path, Path], Any]]] = {
 }
 
 
-@torch.inference_mode()
 def judged(model: Any, right: Path) -> dict[str, Any]:
     """What a model is by the reading of a checkpoint."""
-    reading, checkpoint = readings.read(right), Checkpoint(right)
-    ids = source_ids(reading.source, tokenizer_of(right), reading.vocabulary, checkpoint.name)
-    logits = model.eval().float()(torch.tensor([ids[: reading.positions[-1]]]), use_cache=False).logits[0]
-    values, tops = logits[torch.tensor(reading.positions) - 1].float().log_softmax(-1).topk(20)
-    answers = [dict(zip(*row, strict=True)) for row in zip(tops.tolist(), values.tolist(), strict=True)]
-    found = judge(reading, answers).to_dict()
+    found = ropepatch.probe(model.float(), right).judgement.to_dict()
     del found["divergences"]
     return found
 

@@ -13,6 +13,7 @@ CONFIG = "config.json"
 TOKENIZER = "tokenizer_config.json"
 GENERATION = "generation_config.json"
 ADAPTER = "adapter_config.json"
+MEMORY = "in memory"  # in a file's place, of a loaded model
 
 Severity = Literal["error", "warning", "remark"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "remark")
@@ -50,6 +51,11 @@ ERRORS = {
     "weights-misfit": "the model loads with random tensors in their place, or not at all",
     "weights-not-finite": "the model answers NaN to any text",
     "map-code-changed": "loading the checkpoint with trust_remote_code=True runs it",
+    # A loaded model
+    "rope-garbage": "positions mean nothing to the model, as if the words were shuffled",
+    "rope-zeros": "the model cannot tell one position from another",
+    "rope-rescaled": "it computes another rope than config.json will say that it saves",
+    "rope-of-other-length": "shorter and longer texts than that are read by the wrong frequencies",
     # Adapters
     "adapter-base-missing": "its rope is unknown",
     "adapter-base-changed": "the adapter's changes are differences to the weights it was trained on",
@@ -71,6 +77,7 @@ WARNINGS = {
     "reading-of-other-weights": "`ropepatch probe` calls a server wrong that computes the checkpoint rightly",
     "weights-unused": "transformers leaves them out, and what they are for",
     "weights-twice": "other programs may load them, and they may be another model's",
+    "rope-rounded": "the error grows with the position: far tokens are read in the wrong place",
     "adapter-base-lacks-rope": "PEFT, vLLM and transformers load the adapter with the rope of its base",
 }
 REMARKS = {
@@ -97,7 +104,10 @@ class DROP:
 
 @dataclass(frozen=True)
 class Edit:
-    """A change: the value at `path` of a JSON file becomes another; DROP removes the key."""
+    """A change: the value at `path` of a JSON file becomes another; DROP removes the key.
+
+    Of a loaded model the path is that of the module, and the name of its buffer or attribute.
+    """
 
     file: str
     path: Keys
@@ -114,7 +124,7 @@ class Finding:
             and a remark is only to be known.
         problem: What is wrong.
         remedy: What to do.
-        file: The file it is in, or the folder's name.
+        file: The file it is in, or the folder's name; `in memory` of a loaded model.
         key: The key in it, with dots; empty where it is about the whole file.
         value: The value found, as it is written there.
         edits: The changes that repair it; none where only a person can decide.
@@ -136,7 +146,7 @@ class Finding:
 
     @property
     def fixable(self) -> bool:
-        """Whether `--fix` repairs it."""
+        """Whether `--fix` repairs it, or `repair=True`."""
         return bool(self.edits)
 
     def to_dict(self) -> dict[str, Any]:
@@ -151,8 +161,13 @@ class Finding:
             "what": self.problem,
             "why": self.why,
             "remedy": self.remedy,
-            "--fix": "repairs it" if self.fixable else "leaves it to you" * (self.severity != "remark"),
         }
+        if self.file == MEMORY:
+            lines["repair"] = "repair=True writes what the config computes"
+        else:
+            lines["--fix"] = (
+                "repairs it" if self.fixable else "leaves it to you" * (self.severity != "remark")
+            )
         body = "".join(f"\n  {name:<8}{printable(line)}" for name, line in lines.items() if line)
         return f"{self.severity}: {self.code}{body}"
 

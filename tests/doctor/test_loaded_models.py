@@ -1,0 +1,278 @@
+"""The rope of a loaded model: drawn damage is named and mended, sound models are not accused."""
+
+import copy
+import random
+
+import pytest
+import torch
+from oldest import needs
+from peft import LoraConfig, get_peft_model
+from tiny_models import tiny_model
+
+import ropepatch
+from ropepatch import RopepatchError
+from ropepatch.attention.mapping import map_attention
+from ropepatch.model.checks.findings import MEMORY
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+YARN = PLAIN | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LISTS = {"short_factor": [1.0] * 8, "long_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.0]}
+ROPES = {
+    "default": PLAIN,
+    "linear": PLAIN | {"rope_type": "linear", "factor": 2.0},
+    "dynamic": PLAIN | {"rope_type": "dynamic", "factor": 2.0},
+    "yarn": YARN,
+    "llama3": YARN | {"rope_type": "llama3"} | BANDS,
+    "longrope": YARN | {"rope_type": "longrope"} | LISTS,
+}
+LAYERS = {"sliding_attention": PLAIN, "full_attention": YARN}
+FLAT, BY_LAYER = ("llama", "mistral", "qwen3", "qwen2", "gpt_neox"), ("gemma3_text", "olmo3")
+
+
+def made(model_type="llama", rope="yarn"):
+    needs(model_type)
+    parameters = LAYERS if model_type in BY_LAYER else ROPES[rope]
+    more = {"partial_rotary_factor": 1.0} if model_type == "gpt_neox" else {}
+    sizes = {"max_position_embeddings": 64 if rope in ("default", "dynamic") else 256}
+    return tiny_model(model_type, rope_parameters=copy.deepcopy(parameters), **sizes, **more)
+
+
+def buffers(model):
+    return {
+        f"{path}.{name}": (module, name)
+        for path, module in model.named_modules()
+        for name, _ in module.named_buffers(recurse=False)
+        if name.endswith("inv_freq")
+    }
+
+
+def ids(length):
+    return torch.randint(3, 128, (1, length), generator=torch.Generator().manual_seed(length))
+
+
+def garbage(table, draw):
+    table.copy_(torch.tensor([draw.randrange(2**31) for _ in table], dtype=torch.int32).view(torch.float32))
+    table[draw.randrange(len(table))] = draw.choice([torch.nan, -3.0, 4e-41, torch.inf])
+
+
+DAMAGES = {
+    "rope-garbage": garbage,
+    "rope-zeros": lambda table, draw: table.zero_(),
+    "rope-rounded": lambda table, draw: table.copy_(
+        table.to(draw.choice([torch.bfloat16, torch.float16])).float()
+    ),
+    "rope-rescaled": lambda table, draw: table.mul_(draw.choice([0.25, 0.9, 1.5])),
+}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_drawn_damage_to_one_buffer_is_named_alone_and_repaired_to_the_bit(seed):
+    draw = random.Random(seed)
+    model = made(draw.choice([*FLAT, *BY_LAYER]), draw.choice([*ROPES]))
+    with torch.no_grad():
+        sound, before = model(ids(40)).logits, copy.deepcopy(dict(model.named_buffers()))
+    key = draw.choice(sorted(buffers(model)))
+    code = [*DAMAGES][seed % len(DAMAGES)]
+    module, name = buffers(model)[key]
+    DAMAGES[code](getattr(module, name), draw)
+    assert [(one.code, one.key, one.file) for one in ropepatch.diagnose(model).findings] == [
+        (code, key, MEMORY)
+    ]
+    mended = ropepatch.diagnose(model, repair=True)
+    assert not mended.findings
+    assert [one.key for one in mended.repaired] == [key]
+    assert all(torch.equal(table, before[name]) for name, table in model.named_buffers())
+    with torch.no_grad():
+        assert torch.equal(model(ids(40)).logits, sound)
+
+
+def read(model, *lengths):
+    with torch.no_grad():
+        for length in lengths:
+            model(ids(length))
+    return model
+
+
+def patched(**given):
+    model = made(rope="default")
+    ropepatch.patch(model, to=256, **given)
+    return model
+
+
+def reloaded(folder, dtype, *kind):
+    made(*kind).save_pretrained(folder)
+    model = made(*kind)
+    return type(model).from_pretrained(folder, dtype=dtype)
+
+
+def adapted(model):
+    return get_peft_model(model, LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"))
+
+
+def swapped():
+    model = made(rope="default")
+    ropepatch.swap(model, "alibi")
+    return model
+
+
+def mapped():
+    model = made(rope="default")
+    map_attention(model, "rerope", to=256)
+    return model
+
+
+SOUND = {
+    "yarn": lambda folder: made(),
+    "patched": lambda folder: patched(method="yarn"),
+    "patched by another method, rounded since": lambda folder: patched(method="ntk").to(torch.bfloat16),
+    "a copy of a patched one": lambda folder: copy.deepcopy(patched(method="yarn")),
+    "patched and adapted": lambda folder: adapted(patched(method="yarn")),
+    "adapted": lambda folder: adapted(made()),
+    "compiled": lambda folder: torch.compile(made()),
+    "copied": lambda folder: copy.deepcopy(made()),
+    "bfloat16": lambda folder: reloaded(folder, torch.bfloat16),
+    "float16": lambda folder: reloaded(folder, torch.float16, "qwen3", "llama3"),
+    "bfloat16 by layer type": lambda folder: reloaded(folder, torch.bfloat16, "gemma3_text"),
+    "float64": lambda folder: made().double(),
+    "longrope": lambda folder: made(rope="longrope"),
+    "longrope after a long text": lambda folder: read(made(rope="longrope"), 100),
+    "longrope after both": lambda folder: read(made("qwen2", "longrope"), 100, 20),
+    "dynamic": lambda folder: made(rope="dynamic"),
+    "dynamic after a long text": lambda folder: read(made(rope="dynamic"), 100),
+    "dynamic after both": lambda folder: read(made(rope="dynamic"), 100, 20, 80),
+    "two tables": lambda folder: made("gemma3_text"),
+    "swapped": lambda folder: swapped(),
+    "mapped": lambda folder: mapped(),
+    "no rope": lambda folder: tiny_model("gpt2"),
+}
+
+
+@pytest.mark.parametrize("kind", SOUND)
+def test_a_sound_model_is_not_accused(kind, tmp_path):
+    assert not ropepatch.diagnose(SOUND[kind](tmp_path)).findings
+
+
+def other(**changes):
+    """The table of the same model under other rope_parameters."""
+    return (
+        made(rope="default")
+        .model.rotary_emb.__class__(
+            tiny_model("llama", rope_parameters=YARN | changes, max_position_embeddings=256).config
+        )
+        .inv_freq
+    )
+
+
+PAIRS = torch.arange(8) / 8
+KNOWN = {
+    "unscaled": lambda: other(rope_type="default"),
+    "that scaling applied twice": lambda: other() ** 2 / other(rope_type="default"),
+    "that scaling factor doubled": lambda: other(factor=8.0),
+    "that scaling original length misread": lambda: other(original_max_position_embeddings=256),
+    "unscaled of base 500000": lambda: 500000.0**-PAIRS,
+    "unscaled of base 10000, divided by 4": lambda: 10000.0**-PAIRS / 4,
+    "by no scaling that is known": lambda: other() * torch.linspace(1, 0.8, 8),
+    "4 frequencies, not 8": lambda: other()[:4],
+}
+
+
+@pytest.mark.parametrize("kind", KNOWN)
+def test_another_scaling_is_named_where_it_is_a_known_one(kind):
+    model = made()
+    model.model.rotary_emb.inv_freq = KNOWN[kind]()
+    (found,) = ropepatch.diagnose(model).findings
+    assert found.code == "rope-rescaled"
+    assert kind in found.problem.split(";")[0]
+
+
+@pytest.mark.parametrize(("rope", "name"), [("dynamic", "inv_freq"), ("longrope", "original_inv_freq")])
+def test_the_frequencies_of_a_longer_text_that_would_stay_are_named_with_its_length(rope, name):
+    model, late = made(rope=rope), read(made(rope=rope), 128 if rope == "dynamic" else 65)
+    getattr(model.model.rotary_emb, name).copy_(late.model.rotary_emb.inv_freq)
+    (found,) = ropepatch.diagnose(model).findings
+    assert found.code == "rope-of-other-length"
+    assert ("128 tokens" if rope == "dynamic" else "65 tokens") in found.problem
+
+
+@pytest.mark.parametrize("layer", ["", "full_attention_"])
+def test_an_attention_factor_of_its_own_is_named_and_repaired(layer):
+    model = made("gemma3_text" if layer else "llama")
+    name, rotary = f"{layer}attention_scaling", model.model.rotary_emb
+    right = getattr(rotary, name)
+    setattr(rotary, name, 1.0)
+    assert [one.key.rpartition(".")[2] for one in ropepatch.diagnose(model, repair=True).repaired] == [name]
+    assert getattr(rotary, name) == right
+
+
+def test_a_configuration_that_was_changed_or_replaced_after_the_load_is_what_counts():
+    model = made(rope="default")
+    model.config.rope_parameters = dict(YARN)
+    keys = {one.key.rpartition(".")[2] for one in ropepatch.diagnose(model).findings}
+    assert keys == {"inv_freq", "original_inv_freq", "attention_scaling"}
+    model = made(rope="default")
+    model.config = made().config
+    assert ropepatch.diagnose(model, repair=True).repaired
+    assert torch.equal(model.model.rotary_emb.inv_freq, made().model.rotary_emb.inv_freq)
+
+
+@pytest.mark.parametrize("damage", ["inv_freq", "original_inv_freq"])
+def test_a_model_of_another_rope_is_measured_and_patched_by_nothing(damage, tiny):
+    model, tokenizer = copy.deepcopy(tiny[0]), tiny[1]
+    getattr(model.model.rotary_emb, damage).zero_()
+    verbs = [
+        lambda: ropepatch.perplexity(model, tokenizer, ["the fox"]),
+        lambda: ropepatch.passkey(model, tokenizer, lengths=[200], haystacks=3),
+        lambda: ropepatch.patch(model, "yarn", to="2x"),
+        lambda: map_attention(model, "rerope", to=512),
+    ]
+    for verb in verbs:
+        if damage == "original_inv_freq":  # which a rope that never changes does not read
+            verb()
+            if held := ropepatch.active(model):
+                held.remove()
+            continue
+        with pytest.raises(RopepatchError, match=r"rotary_emb.inv_freq is .*zeros") as caught:
+            verb()
+        assert "ropepatch.diagnose(model, repair=True)" in caught.value.hint
+    if damage == "inv_freq":
+        ropepatch.diagnose(model, repair=True)
+        verbs[0]()
+
+
+def test_a_model_that_was_rounded_is_measured_with_a_word(tiny, caplog):
+    model = copy.deepcopy(tiny[0]).to(torch.bfloat16)
+    ropepatch.perplexity(model, tiny[1], ["the fox"])
+    assert "inv_freq is rounded to bfloat16, 0.046 radians off at 256 tokens" in caplog.text
+    rotary, before = model.model.rotary_emb, model.dtype
+    ropepatch.diagnose(model, repair=True)
+    assert (rotary.inv_freq.dtype, model.dtype) == (torch.float32, before)
+    assert "inv_freq" not in model.state_dict()
+
+
+class Shard(torch.Tensor):
+    """As a DTensor of which this process holds a part."""
+
+    placements = (type("Shard", (), {"is_replicate": lambda self: False})(),)
+
+
+def test_what_cannot_be_read_is_said_and_left_alone():
+    model = made()
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq[:4].as_subclass(Shard)
+    found = ropepatch.diagnose(model)
+    assert not found.findings
+    assert "not inv_freq, of which this process holds no whole copy" in str(found)
+    model = made()
+    model.model.rotary_emb.__class__ = type(
+        "Own", (type(model.model.rotary_emb),), {"__init__": lambda s: None}
+    )
+    found = ropepatch.diagnose(model)
+    assert not found.findings
+    assert "not compared" in str(found)
+
+
+def test_only_a_loaded_model_is_repaired_in_memory():
+    with pytest.raises(RopepatchError, match="`repair` is for a loaded model, got tiny"):
+        ropepatch.diagnose("tiny", repair=True)

@@ -1,0 +1,137 @@
+"""A model in memory is probed as a server is, and a Trainer is stopped that computes another rope."""
+
+import logging
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+import ropepatch
+from ropepatch import RopepatchError
+from ropepatch.extension import record as records
+from ropepatch.model import reading_file as readings
+from ropepatch.model.mistakes import UNSCALED
+from ropepatch.model.reading_file import RIGHT
+from ropepatch.probing.judging import OTHER_MODEL
+from ropepatch.probing.mistakes import ropes
+
+
+def loaded(folder, rope=RIGHT, dtype=None):
+    """As a trainer loads it, in train mode, by the rope of a hypothesis."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    table, rotary = ropes(records.read(folder))[rope], model.model.rotary_emb
+    rotary.inv_freq, rotary.attention_scaling = table.inv_freq.clone(), table.attention_factor
+    return model.train()
+
+
+def adapted(model):
+    return get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+
+
+def checkpointing(model):
+    newer = getattr(model, "activation_checkpointing_enable", None)  # since transformers 5.19
+    (newer or model.gradient_checkpointing_enable)()
+    return model
+
+
+WAYS = {
+    "plain": lambda model: model,
+    "adapted": adapted,
+    "gradient checkpointing": checkpointing,
+    "compiled": lambda model: torch.compile(model, backend="eager"),
+    "bfloat16": lambda model: model,
+}
+
+
+def test_every_mistake_of_a_model_in_memory_is_told_as_that_of_a_server(extended):
+    for name in readings.read(extended).tops:
+        found = ropepatch.probe(loaded(extended, name), extended)
+        assert found.judgement.verdict == name, str(found)
+        assert found.to_dict()["engine"] == "LlamaForCausalLM in memory"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_however_it_is_wrapped_it_is_judged_and_left_as_it_was(extended, way):
+    model = WAYS[way](loaded(extended, dtype=torch.bfloat16 if way == "bfloat16" else None))
+    next(model.modules()).training = False  # one module in another mode than the others
+    modes = [module.training for module in model.modules()]
+    assert any(modes)
+    assert ropepatch.probe(model).is_right  # of the checkpoint that it names
+    assert [module.training for module in model.modules()] == modes
+    assert all(weight.grad is None for weight in model.parameters())
+    loss = model(input_ids=torch.ones(1, 8, dtype=torch.long), labels=torch.ones(1, 8, dtype=torch.long)).loss
+    loss.backward()
+
+
+def test_another_model_and_one_that_computes_nothing_are_told(extended):
+    model = loaded(extended)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(0.5)
+    assert ropepatch.probe(model, extended).judgement.verdict == OTHER_MODEL
+    model.model.rotary_emb.inv_freq.fill_(torch.nan)
+    with pytest.raises(RopepatchError, match="NaN") as caught:
+        ropepatch.probe(model, extended)
+    assert "ropepatch.diagnose" in caught.value.hint
+
+
+def trained(model, folder, place, steps=4, callbacks=(), resume=None, **options):
+    arguments = TrainingArguments(
+        output_dir=str(place), max_steps=steps, save_steps=2, report_to=[], use_cpu=True, disable_tqdm=True
+    )
+    rows = [{"input_ids": [3, 4, 5, 6], "labels": [3, 4, 5, 6]}] * 8
+    probe = ropepatch.ProbeCallback(folder, **options)
+    trainer = Trainer(model, arguments, train_dataset=rows, callbacks=[*callbacks, probe])
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def said(caplog):
+    return [one.getMessage().partition(", ")[2] for one in caplog.records if one.name == "ropepatch"]
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, adapted], ids=["all weights", "adapted"])
+def test_a_trainer_is_probed_before_its_first_step_and_its_tables_are_looked_at_later(
+    extended, tmp_path, caplog, wrap
+):
+    caplog.set_level(logging.INFO, "ropepatch")
+    trained(wrap(loaded(extended)), extended, tmp_path, every=3)
+    begin, later = said(caplog)
+    assert begin.startswith("step 0: LlamaForCausalLM in memory computes it")
+    assert later == "step 3: the tables of the rope are those of the checkpoint"
+    caplog.clear()  # a resumed one is not probed: its weights have moved
+    trained(wrap(loaded(extended)), extended, tmp_path, every=9, resume=str(tmp_path / "checkpoint-2"))
+    assert said(caplog) == ["step 2: the tables of the rope are those of the checkpoint"]
+
+
+def test_a_trainer_that_drops_the_scaling_takes_no_step_unless_it_may(extended, tmp_path, caplog):
+    model = loaded(extended, UNSCALED)
+    before = model.lm_head.weight.clone()
+    with pytest.raises(RopepatchError, match=r"step 0: .* leaves the model unscaled"):
+        trained(model, extended, tmp_path)
+    assert torch.equal(model.lm_head.weight, before)
+    trained(model, extended, tmp_path, steps=1, every=1, raises=False)
+    assert [one.levelname for one in caplog.records if one.name == "ropepatch"] == ["WARNING"] * 2
+    assert "another rope, unscaled; the config (yarn) computes" in said(caplog)[1]
+
+
+class Damage(TrainerCallback):
+    """After a step the tables are gone, as after a shard that was not gathered."""
+
+    def on_step_begin(self, args, state, control, model=None, **given):
+        if state.global_step == 1:
+            model.model.rotary_emb.inv_freq.zero_()
+
+
+def test_tables_that_are_lost_in_training_stop_it(extended, tmp_path):
+    with pytest.raises(RopepatchError, match=r"step 2: .*inv_freq is .*zeros"):
+        trained(loaded(extended), extended, tmp_path, callbacks=[Damage()], every=1)
+
+
+def test_what_a_callback_needs_is_known_before_the_training(template):
+    with pytest.raises(RopepatchError, match="every must be at least 1 step, got 0"):
+        ropepatch.ProbeCallback(template, every=0)
+    with pytest.raises(RopepatchError, match=r"no reading\.json") as caught:
+        ropepatch.ProbeCallback(template)
+    assert "save_reading=True" in caught.value.hint
