@@ -19,6 +19,10 @@ def _types(names: str) -> ModelTypes:
     return ModelTypes(names.split())
 
 
+def _named(architectures: str) -> frozenset[str]:
+    return frozenset(architectures.split())
+
+
 # Each comment says what differs, and in which version it was read or run.
 
 # Remarks of a plan; transformers 5.23.
@@ -56,14 +60,14 @@ REBUILD_CACHE = _types("phi3 phimoe phi4_multimodal")  # generate(), where LongR
 IN_LLAMA_CPP = _types("llama mistral qwen2")  # logits of its LLaMA graph were compared; 0c1e57098
 # GGUF architectures of which llama.cpp reads rope.freq_base, linear and YaRN scalings (betas 32 and 1) and an
 # attention factor; b11434.
-GGUF_PLAIN = _types(
+GGUF_PLAIN = _named(
     "bailingmoe bailingmoe2 command-r deepseek dots1 ernie4_5 ernie4_5-moe falcon gemma gemma2 glm4 glm4moe "
     "gpt-oss hunyuan-moe internlm2 minimax-m2 nemotron olmo olmoe orion phi2 qwen2 qwen2moe qwen2vl qwen3 "
     "qwen35 qwen35moe qwen3moe qwen3next qwen3vl qwen3vlmoe seed_oss smollm3 stablelm starcoder2 xverse"
 )
-GGUF_GLOBAL = _types("gemma3 gemma3n")  # the same, and sliding-window layers keep their frequencies
-GGUF_FREQS = _types("apertus arcee deci exaone granite granitemoe llama minicpm nanbeige")  # and rope_freqs
-GGUF_FACTORS = _types("phi3 phimoe")  # and rope_factors_long and _short
+GGUF_GLOBAL = _named("gemma3 gemma3n")  # the same, and sliding-window layers keep their frequencies
+GGUF_FREQS = _named("apertus arcee deci exaone granite granitemoe llama minicpm nanbeige")  # and rope_freqs
+GGUF_FACTORS = _named("phi3 phimoe")  # and rope_factors_long and _short
 SCALED_EMBEDDINGS = _types("*gemma*")  # multiplied before the first layer; 5.23
 
 
