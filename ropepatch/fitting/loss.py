@@ -40,7 +40,7 @@ TAUGHT = 1 << 30  # bytes of the teacher's hidden states that are held
 AT_ONCE = 8192  # tokens of a forward pass, unless one window is longer
 ACTIVATIONS = 4 << 30  # bytes of them that are held
 VALUES = 16  # that a layer holds for every token, in units of the hidden size: counted on LLaMA in bfloat16
-SHORT = 0.6  # the least weight of the tokens within the trained context, of 1
+SHORT = 0.4  # the least weight of the tokens within the trained context, of 1
 BACKWARD = 2  # a backward pass costs as many forward passes, as is usual to count
 
 
