@@ -16,6 +16,7 @@ from typing import Any
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
 
+from ropepatch.extension.engines import Engine
 from ropepatch.extension.gguf import GgufPlan
 from ropepatch.extension.planning import Plan
 from ropepatch.model.config import LEGACY_KEYS, head_dim_of
@@ -24,9 +25,9 @@ from ropepatch.scaling.ramps import yarn_temperature
 from ropepatch.settings import find_named
 
 SWITCHED = ("default", "linear", "yarn")  # rope types for which llama.cpp has switches
-NO_SWITCH = {"ollama": "a Modelfile has no rope parameter", "mlx-lm": "mlx_lm.server has no rope switch"}
+FOLDED = "its factors of queries are folded into the weights"
 GGUF_NAMES = {"mistral": "llama"}  # of architectures that llama.cpp calls otherwise
-FILE = "FILE.gguf"  # of the checkpoint as it is
+FILE = "FILE.gguf"  # of the unchanged checkpoint
 
 
 @dataclass(frozen=True)
@@ -70,33 +71,33 @@ def serving(plan: Plan | GgufPlan, engine: str) -> Serving:
         RopepatchError: For another engine.
     """
     way = find_named(engine, ENGINES, "engine", {})
-    if isinstance(plan, GgufPlan):
-        return _serving_gguf(plan, engine, way)
-    cache = cache_bytes(plan.source.config, plan.target)
-    row = next(row for row in plan.engines if row.engine == way.row)
-    never = row.note if plan.remapping or (row.reads == "no" and not way.gguf) else None
-    if way.gguf and plan.scaling.length_dependent:
-        never = "a GGUF file holds no rope that follows the length"
-    if never:
+    cache = None if isinstance(plan, GgufPlan) else cache_bytes(plan.source.config, plan.target)
+    if never := _never(plan, way):
         return Serving(engine, (), never, cache=cache)
-    if why := "its factors of queries are folded into the weights" if plan.queries else way.why_not(plan):
+    if why := FOLDED if getattr(plan.method, "queries", None) else way.why_not(plan):
         written = (line.format(target=plan.target) for line in way.written)
-        places = (FILE, "NEW.gguf") if way.gguf else (plan.model, "DIR")
-        return Serving(engine, (_extend(plan, *places), *written), why, cache=cache)
-    note = row.note if row.reads == "partly" and not way.gguf else way.note
+        return Serving(engine, (_extend(plan, way.gguf), *written), why, cache=cache)
+    note = ""
+    if isinstance(plan, Plan):
+        row = _row(plan, way)
+        note = f"{FILE} is the checkpoint as it is" if way.gguf else row.note * (row.reads == "partly")
     return Serving(engine, tuple(way.direct(plan)), note=note, cache=cache)
 
 
-def _serving_gguf(plan: GgufPlan, engine: str, way: _Way) -> Serving:
-    """How llama.cpp and ollama serve a plan of a GGUF file."""
-    if not way.gguf:
-        return Serving(engine, (), "it is told a rope beside a checkpoint folder, not beside a GGUF file")
-    why = "no switch says its table of frequencies" if plan.tensors else None
-    if engine == "llama.cpp" and why is None:
-        file = shlex.quote(plan.model)
-        return Serving(engine, (_llama_server(file, plan.source.architecture, plan.target, plan.said),))
-    written = (line.format(target=plan.target) for line in way.written)
-    return Serving(engine, (_extend(plan, plan.model, "NEW.gguf"), *written), why or NO_SWITCH[engine])
+def _never(plan: Plan | GgufPlan, way: _Way) -> str | None:
+    """Why an engine cannot serve a plan at all; None where it can."""
+    if isinstance(plan, GgufPlan):
+        return None if way.gguf else "it takes a rope beside a checkpoint folder, not beside a GGUF file"
+    row = _row(plan, way)
+    if plan.remapping or (row.reads == "no" and not way.gguf):
+        return row.note
+    if way.gguf and plan.scaling.length_dependent:
+        return "a GGUF file holds no rope that follows the length"
+    return None
+
+
+def _row(plan: Plan, way: _Way) -> Engine:
+    return next(row for row in plan.engines if row.engine == way.row)
 
 
 def cache_bytes(config: PreTrainedConfig, tokens: int) -> int | None:
@@ -125,23 +126,21 @@ def cache_bytes(config: PreTrainedConfig, tokens: int) -> int | None:
 
 @dataclass(frozen=True)
 class _Way:
-    """How one engine is told a rope.
+    """How one engine takes a rope.
 
     Args:
         row: Its row in `Plan.engines`.
         written: Of a written checkpoint, what to type.
-        why_not: Why its switches do not say the rope of a plan; None where they do.
-        direct: The lines to type where they do.
+        why_not: Why it takes the rope of a plan from a written checkpoint alone; None where switches do.
+        direct: The lines to type with these switches.
         gguf: Whether it reads a GGUF file.
-        note: What to know of the switches.
     """
 
     row: str
     written: tuple[str, ...]
-    why_not: Callable[[Plan], str | None] = lambda plan: None
-    direct: Callable[[Plan], Iterator[str]] = lambda plan: iter(())
+    why_not: Callable[[Any], str | None] = lambda plan: None
+    direct: Callable[[Any], Iterator[str]] = lambda plan: iter(())
     gguf: bool = False
-    note: str = ""
 
 
 def _vllm(plan: Plan) -> Iterator[str]:
@@ -171,7 +170,10 @@ def _named(plan: Plan) -> str:
     return f"{shlex.quote(plan.model)} --revision {plan.revision}"
 
 
-def _llama_cpp(plan: Plan) -> Iterator[str]:
+def _llama_cpp(plan: Plan | GgufPlan) -> Iterator[str]:
+    if isinstance(plan, GgufPlan):
+        yield _llama_server(shlex.quote(plan.model), plan.source.architecture, plan.target, plan.said)
+        return
     parameters = plan.rope_parameters
     kind, factor = parameters["rope_type"], parameters.get("factor", 1.0)
     kind = "none" if kind == "default" else kind
@@ -185,7 +187,7 @@ def _llama_cpp(plan: Plan) -> Iterator[str]:
 def _llama_server(
     file: str, architecture: str, target: int, said: Said, betas: tuple[float, float] = BETAS
 ) -> str:
-    """The command that serves a file with another rope; no table of divisors is said by a switch."""
+    """The command that serves a file with another rope, which has no table of divisors."""
     # Builds before 2026-08-30 (llama.cpp#28030) serve no more than the file's length.
     words = [f"llama-server -m {file} -c {target} --override-kv {architecture}.context_length=int:{target}"]
     words.append(f"--rope-freq-base {said.base:.10g} --rope-scaling {said.kind}")
@@ -200,11 +202,14 @@ def _llama_server(
     return " ".join(words)
 
 
-def _unsayable_to_llama_cpp(plan: Plan) -> str | None:
+def _without_switch(plan: Plan | GgufPlan) -> str | None:
+    """Why llama.cpp has no switches for a rope; None where it has."""
+    if isinstance(plan, GgufPlan):
+        return "no switch holds its table of frequencies" if plan.tensors else None
     parameters, kind = plan.rope_parameters, plan.rope_parameters["rope_type"]
     before = plan.site.of(plan.before["rope_parameters"]).get("rope_type", "default")
     if plan.site.layer_type:
-        return f"its switches do not tell the {plan.site.layer_type} layers from the others"
+        return f"its switches reach all layers, not the {plan.site.layer_type} ones alone"
     if before not in SWITCHED:
         return f"its switches would scale on top of the {before} rope in the file"
     if kind not in SWITCHED:
@@ -212,12 +217,13 @@ def _unsayable_to_llama_cpp(plan: Plan) -> str | None:
     return "it truncates the ramp" if kind == "yarn" and not parameters.get("truncate", True) else None
 
 
-def _extend(plan: Plan | GgufPlan, source: str, out: str) -> str:
-    """The command that writes the plan."""
+def _extend(plan: Plan | GgufPlan, gguf: bool) -> str:
+    """The command that writes the plan, as a GGUF file or as a checkpoint."""
+    source = FILE if gguf and isinstance(plan, Plan) else plan.model
     given = {key: plan.method.parameters().get(key) for key in sorted(plan.method.model_fields_set)}
     settings = [f"--set={key}={_text(value)}" for key, value in given.items() if value is not None]
     to = ["--to", f"{plan.target}", "--method", plan.method.name]
-    return shlex.join(["ropepatch", "extend", source, *to, *settings, "--out", out])
+    return shlex.join(["ropepatch", "extend", source, *to, *settings, "--out", "NEW.gguf" if gguf else "DIR"])
 
 
 def _text(value: Any) -> str:
@@ -237,16 +243,15 @@ ENGINES = {
     "llama.cpp": _Way(
         "llama.cpp",
         ("llama-server -m NEW.gguf -c {target}",),
-        _unsayable_to_llama_cpp,
+        _without_switch,
         _llama_cpp,
         gguf=True,
-        note=f"{FILE} is the checkpoint as it is",
     ),
     "ollama": _Way(
         "llama.cpp",
         ("# Modelfile, for `ollama create NAME`:", "FROM ./NEW.gguf", "PARAMETER num_ctx {target}"),
-        lambda plan: NO_SWITCH["ollama"],
+        lambda plan: "a Modelfile has no rope parameter",
         gguf=True,
     ),
-    "mlx-lm": _Way("mlx-lm", ("mlx_lm.server --model DIR",), lambda plan: NO_SWITCH["mlx-lm"]),
+    "mlx-lm": _Way("mlx-lm", ("mlx_lm.server --model DIR",), lambda plan: "mlx_lm.server has no rope switch"),
 }

@@ -20,9 +20,9 @@ import subprocess
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from ropepatch.probing.mistakes import ropes
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
-from study import Row, Study, by, table
+from study import Item, Row, Study, by, table
 
 RISING = [1.0 + 0.2 * pair for pair in range(16)]
 METHODS: dict[str, dict[str, Any]] = {  # that a static rope type holds, with what tiny's rope asks for
@@ -112,12 +112,12 @@ def served_by(command: str, output: Path) -> Iterator[str]:
                 server.wait()
 
 
-def ask(address: str, checkpoint: Path) -> ropepatch.Probed:
-    """The verdict on a server that may still be starting."""
+def once_started(ask: Callable[[], Item]) -> Item:
+    """What a server answers that may still be starting."""
     end = time.monotonic() + STARTS
     while True:
         try:
-            return ropepatch.probe(address, checkpoint)
+            return ask()
         except RopepatchError as error:
             starting = "no answer from" in str(error) or " answers 503" in str(error)
             if not starting or time.monotonic() > end:
@@ -139,7 +139,7 @@ def measure(case: Row, given: Namespace) -> Row:
     try:
         command = command_for(given.server, case["engine"], folder)
         with served_by(command, folder.with_suffix(".log")) as address:
-            found = ask(address, right).judgement.to_dict()
+            found = once_started(partial(ropepatch.probe, address, right)).judgement.to_dict()
     except RopepatchError as error:
         return {"verdict": None, "why": str(error)}
     del found["divergences"]

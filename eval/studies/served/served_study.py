@@ -12,7 +12,6 @@ the server reads the page once. All cells have one page before any has two.
 from __future__ import annotations
 
 import sys
-import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,7 +23,6 @@ from typing import Any
 import torch
 
 from ropepatch.data.texts import digest
-from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import Mean, difference
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.probing.client import Server
@@ -34,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 sys.path.insert(0, str(Path(__file__).parents[1] / "pages"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
 
-from engines_study import STARTS, served_by
+from engines_study import once_started, served_by
 from pages_study import Pages, by_kind, doubled
 from pages_tables import block_of, kinds_of
 from study import Row, Study, counted, share, signed, table
@@ -85,7 +83,7 @@ def measure(case: Row, given: Namespace) -> Row:
     name, haystack = page(case["page"], given.work)
     source, block = checkpoint(given.work), block_of(WINDOW)
     with served_by(command, given.work / "server.log") as address, Server(address) as server:
-        looked(server)
+        once_started(server.look)
         served = Served(server, source.tokenizer, source.config.vocab_size)
         ids = haystack.ids[: max(haystack.stops.values())]
         losses = torch.tensor(served.losses(ids, sampled(len(ids), block)))
@@ -101,20 +99,6 @@ def measure(case: Row, given: Namespace) -> Row:
         "losses": [round(block * value, 3) for value in means.tolist()],
         **by_kind(answers, haystack.stops),
     }
-
-
-def looked(server: Server) -> None:
-    """Wait until a server answers."""
-    end = time.monotonic() + STARTS
-    while True:
-        try:
-            server.look()
-            return
-        except RopepatchError as error:
-            starting = "no answer from" in str(error) or " answers 503" in str(error)
-            if not starting or time.monotonic() > end:
-                raise
-            time.sleep(1)
 
 
 def more(parser: ArgumentParser) -> None:
