@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -42,9 +41,10 @@ from ropepatch.model.rotary import (
     stock_table,
 )
 from ropepatch.model.source import download, locate
+from ropepatch.model.stated_rope import StatedRope
 from ropepatch.model.weights import Weights, fingerprint, read_headers
 from ropepatch.scaling.rope import Frequencies, Rope
-from ropepatch.settings import Length, relative_length, shown
+from ropepatch.settings import Length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -54,7 +54,7 @@ TEXT_PARTS = ("text_config", "decoder", "generator")  # where transformers looks
 
 
 @dataclass(frozen=True, eq=False)
-class Checkpoint:
+class Checkpoint(StatedRope):
     """A folder, the files of a Hub id, or a model in memory; what it holds is read when needed, and once.
 
     Args:
@@ -295,27 +295,6 @@ class Checkpoint:
             )
         return rope
 
-    @cached_property
-    def rope(self) -> Rope:
-        """The rope now, for the window that the model was trained on."""
-        if (window := self.original_window) is None:
-            return self._stated_rope
-        return self._stated_rope.model_copy(update={"original_max_position_embeddings": window})
-
-    @property
-    def window(self) -> int:
-        """L, the context that it reads now, in tokens."""
-        return self.rope.original_max_position_embeddings
-
-    @cached_property
-    def original_window(self) -> int | None:
-        """L as its user states it, in tokens; None where config.json says the same.
-
-        Raises:
-            RopepatchError: If it is no length, or the rope is scaled already.
-        """
-        return window_of_user(self.original, self._stated_rope)
-
     def with_rope(self, rope: Rope) -> Self:
         """The same with another rope than config.json states."""
         other = copy.copy(self)
@@ -333,7 +312,7 @@ class Checkpoint:
 
     def target(self, to: Length | None) -> int:
         """The target in tokens, which must be beyond the window."""
-        if (target := in_tokens(to, self.window)) > self.window:
+        if (target := self.in_tokens(to)) > self.window:
             return target
         keys = "max_position_embeddings", SEQUENCE
         stating = (key for key in keys if getattr(self.config, key, None) == self.window)
@@ -387,37 +366,3 @@ class Checkpoint:
             model.config.name_or_path = self.name
             model.config._commit_hash = self.revision
         return model
-
-
-def in_tokens(to: Length | None, window: int) -> int:
-    """A target in tokens, or as a multiple of a window."""
-    try:
-        # None has no index, which is the TypeError below.
-        return relative_length(to, window) if isinstance(to, str) else operator.index(to)  # type: ignore[arg-type]
-    except TypeError:
-        message = f"to must be a whole number of tokens, got {to!r}"
-        raise RopepatchError(message, hint="to=32_768") from None
-
-
-def window_of_user(original: Length | None, stated: Rope) -> int | None:
-    """The window that a user states for a rope, in tokens; None where the rope says the same.
-
-    Raises:
-        RopepatchError: If it is no length, or the rope is scaled already.
-    """
-    if original is None:
-        return None
-    before = stated.original_max_position_embeddings
-    try:
-        window = relative_length(original, before)
-    except RopepatchError as error:
-        message = f"{argument('original')} must be a number of tokens, got {shown(original)}"
-        raise RopepatchError(message, hint=error.hint) from error
-    if window == before:
-        return None
-    if stated.is_scaled:
-        raise RopepatchError(
-            f"{argument('original')} is {window}, but this rope is scaled already, to {before} tokens",
-            hint=f"leave {argument('original')} out, or start from the checkpoint it was scaled from",
-        )
-    return window

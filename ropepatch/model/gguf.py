@@ -13,9 +13,9 @@ import torch
 
 from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.model.architectures import GGUF_FACTORS, GGUF_FREQS, GGUF_GLOBAL, GGUF_PLAIN
-from ropepatch.model.checkpoint import in_tokens, window_of_user
 from ropepatch.model.gguf_file import GgufFile
 from ropepatch.model.rotary import float32_on_cpu
+from ropepatch.model.stated_rope import StatedRope
 from ropepatch.scaling import Scaling
 from ropepatch.scaling.powers import AdjustedBase, NTKAware, Unscaled, ntk_theta
 from ropepatch.scaling.ramps import yarn_temperature
@@ -67,7 +67,7 @@ class Said:
 
 
 @dataclass(frozen=True, eq=False)
-class GgufModel:
+class GgufModel(StatedRope):
     """The model of a GGUF file.
 
     Args:
@@ -170,26 +170,9 @@ class GgufModel:
     def _original_key(self) -> str:
         return self.key("rope.scaling.original_context_length")
 
-    @cached_property
-    def original_window(self) -> int | None:
-        """L as its user states it; None where the file says the same."""
-        return window_of_user(self.original, self._stated_rope)
-
-    @cached_property
-    def rope(self) -> Rope:
-        """The rope now, for the window that the model was trained on."""
-        if (window := self.original_window) is None:
-            return self._stated_rope
-        return self._stated_rope.model_copy(update={"original_max_position_embeddings": window})
-
-    @property
-    def window(self) -> int:
-        """L, the context that it reads now, in tokens."""
-        return self.rope.original_max_position_embeddings
-
     def target(self, to: Length | None) -> int:
         """The target in tokens, which must be beyond the window."""
-        if (target := in_tokens(to, self.window)) <= self.window:
+        if (target := self.in_tokens(to)) <= self.window:
             raise RopepatchError(
                 f"{self.name} already covers {self.window} tokens; nothing to extend to {target}",
                 hint=f"{argument('to')} is the target context, e.g. {argument('to', 4 * self.window)}",
