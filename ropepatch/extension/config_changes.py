@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
 
 from ropepatch.errors import RopepatchError
 from ropepatch.model.architectures import SCALED_BY_DEFAULT
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.checkpoint import UP_TO_SWITCH, Checkpoint
 from ropepatch.model.config import ORIGINAL, SCALING_KEYS, legacy_keys
-from ropepatch.model.rotary import SEQUENCE, float32_on_cpu
+from ropepatch.model.rotary import SEQUENCE, float32_on_cpu, switches
 from ropepatch.scaling import Scaling
 from ropepatch.scaling.rope import Frequencies, Rope, divisors
 from ropepatch.scaling.searched import longrope_attention_factor, longrope_parameters
@@ -48,11 +49,15 @@ def saved_ropes(scaling: Scaling, rope: Rope, current: dict[str, Any], to: int) 
     # A query temperature reads this L, also of an earlier scaling, and stays as the model was trained.
     kept = {ORIGINAL: current[ORIGINAL]} if {QUERY_TEMPERATURE, ORIGINAL} <= current.keys() else {}
     if native := scaling.native(rope):
+        if native["rope_type"] == current.get("rope_type") == "yarn":  # the softmax reads its keys
+            kept |= {key: current[key] for key in ("mscale", "mscale_all_dim") if key in current}
         parameters = own | {"rope_theta": rope.rope_theta} | native | kept
         if native["rope_type"] == "longrope":
             a = native["attention_factor"]
             parameters |= _mscales(a) if scaling.length_dependent else _lengths(a, rope, to, kept)
-        yield SavedRope(parameters, scaling.frequencies(rope))
+            yield SavedRope(parameters, scaling.frequencies(rope, to))
+        else:
+            yield SavedRope(parameters, scaling.frequencies(rope))
     elif scaling.name == current.get("rope_type") == "linear":
         both = {"rope_type": "linear", "factor": current["factor"] * scaling.factor}
         yield SavedRope(own | {"rope_theta": rope.rope_theta} | both | kept, scaling.frequencies(rope))
@@ -97,11 +102,18 @@ def _mscales(attention_factor: float) -> dict[str, float]:
 
 
 @float32_on_cpu()
-def find_changes(source: Checkpoint, scaling: Scaling, to: int) -> tuple[SavedRope, dict[str, Any]]:
-    """The first way to save that stock transformers computes to the bit, and what config.json says for it."""
-    distance = math.inf
+def find_changes(
+    source: Checkpoint, scaling: Scaling, to: int, *, static: bool = False
+) -> tuple[SavedRope, dict[str, Any]]:
+    """The first way to save that stock transformers computes to the bit, and what config.json says for it.
+
+    A `longrope` that switches keeps its list up to the switch, unless the result shall be ``static``.
+    """
+    distance, others = math.inf, source.other_frequencies()
+    if static:
+        others.pop(UP_TO_SWITCH, None)
     nulls = {"rope_scaling"} if source.config.model_type in SCALED_BY_DEFAULT else set()
-    for saved in _forms(source, scaling, to):
+    for saved in _forms(source, scaling, to, static):
         changes = _changes_of(source, saved.rope_parameters, to)
         for older in (legacy_keys(source.stated, saved.rope_parameters), {"rope_scaling": None}):
             candidate = changes | {
@@ -109,7 +121,7 @@ def find_changes(source: Checkpoint, scaling: Scaling, to: int) -> tuple[SavedRo
                 for key, value in older.items()
                 if value is not None or key in source.stated.keys() | nulls
             }
-            distance = min(distance, _distance_from_stock(source, candidate, saved.frequencies))
+            distance = min(distance, _distance_from_stock(source, candidate, saved.frequencies, others))
             if distance == 0:
                 return saved, candidate
     raise RopepatchError(
@@ -119,12 +131,20 @@ def find_changes(source: Checkpoint, scaling: Scaling, to: int) -> tuple[SavedRo
     )
 
 
-def _forms(source: Checkpoint, scaling: Scaling, to: int) -> Iterator[SavedRope]:
+def _forms(source: Checkpoint, scaling: Scaling, to: int, static: bool) -> Iterator[SavedRope]:
     """The ways to say a scaling; last the ones for a share of each head that the default rope ignores."""
     current = source.site.of(source.config.rope_parameters)
-    yield from saved_ropes(scaling, source.rope, current, to)
+    forms = saved_ropes(scaling, source.rope, current, to)
     if "partial_rotary_factor" in current:
-        yield from saved_ropes(scaling, source.rope, current | {"partial_rotary_factor": 1.0}, to)
+        whole = current | {"partial_rotary_factor": 1.0}
+        forms = chain(forms, saved_ropes(scaling, source.rope, whole, to))
+    if static or not switches(current):
+        yield from forms
+        return
+    kept = {key: current[key] for key in ("short_factor", ORIGINAL)} | {"factor": to / current[ORIGINAL]}
+    for saved in forms:  # of a rope that is scaled already: `longrope`
+        mscales = _mscales(saved.frequencies.attention_factor)
+        yield replace(saved, rope_parameters=saved.rope_parameters | kept | mscales)
 
 
 def _changes_of(source: Checkpoint, parameters: dict[str, Any], to: int) -> dict[str, Any]:
@@ -146,11 +166,13 @@ def _changes_of(source: Checkpoint, parameters: dict[str, Any], to: int) -> dict
     return changes
 
 
-def _distance_from_stock(source: Checkpoint, changes: dict[str, Any], expected: Frequencies) -> float:
+def _distance_from_stock(
+    source: Checkpoint, changes: dict[str, Any], expected: Frequencies, others: dict[str, list[float]]
+) -> float:
     """0 where stock transformers computes these frequencies to the bit, infinity where it refuses to."""
     try:
         changed = source.with_config(source.changed(changes))
         distance = changed.frequencies().distance(expected)
-        return distance if changed.other_frequencies() == source.other_frequencies() else math.inf
+        return distance if others.items() <= changed.other_frequencies().items() else math.inf
     except RopepatchError:
         return math.inf

@@ -16,7 +16,7 @@ from pydantic import StringConstraints
 
 from ropepatch.model.architectures import IGNORED_BY_4, NEWER_THAN_4, REFUSED_BY_4, UNSCALED_IN_MLX
 from ropepatch.model.record_file import Part, Text
-from ropepatch.scaling.ramps import yarn_temperature
+from ropepatch.scaling.ramps import shared_temperature, yarn_temperature
 from ropepatch.scaling.rope import Rope
 from ropepatch.scaling.searched import longrope_attention_factor
 
@@ -134,6 +134,8 @@ class _Written:
     @property
     def by_yarn(self) -> float:
         """The attention factor of an engine that takes YaRN's, whatever is written."""
+        if of_softmax := self.parameters.get("mscale_all_dim"):  # DeepSeek's kin, whose readers know the keys
+            return shared_temperature(self.factor, self.parameters.get("mscale", 1.0), of_softmax)
         return yarn_temperature(self.factor)
 
     def is_written(self, attention_factor: float) -> bool:

@@ -50,12 +50,16 @@ class ScaledRope(RotarySubstitute):
     shows = "table"
 
     table: nn.Module  # a shallow twin of the stock module, with buffers of its own
+    softmax: dict[
+        str, float
+    ]  # its scale before, by the path of an attention that reads rope_parameters for it
 
     @float32_on_cpu()
     def __init__(self, stock: nn.Module, plan: Plan) -> None:
         super().__init__(stock)
         self.plan = plan
         self.frequencies = plan.frequencies()
+        self.softmax = {}
         self.__dict__["table"] = scaled_twin(self.stock, self.plan.site, self.frequencies)
         self.follow(self.device)
 
@@ -117,6 +121,7 @@ class Patch(Substitution[ScaledRope]):
     def _undo(self) -> None:
         rope = self._substitute
         unfold_queries(self.model)
+        _set_softmax(self.model, rope.softmax)
         logger.info("%s: rope %s -> stock", type(self.model).__name__, rope.plan.scaling.name)
 
     def _active(self) -> ScaledRope:
@@ -188,11 +193,24 @@ def put(base: PreTrainedModel, source: Checkpoint, plan: Plan) -> Patch | Mapped
     with own_configs(base, *changes) as rope.configs:
         if plan.queries:
             fold_queries(base, source, plan.queries)
+        if source.tied_yarn:
+            modules = source.with_config(source.changed(changes)).skeleton.named_modules()
+            scales = {path: module.scaling for path, module in modules if hasattr(module, "scaling")}
+            rope.softmax = _set_softmax(base, scales)
         for key, value in changes.items():
             setattr(text_config(base.config), key, value)
     base.set_submodule(path, rope)
     logger.info("%s: rope stock -> %s", type(base).__name__, shown)
     return Patch(base, path, rope)
+
+
+def _set_softmax(model: nn.Module, scales: dict[str, float]) -> dict[str, float]:
+    """Set scales of the softmax by the path of their attention, and return those before."""
+    attentions: dict[str, Any] = {path: model.get_submodule(path) for path in scales}
+    before = {path: attention.scaling for path, attention in attentions.items()}
+    for path, attention in attentions.items():
+        attention.scaling = scales[path]
+    return before
 
 
 def active(model: nn.Module) -> Patch | None:

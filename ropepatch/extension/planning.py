@@ -34,14 +34,15 @@ from ropepatch.model.architectures import IN_LLAMA_CPP, remarks, trained_on
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.checks import config_errors
 from ropepatch.model.checks.case import THETA_KEYS
-from ropepatch.model.config import check_dequantised, quantization_of
+from ropepatch.model.config import ORIGINAL, check_dequantised, quantization_of
 from ropepatch.model.gguf import GgufModel
 from ropepatch.model.reading_file import LONGEST
 from ropepatch.model.record_file import FILE as RECORD
-from ropepatch.model.rotary import SEQUENCE, RotarySite, float32_on_cpu, stated_window
-from ropepatch.scaling import METHODS, Scaling, make_scaling
+from ropepatch.model.rotary import SEQUENCE, RotarySite, float32_on_cpu, stated_window, switches
+from ropepatch.scaling import METHODS, Scaling, YaRN, make_scaling
 from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, read_scaling
 from ropepatch.scaling.method import Method
+from ropepatch.scaling.ramps import shared_temperature
 from ropepatch.scaling.rope import Frequencies, Rope
 from ropepatch.scaling.searched import CustomDivisors
 from ropepatch.settings import Length, Queries, as_target, find_named, short_length, shown
@@ -152,12 +153,17 @@ class Plan:
             return map_support()
         return engine_support(self.rope_parameters, self.rope, self.target, self.model_type)
 
+    @property
+    def length_dependent(self) -> bool:
+        """Whether what is saved has other frequencies for another length."""
+        return self.scaling.length_dependent or switches(self.rope_parameters)
+
     @cached_property
     def patched(self) -> tuple[SavedRope, dict[str, Any]]:
         """Frequencies and config.json of a patched model; those at the target, if they depend on length."""
-        if not self.scaling.length_dependent:
+        if not self.length_dependent:
             return self._written
-        return find_changes(self.source, self.scaling.at(self.rope, self.target), self.target)
+        return find_changes(self.source, self.scaling.at(self.rope, self.target), self.target, static=True)
 
     def apply(self, raw: dict[str, Any]) -> dict[str, Any]:
         """The content of config.json after the extension, from its content before."""
@@ -211,7 +217,7 @@ class Plan:
         at = f" at {self.revision}" if self.revision else ""
         name = f"{printable(self.model)}{at} ({printable(self.model_type)})"
         lines: list[str | Table] = [
-            f"{name}: {window} -> {self.target} tokens",
+            f"{name}: {self.source.reach} -> {self.target} tokens",
             f"{method.name} ({method.paper}): factor={self.scaling.factor:g}{parameters_text(method)}",
         ]
         if self.site.layer_type:
@@ -272,12 +278,29 @@ def method_for(
     if file:
         file.check_model(method, source.rope, source.name, target)
         return file.scaling, target
-    return find_method(method).for_target(source.rope, target, parameters), target
+    found = find_method(method)
+    if isinstance(source, Checkpoint) and (stated := source.tied_yarn) and issubclass(found, YaRN):
+        parameters = {**_as_stated(stated, target / source.window), **parameters}
+    return found.for_target(source.rope, target, parameters), target
+
+
+def _as_stated(yarn: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    """The parameters of a YaRN of another factor, as its `rope_parameters` state the others."""
+    kept = {key: yarn[key] for key in ("beta_fast", "beta_slow", "truncate") if key in yarn}
+    if not yarn.get("mscale"):
+        return kept
+    return kept | {"attention_factor": shared_temperature(factor, yarn["mscale"], yarn["mscale_all_dim"])}
 
 
 @float32_on_cpu()
 def plan_by(source: Checkpoint, method: Method, target: int) -> Plan:
     """The plan of one method, whose missing parameters follow from the target."""
+    if (stated := source.tied_yarn) and not isinstance(method, YaRN):
+        raise RopepatchError(
+            f"{method.name} cannot extend {source.config.model_type}: YaRN's factor, {stated['factor']:g}, "
+            "also scales its softmax (mscale_all_dim)",
+            hint=f"{argument('method', 'yarn')} applies YaRN anew, by the factor that reaches the target",
+        )
     made = Plan(source, method.fitted(source.window, target), target)
     if made.remapping:
         check_mappable(source.skeleton, source.window)
@@ -392,6 +415,19 @@ def _warnings(source: Checkpoint, scaling: Scaling, to: int) -> Iterator[str]:
         yield (
             f"the model is already scaled: L = {window} is {'taken for ' * bool(doubled)}the window it reads "
             f"now{_on_top(scaling)}"
+        )
+    stated = source.site.of(config.rope_parameters)
+    if source.tied_yarn:
+        yield (
+            f"YaRN is applied anew from L = {window}, by {scaling.factor:g} in place of "
+            f"{stated['factor']:g}, and the scale of the softmax follows it (mscale_all_dim)"
+        )
+    if stated.get("rope_type") == "dynamic" and "alpha" not in stated:
+        yield f"its dynamic scaling, which begins beyond {window} tokens, is replaced"
+    if switches(stated):
+        yield (
+            f"texts of up to {stated[ORIGINAL]} tokens keep the frequencies of short_factor; an attention "
+            "factor is for all lengths"
         )
     if doubled:
         yield (

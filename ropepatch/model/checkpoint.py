@@ -19,6 +19,7 @@ from ropepatch.files import read_json
 from ropepatch.model.architectures import TIED, trained_on
 from ropepatch.model.checks import check_agreement
 from ropepatch.model.config import (
+    ORIGINAL,
     blueprint,
     check_rope_types,
     head_dim_of,
@@ -39,6 +40,7 @@ from ropepatch.model.rotary import (
     other_tables,
     read_rope,
     stock_table,
+    switches,
 )
 from ropepatch.model.source import download, locate
 from ropepatch.model.stated_rope import StatedRope
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 
 MOST_CONFIG = 4_000_000  # bytes; published ones have some 10,000
 TEXT_PARTS = ("text_config", "decoder", "generator")  # where transformers looks for the language model
+UP_TO_SWITCH = "up to the switch"  # the table of a `longrope` for texts of its original window
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,14 +289,25 @@ class Checkpoint(StatedRope):
         with float32_on_cpu():
             rope = read_rope(config, site)
             check_table_rules(config, site)
-        tied = config.model_type in TIED and site.of(config.rope_parameters).get("mscale_all_dim")
-        if rope.is_scaled and tied:
-            raise RopepatchError(
-                f"{config.model_type} ties its softmax scale to the rope scaling it already has "
-                "(mscale_all_dim)",
-                hint="start from the unscaled base checkpoint",
-            )
+        if stated := self.tied_yarn:
+            return Rope(rope.rotary_dim, stated["rope_theta"], stated[ORIGINAL])
         return rope
+
+    @cached_property
+    def tied_yarn(self) -> dict[str, Any] | None:
+        """The `rope_parameters` of a YaRN whose factor the scale of the softmax follows, too; else None.
+
+        No frequencies on top of it can be said to stock readers: YaRN is applied anew, by another factor.
+        """
+        stated = self.site.of(self.config.rope_parameters)
+        tied = self.config.model_type in TIED and stated.get("mscale_all_dim")
+        return stated if tied and stated["rope_type"] == "yarn" else None
+
+    @property
+    def reach(self) -> int:
+        """The context that it reads now, in tokens; more than L where its rope is scaled anew from L."""
+        stated = self.tied_yarn
+        return int(stated["factor"] * stated[ORIGINAL]) if stated else self.window
 
     def with_rope(self, rope: Rope) -> Self:
         """The same with another rope than config.json states."""
@@ -303,27 +317,33 @@ class Checkpoint(StatedRope):
         return other
 
     def frequencies(self) -> Frequencies:
-        """The frequencies that stock transformers computes from config.json: the judge of all others."""
-        return stock_table(self.config, self.site)
+        """The frequencies that stock transformers computes from config.json: the judge of all others.
+
+        Of a `longrope` that switches those beyond its switch.
+        """
+        return stock_table(self.config, self.site, beyond_switch=True)
 
     def other_frequencies(self) -> dict[str, list[float]]:
-        """Those of the layer types that are not scaled, with their attention factors."""
-        return other_tables(self.config, self.site)
+        """Those of the layer types that are not scaled, with their attention factors, and up to a switch."""
+        others = other_tables(self.config, self.site)
+        if switches(self.site.of(self.config.rope_parameters)):
+            others[UP_TO_SWITCH] = stock_table(self.config, self.site).inv_freq.tolist()
+        return others
 
     def target(self, to: Length | None) -> int:
         """The target in tokens, which must be beyond the window."""
-        if (target := self.in_tokens(to)) > self.window:
+        if (target := self.in_tokens(to)) > self.reach:
             return target
         keys = "max_position_embeddings", SEQUENCE
-        stating = (key for key in keys if getattr(self.config, key, None) == self.window)
+        stating = (key for key in keys if getattr(self.config, key, None) == self.reach)
         source = (
             "original" if self.original_window else next(stating, "factor x original_max_position_embeddings")
         )
         known = None if self.original_window else trained_on(self.config)
         shorter = f"; published ones were trained on {argument('original', known)}" if known else ""
         raise RopepatchError(
-            f"{self.name} already covers {self.window} tokens ({source}); nothing to extend to {target}",
-            hint=f"{argument('to')} is the target context, e.g. {argument('to', 4 * self.window)}{shorter}",
+            f"{self.name} already covers {self.reach} tokens ({source}); nothing to extend to {target}",
+            hint=f"{argument('to')} is the target context, e.g. {argument('to', 4 * self.reach)}{shorter}",
         )
 
     # Its weights

@@ -31,7 +31,7 @@ WITH_ORIGINAL = ("yarn", "longrope", "llama3")  # the types that need the window
 # The keys of a scaling; every other key of rope_parameters is the model's own and is carried over.
 SCALING_KEYS = frozenset({
     "rope_type", "type", "rope_theta", "original_max_position_embeddings", "attention_factor", "beta_fast",
-    "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_mscale", "long_mscale",
+    "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_mscale", "long_mscale", "alpha",
 }).union(*REQUIRED.values())  # fmt: skip
 # The last two are GPT-NeoX's names of rope_theta and partial_rotary_factor.
 LEGACY_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor", "rotary_emb_base", "rotary_pct")

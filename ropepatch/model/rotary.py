@@ -265,9 +265,15 @@ def other_tables(config: PreTrainedConfig, site: RotarySite) -> dict[str, list[f
     return frequencies | factors
 
 
-def stock_table(config: PreTrainedConfig, site: RotarySite) -> Frequencies:
-    """Compute the frequencies of a configuration by building its stock rotary module."""
+def stock_table(config: PreTrainedConfig, site: RotarySite, *, beyond_switch: bool = False) -> Frequencies:
+    """Compute the frequencies of a configuration by building its stock rotary module.
+
+    Of a `longrope` that switches those up to its switch, or those beyond.
+    """
     with stock_code(f"compute the frequencies of {config.model_type}"), float32_on_cpu():
+        if beyond_switch and switches(parameters := site.of(config.rope_parameters)):
+            config, beyond = copy.deepcopy(config), {"short_factor": parameters["long_factor"]}
+            config.rope_parameters = site.replaced(config.rope_parameters, parameters | beyond)
         with torch.device("meta"):
             pairs = getattr(site.rotary_class(config), site.attribute("inv_freq")).numel()
         if pairs > MAX_PAIRS:
@@ -310,28 +316,33 @@ def check_table_rules(config: PreTrainedConfig, site: RotarySite) -> None:
 
 
 def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
-    """Read the rope of a configuration; of an already scaled one, with the frequencies it carries."""
+    """Read the rope of a configuration; of an already scaled one, with the frequencies it carries.
+
+    A rope that follows the length is read as a text of the whole window is rotated: `dynamic` changes nothing
+    within it, and of two lists of `longrope` it is the one beyond their switch.
+    """
     parameters = site.of(config.rope_parameters)
-    kind = parameters.get("rope_type", "default")
-    lists = parameters.get("short_factor"), parameters.get("long_factor")
-    if kind == "dynamic" or (kind == "longrope" and lists[0] != lists[1]):
-        raise RopepatchError(
-            f"this model's rope ({kind}) already follows the sequence length: nothing fixed to extend",
-            hint="start from the checkpoint it was made from, or set one static rope first",
-        )
     for key, value in _leaves(config.rope_parameters):
         if isinstance(value, float) and not math.isfinite(value):
             raise RopepatchError(f"{key} must be a finite number, got {value}", hint="fix config.json")
-    table = stock_table(config, site)
+    table = stock_table(config, site, beyond_switch=True)
     window = _window(config, parameters)
-    theta = parameters["rope_theta"]
+    theta, d = parameters["rope_theta"], 2 * len(table.inv_freq)
+    if alpha := parameters.get("alpha"):  # HunYuan: NTK-aware by a number that no length changes
+        theta *= alpha ** (d / (d - 2))
     try:
-        plain = Rope(2 * len(table.inv_freq), theta, window)
+        plain = Rope(d, theta, window)
     except RopepatchError as error:
         raise RopepatchError(str(error), hint=error.hint or "correct config.json") from error
-    if kind == "default" and torch.equal(plain.inv_freq(), table.inv_freq):
+    kind = parameters.get("rope_type", "default")
+    if kind in ("default", "dynamic") and torch.equal(plain.inv_freq(), table.inv_freq):
         return plain
-    return Rope(plain.rotary_dim, theta, window, tuple(table.inv_freq.tolist()), table.attention_factor)
+    return Rope(d, theta, window, tuple(table.inv_freq.tolist()), table.attention_factor)
+
+
+def switches(parameters: dict[str, Any]) -> bool:
+    """Whether a `longrope` has one list of divisors up to its original window and another beyond."""
+    return parameters.get("short_factor") != parameters.get("long_factor")
 
 
 def _leaves(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -34,8 +34,13 @@ class StatedRope(ABC):
 
     @property
     def window(self) -> int:
-        """L, the context that it reads now, in tokens."""
+        """L, the context in tokens that its rope is scaled from."""
         return self.rope.original_max_position_embeddings
+
+    @property
+    def reach(self) -> int:
+        """The context that it reads now, in tokens; more than L where its rope is scaled anew from L."""
+        return self.window
 
     @cached_property
     def original_window(self) -> int | None:
@@ -69,7 +74,7 @@ class StatedRope(ABC):
         """
         try:
             # None has no index, which is the TypeError below.
-            return relative_length(to, self.window) if isinstance(to, str) else operator.index(to)  # type: ignore[arg-type]
+            return relative_length(to, self.reach) if isinstance(to, str) else operator.index(to)  # type: ignore[arg-type]
         except TypeError:
             message = f"to must be a whole number of tokens, got {to!r}"
             raise RopepatchError(message, hint="to=32_768") from None

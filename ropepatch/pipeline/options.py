@@ -26,7 +26,7 @@ from ropepatch.pipeline.running import Feedback, Show
 from ropepatch.probing.making import why_none
 from ropepatch.processes import Processes, join
 from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, method_label, read_scaling
-from ropepatch.settings import expected, name_of, relative_length, short_length
+from ropepatch.settings import expected, name_of, short_length
 from ropepatch.training.preparation import Prepared, prepare
 from ropepatch.training.recipe import Recipe, read_recipe
 from ropepatch.training.self_taught import DISTIL, self_taught
@@ -243,7 +243,7 @@ class ExtendOptions(Arguments):
             hint = f"{argument('to', '32k')}, or a {argument('recipe')}, which has a target"
             raise RopepatchError(f"{argument('to')} is missing", hint=hint)
         length = length or read_scaling(self.chosen).target
-        return relative_length(length, self.source.window)
+        return self.source.in_tokens(length)
 
     @cached_property
     def taught(self) -> tuple[Recipe | None, str | None]:

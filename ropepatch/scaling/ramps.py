@@ -19,6 +19,11 @@ def yarn_temperature(factor: float) -> float:
     return 0.1 * math.log(factor) + 1.0
 
 
+def shared_temperature(factor: float, mscale: float, mscale_all_dim: float) -> float:
+    """DeepSeek's attention factor, of YaRN's form with k ln s, less the share that scales its softmax."""
+    return (0.1 * mscale * math.log(factor) + 1.0) / (0.1 * mscale_all_dim * math.log(factor) + 1.0)
+
+
 def blend_by_rotations(rope: Rope, factor: float, low: float, high: float) -> Tensor:
     """theta/s at up to `low` rotations inside L, theta from `high` on, linear between: [D/2].
 

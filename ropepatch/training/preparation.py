@@ -103,10 +103,14 @@ def prepare(plan: Plan, recipe: Recipe) -> Prepared:
 def check_adaptable(plan: Plan, recipe: Recipe, model: Any) -> None:
     """Refuse a plan under which no model can be trained, or not by this recipe."""
     refuse_map(plan.method.name)
-    if plan.scaling.length_dependent:
+    if plan.length_dependent:
+        switched = not plan.scaling.length_dependent
         raise RopepatchError(
-            f"{plan.scaling.name} follows the length: there are no fixed frequencies to adapt to",
-            hint="adapt with a static method",
+            f"{plan.model if switched else plan.scaling.name} follows the length: there are no fixed "
+            "frequencies to adapt to",
+            hint="give config.json one list for all lengths, its long_factor for short_factor, too"
+            if switched
+            else "adapt with a static method",
         )
     if plan.source.is_quantised:
         raise RopepatchError(

@@ -4,16 +4,12 @@ import json
 
 import pytest
 import torch
-from families import MODELS
-from tiny_models import CAUSAL_LM_TYPES, tiny_config, tiny_model
+from tiny_models import tiny_config, tiny_model
 from transformers import AutoModelForCausalLM, LlamaConfig
-from transformers.models.auto.configuration_auto import model_type_to_module_name
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.model.architectures import TIED
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.rotary import stock_table
 
 WINDOW = 64
 
@@ -136,27 +132,6 @@ def test_the_base_of_gemmas_local_layers_is_looked_at_too(tmp_path):
     assert any(
         "rope_local_base_freq" in str(one) for one in ropepatch.diagnose(tmp_path, measure=False).findings
     )
-
-
-def test_a_softmax_scale_that_is_tied_to_the_rope_is_refused_where_attention_reads_the_key_and_there_alone():
-    """By the sources of transformers: DeepSeek's kin multiply all logits by mscale_all_dim."""
-    files = {
-        name: (MODELS / model_type_to_module_name(name)).glob("modeling_*.py") for name in CAUSAL_LM_TYPES
-    }
-    reading = {
-        name for name, found in files.items() if any("mscale_all_dim" in file.read_text() for file in found)
-    }
-    assert {"deepseek_v3", "longcat_flash", "youtu"} <= reading <= TIED
-    rope = YARN | {"original_max_position_embeddings": WINDOW, "mscale": 1.0, "mscale_all_dim": 0.707}
-    carrying, obeying = (tiny_config(model_type) for model_type in ("llama", "deepseek_v3"))
-    for one in (carrying, obeying):
-        one.rope_parameters |= rope
-    made = ropepatch.plan(carrying, to="2x", method="linear")
-    stock = stock_table(carrying, made.site)
-    torch.testing.assert_close(made.frequencies().inv_freq, stock.inv_freq / 2, rtol=3e-7, atol=0)
-    assert made.frequencies().attention_factor == stock.attention_factor
-    with pytest.raises(RopepatchError, match="deepseek_v3 ties its softmax scale"):
-        ropepatch.plan(obeying, to="2x", method="linear")
 
 
 @pytest.mark.parametrize("factor", [float("inf"), float("nan")])

@@ -1,0 +1,134 @@
+"""Checkpoints whose scaling is more than frequencies: two lists, `dynamic`, a softmax that follows."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from families import MODELS, refusal
+from oldest import needs
+from tiny_models import CAUSAL_LM_TYPES, tiny_model
+from transformers import AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import model_type_to_module_name
+
+import ropepatch
+from ropepatch import RopepatchError
+from ropepatch.extension.writing import extend
+from ropepatch.model.architectures import TIED
+
+WINDOW, TARGET = 64, 128
+
+
+def logits(model, tokens):
+    ids = torch.randint(3, 60, (1, tokens), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        return model(ids, use_cache=False).logits
+
+
+def written(model, folder, **request):
+    """The config.json with which a model is saved under a plan, and the model that stock reloads."""
+    model.save_pretrained(folder / "source")
+    out = extend(ropepatch.plan(folder / "source", **request), folder / "out")
+    return json.loads((out / "config.json").read_text()), AutoModelForCausalLM.from_pretrained(out).eval()
+
+
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "stated", "theta"),
+    [
+        ("llama", {"factor": 4.0}, 1e4),
+        ("hunyuan_v1_dense", {"factor": 1.0, "alpha": 1000.0}, 1e4 * 1000 ** (16 / 14)),
+    ],
+)
+def test_dynamic_is_extended_as_the_plain_rope_it_is_within_its_window(tmp_path, model_type, stated, theta):
+    needs(model_type)
+    model = tiny_model(model_type, max_position_embeddings=WINDOW, rope_parameters=DYNAMIC | stated)
+    made = ropepatch.plan(model, to="2x")
+    expected = theta ** -(np.arange(0, 16, 2) / 16)
+    np.testing.assert_allclose(made.rope.inv_freq(), expected, rtol=3e-7)
+    assert bool([line for line in made.warnings if "is replaced" in line]) == ("alpha" not in stated)
+    raw, reloaded = written(model, tmp_path, to="2x")
+    assert raw["rope_parameters"].items() >= {"rope_type": "yarn", "factor": 2.0}.items()
+    assert "alpha" not in raw["rope_parameters"]
+    with ropepatch.patch(model, to="2x"):
+        assert torch.equal(logits(model, TARGET), logits(reloaded, TARGET))
+
+
+LISTS = {"short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7], "long_factor": [1.0, 2, 3, 4, 5, 6, 7, 8]}
+SWITCHING = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16} | LISTS
+
+
+@pytest.mark.parametrize("method", ["ntk", "yarn"])
+def test_of_two_lists_the_one_beyond_the_switch_is_scaled_and_the_other_stays(tmp_path, method):
+    own = {"max_position_embeddings": WINDOW, "original_max_position_embeddings": 16}
+    model = tiny_model("phi3", rope_parameters=SWITCHING, **own)
+    raw, reloaded = written(model, tmp_path, to=TARGET, method=method)
+    rope = raw["rope_parameters"]
+    assert (rope["short_factor"], rope["original_max_position_embeddings"]) == (LISTS["short_factor"], 16)
+    if method == "ntk":  # no attention factor: short texts are read as before, to the bit
+        assert torch.equal(logits(reloaded, 16), logits(model, 16))
+        expected = np.array(LISTS["long_factor"]) * 2 ** (np.arange(8) / 7)
+        np.testing.assert_allclose(rope["long_factor"], expected, rtol=3e-7)
+    before = logits(model, TARGET)
+    with ropepatch.patch(model, method, to=TARGET) as patch:
+        assert torch.equal(logits(model, TARGET), logits(reloaded, TARGET))
+        parameters = model.config.rope_parameters  # the patch has one rotation for every length, and says so
+        assert parameters["short_factor"] == parameters["long_factor"]
+        assert any("keep the frequencies of short_factor" in line for line in patch.plan.warnings)
+    assert torch.equal(logits(model, TARGET), before)
+
+
+def test_adaptation_has_no_fixed_frequencies_where_a_list_stays(tmp_path):
+    own = {"max_position_embeddings": WINDOW, "original_max_position_embeddings": 16}
+    tiny_model("phi3", rope_parameters=SWITCHING, **own).save_pretrained(tmp_path / "source")
+    with pytest.raises(RopepatchError, match="follows the length") as refused:
+        ropepatch.extend(tmp_path / "source", out=tmp_path / "out", to=TARGET, recipe="tiny")
+    assert "its long_factor for short_factor" in refused.value.hint
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+YARN |= {"beta_fast": 16.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0.707}
+
+
+def test_the_types_whose_softmax_follows_the_factor_are_known():
+    """By the sources of transformers: DeepSeek's kin multiply all logits by mscale_all_dim."""
+    files = {
+        name: (MODELS / model_type_to_module_name(name)).glob("modeling_*.py") for name in CAUSAL_LM_TYPES
+    }
+    reading = {
+        name for name, found in files.items() if any("mscale_all_dim" in file.read_text() for file in found)
+    }
+    assert {"deepseek_v3", "longcat_flash", "youtu"} <= reading <= TIED
+
+
+@pytest.mark.parametrize("model_type", sorted({*TIED} & {*CAUSAL_LM_TYPES}))
+def test_where_the_softmax_follows_the_factor_yarn_is_applied_anew_by_a_greater_one(tmp_path, model_type):
+    if refusal(model_type):
+        pytest.skip(f"{model_type} is refused")
+    model = tiny_model(model_type, rope_parameters=YARN, max_position_embeddings=WINDOW)
+    raw, reloaded = written(model, tmp_path, to="2x")
+    softmax = 0.1 * 0.707 * np.log(8) + 1
+    expected = YARN | {"factor": 8.0, "attention_factor": pytest.approx((0.1 * np.log(8) + 1) / softmax)}
+    assert reloaded.config.max_position_embeddings == TARGET
+    assert {key: raw["rope_parameters"][key] for key in expected} == expected
+    before = logits(model, TARGET)
+    with ropepatch.patch(model, to="2x"):
+        assert torch.equal(logits(model, TARGET), logits(reloaded, TARGET))
+    assert torch.equal(logits(model, TARGET), before)
+
+
+def test_no_other_method_extends_where_the_softmax_follows_and_elsewhere_the_key_means_nothing():
+    tied, other = (
+        tiny_model(model_type, rope_parameters=YARN, max_position_embeddings=WINDOW)
+        for model_type in ("deepseek_v3", "llama")
+    )
+    with pytest.raises(RopepatchError, match="also scales its softmax") as refused:
+        ropepatch.plan(tied, to="2x", method="linear")
+    assert "yarn" in refused.value.hint
+    with pytest.raises(RopepatchError, match=f"already covers {WINDOW} tokens"):
+        ropepatch.plan(tied, to=WINDOW)
+    made = ropepatch.plan(other, to="2x", method="linear")
+    assert made.rope.is_scaled
+    torch.testing.assert_close(made.frequencies().inv_freq, made.rope.inv_freq() / 2, rtol=3e-7, atol=0)
