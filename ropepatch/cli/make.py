@@ -111,16 +111,18 @@ class _Screen:
             say_on_stderr(f"load:    python -c {shlex.quote(code)}")
             say_on_stderr("merge:   model.merge_and_unload().save_pretrained(FOLDER)")
             return
+        written = Checkpoint(extension.folder)
+        loading = call(f"{written.auto_class}.from_pretrained", folder, code=maps)
+        code = f"from transformers import {written.auto_class}; print({loading})"
         try:
-            _ = Checkpoint(extension.folder).tokenizer
+            _ = written.tokenizer
         except RopepatchError:
-            loading = call("AutoModelForCausalLM.from_pretrained", folder, code=maps)
-            code = f"from transformers import AutoModelForCausalLM; print({loading})"
             say_on_stderr("warning: no tokenizer was carried: the source has none that can be loaded")
             say_on_stderr(f"load:    python -c {shlex.quote(code)}")
         else:
-            loading = call("pipeline", "text-generation", folder, code=maps)
-            code = f'from transformers import pipeline; print({loading}("Once"))'
+            if written.auto_class == "AutoModelForCausalLM":
+                loading = call("pipeline", "text-generation", folder, code=maps)
+                code = f'from transformers import pipeline; print({loading}("Once"))'
             say_on_stderr(f"load:    python -c {shlex.quote(code)}")
             say_on_stderr(f"measure: ropepatch eval {shlex.quote(folder)} --text FILE")
         if not extension.pushed:
@@ -136,7 +138,7 @@ class _Screen:
         elif extension.pushed and self.record is not None:
             self.record |= {"pushed": _pushed_data(extension.pushed)}
             if not self.as_json:
-                _print_pushed(extension.pushed)
+                _print_pushed(extension.pushed, str(extension))
 
     def close(self) -> None:
         """Print the record, if JSON is wanted."""
@@ -276,7 +278,7 @@ def push(folder: str, repo: str, *, as_json: bool = False, **asked: Any) -> None
     if as_json:
         print(json_text(_pushed_data(pushed)))
     else:
-        _print_pushed(pushed)
+        _print_pushed(pushed, folder)
 
 
 def _pushed_data(pushed: Pushed) -> dict[str, Any]:
@@ -284,7 +286,7 @@ def _pushed_data(pushed: Pushed) -> dict[str, Any]:
     return asdict(pushed) | {"bytes": pushed.num_bytes}
 
 
-def _print_pushed(pushed: Pushed) -> None:
+def _print_pushed(pushed: Pushed, folder: str) -> None:
     """What a push did: the outcome on stdout, what the user should know on stderr."""
     notes = list(pushed.notes)
     if pushed.left_out:
@@ -313,7 +315,7 @@ def _print_pushed(pushed: Pushed) -> None:
             print(f"deleted {printable(name)}")
     else:
         print(f"nothing has changed since commit {pushed.commit}")
-    print(_how_to_load(pushed))
+    print(_how_to_load(pushed, folder))
 
 
 def _print_sizes(verb: str, pushed: Pushed) -> None:
@@ -321,7 +323,8 @@ def _print_sizes(verb: str, pushed: Pushed) -> None:
         print(f"  {verb}   {size / 1e6:>10.3f} MB  {printable(name)}")
 
 
-def _how_to_load(pushed: Pushed) -> str:
+def _how_to_load(pushed: Pushed, folder: str) -> str:
+    from ropepatch.model.checkpoint import Checkpoint
     from ropepatch.publishing.loading import call, load_adapter
 
     branch = None if pushed.branch == "main" else pushed.branch
@@ -329,7 +332,8 @@ def _how_to_load(pushed: Pushed) -> str:
     if "adapter_model.safetensors" in names:
         return load_adapter(pushed.repo, branch=branch, module="huggingface_hub.")
     code = "modeling_attention_map.py" in names
-    return call("AutoModelForCausalLM.from_pretrained", pushed.repo, branch=branch, code=code)
+    loading = f"{Checkpoint.find(folder).auto_class}.from_pretrained"
+    return call(loading, pushed.repo, branch=branch, code=code)
 
 
 def _files(count: int) -> str:

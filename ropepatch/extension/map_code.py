@@ -75,7 +75,7 @@ def map_changes(
         target: N.
         layers: The layers that rotate by the map, where not all do.
     """
-    if source.section is not None or source.own_config is not None:
+    if source.is_part or source.own_config is not None:
         return {}
     model_type = source.config.model_type
     described = {
@@ -97,7 +97,7 @@ def map_changes(
 def check_holds_map(source: Checkpoint) -> None:
     """Refuse a model with which a map can be used in memory, but not saved."""
     reasons = {
-        "its language model is a part of it": source.section is not None,
+        "its language model is a part of it": source.is_part,
         "its weights are quantised, and the result could not be compared": source.is_quantised,
     }
     for reason, holds in reasons.items():

@@ -20,10 +20,13 @@ from ropepatch.model.architectures import TIED, trained_on
 from ropepatch.model.checks import check_agreement
 from ropepatch.model.config import (
     ORIGINAL,
+    auto_class,
     blueprint,
     check_rope_types,
+    describes_at_top,
     head_dim_of,
     load_config,
+    part_of,
     quantization_of,
     text_config,
 )
@@ -52,7 +55,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MOST_CONFIG = 4_000_000  # bytes; published ones have some 10,000
-TEXT_PARTS = ("text_config", "decoder", "generator")  # where transformers looks for the language model
 UP_TO_SWITCH = "up to the switch"  # the table of a `longrope` for texts of its original window
 
 
@@ -232,9 +234,15 @@ class Checkpoint(StatedRope):
 
     @cached_property
     def section(self) -> str | None:
-        """The key of the part of config.json that describes the language model; None for the whole."""
-        whole = self.whole_config
-        return next((name for name in TEXT_PARTS if getattr(whole, name, None) is self.config), None)
+        """The key of the part of config.json that describes the language model; None where the top does."""
+        name = part_of(self.whole_config)
+        is_there = name is None or isinstance(self.raw.get(name), dict)
+        return name if is_there or not describes_at_top(self.raw) else None
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the language model is a part of one that also sees or hears, say."""
+        return self.config is not self.whole_config
 
     @property
     def stated(self) -> dict[str, Any]:
@@ -252,7 +260,10 @@ class Checkpoint(StatedRope):
         return full
 
     def changed(self, changes: dict[str, Any], raw: dict[str, Any] | None = None) -> dict[str, Any]:
-        """config.json, or another like it, with changes in its description of the language model."""
+        """config.json, or another like it, with changes in its description of the language model.
+
+        What the top repeats of a part stays: transformers 5 refuses a scaled rope there.
+        """
         whole = self.raw if raw is None else raw
         stated = self.stated_in(whole) | changes
         return stated if self.section is None else whole | {self.section: stated}
@@ -357,6 +368,11 @@ class Checkpoint(StatedRope):
     def fingerprint(self) -> str:
         """The fingerprint of the weights."""
         return fingerprint(self.weights)
+
+    @property
+    def auto_class(self) -> str:
+        """The name of the auto class that loads it."""
+        return str(auto_class(self.stock.raw["model_type"]).__name__)
 
     @property
     def is_quantised(self) -> bool:

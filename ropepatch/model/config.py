@@ -5,13 +5,17 @@ from __future__ import annotations
 import copy
 import math
 import reprlib
+from collections.abc import Iterable
 from typing import Any, TypeGuard
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
 from transformers.quantizers.auto import AutoHfQuantizer
 
 from ropepatch.errors import RopepatchError
@@ -37,6 +41,8 @@ SCALING_KEYS = frozenset({
 LEGACY_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor", "rotary_emb_base", "rotary_pct")
 ORIGINAL = "original_max_position_embeddings"
 SIZES = ("max_position_embeddings", ORIGINAL, "factor")
+TEXT_PARTS = ("text_config", "decoder", "generator")  # where transformers looks for the language model
+STATING = {"max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters"}  # a language model's
 MAX_LAYERS = 1000  # beyond these config.json is damaged, and a model takes all memory
 
 
@@ -68,7 +74,7 @@ def load_config(raw: dict[str, Any], own: type[PreTrainedConfig] | None = None) 
             hint="ropepatch extends decoder-only language models",
         )
     with stock_code("read config.json"):
-        config: PreTrainedConfig = CONFIG_MAPPING[model_type].from_dict(_decode_floats(raw))
+        config: PreTrainedConfig = CONFIG_MAPPING[model_type].from_dict(_without_twin(raw))
         parts = config, config.get_text_config(decoder=True)
     for layers in (getattr(part, "num_hidden_layers", 1) for part in parts):
         if not isinstance(layers, int) or not 0 < layers <= MAX_LAYERS:
@@ -77,7 +83,43 @@ def load_config(raw: dict[str, Any], own: type[PreTrainedConfig] | None = None) 
                 hint="fix config.json",
             )
     quantization_of(config)
+    name = part_of(config)
+    place = _stating(raw, config.sub_configs) if model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES else None
+    if name and place and not isinstance(raw.get(name), dict) and not describes_at_top(raw):
+        raise RopepatchError(
+            f"the installed transformers reads the language model of {model_type} in {name}, where "
+            f"config.json has none, and would take defaults; it describes one {place}",
+            hint=f"write what it says there into {name}",
+        )
     return config
+
+
+def part_of(config: PreTrainedConfig) -> str | None:
+    """The name of the part of a configuration that describes the language model; None for the whole."""
+    text = text_config(config)
+    return next((name for name in TEXT_PARTS if getattr(config, name, None) is text), None)
+
+
+def describes_at_top(raw: dict[str, Any]) -> bool:
+    """Whether transformers reads a language model at the top of a config.json that has no part for it."""
+    probe = {key: value for key, value in raw.items() if key not in STATING} | {"rope_theta": 12345.0}
+    with stock_code("read config.json"):
+        made = text_config(CONFIG_MAPPING[raw["model_type"]].from_dict(_decode_floats(probe)))
+    ropes = getattr(made, "rope_parameters", None) or {}
+    return 12345.0 in (
+        ropes.get("rope_theta"),
+        *(rope.get("rope_theta") for rope in ropes.values() if isinstance(rope, dict)),
+    )
+
+
+def _stating(raw: dict[str, Any], parts: Iterable[str]) -> str | None:
+    """Where config.json describes a language model, but for the parts that transformers reads."""
+    if STATING & raw.keys():
+        return "at the top"
+    others = {key: value for key, value in raw.items() if isinstance(value, dict) and key not in parts}
+    found = ((key, _stating(value, ())) for key, value in others.items())
+    inner = ((key, place.removeprefix("at the top")) for key, place in found if place is not None)
+    return next((f"in {key}{place.replace('in ', '.')}" for key, place in inner), None)
 
 
 def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
@@ -132,6 +174,16 @@ def forward_operations(config: Any, weights: int, tokens: int) -> int:
     return 2 * tokens * (weights + int(config.num_hidden_layers) * queries * tokens)
 
 
+def _without_twin(raw: dict[str, Any]) -> dict[str, Any]:
+    """A config.json for transformers, which warns of an unscaled rope beside that of the language model."""
+    decoded: dict[str, Any] = _decode_floats(raw)
+    twin = decoded.get("rope_scaling")
+    is_part = any(isinstance(raw.get(name), dict) for name in TEXT_PARTS)
+    if is_part and isinstance(twin, dict) and twin.get("rope_type", twin.get("type")) in ("default", "mrope"):
+        del decoded["rope_scaling"]
+    return decoded
+
+
 def _decode_floats(value: Any) -> Any:
     """Copy a value deeply, with transformers' {"__float__": "Infinity"} as the number."""
     if isinstance(value, dict):
@@ -141,16 +193,26 @@ def _decode_floats(value: Any) -> Any:
     return [_decode_floats(item) for item in value] if isinstance(value, list) else value
 
 
+def auto_class(model_type: object) -> Any:
+    """The auto class of transformers that loads an architecture with the head of its language model.
+
+    Raises:
+        RopepatchError: If there is none.
+    """
+    if isinstance(model_type, str) and model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return AutoModelForCausalLM
+    if isinstance(model_type, str) and model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES:
+        return AutoModelForMultimodalLM
+    raise RopepatchError(
+        f"transformers has no model of type {model_type} that generates text by itself",
+        hint="ropepatch extends what AutoModelForCausalLM and AutoModelForMultimodalLM load",
+    )
+
+
 def blueprint(config: PreTrainedConfig) -> PreTrainedModel:
     """Build the model on the meta device, without memory for its weights."""
-    kind: Any = config.model_type
-    if not isinstance(kind, str) or kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise RopepatchError(
-            f"{config.model_type} is not a causal language model in transformers",
-            hint="ropepatch extends the models that AutoModelForCausalLM loads",
-        )
+    build: Any = auto_class(config.model_type).from_config
     with stock_code(f"build {config.model_type} from config.json"), torch.device("meta"):
-        build: Any = AutoModelForCausalLM.from_config
         # For a dtype it would set the default one, which is the process's; and it writes what it is given
         # into the configuration. For trust_remote_code=None it would ask on stdin.
         model: PreTrainedModel = build(copy.deepcopy(config), dtype=None, trust_remote_code=False)

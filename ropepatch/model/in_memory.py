@@ -22,7 +22,13 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.checks.findings import MEMORY, Edit, Finding, Key
 from ropepatch.model.config import ORIGINAL, SCALING_KEYS, text_config
 from ropepatch.model.mistakes import UNSCALED, misread
-from ropepatch.model.rotary import RotarySubstitute, base_model, float32_on_cpu, holds_frequencies
+from ropepatch.model.rotary import (
+    RotarySubstitute,
+    base_model,
+    float32_on_cpu,
+    holds_frequencies,
+    language_ropes,
+)
 from ropepatch.model.stock import stock_code
 from ropepatch.scaling.rope import Frequencies
 
@@ -59,7 +65,7 @@ def rope_findings(
         if isinstance(module, kinds):
             looked_at.append(f"{path}: not compared, as {module.state}")
             continue
-        config = _config_of(module, stated, is_alone=len(modules) == 1)
+        config = _config_of(module, stated, is_alone=[*language_ropes(base)] == [path])
         try:
             ropes = _ropes(path, module, config)
         except RopepatchError as error:
@@ -110,8 +116,14 @@ def write_ropes(model: nn.Module, findings: list[Finding]) -> None:
 
 
 def start_over(model: nn.Module) -> None:
-    """Reset stock `dynamic` ropes to their first frequencies; before transformers 5.13 they never are."""
-    for module in model.modules():
+    """Reset stock `dynamic` ropes to their first frequencies; before transformers 5.13 they never are.
+
+    Models whose images have positions of their own forget by how much those of an earlier one shift text.
+    """
+    modules: list[Any] = [*model.modules()]
+    for module in modules:
+        if hasattr(module, "rope_deltas"):
+            module.rope_deltas = None
         kinds = getattr(module, "rope_type", None) if hasattr(module, "original_max_seq_len") else None
         named = {f"{name}_": kind for name, kind in kinds.items()} if isinstance(kinds, dict) else {"": kinds}
         for prefix in (prefix for prefix, kind in named.items() if "dynamic" in (kind or "")):

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from transformers import (
-    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
@@ -19,7 +18,7 @@ from transformers import (
 )
 
 from ropepatch.errors import RopepatchError
-from ropepatch.model.config import load_config, text_config
+from ropepatch.model.config import auto_class, load_config, text_config
 from ropepatch.model.stock import no_progress_bars, stock_code
 from ropepatch.model.weights import MISFIT, Weights, mismatch
 
@@ -66,7 +65,6 @@ def load_model(
     if dtype is not None and dtype.itemsize < 2:  # float8 stores weights; torch has no default of it
         name = str(dtype).removeprefix("torch.")
         raise RopepatchError(f"no model computes in {name}", hint="dtype is float32, bfloat16 or float16")
-    load: Any = AutoModelForCausalLM.from_pretrained
     hint = "fix config.json or the weights so that transformers loads them"
     how = SAFELY | {"dtype": dtype or "auto", "use_safetensors": True, "output_loading_info": True}
     if device_map is not None:
@@ -74,6 +72,7 @@ def load_model(
     if quantization is not None:
         how["quantization_config"] = quantization
     own = load_config(raw) if config is None else config
+    load: Any = auto_class(own.model_type).from_pretrained
     compiles = own._attn_implementation == FLEX and not torch.accelerator.is_available()
     if compiles:  # on a CPU, for minutes
         own._attn_implementation = None

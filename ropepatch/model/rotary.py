@@ -63,13 +63,21 @@ def find_rotary(model: nn.Module) -> RotarySite:
         raise RopepatchError(substitute[1].state, hint=substitute[1].way_back)
     config: Any = model.config
     refusal = partial(_refusal, config.model_type)
-    modules = {name: module for name, module in model.named_modules() if holds_frequencies(module)}
+    modules = language_ropes(model)
     if not modules:
         raise refusal("it has no rotary module (positions are learned, biased or absent)")
+    if len(modules) > 1 and getattr(config, "thinker_config", None):
+        raise RopepatchError(
+            f"{config.model_type} is several models, of which its thinker reads text",
+            hint="save that alone, by from_pretrained and save_pretrained of transformers' class with "
+            "Thinker in its name, and extend it",
+        )
     if len(modules) > 1:
         raise refusal(f"it has {len(modules)} rotary modules: {', '.join(list(modules)[:3])}, ...")
     ((path, module),) = modules.items()
     rotary_class = type(module)
+    if state := list(module.state_dict()):
+        raise refusal(f"its {rotary_class.__name__} has weights of its own ({', '.join(state)})")
     if getattr(text_config(config), "is_heterogeneous", False):
         raise refusal("its configuration differs from layer to layer")
     arguments = list(inspect.signature(rotary_class.forward).parameters)
@@ -82,6 +90,18 @@ def find_rotary(model: nn.Module) -> RotarySite:
     if not hasattr(module, f"{GLOBAL_LAYERS}_inv_freq"):
         raise refusal(f"its rope differs by layer type and none is called {GLOBAL_LAYERS}")
     return RotarySite(path, rotary_class, GLOBAL_LAYERS)
+
+
+def language_ropes(model: nn.Module) -> dict[str, nn.Module]:
+    """The rotary modules of a model by their paths; of one that also sees or hears its language model's."""
+    whole: Any = model
+    decoder = whole if text_config(whole.config) is whole.config else whole.get_decoder()
+    within = set(map(id, decoder.modules()))
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if id(module) in within and holds_frequencies(module)
+    }
 
 
 class OwnConfigs:
@@ -304,7 +324,7 @@ def check_table_rules(config: PreTrainedConfig, site: RotarySite) -> None:
         stock = site.rotary_class(config)
         table = Frequencies(getattr(stock, site.attribute("inv_freq")), 1.0)
         half = Frequencies(table.inv_freq / 2, 3.0)
-        positions, x = torch.arange(5)[None], torch.zeros(1, 5, 8, dtype=torch.float32)
+        positions, x = _positions(site.of(config.rope_parameters)), torch.zeros(1, 5, 8, dtype=torch.float32)
         expected, got = (
             site.rotary_class.forward(scaled_twin(stock, site, frequencies), x, step * positions, *layer)
             for frequencies, step in ((table, 1), (half, 2))
@@ -313,6 +333,13 @@ def check_table_rules(config: PreTrainedConfig, site: RotarySite) -> None:
     if not all(torch.allclose(3 * one, other, atol=1e-6) for one, other in pairs):
         reason = f"{site.rotary_class.__name__} recomputes its frequencies in forward"
         raise _refusal(config.model_type, reason)
+
+
+def _positions(parameters: dict[str, Any]) -> Tensor:
+    """Some positions: [1, T], or [A, 1, T] of a rope whose pairs turn by one of A positions of a token."""
+    positions = torch.arange(5)[None]
+    axes = len(parameters.get("mrope_section") or parameters.get("xdrope_section") or ())
+    return torch.stack([positions * (axis + 1) for axis in range(axes)]) if axes else positions
 
 
 def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:

@@ -39,6 +39,8 @@ FAMILIES = {  # and what each does beside a projection
     "minicpm3": {},
     "falcon_h1": {"lm_head_multiplier": 0.3},
     "llama4_text": {},
+    "qwen3_vl": {},
+    "mistral3": {},
 }
 
 

@@ -12,7 +12,7 @@ from families import FAMILIES, plan_family, refusal
 from methods import example
 from oldest import BROKEN, NOT_YET
 from swaps import TRAINED, apart, logits, lora, pickled, put
-from tiny_models import CACHE, into, tiny_config, tiny_model
+from tiny_models import CACHE, COMPOSITE_TYPES, ROTARY_TYPES, into, tiny_config, tiny_model
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
@@ -64,12 +64,14 @@ PARTLY = [Case(model_type, "queries", "custom") for model_type in ("llama", "phi
 OTHERS = [Case(group, "family", "ntk-mixed") for group in FAMILIES] + [
     Case(model_type, "scaling", "yarn") for model_type in ("deepseek_v3", "gemma3_text")
 ]
+COMPOSITES = [Case(name, "scaling", "yarn") for name in COMPOSITE_TYPES if name in ROTARY_TYPES]
+FIRST = ("glm4v", "mistral3", "qwen2_vl", "qwen3_vl")  # the others in the sweep
 ONE_EACH = [Case("llama", "scaling", "yarn"), Case("llama", "map", "rerope"), Case("llama", "swap", "alibi")]
 
 
 def built(case: Case) -> Any:
     model_type = first_supported(case.model_type) if case.kind == "family" else case.model_type
-    if model_type is None:
+    if model_type is None or (case in COMPOSITES and refusal(case.model_type)):
         pytest.skip("each of them is refused")
     if model_type in BROKEN or model_type in NOT_YET or model_type not in CONFIG_MAPPING:
         pytest.skip("the installed transformers cannot build it")
@@ -255,9 +257,11 @@ def a_second_change_is_refused_and_harms_nothing(case: Case, folder: Path) -> No
 
 CHECKS: dict[Callable[[Case, Path], None], list[Case]] = {
     patched_is_reloaded_and_undone_is_before: [
-        *(SCALINGS + REMAPPINGS + ENCODED + GIVEN + GROWING + PARTLY + OTHERS)
+        *(SCALINGS + REMAPPINGS + ENCODED + GIVEN + GROWING + PARTLY + OTHERS + COMPOSITES)
     ],
-    a_written_checkpoint_is_the_patched_model: [*REMAPPINGS[:2], *GIVEN, GROWING[0], *PARTLY, *OTHERS],
+    a_written_checkpoint_is_the_patched_model: [
+        *(*REMAPPINGS[:2], *GIVEN, GROWING[0], *PARTLY, *OTHERS, *COMPOSITES)
+    ],
     an_adapter_trains_and_merges: ONE_EACH,
     older_keys_say_what_newer_ones_do: SCALINGS,
     a_copy_and_a_pickle_are_changed_on_their_own: [*ONE_EACH, ENCODED[-1], PARTLY[0]],
@@ -270,7 +274,12 @@ CHECKS: dict[Callable[[Case, Path], None], list[Case]] = {
 @pytest.mark.parametrize(
     ("check", "case"),
     [
-        pytest.param(check, case, id=f"{check.__name__}-{case}")
+        pytest.param(
+            check,
+            case,
+            id=f"{check.__name__}-{case}",
+            marks=[pytest.mark.sweep] * (case in COMPOSITES and case.model_type not in FIRST),
+        )
         for check, cases in CHECKS.items()
         for case in cases
     ],

@@ -9,14 +9,20 @@ import torch
 from oldest import BROKEN
 from transformers import (
     CONFIG_MAPPING,
-    AutoModelForCausalLM,
     LlamaForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
+
+from ropepatch.model.config import auto_class
 
 CAUSAL_LM_TYPES: tuple[str, ...] = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+# They also see or hear, and no class has their language model alone.
+COMPOSITE_TYPES = tuple(sorted({*MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES} - {*CAUSAL_LM_TYPES}))
 # absolute, learned or no positions, or (codegen, gptj, roformer) rotary tables without a rotary module
 NOT_ROTARY = """
     bart bert bert-generation big_bird bigbird_pegasus biogpt blenderbot blenderbot-small bloom
@@ -25,11 +31,19 @@ NOT_ROTARY = """
     mpt musicgen musicgen_melody mvp nemotron_h openai-gpt opt pegasus plbart prophetnet reformer
     rembert roberta roberta-prelayernorm roc_bert roformer rwkv trocr whisper xglm xlm xlm-roberta
     xlm-roberta-xl xlnet xlstm xmod zamba
+    blip blip-2 florence2 inkling2 inkling_mm_model instructblip instructblipvideo kosmos-2 kosmos-2.5
+    nemotron_h_omni pix2struct pp_formulanet t5gemma2 udop vision-encoder-decoder
 """
-# gemma3n needs timm and pillow; the two assistants run only on the hidden states of their target model
-NOT_BUILT = ("gemma3n", "gemma4_assistant", "gemma4_unified_assistant")
+# Some need timm, pillow or another model, others sizes that agree across their parts; the two assistants run
+# only on the hidden states of their target model.
+NOT_BUILT = (
+    *("chameleon", "cosmos3_edge", "deepseek_ocr2", "evolla", "fast_vlm", "fun_asr_nano", "gemma3n"),
+    *("gemma4_assistant", "gemma4_unified_assistant", "glm5_next", "granite4_vision", "granite_docling"),
+    *("hunyuan_vl", "kyutai_speech_to_text", "mistral4", "molmo2", "muse_spark", "nemo_speechlm"),
+    *("perception_lm", "qwen3_omni_moe", "shieldgemma2", "voxtral_realtime"),
+)
 ROTARY_TYPES: tuple[str, ...] = tuple(
-    t for t in CAUSAL_LM_TYPES if t not in {*NOT_ROTARY.split(), *NOT_BUILT, *BROKEN}
+    t for t in (*CAUSAL_LM_TYPES, *COMPOSITE_TYPES) if t not in {*NOT_ROTARY.split(), *NOT_BUILT, *BROKEN}
 )
 WEIGHT_SCALE = 6.0
 ROPE_KEYS = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
@@ -70,7 +84,10 @@ NO_DROPOUT = dict.fromkeys(
 )
 SMALL: dict[str, Any] = NO_DROPOUT | {name: size for size, names in SIZES.items() for name in names.split()}
 
+SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_interleaved": True, "mrope_section": [3, 3, 2]}
+UNMIXED = SECTIONS | {"mrope_section": [3, 3, 2]}
+HALF = SECTIONS | {"partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}
 QWEN_VL_TEXT = {"head_dim": 64, "rope_parameters": MROPE | {"partial_rotary_factor": 0.25}}
 
 ODD: dict[str, dict[str, Any]] = {
@@ -106,11 +123,15 @@ ODD: dict[str, dict[str, Any]] = {
         "swa_qk_nope_head_dim": 16,
         "swa_v_head_dim": 16,
     },
+    "ernie4_5_vl_moe_text": {"moe_intermediate_size": [32, 32], "rope_parameters": UNMIXED},
     "falcon_h1": {"mamba_d_ssm": 128},
     "deepseek_v4": {"head_dim": 64},
     "gemma4_text": {"global_head_dim": 32},
     "gemma4_unified_text": {"global_head_dim": 32},
     "gemma3n_text": {"num_kv_shared_layers": 0, "num_hidden_layers": 2},
+    "glm4v_moe_text": {"rope_parameters": HALF},
+    "glm4v_text": {"rope_parameters": HALF},
+    "glm_ocr_text": {"rope_parameters": SECTIONS},
     "granitemoehybrid": {
         "layer_types": ["linear_attention", "full_attention"],
         "position_embedding_type": "rope",
@@ -128,8 +149,15 @@ ODD: dict[str, dict[str, Any]] = {
         }
     },
     "moshi": {"audio_vocab_size": 32},
+    "paddleocr_vl_text": {"rope_parameters": SECTIONS},
+    "qwen2_5_omni_text": {"rope_parameters": SECTIONS},
+    "qwen2_5_vl_text": {"rope_parameters": SECTIONS},
+    "qwen2_vl_text": {"rope_parameters": SECTIONS},
     "qwen3_5_moe_text": QWEN_VL_TEXT,
     "qwen3_5_text": QWEN_VL_TEXT,
+    "qwen3_omni_moe_text": {"rope_parameters": MROPE},
+    "qwen3_vl_moe_text": {"rope_parameters": MROPE},
+    "qwen3_vl_text": {"rope_parameters": MROPE},
     "qwen4_exp_text": QWEN_VL_TEXT
     | {
         "hc_lowrank": 16,
@@ -187,7 +215,7 @@ def tiny_config(model_type: str, **more: Any) -> PreTrainedConfig:
 def tiny_model(model_type: str, *, seed: int = 0, **more: Any) -> PreTrainedModel:
     """A float32 model in eval mode whose weights are large enough for its logits to depend on positions."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(tiny_config(model_type, **more), dtype=torch.float32).eval()
+    model = auto_class(model_type).from_config(tiny_config(model_type, **more), dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim >= 2:

@@ -48,6 +48,7 @@ class Extended:
         captions: The captions of its figures, by the stem of their files.
         weights: The fingerprint of its weights; None for an adapter.
         branch: The branch of the Hub id to load it from; None for main.
+        loader: The auto class that loads it.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Extended:
     captions: Mapping[str, str] = field(default_factory=dict)
     weights: str | None = None
     branch: str | None = None
+    loader: str = "AutoModelForCausalLM"
 
     @property
     def short_name(self) -> str:

@@ -137,7 +137,8 @@ def _read(folder: Path, repo: str | None, branch: str | None) -> Extended:
     )
     if model.is_adapter:
         return model
-    return replace(model, weights=Checkpoint(folder).fingerprint)
+    checkpoint = Checkpoint(folder)
+    return replace(model, weights=checkpoint.fingerprint, loader=checkpoint.auto_class)
 
 
 def _pictures(model: Extended) -> Iterator[tuple[str, Picture]]:

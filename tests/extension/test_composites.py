@@ -1,0 +1,109 @@
+"""Checkpoints that also see: their language model is extended, and all else is as it was."""
+
+import copy
+
+import pytest
+import torch
+from tiny_models import tiny_config, tiny_model
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForMultimodalLM
+
+import ropepatch
+from ropepatch import RopepatchError
+from ropepatch.extension.planning import plan_method
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.head import evaluating
+
+PATCHES = (1, 4, 4)  # of the image: frames, rows, columns
+IMAGE, VIDEO = 100, 101  # of the 128 tokens
+OLDER = {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}, "rope_theta": 10000.0}
+
+
+@torch.no_grad()
+def three_tokens(model):
+    """What it generates of an image between words, token by token, and the logits of each."""
+    draw, merged = torch.Generator().manual_seed(0), 4
+    ids = torch.tensor([[5, 6, *[IMAGE] * merged, 7, 8, 9]])
+    vision = model.config.vision_config
+    values = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+    out = model.generate(
+        input_ids=ids,
+        mm_token_type_ids=(ids == IMAGE).int(),
+        image_grid_thw=torch.tensor([PATCHES]),
+        pixel_values=torch.randn(merged * 4, values, generator=draw),
+        max_new_tokens=3,
+        do_sample=False,
+        eos_token_id=None,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    return out.sequences, torch.stack(out.logits)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_vl", "qwen2_5_vl"])
+def test_an_image_is_read_as_by_the_checkpoint_that_is_written(tmp_path, model_type):
+    sizes = {"out_hidden_size": 64, "depth": 2, "num_heads": 4, "deepstack_visual_indexes": [0]}
+    config = tiny_config(model_type, image_token_id=IMAGE, video_token_id=VIDEO).to_dict()
+    config["vision_config"] |= sizes | {"fullatt_block_indexes": [1]}
+    model = AutoModelForMultimodalLM.from_config(AutoConfig.for_model(**config)).eval()
+    model.save_pretrained(tmp_path / "source")
+    (tmp_path / "source" / "preprocessor_config.json").write_text('{"patch_size": 16}')
+    before = three_tokens(model)
+    out = ropepatch.extend(tmp_path / "source", tmp_path / "out", to="4x", reading=False)
+    assert (out / "preprocessor_config.json").read_text() == '{"patch_size": 16}'
+    assert "rows, columns and frames of images" in str(out.plan)
+    reloaded = three_tokens(AutoModelForMultimodalLM.from_pretrained(out).eval())
+    with ropepatch.patch(model, out.plan):
+        patched = three_tokens(model)
+    assert all(map(torch.equal, patched, reloaded))
+    assert not torch.equal(patched[1], before[1])
+    assert all(map(torch.equal, three_tokens(model), before))
+
+
+@pytest.mark.filterwarnings("ignore:.rope_scaling. is deprecated")
+@pytest.mark.parametrize("places", [("text_config",), ("top",), ("top", "text_config")], ids=str)
+def test_older_keys_of_a_rope_with_three_positions_change_wherever_they_stand_and_nothing_else(places):
+    raw = tiny_config("qwen2_5_vl").to_dict()
+    text = {key: value for key, value in raw.pop("text_config").items() if key != "rope_parameters"} | OLDER
+    top = {key: value for key, value in text.items() if key not in raw} if "top" in places else {}
+    raw = raw | top | ({"text_config": text} if "text_config" in places else {})
+    made = ropepatch.plan(AutoConfig.for_model(**raw), to="4x")
+    source = Checkpoint(None, "it", stated_raw=raw)
+    after = plan_method(source, "yarn", {}, "4x").apply(raw)
+    before, now = (one.get("text_config", one) for one in (raw, after))
+    assert {key: after[key] for key in raw.keys() - before.keys() - {"text_config"}}.items() <= raw.items()
+    assert before is raw or all(after[key] == raw[key] for key in top)
+    same = before.keys() - {"rope_scaling", "max_position_embeddings"}
+    assert {key: now[key] for key in same} == {key: before[key] for key in same}
+    assert now.keys() - before.keys() == {"rope_parameters", "original_max_position_embeddings"}
+    assert now["rope_scaling"].items() >= {"type": "yarn", "mrope_section": [2, 3, 3]}.items()
+    assert now["max_position_embeddings"] == 256
+    rope = AutoConfig.for_model(**copy.deepcopy(after)).get_text_config().rope_parameters
+    assert rope.items() >= made.rope_parameters.items()
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (
+            {"model_type": "llava", "rope_theta": 5e5},
+            "text_config, where config.json has none, .* at the top",
+        ),
+        (
+            {"model_type": "qwen3_asr", "thinker_config": {"text_config": {"rope_theta": 5e5}}},
+            "in thinker_config.text_config",
+        ),
+        (tiny_config("qwen2_5_omni").to_dict(), "its thinker reads text"),
+        ({"model_type": "clip"}, "no model of type clip that generates text"),
+    ],
+)
+def test_a_language_model_that_is_not_where_transformers_reads_it_is_refused(raw, words):
+    if raw["model_type"] in CONFIG_MAPPING:
+        with pytest.raises(RopepatchError, match=words):
+            _ = Checkpoint(None, "it", stated_raw=raw).rope
+
+
+def test_after_an_image_text_is_measured_at_its_own_positions():
+    model = tiny_model("qwen3_vl")
+    model.model.rope_deltas = torch.tensor([[-7]])
+    with evaluating(model):
+        assert model.model.rope_deltas is None
