@@ -66,9 +66,8 @@ def test_older_keys_of_a_rope_with_three_positions_change_wherever_they_stand_an
     text = {key: value for key, value in raw.pop("text_config").items() if key != "rope_parameters"} | OLDER
     top = {key: value for key, value in text.items() if key not in raw} if "top" in places else {}
     raw = raw | top | ({"text_config": text} if "text_config" in places else {})
-    made = ropepatch.plan(AutoConfig.for_model(**raw), to="4x")
-    source = Checkpoint(None, "it", stated_raw=raw)
-    after = plan_method(source, "yarn", {}, "4x").apply(raw)
+    made = plan_method(Checkpoint(None, "it", stated_raw=raw), "yarn", {}, "4x")
+    after = made.apply(raw)
     before, now = (one.get("text_config", one) for one in (raw, after))
     assert {key: after[key] for key in raw.keys() - before.keys() - {"text_config"}}.items() <= raw.items()
     assert before is raw or all(after[key] == raw[key] for key in top)
