@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from functools import cache
+from typing import Any
 
 from transformers import PreTrainedConfig
+
+from ropepatch.files import PACKAGE, parse_json, read_text
+
+MOST_ADDED = 512  # by so many words the vocabularies of one maker differ
 
 
 class ModelTypes(frozenset[str]):
@@ -83,6 +89,29 @@ def trained_on(config: PreTrainedConfig) -> int | None:
     scaled = (config.rope_parameters or {}).get("rope_type", "default") != "default"
     stated = str(config.model_type), getattr(config, "max_position_embeddings", 0)
     return None if scaled else TRAINED_ON.get(stated)
+
+
+@cache
+def _published() -> tuple[tuple[str, dict[str, Any]], ...]:
+    """Published models: the name, and what its config.json says of the language model."""
+    presets = parse_json(read_text(PACKAGE / "gallery" / "presets.json"))
+    return tuple((one["model"], one["config"] | one["config"].get("text_config", {})) for one in presets)
+
+
+def published_base(model_type: str, vocabulary: int, window: int) -> tuple[float, str] | None:
+    """The least base of published models of a type and vocabulary, and the name of one that has it.
+
+    Those that read more than the window are left out.
+    """
+    bases = [
+        (float(theta), name)
+        for name, config in _published()
+        if config["model_type"] == model_type
+        and abs(config.get("vocab_size", 0) - vocabulary) < MOST_ADDED
+        and config["max_position_embeddings"] <= window
+        and (theta := config.get("rope_theta") or (config.get("rope_parameters") or {}).get("rope_theta"))
+    ]
+    return min(bases, default=None)
 
 
 def remarks(config: PreTrainedConfig) -> Iterator[str]:

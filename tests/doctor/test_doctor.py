@@ -21,6 +21,7 @@ from ropepatch import RopepatchError
 from ropepatch.doctor import diagnose, repair
 from ropepatch.doctor.diagnosis import by_severity
 from ropepatch.files import parse_json
+from ropepatch.gallery.explorer.content import PRESETS
 from ropepatch.model.checks import check, repaired
 from ropepatch.model.checks.case import Case
 from ropepatch.model.checks.findings import CODES
@@ -238,6 +239,28 @@ def test_damage_is_named_and_only_what_needs_no_guess_is_repaired(name, damage, 
     if {*found.split()} <= RESTORED and fix and not {"model_type", "rope_scaling"} & damage.keys():
         config = original["config.json"]
         assert same_rope(after["config.json"], config) or not is_known(config["model_type"])
+
+
+@pytest.mark.parametrize(
+    ("stated", "code"),
+    [
+        ({"rope_theta": 1e4}, "theta-not-as-published"),
+        ({"rope_theta": 1e4, "vocab_size": 151_936}, "theta-not-as-published"),  # of the smaller ones
+        ({"rope_theta": 1e4, "max_position_embeddings": 4096}, None),  # Qwen2.5-Math
+        ({"rope_theta": 1e4, "vocab_size": 32_000}, None),
+        ({"rope_theta": 1e7}, None),  # the base that Qwen2.5-1M was scaled by
+        ({"max_position_embeddings": 131_072}, "window-with-room"),
+    ],
+)
+def test_a_base_or_a_window_that_published_models_like_it_do_not_have_is_a_remark(stated, code, tmp_path):
+    raw = (
+        next(one["config"] for one in json.loads(PRESETS.read_text()) if one["name"] == "qwen2.5-7b") | stated
+    )
+    found = {one.code for one in check(case_of({"config.json": raw})) if one.severity == "remark"}
+    assert {code} - {None} == found & {"theta-not-as-published", "window-with-room"}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    said = [line for line in ropepatch.plan(tmp_path, to="4x").warnings if "of the same type and voc" in line]
+    assert bool(said) == (code == "theta-not-as-published")
 
 
 def test_every_code_of_a_configuration_has_a_row():

@@ -83,6 +83,8 @@ WARNINGS = {
 REMARKS = {
     "factor-exceeds-window": "some models (Yarn-Mistral, AFM) have a larger factor than needed and load well",
     "window-left-behind": "Qwen documents it so; a program that takes it for its limit never scales",
+    "theta-not-as-published": "if it was lost on the way, the model reads nothing rightly",
+    "window-with-room": "a factor that is reckoned from all of it is smaller than its makers'",
     "linear-multiplied": "right for Vicuna and LongChat; deepseek-coder's is the extended window already",
     "encoding-swapped": "stock transformers refuses it on purpose: the rope it states is not the model's",
     "attention-map": "transformers refuses it without that code on purpose; no other engine runs it",

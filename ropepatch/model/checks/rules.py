@@ -14,8 +14,15 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from ropepatch.errors import RopepatchError
-from ropepatch.model.architectures import LOCAL_BASE, OPEN_RAMP, REBUILD_CACHE, STATE_THETA
+from ropepatch.errors import RopepatchError, argument
+from ropepatch.model.architectures import (
+    LOCAL_BASE,
+    OPEN_RAMP,
+    REBUILD_CACHE,
+    STATE_THETA,
+    TRAINED_ON,
+    published_base,
+)
 from ropepatch.model.checks.case import (
     LEFT_BEHIND,
     THETA_KEYS,
@@ -274,6 +281,30 @@ def lost_theta(case: Case) -> Iterator[Finding]:
             yield _missing_theta(case, top, None, scaled=scaled)
     if (older or stated) == DEFAULT_THETA and _is_llama_3(case):
         yield _theta_of_llama_3(top, "rope_theta is 10000", "warning" if at_top else "error")
+
+
+@rule
+def as_published(case: Case) -> Iterator[Finding]:
+    """A base below that of the published models like this one, or a window that none was trained on."""
+    top, vocabulary, window = case.theta, number(case.stated.get("vocab_size")), case.window
+    key = next((rope.at("rope_theta") for rope in case.ropes if rope.number("rope_theta")), top)
+    theta = number(key.value)
+    if theta and vocabulary and window and not _is_llama_3(case):
+        known = published_base(case.model_type, int(vocabulary), int(window))
+        if known and theta < known[0]:
+            problem = (
+                f"rope_theta is {theta:g}; {known[1]}, of the same type and vocabulary, has {known[0]:g}"
+            )
+            remedy = (
+                "look the base up in the model's own card; Qwen2.5-Math and what is made of it have 10000"
+            )
+            yield key.finding("theta-not-as-published", problem, remedy)
+    scaled = any(rope.scaled for rope in case.ropes)
+    trained = None if scaled else TRAINED_ON.get((case.model_type, int(window or 0)))
+    if trained:
+        problem = f"published models of this type that state {window:g} tokens were trained on {trained}"
+        remedy = f"say so when you extend it: {argument('original', trained)}"
+        yield case.at(case.window_key).finding("window-with-room", problem, remedy)
 
 
 def _missing_theta(
