@@ -49,7 +49,11 @@ def every_family(*also: str) -> pytest.MarkDecorator:
     now = {*FAMILIES, *also}
     return pytest.mark.parametrize(
         "model_type",
-        [name if name in now else pytest.param(name, marks=pytest.mark.sweep) for name in ROTARY_TYPES],
+        [
+            name if name in now else pytest.param(name, marks=pytest.mark.sweep)
+            for name in ROTARY_TYPES
+            if name not in COMPOSITE_TYPES
+        ],
     )
 
 
