@@ -135,14 +135,12 @@ function similarity(frequencies, factor, distance, width) {
   return (factor * factor * sum) / frequencies.length;
 }
 
-const WRAPPED = ["mistral3"]; // transformers has no causal language model of this name
 const DEFAULTS = {  // of transformers, for what a published config.json leaves out
   gemma3_text: { num_attention_heads: 8, head_dim: 256, max_position_embeddings: 131072, rope_theta: 1e6 },
 };
 
 /** The rope that a config.json describes; of several parts, that of the language model. */
 function readRope(config) {
-  if (WRAPPED.includes(config.model_type)) throw new Error(`${config.model_type} is no causal language model in transformers`);
   const stated = config.text_config ?? config, part = { ...DEFAULTS[stated.model_type], ...stated };
   const numbers = part.rope_parameters?.full_attention ?? part.rope_parameters ?? {};
   const given = { ...numbers, ...(part.rope_scaling ?? {}) };
@@ -161,11 +159,12 @@ function readRope(config) {
 }
 
 function refuse(kind) {
-  throw new Error(`a rope of type ${kind} follows the length or is unknown: start from the checkpoint it was made from`);
+  throw new Error(`a rope of type ${kind} is unknown: start from the checkpoint it was made from`);
 }
 
 /** Of a rope type in config.json: the frequencies and the factor that such a model carries, and its window. */
 const CARRIED = {
+  dynamic: (rope, p) => ({ theta: rope.theta * (p.alpha ?? 1) ** (rope.dim / (rope.dim - 2)) }), // within the window
   linear: (rope, p) => ({ carried: inverseFrequencies(rope).map((f) => f / p.factor) }),
   llama3(rope, p) {
     const before = { ...rope, window: p.original_max_position_embeddings };
@@ -180,7 +179,6 @@ const CARRIED = {
     return { carried, factor, window: Math.max(rope.window, Math.trunc(p.factor * before.window)) };
   },
   longrope(rope, p, part) {
-    if (String(p.short_factor) !== String(p.long_factor)) return null;
     const trained = part.original_max_position_embeddings ?? p.original_max_position_embeddings ?? rope.window;
     const s = p.factor ?? rope.window / trained;
     const carried = powers(rope.theta, rope).map((w, i) => 1 / f32(f32(p.long_factor[i]) * w));
