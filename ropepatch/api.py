@@ -6,7 +6,7 @@ A body imports its room and calls it. `ropepatch.cli` derives options and their 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ropepatch import files
 from ropepatch.pipeline.running import say_on_stderr
@@ -94,6 +94,7 @@ def plan(
     *,
     method: str | Path = "yarn",
     original: Length | None = None,
+    layers: Literal["sliding"] | None = None,
     revision: str | None = None,
     **parameters: Any,
 ) -> Plan | GgufPlan:
@@ -106,6 +107,7 @@ def plan(
         to: The target length in tokens: 32k, or 4x the original; that of a scaling file if not given.
         method: A name that `ropepatch methods` lists, or a scaling file such as fitted.json.
         original: The original context length, where config.json says another: 32k of Qwen3, whose says 40960.
+        layers: sliding scales a model whose sliding-window layers alone rotate, which is refused otherwise.
         revision: The branch, tag or commit of a Hub id.
         **parameters: A parameter of the method; see `ropepatch methods NAME`. `factor` of a scaling replaces
             target / original, and gives the target if `to` is left out. On a model that is already scaled
@@ -125,7 +127,13 @@ def plan(
 
 
 @overload
-def patch(model: nn.Module, method: Plan | Scaling, *, original: Length | None = None) -> Patch: ...
+def patch(
+    model: nn.Module,
+    method: Plan | Scaling,
+    *,
+    original: Length | None = None,
+    layers: Literal["sliding"] | None = None,
+) -> Patch: ...
 @overload
 def patch(
     model: nn.Module, method: AttentionMap, *, to: Length, original: Length | None = None
@@ -137,6 +145,7 @@ def patch(
     *,
     to: Length | None = None,
     original: Length | None = None,
+    layers: Literal["sliding"] | None = None,
     **parameters: Any,
 ) -> Patch | Mapped: ...
 def patch(
@@ -145,6 +154,7 @@ def patch(
     *,
     to: Length | None = None,
     original: Length | None = None,
+    layers: Literal["sliding"] | None = None,
     **parameters: Any,
 ) -> Patch | Mapped:
     """Scale the rope of one loaded model, or map its distances, in memory and reversibly.
@@ -158,6 +168,7 @@ def patch(
             the name of one, or a scaling file.
         to: The target length of a method by its name, as in `plan`.
         original: The original context length, as in `plan`.
+        layers: As in `plan`.
         **parameters: The parameters of a method by its name.
 
     Returns:
@@ -205,6 +216,7 @@ def extend(
     method: str | None = None,
     allow_code: bool = False,
     original: Length | None = None,
+    layers: Literal["sliding"] | None = None,
     settings: Mapping[str, Any] | Sequence[str] | None = None,
     recipe: str | Path | Recipe | None = None,
     distil: bool = False,
@@ -243,6 +255,7 @@ def extend(
         allow_code: Let `method=auto` choose an attention map, too, which only transformers runs, with
             trust_remote_code=True.
         original: The original context length, where config.json says another: 32k of Qwen3, whose says 40960.
+        layers: sliding scales a model whose sliding-window layers alone rotate, which is refused otherwise.
         settings: A parameter of the method, also one that is called like an argument here, as text of fit;
             see `ropepatch methods NAME`.
         recipe: Train it at the new context by this recipe; see `ropepatch recipes`.

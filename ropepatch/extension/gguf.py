@@ -222,9 +222,14 @@ def plan(
     method: str | Path = "yarn",
     original: Length | None = None,
     revision: str | None = None,
+    layers: str | None = None,
     **parameters: Any,
 ) -> GgufPlan:
     """Plan the extension of a GGUF file; its header alone is read."""
+    if layers is not None:
+        raise RopepatchError(
+            f"{model} is a file, in which no layers are chosen", hint=f"leave {argument('layers')} out"
+        )
     if revision is not None:
         raise RopepatchError(
             f"{model} is a file, which has no revisions", hint=f"leave {argument('revision')} out"

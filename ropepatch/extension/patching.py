@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from ropepatch.attention import AttentionMap, Mapped, map_attention
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
-from ropepatch.extension.planning import Plan, plan_by, plan_method
+from ropepatch.extension.planning import Plan, check_layers, plan_by, plan_method
 from ropepatch.extension.queries import fold_queries, unfold_queries
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import text_config
@@ -137,6 +137,7 @@ def patch(
     *,
     to: Length | None = None,
     original: Length | None = None,
+    layers: Literal["sliding"] | None = None,
     **parameters: Any,
 ) -> Patch | Mapped:
     """Scale the rope of one loaded model, or map its distances, in memory and reversibly.
@@ -146,7 +147,7 @@ def patch(
     base = base_model(model)
     check_rope(base)
     here, plan = _planned(base, method, to, original, parameters)
-    return put(base, here, plan)
+    return put(base, here, plan if isinstance(method, Plan) else check_layers(plan, layers))
 
 
 def _planned(

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -248,6 +248,7 @@ def plan(
     to: Length | None = None,
     method: str | Path = "yarn",
     original: Length | None = None,
+    layers: Literal["sliding"] | None = None,
     revision: str | None = None,
     **parameters: Any,
 ) -> Plan:
@@ -258,8 +259,8 @@ def plan(
     else:
         source = Checkpoint.of(model, original)
     if parameters:
-        check_method(str(method), parameters, arguments=("to", "method", "original", "revision"))
-    return plan_method(source, str(method), parameters, to)
+        check_method(str(method), parameters, arguments=("to", "method", "original", "layers", "revision"))
+    return check_layers(plan_method(source, str(method), parameters, to), layers)
 
 
 def plan_method(source: Checkpoint, method: str, parameters: Mapping[str, Any], to: Length | None) -> Plan:
@@ -308,6 +309,26 @@ def plan_by(source: Checkpoint, method: Method, target: int) -> Plan:
         QueryLayers(source.skeleton, source).changes(made.queries)
     _ = made.changes
     return made
+
+
+def check_layers(plan: Plan, layers: str | None) -> Plan:
+    """The plan, refused where only local layers rotate, unless `layers` asks for that."""
+    local, name, asked = plan.source.local_rope, argument("layers"), argument("layers", "sliding")
+    alone = local is not None and not local.shared
+    if layers not in (None, "sliding"):
+        raise RopepatchError(f"{name} is sliding, got {shown(layers)}", hint=f"or leave {name} out")
+    if layers and not alone:
+        raise RopepatchError(
+            f"{asked} is for models whose sliding-window layers alone rotate, and {plan.model} is not one",
+            hint=f"leave {name} out",
+        )
+    if local and alone and not layers and plan.scaling.name != "none":
+        raise RopepatchError(
+            f"of {plan.model} only layers that read {local.window} tokens rotate ({local.layers} of "
+            f"{local.of}): the others need no scaling to read farther",
+            hint=f"{argument('method', 'none')} writes the longer context alone; {asked} scales all the same",
+        )
+    return plan
 
 
 def find_method(name: str) -> type[Method]:
@@ -456,6 +477,12 @@ def _warnings(source: Checkpoint, scaling: Scaling, to: int) -> Iterator[str]:
             check_dequantised(quantisation)
         except RopepatchError as error:
             yield f"{error}: the result is not compared with it"
+    if (local := source.local_rope) and scaling.name != "none":
+        yield (
+            f"{local.layers} of {local.of} layers read {local.window} tokens at any length and "
+            f"{'share' if local.shared else 'alone have'} the rope that is scaled: that gains them nothing, "
+            "and cost OLMo 3 on MMLU 64.2 -> 60.5 (vllm#43419)"
+        )
     yield from remarks(config)
     window_keys = {"max_position_embeddings", config.attribute_map.get("max_position_embeddings")}
     if not window_keys & source.stated.keys():

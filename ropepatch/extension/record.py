@@ -28,6 +28,7 @@ TAKEN = {
     "to",
     "method",
     "original",
+    "layers",
     "revision",
 }  # arguments of `plan`, which no parameter is called like
 HINT = "copy it again from where the checkpoint came from; `ropepatch extend` writes it whole"

@@ -31,10 +31,10 @@ def _named(architectures: str) -> frozenset[str]:
 
 # Each comment says what differs, and in which version it was read or run.
 
+LOCAL = "sliding_attention"  # the layer type that reads its surroundings alone, in transformers' words
+
 # Remarks of a plan; transformers 5.23.
 REMARKS = {
-    _types("cohere2 cohere2_moe"): "only the sliding-window layers rotate here: the global layers need no "
-    "scaling to read farther",
     _types("hunyuan_v1_dense hunyuan_v1_moe llama4_text nanochat"): "queries and keys are normalised after "
     "rotation here: an attention factor changes nothing",
 }
@@ -118,5 +118,5 @@ def remarks(config: PreTrainedConfig) -> Iterator[str]:
     """Yield what to know before a model is extended, a sentence each."""
     yield from (remark for model_types, remark in REMARKS.items() if config.model_type in model_types)
     sliding = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if sliding and not getattr(config, "layer_types", None):
+    if sliding and {*(getattr(config, "layer_types", None) or [LOCAL])} == {LOCAL}:
         yield f"sliding_window = {sliding} stays: tokens farther apart than that never attend to each other"

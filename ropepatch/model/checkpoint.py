@@ -31,6 +31,7 @@ from ropepatch.model.config import (
     text_config,
 )
 from ropepatch.model.kinds import KEY, Kind, Swapped, kind_of, read_swapped, saved_map, without_map
+from ropepatch.model.layers import LocalRope, local_rope
 from ropepatch.model.loading import load_model, load_tokenizer
 from ropepatch.model.rotary import (
     SEQUENCE,
@@ -290,6 +291,11 @@ class Checkpoint(StatedRope):
         """The rotary module."""
         _ = self.config
         return find_rotary(self.skeleton)
+
+    @cached_property
+    def local_rope(self) -> LocalRope | None:
+        """The layers that read their surroundings alone and rotate by this rope; not asked of own code."""
+        return None if self.own_config else local_rope(self.skeleton, self.site)
 
     @cached_property
     def _stated_rope(self) -> Rope:

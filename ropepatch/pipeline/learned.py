@@ -15,7 +15,7 @@ from ropepatch.errors import NothingHelpsError, RopepatchError, argument
 from ropepatch.evaluation.ranking import RULE
 from ropepatch.evaluation.results import as_read
 from ropepatch.extension import record as records
-from ropepatch.extension.planning import Plan, plan_method
+from ropepatch.extension.planning import Plan, check_layers, plan_method
 from ropepatch.files import absent, check_resumed, read_json, whole_file, write_json
 from ropepatch.fitting import fitting
 from ropepatch.model.checkpoint import Checkpoint
@@ -63,8 +63,9 @@ def planned(options: ExtendOptions) -> tuple[Plan, Learned | None]:
     if isinstance(options.plan, Plan):
         return options.plan, None
     if not options.searches:
-        return plan_method(options.source, options.chosen, options.asked, options.target), None
-    stand_in = plan_method(options.source, "linear", {}, options.target)
+        plan = plan_method(options.source, options.chosen, options.asked, options.target)
+        return check_layers(plan, options.layers), None
+    stand_in = check_layers(plan_method(options.source, "linear", {}, options.target), options.layers)
     options.check_suite(stand_in)  # refused before the search
     options.check_plan(stand_in)
     source = options.source.complete()

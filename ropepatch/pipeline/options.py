@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, InstanceOf
 
@@ -47,6 +47,7 @@ class ExtendOptions(Arguments):
     method: str | None
     allow_code: bool
     original: int | str | None
+    layers: Literal["sliding"] | None
     settings: dict[str, Any] | tuple[str, ...] | None
     recipe: Annotated[
         InstanceOf[Recipe] | str | None, expected("the name of a recipe, or one"), BeforeValidator(as_text)
@@ -75,7 +76,7 @@ class ExtendOptions(Arguments):
         if self.of_gguf:
             others = [
                 *("recipe", "distil", "evaluate", "text", "limit", "max_short_loss_increase", "push"),
-                *("include", "reading", "link_weights", "allow_code", "revision"),
+                *("include", "reading", "link_weights", "allow_code", "layers", "revision"),
             ]
             if given := [argument(key) for key in others if getattr(self, key)]:
                 raise RopepatchError(
@@ -88,12 +89,13 @@ class ExtendOptions(Arguments):
         chosen, trains = self.chosen, self.recipe is not None or self.distil
         has_text, measures = self.text is not None, self.suite is not None
         given = [argument(key) for key, default in BESIDE_TEXT.items() if getattr(self, key) != default]
-        of_plan = (self.to, self.method, self.original, self.revision, self.settings, self.parameters or None)
+        named = self.to, self.method, self.original, self.layers, self.revision, self.settings
+        of_plan = (*named, self.parameters or None)
         another = f"leave {evaluate} out, and `ropepatch eval` the checkpoint on another text"
         for holds, words, hint in (
             (
                 self.plan and any(value is not None for value in of_plan),
-                "a plan says target, method, parameters, original and revision itself",
+                "a plan says target, method, parameters, original, layers and revision itself",
                 "give the model, or the plan alone",
             ),
             (

@@ -338,9 +338,8 @@ def test_the_model_and_the_text_of_the_command_line_take_the_place_of_those_of_t
 
 def test_extend_hands_on_every_option(monkeypatch):
     """All arguments of the verb reach the room that does the work, under their names."""
-    words = (
-        "tiny --to 1k --method auto --allow-code --original 128 --recipe tiny --distil --eval demo --text t"
-    )
+    words = "tiny --to 1k --method auto --allow-code --original 128 --layers sliding --recipe tiny --distil"
+    words += " --eval demo --text t"
     words += " --field f --split s --out o --limit 3 --link-weights --no-reading --include a --include b"
     words += " --push me/it --dry-run --revision r --max-short-loss-increase 2% --set steps=7 --quiet"
     calls = []
@@ -352,7 +351,7 @@ def test_extend_hands_on_every_option(monkeypatch):
         app(["extend", *words.split()], exit_on_error=False, print_error=False)
     expected = {
         "model": "tiny", "to": "1k", "method": "auto", "allow_code": True, "original": "128",
-        "recipe": "tiny",
+        "layers": "sliding", "recipe": "tiny",
         "distil": True, "evaluate": "demo", "text": "t", "field": "f", "split": "s", "out": "o", "limit": 3,
         "link_weights": True, "reading": False, "include": ("a", "b"), "push": "me/it", "dry_run": True,
         "revision": "r", "max_short_loss_increase": 0.02, "settings": ("steps=7",),

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from families import LOCAL_ALONE
 from tiny_models import tiny_config, tiny_model
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -204,7 +205,8 @@ def test_a_default_rope_says_null_where_transformers_4_would_scale_it(tmp_path, 
 def test_a_text_part_that_config_json_leaves_out_is_that_of_transformers(tmp_path, model_type, stated):
     raw = {"model_type": model_type} | stated
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    made = ropepatch.plan(tmp_path, to="2x", method="linear")
+    layers = "sliding" if model_type == "llama4" else None
+    made = ropepatch.plan(tmp_path, to="2x", method="linear", layers=layers)
     json.loads(made.to_json())
     before, after = (Checkpoint(None, stated_raw=one).config.to_dict() for one in (raw, made.apply(raw)))
     assert after["max_position_embeddings"] == 2 * before["max_position_embeddings"]
@@ -273,3 +275,60 @@ def test_linear_on_linear_stays_linear_where_stock_computes_the_same_bits(tmp_pa
     assert made.rope_parameters["rope_type"] == "linear"
     assert made.rope_parameters["factor"] == 8.0
     assert torch.equal(made.frequencies().inv_freq, made.rope.inv_freq() / 2)
+
+
+# Layers that read their surroundings alone
+
+SHARED = ["cwm", "gemma2", "gpt_oss", "vaultgemma"]
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        "cohere2",
+        "gemma2",
+        *(
+            pytest.param(name, marks=pytest.mark.sweep)
+            for name in {*LOCAL_ALONE, *SHARED} - {"cohere2", "gemma2"}
+        ),
+    ],
+)
+def test_the_layers_that_rotate_are_those_whose_attention_moves_with_the_tables(model_type):
+    model, moved = tiny_model(model_type), set()
+
+    def moves(layer, args, given, out):
+        cos, sin = given["position_embeddings"]
+        still = given | {"position_embeddings": (torch.ones_like(cos), torch.zeros_like(sin))}
+        if not torch.allclose(layer.forward(*args, **still)[0], out[0], atol=1e-6):
+            moved.add(model.config.layer_types[layer.layer_idx])
+
+    for layer in model.model.layers:
+        layer.self_attn.register_forward_hook(moves, with_kwargs=True)
+    with torch.no_grad():
+        model(torch.arange(3, 40)[None], use_cache=False)
+    found = Checkpoint.of(model).local_rope
+    assert moved == {"sliding_attention", *(["full_attention"] if found.shared else [])}
+    assert found.shared == (model_type in SHARED)
+
+
+def test_a_model_whose_local_layers_alone_rotate_is_scaled_where_that_is_asked_for(tmp_path):
+    model = tiny_model("cohere2")
+    model.save_pretrained(tmp_path)
+    for made in (model, tmp_path):
+        with pytest.raises(RopepatchError, match=r"only layers that read 64 tokens rotate \(1 of 2\)"):
+            ropepatch.plan(made, to="4x")
+        assert said(ropepatch.plan(made, to="4x", layers="sliding"), "alone have the rope")
+        assert not said(ropepatch.plan(made, to="4x", method="none"), "alone have the rope")
+    for verb in (
+        ropepatch.patch,
+        lambda *given, **named: ropepatch.extend(tmp_path, tmp_path / "out", to="4x"),
+    ):
+        with pytest.raises(RopepatchError, match="only layers that read 64 tokens rotate"):
+            verb(model, to="4x")
+    with ropepatch.patch(model, to="4x", layers="sliding"):
+        assert model.config.max_position_embeddings == 4 * WINDOW
+    assert said(
+        ropepatch.plan(tiny_model("gemma2"), to="4x"), "1 of 2 layers read 64 tokens at any length and share"
+    )
+    with pytest.raises(RopepatchError, match="LlamaForCausalLM is not one"):
+        ropepatch.plan(tiny_model("llama"), to="4x", layers="sliding")

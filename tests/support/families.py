@@ -67,9 +67,22 @@ def refusal(model_type: str) -> str | None:
     return None
 
 
+LOCAL_ALONE = [
+    "afmoe",
+    "cohere2",
+    "cohere2_moe",
+    "exaone4",
+    "exaone_moe",
+    "flint",
+    "kolibri1",
+]  # rotate there alone
+
+
 def plan_family(model: object, method: str) -> Plan:
     """A plan to four times the window of a tiny model, or of its configuration."""
     config = getattr(model, "config", model).get_text_config()
     window = getattr(config, "max_position_embeddings", 64)
     scaled = method == "yarn" and plan_family(model, "ntk").rope.is_scaled
-    return ropepatch.plan(model, to=4 * window, method=method, **({"ramp": "rotations"} if scaled else {}))
+    given = {"ramp": "rotations"} if scaled else {}
+    given |= {"layers": "sliding"} if config.model_type in LOCAL_ALONE else {}
+    return ropepatch.plan(model, to=4 * window, method=method, **given)

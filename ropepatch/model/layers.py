@@ -1,0 +1,97 @@
+"""Which layers rotate by the rope of a model: found by running one of each kind, on the meta device."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ropepatch.model.config import text_config
+from ropepatch.model.rotary import GLOBAL_LAYERS, RotarySite
+
+LOCAL_LAYERS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+TABLES = "position_embeddings"  # in transformers' words what a rotary module gives to attention
+
+
+class LocalRope(NamedTuple):
+    """The layers that read their surroundings alone and rotate by the one rope of the model.
+
+    Args:
+        layers: How many.
+        of: How many there are in all.
+        window: How far they read, in tokens.
+        shared: Whether layers that read everything rotate, too.
+    """
+
+    layers: int
+    of: int
+    window: int
+    shared: bool
+
+
+def local_rope(skeleton: PreTrainedModel, site: RotarySite) -> LocalRope | None:
+    """Find out whether local layers rotate by the rope that would be scaled.
+
+    Args:
+        skeleton: On the meta device; its weights no longer ask for gradients.
+        site: Its rotary module.
+
+    Returns:
+        None where they do not, or have a rope of their own, or there are no other layers of attention.
+    """
+    config: Any = text_config(skeleton.config)
+    kinds = getattr(config, "layer_types", None) or []
+    local = next((kind for kind in LOCAL_LAYERS if kind in kinds), None)
+    if site.layer_type is not None or local is None or GLOBAL_LAYERS not in kinds:
+        return None
+    rotating = _rotating(skeleton.requires_grad_(False), skeleton.get_submodule(site.path), config)
+    if local not in rotating:
+        return None
+    window = getattr(config, LOCAL_LAYERS[local])
+    return LocalRope(kinds.count(local), len(kinds), window, GLOBAL_LAYERS in rotating)
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
+def _rotating(skeleton: PreTrainedModel, rotary: nn.Module, config: Any) -> set[str]:
+    """The types of the layers whose output depends on the tables of the rotary module."""
+    x = torch.zeros(1, 2, config.hidden_size, device="meta", dtype=skeleton.dtype)
+    tables = rotary(x, torch.zeros(1, 2, device="meta", dtype=torch.long))
+    traced = [table.requires_grad_() for table in (tables if isinstance(tables, tuple) else (tables,))]
+    given = {"hidden_states": x, TABLES: tuple(traced) if isinstance(tables, tuple) else traced[0]}
+    rotating: set[str] = set()
+    for kind, layer in _attention(skeleton, config.layer_types):
+        names = _arguments(type(layer).forward)
+        if kind not in rotating:
+            out = layer(**dict.fromkeys(names) | {name: given[name] for name in given if name in names})
+            rotating |= {kind} if (out[0] if isinstance(out, tuple) else out).requires_grad else set()
+    return rotating
+
+
+def _attention(skeleton: nn.Module, kinds: list[str]) -> Iterator[tuple[str, nn.Module]]:
+    """The attention of one layer of each type and of each setting."""
+    seen = set()
+    for module in skeleton.modules():
+        index = getattr(module, "layer_idx", None)
+        if index is None or TABLES not in _arguments(type(module).forward):
+            continue
+        if any(TABLES in _arguments(type(part).forward) for part in module.modules() if part is not module):
+            continue  # a layer around it
+        plain = (item for item in vars(module).items() if isinstance(item[1], int | float | str | None))
+        setting = kinds[index], type(module), *(item for item in plain if item[0] != "layer_idx")
+        if setting not in seen:
+            seen.add(setting)
+            yield kinds[index], module
+
+
+@functools.cache
+def _arguments(forward: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of the arguments that a module must be given, and that of the tables."""
+    parameters = inspect.signature(forward).parameters.values()
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    return (*needed[1:], *(TABLES for p in parameters if p.name == TABLES and p.name not in needed))
