@@ -34,8 +34,9 @@ Change = Callable[[Tensor], Tensor]
 def query_layers(model: PreTrainedModel, source: Checkpoint) -> Iterator[tuple[str, Any]]:
     """The decoder's attention modules whose rope is scaled and whose queries have weights of their own."""
     kinds = dict(enumerate(getattr(source.config, "layer_types", None) or ()))
+    language_model = source.site.path.rpartition(".")[0]  # beside it some audio encoders number layers, too
     for path, module in model.named_modules():
-        index = getattr(module, "layer_idx", None)  # those of an image encoder have none
+        index = getattr(module, "layer_idx", None) if path.startswith(language_model) else None
         scaled = index is not None and source.site.layer_type in (None, kinds.get(index))
         if scaled and hasattr(module, "q_proj") and hasattr(module, "k_proj"):
             yield path, module
