@@ -35,6 +35,7 @@ import pages_study
 import pages_tables
 import pretraining_recipe
 import registries
+import served_study
 import starts_study
 import taught_study
 from measured import RESULTS, result
@@ -180,6 +181,10 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "taught": lambda: taught_study.taught_table(rows("fit-taught")),
         "taught-in-short": lambda: taught_study.in_short(rows("fit-taught")),
         "starts": lambda: starts_study.starts_table(rows("fit-starts")),
+    },
+    f"{STUDIES}/served/served.md": {
+        "served-losses": lambda: served_study.served_losses(rows("served")),
+        "served-answers": lambda: served_study.served_answers(rows("served")),
     },
     f"{STUDIES}/maps/maps.md": {
         "maps": lambda: maps_study.maps_table(rows("attention-maps")),
