@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from families import FAMILIES, plan_family, refusal
+from families import FAMILIES, asked, plan_family, refusal
 from methods import example
 from oldest import BROKEN, NOT_YET
 from swaps import TRAINED, apart, logits, lora, pickled, put
@@ -91,7 +91,7 @@ def changed(model: nn.Module, case: Case) -> Any:
 
 def options(model: Any, case: Case) -> Mapping[str, Any]:
     if case.kind != "queries":
-        return case.options
+        return {**case.options, **asked(model.config.get_text_config().model_type)}
     layers, heads, pairs = QueryLayers(model, Checkpoint.of(model)).shape
     draw = torch.Generator().manual_seed(0)
     queries = torch.rand(layers, heads, pairs, 2, generator=draw).double() + 0.5

@@ -67,15 +67,13 @@ def refusal(model_type: str) -> str | None:
     return None
 
 
-LOCAL_ALONE = [
-    "afmoe",
-    "cohere2",
-    "cohere2_moe",
-    "exaone4",
-    "exaone_moe",
-    "flint",
-    "kolibri1",
-]  # rotate there alone
+# Of these, also within others, the sliding-window layers alone rotate.
+LOCAL_ALONE = ["afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "kolibri1"]
+
+
+def asked(model_type: str) -> dict[str, str]:
+    """What a plan of such a language model must be asked for."""
+    return {"layers": "sliding"} if model_type in LOCAL_ALONE else {}
 
 
 def plan_family(model: object, method: str) -> Plan:
@@ -84,5 +82,4 @@ def plan_family(model: object, method: str) -> Plan:
     window = getattr(config, "max_position_embeddings", 64)
     scaled = method == "yarn" and plan_family(model, "ntk").rope.is_scaled
     given = {"ramp": "rotations"} if scaled else {}
-    given |= {"layers": "sliding"} if config.model_type in LOCAL_ALONE else {}
-    return ropepatch.plan(model, to=4 * window, method=method, **given)
+    return ropepatch.plan(model, to=4 * window, method=method, **given, **asked(config.model_type))
