@@ -52,12 +52,11 @@ def saved_ropes(scaling: Scaling, rope: Rope, current: dict[str, Any], to: int) 
         if native["rope_type"] == current.get("rope_type") == "yarn":  # the softmax reads its keys
             kept |= {key: current[key] for key in ("mscale", "mscale_all_dim") if key in current}
         parameters = own | {"rope_theta": rope.rope_theta} | native | kept
+        length = None
         if native["rope_type"] == "longrope":
-            a = native["attention_factor"]
+            a, length = native["attention_factor"], to
             parameters |= _mscales(a) if scaling.length_dependent else _lengths(a, rope, to, kept)
-            yield SavedRope(parameters, scaling.frequencies(rope, to))
-        else:
-            yield SavedRope(parameters, scaling.frequencies(rope))
+        yield SavedRope(parameters, scaling.frequencies(rope, length))
     elif scaling.name == current.get("rope_type") == "linear":
         both = {"rope_type": "linear", "factor": current["factor"] * scaling.factor}
         yield SavedRope(own | {"rope_theta": rope.rope_theta} | both | kept, scaling.frequencies(rope))

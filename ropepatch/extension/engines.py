@@ -16,6 +16,7 @@ from pydantic import StringConstraints
 
 from ropepatch.model.architectures import IGNORED_BY_4, NEWER_THAN_4, REFUSED_BY_4, UNSCALED_IN_MLX
 from ropepatch.model.record_file import Part, Text
+from ropepatch.model.rotary import switches
 from ropepatch.scaling.ramps import shared_temperature, yarn_temperature
 from ropepatch.scaling.rope import Rope
 from ropepatch.scaling.searched import longrope_attention_factor
@@ -62,8 +63,8 @@ def known(engine: Engine, *, of_map: bool = False) -> str:
     return how if how == "run" and not of_map else "read"
 
 
-def _says(engine: str, reads: Literal["yes", "partly", "no"], note: str = "", *switches: str) -> Engine:
-    return Engine(engine=engine, reads=reads, note=note, switches=list(switches))
+def _says(engine: str, reads: Literal["yes", "partly", "no"], note: str = "", *flags: str) -> Engine:
+    return Engine(engine=engine, reads=reads, note=note, switches=list(flags))
 
 
 def engine_support(
@@ -123,11 +124,6 @@ class _Written:
         return int(self.parameters.get("original_max_position_embeddings", here))
 
     @property
-    def switches(self) -> bool:
-        """Whether there is one list of divisors up to the window and another beyond."""
-        return self.parameters.get("short_factor") != self.parameters.get("long_factor")
-
-    @property
     def attention_factor(self) -> float:
         return float(self.parameters.get("attention_factor", 1.0))
 
@@ -143,7 +139,7 @@ class _Written:
 
 
 def _transformers(engine: str, written: _Written, note: str) -> Engine:
-    if written.kind == "dynamic" or written.switches:
+    if written.kind == "dynamic" or switches(written.parameters):
         return _says(engine, "partly", STALE)
     return _says(engine, "yes", note)
 
@@ -165,7 +161,7 @@ def _vllm(written: _Written) -> Engine:
     if kind == "dynamic":
         garbage = ", and reads garbage beyond it" if written.factor > 1 else ""
         return support("no", f"leaves it unscaled, with a table of {window} tokens{garbage}")
-    if written.switches:
+    if switches(written.parameters):
         note = f"one list at every length: the short one up to {window} tokens, the long one with {switch}"
         return support("partly", note, switch)
     if kind == "linear" and written.factor > 1:
@@ -191,7 +187,7 @@ def _sglang(written: _Written) -> Engine:
         reach = int(written.factor * window)
         serves = f", and serves {reach} tokens" if reach < written.target else ""
         return support("partly", f"one base at every length{serves}")
-    if written.switches:
+    if switches(written.parameters):
         return support("partly", f"{STALE}; position {window} as position 0 while last")
     if kind == "linear" and written.factor > 1:
         switch = f"--context-length {written.target}"
@@ -229,7 +225,7 @@ def _mlx_lm(written: _Written) -> Engine:
     kind, off = written.kind, []
     if kind == "dynamic":
         return support("partly", STALE)
-    if written.switches:
+    if switches(written.parameters):
         off.append("the long list at every length")
     a = written.attention_factor
     if kind == "longrope":

@@ -50,9 +50,7 @@ class ScaledRope(RotarySubstitute):
     shows = "table"
 
     table: nn.Module  # a shallow twin of the stock module, with buffers of its own
-    softmax: dict[
-        str, float
-    ]  # its scale before, by the path of an attention that reads rope_parameters for it
+    softmax: dict[str, float]  # the scale before, by the path of each attention that has another now
 
     @float32_on_cpu()
     def __init__(self, stock: nn.Module, plan: Plan) -> None:

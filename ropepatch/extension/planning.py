@@ -465,7 +465,7 @@ def _warnings(source: Checkpoint, scaling: Scaling, to: int) -> Iterator[str]:
         yield "query weights change, too: config.json alone does not hold this method"
     if source.rotates_partly and scaling.frequencies(rope, to).attention_factor != 1:
         yield "only part of each head rotates: the attention factor reaches only that part of the logit"
-    if source.is_part and "mrope_section" in source.site.of(config.rope_parameters):
+    if source.is_part and "mrope_section" in stated:
         yield (
             "rows, columns and frames of images are positions in the same rope (mrope_section): theirs are "
             "stretched with those of text, and only text is measured here"

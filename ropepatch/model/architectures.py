@@ -92,10 +92,10 @@ def trained_on(config: PreTrainedConfig) -> int | None:
 
 
 @cache
-def _published() -> tuple[tuple[str, dict[str, Any]], ...]:
-    """Published models: the name, and what its config.json says of the language model."""
+def published() -> dict[str, dict[str, Any]]:
+    """The config.json of published models, by their names."""
     presets = parse_json(read_text(PACKAGE / "gallery" / "presets.json"))
-    return tuple((one["model"], one["config"] | one["config"].get("text_config", {})) for one in presets)
+    return {preset["model"]: preset["config"] for preset in presets}
 
 
 def published_base(model_type: str, vocabulary: int, window: int) -> tuple[float, str] | None:
@@ -105,8 +105,8 @@ def published_base(model_type: str, vocabulary: int, window: int) -> tuple[float
     """
     bases = [
         (float(theta), name)
-        for name, config in _published()
-        if config["model_type"] == model_type
+        for name, whole in published().items()
+        if (config := whole | whole.get("text_config", {}))["model_type"] == model_type
         and abs(config.get("vocab_size", 0) - vocabulary) < MOST_ADDED
         and config["max_position_embeddings"] <= window
         and (theta := config.get("rope_theta") or (config.get("rope_parameters") or {}).get("rope_theta"))

@@ -14,14 +14,14 @@ from ropepatch.scaling.rope import Rope
 from ropepatch.settings import MAX_NUMBER, Amount, Number
 
 
-def yarn_temperature(factor: float) -> float:
-    """0.1 ln s + 1: YaRN's attention factor, which multiplies cos and sin."""
-    return 0.1 * math.log(factor) + 1.0
+def yarn_temperature(factor: float, mscale: float = 1.0) -> float:
+    """0.1 k ln s + 1, k = `mscale`: YaRN's attention factor, which multiplies cos and sin."""
+    return 0.1 * mscale * math.log(factor) + 1.0
 
 
 def shared_temperature(factor: float, mscale: float, mscale_all_dim: float) -> float:
     """DeepSeek's attention factor, of YaRN's form with k ln s, less the share that scales its softmax."""
-    return (0.1 * mscale * math.log(factor) + 1.0) / (0.1 * mscale_all_dim * math.log(factor) + 1.0)
+    return yarn_temperature(factor, mscale) / yarn_temperature(factor, mscale_all_dim)
 
 
 def blend_by_rotations(rope: Rope, factor: float, low: float, high: float) -> Tensor:

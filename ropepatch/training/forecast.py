@@ -7,7 +7,6 @@ layer, no [T, T] mask, and a loss that computes logits in chunks.
 from __future__ import annotations
 
 import html
-import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -22,7 +21,8 @@ from ropepatch.data.texts import Texts
 from ropepatch.data.tokens import amount
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import Plan
-from ropepatch.files import PACKAGE, read_json
+from ropepatch.files import read_json
+from ropepatch.model.architectures import published
 from ropepatch.model.config import blueprint, head_dim_of, load_config, text_config
 from ropepatch.model.precision import BFLOAT16, FLOAT32
 from ropepatch.model.source import TINY
@@ -155,8 +155,7 @@ def published_config(model: str) -> dict[str, Any] | None:
     """The config.json of a model that recipes are written for; None of others."""
     if model == "tiny":
         return read_json(TINY / "config.json")
-    presets = json.loads((PACKAGE / "gallery" / "presets.json").read_text(encoding="utf-8"))
-    return next((preset["config"] for preset in presets if preset["model"] == model), None)
+    return published().get(model)
 
 
 @dataclass(frozen=True)

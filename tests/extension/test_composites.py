@@ -59,7 +59,7 @@ def test_an_image_is_read_as_by_the_checkpoint_that_is_written(tmp_path, model_t
     assert all(map(torch.equal, three_tokens(model), before))
 
 
-@pytest.mark.filterwarnings("ignore:.rope_scaling. is deprecated")
+@pytest.mark.filterwarnings("ignore:.rope_scaling. is deprecated")  # the older key is what is tried
 @pytest.mark.parametrize("places", [("text_config",), ("top",), ("top", "text_config")], ids=str)
 def test_older_keys_of_a_rope_with_three_positions_change_wherever_they_stand_and_nothing_else(places):
     raw = tiny_config("qwen2_5_vl").to_dict()

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from families import MODELS, refusal
+from families import MODELS
 from oldest import needs
 from tiny_models import CAUSAL_LM_TYPES, tiny_model
 from transformers import AutoModelForCausalLM
@@ -105,8 +105,6 @@ def test_the_types_whose_softmax_follows_the_factor_are_known():
 
 @pytest.mark.parametrize("model_type", sorted({*TIED} & {*CAUSAL_LM_TYPES}))
 def test_where_the_softmax_follows_the_factor_yarn_is_applied_anew_by_a_greater_one(tmp_path, model_type):
-    if refusal(model_type):
-        pytest.skip(f"{model_type} is refused")
     model = tiny_model(model_type, rope_parameters=YARN, max_position_embeddings=WINDOW)
     raw, reloaded = written(model, tmp_path, to="2x")
     softmax = 0.1 * 0.707 * np.log(8) + 1

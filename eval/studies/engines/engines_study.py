@@ -113,7 +113,7 @@ def served_by(command: str, output: Path) -> Iterator[str]:
 
 
 def once_started(ask: Callable[[], Item]) -> Item:
-    """What a server answers that may still be starting."""
+    """Ask a server until it has started, and return its answer."""
     end = time.monotonic() + STARTS
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What an engine computes of checkpoints; a script that types_study.py runs in the engine's environment.
+"""The logits that an engine computes; a script that types_study.py runs in the engine's environment.
 
     python next_tokens.py mlx-lm
 

@@ -170,7 +170,7 @@ def runner(engine: str, packages: Path) -> Runner:
 
 
 def run(engine: str, model_type: str, given: Namespace) -> Row:
-    """What an engine makes of each rope type: right, unscaled, refused, or something else."""
+    """The verdict on an engine for each rope type: right, unscaled, refused, or another."""
     packages = given.mlx if engine == "mlx-lm" else given.transformers_4
     reads, why = {}, ""
     for saved, folder in extended(model_type, given.work):
