@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ropepatch.errors import RopepatchError
+from ropepatch.model.config import key_value_heads_of
 from ropepatch.scaling.rope import Rope
 from ropepatch.settings import Named, Registry
 
@@ -51,7 +52,7 @@ class ModelShape:
         return cls(
             layers=config.num_hidden_layers,
             heads=config.num_attention_heads,
-            key_value_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+            key_value_heads=key_value_heads_of(config),
             head_dim=source.head_dim,
             hidden_size=config.hidden_size,
             rope=source.rope,

@@ -13,12 +13,14 @@ import torch
 from ropepatch.errors import RopepatchError
 from ropepatch.model.architectures import SCALED_BY_DEFAULT
 from ropepatch.model.checkpoint import UP_TO_SWITCH, Checkpoint
-from ropepatch.model.config import ORIGINAL, SCALING_KEYS, legacy_keys
+from ropepatch.model.config import ORIGINAL, SCALING_KEYS, head_dim_of, legacy_keys, of_global_layers
 from ropepatch.model.rotary import SEQUENCE, float32_on_cpu, switches
 from ropepatch.scaling import Scaling
+from ropepatch.scaling.powers import ntk_theta
 from ropepatch.scaling.rope import Frequencies, Rope, divisors
 from ropepatch.scaling.searched import longrope_attention_factor, longrope_parameters
 
+ACROSS_LAYERS = "allow_global_per_layer_attribute_access"
 # Ministral 3: the query at m is multiplied by 1 + beta ln(1 + floor(m / original_max_position_embeddings)).
 QUERY_TEMPERATURE = "llama_4_scaling_beta"
 
@@ -57,11 +59,26 @@ def saved_ropes(scaling: Scaling, rope: Rope, current: dict[str, Any], to: int) 
             a, length = native["attention_factor"], to
             parameters |= _mscales(a) if scaling.length_dependent else _lengths(a, rope, to, kept)
         yield SavedRope(parameters, scaling.frequencies(rope, length))
+    elif current.get("rope_type") == "proportional":
+        yield from _proportional(scaling, rope, current)
     elif scaling.name == current.get("rope_type") == "linear":
         both = {"rope_type": "linear", "factor": current["factor"] * scaling.factor}
         yield SavedRope(own | {"rope_theta": rope.rope_theta} | both | kept, scaling.frequencies(rope))
     if not scaling.length_dependent:
         yield as_longrope(scaling.frequencies(rope), rope, to, own | kept)
+
+
+def _proportional(scaling: Scaling, rope: Rope, current: dict[str, Any]) -> Iterator[SavedRope]:
+    """The scalings of the first pairs alone that `proportional` says: of one divisor, and of another base."""
+    frequencies = scaling.frequencies(rope)
+    if scaling.name in ("none", "linear"):
+        factor = current.get("factor", 1.0) * (scaling.factor if scaling.name == "linear" else 1.0)
+        yield SavedRope(current | ({"factor": factor} if factor != 1 else {}), frequencies)
+    elif scaling.name == "ntk" and not rope.is_scaled:
+        base = ntk_theta(rope, scaling.factor)
+        inv_freq = torch.zeros_like(frequencies.inv_freq)
+        inv_freq[: rope.rotating] = 1.0 / base ** rope.exponents()[: rope.rotating]
+        yield SavedRope(current | {"rope_theta": base}, Frequencies(inv_freq))
 
 
 def as_longrope(frequencies: Frequencies, rope: Rope, to: int, own: dict[str, Any]) -> SavedRope:
@@ -111,10 +128,12 @@ def find_changes(
     distance, others = math.inf, source.other_frequencies()
     if static:
         others.pop(UP_TO_SWITCH, None)
+    by_layer = getattr(source.config, "is_heterogeneous", False)  # whose class is newer than those keys
     nulls = {"rope_scaling"} if source.config.model_type in SCALED_BY_DEFAULT else set()
     for saved in _forms(source, scaling, to, static):
         changes = _changes_of(source, saved.rope_parameters, to)
-        for older in (legacy_keys(source.stated, saved.rope_parameters), {"rope_scaling": None}):
+        older_keys = [] if by_layer else [legacy_keys(source.stated, saved.rope_parameters)]
+        for older in (*older_keys, {"rope_scaling": None}):
             candidate = changes | {
                 key: value
                 for key, value in older.items()
@@ -148,9 +167,12 @@ def _forms(source: Checkpoint, scaling: Scaling, to: int, static: bool) -> Itera
 
 def _changes_of(source: Checkpoint, parameters: dict[str, Any], to: int) -> dict[str, Any]:
     config, window = source.config, source.window
+    by_layer = getattr(config, "is_heterogeneous", False)
     # `dynamic` takes L from max_position_embeddings: the target there would switch it off up to the target.
     reach = window if parameters["rope_type"] == "dynamic" else to
-    changes: dict[str, Any] = {
+    # What transformers asks of `longrope` to read a head_dim that differs by layer; it reads each layer's.
+    changes: dict[str, Any] = {ACROSS_LAYERS: True} if parameters["rope_type"] == "longrope" and by_layer else {}
+    changes |= {
         config.attribute_map.get("max_position_embeddings", "max_position_embeddings"): reach,
         "rope_parameters": source.site.replaced(config.rope_parameters, parameters),
     }
@@ -160,8 +182,8 @@ def _changes_of(source: Checkpoint, parameters: dict[str, Any], to: int) -> dict
         changes[key] = parameters.get(key, window)
     if SEQUENCE in source.stated:  # vLLM and FastChat serve no more than it says
         changes[SEQUENCE] = reach
-    if getattr(config, "head_dim", 0) is None:
-        changes["head_dim"] = config.hidden_size // config.num_attention_heads
+    if getattr(of_global_layers(config), "head_dim", 0) is None:
+        changes["head_dim"] = head_dim_of(config)
     return changes
 
 

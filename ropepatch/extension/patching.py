@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from ropepatch.attention import AttentionMap, Mapped, map_attention
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
+from ropepatch.extension.config_changes import ACROSS_LAYERS
 from ropepatch.extension.planning import Plan, check_layers, plan_by, plan_method
 from ropepatch.extension.queries import fold_queries, unfold_queries
 from ropepatch.model.checkpoint import Checkpoint
@@ -235,6 +236,6 @@ def _check_same(source: Checkpoint, other: Checkpoint) -> None:
 def _config_of(plan: Plan) -> dict[str, Any]:
     """The attributes that a patched model's configuration has: `save_pretrained` writes what it computes."""
     _, changes = plan.patched
-    keys = "rope_parameters", "original_max_position_embeddings", "head_dim", SEQUENCE
+    keys = "rope_parameters", "original_max_position_embeddings", "head_dim", SEQUENCE, ACROSS_LAYERS
     values = {key: changes[key] for key in keys if key in changes} | {"max_position_embeddings": plan.target}
     return copy.deepcopy(values)  # what a user changes in the configuration leaves the plan alone

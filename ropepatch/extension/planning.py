@@ -18,7 +18,7 @@ from ropepatch.attention import MAPS, AttentionMap
 from ropepatch.attention.mapping import check_mappable
 from ropepatch.columns import Table, as_text
 from ropepatch.errors import RopepatchError, argument, printable
-from ropepatch.extension.config_changes import SavedRope, find_changes
+from ropepatch.extension.config_changes import ACROSS_LAYERS, SavedRope, find_changes
 from ropepatch.extension.engines import Engine, engine_support, map_support
 from ropepatch.extension.map_code import map_changes
 from ropepatch.extension.queries import QueryLayers
@@ -469,6 +469,11 @@ def _warnings(source: Checkpoint, scaling: Scaling, to: int) -> Iterator[str]:
         yield (
             "rows, columns and frames of images are positions in the same rope (mrope_section): theirs are "
             "stretched with those of text, and only text is measured here"
+        )
+    if scaling.name != "none" and getattr(config, "is_heterogeneous", False):
+        yield (
+            "heads differ by layer: stock transformers reads a longrope here by "
+            f"{ACROSS_LAYERS}, and warns of the length of its lists; linear and ntk are said by proportional"
         )
     if source.raw.get("auto_map"):
         yield "config.json asks for remote code (auto_map): left out, transformers has this architecture"

@@ -19,7 +19,7 @@ from transformers.cache_utils import DynamicLayer
 from ropepatch.extension.engines import Engine
 from ropepatch.extension.gguf import GgufPlan
 from ropepatch.extension.planning import Plan
-from ropepatch.model.config import LEGACY_KEYS, head_dim_of
+from ropepatch.model.config import LEGACY_KEYS, head_dim_of, key_value_heads_of
 from ropepatch.model.gguf import BETAS, Said
 from ropepatch.scaling.ramps import yarn_temperature
 from ropepatch.settings import find_named
@@ -106,19 +106,18 @@ def cache_bytes(config: PreTrainedConfig, tokens: int) -> int | None:
     Multi-head latent attention holds its latents, as engines do. The state of linear attention, which does
     not grow, is left out.
     """
-    of: Any = config
-    if rank := getattr(of, "kv_lora_rank", None):
-        width = rank + of.qk_rope_head_dim
-    else:
-        heads = getattr(of, "num_key_value_heads", None) or of.num_attention_heads
-        width = 2 * heads * head_dim_of(config)
-    if getattr(of, "global_head_dim", None) or not isinstance(width, int):
-        return None
-    held = 0
-    for layer in DynamicCache(config=config).layers:
+    held, by_layer = 0, getattr(config, "is_heterogeneous", False)
+    for index, layer in enumerate(DynamicCache(config=config).layers):
+        of: Any = config.per_layer_config[index] if by_layer else config
+        if rank := getattr(of, "kv_lora_rank", None):
+            width = rank + of.qk_rope_head_dim
+        else:
+            width = 2 * key_value_heads_of(of) * head_dim_of(of)
+        if not isinstance(width, int):
+            return None
         grows = isinstance(layer, DynamicLayer)
-        held += min(tokens, getattr(layer, "sliding_window", None) or tokens) if grows else 0
-    return 2 * held * width
+        held += width * min(tokens, getattr(layer, "sliding_window", None) or tokens) if grows else 0
+    return 2 * held
 
 
 # The engines

@@ -41,6 +41,7 @@ SCALING_KEYS = frozenset({
 LEGACY_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor", "rotary_emb_base", "rotary_pct")
 ORIGINAL = "original_max_position_embeddings"
 SIZES = ("max_position_embeddings", ORIGINAL, "factor")
+GLOBAL_LAYERS = "full_attention"  # the layer type that sees the whole context, in transformers' words
 TEXT_PARTS = ("text_config", "decoder", "generator")  # where transformers looks for the language model
 STATING = {"max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters"}  # a language model's
 MAX_LAYERS = 1000  # beyond these config.json is damaged, and a model takes all memory
@@ -162,10 +163,23 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     return text
 
 
+def of_global_layers(config: Any) -> Any:
+    """The configuration of the layers that read everything, where sizes differ by layer (Gemma 4)."""
+    return config.per_layer_config[GLOBAL_LAYERS] if getattr(config, "is_heterogeneous", False) else config
+
+
 def head_dim_of(config: Any) -> int:
-    """The dimensions of a head, which older configurations leave to be derived."""
-    size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    """The dimensions of a head of global attention, which older configurations leave to be derived."""
+    of = of_global_layers(config)
+    size: int = getattr(of, "head_dim", None) or of.hidden_size // of.num_attention_heads
     return size
+
+
+def key_value_heads_of(config: Any) -> int:
+    """The heads of keys and values of global attention."""
+    of = of_global_layers(config)
+    heads: int = getattr(of, "num_key_value_heads", None) or of.num_attention_heads
+    return heads
 
 
 def forward_operations(config: Any, weights: int, tokens: int) -> int:

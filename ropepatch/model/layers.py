@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ropepatch.model.config import text_config
-from ropepatch.model.rotary import GLOBAL_LAYERS, RotarySite
+from ropepatch.model.config import GLOBAL_LAYERS, text_config
+from ropepatch.model.rotary import RotarySite
 
 LOCAL_LAYERS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 TABLES = "position_embeddings"  # in transformers' words what a rotary module gives to attention

@@ -20,11 +20,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropepatch.errors import RopepatchError
-from ropepatch.model.config import text_config
+from ropepatch.model.config import GLOBAL_LAYERS, text_config
 from ropepatch.model.stock import stock_code
 from ropepatch.scaling.rope import Frequencies, Rope
 
-GLOBAL_LAYERS = "full_attention"  # the layer type that sees the whole context, in transformers' words
 MAX_PAIRS = 1 << 15
 SEQUENCE = "max_sequence_length"  # FastChat's name of the window after scaling
 
@@ -78,8 +77,6 @@ def find_rotary(model: nn.Module) -> RotarySite:
     rotary_class = type(module)
     if state := list(module.state_dict()):
         raise refusal(f"its {rotary_class.__name__} has weights of its own ({', '.join(state)})")
-    if getattr(text_config(config), "is_heterogeneous", False):
-        raise refusal("its configuration differs from layer to layer")
     arguments = list(inspect.signature(rotary_class.forward).parameters)
     if arguments[1:3] != ["x", "position_ids"]:
         raise refusal(f"its {rotary_class.__name__} is called with {arguments[1:]}, not (x, position_ids)")

@@ -17,12 +17,13 @@ from ropepatch.data.texts import first_token
 from ropepatch.data.tokens import TokenStore, append, find, tokenizer_digest, writing
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.config import head_dim_of, text_config
+from ropepatch.model.config import head_dim_of, key_value_heads_of, text_config
 from ropepatch.model.head import cache_keyword, reading_on
 from ropepatch.model.precision import best_device, memory_of
 from ropepatch.settings import key_of, seed_of
 
-FORMAT = 1  # of how documents are drawn
+FORMAT = 2  # of how documents are drawn
+TEMPERATURE = 0.8  # at 1 a small model's text loses its thread (eval/studies/fit/frequencies.md)
 SHARD = 2**14  # tokens that a CPU generates side by side, and appends to the cache
 CACHED = 1 / 4  # of a GPU's memory, for what it generates side by side
 SELF_WRITTEN = "self-generated text"
@@ -82,8 +83,8 @@ def side_by_side(model: PreTrainedModel, length: int, tokens: int) -> int:
     if model.device.type == "cpu":
         return max(1, SHARD // length)
     config = text_config(model.config)
-    groups: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    cached: int = 2 * config.num_hidden_layers * groups * head_dim_of(config) * model.dtype.itemsize
+    per_layer = 2 * key_value_heads_of(config) * head_dim_of(config)
+    cached: int = config.num_hidden_layers * per_layer * model.dtype.itemsize
     room: int = int(CACHED * memory_of(model.device)) // (cached * length + 4 * 4 * config.vocab_size)
     return max(1, min(room, -(-tokens // length)))
 
@@ -121,7 +122,7 @@ def _give_room(cache: Any, length: int) -> None:
 def generated(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, length: int, draws: torch.Generator, rows: int
 ) -> list[Tensor]:
-    """Documents, one a row, of ``length`` tokens, int32, drawn token by token at temperature 1.
+    """Documents, one a row, of ``length`` tokens, int32, drawn token by token at `TEMPERATURE`.
 
     Where the model ends a text, it begins the next: so rows of that length are one document each.
     """
@@ -136,7 +137,7 @@ def generated(
         output = read(ids)
         if len(columns) == 1:
             _give_room(output[cache_keyword(model)], length)
-        p = output.logits[:, -1].float().softmax(-1)
+        p = (output.logits[:, -1].float() / TEMPERATURE).softmax(-1)
         if not p.isfinite().all():
             raise RopepatchError(
                 f"the model generates no text: its logits are no numbers after {len(columns)} tokens",

@@ -36,7 +36,7 @@ class Band(NamedTuple):
 def bands(rope: Rope, inv_freq: Tensor, factor: float) -> list[Band]:
     """Group the pairs between a rope and its scaled frequencies [D/2] by their fate, fastest first."""
     before = rope.inv_freq()
-    divisor = (before.double() / inv_freq.double()).nan_to_num(1.0, posinf=torch.inf).tolist()
+    divisor = (before.double() / inv_freq.double()).masked_fill(before == 0, 1.0).tolist()
     rotated = rotations(before, rope.original_max_position_embeddings).tolist()
     columns = wavelengths(before).tolist(), rotated, divisor
     runs = itertools.groupby(range(rope.num_pairs), key=lambda pair: _fate(divisor[pair], factor))

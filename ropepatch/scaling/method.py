@@ -80,15 +80,16 @@ class Scaling(Method):
                 f"{shown(inv_freq)}",
                 hint="one for each rotary pair, radians per token",
             )
+        inv_freq[rope.rotating :] = 0
         return Frequencies(inv_freq, rope.carried_attention_factor * static._temperature(rope))
 
     @final
     def native(self, rope: Rope) -> dict[str, Any] | None:
         """Rope parameters, less an unchanged `rope_theta`, that give transformers the same table.
 
-        None where it has no such rope type, or where `rope` already is scaled.
+        None where it has no such rope type, or where `rope` already is scaled or rotates some pairs alone.
         """
-        return None if rope.is_scaled else self._native(rope)
+        return None if rope.carried else self._native(rope)
 
     def at(self, rope: Rope, length: int | None) -> Scaling:
         """The equivalent static method at a length; a static method is its own."""

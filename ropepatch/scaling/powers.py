@@ -16,13 +16,13 @@ from ropepatch.settings import AboveOne
 
 def ntk_theta(rope: Rope, factor: float) -> float:
     """b' = b * s^(d/(d-2)): the base at which the slowest pair is divided by exactly s."""
-    d = rope.rotary_dim
-    if d < 4:
+    d, slowest = rope.rotary_dim, rope.rotating - 1
+    if slowest < 1:
         raise RopepatchError(
-            f"NTK-aware scaling needs a rotary dimension of at least 4, got {d}",
+            f"NTK-aware scaling needs a rotary dimension of at least 4, got {2 * rope.rotating}",
             hint=f"use {argument('method', 'linear')}",
         )
-    return float(rope.rope_theta * factor ** (d / (d - 2)))
+    return float(rope.rope_theta * factor ** (d / (2 * slowest)))
 
 
 class Unscaled(Scaling):
@@ -106,7 +106,7 @@ class NTKFixed(Scaling):
 
     def _inv_freq(self, rope: Rope) -> Tensor:
         pairs = torch.arange(1, rope.num_pairs + 1, dtype=torch.float64)
-        inv_freq = rope.inv_freq().double() * self.factor ** (-2 * pairs / rope.rotary_dim)
+        inv_freq = rope.inv_freq().double() * self.factor ** (-pairs / rope.rotating)
         return inv_freq.float()
 
 
@@ -119,6 +119,6 @@ class NTKMixed(Scaling):
 
     def _inv_freq(self, rope: Rope) -> Tensor:
         pairs = torch.arange(1, rope.num_pairs + 1, dtype=torch.float64)
-        exponent = math.log(self.factor) * (pairs / rope.num_pairs) ** 0.75
+        exponent = math.log(self.factor) * (pairs / rope.rotating) ** 0.75
         inv_freq = rope.inv_freq().double() * torch.exp(-exponent)
         return inv_freq.float()

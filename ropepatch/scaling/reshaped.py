@@ -72,7 +72,7 @@ class PartialRope(Scaling):
     partial: Share = 0.75
 
     def _inv_freq(self, rope: Rope) -> Tensor:
-        kept = int(self.partial * rope.rotary_dim // 2)
+        kept = int(self.partial * rope.rotating)
         fast = rope.inv_freq()[:kept]
         if not rope.is_scaled:  # as transformers computes them: float32 pow depends on the vector's length
             fast = 1.0 / (rope.rope_theta ** rope.exponents()[:kept])

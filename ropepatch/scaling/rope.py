@@ -111,9 +111,19 @@ class Rope(Settings):
         return self.rotary_dim // 2
 
     @property
+    def rotating(self) -> int:
+        """The number of the first pairs that rotate: fewer than D/2 in Gemma 4's global layers."""
+        return next((i for i, one in enumerate(self.carried or ()) if one == 0), self.num_pairs)
+
+    @property
     def is_scaled(self) -> bool:
-        """True for a model that already departs from b^(-2i/d)."""
-        return self.carried is not None
+        """True for a model whose rotating pairs already depart from b^(-2i/d)."""
+        if self.carried is None:
+            return False
+        n = self.rotating
+        plain = 1.0 / (self.rope_theta ** self.exponents()[:n])
+        stopped = not any(self.carried[n:]) and n < self.num_pairs
+        return not (stopped and self.carried_attention_factor == 1 and self.carried[:n] == (*plain.tolist(),))
 
     def exponents(self) -> Tensor:
         """2i/d for every pair: [D/2] float32."""

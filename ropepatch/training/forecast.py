@@ -23,7 +23,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import Plan
 from ropepatch.files import read_json
 from ropepatch.model.architectures import published
-from ropepatch.model.config import blueprint, head_dim_of, load_config, text_config
+from ropepatch.model.config import blueprint, head_dim_of, key_value_heads_of, load_config, text_config
 from ropepatch.model.precision import BFLOAT16, FLOAT32
 from ropepatch.model.source import TINY
 from ropepatch.settings import relative_length
@@ -112,7 +112,7 @@ class Widths:
         """Those of the text part of a model; of experts, all that a token takes."""
         hidden, heads = config.hidden_size, config.num_attention_heads
         head = head_dim_of(config)
-        groups = getattr(config, "num_key_value_heads", None) or heads
+        groups = key_value_heads_of(config)
         mlp = getattr(config, "intermediate_size", None) or 4 * hidden
         mlp = mlp if isinstance(mlp, int) else max(mlp)
         if experts := getattr(config, "num_experts_per_tok", None):

@@ -130,3 +130,36 @@ def test_no_other_method_extends_where_the_softmax_follows_and_elsewhere_the_key
     made = ropepatch.plan(other, to="2x", method="linear")
     assert made.rope.is_scaled
     torch.testing.assert_close(made.frequencies().inv_freq, made.rope.inv_freq() / 2, rtol=3e-7, atol=0)
+
+
+# Gemma 4: of the heads of global layers, which are larger, the first pairs alone rotate
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "divided"),
+    [
+        ("none", "proportional", lambda i: np.ones(4)),
+        ("linear", "proportional", lambda i: np.full(4, 8.0)),
+        ("ntk", "proportional", lambda i: 8.0 ** (i / 3)),  # the slowest that rotates by all of it
+        ("ntk-fixed", "longrope", lambda i: 8.0 ** ((i + 1) / 4)),
+        ("p-rope", "longrope", lambda i: np.array([1, 1, 1, np.inf])),
+    ],
+)
+def test_of_a_proportional_rope_the_pairs_that_rotate_are_scaled(tmp_path, method, kind, divided):
+    needs("gemma4_text")
+    model = tiny_model("gemma4_text", max_position_embeddings=WINDOW)
+    stated = model.config.rope_parameters["full_attention"]
+    made = ropepatch.plan(model, to="8x", method=method)
+    i = np.arange(4)  # a quarter of a head of 32 numbers
+    rotating = stated["rope_theta"] ** (-2 * i / 32) / divided(i)
+    np.testing.assert_allclose(made.frequencies().inv_freq[:4], rotating, rtol=1e-6, atol=1e-25)
+    assert made.frequencies().inv_freq[4:].max() < 1e-25
+    assert not made.rope.is_scaled
+    raw, reloaded = written(model, tmp_path, to="8x", method=method)
+    ropes = raw["rope_parameters"]
+    assert (ropes["full_attention"]["rope_type"], ropes["sliding_attention"]["rope_type"]) == (kind, "default")
+    with ropepatch.patch(model, made):
+        assert torch.equal(logits(model, TARGET), logits(reloaded, TARGET))
+    if method == "linear":
+        again = ropepatch.plan(tmp_path / "out", to="2x", method="linear")
+        assert again.rope_parameters["factor"] == 16.0
