@@ -167,11 +167,11 @@ def _forms(source: Checkpoint, scaling: Scaling, to: int, static: bool) -> Itera
 
 def _changes_of(source: Checkpoint, parameters: dict[str, Any], to: int) -> dict[str, Any]:
     config, window = source.config, source.window
-    by_layer = getattr(config, "is_heterogeneous", False)
+    # What transformers asks of `longrope` to read a head_dim that differs by layer; it reads each layer's.
+    by_layer = parameters["rope_type"] == "longrope" and getattr(config, "is_heterogeneous", False)
     # `dynamic` takes L from max_position_embeddings: the target there would switch it off up to the target.
     reach = window if parameters["rope_type"] == "dynamic" else to
-    # What transformers asks of `longrope` to read a head_dim that differs by layer; it reads each layer's.
-    changes: dict[str, Any] = {ACROSS_LAYERS: True} if parameters["rope_type"] == "longrope" and by_layer else {}
+    changes: dict[str, Any] = {ACROSS_LAYERS: True} if by_layer else {}
     changes |= {
         config.attribute_map.get("max_position_embeddings", "max_position_embeddings"): reach,
         "rope_parameters": source.site.replaced(config.rope_parameters, parameters),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from ropepatch.scaling.rope import Rope, rotations, wavelengths

@@ -127,7 +127,8 @@ REFUSED = {
         qwen4_exp qwen4_exp_text zamba2
     """,
     "does not rotate queries and keys last": """
-        axk1 deepseek_v3 gemma3n_text gemma4 gemma4_text gemma4_unified gemma4_unified_text glm4_moe_lite longcat_flash minicpm3 youtu
+        axk1 deepseek_v3 gemma3n_text gemma4 gemma4_text gemma4_unified gemma4_unified_text
+        glm4_moe_lite longcat_flash minicpm3 youtu
     """,
     "its layers that rotate see no farther than 64 of its 64 tokens": """
         afmoe cohere2 cohere2_moe exaone4 exaone_moe kolibri1 ministral ministral3 mistral mixtral

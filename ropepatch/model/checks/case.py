@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ropepatch.model.checks.findings import CONFIG, Edit, Key, Keys, edited, shown
-from ropepatch.model.config import ORIGINAL
-from ropepatch.model.rotary import GLOBAL_LAYERS, SEQUENCE, stated_window
+from ropepatch.model.config import GLOBAL_LAYERS, ORIGINAL
+from ropepatch.model.rotary import SEQUENCE, stated_window
 
 THETA_KEYS = ("rope_theta", "rotary_emb_base")  # the second is GPT-NeoX's
 WINDOW_KEYS = ("max_position_embeddings", "n_positions")
