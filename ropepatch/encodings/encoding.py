@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from ropepatch.errors import RopepatchError
-from ropepatch.model.config import key_value_heads_of
 from ropepatch.scaling.rope import Rope
 from ropepatch.settings import Named, Registry
 
@@ -52,7 +51,7 @@ class ModelShape:
         return cls(
             layers=config.num_hidden_layers,
             heads=config.num_attention_heads,
-            key_value_heads=key_value_heads_of(config),
+            key_value_heads=source.key_value_heads,
             head_dim=source.head_dim,
             hidden_size=config.hidden_size,
             rope=source.rope,

@@ -23,6 +23,7 @@ from ropepatch.model.gguf_file import GgufFile, Keys, Tensors
 from ropepatch.model.rotary import float32_on_cpu
 from ropepatch.model.weights import Progress
 from ropepatch.scaling import Scaling, make_scaling
+from ropepatch.scaling.method import Method
 from ropepatch.scaling.rope import Frequencies, Rope
 from ropepatch.settings import Length
 
@@ -219,7 +220,7 @@ def plan(
     model: str | os.PathLike[str],
     *,
     to: Length | None = None,
-    method: str | Path = "yarn",
+    method: str | Path | Method = "yarn",
     original: Length | None = None,
     revision: str | None = None,
     layers: str | None = None,
@@ -234,10 +235,10 @@ def plan(
         raise RopepatchError(
             f"{model} is a file, which has no revisions", hint=f"leave {argument('revision')} out"
         )
-    if parameters:
+    if parameters and not isinstance(method, Method):
         check_method(str(method), parameters, arguments=("to", "method", "original"))
     source = GgufModel.find(os.fspath(model), original)
-    found, target = method_for(source, str(method), parameters, to)
+    found, target = method_for(source, method, parameters, to)
     found = found.fitted(source.window, target)
     if not isinstance(found, Scaling) or getattr(found, "queries", None):
         what = "query weights change, too" if isinstance(found, Scaling) else "it is a remapping of positions"

@@ -15,7 +15,7 @@ from ropepatch.attention import AttentionMap, Mapped, map_attention
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.config_changes import ACROSS_LAYERS
-from ropepatch.extension.planning import Plan, check_layers, plan_by, plan_method
+from ropepatch.extension.planning import Plan, check_layers, plan_method
 from ropepatch.extension.queries import fold_queries, unfold_queries
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import text_config
@@ -162,11 +162,7 @@ def _planned(
         case Plan() if to is None and original is None and not parameters:
             _check_same(method.source, here)
             return here, method
-        case Scaling() if to is None and not parameters:
-            return here, plan_by(here, method, round(method.factor * here.window))
-        case AttentionMap() if not parameters:
-            return here, plan_by(here, method, here.target(to))
-        case str():
+        case Scaling() | AttentionMap() | str():
             return here, plan_method(here, method, parameters, to)
     raise RopepatchError(
         f"patch takes a plan, a scaling, or a name with its target and parameters, got {method!r}",

@@ -246,7 +246,7 @@ def plan(
     model: str | os.PathLike[str] | PreTrainedModel | PreTrainedConfig,
     *,
     to: Length | None = None,
-    method: str | Path = "yarn",
+    method: str | Path | Scaling | AttentionMap = "yarn",
     original: Length | None = None,
     layers: Literal["sliding"] | None = None,
     revision: str | None = None,
@@ -254,24 +254,39 @@ def plan(
 ) -> Plan:
     """Plan an extension. No weights are read; of a Hub model only config.json is downloaded."""
     if isinstance(model, str | os.PathLike):
-        named = model if isinstance(model, str) else Path(model)
-        source = Checkpoint.find(named, revision, original=original)
+        place = model if isinstance(model, str) else Path(model)
+        source = Checkpoint.find(place, revision, original=original)
     else:
         source = Checkpoint.of(model, original)
-    if parameters:
+    if parameters and not isinstance(method, Method):
         check_method(str(method), parameters, arguments=("to", "method", "original", "layers", "revision"))
-    return check_layers(plan_method(source, str(method), parameters, to), layers)
+    return check_layers(plan_method(source, method, parameters, to), layers)
 
 
-def plan_method(source: Checkpoint, method: str, parameters: Mapping[str, Any], to: Length | None) -> Plan:
-    """The plan of a method by its name, or of a scaling file; see `plan`."""
+def plan_method(
+    source: Checkpoint, method: str | Path | Method, parameters: Mapping[str, Any], to: Length | None
+) -> Plan:
+    """The plan of a method or its name, or of a scaling file; see `plan`."""
     return plan_by(source, *method_for(source, method, parameters, to))
 
 
 def method_for(
-    source: Checkpoint | GgufModel, method: str, parameters: Mapping[str, Any], to: Length | None
+    source: Checkpoint | GgufModel,
+    method: str | Path | Method,
+    parameters: Mapping[str, Any],
+    to: Length | None,
 ) -> tuple[Method, int]:
-    """The method of that name for a model, or that of a scaling file, and its target in tokens."""
+    """The method, or that of the name or the scaling file, for a model, and its target in tokens."""
+    if isinstance(method, Method):
+        if parameters:
+            raise RopepatchError(
+                f"{method!r} has all its parameters, got also {', '.join(parameters)}",
+                hint="make the method with them, or give its name",
+            )
+        if to is None and isinstance(method, Scaling):
+            return method, round(method.factor * source.window)
+        return method, source.target(to)
+    method = str(method)
     file = read_scaling(method, beside=parameters) if is_scaling_file(method) else None
     if to is None and isinstance(factor := parameters.get("factor"), int | float):
         to = f"{factor:.3f}x"
@@ -456,7 +471,8 @@ def _warnings(source: Checkpoint, scaling: Scaling, to: int) -> Iterator[str]:
             f"(deepseek-coder) or before it (Vicuna, LongChat: then L = {doubled}); say which by "
             f'"{SEQUENCE}": {window} or {doubled} in config.json'
         )
-    yield from (f"config.json: {error} (ropepatch doctor says more)" for error in config_errors(source.raw))
+    doubtful = config_errors(source.raw, "theta-not-as-published")
+    yield from (f"config.json: {error} (ropepatch doctor says more)" for error in doubtful)
     yield from scaling_warnings(rope, scaling, to)
     folder = source.place if source.revision is None else None
     if folder and not [*folder.glob("*.safetensors")] and (pickles := [*folder.glob("pytorch_model*.bin")]):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.files import read_json
 from ropepatch.model.architectures import TIED, trained_on
-from ropepatch.model.checks import check_agreement
+from ropepatch.model.checks import check_agreement, config_errors
 from ropepatch.model.config import (
     ORIGINAL,
     auto_class,
@@ -25,6 +26,7 @@ from ropepatch.model.config import (
     check_rope_types,
     describes_at_top,
     head_dim_of,
+    key_value_heads_of,
     load_config,
     part_of,
     quantization_of,
@@ -224,7 +226,8 @@ class Checkpoint(StatedRope):
     @cached_property
     def whole_config(self) -> PreTrainedConfig:
         """The configuration, as transformers reads it."""
-        return load_config(self.raw, self.own_config)
+        with self._judged():
+            return load_config(self.raw, self.own_config)
 
     @cached_property
     def config(self) -> PreTrainedConfig:
@@ -272,12 +275,29 @@ class Checkpoint(StatedRope):
     @cached_property
     def skeleton(self) -> PreTrainedModel:
         """The model on the meta device, without memory for its weights."""
-        return blueprint(self.whole_config)
+        with self._judged():
+            return blueprint(self.whole_config)
+
+    @contextmanager
+    def _judged(self) -> Iterator[None]:
+        """Where stock code fails on config.json, say what is wrong in the doctor's words, if it knows."""
+        try:
+            yield
+        except RopepatchError as error:
+            known = config_errors(self.raw) if error.__cause__ else ()
+            if not known:
+                raise
+            raise RopepatchError(f"config.json: {known[0]}", hint="`ropepatch doctor` says more") from error
 
     @property
     def head_dim(self) -> int:
         """The dimensions of one head."""
         return head_dim_of(self.config)
+
+    @property
+    def key_value_heads(self) -> int:
+        """The heads of keys and values."""
+        return key_value_heads_of(self.config)
 
     @property
     def rotates_partly(self) -> bool:

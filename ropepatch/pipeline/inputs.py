@@ -98,7 +98,8 @@ def _value(method: str, name: str, text: str, kind: Any) -> Any:
     several = "tuple" in str(kind)
     try:
         is_file = several and text.endswith(".json")
-        value = parse_json(read_text(Path(text))) if is_file else text.split(",") if several else text
+        listed = text.removeprefix("[").removesuffix("]").split(",") if several else text
+        value = parse_json(read_text(Path(text))) if is_file else listed
         return TypeAdapter(kind).validate_python(value)
     except (ValidationError, ValueError, OSError) as error:
         if not several:

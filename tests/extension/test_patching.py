@@ -51,9 +51,18 @@ def test_what_cannot_be_patched_is_refused(model):
         with pytest.raises(RopepatchError):
             ropepatch.patch(*given)
     linear = make_scaling("linear", factor=2.0)
-    for scaling, more in ((4, {}), (linear, {"to": 128}), (plan_for(model), {"beta": 2})):
-        with pytest.raises(RopepatchError, match="takes a plan"):
+    for scaling, more in ((4, {}), (linear, {"beta": 2}), (plan_for(model), {"to": 128})):
+        with pytest.raises(RopepatchError, match=r"takes a plan|has all its parameters, got also beta"):
             ropepatch.patch(model, scaling, **more)
+
+
+def test_a_plan_takes_a_scaling_as_a_patch_does(model):
+    with ropepatch.patch(model, make_scaling("linear", factor=2.0)) as patch:
+        by_factor = patch.plan
+    assert by_factor.target == 2 * by_factor.rope.original_max_position_embeddings
+    for to in (None, by_factor.target):
+        made = ropepatch.plan(model, to, method=make_scaling("linear", factor=2.0))
+        assert (made.target, made.changes) == (by_factor.target, by_factor.changes)
 
 
 class Nameless(Scaling):

@@ -51,12 +51,10 @@ def has_errors(findings: Iterable[Finding]) -> bool:
     return any(finding.severity == "error" for finding in findings)
 
 
-def config_errors(raw: dict[str, Any]) -> tuple[str, ...]:
-    """The errors of a config.json by itself, whether or not transformers takes it, and a doubtful base."""
+def config_errors(raw: dict[str, Any], *also: str) -> tuple[str, ...]:
+    """The errors of a config.json by itself, whether or not transformers takes it, and findings of a code."""
     found = [one for look in RULES for one in look(_alone(raw))]
-    return tuple(
-        one.problem for one in found if one.severity == "error" or one.code == "theta-not-as-published"
-    )
+    return tuple(one.problem for one in found if one.severity == "error" or one.code in also)
 
 
 def check_agreement(raw: dict[str, Any]) -> None:
