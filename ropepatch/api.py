@@ -104,9 +104,10 @@ def plan(
 
     Args:
         model: A checkpoint folder, a Hub id, or tiny; a GGUF file; or a loaded model, or its configuration.
-        to: The target length in tokens: 32k, or 4x the original; that of a scaling file or of a scaling's
-            factor if not given.
-        method: A name that `ropepatch methods` lists, a scaling file such as fitted.json, or a scaling.
+        to: The target length in tokens: 32k, or 4x the original; that of a scaling file or of the factor
+            of a `Scaling` if not given.
+        method: A name that `ropepatch methods` lists, or a scaling file such as fitted.json; in Python also a
+            `Scaling`.
         original: The original context length, where config.json says another: 32k of Qwen3, whose says 40960.
         layers: sliding scales a model whose sliding-window layers alone rotate, which is refused otherwise.
         revision: The branch, tag or commit of a Hub id.
