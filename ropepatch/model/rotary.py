@@ -75,6 +75,10 @@ def find_rotary(model: nn.Module) -> RotarySite:
         raise refusal(f"it has {len(modules)} rotary modules: {', '.join(list(modules)[:3])}, ...")
     ((path, module),) = modules.items()
     rotary_class = type(module)
+    if others := [
+        name for name, one in model.named_modules() if type(one) is rotary_class and one is not module
+    ]:
+        raise refusal(f"it has another {rotary_class.__name__} beside that of its decoder, {others[0]}")
     if state := list(module.state_dict()):
         raise refusal(f"its {rotary_class.__name__} has weights of its own ({', '.join(state)})")
     arguments = list(inspect.signature(rotary_class.forward).parameters)
