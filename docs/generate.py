@@ -20,7 +20,7 @@ from ropepatch.cli import GROUPS, app
 from ropepatch.cli.listing import describe_encoding, describe_method
 from ropepatch.encodings import ENCODINGS
 from ropepatch.evaluation.tasks import TASKS
-from ropepatch.extension.engines import VERSIONS, known
+from ropepatch.extension.engines import VERSIONS
 from ropepatch.extension.planning import plan
 from ropepatch.report.plots import figures_of_plans
 from ropepatch.report.plots.style import house_style
@@ -103,8 +103,7 @@ def engines() -> str:
     config = LlamaConfig(hidden_size=128, num_attention_heads=1, max_position_embeddings=4096)
     plans = {name: plan(config, to="4x", method=name, **GIVEN.get(name, {})) for name in METHODS}
     rows = [
-        [f"`{name}`", *(f"{line.reads}, {known(line)}" for line in made.engines)]
-        for name, made in plans.items()
+        [f"`{name}`", *(f"{line.reads}, {line.how}" for line in made.engines)] for name, made in plans.items()
     ]
     return table(["method", *VERSIONS], rows)
 

@@ -17,10 +17,11 @@ import ropepatch
 from ropepatch import ENCODINGS, MAPS, METHODS
 from ropepatch.data.positions import POSITIONS
 from ropepatch.errors import RopepatchError
-from ropepatch.extension.engines import KNOWN, VERSIONS
+from ropepatch.extension.engines import VERSIONS
 from ropepatch.extension.planning import Plan, plan_by
 from ropepatch.model.architectures import GGUF_FACTORS, GGUF_FREQS, GGUF_GLOBAL, GGUF_PLAIN
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.engine_types import was_run
 from ropepatch.model.gguf import FREQS
 from ropepatch.report.printers import markdown_rows
 from ropepatch.scaling import make_scaling
@@ -79,7 +80,7 @@ def engine_versions() -> str:
     asked = {row["engine"]: row["version"] for row in result("engines")["rows"]}
     rows = []
     for name, version in VERSIONS.items():
-        known = ["run"] if KNOWN.get(name) == "run" else ["read"]
+        known = ["run"] if name == "transformers 5.x" or was_run(name) else ["read"]
         known += [f"server of {asked[name]} probed"] if name in asked else []
         rows.append((name, version, "; ".join(known)))
     return markdown_rows(("engine", "version", ""), rows)
@@ -101,7 +102,7 @@ def engine_notes() -> str:
 
 def models() -> str:
     """What a plan by YaRN makes of every preset."""
-    heads = "model", "reads", "extended to", "saved as", "layers scaled", "other engines, as for LLaMA"
+    heads = "model", "reads", "extended to", "saved as", "layers scaled", "other engines"
     return markdown_rows(heads, [(f"`{one['model']}`", *_planned(one)) for one in PRESETS])
 
 

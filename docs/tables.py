@@ -24,6 +24,7 @@ sys.path.extend(str(folder) for folder in (Path(__file__).parents[1] / "eval" / 
 import distil_study
 import encoding_gallery
 import encoding_tables
+import engine_types
 import engines_study
 import explorer_numbers
 import fit_study
@@ -44,6 +45,7 @@ import ropepatch
 from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.evaluation.suites import Suite
 from ropepatch.gallery.explorer.content import MEASURED
+from ropepatch.model.engine_types import FILE as FACTS
 from ropepatch.report.plots import figures, save_figure
 from ropepatch.settings import RECIPES, find_shipped, shipped_names
 from ropepatch.training.forecast import published_config
@@ -144,7 +146,7 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "damaged-files": measured.damaged_files,
         "killed-commands": measured.killed_commands,
     },
-    "docs/reference/engines.md": {"engines": generate.engines},
+    "docs/reference/engines.md": {"engines": generate.engines, "engine-types": engine_types.table},
     "docs/reference/encodings.md": {
         "encodings": registries.encodings,
         "every-encoding": in_sections(generate.encodings),
@@ -212,6 +214,7 @@ FILES: Mapping[str, Make] = {
     "recipes/recipe.schema.json": partial(schema, Recipe),
     "recipes/tiny/pretraining.schema.json": partial(schema, pretraining_recipe.Recipe),
     str(MEASURED.relative_to(ROOT)): explorer_numbers.text,
+    str(FACTS.relative_to(ROOT)): engine_types.text,
 }
 
 

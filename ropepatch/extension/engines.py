@@ -1,20 +1,28 @@
 """Which inference engine reads an extended checkpoint, and how much of it.
 
-Derived from the engines' sources for LLaMA's architecture, and for some of them proven by running (`KNOWN`);
-of llama.cpp its converter and its runtime. Of other architectures there are rows in
-`ropepatch.model.architectures`.
+What an engine makes of `rope_parameters` is derived from its source for LLaMA's architecture; whether it does
+the same in another one says `ropepatch.model.engine_types`. Of llama.cpp its converter and its runtime were
+read.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import StringConstraints
 
-from ropepatch.model.architectures import IGNORED_BY_4, NEWER_THAN_4, REFUSED_BY_4, UNSCALED_IN_MLX
+from ropepatch.model.architectures import (
+    GGUF_DROPPED,
+    GGUF_FACTORS,
+    GGUF_FREQS,
+    GGUF_GLOBAL,
+    GGUF_OTHERWISE,
+    IN_LLAMA_CPP,
+    gguf_architecture,
+)
+from ropepatch.model.engine_types import ABSENT, NOT_KNOWN, Found, found
 from ropepatch.model.record_file import Part, Text
 from ropepatch.model.rotary import switches
 from ropepatch.scaling.ramps import shared_temperature, yarn_temperature
@@ -29,13 +37,19 @@ VERSIONS = {  # whose sources were read
     "llama.cpp": "0c1e57098",
     "mlx-lm": "0.32.2",
 }
-KNOWN = {  # how, where its sources alone were not read: its logits were compared, or its server was probed
-    **dict.fromkeys(("transformers 5.x", "transformers 4.x", "mlx-lm"), "run"),
-    "vLLM": "probed",
+PROBED = {"vLLM": "llama"}  # whose server was asked, by an extended model of that architecture
+WHY_NOT = {
+    ABSENT: "does not have {}",
+    "unscaled": "leaves {} unscaled, without a word",
+    "refused": "refuses such a rope in {}",
+    "another rope": "computes another rope in {}",
 }
+PLAIN = "default", "linear", "yarn"  # what llama.cpp's converter writes of any architecture
 STALE = "recomputed as the sequence grows: cached keys go stale"
 
 
+Reads = Literal["yes", "partly", "no", "not known"]
+How = Literal["run", "probed", "read"] | None
 Switch = Annotated[Text, StringConstraints(pattern=r"^--[a-z-]+ \d+$")]  # which a card prints as a command
 
 
@@ -45,32 +59,43 @@ class Engine(Part):
     Args:
         engine: Its name.
         reads: All of it, partly, or not at all.
+        how: Small random models of the architecture were run in it, its server was probed, or its sources
+            were read; None where it is not known.
         note: What to know.
         switches: Of its command line, without which it does not serve the target.
     """
 
     engine: Text
-    reads: Literal["yes", "partly", "no"]
+    reads: Reads
+    how: How
     note: Text
     switches: list[Switch]
 
 
-def known(engine: Engine, *, of_map: bool = False) -> str:
-    """How it is known what an engine reads of a rope: run, probed, or read in its sources."""
-    how = KNOWN.get(engine.engine, "read")
-    if engine.reads == "yes":  # what a server reads wrongly was not asked
-        return how
-    return how if how == "run" and not of_map else "read"
+class Says(NamedTuple):
+    """What the sources of an engine make of a rope in LLaMA's architecture; see `Engine`."""
 
+    reads: Reads
+    note: str = ""
+    switch: str = ""
 
-def _says(engine: str, reads: Literal["yes", "partly", "no"], note: str = "", *flags: str) -> Engine:
-    return Engine(engine=engine, reads=reads, note=note, switches=list(flags))
+    def by(self, engine: str, how: How) -> Engine:
+        """The row of an engine."""
+        switches = [self.switch] if self.switch else []
+        return Engine(engine=engine, reads=self.reads, how=how, note=self.note, switches=switches)
 
 
 def engine_support(
-    parameters: dict[str, Any], rope: Rope, target: int, model_type: str = "llama"
+    parameters: dict[str, Any],
+    rope: Rope,
+    target: int,
+    model_type: str = "llama",
+    whole: str | None = None,
+    *,
+    folds: bool = True,
+    scales_alone: bool = True,
 ) -> list[Engine]:
-    """One line per engine of `VERSIONS`, and one per engine that does not scale this architecture.
+    """One line per engine of `VERSIONS`.
 
     "yes" is: its frequencies, its attention factor, and all of the target, if need be by the switch that the
     note names.
@@ -79,26 +104,42 @@ def engine_support(
         parameters: The `rope_parameters` to be written, of the global layers where layers differ.
         rope: The rope before.
         target: The context to reach, in tokens.
-        model_type: The architecture, in transformers' words.
+        model_type: The architecture of the language model, in transformers' words.
+        whole: That of the model around it, where there is one.
+        folds: Whether the attention factor can be folded into the query weights.
+        scales_alone: Whether nothing but the rope changes, as in a GGUF file.
     """
-    written = _Written(parameters, rope, target)
-    unscaled = ("mlx-vlm", "ollama (MLX)") if model_type in UNSCALED_IN_MLX else ()
-    return [
-        _transformers("transformers 5.x", written, ""),
-        _transformers_4(written, model_type),
-        _vllm(written),
-        _sglang(written),
-        _llama_cpp(written),
-        _mlx_lm(written),
-        *(_says(engine, "no", "leaves it unscaled, without a word") for engine in unscaled),
-    ]
+    written = _Written(parameters, rope, target, folds)
+    rows = [_transformers(written).by("transformers 5.x", "run")]
+    for engine, rule in RULES.items():
+        known = found(engine, whole or model_type, model_type, written.kind)
+        says = rule(written) if known.verdict == "right" else _otherwise(engine, known, whole or model_type)
+        probed = says.reads == "yes" and PROBED.get(engine) == model_type
+        rows.append(says.by(engine, "probed" if probed else known.how))
+    architecture = gguf_architecture(model_type)
+    says = _converted(written, model_type, architecture)
+    if says.reads != "yes" and scales_alone and architecture and _in_gguf(written, architecture):
+        instead = "`ropepatch extend FILE.gguf` scales a converted file"
+        says = says._replace(note="; ".join(filter(None, (says.note, instead))))
+    how: How = "read" if says.reads != "not known" else None
+    rows.insert(list(VERSIONS).index("llama.cpp"), says.by("llama.cpp", how))
+    return rows
+
+
+def _otherwise(engine: str, known: Found, model_type: str) -> Says:
+    """What to say of an engine that does not, or is not known to, read an architecture as LLaMA."""
+    if engine in ("vLLM", "SGLang") and known.verdict == ABSENT:
+        return Says("not known", f"has no {model_type} of its own: transformers' code may run in it")
+    if known.verdict == NOT_KNOWN:
+        return Says("not known")
+    return Says("no", WHY_NOT[known.verdict].format(model_type))
 
 
 def map_support() -> list[Engine]:
     """The same of a checkpoint with an attention map, whose code transformers alone runs."""
-    own = _says("transformers 5.x", "yes", "with trust_remote_code=True: the map is code beside it")
+    own = Says("yes", "with trust_remote_code=True: the map is code beside it").by("transformers 5.x", "run")
     others = [engine for engine in VERSIONS if engine != own.engine]
-    return [own, *(_says(engine, "no", "has no such attention") for engine in others)]
+    return [own, *(Says("no", "has no such attention").by(engine, "read") for engine in others)]
 
 
 @dataclass(frozen=True)
@@ -108,6 +149,7 @@ class _Written:
     parameters: dict[str, Any]
     rope: Rope
     target: int
+    folds: bool
 
     @property
     def kind(self) -> str:
@@ -137,78 +179,87 @@ class _Written:
     def is_written(self, attention_factor: float) -> bool:
         return math.isclose(attention_factor, self.attention_factor, rel_tol=1e-6)
 
+    @property
+    def usual_ramp(self) -> bool:
+        """Whether YaRN has the betas and the ends of its ramp that llama.cpp takes."""
+        betas = self.parameters.get("beta_fast", 32), self.parameters.get("beta_slow", 1)
+        return betas == (32, 1) and bool(self.parameters.get("truncate", True))
 
-def _transformers(engine: str, written: _Written, note: str) -> Engine:
+
+def _transformers(written: _Written, note: str = "") -> Says:
     if written.kind == "dynamic" or switches(written.parameters):
-        return _says(engine, "partly", STALE)
-    return _says(engine, "yes", note)
+        return Says("partly", STALE)
+    return Says("yes", note)
 
 
-def _transformers_4(written: _Written, model_type: str) -> Engine:
-    if model_type in NEWER_THAN_4:
-        return _says("transformers 4.x", "no", f"does not have {model_type}")
-    verb = "ignores" if model_type in IGNORED_BY_4 else "refuses" if model_type in REFUSED_BY_4 else None
-    if written.kind != "default" and verb:
-        return _says("transformers 4.x", "no", f"{verb} such a rope_scaling in {model_type}")
-    return _transformers("transformers 4.x", written, "through rope_theta and rope_scaling")
+def _transformers_4(written: _Written) -> Says:
+    return _transformers(written, "through rope_theta and rope_scaling")
 
 
-def _vllm(written: _Written) -> Engine:
-    support = functools.partial(_says, "vLLM")
+def _vllm(written: _Written) -> Says:
     kind, window, switch = written.kind, written.window, f"--max-model-len {written.target}"
     if written.parameters.get("llama_4_scaling_beta"):
-        return support("partly", "lets queries grow with the position by Mistral's params.json alone")
+        return Says("partly", "lets queries grow with the position by Mistral's params.json alone")
     if kind == "dynamic":
         garbage = ", and reads garbage beyond it" if written.factor > 1 else ""
-        return support("no", f"leaves it unscaled, with a table of {window} tokens{garbage}")
+        return Says("no", f"leaves it unscaled, with a table of {window} tokens{garbage}")
     if switches(written.parameters):
         note = f"one list at every length: the short one up to {window} tokens, the long one with {switch}"
-        return support("partly", note, switch)
+        return Says("partly", note, switch)
     if kind == "linear" and written.factor > 1:
-        return support("yes", f"multiplies the length again: pass {switch}", switch)
+        return Says("yes", f"multiplies the length again: pass {switch}", switch)
     if kind == "longrope" and window < written.target:
         note = f"serves {window} tokens without {switch}; half-split layouts only"
-        return support("yes", note, switch)
+        return Says("yes", note, switch)
     if kind == "longrope":
-        return support("yes", "half-split layouts only")
+        return Says("yes", "half-split layouts only")
     if kind == "yarn" and (end := math.ceil(window * written.factor)) < written.target:
-        return support("partly", f"its table ends at {end} tokens")
+        return Says("partly", f"its table ends at {end} tokens")
     if kind == "yarn" and not written.is_written(written.by_yarn):
-        return support("yes", f"builds that ignore attention_factor take {written.by_yarn:.4f}")
-    return support("yes")
+        return Says("yes", f"builds that ignore attention_factor take {written.by_yarn:.4f}")
+    return Says("yes")
 
 
-def _sglang(written: _Written) -> Engine:
-    support = functools.partial(_says, "SGLang")
+def _sglang(written: _Written) -> Says:
     kind, window = written.kind, written.window
     if kind == "dynamic":
         if written.factor == 1:
-            return support("no", f"leaves it unscaled, and serves {window} tokens")
+            return Says("no", f"leaves it unscaled, and serves {window} tokens")
         reach = int(written.factor * window)
         serves = f", and serves {reach} tokens" if reach < written.target else ""
-        return support("partly", f"one base at every length{serves}")
+        return Says("partly", f"one base at every length{serves}")
     if switches(written.parameters):
-        return support("partly", f"{STALE}; position {window} as position 0 while last")
+        return Says("partly", f"{STALE}; position {window} as position 0 while last")
     if kind == "linear" and written.factor > 1:
         switch = f"--context-length {written.target}"
-        return support("yes", f"multiplies the length again: pass {switch}", switch)
+        return Says("yes", f"multiplies the length again: pass {switch}", switch)
     if kind == "longrope" and window < written.target:
         note = f"rotates position {window} as position 0 while it is the last; half-split layouts only"
-        return support("partly", note)
+        return Says("partly", note)
     if kind == "longrope":
-        return support("yes", "half-split layouts only")
+        return Says("yes", "half-split layouts only")
     if kind == "yarn" and written.factor == 1 and not written.is_written(1):
-        return support("partly", "takes 1.0000 for the attention factor")
-    return support("yes")
+        return Says("partly", "takes 1.0000 for the attention factor")
+    return Says("yes")
 
 
-def _llama_cpp(written: _Written) -> Engine:
-    support = functools.partial(_says, "llama.cpp")
+def _converted(written: _Written, model_type: str, architecture: str | None) -> Says:
+    """What llama.cpp's converter writes of a checkpoint, and its runtime reads."""
+    if model_type in IN_LLAMA_CPP:
+        return _llama_cpp(written)
+    if architecture in GGUF_DROPPED and written.kind != "default":
+        return Says("no", "its converter drops the scaling")
+    if architecture in {None, *GGUF_DROPPED, *GGUF_OTHERWISE} or written.kind not in PLAIN:
+        return Says("not known")
+    return _llama_cpp(written)
+
+
+def _llama_cpp(written: _Written) -> Says:
     kind = written.kind
     if kind == "dynamic":
-        return support("no", f"its converter drops it, and {written.window} tokens are its context")
+        return Says("no", f"its converter drops it, and {written.window} tokens are its context")
     if kind == "longrope":
-        return support("no", "its converter drops the factors")
+        return Says("no", "its converter drops the factors")
     if kind == "yarn":
         a, usual = written.by_yarn, written.is_written(written.by_yarn)
         off = [] if usual else [f"takes {a:.4f} for the attention factor"]
@@ -216,15 +267,25 @@ def _llama_cpp(written: _Written) -> Engine:
             off.append("takes 32 and 1 for beta_fast and beta_slow")
         off += [] if written.parameters.get("truncate", True) else ["it truncates the ramp"]
         if off:
-            return support("partly", " and ".join(off))
-    return support("yes")
+            return Says("partly", " and ".join(off))
+    return Says("yes")
 
 
-def _mlx_lm(written: _Written) -> Engine:
-    support = functools.partial(_says, "mlx-lm")
+def _in_gguf(written: _Written, architecture: str) -> bool:
+    """Whether a GGUF file of an architecture can hold the rope; see `ropepatch.extension.gguf`."""
+    if written.kind == "dynamic" or switches(written.parameters):
+        return False
+    if architecture in GGUF_FREQS | GGUF_FACTORS:
+        return True
+    own = architecture not in GGUF_GLOBAL or written.is_written(written.by_yarn)
+    by_keys = written.kind in PLAIN and (written.kind != "yarn" or (written.usual_ramp and own))
+    return by_keys and not written.rope.is_scaled
+
+
+def _mlx_lm(written: _Written) -> Says:
     kind, off = written.kind, []
     if kind == "dynamic":
-        return support("partly", STALE)
+        return Says("partly", STALE)
     if switches(written.parameters):
         off.append("the long list at every length")
     a = written.attention_factor
@@ -233,9 +294,13 @@ def _mlx_lm(written: _Written) -> Engine:
     elif kind == "yarn" and written.factor == 1:
         a = 1.0
     if not written.is_written(a):
-        off.append(f"takes {a:.4f} for the attention factor; `ropepatch export --fold-attention` writes 1")
+        off.append(f"takes {a:.4f} for the attention factor")
+        off += ["`ropepatch export --fold-attention` writes 1"] if written.folds else []
     if kind == "yarn" and not written.parameters.get("truncate", True):
         off.append("truncates the ramp")
     if off:
-        return support("partly", "; ".join(off))
-    return support("yes", "through rope_theta and rope_scaling")
+        return Says("partly", "; ".join(off))
+    return Says("yes", "through rope_theta and rope_scaling")
+
+
+RULES = {"transformers 4.x": _transformers_4, "vLLM": _vllm, "SGLang": _sglang, "mlx-lm": _mlx_lm}

@@ -21,7 +21,7 @@ from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.extension.config_changes import ACROSS_LAYERS, SavedRope, find_changes
 from ropepatch.extension.engines import Engine, engine_support, map_support
 from ropepatch.extension.map_code import map_changes
-from ropepatch.extension.queries import QueryLayers
+from ropepatch.extension.queries import QueryLayers, folds_attention
 from ropepatch.extension.text import (
     bands_text,
     changes_table,
@@ -30,7 +30,7 @@ from ropepatch.extension.text import (
     parameters_text,
 )
 from ropepatch.files import json_text, read_json
-from ropepatch.model.architectures import IN_LLAMA_CPP, remarks, trained_on
+from ropepatch.model.architectures import remarks, trained_on
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.checks import config_errors
 from ropepatch.model.checks.case import THETA_KEYS
@@ -146,12 +146,20 @@ class Plan:
         """What is folded into the query weights; None where no weight changes."""
         return self.method.queries if isinstance(self.method, CustomDivisors) else None
 
-    @property
+    @cached_property
     def engines(self) -> list[Engine]:
-        """Who will read the extended checkpoint, by the engines' sources."""
+        """Who will read the extended checkpoint, and how that is known."""
         if self.remapping is not None:
             return map_support()
-        return engine_support(self.rope_parameters, self.rope, self.target, self.model_type)
+        return engine_support(
+            self.rope_parameters,
+            self.rope,
+            self.target,
+            self.model_type,
+            str(self.source.whole_config.model_type),
+            folds=folds_attention(self.source),
+            scales_alone=self.queries is None,
+        )
 
     @property
     def length_dependent(self) -> bool:
@@ -229,8 +237,7 @@ class Plan:
             lines += ["", *bands_text(self.rope, frequencies, self.scaling.factor)]
         old, new = self.site.of(self.before["rope_parameters"]), self.rope_parameters
         lines += ["", "config.json", changes_table(self.before, self.changes, old, new)]
-        basis = "" if self.model_type in IN_LLAMA_CPP else ", derived for LLaMA's architecture"
-        lines.append(f"engines, the rope type they read, and how that is known{basis}")
+        lines.append("engines, the rope type they read, and how that is known")
         lines.append(engines_table(self.engines, self.remapping, new["rope_type"]))
         lines += [f"warning: {printable(warning)}" for warning in self.warnings]
         return as_text(lines, WIDTH)

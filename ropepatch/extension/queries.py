@@ -42,6 +42,17 @@ def query_layers(model: PreTrainedModel, source: Checkpoint) -> Iterator[tuple[s
             yield path, module
 
 
+def folds_attention(source: Checkpoint) -> bool:
+    """Whether `export --fold-attention` can put an attention factor into the query weights."""
+    if source.is_quantised or source.rotates_partly:
+        return False
+    layers = [
+        getattr(module, "q_norm", None) or module.q_proj
+        for _, module in query_layers(source.skeleton, source)
+    ]
+    return bool(layers) and all(getattr(layer, "weight", None) is not None for layer in layers)
+
+
 class QueryLayers:
     """The layers of a model whose queries factors can be folded into.
 

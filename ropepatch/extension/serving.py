@@ -19,6 +19,7 @@ from transformers.cache_utils import DynamicLayer
 from ropepatch.extension.engines import Engine
 from ropepatch.extension.gguf import GgufPlan
 from ropepatch.extension.planning import Plan
+from ropepatch.model.architectures import gguf_architecture
 from ropepatch.model.config import LEGACY_KEYS, head_dim_of, key_value_heads_of
 from ropepatch.model.gguf import BETAS, Said
 from ropepatch.scaling.ramps import yarn_temperature
@@ -26,7 +27,6 @@ from ropepatch.settings import find_named
 
 SWITCHED = ("default", "linear", "yarn")  # rope types for which llama.cpp has switches
 FOLDED = "its factors of queries are folded into the weights"
-GGUF_NAMES = {"mistral": "llama"}  # of architectures that llama.cpp calls otherwise
 FILE = "FILE.gguf"  # of the unchanged checkpoint
 
 
@@ -80,7 +80,8 @@ def serving(plan: Plan | GgufPlan, engine: str) -> Serving:
     note = ""
     if isinstance(plan, Plan):
         row = _row(plan, way)
-        note = f"{FILE} is the checkpoint as it is" if way.gguf else row.note * (row.reads == "partly")
+        known = row.note if row.reads == "partly" else "whether it reads this rope here is not known"
+        note = f"{FILE} is the checkpoint as it is" if way.gguf else known * (row.reads != "yes")
     return Serving(engine, tuple(way.direct(plan)), note=note, cache=cache)
 
 
@@ -91,6 +92,8 @@ def _never(plan: Plan | GgufPlan, way: _Way) -> str | None:
     row = _row(plan, way)
     if plan.remapping or (row.reads == "no" and not way.gguf):
         return row.note
+    if way.gguf and gguf_architecture(plan.model_type) is None:
+        return f"what llama.cpp reads of {plan.model_type} was not looked up"
     if way.gguf and plan.scaling.length_dependent:
         return "a GGUF file holds no rope that follows the length"
     return None
@@ -180,7 +183,7 @@ def _llama_cpp(plan: Plan | GgufPlan) -> Iterator[str]:
     own = plan.frequencies().attention_factor / (yarn_temperature(factor) if kind == "yarn" else 1.0)
     said = Said(parameters["rope_theta"], kind, factor, original, own)
     betas = (parameters["beta_fast"], parameters["beta_slow"]) if kind == "yarn" else BETAS
-    yield _llama_server(FILE, GGUF_NAMES.get(plan.model_type, plan.model_type), plan.target, said, betas)
+    yield _llama_server(FILE, str(gguf_architecture(plan.model_type)), plan.target, said, betas)
 
 
 def _llama_server(

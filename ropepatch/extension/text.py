@@ -11,7 +11,7 @@ import torch
 from ropepatch.attention import AttentionMap
 from ropepatch.columns import Table, columns
 from ropepatch.errors import printable
-from ropepatch.extension.engines import Engine, known
+from ropepatch.extension.engines import Engine
 from ropepatch.model.config import LEGACY_KEYS
 from ropepatch.scaling.bands import bands
 from ropepatch.scaling.method import Method
@@ -28,11 +28,8 @@ def parameters_text(method: Method) -> str:
 
 def engines_table(engines: Iterable[Engine], remapping: AttentionMap | None, rope_type: str) -> Table:
     """What engines read of a checkpoint."""
-    kind, of_map = (remapping.name, True) if remapping else (rope_type, False)
-    rows = (
-        (f"  {engine.engine}", engine.reads, kind, known(engine, of_map=of_map), engine.note)
-        for engine in engines
-    )
+    kind = remapping.name if remapping else rope_type
+    rows = ((f"  {engine.engine}", engine.reads, kind, engine.how or "", engine.note) for engine in engines)
     return columns(rows, whole=[0])
 
 

@@ -55,13 +55,8 @@ STATE_THETA = _types(  # younger than the key rope_theta, which every configurat
 )
 OPEN_RAMP = _types("gpt_oss")  # the published configuration says truncate: false
 
-# How readers differ; transformers 4.57.6.
-REFUSED_BY_4 = _types("llama4 llama4_text olmo olmo2 phi3 phi4_multimodal")  # wants other rope_scaling keys
-SCALED_BY_DEFAULT = _types("apertus gpt_oss")  # scaled where rope_scaling is absent, not where it is null
-IGNORED_BY_4 = _types("nemotron")  # rope_scaling
-NEWER_THAN_4 = _types("ministral3 qwen3_5*")
-# mlx-vlm (issue 1478) and ollama 0.33.3 (issue 18262) read rope_theta, partial_rotary_factor, mrope_section.
-UNSCALED_IN_MLX = _types("qwen3_5*")
+# How readers differ.
+SCALED_BY_DEFAULT = _types("apertus gpt_oss")  # scaled where rope_scaling is absent, not null; 4.57.6
 REBUILD_CACHE = _types("phi3 phimoe phi4_multimodal")  # generate(), where LongRoPE switches lists; 5.23
 IN_LLAMA_CPP = _types("llama mistral qwen2")  # logits of its LLaMA graph were compared; 0c1e57098
 # GGUF architectures of which llama.cpp reads rope.freq_base, linear and YaRN scalings (betas 32 and 1) and an
@@ -74,6 +69,12 @@ GGUF_PLAIN = _named(
 GGUF_GLOBAL = _named("gemma3 gemma3n")  # the same, and sliding-window layers keep their frequencies
 GGUF_FREQS = _named("apertus arcee deci exaone granite granitemoe llama minicpm nanbeige")  # and rope_freqs
 GGUF_FACTORS = _named("phi3 phimoe")  # and rope_factors_long and _short
+GGUF_DROPPED = _named(
+    "command-r falcon gemma gemma2 phi2 stablelm"
+)  # convert_hf_to_gguf.py, any rope_scaling
+GGUF_OTHERWISE = _named("nemotron phi3 phimoe")  # it writes another scaling there
+GGUF_RENAMED = {"mistral": "llama", "mixtral": "llama", "cohere": "command-r", "phi": "phi2"}
+GGUF_RENAMED |= {"hunyuan_v1_moe": "hunyuan-moe", "qwen2_5_vl_text": "qwen2vl"}
 SCALED_EMBEDDINGS = _types("*gemma*")  # multiplied before the first layer; 5.23
 
 
@@ -82,6 +83,17 @@ TRAINED_ON = {  # by type and max_position_embeddings, the window of published m
     ("qwen3", 40_960): 32_768,
     ("qwen3_moe", 40_960): 32_768,
 }
+
+
+def gguf_architecture(model_type: str) -> str | None:
+    """The name in GGUF files of an architecture in transformers' words; None where its graph was not read."""
+    name = GGUF_RENAMED.get(model_type) or model_type.removesuffix("_text")
+    known = (*GGUF_PLAIN, *GGUF_GLOBAL, *GGUF_FREQS, *GGUF_FACTORS)
+    return next((one for one in known if _letters(one) == _letters(name)), None)
+
+
+def _letters(name: str) -> str:
+    return name.replace("_", "").replace("-", "")
 
 
 def trained_on(config: PreTrainedConfig) -> int | None:

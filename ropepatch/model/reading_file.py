@@ -69,6 +69,7 @@ class Reading(Part):
         source: The text.
         positions: At which next tokens are compared, ascending.
         tops: By hypothesis: `right`, and the mistakes that can be told from it.
+        alike: The mistakes that cannot: at these positions they answer as `right` does.
         versions: Of the libraries that computed it.
     """
 
@@ -81,6 +82,7 @@ class Reading(Part):
     source: Source
     positions: list[Tokens]
     tops: dict[Text, Tops]
+    alike: list[Text] = Field(default_factory=list)
     versions: dict[Text, Text]
 
     @property

@@ -127,8 +127,12 @@ def judge(reading: Reading, answers: Sequence[Top | None], limit: int | None = N
     for rival in tables:
         if rival != best and not _beats(tables[best], tables[rival]):
             return verdict(UNDECIDED, f"{_named(best)} explains it no better than {_named(rival)} does")
+    if best == RIGHT and UNSCALED in reading.alike:
+        return verdict(UNDECIDED, "unscaled it would answer the same: the rope does not show in this text")
     largest = f"typically {middle[best]:.1g}, largest {max(beyond[best]):.1g} nats beyond the old window"
     why = f"{largest}, {noise:.1g} and {max(within[best]):.1g} within it"
+    if best == RIGHT and reading.alike:
+        why += f"; the same answers would come from: {', '.join(reading.alike)}"
     if noise > NOISY:
         why += "; that is more than 8 bits a weight explain: fewer bits, or other weights"
     return verdict(best, why)

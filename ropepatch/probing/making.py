@@ -129,6 +129,8 @@ def make_reading(
             numbers = [[round(value, DIGITS) for value in row] for row in values.tolist()]
             tops[name] = Tops(ids=top.tolist(), log_probs=numbers)
     progress(len(tables), len(tables))
+    apart = _told_apart(tops, [position > window for position in positions])
+    alike = [name for name in tops if name not in apart]
     libraries = "ropepatch", "transformers", "torch"
     return Reading(
         version=1,
@@ -139,7 +141,8 @@ def make_reading(
         dtype=str(model.dtype).removeprefix("torch."),
         source=source,
         positions=positions,
-        tops=_told_apart(tops, [position > window for position in positions]),
+        tops=apart,
+        **({"alike": alike} if alike else {}),
         versions={library: importlib.metadata.version(library) for library in libraries},
     )
 

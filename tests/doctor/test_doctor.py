@@ -97,6 +97,8 @@ TABLE: list[tuple[str, Values, str, Values]] = [
         "only-new-keys",
         {THETA: 1e6, OLDER: DROPPED | {"type": "yarn"}, ORIGINAL: 32768},
     ),
+    # which all readers of the type find: mlx-lm has it, transformers 4 has not
+    (VICUNA, {"model_type": "ministral3", OLDER: ..., NEWER: LINEAR | {THETA: 1e4}}, "", {}),
     # a share of each head
     (
         LLAMA_2,
@@ -348,7 +350,7 @@ GEMMA_3 = {key: value for key, value in GEMMA_3.items() if not key.startswith("r
         # no older key says that the sliding layers are scaled
         (GEMMA_3, {FULL: PLAIN, "sliding_attention": LOCAL | {"rope_type": "linear", "factor": 2.0}}, {}),
         # one `rope_scaling` would take the place of the ropes of all layer types
-        (LAGUNA, {FULL: FAR, "sliding_attention": LOCAL}, {}),
+        (LAGUNA | {"model_type": "gpt_oss"}, {FULL: FAR, "sliding_attention": LOCAL}, {}),
         ({"model_type": "clip"}, {FULL: PLAIN, "sliding_attention": PLAIN}, {}),  # a model without a rope
     ],
 )

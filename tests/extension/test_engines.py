@@ -18,13 +18,12 @@ from readme import README
 from second_transformers import ACROSS, STEPS, TARGET, WINDOW, read, tokens
 from tiny_models import tiny_config, tiny_model
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import ropepatch
-from ropepatch.extension.engines import KNOWN, Engine, engine_support, known, map_support
+from ropepatch.extension.engines import PROBED, Engine, engine_support, map_support
 from ropepatch.extension.planning import Plan, plan_by
-from ropepatch.model.architectures import IGNORED_BY_4, REFUSED_BY_4
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.reading_file import RIGHT
 from ropepatch.scaling import METHODS, make_scaling
@@ -59,9 +58,8 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("dynamic", {"form": "transformers", "factor": 2.0}),
     ("longrope-switch", {"short_factor": (1.0,) * 64, "long_factor": RISING, "attention_factor": 1.1}),
 ]
-UNREAD_BY_4 = IGNORED_BY_4 | REFUSED_BY_4
 # Architectures that transformers 4 reads like LLaMA, one that ignores a scaling, and those that refuse it.
-FAMILIES = ("gpt_neox", "gpt_oss", "stablelm", *sorted(UNREAD_BY_4 - {"llama4", "phi4_multimodal"}))
+FAMILIES = ("gpt_neox", "gpt_oss", "stablelm", "nemotron", "llama4_text", "olmo", "olmo2", "phi3")
 SHARES = ("gpt_neox", "stablelm")  # those of them in which a part of each head rotates
 # What a model that is scaled already says of it, and methods that compose with that.
 SCALED = {
@@ -309,12 +307,41 @@ def test_mlx_lm_computes_what_the_plan_says(plans, folders, measured, tmp_path):
     check_run("mlx-lm", answers, plans, measured)
 
 
+def rows(study: str) -> list[dict[str, Any]]:
+    """What a study found."""
+    found = json.loads((README.parent / "eval" / "results" / f"{study}.json").read_text())["rows"]
+    return [row for row in found if "asked" not in row]
+
+
+WRITTEN = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 4096},
+    "llama3": {"factor": 4.0, "original_max_position_embeddings": 4096},
+    "longrope": {"short_factor": RISING, "long_factor": RISING, "original_max_position_embeddings": 16384},
+}
+
+
+def test_yes_is_said_where_the_study_found_it_and_nowhere_else():
+    for row in rows("engine-types"):
+        part = CONFIG_MAPPING[row["model_type"]]().get_text_config(decoder=True).model_type
+        if part != row["model_type"] and row["reads"] in ("unclear", "has"):
+            continue  # what is known of its language model is said
+        verdicts = row["reads"] if row["how"] == "run" else dict.fromkeys(WRITTEN, row["reads"])
+        for kind, verdict in verdicts.items():
+            parameters = {"rope_type": kind, "rope_theta": 10000.0} | WRITTEN[kind]
+            stated = engine_support(parameters, LLAMA_2, 16384, part, row["model_type"])
+            said = {line.engine: line.reads for line in stated}[row["engine"]]
+            assert (said in ("yes", "partly")) == (verdict in (RIGHT, "reads")), (row, kind, said)
+
+
 def test_what_a_server_was_probed_for_is_what_the_plan_says():
-    rows = json.loads((README.parent / "eval" / "results" / "engines.json").read_text())["rows"]
     probed = {
-        row["case"]: row["verdict"] for row in rows if (row["engine"], row["served"]) == ("vLLM", RIGHT)
+        row["case"]: row["verdict"]
+        for row in rows("engines")
+        if (row["engine"], row["served"]) == ("vLLM", RIGHT)
     }
-    assert KNOWN["vLLM"] == "probed"
+    assert PROBED == {"vLLM": "llama"}
     assert probed.keys() & METHODS.keys()
     for name in probed.keys() & METHODS.keys():
         reads = {line.engine: line.reads for line in planned(surveyed("llama-2"), name).engines}
@@ -323,8 +350,8 @@ def test_what_a_server_was_probed_for_is_what_the_plan_says():
 
 def test_what_was_not_asked_of_a_server_is_not_called_probed():
     stated = {name: planned(surveyed("llama-2"), name).engines for name in ("yarn", "dynamic")}
-    shown = {name: {line.engine: known(line) for line in lines} for name, lines in stated.items()}
+    shown = {name: {line.engine: line.how for line in lines} for name, lines in stated.items()}
     assert (shown["yarn"]["vLLM"], shown["dynamic"]["vLLM"]) == ("probed", "read")
     assert {shown[name]["mlx-lm"] for name in shown} == {"run"}
-    of_map = {line.engine: known(line, of_map=True) for line in map_support()}
+    of_map = {line.engine: line.how for line in map_support()}
     assert of_map == dict.fromkeys(of_map, "read") | {"transformers 5.x": "run"}

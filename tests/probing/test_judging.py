@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_folders import write_checkpoint
 from engines import Engine
+from transformers import AutoModelForCausalLM
 
 import ropepatch
 from ropepatch.extension import record as records
@@ -90,6 +92,18 @@ def test_a_mistake_that_nobody_knows_is_no_verdict(read):
     engine.rotary.attention_scaling = table.attention_factor
     judgement = judge(reading, engine.tops(reading.source.ids[:-1], reading.positions))
     assert judgement.verdict in (UNDECIDED, OTHER_MODEL)
+
+
+@pytest.mark.parametrize(("method", "verdict"), [("yarn", UNDECIDED), ("none", RIGHT)])
+def test_where_the_rope_does_not_show_only_an_unscaled_one_is_called_right(method, verdict, tmp_path):
+    source = write_checkpoint(tmp_path / "deaf")
+    model = AutoModelForCausalLM.from_pretrained(source)
+    for layer in model.model.layers:
+        torch.nn.init.zeros_(layer.self_attn.q_proj.weight)
+    model.save_pretrained(source)
+    folder = writing.extend(ropepatch.plan(source, to="4x", method=method), tmp_path / "out")
+    reading = make_reading(Checkpoint(folder))
+    assert judge(reading, answers(folder, reading)).verdict == verdict
 
 
 def test_a_mixture_of_the_checkpoint_and_a_mistake_is_no_verdict(read):

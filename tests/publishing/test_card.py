@@ -327,7 +327,7 @@ def test_every_engine_is_listed_with_its_note_and_vllm_is_told_what_it_wants(met
     card = card_text(model)
     rows = tables(card)["Who reads this rope"][1:]
     assert [[re.sub(r"\\(.)", r"\1", cell) for cell in row] for row in rows] == [
-        [engine.engine, engine.reads, engine.note] for engine in model.record.engines
+        [engine.engine, engine.reads, engine.how or "", engine.note] for engine in model.record.engines
     ]
     part, engine = card.partition("### vLLM\n\n")[2].partition("\n##")[0], model.engine("vLLM")
     if engine.reads == "no":

@@ -26,9 +26,10 @@ def by_mlx_lm(folder: str, ids: list[int]) -> Any:
 
 def by_transformers(folder: str, ids: list[int]) -> Any:
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    [name] = json.loads((Path(folder) / "config.json").read_text())["architectures"]
+    model = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
         return model(torch.tensor([ids]), use_cache=False).logits[0].numpy()
 

@@ -7,7 +7,7 @@ r"""Which engines read the scaling of which architecture, on small random models
 
 A random model of each type is extended once for each rope type that is saved, and what an engine that runs
 here computes is judged as `probe` judges a server. Of vLLM and SGLang it is read whether the builder of its
-attention hands a scaling on to the rope.
+attention hands a scaling on to the rope. Of the engines that run here a row more names all types they have.
 """
 
 from __future__ import annotations
@@ -28,11 +28,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+)
 
 import ropepatch
 from ropepatch.extension.planning import plan_method
+from ropepatch.model.config import part_of
 from ropepatch.model.mistakes import UNSCALED
 from ropepatch.model.reading_file import RIGHT
 from ropepatch.probing.asking import find
@@ -79,6 +83,7 @@ STATED: dict[str, dict[str, Any]] = {  # in the published files, left out by tra
     | dict.fromkeys(("mla_scale_q_lora", "mla_scale_kv_lora"), True),
     "minicpm3": {"rope_scaling": None},
     "minimax_m2": {"shared_intermediate_size": 0, "rotary_dim": 16},
+    "qwen3_vl_moe": {"norm_topk_prob": True},
     "qwen3_next": {"full_attention_interval": 2},
     "solar_open": {"intermediate_size": 128, "first_k_dense_replace": 0, "partial_rotary_factor": 1.0},
 }
@@ -86,14 +91,19 @@ STATED: dict[str, dict[str, Any]] = {  # in the published files, left out by tra
 
 def small_model(model_type: str, folder: Path) -> None:
     """Write a random checkpoint of a type, whose config.json says what published ones say."""
-    config: Any = tiny_config(model_type, **OWN_SIZES.get(model_type, {}))
+    whole: Any = tiny_config(model_type, **OWN_SIZES.get(model_type, {}))
+    config, part = whole.get_text_config(), part_of(whole)
+    for rope in filter(lambda value: isinstance(value, dict), config.rope_parameters.values()):
+        rope["rope_theta"] = 1e4  # with Gemma 3's 1e6 nothing shows within 256 tokens
     for key in ("sliding_window", "attention_window_size", "attention_chunk_size"):
         if getattr(config, key, None):
             setattr(config, key, FAR)
     if hasattr(config, "logit_scale"):
         config.logit_scale = 1.0
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    sees = model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+    kind = AutoModelForMultimodalLM if sees else AutoModelForCausalLM
+    model = kind.from_config(whole, dtype=torch.float32)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "q_norm" in name or "k_norm" in name:
@@ -103,9 +113,9 @@ def small_model(model_type: str, folder: Path) -> None:
     model.save_pretrained(folder)
     written = json.loads((folder / "config.json").read_text())
     others = {key: value for key, value in as_published(config).items() if value is not None}
-    (folder / "config.json").write_text(
-        json.dumps(others | written | STATED.get(model_type, {}), default=str)
-    )
+    tied = {"tie_word_embeddings": whole.tie_word_embeddings} if part else {}  # where others look for it
+    stated = others | (written[part] if part else written) | tied | STATED.get(model_type, {})
+    (folder / "config.json").write_text(json.dumps(written | {part: stated} if part else stated, default=str))
 
 
 def as_published(config: PreTrainedConfig) -> dict[str, Any]:
@@ -115,8 +125,9 @@ def as_published(config: PreTrainedConfig) -> dict[str, Any]:
         if (alias in values or name in values) and "max_position_embeddings" not in (alias, name):
             both = values.get(name, values.get(alias))
             values |= {name: both, alias: both}
-    heads = config.get_text_config().num_attention_heads
-    return {"head_dim": config.get_text_config().hidden_size // heads} | values
+    if isinstance(getattr(type(config), "head_dim", None), property):
+        return values
+    return {"head_dim": config.hidden_size // config.num_attention_heads} | values
 
 
 def extended(model_type: str, work: Path) -> Iterator[tuple[str, Path]]:
@@ -316,17 +327,41 @@ def read(engine: str, model_type: str, given: Namespace) -> Row:
     if engine == "mlx-lm":
         module = mlx_module(source, model_type)
         return {"how": "read", "reads": found_in(source, module) if source.text(module) else "absent"}
-    classes = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
+    classes = (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES)[model_type]
     own = builders(source, engine)
     module = own.get(classes if isinstance(classes, str) else classes[0])
-    return {"how": "read", "reads": found_in(source, module) if module else "absent", "builder": module}
+    sees = model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES  # and has other ropes, of what it sees
+    reads = "absent" if module is None else "unclear" if sees else found_in(source, module)
+    return {"how": "read", "reads": reads, "builder": module}
+
+
+def types_of(engine: str, given: Namespace) -> Row:
+    """The types that an engine has, and of mlx-lm those whose rope it finds in `rope_parameters` alone."""
+    source = wheel(given, WHEELS[engine])
+    if engine == "transformers 4.x":
+        text = source.text("configuration_auto") or ""
+        return {"how": "read", "types": sorted({*re.findall(r'\("([\w.-]+)", "\w+Config"\)', text)})}
+    texts = {name: source.text(name) or "" for name in source.modules()}
+    texts |= {name: texts[module] for name, module in mlx_renamed(source).items()}
+    types = sorted(name for name, text in texts.items() if "class ModelArgs" in text)
+    newer = [name for name in types if "rope_parameters" in texts[name]]
+    kept = re.compile(r"rope_scaling(?! = self\.rope_parameters)")
+    alone = [
+        name for name in newer if "rope_scaling = self.rope_p" in texts[name] or not kept.search(texts[name])
+    ]
+    return {"how": "read", "types": types, "new_keys": alone}
 
 
 def mlx_module(source: Wheel, model_type: str) -> str:
     """The module of mlx-lm that builds a type."""
+    return mlx_renamed(source).get(model_type, model_type)
+
+
+def mlx_renamed(source: Wheel) -> dict[str, str]:
+    """The modules of mlx-lm by the types that are called otherwise."""
     utils = source._zip.read("mlx_lm/utils.py").decode()
     [renamed] = re.findall(r"^MODEL_REMAPPING = (\{.*?^\})", utils, re.MULTILINE | re.DOTALL)
-    return str(ast.literal_eval(renamed).get(model_type, model_type))
+    return dict(ast.literal_eval(renamed))
 
 
 WHEELS = {"mlx-lm": "mlx_lm", "transformers 4.x": "transformers", "vLLM": "vllm", "SGLang": "sglang"}
@@ -336,13 +371,18 @@ def cases(given: Namespace) -> Iterator[Row]:
     """Every engine and every type that a plan takes."""
     for engine, name in WHEELS.items():
         version = wheel(given, name).version
+        if engine in ("transformers 4.x", "mlx-lm"):
+            yield {"engine": engine, "version": version, "asked": "types"}
         for model_type in filter(lambda name: not refusal(name), ROTARY_TYPES):
             yield {"engine": engine, "version": version, "model_type": model_type}
 
 
 def measure(case: Row, given: Namespace) -> Row:
     """What an engine makes of a type, run where it runs here and else read."""
-    engine, model_type = case["engine"], case["model_type"]
+    engine = case["engine"]
+    if "asked" in case:
+        return types_of(engine, given)
+    model_type = case["model_type"]
     source = read(engine, model_type, given)
     packages = {"mlx-lm": given.mlx, "transformers 4.x": given.transformers_4}.get(engine)
     if source["reads"] == "absent" or packages is None or model_type in ENDLESS:

@@ -62,7 +62,7 @@ ERRORS = {
 }
 WARNINGS = {
     "scaling-ignored": "the rope is not scaled, whatever the factor says",
-    "only-new-keys": "transformers 4, mlx-lm and others silently take no scaling and base 10000",
+    "only-new-keys": "these silently take no scaling and a base of their own, mostly 10000",
     "differs-from-record": "the checkpoint was verified with other values than it now has",
     "factor-rounded": "transformers scales by the factor, vLLM's LongRoPE and mlx-lm by the windows",
     "factor-is-integer": "vLLM stops at it under linear, early transformers 4 refuses to load",

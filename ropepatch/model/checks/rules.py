@@ -54,6 +54,7 @@ from ropepatch.model.config import (
     load_config,
     text_config,
 )
+from ropepatch.model.engine_types import needing_older_keys
 from ropepatch.model.kinds import kind_of
 from ropepatch.model.rotary import SEQUENCE, stated_window
 from ropepatch.scaling.ramps import yarn_temperature
@@ -557,10 +558,13 @@ def one_generation(case: Case) -> Iterator[Finding]:
     bases = [rope for rope in case.newer if rope.values.get("rope_theta", DEFAULT_THETA) != DEFAULT_THETA]
     scaled = [rope for rope in case.newer if rope.scaled]
     unseen = [] if case.older else [*scaled, *(bases if case.theta.name not in case.stated else [])]
-    if unseen := unseen or [rope for rope in case.newer if _only_share(rope)]:
+    unseen = unseen or [rope for rope in case.newer if _only_share(rope)]
+    readers = needing_older_keys(str(case.raw.get("model_type")), case.model_type)
+    if unseen and readers:
         kinds = dict.fromkeys(str(rope.kind) for rope in unseen)
         key, fix = case.at("rope_parameters"), _older_keys(case.newest) if case.newest else ()
-        problem = f"the rope ({', '.join(kinds)}) stands in rope_parameters only"
+        problem = f"the rope ({', '.join(kinds)}) stands in rope_parameters alone"
+        problem += f", unknown to {' and '.join(readers)}"
         remedy = "write the older keys beside rope_parameters, saying the same"
         yield key.finding("only-new-keys", problem, remedy, fix=fix)
 

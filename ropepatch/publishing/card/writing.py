@@ -95,7 +95,9 @@ def card_text(model: Extended) -> str:
         "count": "{:,}".format,
         "reservation": _reservation,
     }
-    engines = [[plain(one.engine), plain(one.reads), plain(one.note)] for one in model.record.engines]
+    engines = [
+        [plain(one.engine), plain(one.reads), one.how or "", plain(one.note)] for one in model.record.engines
+    ]
     body = environment.get_template("card.md.jinja").render(
         marker=MARKER,
         model=model,
@@ -105,7 +107,7 @@ def card_text(model: Extended) -> str:
         paper=parts.paper(model),
         headline=parts.headline(model),
         warnings=parts.warnings(model),
-        engines=markdown_rows(("engine", "reads it", "note"), engines),
+        engines=markdown_rows(("engine", "reads it", "known by", "note"), engines),
         measured=[*parts.parts(model)],
         old_context=[*parts.old_context(model)],
         command=parts.command(model),
@@ -118,6 +120,8 @@ def card_text(model: Extended) -> str:
 
 
 def _reservation(engine: Engine) -> str:
+    if engine.reads == "not known":
+        return ": ".join(filter(None, ("Whether it reads this rope is not known", plain(engine.note)))) + "."
     only = "Only partly: " if engine.reads == "partly" else "Note: "
     return f"{only}{plain(engine.note)}." if engine.note else ""
 
