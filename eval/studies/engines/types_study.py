@@ -84,6 +84,9 @@ STATED: dict[str, dict[str, Any]] = {  # in the published files, left out by tra
     "minicpm3": {"rope_scaling": None},
     "minimax_m2": {"shared_intermediate_size": 0, "rotary_dim": 16},
     "qwen3_vl_moe": {"norm_topk_prob": True},
+    **{key: {"full_attention_interval": 2} for key in ("qwen3_5", "qwen3_5_moe")},
+    **{key: {"global_head_dim": 32} for key in ("gemma4", "gemma4_text", "gemma4_unified")},
+    "llama4": {"num_experts_per_tok": 1},
     "qwen3_next": {"full_attention_interval": 2},
     "solar_open": {"intermediate_size": 128, "first_k_dense_replace": 0, "partial_rotary_factor": 1.0},
 }
