@@ -11,6 +11,7 @@ from measured import result
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ropepatch.extension.engines import VERSIONS
+from ropepatch.model import engine_types as facts
 from ropepatch.model.engine_types import ABSENT, ASKED, NOT_KNOWN, OTHERS, found
 from ropepatch.report.printers import markdown_rows
 
@@ -52,6 +53,12 @@ def text() -> str:
         )
         lines.append("\n ".join([f"{json.dumps(engine)}: {{", *named, f'"rows": [\n{found}\n ]}}']))
     return "{" + ",\n".join(lines) + "}\n"
+
+
+def forget() -> None:
+    """Let the package read `engine_types.json` anew, which has just been written."""
+    facts._facts.cache_clear()
+    facts._rows.cache_clear()
 
 
 def key(model_type: str) -> str:

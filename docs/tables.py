@@ -294,6 +294,7 @@ def main() -> None:
                 file.write_text(text, encoding="utf-8")
         if check:
             sys.exit(1)
+        engine_types.forget()
 
 
 if __name__ == "__main__":
