@@ -257,11 +257,12 @@ def legacy_keys(raw: dict[str, Any], parameters: dict[str, Any]) -> dict[str, An
     """Write flat `rope_parameters` in the older keys, top-level `rope_theta` and `rope_scaling`.
 
     transformers 4 and mlx-lm read nothing else; transformers 5 lets them override `rope_parameters`, so the
-    two must agree. `rope_scaling` is None for the default type.
+    two must agree. `rope_scaling` is None for the default type, unless it has the `mrope_section`.
     """
     kind = parameters["rope_type"]
     scaling = {key: value for key, value in parameters.items() if key != "rope_theta"} | {"type": kind}
-    keys = {"rope_theta": parameters["rope_theta"], "rope_scaling": None if kind == "default" else scaling}
+    is_read = kind != "default" or "mrope_section" in parameters
+    keys = {"rope_theta": parameters["rope_theta"], "rope_scaling": scaling if is_read else None}
     renamed = raw.get("model_type") in NEOX_KEYS
     if renamed or "rotary_emb_base" in raw:
         keys["rotary_emb_base"] = parameters["rope_theta"]

@@ -60,24 +60,30 @@ def test_an_image_is_read_as_by_the_checkpoint_that_is_written(tmp_path, model_t
 
 
 @pytest.mark.filterwarnings("ignore:.rope_scaling. is deprecated")  # the older key is what is tried
+@pytest.mark.parametrize(("method", "kind"), [("yarn", "yarn"), ("ntk", "default")])
 @pytest.mark.parametrize("places", [("text_config",), ("top",), ("top", "text_config")], ids=str)
-def test_older_keys_of_a_rope_with_three_positions_change_wherever_they_stand_and_nothing_else(places):
+def test_older_keys_of_a_rope_with_three_positions_change_wherever_they_stand_and_nothing_else(
+    places, method, kind
+):
     raw = tiny_config("qwen2_5_vl").to_dict()
     text = {key: value for key, value in raw.pop("text_config").items() if key != "rope_parameters"} | OLDER
     top = {key: value for key, value in text.items() if key not in raw} if "top" in places else {}
     raw = raw | top | ({"text_config": text} if "text_config" in places else {})
-    made = plan_method(Checkpoint(None, "it", stated_raw=raw), "yarn", {}, "4x")
+    made = plan_method(Checkpoint(None, "it", stated_raw=raw), method, {}, "4x")
     after = made.apply(raw)
     before, now = (one.get("text_config", one) for one in (raw, after))
     assert {key: after[key] for key in raw.keys() - before.keys() - {"text_config"}}.items() <= raw.items()
     assert before is raw or all(after[key] == raw[key] for key in top)
-    same = before.keys() - {"rope_scaling", "max_position_embeddings"}
+    same = before.keys() - {"rope_scaling", "max_position_embeddings", "rope_theta"}
     assert {key: now[key] for key in same} == {key: before[key] for key in same}
-    assert now.keys() - before.keys() == {"rope_parameters", "original_max_position_embeddings"}
-    assert now["rope_scaling"].items() >= {"type": "yarn", "mrope_section": [2, 3, 3]}.items()
+    scaled = {"original_max_position_embeddings"} if method == "yarn" else set()
+    assert now.keys() - before.keys() == {"rope_parameters"} | scaled
+    assert now["rope_scaling"].items() >= {"type": kind, "mrope_section": [2, 3, 3]}.items()
+    assert now["rope_theta"] == made.rope_parameters["rope_theta"]
     assert now["max_position_embeddings"] == 256
     if not top:  # transformers 5 keeps `type` beside the rope_type that it adds
-        assert ropepatch.plan(AutoConfig.for_model(**copy.deepcopy(raw)), to="4x").rope == made.rope
+        model = AutoConfig.for_model(**copy.deepcopy(raw))
+        assert ropepatch.plan(model, to="4x", method=method).rope == made.rope
     rope = AutoConfig.for_model(**copy.deepcopy(after)).get_text_config().rope_parameters
     assert rope.items() >= made.rope_parameters.items()
 
