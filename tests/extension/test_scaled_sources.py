@@ -142,6 +142,7 @@ def test_no_other_method_extends_where_the_softmax_follows_and_elsewhere_the_key
         ("linear", "proportional", lambda i: np.full(4, 8.0)),
         ("ntk", "proportional", lambda i: 8.0 ** (i / 3)),  # the slowest that rotates by all of it
         ("ntk-fixed", "longrope", lambda i: 8.0 ** ((i + 1) / 4)),
+        ("yarn", "longrope", lambda i: 1 / (1 - i / 3 * (1 - 1 / 8))),  # by rotations, beta 32 to 1: 0 to 3
         ("p-rope", "longrope", lambda i: np.array([1, 1, 1, np.inf])),
     ],
 )
