@@ -22,13 +22,13 @@ READ |= {ABSENT: {OTHERS: ABSENT}}
 
 
 def rows_of(engine: str) -> list[Row]:
-    """What was found of the version of an engine that the package speaks of."""
+    """List the results for an engine, of the version in `VERSIONS`."""
     rows: list[Row] = result("engine-types")["rows"]
     return [row for row in rows if (row["engine"], row["version"]) == (engine, VERSIONS[engine])]
 
 
 def engines() -> list[str]:
-    """Those of which something was found, in the order of the package."""
+    """List the engines that have results, in the order of `VERSIONS`."""
     return [engine for engine in VERSIONS if rows_of(engine)]
 
 
@@ -77,7 +77,7 @@ def table() -> str:
 
 
 def cell(engine: str, whole: str, text: str | None = None) -> str:
-    """What an engine reads of an architecture, and what becomes of the other rope types."""
+    """Name the rope types that an engine reads in an architecture, and what it does with the others."""
     verdicts = {kind: found(engine, whole, text or whole, kind) for kind in ASKED}
     if len({*verdicts.values()}) == 1:
         how, verdict = verdicts["default"]

@@ -13,7 +13,14 @@ import torch
 from ropepatch.errors import RopepatchError
 from ropepatch.model.architectures import SCALED_BY_DEFAULT
 from ropepatch.model.checkpoint import UP_TO_SWITCH, Checkpoint
-from ropepatch.model.config import ORIGINAL, SCALING_KEYS, head_dim_of, legacy_keys, of_global_layers
+from ropepatch.model.config import (
+    ORIGINAL,
+    SCALING_KEYS,
+    differs_by_layer,
+    head_dim_of,
+    legacy_keys,
+    of_global_layers,
+)
 from ropepatch.model.rotary import SEQUENCE, float32_on_cpu, switches
 from ropepatch.scaling import Scaling
 from ropepatch.scaling.powers import ntk_theta
@@ -75,10 +82,7 @@ def _proportional(scaling: Scaling, rope: Rope, current: dict[str, Any]) -> Iter
         factor = current.get("factor", 1.0) * (scaling.factor if scaling.name == "linear" else 1.0)
         yield SavedRope(current | ({"factor": factor} if factor != 1 else {}), frequencies)
     elif scaling.name == "ntk" and not rope.is_scaled:
-        base = ntk_theta(rope, scaling.factor)
-        inv_freq = torch.zeros_like(frequencies.inv_freq)
-        inv_freq[: rope.rotating] = 1.0 / base ** rope.exponents()[: rope.rotating]
-        yield SavedRope(current | {"rope_theta": base}, Frequencies(inv_freq))
+        yield SavedRope(current | {"rope_theta": ntk_theta(rope, scaling.factor)}, frequencies)
 
 
 def as_longrope(frequencies: Frequencies, rope: Rope, to: int, own: dict[str, Any]) -> SavedRope:
@@ -128,7 +132,7 @@ def find_changes(
     distance, others = math.inf, source.other_frequencies()
     if static:
         others.pop(UP_TO_SWITCH, None)
-    by_layer = getattr(source.config, "is_heterogeneous", False)  # whose class is newer than those keys
+    by_layer = differs_by_layer(source.config)  # whose class is newer than those keys
     nulls = {"rope_scaling"} if source.config.model_type in SCALED_BY_DEFAULT else set()
     for saved in _forms(source, scaling, to, static):
         changes = _changes_of(source, saved.rope_parameters, to)
@@ -168,7 +172,7 @@ def _forms(source: Checkpoint, scaling: Scaling, to: int, static: bool) -> Itera
 def _changes_of(source: Checkpoint, parameters: dict[str, Any], to: int) -> dict[str, Any]:
     config, window = source.config, source.window
     # What transformers asks of `longrope` to read a head_dim that differs by layer; it reads each layer's.
-    by_layer = parameters["rope_type"] == "longrope" and getattr(config, "is_heterogeneous", False)
+    by_layer = parameters["rope_type"] == "longrope" and differs_by_layer(config)
     # `dynamic` takes L from max_position_embeddings: the target there would switch it off up to the target.
     reach = window if parameters["rope_type"] == "dynamic" else to
     changes: dict[str, Any] = {ACROSS_LAYERS: True} if by_layer else {}

@@ -180,10 +180,14 @@ class _Written:
         return math.isclose(attention_factor, self.attention_factor, rel_tol=1e-6)
 
     @property
-    def usual_ramp(self) -> bool:
-        """Whether YaRN has the betas and the ends of its ramp that llama.cpp takes."""
-        betas = self.parameters.get("beta_fast", 32), self.parameters.get("beta_slow", 1)
-        return betas == (32, 1) and bool(self.parameters.get("truncate", True))
+    def usual_betas(self) -> bool:
+        """Whether YaRN has the betas that llama.cpp takes."""
+        return (self.parameters.get("beta_fast", 32), self.parameters.get("beta_slow", 1)) == (32, 1)
+
+    @property
+    def truncates(self) -> bool:
+        """Whether YaRN's ramp begins and ends at whole pairs, as most engines have it."""
+        return bool(self.parameters.get("truncate", True))
 
 
 def _transformers(written: _Written, note: str = "") -> Says:
@@ -263,9 +267,9 @@ def _llama_cpp(written: _Written) -> Says:
     if kind == "yarn":
         a, usual = written.by_yarn, written.is_written(written.by_yarn)
         off = [] if usual else [f"takes {a:.4f} for the attention factor"]
-        if (written.parameters.get("beta_fast", 32), written.parameters.get("beta_slow", 1)) != (32, 1):
+        if not written.usual_betas:
             off.append("takes 32 and 1 for beta_fast and beta_slow")
-        off += [] if written.parameters.get("truncate", True) else ["it truncates the ramp"]
+        off += [] if written.truncates else ["it truncates the ramp"]
         if off:
             return Says("partly", " and ".join(off))
     return Says("yes")
@@ -278,7 +282,9 @@ def _in_gguf(written: _Written, architecture: str) -> bool:
     if architecture in GGUF_FREQS | GGUF_FACTORS:
         return True
     own = architecture not in GGUF_GLOBAL or written.is_written(written.by_yarn)
-    by_keys = written.kind in PLAIN and (written.kind != "yarn" or (written.usual_ramp and own))
+    by_keys = written.kind in PLAIN and (
+        written.kind != "yarn" or (written.usual_betas and written.truncates and own)
+    )
     return by_keys and not written.rope.is_scaled
 
 
@@ -296,7 +302,7 @@ def _mlx_lm(written: _Written) -> Says:
     if not written.is_written(a):
         off.append(f"takes {a:.4f} for the attention factor")
         off += ["`ropepatch export --fold-attention` writes 1"] if written.folds else []
-    if kind == "yarn" and not written.parameters.get("truncate", True):
+    if kind == "yarn" and not written.truncates:
         off.append("truncates the ramp")
     if off:
         return Says("partly", "; ".join(off))

@@ -34,7 +34,7 @@ from ropepatch.model.architectures import remarks, trained_on
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.checks import config_errors
 from ropepatch.model.checks.case import THETA_KEYS
-from ropepatch.model.config import ORIGINAL, check_dequantised, quantization_of
+from ropepatch.model.config import ORIGINAL, check_dequantised, differs_by_layer, quantization_of
 from ropepatch.model.gguf import GgufModel
 from ropepatch.model.reading_file import LONGEST
 from ropepatch.model.record_file import FILE as RECORD
@@ -493,7 +493,7 @@ def _warnings(source: Checkpoint, scaling: Scaling, to: int) -> Iterator[str]:
             "rows, columns and frames of images are positions in the same rope (mrope_section): theirs are "
             "stretched with those of text, and only text is measured here"
         )
-    if scaling.name != "none" and getattr(config, "is_heterogeneous", False):
+    if scaling.name != "none" and differs_by_layer(config):
         yield (
             "heads differ by layer: stock transformers reads a longrope here by "
             f"{ACROSS_LAYERS}, and warns of the length of its lists; linear and ntk are said by proportional"

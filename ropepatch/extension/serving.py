@@ -20,7 +20,7 @@ from ropepatch.extension.engines import Engine
 from ropepatch.extension.gguf import GgufPlan
 from ropepatch.extension.planning import Plan
 from ropepatch.model.architectures import gguf_architecture
-from ropepatch.model.config import LEGACY_KEYS, head_dim_of, key_value_heads_of
+from ropepatch.model.config import LEGACY_KEYS, differs_by_layer, head_dim_of, key_value_heads_of
 from ropepatch.model.gguf import BETAS, Said
 from ropepatch.scaling.ramps import yarn_temperature
 from ropepatch.settings import find_named
@@ -109,7 +109,7 @@ def cache_bytes(config: PreTrainedConfig, tokens: int) -> int | None:
     Multi-head latent attention holds its latents, as engines do. The state of linear attention, which does
     not grow, is left out.
     """
-    held, by_layer = 0, getattr(config, "is_heterogeneous", False)
+    held, by_layer = 0, differs_by_layer(config)
     for index, layer in enumerate(DynamicCache(config=config).layers):
         of: Any = config.per_layer_config[index] if by_layer else config
         if rank := getattr(of, "kv_lora_rank", None):

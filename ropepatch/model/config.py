@@ -163,9 +163,14 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     return text
 
 
+def differs_by_layer(config: Any) -> bool:
+    """Whether sizes differ from layer to layer."""
+    return bool(getattr(config, "is_heterogeneous", False))
+
+
 def of_global_layers(config: Any) -> Any:
     """The configuration of the layers that read everything, where sizes differ by layer (Gemma 4)."""
-    return config.per_layer_config[GLOBAL_LAYERS] if getattr(config, "is_heterogeneous", False) else config
+    return config.per_layer_config[GLOBAL_LAYERS] if differs_by_layer(config) else config
 
 
 def head_dim_of(config: Any) -> int:

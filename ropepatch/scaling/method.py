@@ -80,7 +80,8 @@ class Scaling(Method):
                 f"{shown(inv_freq)}",
                 hint="one for each rotary pair, radians per token",
             )
-        inv_freq[rope.rotating :] = 0
+        if rope.carried is not None:
+            inv_freq = inv_freq.masked_fill(rope.inv_freq() == 0, 0.0)
         return Frequencies(inv_freq, rope.carried_attention_factor * static._temperature(rope))
 
     @final

@@ -113,17 +113,18 @@ class Rope(Settings):
     @property
     def rotating(self) -> int:
         """The number of the first pairs that rotate: fewer than D/2 in Gemma 4's global layers."""
-        return next((i for i, one in enumerate(self.carried or ()) if one == 0), self.num_pairs)
+        if self.carried is None:
+            return self.num_pairs
+        return max((i + 1 for i, one in enumerate(self.carried) if one), default=0)
 
     @property
     def is_scaled(self) -> bool:
         """True for a model whose rotating pairs already depart from b^(-2i/d)."""
         if self.carried is None:
             return False
-        n = self.rotating
-        plain = 1.0 / (self.rope_theta ** self.exponents()[:n])
-        stopped = not any(self.carried[n:]) and n < self.num_pairs
-        return not (stopped and self.carried_attention_factor == 1 and self.carried[:n] == (*plain.tolist(),))
+        whole = self.rotating == self.num_pairs  # a plain rope carries nothing
+        plain = tuple(self._plain(self.rope_theta).tolist())
+        return whole or self.carried_attention_factor != 1 or self.carried != plain
 
     def exponents(self) -> Tensor:
         """2i/d for every pair: [D/2] float32."""
@@ -133,7 +134,13 @@ class Rope(Settings):
         """theta_i: [D/2] float32, radians per token, in the expression order of transformers."""
         if self.carried is not None:
             return torch.tensor(self.carried, dtype=torch.float32)
-        return 1.0 / (self.rope_theta ** self.exponents())
+        return self._plain(self.rope_theta)
+
+    def _plain(self, rope_theta: float) -> Tensor:
+        """b^(-2i/d) of the pairs that rotate, 0 of the others: [D/2] float32."""
+        inv_freq = torch.zeros(self.num_pairs, dtype=torch.float32)
+        inv_freq[: self.rotating] = 1.0 / (rope_theta ** self.exponents()[: self.rotating])
+        return inv_freq
 
     def unscaled(self) -> Tensor:
         """b^(-2i/d), whatever the model carries: [D/2] float64, radians per token."""
@@ -143,8 +150,8 @@ class Rope(Settings):
 
     def rebased(self, rope_theta: float) -> Tensor:
         """The frequencies at another base b': [D/2]; a scaled rope changes in the same ratios."""
-        if self.carried is None:
-            return 1.0 / (rope_theta ** self.exponents())
+        if not self.is_scaled:
+            return self._plain(rope_theta)
         return self.inv_freq() * (rope_theta / self.rope_theta) ** -self.exponents()
 
 

@@ -259,17 +259,12 @@ CALLS = {  # what makes a rope, and the name and place of the argument that hold
     "RoPE": ("scale", "scale", None),
 }
 PATIENCE = 90  # seconds for one answer
-CARRIERS = (
-    "Attention",
-    "DecoderLayer",
-    "Model",
-    "ForCausalLM",
-)  # classes by which a module takes another's rope
+CARRIERS = ("Attention", "DecoderLayer", "Model", "ForCausalLM")  # imported with them: their module's rope
 BY_TRANSFORMERS = "transformers"  # vLLM's package that runs stock modules, rotary ones too
 
 
 def found_in(source: Wheel, module: str) -> str:
-    """Whether a module's ropes get their scaling: reads, ignores, or unclear."""
+    """Judge whether a module passes a scaling on to its ropes: reads, ignores, or unclear."""
     if module == BY_TRANSFORMERS:
         return "reads"
     if (text := source.text(module)) is None:

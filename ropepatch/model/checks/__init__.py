@@ -53,7 +53,8 @@ def has_errors(findings: Iterable[Finding]) -> bool:
 
 def config_errors(raw: dict[str, Any], *also: str) -> tuple[str, ...]:
     """The errors of a config.json by itself, whether or not transformers takes it, and findings of a code."""
-    found = [one for look in RULES for one in look(_alone(raw))]
+    case = _alone(raw)
+    found = [one for look in RULES for one in look(case)]
     return tuple(one.problem for one in found if one.severity == "error" or one.code in also)
 
 
