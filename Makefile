@@ -45,8 +45,8 @@ sweep: .venv/test/installed
 mutants: .venv/test/installed
 	OMP_NUM_THREADS=1 .venv/test/bin/python tests/mutants/run.py $(ROOMS)
 
-ENDS := tests/scaling/test_scaling.py tests/model/test_head.py tests/attention/test_mapping.py \
-  $(addprefix tests/extension/test_,contract.py patching.py families.py forms.py map_code.py) \
+ENDS := tests/scaling/test_scaling.py tests/model/test_head.py tests/attention/test_remapped.py \
+  $(addprefix tests/extension/test_,contract.py patching.py families.py forms.py remapping_code.py) \
   $(addprefix tests/evaluation/test_,retrieval.py perplexity.py)
 TRANSFORMERS_oldest := $(shell sed -n 's/.*"transformers>=\([0-9.]*\),.*/==\1/p' pyproject.toml)
 

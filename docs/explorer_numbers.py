@@ -23,7 +23,7 @@ def measured_from(results: Path) -> list[dict[str, Any]]:
     return [
         *_training_free(read_json(results / "tiny-training-free.json"), "tiny-training-free.json"),
         _perplexities(results / "babyllama-4x.json"),
-        *_maps(read_json(results / "attention-maps.json"), "attention-maps.json"),
+        *_maps(read_json(results / "position-remappings.json"), "position-remappings.json"),
     ]
 
 
@@ -75,7 +75,7 @@ def _by_position(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _maps(content: dict[str, Any], file: str) -> list[dict[str, Any]]:
-    """Every model with attention maps: within its window, and over the whole target."""
+    """Every model with position remappings: within its window, and over the whole target."""
     rows = [row for row in content["rows"] if row["method"] != OWN and " with " not in row["method"]]
     places = dict.fromkeys((row["model"], row["factor"], row["target"]) for row in rows)
     entries = []
@@ -88,7 +88,7 @@ def _maps(content: dict[str, Any], file: str) -> list[dict[str, Any]]:
                 "model": model,
                 "trained": trained,
                 "target": target,
-                "kind": "maps",
+                "kind": "remappings",
                 "file": file,
                 "stretches": [[0, trained], [0, target]],
                 "loss": {

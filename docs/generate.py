@@ -1,4 +1,4 @@
-"""The generated parts of the pages on methods, maps, encodings, tasks, commands and functions.
+"""The generated parts of the pages on methods, remappings, encodings, tasks, commands and functions.
 
 `docs/tables.py` writes it into the pages; figures and the explorer are made when the site is built.
 """
@@ -15,7 +15,7 @@ from rich.console import Console
 from transformers import LlamaConfig
 
 import ropepatch
-from ropepatch.attention import MAPS
+from ropepatch.attention import REMAPPINGS
 from ropepatch.cli import GROUPS, app
 from ropepatch.cli.listing import describe_encoding, describe_method
 from ropepatch.encodings import ENCODINGS
@@ -112,7 +112,13 @@ def engines() -> str:
 
 RESULTS = {  # by caption: the page and the block of a table, and the study it is from
     "methods": {"tiny, training-free": ("eval/studies/README.md", "training-free", "studies/README.md")},
-    "maps": {"Four checkpoints": ("docs/guides/attention-maps.md", "maps-measured", "studies/maps/maps.md")},
+    "remappings": {
+        "Four checkpoints": (
+            "docs/guides/remappings.md",
+            "remappings-measured",
+            "studies/remappings/remappings.md",
+        )
+    },
     "encodings": {
         "Loss above the floor, trained on 128 tokens": (
             "eval/studies/encodings/encodings.md",
@@ -165,11 +171,11 @@ def methods() -> Iterator[str]:
         yield from entry(kind, describe_method(kind), facts, "methods")
 
 
-def attention_maps() -> Iterator[str]:
-    """A section for every attention map."""
-    for kind in MAPS.values():
+def position_remappings() -> Iterator[str]:
+    """A section for every position remapping."""
+    for kind in REMAPPINGS.values():
         facts = {"A distance D is read as": f"`{kind.formula}`", "Source": source(kind.paper)}
-        yield from entry(kind, describe_method(kind), facts, "maps")
+        yield from entry(kind, describe_method(kind), facts, "remappings")
 
 
 def encodings() -> Iterator[str]:
@@ -206,16 +212,16 @@ def commands() -> Iterator[str]:
 
 
 API = {
-    "Plan, try and write": "plan patch active extend load Plan Patch Mapped Extension",
+    "Plan, try and write": "plan patch active extend load Plan Patch Remapped Extension",
     "Measure": "perplexity retrieve passkey evaluate compare choose read_results plot Results Choice",
-    "Scalings and attention maps": "make_scaling make_map Scaling Rope Frequencies AttentionMap",
+    "Scalings and position remappings": "make_scaling make_remapping Scaling Rope Frequencies Remapping",
     "Learn frequencies": "fit Fitted",
     "Train": "adapt read_recipe load_adapter",
     "Other encodings": "swap make_encoding Swap Encoding",
     "Look and publish": "explore diagnose push probe Probed ProbeCallback fold_attention",
     "Errors": "RopepatchError",
 }
-REGISTRIES = {"METHODS", "MAPS", "ENCODINGS"}
+REGISTRIES = {"METHODS", "REMAPPINGS", "ENCODINGS"}
 
 
 SECTION = re.compile(r"^(Args|Attributes|Returns|Raises):\n((?:    .*\n?|\n)+)", re.MULTILINE)

@@ -14,7 +14,7 @@ import yaml
 from measured import RESULTS, result
 
 import ropepatch
-from ropepatch import ENCODINGS, MAPS, METHODS
+from ropepatch import ENCODINGS, METHODS, REMAPPINGS
 from ropepatch.data.positions import POSITIONS
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.engines import VERSIONS
@@ -44,9 +44,9 @@ def methods() -> str:
     return _formulas(METHODS.values(), "frequencies")
 
 
-def maps() -> str:
-    """Every attention map."""
-    return _formulas(MAPS.values(), "D is read as")
+def remappings() -> str:
+    """Every position remapping."""
+    return _formulas(REMAPPINGS.values(), "D is read as")
 
 
 def _formulas(kinds: Iterable[Any], head: str) -> str:

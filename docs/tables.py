@@ -30,12 +30,12 @@ import explorer_numbers
 import fit_study
 import generate
 import gguf_study
-import maps_study
 import measured
 import pages_study
 import pages_tables
 import pretraining_recipe
 import registries
+import remappings_study
 import served_study
 import starts_study
 import taught_study
@@ -117,12 +117,12 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "smollm2-answers": lambda: smollm2(pages_tables.answers_tables),
         "smollm2-in-short": lambda: pages_tables.in_short(smollm2_outcome()),
     },
-    "docs/start.md": {"demo": measured.demo},
-    "docs/guides/adapt.md": {"adaptation": measured.adaptation_in_short},
-    "docs/guides/attention-maps.md": {
-        "maps-measured": lambda: maps_study.short_table(rows("attention-maps")),
+    "docs/quickstart.md": {"demo": measured.demo},
+    "docs/guides/fine-tune.md": {"adaptation": measured.adaptation_in_short},
+    "docs/guides/remappings.md": {
+        "remappings-measured": lambda: remappings_study.short_table(rows("position-remappings")),
     },
-    "docs/guides/extend.md": {
+    "docs/guides/choose.md": {
         "training-free": measured.training_free_chosen,
         "gguf": registries.gguf_architectures,
         "gguf-asked": lambda: gguf_study.gguf_table(rows("gguf")),
@@ -136,9 +136,9 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "engine-notes": registries.engine_notes,
     },
     "docs/reference/api.md": {"every-name": in_sections(generate.api)},
-    "docs/reference/attention-maps.md": {
-        "maps": registries.maps,
-        "every-map": in_sections(generate.attention_maps),
+    "docs/reference/remappings.md": {
+        "remappings": registries.remappings,
+        "every-remapping": in_sections(generate.position_remappings),
     },
     "docs/reference/commands.md": {"every-command": in_sections(generate.commands)},
     "docs/reference/costs.md": {
@@ -188,9 +188,9 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "served-losses": lambda: served_study.served_losses(rows("served")),
         "served-answers": lambda: served_study.served_answers(rows("served")),
     },
-    f"{STUDIES}/maps/maps.md": {
-        "maps": lambda: maps_study.maps_table(rows("attention-maps")),
-        "maps-cost": lambda: maps_study.cost_table(rows("attention_cost")),
+    f"{STUDIES}/remappings/remappings.md": {
+        "remappings": lambda: remappings_study.remappings_table(rows("position-remappings")),
+        "remappings-cost": lambda: remappings_study.cost_table(rows("attention_cost")),
     },
     "recipes/README.md": {
         "models": registries.models,

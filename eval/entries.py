@@ -187,7 +187,7 @@ def on_cpu(work: Path) -> Iterator[Entry]:
     studies = {
         "training_free/tiny_checkpoint": 5,
         "training_free/training_free": 0.5,
-        "maps/maps_study": 0.5,
+        "remappings/remappings_study": 0.5,
         "fit/fit_study": 2,
         "fit/taught_study": 5,
         "engines/trainers_study": 0.3,

@@ -10,10 +10,10 @@ from ropepatch.api import *  # noqa: F403
 from ropepatch.errors import RopepatchError as RopepatchError
 
 if TYPE_CHECKING:  # what stands in LATER, for mypy and editors
-    from ropepatch.attention import MAPS as MAPS
-    from ropepatch.attention import AttentionMap as AttentionMap
-    from ropepatch.attention import Mapped as Mapped
-    from ropepatch.attention import make_map as make_map
+    from ropepatch.attention import REMAPPINGS as REMAPPINGS
+    from ropepatch.attention import Remapped as Remapped
+    from ropepatch.attention import Remapping as Remapping
+    from ropepatch.attention import make_remapping as make_remapping
     from ropepatch.encodings import ENCODINGS as ENCODINGS
     from ropepatch.encodings import Encoding as Encoding
     from ropepatch.encodings import Swap as Swap
@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # what stands in LATER, for mypy and editors
 __version__ = "0.1.0"
 
 LATER = {  # the module of every public name that is no verb of `api`: importing it takes seconds
-    "attention": "MAPS AttentionMap Mapped make_map",
+    "attention": "REMAPPINGS Remapping Remapped make_remapping",
     "encodings": "ENCODINGS Encoding Swap make_encoding",
     "extension.patching": "Patch",
     "extension.planning": "Plan",

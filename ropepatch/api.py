@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from ropepatch.attention import AttentionMap, Mapped
+    from ropepatch.attention import Remapped, Remapping
     from ropepatch.doctor import Diagnosis
     from ropepatch.encodings import Encoding, Swap
     from ropepatch.evaluation.curves import LossCurve
@@ -92,7 +92,7 @@ def plan(
     model: str | os.PathLike[str] | PreTrainedModel | PreTrainedConfig,
     to: Length | None = None,
     *,
-    method: str | Path | Scaling | AttentionMap = "yarn",
+    method: str | Path | Scaling | Remapping = "yarn",
     original: Length | None = None,
     layers: Literal["sliding"] | None = None,
     revision: str | None = None,
@@ -137,9 +137,7 @@ def patch(
     layers: Literal["sliding"] | None = None,
 ) -> Patch: ...
 @overload
-def patch(
-    model: nn.Module, method: AttentionMap, *, to: Length, original: Length | None = None
-) -> Mapped: ...
+def patch(model: nn.Module, method: Remapping, *, to: Length, original: Length | None = None) -> Remapped: ...
 @overload
 def patch(
     model: nn.Module,
@@ -149,39 +147,39 @@ def patch(
     original: Length | None = None,
     layers: Literal["sliding"] | None = None,
     **parameters: Any,
-) -> Patch | Mapped: ...
+) -> Patch | Remapped: ...
 def patch(
     model: nn.Module,
-    method: Plan | Scaling | AttentionMap | str = "yarn",
+    method: Plan | Scaling | Remapping | str = "yarn",
     *,
     to: Length | None = None,
     original: Length | None = None,
     layers: Literal["sliding"] | None = None,
     **parameters: Any,
-) -> Patch | Mapped:
-    """Scale the rope of one loaded model, or map its distances, in memory and reversibly.
+) -> Patch | Remapped:
+    """Scale the rope of one loaded model, or remapping its distances, in memory and reversibly.
 
     Another model with the same configuration object is unchanged: this one has a copy until the patch is
     removed.
 
     Args:
         model: A causal language model, possibly inside a PEFT model.
-        method: A plan; a scaling, whose target is then factor times the original length; an attention map; or
-            the name of one, or a scaling file.
+        method: A plan; a scaling, whose target is then factor times the original length; a position
+            remapping; or the name of one, or a scaling file.
         to: The target length of a method by its name, as in `plan`.
         original: The original context length, as in `plan`.
         layers: As in `plan`.
         **parameters: The parameters of a method by its name.
 
     Returns:
-        A `Patch`; of an attention map a `Mapped`.
+        A `Patch`; of a position remapping a `Remapped`.
 
     Raises:
         RopepatchError: If the model is patched already, is not the one the plan is for, or cannot be scaled.
     """
     from ropepatch.extension.patching import patch as run
 
-    patched: Patch | Mapped = run(**_given(locals(), "parameters"))
+    patched: Patch | Remapped = run(**_given(locals(), "parameters"))
     return patched
 
 
@@ -254,7 +252,7 @@ def extend(
             given.
         method: A name that `ropepatch methods` lists; or a scaling file, fit, which learns one, or auto,
             which chooses one. That of the recipe, or yarn, if not given.
-        allow_code: Let `method=auto` choose an attention map, too, which only transformers runs, with
+        allow_code: Let `method=auto` choose a position remapping, too, which only transformers runs, with
             trust_remote_code=True.
         original: The original context length, where config.json says another: 32k of Qwen3, whose says 40960.
         layers: sliding scales a model whose sliding-window layers alone rotate, which is refused otherwise.
@@ -357,7 +355,7 @@ def evaluate(
         split: The part of a `datasets` id or a saved set that is read.
         lengths: Tokens to read, such as 256,1k,4x; L/2, L, 2L ... `to` if not given.
         methods: Also measure the model scaled so, in memory: names separated by commas, scaling files, all,
-            maps. With `to` alone, yarn.
+            remappings. With `to` alone, yarn.
         to: The target length of the methods, such as 32k.
         original: The original context length, where config.json says another: 32k of Qwen3, whose says 40960.
         windows: Join the documents and read at most so many windows; 24 if not given.
@@ -430,8 +428,8 @@ def compare(
         model: A checkpoint folder, a Hub id, or tiny.
         to: The target length in tokens: 8k, or 4x the original.
         methods: Names separated by commas (see `ropepatch methods`), files that fit wrote, all for every
-            static scaling that needs no parameters, maps for every attention map, fit for one fitted to the
-            model; linear,ntk,ntk-by-parts,llama3,yarn if not given.
+            static scaling that needs no parameters, remappings for every position remapping, fit for one
+            fitted to the model; linear,ntk,ntk-by-parts,llama3,yarn if not given.
         original: The original context length, where config.json says another: 32k of Qwen3, whose says 40960.
         text: A text, JSONL, CSV or Parquet file, a folder of the first two, a `datasets` id, or a set saved
             by `datasets`; the tales of tiny if not given.
@@ -476,7 +474,7 @@ def choose(
         model: A checkpoint folder, a Hub id, or `tiny`.
         to: The target length, as in `compare`.
         methods: As in `compare`; all that the model allows, and a fit if one can be made, if not given.
-        allow_code: Whether these are the attention maps, too, which only transformers runs, by code that
+        allow_code: Whether these are the position remappings, too, which only transformers runs, by code that
             comes with the checkpoint.
         **options: What else `compare` takes.
 
@@ -691,10 +689,10 @@ def fit(
     """Learn the frequencies by which a model reads at a target, and phases.
 
     Nothing but the query weights changes, and no text is needed: the model learns to expect what it expects
-    under an attention map, on text that it writes itself, and to answer questions on what stands far before
-    in it, of the kinds that it can answer within its window. Windows and questions that nothing is learned
-    from validate: on them the outcome reads neither target nor original context worse than YaRN, and finds
-    no less.
+    under a position remapping, on text that it writes itself, and to answer questions on what stands far
+    before in it, of the kinds that it can answer within its window. Windows and questions that nothing is
+    learned from validate: on them the outcome reads neither target nor original context worse than YaRN, and
+    finds no less.
 
     Processes that torchrun started share the starts, the race of the best of them and the validation
     windows; what they return is the same, to the bit that of one process with as many threads.
@@ -712,8 +710,8 @@ def fit(
             starts. If not given it ends as `steps` says, which does not depend on the machine.
         init: Methods to start from, separated by commas, yarn say, which is quick; auto tries all and
             mixtures.
-        teacher: The attention map under which the base model teaches; auto for rerope, where the model can
-            have a map; none for the text's own tokens.
+        teacher: The position remapping under which the base model teaches; auto for rerope, where the model
+            can have a remapping; none for the text's own tokens.
         queries: Learn an amplitude and a phase for each query head and rotary pair, too, which are folded
             into the query weights; without, no weight changes.
         seed: Draw the order of the windows, the random starts and what the model writes from it.
@@ -779,7 +777,7 @@ def adapt(
     return run(**_given(locals()))
 
 
-def active(model: nn.Module) -> Patch | Mapped | Swap | None:
+def active(model: nn.Module) -> Patch | Remapped | Swap | None:
     """The patch, the position remapping or the swapped encoding of a model, or of a copy of one, or None.
 
     Its `remove()` takes it out.

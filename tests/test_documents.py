@@ -219,12 +219,12 @@ def test_every_generated_block_has_its_source():
 
 
 def test_a_block_that_is_out_of_date_is_named_and_one_that_is_not_there_is_an_error(monkeypatch):
-    monkeypatch.setattr(tables, "BLOCKS", {"docs/start.md": {"demo": lambda: "| 1 |"}})
+    monkeypatch.setattr(tables, "BLOCKS", {"docs/quickstart.md": {"demo": lambda: "| 1 |"}})
     monkeypatch.setattr(tables, "FILES", {})
     monkeypatch.setattr(tables, "FIGURES", {})
     monkeypatch.setattr(tables, "shipped_names", lambda kind: [])
     [(file, text)] = tables.differing()
-    assert file == ROOT / "docs" / "start.md"
+    assert file == ROOT / "docs" / "quickstart.md"
     assert "<!-- demo -->\n| 1 |\n<!-- /demo -->" in text
     with pytest.raises(ValueError, match="0 blocks costs"):
         tables.with_block(text, "costs", "")

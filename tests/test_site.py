@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from browser import chromium, violations
 
-from ropepatch import ENCODINGS, MAPS, METHODS
+from ropepatch import ENCODINGS, METHODS, REMAPPINGS
 from ropepatch.evaluation.tasks import TASKS
 
 pytestmark = pytest.mark.slow
@@ -71,7 +71,7 @@ def test_nothing_of_a_page_is_loaded_from_elsewhere(site):
 
 @pytest.mark.parametrize(
     ("page", "names"),
-    [("methods", METHODS), ("attention-maps", MAPS), ("encodings", ENCODINGS), ("tasks", TASKS)],
+    [("methods", METHODS), ("position-remappings", REMAPPINGS), ("encodings", ENCODINGS), ("tasks", TASKS)],
 )
 def test_every_entry_of_a_registry_has_a_place_on_its_page(pages, site, page, names):
     places = pages[site / "docs" / "reference" / f"{page}.html"].places
@@ -83,7 +83,7 @@ def test_every_entry_of_a_registry_has_a_place_on_its_page(pages, site, page, na
 def test_axe_finds_nothing_that_keeps_anybody_out_of_the_site(site, width, scheme):
     with chromium() as browser:
         page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        for name in ("index", "start", "guides/extend", "reference/methods", "explorer"):
+        for name in ("index", "start", "guides/choose", "reference/methods", "explorer"):
             page.goto((site / "docs" / f"{name}.html").as_uri())
             assert not violations(page), name
             assert not page.evaluate("document.documentElement.scrollWidth > innerWidth"), name

@@ -1,14 +1,14 @@
-"""What reading, decoding and a training step cost with each attention map, against stock sdpa.
+"""What reading, decoding and a training step cost with each position remapping, against stock sdpa.
 
     python eval/benchmarks/attention_cost.py [--tokens 2048 4096] [--rounds N]
 
 A random LLaMA with SmolLM2-135M's heads reads one row, four times its window. `stock` is the same model with
-no map. Prefill fills a cache; a decode step is the median of 48 behind it; a training step is forward
-and backward. In each round stock and map run once, in shuffled order; figures are medians of the ratios of
-time within a round, with their range. Memory is the peak of a process of its own over a training step, less
-what it holds when the model is loaded. On a CPU: float32, one thread, CPU time. On a GPU, if there is one:
-bfloat16, seconds between synchronisations, memory of the GPU, stock by flash attention. The goal there is at
-most 1.5 times stock.
+no remapping. Prefill fills a cache; a decode step is the median of 48 behind it; a training step is forward
+and backward. In each round stock and remapping run once, in shuffled order; figures are medians of the ratios
+of time within a round, with their range. Memory is the peak of a process of its own over a training step,
+less what it holds when the model is loaded. On a CPU: float32, one thread, CPU time. On a GPU, if there is
+one: bfloat16, seconds between synchronisations, memory of the GPU, stock by flash attention. The goal there
+is at most 1.5 times stock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from ropepatch.attention import MAPS, map_attention
+from ropepatch.attention import REMAPPINGS, remap_positions
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "studies"))
 
@@ -37,7 +37,7 @@ from study import Row, Study
 
 SEED, ROUNDS, STEPS = 0, 3, 48
 STOCK = "stock"
-BEYOND = {"string": 1.4}  # of the window, where a map reaches no farther than 4
+BEYOND = {"string": 1.4}  # of the window, where a remapping reaches no farther than 4
 SHAPE: dict[str, Any] = {
     "vocab_size": 1024,
     "hidden_size": 576,
@@ -46,7 +46,7 @@ SHAPE: dict[str, Any] = {
     "num_key_value_heads": 3,
     "intermediate_size": 1536,
 }
-NAMES = (STOCK, *MAPS)
+NAMES = (STOCK, *REMAPPINGS)
 GPU = torch.cuda.is_available()
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
 TOKENS = {"cpu": (2048, 4096), "cuda": (8192, 32768, 16384, 65536, 131072)}
@@ -73,7 +73,7 @@ def within(model: LlamaForCausalLM, tokens: int, name: str) -> AbstractContextMa
     if name == STOCK:
         return nullcontext()
     model.config.max_position_embeddings = int(tokens / BEYOND.get(name, 4))
-    return map_attention(model, name, to=tokens)
+    return remap_positions(model, name, to=tokens)
 
 
 def read(model: LlamaForCausalLM, ids: Tensor) -> dict[str, float]:
@@ -137,7 +137,7 @@ def measure(case: Row, given: Namespace) -> Row:
 
 
 def timed(name: str, tokens: int, rounds: int) -> dict[str, list[dict[str, float]]]:
-    """What each round found, of stock and of a map."""
+    """What each round found, of stock and of a remapping."""
     model = make_model()
     runs = dict.fromkeys(dict.fromkeys((STOCK, name)), partial(read, model, make_ids(tokens)))
     return in_turn(runs, rounds, within=partial(within, model, tokens), seed=SEED)[1]

@@ -29,7 +29,7 @@ import torch
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 import ropepatch
-from ropepatch.attention import map_attention, teaching_window
+from ropepatch.attention import remap_positions, teaching_window
 from ropepatch.data.positions import TrueLength
 from ropepatch.extension.patching import put
 from ropepatch.model.checkpoint import Checkpoint
@@ -41,7 +41,7 @@ from ropepatch.training.adapter import load_in_4_bits, recompute_activations, tr
 from ropepatch.training.forecast import GIB, memory, published_config
 from ropepatch.training.parallel import Sharing
 from ropepatch.training.preparation import Weights
-from ropepatch.training.recipe import Distil, Recipe, map_of, read_recipe
+from ropepatch.training.recipe import Distil, Recipe, read_recipe, remapping_of
 from ropepatch.training.rows import Batches, Row, Schedule
 from ropepatch.training.teacher import Teacher
 from ropepatch.training.trainer import make_trainer, training_arguments
@@ -127,7 +127,7 @@ def recipe_of(how: str, tokens: int, window: int) -> Recipe:
         "data": recipe.data.model_copy(update=rows),
         "positions": TrueLength(),
         "trainer": {key: value for key, value in trainer.items() if key != "bf16"},  # as is fastest
-        "distil": Distil(map=distances) if how == DISTIL else None,
+        "distil": Distil(remapping=distances) if how == DISTIL else None,
         "quantization": "4bit" if how == QLORA else None,
         "attention": "sdpa",
     }
@@ -196,7 +196,7 @@ def stepped(shape: str, recipe: Recipe, plan: Any, dtype: torch.dtype) -> study.
     source = Checkpoint.of(model)
     mapped = None
     if recipe.distil and recipe.reads_beyond(window):
-        with map_attention(model, map_of(recipe.distil.map), to=target) as mapped:
+        with remap_positions(model, remapping_of(recipe.distil.remapping), to=target) as mapped:
             pass
     put(model, source, ropepatch.plan(model, to=target, method="yarn"))
     student = trainable(model, recipe.lora)

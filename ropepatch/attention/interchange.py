@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ropepatch.attention.modeling_attention_map import POSITIONS_SLOT as POSITIONS_SLOT
+from ropepatch.attention.modeling_position_remapping import POSITIONS_SLOT as POSITIONS_SLOT
 from ropepatch.errors import RopepatchError
 from ropepatch.model.config import text_config
 from ropepatch.model.rotary import RotarySubstitute, find_substitute

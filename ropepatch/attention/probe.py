@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from ropepatch.attention.interchange import OTHER_SCORES, OWN_MASK, attending_by
-from ropepatch.attention.modeling_attention_map import rotate
+from ropepatch.attention.modeling_position_remapping import rotate
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.head import check_finite, evaluating, shadowed

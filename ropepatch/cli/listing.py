@@ -16,7 +16,7 @@ from ropepatch.cli.screen import paragraphs, print_table, print_text
 from ropepatch.errors import RopepatchError, argument
 
 GROUP = Group("List", sort_key=4)
-MAP = "attention map"
+MAP = "position remapping"
 HEADS = {"scaling": "frequencies", MAP: "D = m − n is read as"}  # of the tables
 REQUIRED = "required"  # stands for the default of a parameter that has none
 
@@ -60,24 +60,24 @@ def _defaults(kind: Any) -> dict[str, Any]:
   ropepatch methods fitted.json""",
 )
 def methods(name: str | None = None, *, as_json: bool = False) -> None:
-    """List the scaling methods and the attention maps, or describe one.
+    """List the scaling methods and the position remappings, or describe one.
 
     Args:
         name: One method, with its parameters; or a scaling file.
     """
-    from ropepatch.attention import MAPS
+    from ropepatch.attention import REMAPPINGS
     from ropepatch.files import json_text
     from ropepatch.scaling import METHODS
     from ropepatch.settings import find_named
 
-    rope, known = "", METHODS | MAPS
+    rope, known = "", METHODS | REMAPPINGS
     if name is None:
         chosen = [describe_method(kind) for kind in known.values()]
     elif name.endswith(".json"):
         rope, one = _read(name)
         chosen = [one]
     else:
-        other_names = METHODS.other_names | MAPS.other_names
+        other_names = METHODS.other_names | REMAPPINGS.other_names
         chosen = [describe_method(find_named(name, known, "method", other_names))]
     if as_json:
         print(json_text(chosen))

@@ -99,7 +99,7 @@ class _Screen:
         from ropepatch.model.checkpoint import Checkpoint
         from ropepatch.publishing.loading import call
 
-        folder, maps = str(extension.folder), extension.plan.remapping is not None
+        folder, by_code = str(extension.folder), extension.plan.remapping is not None
         if not is_first():
             return
         if folder.lower().endswith(".gguf"):
@@ -112,7 +112,7 @@ class _Screen:
             say_on_stderr("merge:   model.merge_and_unload().save_pretrained(FOLDER)")
             return
         written = Checkpoint(extension.folder)
-        loading = call(f"{written.auto_class}.from_pretrained", folder, code=maps)
+        loading = call(f"{written.auto_class}.from_pretrained", folder, code=by_code)
         code = f"from transformers import {written.auto_class}; print({loading})"
         try:
             _ = written.tokenizer
@@ -121,7 +121,7 @@ class _Screen:
             say_on_stderr(f"load:    python -c {shlex.quote(code)}")
         else:
             if written.auto_class == "AutoModelForCausalLM":
-                loading = call("pipeline", "text-generation", folder, code=maps)
+                loading = call("pipeline", "text-generation", folder, code=by_code)
                 code = f'from transformers import pipeline; print({loading}("Once"))'
             say_on_stderr(f"load:    python -c {shlex.quote(code)}")
             say_on_stderr(f"measure: ropepatch eval {shlex.quote(folder)} --text FILE")
@@ -331,7 +331,7 @@ def _how_to_load(pushed: Pushed, folder: str) -> str:
     names = {*pushed.uploaded, *pushed.unchanged}
     if "adapter_model.safetensors" in names:
         return load_adapter(pushed.repo, branch=branch, module="huggingface_hub.")
-    code = "modeling_attention_map.py" in names
+    code = "modeling_position_remapping.py" in names
     loading = f"{Checkpoint.find(folder).auto_class}.from_pretrained"
     return call(loading, pushed.repo, branch=branch, code=code)
 

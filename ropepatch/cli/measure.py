@@ -71,7 +71,7 @@ def evaluate(
     """\
   ropepatch compare tiny --to 1k
   ropepatch compare ./llama-2-7b --methods yarn,ntk,linear --to 8k --text books/
-  ropepatch compare ./llama-2-7b --methods yarn,maps --to 8k --text books/
+  ropepatch compare ./llama-2-7b --methods yarn,remappings --to 8k --text books/
   ropepatch compare ./llama-2-7b --methods all,fit --to 8k --text books/ --out results
   ropepatch compare ./llama-2-7b --to 32k --text books/ --out results --report report.html""",
     api.compare,
@@ -125,7 +125,7 @@ def plot(
     Args:
         results: A folder of `ropepatch eval --out`, or files of it; or a model, with `to`.
         to: Draw what methods would do to a model for this target length, 32k or 4x; nothing is measured.
-        methods: With `to`, names separated by commas; all, or maps; yarn if not given.
+        methods: With `to`, names separated by commas; all, or remappings; yarn if not given.
         out: The folder to make.
     """
     from ropepatch.files import absent, new_folder

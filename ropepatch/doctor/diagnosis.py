@@ -13,8 +13,8 @@ from torch import nn
 from ropepatch.doctor.adapters import adapter_findings, base_name, no_base
 from ropepatch.doctor.weights import look_at_weights, not_finite
 from ropepatch.errors import RopepatchError, argument, printable
-from ropepatch.extension.map_code import code_of
 from ropepatch.extension.record import sound_keys
+from ropepatch.extension.remapping_code import code_of
 from ropepatch.files import json_text, read_json
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.checks import check, has_errors
@@ -172,12 +172,13 @@ def no_tokenizer(source: Checkpoint) -> list[Finding]:
 
 
 def changed_code(case: Case) -> list[Finding]:
-    """The code of an attention map that is missing or not the recorded one; it is read, never run."""
+    """The code of a position remapping that is missing or not the recorded one; it is read, never run."""
     recorded = case.record.get("code")
     if not recorded or kind_of(case.raw) != "mapped" or code_of(case.folder) == recorded:
         return []
     problem = f"{CODE} is not the file whose sha256 ropepatch.json records"
-    return [Key(CODE, ()).finding("map-code-changed", problem, f"do not load it with trust; {COPY_AGAIN}")]
+    remedy = f"do not load it with trust; {COPY_AGAIN}"
+    return [Key(CODE, ()).finding("remapping-code-changed", problem, remedy)]
 
 
 def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -14,7 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ropepatch.attention.interchange import OTHER_SCORES, POSITIONS_SLOT
-from ropepatch.attention.modeling_attention_map import Sight, by_head, in_blocks, short_mask
+from ropepatch.attention.modeling_position_remapping import Sight, by_head, in_blocks, short_mask
 from ropepatch.encodings.encoding import AttentionInputs
 from ropepatch.errors import RopepatchError
 

@@ -1,4 +1,4 @@
-"""Loading of any checkpoint, with the position encoding or attention map it was saved with."""
+"""Loading of any checkpoint, with the position encoding or position remapping it was saved with."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ropepatch.attention import make_map, map_attention
+from ropepatch.attention import make_remapping, remap_positions
 from ropepatch.attention.interchange import POSITIONS_SLOT
 from ropepatch.encodings.encoding import ENCODINGS, ModelShape
 from ropepatch.encodings.swapping import swap
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.kinds import saved_map
+from ropepatch.model.kinds import saved_remapping
 from ropepatch.model.loading import AUTO, check_device, known_dtype
 from ropepatch.model.precision import best_device
 from ropepatch.model.rotary import SEQUENCE, find_rotary
@@ -41,9 +41,10 @@ def load(
 def load_checkpoint(
     checkpoint: Checkpoint, dtype: torch.dtype | None = None, device_map: str | dict[str, str] | None = None
 ) -> PreTrainedModel:
-    """Load the model of a checkpoint, with the position encoding or the attention map it was saved with.
+    """Load the model of a checkpoint, with the position encoding or the position remapping it was saved with.
 
-    Of a map config.json is read, and the code beside it never run. `transformers` says what a device map is.
+    Of a remapping config.json is read, and the code beside it never run. `transformers` says what a device
+    map is.
     """
     if checkpoint.kind == "stock":
         return checkpoint.load(dtype, device_map)
@@ -51,20 +52,20 @@ def load_checkpoint(
         model = checkpoint.stock.load(dtype, device_map)
         _swap_again(model, checkpoint)
         return model
-    described = saved_map(checkpoint.raw)
-    distances = make_map(described["name"], **described["parameters"])
+    described = saved_remapping(checkpoint.raw)
+    distances = make_remapping(described["name"], **described["parameters"])
     before = checkpoint.stock.with_config(checkpoint.stock.raw)
-    for key in ("max_position_embeddings", SEQUENCE):  # the map is put on the model that reads L
+    for key in ("max_position_embeddings", SEQUENCE):  # the remapping is put on the model that reads L
         if hasattr(before.whole_config, key):
             setattr(before.whole_config, key, described["window"])
     model = before.load(dtype, device_map)
     layer_type = find_rotary(model).layer_type
-    mapped = map_attention(model, distances, to=described["target"]).distances
-    _check_map(model, described, {"parameters": mapped.parameters(), "layer_type": layer_type})
+    mapped = remap_positions(model, distances, to=described["target"]).distances
+    _check_remapping(model, described, {"parameters": mapped.parameters(), "layer_type": layer_type})
     return model
 
 
-def _check_map(model: PreTrainedModel, described: dict[str, Any], expected: dict[str, Any]) -> None:
+def _check_remapping(model: PreTrainedModel, described: dict[str, Any], expected: dict[str, Any]) -> None:
     """Refuse a config.json by which transformers would map other layers than those that rotate, or stop."""
     slots = [vars(module) for module in model.modules() if POSITIONS_SLOT in vars(module)]
     rotating = [slot["layer_idx"] for slot in slots if slot[POSITIONS_SLOT] is not None]
@@ -73,7 +74,7 @@ def _check_map(model: PreTrainedModel, described: dict[str, Any], expected: dict
         if described.get(key, ...) != value:
             said = shown(described.get(key))
             raise RopepatchError(
-                f"attention_map.{key} in config.json is {said}, expected {shown(value)}",
+                f"position_remapping.{key} in config.json is {said}, expected {shown(value)}",
                 hint="transformers would compute something else: copy config.json again from its source",
             )
 

@@ -18,7 +18,7 @@ from ropepatch.attention.interchange import (
     set_attention,
     uninterchangeable,
 )
-from ropepatch.attention.modeling_attention_map import rotate
+from ropepatch.attention.modeling_position_remapping import rotate
 from ropepatch.attention.probe import rotating_layers
 from ropepatch.encodings.attention import ENCODING_ATTENTION
 from ropepatch.encodings.encoding import ENCODINGS, AttentionInputs, Encoding, EncodingModule, ModelShape

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from ropepatch.attention import MAPS
+from ropepatch.attention import REMAPPINGS
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import FLOOR, few, not_counted
 from ropepatch.evaluation.intervals import Mean, difference, significant, summed
@@ -114,9 +114,9 @@ def rank(results: Sequence[Result], *, base: str) -> Ranking:
     """Rank the scalings of one model at one target by `RULE`, and say which to take.
 
     Loss does not tell what a model finds (OlmPool, arXiv:2608.10296, of the loss of short texts), so
-    retrieval comes first where it can rank. A control, an attention map that forgets, is never recommended;
-    nor is anything by fewer than three documents, which cannot tell a harm to the loss, or by the answers to
-    fewer than three haystacks.
+    retrieval comes first where it can rank. A control, a position remapping that forgets, is never
+    recommended; nor is anything by fewer than three documents, which cannot tell a harm to the loss, or by
+    the answers to fewer than three haystacks.
 
     Args:
         results: Of one-pass perplexity, and of retrieval if it was measured. Where several of one task have a
@@ -234,16 +234,18 @@ class _Judged:
 
     @property
     def ranking(self) -> Ranking:
-        kinds = {label: MAPS.get((r.scaling or {}).get("method", "")) for label, r in self.reading.items()}
-        maps = [label for label, kind in kinds.items() if kind is not None]
+        kinds = {
+            label: REMAPPINGS.get((r.scaling or {}).get("method", "")) for label, r in self.reading.items()
+        }
+        remappings = [label for label, kind in kinds.items() if kind is not None]
         controls = [label for label, kind in kinds.items() if kind is not None and kind.control]
         taken = next(iter(self.helping(controls)), None)
         if taken is None:
             advice = self._refusal()
         else:
             advice = self._recommendation(taken)
-            if taken.label in maps:
-                advice.append(_engines(taken, self.helping(maps)))
+            if taken.label in remappings:
+                advice.append(_engines(taken, self.helping(remappings)))
         if controls:
             advice.append(
                 f"{enumeration(controls)} is a control, which forgets what is far: nothing to take."

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from ropepatch.attention import MAPS
+from ropepatch.attention import REMAPPINGS
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation.tasks import TASKS, Task
 from ropepatch.extension.planning import check_method
@@ -48,10 +48,10 @@ def _each(kind: type, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 class Method(Settings):
-    """A scaling or an attention map, and its parameters.
+    """A scaling or a position remapping, and its parameters.
 
     Args:
-        name: From `METHODS` or `MAPS`, or a scaling file, which has the parameters.
+        name: From `METHODS` or `REMAPPINGS`, or a scaling file, which has the parameters.
         parameters: Those that are not left at their defaults.
     """
 
@@ -95,7 +95,7 @@ class NamedMethod(TypedDict):
 
 # As YAML has them, for editors:
 WrittenScaling = Annotated[str, OneOf(METHODS)] | Annotated[str, Field(pattern=r"\.json$")] | NamedMethod
-WrittenMethod = WrittenScaling | Annotated[str, OneOf(MAPS)]
+WrittenMethod = WrittenScaling | Annotated[str, OneOf(REMAPPINGS)]
 WrittenTask: Any = reduce(or_, TASKS.values())
 
 
@@ -104,7 +104,7 @@ class Suite(Settings):
 
     Args:
         models: Folders, Hub ids or tiny; the command line's MODEL takes their place.
-        methods: The scalings and attention maps.
+        methods: The scalings and position remappings.
         to: The targets; without methods, how far the models are read.
         tasks: What is measured.
     """

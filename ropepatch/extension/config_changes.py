@@ -44,7 +44,7 @@ def saved_ropes(scaling: Scaling, rope: Rope, current: dict[str, Any], to: int) 
     """The ways to say a scaling in `rope_parameters`, the one that most engines read first.
 
     First the native rope type, of linear on linear that of both factors, then `longrope` with equal lists,
-    which holds any static map.
+    which holds any static remapping.
 
     Args:
         scaling: What to save.

@@ -135,9 +135,9 @@ def _otherwise(engine: str, known: Found, model_type: str) -> Says:
     return Says("no", WHY_NOT[known.verdict].format(model_type))
 
 
-def map_support() -> list[Engine]:
-    """The same of a checkpoint with an attention map, whose code transformers alone runs."""
-    own = Says("yes", "with trust_remote_code=True: the map is code beside it").by("transformers 5.x", "run")
+def remapping_support() -> list[Engine]:
+    """The same of a checkpoint with a position remapping, whose code transformers alone runs."""
+    own = Says("yes", "with trust_remote_code=True, for the code beside it").by("transformers 5.x", "run")
     others = [engine for engine in VERSIONS if engine != own.engine]
     return [own, *(Says("no", "has no such attention").by(engine, "read") for engine in others)]
 

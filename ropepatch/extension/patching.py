@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ropepatch.attention import AttentionMap, Mapped, map_attention
+from ropepatch.attention import Remapped, Remapping, remap_positions
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.config_changes import ACROSS_LAYERS
@@ -132,14 +132,14 @@ class Patch(Substitution[ScaledRope]):
 @float32_on_cpu()
 def patch(
     model: nn.Module,
-    method: Plan | Scaling | AttentionMap | str = "yarn",
+    method: Plan | Scaling | Remapping | str = "yarn",
     *,
     to: Length | None = None,
     original: Length | None = None,
     layers: Literal["sliding"] | None = None,
     **parameters: Any,
-) -> Patch | Mapped:
-    """Scale the rope of one loaded model, or map its distances, in memory and reversibly.
+) -> Patch | Remapped:
+    """Scale the rope of one loaded model, or remapping its distances, in memory and reversibly.
 
     A model belongs to one thread, which patches, plans and measures it.
     """
@@ -151,7 +151,7 @@ def patch(
 
 def _planned(
     base: PreTrainedModel,
-    method: Plan | Scaling | AttentionMap | str,
+    method: Plan | Scaling | Remapping | str,
     to: Length | None,
     original: Length | None,
     parameters: dict[str, Any],
@@ -162,7 +162,7 @@ def _planned(
         case Plan() if to is None and original is None and not parameters:
             _check_same(method.source, here)
             return here, method
-        case Scaling() | AttentionMap() | str():
+        case Scaling() | Remapping() | str():
             return here, plan_method(here, method, parameters, to)
     raise RopepatchError(
         f"patch takes a plan, a scaling, or a name with its target and parameters, got {method!r}",
@@ -171,7 +171,7 @@ def _planned(
 
 
 @float32_on_cpu()
-def put(base: PreTrainedModel, source: Checkpoint, plan: Plan) -> Patch | Mapped:
+def put(base: PreTrainedModel, source: Checkpoint, plan: Plan) -> Patch | Remapped:
     """Put a plan on a model that was loaded from its source, or is known to have the same rope.
 
     Args:
@@ -180,7 +180,7 @@ def put(base: PreTrainedModel, source: Checkpoint, plan: Plan) -> Patch | Mapped
         plan: Of that checkpoint, or of one with the same rope.
     """
     if plan.remapping is not None:
-        return map_attention(base, plan.remapping, to=plan.target, original=plan.source.original)
+        return remap_positions(base, plan.remapping, to=plan.target, original=plan.source.original)
     changes, path = _config_of(plan), source.site.path
     stock = base.get_submodule(path)
     rope = ScaledRope(stock, plan)

@@ -14,14 +14,14 @@ from typing import Any, Literal
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ropepatch.attention import MAPS, AttentionMap
-from ropepatch.attention.mapping import check_mappable
+from ropepatch.attention import REMAPPINGS, Remapping
+from ropepatch.attention.remapped import check_mappable
 from ropepatch.columns import Table, as_text
 from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.extension.config_changes import ACROSS_LAYERS, SavedRope, find_changes
-from ropepatch.extension.engines import Engine, engine_support, map_support
-from ropepatch.extension.map_code import map_changes
+from ropepatch.extension.engines import Engine, engine_support, remapping_support
 from ropepatch.extension.queries import QueryLayers, folds_attention
+from ropepatch.extension.remapping_code import remapping_changes
 from ropepatch.extension.text import (
     bands_text,
     changes_table,
@@ -59,9 +59,9 @@ class Plan:
 
     Args:
         source: The checkpoint that is extended.
-        method: What extends it: a scaling of its rope, or an attention map with all its parameters.
+        method: What extends it: a scaling of its rope, or a position remapping with all its parameters.
         target: The context to reach, in tokens.
-        layers: Of a map, the layers that rotate by it, where not all do; known once the model has run.
+        layers: Of a remapping, the layers that rotate by it, where not all do; known once the model has run.
     """
 
     source: Checkpoint
@@ -95,13 +95,13 @@ class Plan:
         return self.source.site
 
     @property
-    def remapping(self) -> AttentionMap | None:
-        """The attention map, of a plan by one."""
-        return self.method if isinstance(self.method, AttentionMap) else None
+    def remapping(self) -> Remapping | None:
+        """The position remapping, of a plan by one."""
+        return self.method if isinstance(self.method, Remapping) else None
 
     @cached_property
     def scaling(self) -> Scaling:
-        """The scaling of the rope; under an attention map `none`."""
+        """The scaling of the rope; under a position remapping `none`."""
         if isinstance(self.method, Scaling):
             return self.method
         return make_scaling("none", factor=self.target / self.source.window)
@@ -121,7 +121,7 @@ class Plan:
         changes = self._written[1]
         if self.remapping is None:
             return changes
-        return changes | map_changes(self.source, self.remapping, self.target, self.layers)
+        return changes | remapping_changes(self.source, self.remapping, self.target, self.layers)
 
     @cached_property
     @float32_on_cpu()
@@ -150,7 +150,7 @@ class Plan:
     def engines(self) -> list[Engine]:
         """Who will read the extended checkpoint, and how that is known."""
         if self.remapping is not None:
-            return map_support()
+            return remapping_support()
         return engine_support(
             self.rope_parameters,
             self.rope,
@@ -253,7 +253,7 @@ def plan(
     model: str | os.PathLike[str] | PreTrainedModel | PreTrainedConfig,
     *,
     to: Length | None = None,
-    method: str | Path | Scaling | AttentionMap = "yarn",
+    method: str | Path | Scaling | Remapping = "yarn",
     original: Length | None = None,
     layers: Literal["sliding"] | None = None,
     revision: str | None = None,
@@ -354,7 +354,7 @@ def check_layers(plan: Plan, layers: str | None) -> Plan:
 
 
 def find_method(name: str) -> type[Method]:
-    """The scaling or the attention map of that name; an error has the nearest name and the list."""
+    """The scaling or the position remapping of that name; an error has the nearest name and the list."""
     if name in (FIT, AUTO):
         raise RopepatchError(
             f"{argument('method')} {name} is found by measuring a model, which `ropepatch extend` does",
@@ -365,8 +365,8 @@ def find_method(name: str) -> type[Method]:
         to, meant = as_target(name)
         hint = f"here it is {argument('to', to)} and {argument('method', meant)}"
         raise RopepatchError(f"{argument('method')} is a name, got {shown(name)}", hint=hint)
-    kinds: dict[str, type[Method]] = {**METHODS, **MAPS}
-    return find_named(name, kinds, "method", METHODS.other_names | MAPS.other_names)
+    kinds: dict[str, type[Method]] = {**METHODS, **REMAPPINGS}
+    return find_named(name, kinds, "method", METHODS.other_names | REMAPPINGS.other_names)
 
 
 def check_method(method: str, parameters: Collection[str], *, arguments: Collection[str] = ()) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ropepatch.attention.modeling_attention_map import precise, rotate
+from ropepatch.attention.modeling_position_remapping import precise, rotate
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.rotary import float32_on_cpu, scaled_twin

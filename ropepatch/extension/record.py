@@ -149,7 +149,7 @@ class Record(Part):
         versions: Of the libraries that wrote it.
         weights: The fingerprint of the weights beside it; none of an adapter.
         checksums: The sha256 of each file of these weights as it was verified; none where they are linked.
-        code: That of the file beside the weights that computes with an attention map, by its name.
+        code: That of the file beside the weights that computes with a position remapping, by its name.
         verified: What a reload with stock transformers gave; none of an adapter, or after `doctor --fix`.
         folded_attention_factor: That which `export --fold-attention` put into the query weights.
         adaptation: How it was trained, if it was.

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ropepatch.attention import AttentionMap
+from ropepatch.attention import Remapping
 from ropepatch.columns import Table, columns
 from ropepatch.errors import printable
 from ropepatch.extension.engines import Engine
@@ -26,7 +26,7 @@ def parameters_text(method: Method) -> str:
     return "".join(f", {key}={_short(value)}" for key, value in given)
 
 
-def engines_table(engines: Iterable[Engine], remapping: AttentionMap | None, rope_type: str) -> Table:
+def engines_table(engines: Iterable[Engine], remapping: Remapping | None, rope_type: str) -> Table:
     """What engines read of a checkpoint."""
     kind = remapping.name if remapping else rope_type
     rows = ((f"  {engine.engine}", engine.reads, kind, engine.how or "", engine.note) for engine in engines)
@@ -49,7 +49,7 @@ def bands_text(rope: Rope, frequencies: Frequencies, factor: float) -> tuple[Tab
     return columns(rows, ("pairs", "", *numbers), right=(2, 3, 4), whole=[0]), factors
 
 
-def distances_text(remapping: AttentionMap, window: int, target: int) -> tuple[Table, str]:
+def distances_text(remapping: Remapping, window: int, target: int) -> tuple[Table, str]:
     """At which distances the last token reads, and how far that goes."""
     reach = remapping.reach(window)
     length = "whatever the length" if reach is None else f"up to {reach} tokens"
@@ -57,8 +57,8 @@ def distances_text(remapping: AttentionMap, window: int, target: int) -> tuple[T
     return _distance_table(remapping, target), told
 
 
-def _distance_table(distances: AttentionMap, target: int) -> Table:
-    """What the last token sees, one row for each band of a map."""
+def _distance_table(distances: Remapping, target: int) -> Table:
+    """What the last token sees, one row for each band of a remapping."""
     last, rows = torch.tensor([target - 1]), []
     for band in distances.bands():
         begin, end = int(band.begin(last).clamp(min=0)), int(band.end(last))

@@ -10,10 +10,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ropepatch.errors import RopepatchError
-from ropepatch.extension.map_code import load_mapped, mapped_layers
 from ropepatch.extension.patching import put
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.record import Verdict
+from ropepatch.extension.remapping_code import load_remapped, remapped_layers
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import text_config
 from ropepatch.model.head import check_finite
@@ -32,7 +32,7 @@ def read_source(source: Checkpoint, plan: Plan) -> tuple[Plan, Tensor | str]:
     """Compute what a checkpoint must compute that is written by a plan: the logits of the patched source.
 
     Returns:
-        The plan, which then names the layers that rotate by its map where not all do; and the logits of
+        The plan, which then names the layers that rotate by its remapping where not all do; and the logits of
         random tokens, or why there are none to compare.
     """
     needed, available = 2 * source.weights.num_bytes, available_bytes()
@@ -42,13 +42,13 @@ def read_source(source: Checkpoint, plan: Plan) -> tuple[Plan, Tensor | str]:
         return plan, "the weights do not fit into memory"
     if needed > available:
         raise RopepatchError(
-            f"a checkpoint with an attention map is compared before it is kept, which takes "
+            f"a checkpoint with a position remapping is compared before it is kept, which takes "
             f"{needed / 1e9:.1f} GB of memory; there are {available / 1e9:.1f}",
             hint="extend it on a machine with more memory, or patch it in memory",
         )
     model = source.load(None if plan.remapping is None else torch.float32)
     put(model, source, plan)
-    plan = replace(plan, layers=mapped_layers(model)) if plan.remapping else plan
+    plan = replace(plan, layers=remapped_layers(model)) if plan.remapping else plan
     return plan, probe_logits(model, plan.target, source.folder.name)
 
 
@@ -63,7 +63,7 @@ def verify(written: Checkpoint, plan: Plan, expected: Tensor | str) -> tuple[Ver
     """Reload a written checkpoint with stock transformers and compare what it computes.
 
     Args:
-        written: The checkpoint to judge; the code of an attention map is what we have just put there.
+        written: The checkpoint to judge; the code of a position remapping is what we have just put there.
         plan: Says the frequencies that it must compute.
         expected: The logits that it must compute, or why they are not compared.
 
@@ -74,7 +74,7 @@ def verify(written: Checkpoint, plan: Plan, expected: Tensor | str) -> tuple[Ver
     if plan.remapping is None:
         check_frequencies(written, plan)
     else:
-        model = load_mapped(written.folder)
+        model = load_remapped(written.folder)
         stock: Any = model.get_submodule(plan.site.path).stock
         inv_freq, planned = getattr(stock, plan.site.attribute("inv_freq")), plan.frequencies().inv_freq
         if not torch.equal(inv_freq, planned):

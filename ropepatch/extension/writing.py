@@ -16,9 +16,14 @@ from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension import record as records
-from ropepatch.extension.map_code import check_holds_map, check_no_other_code, code_of, map_code
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.queries import HINT, QueryLayers
+from ropepatch.extension.remapping_code import (
+    check_holds_remapping,
+    check_no_other_code,
+    code_of,
+    remapping_code,
+)
 from ropepatch.extension.verification import read_source, read_trained, verify
 from ropepatch.files import absent, check_space, new_folder, read_json, write_json
 from ropepatch.model.checkpoint import Checkpoint
@@ -116,9 +121,9 @@ def check_copy(
 
 
 def check_savable(plan: Plan) -> None:
-    """Refuse a plan whose attention map no checkpoint of this model can hold."""
+    """Refuse a plan whose position remapping no checkpoint of this model can hold."""
     if plan.remapping is not None:
-        check_holds_map(plan.source)
+        check_holds_remapping(plan.source)
 
 
 def changed_weights(source: Checkpoint, plan: Plan) -> dict[str, Callable[[Tensor], Tensor]]:
@@ -277,7 +282,7 @@ def write_configuration(source: Path, raw: dict[str, Any], partial: Path, plan: 
     others = {key: value for key, value in raw.items() if key not in ("auto_map", NAMED)}
     write_json(partial / "config.json", plan.apply(others))
     if plan.remapping is not None:
-        code = map_code(plan.model_type, plan.site.path)
+        code = remapping_code(plan.model_type, plan.site.path)
         (partial / CODE).write_bytes(code.encode())
     if (source / TOKENIZER).exists():
         tokenizer, _ = tokenizer_of_copy(source, [file.name for file in partial.iterdir()])

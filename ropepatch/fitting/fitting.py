@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ropepatch.attention import Mapped, make_map, map_attention, teaching_window
+from ropepatch.attention import Remapped, make_remapping, remap_positions, teaching_window
 from ropepatch.data.positions import PoSE
 from ropepatch.data.questions import TAUGHT, QuestionRow, Questions
 from ropepatch.data.tokens import default_cache
@@ -49,7 +49,7 @@ from ropepatch.settings import Length, Queries, relative_length, seed_of
 logger = logging.getLogger(__name__)
 
 STATE = "fit.pt"  # in the work folder
-TEACHER, NO_TEACHER = "rerope", "none"  # the map that `auto` takes, and the word for no map
+TEACHER, NO_TEACHER = "rerope", "none"  # the remapping that `auto` takes, and the word for no remapping
 STARTING = 3  # of a budget of time, one part in so many goes to the starts
 
 
@@ -141,7 +141,7 @@ def fit(
     """Learn the divisors, the attention factor and the factors of queries by which a model reads at a target.
 
     The factors are an amplitude and a phase for each query head and rotary pair. The loss is the
-    Kullback-Leibler divergence from what the base model expects under an attention map, which holds every
+    Kullback-Leibler divergence from what the base model expects under a position remapping, which holds every
     distance within the trained context. Every other row asks for what stands far before, if the base model
     can answer it within its window: of an answer the loss is its cross-entropy. With `spare` the windows are
     left out that a perplexity task with so many windows of the target would read.
@@ -176,7 +176,7 @@ def fit(
     if writes and teacher == NO_TEACHER:
         raise missing
     if teacher not in ("auto", NO_TEACHER):
-        make_map(teacher)
+        make_remapping(teacher)
     tokenizer = source.tokenizer
     reading: dict[str, Any] = {"field": field, "split": split, "length": target}
     if not writes:  # a text that does not serve is refused before weights are loaded
@@ -328,14 +328,14 @@ def _teacher(
     target: int,
     say: Callable[[str], None],
     original: Length | None = None,
-) -> tuple[Mapped | None, str | dict[str, Any]]:
-    """The map that the teacher reads under, taken out of the model again, and what it is called."""
+) -> tuple[Remapped | None, str | dict[str, Any]]:
+    """The remapping that the teacher reads under, taken out of the model again, and what it is called."""
     if name == NO_TEACHER:
         return None, NO_TEACHER
     given = {"window": teaching_window(window)} if name == "auto" else {}
     try:
         called = TEACHER if name == "auto" else name
-        with map_attention(model, called, to=target, original=original, **given) as mapped:
+        with remap_positions(model, called, to=target, original=original, **given) as mapped:
             distances = mapped.distances
             return mapped, {"name": distances.name, **distances.parameters()}
     except RopepatchError as error:

@@ -1,8 +1,8 @@
 """The loss of a model as a function of a vector, with its gradient, and what each pass costs.
 
 The loss of a token is its cross-entropy or, with a teacher, the Kullback-Leibler divergence from what the
-base model under an attention map expects there to what the model expects. That of an answer, which is known
-to be true, is its cross-entropy in any case (`ropepatch.data.questions`).
+base model under a position remapping expects there to what the model expects. That of an answer, which is
+known to be true, is its cross-entropy in any case (`ropepatch.data.questions`).
 What is learned from weighs the tokens within the trained context `SHORT` of all, at least.
 
 Shapes: N windows of T tokens; B of them at once; P rotary pairs; C positions of a chunk.
@@ -22,8 +22,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ropepatch.attention import Mapped
-from ropepatch.attention.modeling_attention_map import precise
+from ropepatch.attention import Remapped
+from ropepatch.attention.modeling_position_remapping import precise
 from ropepatch.data.texts import digest
 from ropepatch.evaluation.exam import Exam
 from ropepatch.evaluation.retrieval import Retrieval
@@ -119,7 +119,7 @@ class FitLoss:
     """The mean loss over windows of one length, in nats per token, as a function of a vector.
 
     Args:
-        teacher: A map that was taken out of the model; None for the cross-entropy of the text.
+        teacher: A remapping that was taken out of the model; None for the cross-entropy of the text.
         processes: Which share what is validated.
         answers: Of each window [T], what its tokens weigh as answers; None for none.
         positions: Of each window [T], where its tokens are said to stand; None for where they stand.
@@ -138,7 +138,7 @@ class FitLoss:
         module: LearnableRope,
         rope: Rope,
         windows: Sequence[Tensor],
-        teacher: Mapped | None = None,
+        teacher: Remapped | None = None,
         processes: Processes = ALONE,
         *,
         answers: Sequence[Tensor] | None = None,
@@ -254,10 +254,10 @@ class FitLoss:
             torch.autograd.backward(whole[0], leaves[0].grad[: len(ids)])
         return torch.cat(losses, dim=1)
 
-    def _teach(self, ids: Tensor, teacher: Mapped) -> Tensor:
+    def _teach(self, ids: Tensor, teacher: Remapped) -> Tensor:
         """The hidden states [B, T, H] of the base model, or its logits if it has no decoder.
 
-        Windows that are longer than the trained context are read under the map.
+        Windows that are longer than the trained context are read under the remapping.
 
         On the CPU; those of each window are computed once, as far as `TAUGHT` goes.
         """

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ropepatch.attention import MAPS
+from ropepatch.attention import REMAPPINGS
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.scaling import formulas, make_scaling
 from ropepatch.scaling.rope import Frequencies, Rope, divisors
@@ -86,9 +86,10 @@ def published(rope: Rope, factor: float) -> dict[str, Vector]:
 
 def named(name: str, rope: Rope, factor: float) -> Vector:
     """The vector of one method."""
-    if name in MAPS:
+    if name in REMAPPINGS:
         raise RopepatchError(
-            f"{name} is an attention map: it has no frequencies to start from", hint=argument("init", "auto")
+            f"{name} is a position remapping: it has no frequencies to start from",
+            hint=argument("init", "auto"),
         )
     scaling = make_scaling(name, factor=factor)
     if scaling.length_dependent:

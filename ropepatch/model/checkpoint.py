@@ -32,7 +32,7 @@ from ropepatch.model.config import (
     quantization_of,
     text_config,
 )
-from ropepatch.model.kinds import KEY, Kind, Swapped, kind_of, read_swapped, saved_map, without_map
+from ropepatch.model.kinds import KEY, Kind, Swapped, kind_of, read_swapped, saved_remapping, without_map
 from ropepatch.model.layers import LocalRope, local_rope
 from ropepatch.model.loading import load_model, load_tokenizer
 from ropepatch.model.rotary import (
@@ -198,11 +198,11 @@ class Checkpoint(StatedRope):
 
     @property
     def positions(self) -> dict[str, Any]:
-        """The JSON-ready encoding or attention map that is in the place of the rope; empty for a rope."""
+        """The JSON-ready encoding or position remapping that replaces the rope; empty for a rope."""
         if self.kind == "swapped":
             return {"encoding": {"encoding": self.swapped.encoding, "parameters": self.swapped.parameters}}
         if self.kind == "mapped":
-            described = saved_map(self.raw)
+            described = saved_remapping(self.raw)
             return {KEY: {key: described[key] for key in ("name", "parameters")}}
         return {}
 
@@ -419,7 +419,7 @@ class Checkpoint(StatedRope):
         """The model by stock transformers, in eval mode, which names the checkpoint as its user did.
 
         Raises:
-            RopepatchError: If it has an attention map or a swapped encoding, its weights are not those of
+            RopepatchError: If it has a position remapping or a swapped encoding, its weights are not those of
                 config.json, or nothing can be computed in the dtype.
         """
         config = None if self.stated_raw is None else copy.deepcopy(self.whole_config)

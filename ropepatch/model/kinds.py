@@ -1,8 +1,9 @@
 """The two kinds of checkpoints that stock transformers must refuse, by their config.json.
 
-One that is saved with an attention map has a model type of its own, and code beside the weights that
-transformers runs where a user trusts it; ropepatch reads the map out of config.json and never runs the code.
-One whose position encoding is swapped has a model type that nobody knows; `ropepatch.json` names its own.
+One that is saved with a position remapping has a model type of its own, and code beside the weights that
+transformers runs where a user trusts it; ropepatch reads the remapping out of config.json and never runs the
+code. One whose position encoding is swapped has a model type that nobody knows; `ropepatch.json` names its
+own.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from ropepatch.files import read_json, write_json
 from ropepatch.model.record_file import FILE, VERSION, Part, Text, validated
 from ropepatch.settings import shown
 
-CODE = "modeling_attention_map.py"  # beside the weights, by which transformers computes with the map
-MAPPED = "-attention-map"  # the end of the model_type of a checkpoint with an attention map
-KEY = "attention_map"  # in config.json
+CODE = "modeling_position_remapping.py"  # beside the weights, for transformers
+REMAPPED = "-position-remapping"  # the end of the model_type of a checkpoint with a position remapping
+KEY = "position_remapping"  # in config.json
 NEEDS_ROPEPATCH = "needs_ropepatch"  # the model_type of a checkpoint whose position encoding is swapped
 
 Kind = Literal["stock", "mapped", "swapped"]
@@ -28,15 +29,15 @@ def kind_of(raw: dict[str, Any]) -> Kind:
     """The kind of a checkpoint by its config.json."""
     if raw.get("model_type") == NEEDS_ROPEPATCH:
         return "swapped"
-    return "mapped" if str(raw.get("model_type")).endswith(MAPPED) else "stock"
+    return "mapped" if str(raw.get("model_type")).endswith(REMAPPED) else "stock"
 
 
 def check_stock(raw: dict[str, Any]) -> None:
     """Refuse the config.json of a checkpoint that has no rope of its own to read or to scale."""
     if kind_of(raw) == "mapped":
-        described = saved_map(raw)
+        described = saved_remapping(raw)
         raise RopepatchError(
-            f"this checkpoint has an attention map already "
+            f"this checkpoint has a position remapping already "
             f"({described['name']} to {described['target']} tokens)",
             hint="ropepatch.load and `ropepatch eval` take it; start from the checkpoint it was made from",
         )
@@ -47,11 +48,11 @@ def check_stock(raw: dict[str, Any]) -> None:
         )
 
 
-# An attention map
+# A position remapping
 
 
-def saved_map(raw: dict[str, Any]) -> dict[str, Any]:
-    """Read the map: `name`, `parameters`, the `window` L before it and the `target` N, in tokens."""
+def saved_remapping(raw: dict[str, Any]) -> dict[str, Any]:
+    """Read the remapping: `name`, `parameters`, the `window` L before it and the `target` N, in tokens."""
     described = raw.get(KEY)
     kinds = {"name": str, "parameters": dict, "window": int, "target": int}
     if not isinstance(described, dict) or any(type(described.get(key)) is not kinds[key] for key in kinds):
@@ -63,13 +64,13 @@ def saved_map(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def base_type(raw: dict[str, Any]) -> str:
-    """The architecture whose classes a map builds on."""
-    return str(raw["model_type"]).removesuffix(MAPPED)
+    """The architecture whose classes a remapping builds on."""
+    return str(raw["model_type"]).removesuffix(REMAPPED)
 
 
 def without_map(raw: dict[str, Any]) -> dict[str, Any]:
-    """config.json for the stock architecture, whose classes the map builds on."""
-    saved_map(raw)
+    """config.json for the stock architecture, whose classes the remapping builds on."""
+    saved_remapping(raw)
     others = {key: value for key, value in raw.items() if key not in ("auto_map", KEY)}
     return others | {"model_type": base_type(raw)}
 

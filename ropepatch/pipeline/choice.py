@@ -19,7 +19,7 @@ from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask, Task, chec
 from ropepatch.fitting import fitting
 from ropepatch.fitting.fitting import Fitted
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.pipeline.evaluation import ALL, EVERY_MAP, WINDOWS, MeasureOptions, participants, without
+from ropepatch.pipeline.evaluation import ALL, EVERY_REMAPPING, WINDOWS, MeasureOptions, participants, without
 from ropepatch.pipeline.inputs import Listed, check_places
 from ropepatch.pipeline.results import Results
 from ropepatch.report import html_table, ranking_tables, ranking_text
@@ -38,9 +38,10 @@ class Choice:
 
     Attributes:
         ranking: All that took part, and why one was chosen.
-        method: A name from `METHODS` or `MAPS`, or a scaling file; None where nothing helps significantly.
+        method: A name from `METHODS` or `REMAPPINGS`, or a scaling file; None where nothing helps
+            significantly.
         parameters: The parameters of that method that are not left at their defaults; those of an attention
-            map follow from the model and the target.
+            remapping follow from the model and the target.
         results: What was measured.
         fitted: The outcome of `fit`, chosen or not; None if it took no part.
         left_out: The names of what took no part, and why.
@@ -97,7 +98,7 @@ def choose(options: CompareOptions) -> Choice:
     source, say = options.source, options.say
     check_text(options.text, source.name)
     folder, _ = check_places(options.out, options.report)
-    everything = (ALL, *[EVERY_MAP] * options.allow_code, FIT)
+    everything = (ALL, *[EVERY_REMAPPING] * options.allow_code, FIT)
     names = dict.fromkeys(options.methods or everything)
     target = relative_length(options.to, source.window)
     found = participants(source, [method for method in names if method != FIT], to=target)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, InstanceOf
 
-from ropepatch.attention import MAPS
+from ropepatch.attention import REMAPPINGS
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation import measuring
 from ropepatch.evaluation.comparisons import comparisons, few
@@ -37,7 +37,10 @@ from ropepatch.processes import Processes, join
 from ropepatch.scaling import formulas
 from ropepatch.settings import Length, expected, relative_length, short_length
 
-ALL, EVERY_MAP = "all", "maps"  # stand for every candidate, and every attention map, that the model allows
+ALL, EVERY_REMAPPING = (
+    "all",
+    "remappings",
+)  # stand for every candidate, and every position remapping, that the model allows
 WINDOWS = 24  # of text, if nothing else is said
 
 
@@ -262,7 +265,7 @@ def _reading(options: EvaluateOptions) -> Suite:
     model, to, task = options.model, options.to, options.task
     assert model is not None
     methods = options.methods or (() if to is None else ("yarn",))
-    if to is not None and any(method in (ALL, EVERY_MAP) for method in methods):
+    if to is not None and any(method in (ALL, EVERY_REMAPPING) for method in methods):
         entrants = without(participants(options.source, methods, to=to), options.say)
     else:
         entrants = [method if isinstance(method, Method) else read_method(method) for method in methods]
@@ -302,8 +305,8 @@ def candidates() -> tuple[str, ...]:
 def participants(
     source: Checkpoint, methods: Iterable[str | dict[str, Any] | Method], *, to: Length
 ) -> tuple[list[tuple[Method, Plan]], dict[str, str]]:
-    """The methods of a comparison, each planned once; what `all` and `maps` leave out, with the reason."""
-    groups = {ALL: candidates(), EVERY_MAP: tuple(MAPS)}
+    """The methods of a comparison, each planned once; what `all` and `remappings` leave out, and why."""
+    groups = {ALL: candidates(), EVERY_REMAPPING: tuple(REMAPPINGS)}
     found: dict[str, tuple[Method, Plan]] = {}
     errors: dict[str, RopepatchError] = {}
     for entry in methods:

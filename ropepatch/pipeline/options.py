@@ -130,7 +130,7 @@ class ExtendOptions(Arguments):
             ),
             (
                 self.allow_code and trains,
-                f"{argument('allow_code')} beside {recipe}: nothing is trained under an attention map",
+                f"{argument('allow_code')} beside {recipe}: nothing is trained under a position remapping",
                 "leave one out",
             ),
             (

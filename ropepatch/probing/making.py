@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ropepatch.attention import MAPS
+from ropepatch.attention import REMAPPINGS
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension import record as records
 from ropepatch.extension.record import Record
@@ -55,7 +55,7 @@ def why_none(source: Checkpoint, method: str, window: int, target: int) -> str |
         window: Its original context, in tokens.
         target: What it is extended to.
     """
-    if source.kind != "stock" or method in MAPS:
+    if source.kind != "stock" or method in REMAPPINGS:
         return "ropepatch's own code computes it, which no engine runs"
     if method in METHODS and METHODS[method].length_dependent:
         return f"{method} follows the length, and every engine in its own way"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
-from ropepatch.extension.map_code import code_of, map_code, other_code
 from ropepatch.extension.record import Record
+from ropepatch.extension.remapping_code import code_of, other_code, remapping_code
 from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.kinds import CODE
@@ -149,7 +149,7 @@ def _unchanged(checkpoint: Checkpoint, record: Record, names: Iterable[str]) -> 
         yield f"config.json has changed since it was verified ({key})", True
     if checkpoint.kind == "mapped":
         for name in other_code(checkpoint.folder, names):
-            yield f"{name} brings code of others, which trust in the map would run", True
+            yield f"{name} brings code of others, which trust in the remapping would run", True
         code = code_of(checkpoint.folder)
         if not code or record.code != code:
             yield f"its code has changed since it was verified ({CODE})", True
@@ -170,9 +170,9 @@ def _unchanged(checkpoint: Checkpoint, record: Record, names: Iterable[str]) -> 
 
 
 def _own_code(checkpoint: Checkpoint) -> str:
-    """The sha256 of the code of its map, as this version writes it."""
+    """The sha256 of the code of its remapping, as this version writes it."""
     stock = checkpoint.stock
-    return hashlib.sha256(map_code(str(stock.raw["model_type"]), stock.site.path).encode()).hexdigest()
+    return hashlib.sha256(remapping_code(str(stock.raw["model_type"]), stock.site.path).encode()).hexdigest()
 
 
 def is_stale(name: str, files: dict[str, Path], *, ours: bool) -> bool:

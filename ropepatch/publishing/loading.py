@@ -12,7 +12,7 @@ def quoted(text: str) -> str:
 
 
 def call(function: str, *texts: str, branch: str | None = None, code: bool = False) -> str:
-    """A call that loads a checkpoint; `code` says that it has a map, whose code has to be trusted."""
+    """A call that loads a checkpoint; `code` says that it has a remapping, whose code has to be trusted."""
     words = [*map(quoted, texts)]
     words += [f"revision={quoted(branch)}"] if branch else []
     words += ["trust_remote_code=True"] if code else []

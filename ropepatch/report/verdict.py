@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ropepatch.attention import MAPS
+from ropepatch.attention import REMAPPINGS
 from ropepatch.evaluation.comparisons import Comparison, training_free
 from ropepatch.evaluation.intervals import difference
 from ropepatch.evaluation.ranking import Ranking, rank, signed
@@ -79,8 +79,8 @@ def measured(groups: Sequence[Comparison]) -> str:
     adapted = [name for name, result in results.items() if result.adapted]
     methods = {name: r.scaling["method"] for name, r in results.items() if r.scaling and not r.adapted}
     parts = []
-    for one, rest, is_map in (("scaling", " of its rope", False), ("attention map", "", True)):
-        if names := [name for name, method in methods.items() if (method in MAPS) == is_map]:
+    for one, rest, is_remapping in (("scaling", " of its rope", False), ("position remapping", "", True)):
+        if names := [name for name, method in methods.items() if (method in REMAPPINGS) == is_remapping]:
             count = f"{len(names)} {one}{'s' * (len(names) > 1)}{rest}"
             parts.append(
                 f"{count} to {target} tokens{', training-free' * bool(adapted)}: {enumeration(names)}"

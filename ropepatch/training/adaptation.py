@@ -12,7 +12,7 @@ import torch
 import yaml
 from transformers import PreTrainedModel, set_seed
 
-from ropepatch.attention import map_attention
+from ropepatch.attention import remap_positions
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.exam import LESS_LIKELY, MORE_LOSS, Exam, compared, verdict
 from ropepatch.evaluation.perplexity import perplexity
@@ -39,7 +39,7 @@ from ropepatch.training.adapter import (
 )
 from ropepatch.training.parallel import load_whole_models
 from ropepatch.training.preparation import Prepared
-from ropepatch.training.recipe import Recipe, map_of
+from ropepatch.training.recipe import Recipe, remapping_of
 from ropepatch.training.run import TRAINED, Run, digest_of
 from ropepatch.training.run_checkpoints import PARTIAL, newest
 from ropepatch.training.supply import Supply
@@ -178,8 +178,8 @@ def _train(
         loaded = loaded if dtype != "float32" else loaded.float()
     mapped = None
     if recipe.distil and recipe.reads_beyond(run.trained):
-        teaching, original = map_of(recipe.distil.map), run.plan.source.original
-        with map_attention(loaded, teaching, to=run.plan.target, original=original) as mapped:
+        teaching, original = remapping_of(recipe.distil.remapping), run.plan.source.original
+        with remap_positions(loaded, teaching, to=run.plan.target, original=original) as mapped:
             pass  # it is taken out again, and in force where the teacher reads
     put(loaded, run.source, run.plan)
     if not recipe.packed_by_us:

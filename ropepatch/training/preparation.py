@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ropepatch.attention.mapping import check_mappable
+from ropepatch.attention.remapped import check_mappable
 from ropepatch.data.sources import FORMATS, local_files, suffix_of
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
@@ -23,7 +23,7 @@ from ropepatch.model.stock import stock_code
 from ropepatch.training.adapter import trainable
 from ropepatch.training.packed_attention import packed_attention
 from ropepatch.training.parallel import Sharing
-from ropepatch.training.recipe import Recipe, map_of, refuse_map
+from ropepatch.training.recipe import Recipe, refuse_map, remapping_of
 
 EXTRA = 'pip install "ropepatch[train]"'
 
@@ -131,7 +131,7 @@ def check_adaptable(plan: Plan, recipe: Recipe, model: Any) -> None:
         )
     if recipe.distil and recipe.reads_beyond(window):
         check_mappable(model, window)
-        map_of(recipe.distil.map).fitted(window, plan.target)
+        remapping_of(recipe.distil.remapping).fitted(window, plan.target)
 
 
 def _check_attention(recipe: Recipe, model: Any) -> None:

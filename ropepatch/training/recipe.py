@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Required
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, WrapValidator, with_config
 from typing_extensions import TypedDict
 
-from ropepatch.attention import MAPS, AttentionMap, make_map
+from ropepatch.attention import REMAPPINGS, Remapping, make_remapping
 from ropepatch.data.positions import Positions
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
@@ -157,16 +157,16 @@ class Lora(Settings):
                 )
 
 
-def map_of(content: Any) -> AttentionMap:
-    """The attention map that a recipe names, or describes by a mapping with its name and parameters."""
+def remapping_of(content: Any) -> Remapping:
+    """The position remapping that a recipe names, or describes by a mapping with its name and parameters."""
     parameters = dict(content) if isinstance(content, dict) else {"name": content}
     name = parameters.pop("name", None)
-    refuse_unknown([name], MAPS, "map")
-    return make_map(name, **parameters)
+    refuse_unknown([name], REMAPPINGS, "remapping")
+    return make_remapping(name, **parameters)
 
 
-def _written_map(content: Any) -> Any:
-    map_of(content)
+def _written_remapping(content: Any) -> Any:
+    remapping_of(content)
     return content
 
 
@@ -177,17 +177,19 @@ class Distil(Settings):
     row where its tokens truly stand, also where the student reads it at skipped positions.
 
     Args:
-        map: The attention map under which the teacher reads what is longer than the context it was trained
-            to read; a name, or a mapping with the name and the parameters.
+        remapping: The position remapping under which the teacher reads what is longer than the context it was
+            trained to read; a name, or a mapping with the name and the parameters.
         temperature: T, of both distributions; the loss is T² KL(teacher || student) (arXiv:1503.02531).
         cross_entropy: The share of the cross-entropy of the text in the loss.
         top_k: How many of the teacher's likeliest tokens are told apart, the others taken as one; None for
             all.
     """
 
-    map: Annotated[
+    remapping: Annotated[
         str | dict[str, Any],
-        BeforeValidator(_written_map, json_schema_input_type=Annotated[str, OneOf(MAPS)] | NamedMethod),
+        BeforeValidator(
+            _written_remapping, json_schema_input_type=Annotated[str, OneOf(REMAPPINGS)] | NamedMethod
+        ),
     ] = "rerope"
     temperature: Amount = 2.0
     cross_entropy: PartShare = 0.0
@@ -204,8 +206,8 @@ class Fit(Settings):
         split: The split of that text.
         steps: The steps of descent of a fit.
         init: The methods that a fit starts from, separated by commas; `auto` tries all.
-        teacher: The attention map under which the base model is the teacher of a fit; `none` for the
-            cross-entropy of the text, `auto` for rerope where the model can have a map.
+        teacher: The position remapping under which the base model is the teacher of a fit; `none` for the
+            cross-entropy of the text, `auto` for rerope where the model can have a remapping.
         queries: Whether a fit with a teacher learns factors of the queries, too.
     """
 
@@ -433,9 +435,9 @@ def read_recipe(name: str) -> Recipe:
 
 
 def refuse_map(method: str) -> None:
-    """Refuse to train under an attention map."""
-    if method in MAPS:
+    """Refuse to train under a position remapping."""
+    if method in REMAPPINGS:
         raise RopepatchError(
-            f"nothing is trained under an attention map, got {method}",
-            hint="a map keeps to what was trained: leave the recipe out, or name a scaling",
+            f"nothing is trained under a position remapping, got {method}",
+            hint="a remapping keeps to what was trained: leave the recipe out, or name a scaling",
         )

@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from ropepatch.attention import teaching_window
-from ropepatch.attention.mapping import check_mappable
+from ropepatch.attention.remapped import check_mappable
 from ropepatch.data.positions import TrueLength
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
@@ -17,7 +17,7 @@ from ropepatch.model.precision import HOUR, best_device, fastest, memory_of
 from ropepatch.settings import relative_length
 from ropepatch.training.forecast import GIB, memory
 from ropepatch.training.preparation import Weights
-from ropepatch.training.recipe import QUESTIONS, Recipe, map_of, read_recipe
+from ropepatch.training.recipe import QUESTIONS, Recipe, read_recipe, remapping_of
 
 DISTIL = "distil"  # the name of the recipe
 BETWEEN = (4, 2)  # in multiples of L, the rows that are tried where those of the target are too long
@@ -38,7 +38,7 @@ def self_taught(source: Checkpoint, target: int, text: Texts | None) -> tuple[Re
     reason = ""  # why the rows are not those of the target
     try:
         check_mappable(model, trained)
-        map_of(distances).fitted(trained, target)
+        remapping_of(distances).fitted(trained, target)
     except RopepatchError as error:
         reason = f": the base cannot be mapped ({error})"
     else:
@@ -74,7 +74,7 @@ def _longer(recipe: Recipe, length: int, target: int, trained: int, distances: d
     windows = {"windows": (length,), "tokens_per_batch": room, "boundaries": False}
     changes: dict[str, Any] = {"data": recipe.data.model_copy(update=windows)}
     assert recipe.distil is not None
-    changes["distil"] = recipe.distil.model_copy(update={"map": distances})
+    changes["distil"] = recipe.distil.model_copy(update={"remapping": distances})
     if length == target:
         changes["positions"] = TrueLength()
     return recipe.model_copy(update=changes)

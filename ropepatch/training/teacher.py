@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ropepatch.attention import Mapped
+from ropepatch.attention import Remapped
 from ropepatch.extension.queries import unfolded
 from ropepatch.model.head import evaluating, shadowed
 from ropepatch.model.rotary import RotarySubstitute, base_model, find_substitute, rotating_by
@@ -24,12 +24,13 @@ UNKNOWN: Any = object()
 class Teacher:
     """What the base model expects, by the weights of its student, a PEFT model without a wrapper around it.
 
-    Pieces longer than the window L that the base was trained to read are read under the map, if there is one.
+    Pieces longer than the window L that the base was trained to read are read under the remapping, if there
+    is one.
     """
 
-    def __init__(self, model: Any, window: int, mapped: Mapped | None, distil: Distil) -> None:
+    def __init__(self, model: Any, window: int, mapped: Remapped | None, distil: Distil) -> None:
         self.model, self.window, self.mapped = model, window, mapped
-        self._options = distil.model_dump(exclude={"map"})
+        self._options = distil.model_dump(exclude={"remapping"})
         self._head: nn.Linear | None = UNKNOWN
 
     def loss(self, batch: Mapping[str, Any]) -> partial[Tensor]:
@@ -67,8 +68,8 @@ class Teacher:
         return TeacherOutput(states[0], self._head.weight, self._head.bias)
 
     @contextmanager
-    def reading(self, mapped: Mapped | None = None) -> Iterator[None]:
-        """The model is its teacher within the block: the base as it is, or under a map; without gradients."""
+    def reading(self, mapped: Remapped | None = None) -> Iterator[None]:
+        """Within the block the model is its teacher: the base, alone or under a remapping; no gradients."""
         base = base_model(self.model)
         scaled = find_substitute(base, RotarySubstitute)
         with ExitStack() as stack:

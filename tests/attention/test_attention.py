@@ -1,4 +1,4 @@
-"""Attention by a map equals softmax over all pairs, written down in float64, forward and backward."""
+"""Attention by a remapping equals softmax over all pairs, written down in float64, forward and backward."""
 
 import math
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from map_oracle import ORACLE, SMALL, attention, distances
+from remapping_oracle import ORACLE, SMALL, attention, distances
 from swaps import apart, logits
 from swaps import put as put_encoding
 from tiny_models import tiny_model
@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 from transformers.models.llama import modeling_llama
 
-from ropepatch.attention import MAPS, make_map, map_attention
-from ropepatch.attention import modeling_attention_map as modeling
+from ropepatch.attention import REMAPPINGS, make_remapping, remap_positions
+from ropepatch.attention import modeling_position_remapping as modeling
 
 INV_FREQ = 10000.0 ** -(torch.arange(4).double() / 4)
 
@@ -30,13 +30,13 @@ class Rotary(nn.Module):
 
 
 def attention_module(name: str | None, window: int = 1000, wants_weights: bool = False) -> nn.Module:
-    """What finds a map where attention looks for it, and LLaMA's rotation beside itself."""
+    """What finds a remapping where attention looks for it, and LLaMA's rotation beside itself."""
     module = nn.Module()
     module.__class__ = type("Attention", (nn.Module,), {"__module__": modeling_llama.__name__})
     rope = modeling.MapRotation()
     rope.stock, rope.wants_weights = Rotary(), wants_weights
     parameters = SMALL[name] | {"log_n": False, "attention_factor": 1.0}
-    rope.set_map(None, {"name": name, "parameters": parameters, "window": window})
+    rope.set_remapping(None, {"name": name, "parameters": parameters, "window": window})
     module.__dict__[modeling.POSITIONS_SLOT] = rope
     return module
 
@@ -75,7 +75,7 @@ def by_oracle(name: str, tensors: list[Tensor], window: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("window", [0, 30])
-@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("name", REMAPPINGS)
 def test_attention_by_a_map_is_softmax_over_its_effective_distances(name, window, monkeypatch):
     """In one block and in blocks, of all queries, of the last nine, and of the last."""
     tensors = drawn(64, 64, heads=6)
@@ -90,7 +90,7 @@ def test_attention_by_a_map_is_softmax_over_its_effective_distances(name, window
 @pytest.mark.parametrize("name", ["self-extend", "dca", "lampe", "lambda"])
 @pytest.mark.parametrize("rows", [40, 7])
 def test_gradients_are_those_of_the_whole_matrix(name, rows, monkeypatch):
-    bands = make_map(name, **SMALL[name]).bands()
+    bands = make_remapping(name, **SMALL[name]).bands()
     read_in_blocks(monkeypatch, rows, 40)
 
     def turn(x: Tensor, places: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ def model(request) -> PreTrainedModel:
         put_encoding(model, request.param)
     else:
         model.config.max_position_embeddings = 16
-        map_attention(model, request.param, to=TOKENS)
+        remap_positions(model, request.param, to=TOKENS)
     return model
 
 
@@ -211,7 +211,7 @@ def test_a_band_of_near_keys_multiplies_no_others(monkeypatch):
     """By a window of 8 a block of 8 queries sees 15 keys; the far band holds those before them."""
     model = tiny_model("llama")
     model.config.max_position_embeddings = 16
-    map_attention(model, "rerope", to=TOKENS, window=8)
+    remap_positions(model, "rerope", to=TOKENS, window=8)
     monkeypatch.setitem(modeling.SCORES, "cpu", HEADS * TOKENS * ROWS)
     with Computed() as computed:
         logits(model, IDS, use_cache=False)

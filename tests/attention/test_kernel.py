@@ -6,17 +6,17 @@ function and leaves its lists of blocks alone: these are compared with the funct
 
 import pytest
 import torch
-from map_oracle import SMALL
+from remapping_oracle import SMALL
 from swaps import IDS, apart, logits, put, sliding
 from tiny_models import into, tiny_model
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
-from ropepatch.attention import MAPS, make_map
-from ropepatch.attention import modeling_attention_map as modeling
+from ropepatch.attention import REMAPPINGS, make_remapping
+from ropepatch.attention import modeling_position_remapping as modeling
 
-every_map = pytest.mark.parametrize("name", MAPS)
+every_remapping = pytest.mark.parametrize("name", REMAPPINGS)
 LEFT = torch.ones_like(IDS)
 LEFT[0, :9] = 0
 PACKED = torch.cat((torch.arange(18), torch.arange(22)))[None].expand(2, -1)
@@ -47,7 +47,7 @@ def kernel(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "window"), [*((name, None) for name in MAPS), ("self-extend", 20), ("lambda", 20)]
+    ("name", "window"), [*((name, None) for name in REMAPPINGS), ("self-extend", 20), ("lambda", 20)]
 )
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_the_kernel_gives_what_the_loop_gives(name, window, kernel):
@@ -66,14 +66,14 @@ def test_the_kernel_gives_what_the_loop_gives(name, window, kernel):
     assert apart(kernel(model, IDS[:, 12:], **into(cache)), expected) < 5e-5
 
 
-@every_map
+@every_remapping
 @pytest.mark.parametrize("sliding_window", [0, 30])
 def test_a_block_is_read_where_a_pair_is_seen_and_without_the_mask_where_all_are(name, sliding_window):
     """Queries from the 24th of 100 keys on, in the middle of blocks of 16; documents and padding."""
     documents = torch.tensor([[0] * 5 + [1] * 95, [1] * 40 + [2] * 60, [1] * 100])
     keys = torch.arange(100)[None].expand(3, -1)
     sight = modeling.Sight(keys[:, 24:], keys, documents, 24, sliding_window)
-    bands, read = make_map(name, **SMALL[name]).bands(), 0
+    bands, read = make_remapping(name, **SMALL[name]).bands(), 0
     for band in bands:
         span = slice(3, 100)
         with pytest.MonkeyPatch.context() as patching:
@@ -99,7 +99,7 @@ def test_a_block_is_read_where_a_pair_is_seen_and_without_the_mask_where_all_are
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@every_map
+@every_remapping
 def test_on_a_gpu_outputs_and_gradients_are_those_of_the_loop(name):
     model = tiny_model("llama", head_dim=modeling.NARROWEST).cuda().bfloat16()
     put(model, name)

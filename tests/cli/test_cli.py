@@ -16,7 +16,7 @@ import pytest
 from checkpoint_folders import write_checkpoint
 from pydantic import TypeAdapter
 
-from ropepatch import MAPS, METHODS, api
+from ropepatch import METHODS, REMAPPINGS, api
 from ropepatch import __version__ as ropepatch_version
 from ropepatch.cli import app
 from ropepatch.cli.derive import IN_PYTHON_ALONE, written
@@ -46,7 +46,7 @@ LINES = {  # what needs no model: the line, its exit code, the heaviest that it 
     "__complete encodings ": (0, None, "\nalibi\n"),
     "__complete extend tiny --recipe ": (0, None, "\nsmollm2-135m-32k-full\n"),
     "__complete eval tiny --suite ": (0, None, "\ndemo\n"),
-    "methods": (0, "torch", "attention map"),
+    "methods": (0, "torch", "position remapping"),
     "methods yarm": (2, "torch", ""),
     "encodings alibi": (0, "torch", "alibi ("),
 }
@@ -296,7 +296,7 @@ def test_eval_hands_on_every_option(asked):
 
 
 def test_plot_says_which_methods_it_leaves_out(run_here, tmp_path):
-    said = run_here("plot", "tiny", "--to", "4x", "--methods", "maps", cwd=tmp_path)
+    said = run_here("plot", "tiny", "--to", "4x", "--methods", "remappings", cwd=tmp_path)
     assert (said.returncode, "warning: without string: " in said.stderr) == (0, True)
 
 
@@ -374,9 +374,9 @@ def test_a_share_is_written_with_a_percent_sign_or_without_and_nothing_else_is_o
 
 def test_methods_lists_every_method_and_describes_one(run_here):
     listed = json.loads(run_here("methods", "--json").stdout)
-    assert [method["method"] for method in listed] == [*METHODS, *MAPS]
+    assert [method["method"] for method in listed] == [*METHODS, *REMAPPINGS]
     first, second = run_here("methods").stdout.split("\n\n")
-    assert (first.split()[0], second.split()[:2]) == ("scaling", ["attention", "map"])
+    assert (first.split()[0], second.split()[:2]) == ("scaling", ["position", "remapping"])
     one, other = run_here("methods", "abf").stdout, run_here("methods", "lambda").stdout
     assert "--set rope_theta=VALUE (required)" in one
     assert "--set window=VALUE (if not given, from L, the trained context, and N, the target)" in other

@@ -52,7 +52,7 @@ def config(*, drop: tuple[str, ...] = (), **values) -> Damage:
 
 def mapped(folder: Path) -> None:
     described = {"name": "rerope", "parameters": {"window": 8}, "window": 64, "target": 256}
-    edit_json(folder / "config.json", model_type="llama-attention-map", attention_map=described)
+    edit_json(folder / "config.json", model_type="llama-position-remapping", position_remapping=described)
 
 
 def rope(**parameters) -> Damage:
@@ -134,7 +134,9 @@ def adapter(folder: Path) -> None:
     (folder / "adapter_model.safetensors").touch()
 
 
-MAPPED = (Path(__file__).parents[2] / "recipes/tiny.yaml").read_text().replace("method: yarn", "method: dca")
+REMAPPED = (
+    (Path(__file__).parents[2] / "recipes/tiny.yaml").read_text().replace("method: yarn", "method: dca")
+)
 ADAPTER = (Path(__file__).parents[2] / "recipes/tiny.yaml").read_text() + "save: adapter\n"
 MOSHI = '{"model_type": "moshi", "num_hidden_layers": 2}'
 PHIMOE = '{"model_type": "phimoe", "num_hidden_layers": 1, "num_local_experts": 2}'

@@ -267,7 +267,7 @@ def test_a_base_or_a_window_that_published_models_like_it_do_not_have_is_a_remar
 
 def test_every_code_of_a_configuration_has_a_row():
     elsewhere = {  # in the tests below and those of weights
-        *("transformers-refuses", "file-unreadable", "differs-from-record", "map-code-changed"),
+        *("transformers-refuses", "file-unreadable", "differs-from-record", "remapping-code-changed"),
         "tokenizer-missing",
         *(
             code
@@ -309,10 +309,10 @@ def test_nothing_is_found_in_the_checkpoints_at_hand(shared, template):
 
 def test_code_of_a_map_that_is_not_the_recorded_one_is_an_error(template, tmp_path):
     out = ropepatch.extend(ropepatch.plan(template, to=256, method="self-extend"), tmp_path / "out").folder
-    assert [one.code for one in diagnose(out).findings] == ["attention-map"]
+    assert [one.code for one in diagnose(out).findings] == ["position-remapping"]
     code = next(out.glob("*.py"))
     code.write_text(code.read_text() + "\nimport os\n")
-    assert [one.code for one in diagnose(out).findings] == ["map-code-changed", "attention-map"]
+    assert [one.code for one in diagnose(out).findings] == ["remapping-code-changed", "position-remapping"]
     code.unlink()
     assert diagnose(out, measure=False).has_errors
 

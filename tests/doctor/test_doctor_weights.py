@@ -103,7 +103,7 @@ def other_index(content: str):
         ),
     ],
     ids=[
-        *("misplaced", "unlisted", "a tensor in no file", "no JSON", "no map", "no names", "no index"),
+        *("misplaced", "unlisted", "a tensor in no file", "no JSON", "no remapping", "no names", "no index"),
         *("a shard that is missing", "weights of another model", "fewer layers", "a million layers"),
         "quantised by no method",
     ],

@@ -11,7 +11,7 @@ from tiny_models import tiny_model
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.attention.mapping import map_attention
+from ropepatch.attention.remapped import remap_positions
 from ropepatch.model.checks.findings import MEMORY
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -120,7 +120,7 @@ def swapped():
 
 def mapped():
     model = made(rope="default")
-    map_attention(model, "rerope", to=256)
+    remap_positions(model, "rerope", to=256)
     return model
 
 
@@ -226,7 +226,7 @@ def test_a_model_of_another_rope_is_measured_and_patched_by_nothing(damage, tiny
         lambda: ropepatch.perplexity(model, tokenizer, ["the fox"]),
         lambda: ropepatch.passkey(model, tokenizer, lengths=[200], haystacks=3),
         lambda: ropepatch.patch(model, "yarn", to="2x"),
-        lambda: map_attention(model, "rerope", to=512),
+        lambda: remap_positions(model, "rerope", to=512),
     ]
     for verb in verbs:
         if damage == "original_inv_freq":  # which a rope that never changes does not read

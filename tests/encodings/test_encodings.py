@@ -24,7 +24,7 @@ from transformers.models.wav2vec2_conformer.modeling_wav2vec2_conformer import (
     Wav2Vec2ConformerSelfAttention,
 )
 
-from ropepatch.attention import modeling_attention_map as modeling
+from ropepatch.attention import modeling_position_remapping as modeling
 from ropepatch.attention.interchange import OTHER_SCORES, POSITIONS_SLOT
 from ropepatch.encodings import ENCODINGS, make_encoding, relative
 from ropepatch.encodings.attention import attend

@@ -1,4 +1,4 @@
-"""Models with an attention map or a swapped encoding read alike in pieces, padded, packed, or at once."""
+"""Models with a position remapping or a swapped encoding read alike in pieces, padded, packed, or at once."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache, StaticCache
 
 from ropepatch import ENCODINGS
-from ropepatch.attention import MAPS
-from ropepatch.attention import modeling_attention_map as modeling
+from ropepatch.attention import REMAPPINGS
+from ropepatch.attention import modeling_position_remapping as modeling
 from ropepatch.encodings import swapped
 
 CHUNKS = [13, 1, 1, 9, 16]
@@ -40,7 +40,7 @@ def test_reading_through_a_cache_of_either_kind_equals_reading_at_once(model, na
         assert apart(cached(model, CHUNKS, cache), expected) < 5e-5
 
 
-@pytest.mark.parametrize("name", [*MAPS, "learned", "alibi", "shaw", "rope", "xpos"])
+@pytest.mark.parametrize("name", [*REMAPPINGS, "learned", "alibi", "shaw", "rope", "xpos"])
 def test_generated_logits_are_those_of_each_row_read_alone_whatever_the_padding_and_the_cache(model, name):
     """Rows of 24 and 17 tokens, the shorter one padded on the left; 9 tokens are generated."""
     put(model, name)
@@ -66,11 +66,11 @@ def test_generated_logits_are_those_of_each_row_read_alone_whatever_the_padding_
     ids=lambda value: value if isinstance(value, str) else "".join(map(str, value)),
 )
 def test_tokens_stand_where_their_position_ids_say_whatever_is_padding(model, name, mask):
-    """Read in two parts; by a map also at once, and token by token."""
+    """Read in two parts; by a remapping also at once, and token by token."""
     put(model, name)
     ids, seen = IDS[:, :TOKENS], torch.tensor([[1] * TOKENS, mask])
     positions = (seen.cumsum(-1) - 1).masked_fill(seen == 0, 1)  # as `generate` fills them
-    for ends in [(15, 30)] + [(30,), (15, *range(16, 31))] * (name in MAPS):
+    for ends in [(15, 30)] + [(30,), (15, *range(16, 31))] * (name in REMAPPINGS):
         cache, parts = DynamicCache(config=model.config), []
         for begin, end in zip((0, *ends), ends, strict=False):
             where = {"attention_mask": seen[:, :end], "position_ids": positions[:, begin:end]}
@@ -191,5 +191,5 @@ def test_a_model_that_is_cast_before_or_after_the_change_is_the_same(name, dtype
         swapped(other).module.load_state_dict(swapped(one).module.state_dict())
     one.to(dtype)
     assert torch.equal(logits(one), logits(other))
-    if name in MAPS:
+    if name in REMAPPINGS:
         assert apart(cached(one, [39, 1]), logits(one)) < 0.1 * float(logits(one).abs().max())

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ropepatch.attention import modeling_attention_map as modeling
+from ropepatch.attention import modeling_position_remapping as modeling
 from ropepatch.attention.interchange import POSITIONS_SLOT
 from ropepatch.encodings.attention import attend
 from ropepatch.encodings.encoding import Relative

@@ -10,7 +10,7 @@ from tiny_models import tiny_model
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.attention.modeling_attention_map import Sight
+from ropepatch.attention.modeling_position_remapping import Sight
 from ropepatch.data.haystack import Haystack, Question
 from ropepatch.encodings import swapped
 from ropepatch.encodings.encoding import AttentionInputs

@@ -154,9 +154,9 @@ def test_a_model_whose_weights_tell_that_it_takes_no_map_is_refused_before_it_is
     (text := tmp_path / "text.txt").write_text("Once upon a time. " * 100)
     task = PerplexityTask(windows=1, text=str(text))
     suite = Suite(models=(str(folder),), methods=YARN, to=("2x",), tasks=(task,))
-    with_map = {"methods": (*YARN, Method(name="rerope"))}
-    with pytest.raises(RopepatchError, match="cohere2 cannot have an attention map"):
-        next(measure(suite.model_copy(update=with_map)))
+    remapped_by = {"methods": (*YARN, Method(name="rerope"))}
+    with pytest.raises(RopepatchError, match="cohere2 cannot have a position remapping"):
+        next(measure(suite.model_copy(update=remapped_by)))
     assert len(list(measure(suite))) == 2
 
 

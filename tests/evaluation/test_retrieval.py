@@ -88,7 +88,7 @@ def calls(model: nn.Module) -> Iterator[list[tuple[int, int]]]:
 )
 def test_answers_on_the_cache_are_those_to_whole_prompts_at_every_length(models, name, method, caplog):
     if (name, method) == ("all layers slide", "self-extend"):
-        method = "ntk"  # no map lets a model see farther than its windows
+        method = "ntk"  # no remapping lets a model see farther than its windows
     model = models[name]
     with ropepatch.patch(model, method, to=1024) if method else nullcontext():
         made = haystacks(model)

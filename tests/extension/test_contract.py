@@ -18,7 +18,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 import ropepatch
 from ropepatch import METHODS, RopepatchError
-from ropepatch.attention import MAPS, mapped
+from ropepatch.attention import REMAPPINGS, mapped
 from ropepatch.encodings import swapped
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.extension.queries import QueryLayers
@@ -54,7 +54,7 @@ def first_supported(group: str) -> str | None:
 
 
 SCALINGS = [Case("llama", "scaling", name, example(name, 8).parameters()) for name in METHODS]
-REMAPPINGS = [Case("llama", "map", name) for name in MAPS]
+REMAPPINGS = [Case("llama", "map", name) for name in REMAPPINGS]
 ENCODED = [Case("llama", "swap", name, {"rows": 96} if name == "learned" else {}) for name in SWAPS]
 GIVEN = [Case("llama", "scaling", name, {"original": 48}) for name in ("yarn", "ntk", "dynamic")]
 GROWING = [  # queries of Ministral 3 grow with the position, by a window of their own

@@ -22,7 +22,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import ropepatch
-from ropepatch.extension.engines import PROBED, Engine, engine_support, map_support
+from ropepatch.extension.engines import PROBED, Engine, engine_support, remapping_support
 from ropepatch.extension.planning import Plan, plan_by
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.reading_file import RIGHT
@@ -353,5 +353,5 @@ def test_what_was_not_asked_of_a_server_is_not_called_probed():
     shown = {name: {line.engine: line.how for line in lines} for name, lines in stated.items()}
     assert (shown["yarn"]["vLLM"], shown["dynamic"]["vLLM"]) == ("probed", "read")
     assert {shown[name]["mlx-lm"] for name in shown} == {"run"}
-    of_map = {line.engine: line.how for line in map_support()}
+    of_map = {line.engine: line.how for line in remapping_support()}
     assert of_map == dict.fromkeys(of_map, "read") | {"transformers 5.x": "run"}

@@ -1,4 +1,4 @@
-"""A patch, a map and a swap touch one model: none with the same configuration."""
+"""A patch, a remapping and a swap touch one model: none with the same configuration."""
 
 from copy import deepcopy
 from typing import Any
@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.attention import map_attention
+from ropepatch.attention import remap_positions
 from ropepatch.attention.interchange import attending_by
 from ropepatch.encodings import swap
 from ropepatch.training.packed_attention import packed_attention
@@ -20,7 +20,7 @@ from ropepatch.training.packed_attention import packed_attention
 IDS = torch.randint(3, 120, (1, 96), generator=torch.Generator().manual_seed(1))
 WAYS: dict[str, Any] = {
     "patch": lambda model: ropepatch.patch(model, "yarn", to=256),
-    "map": lambda model: map_attention(model, "rerope", to=256, window=8),
+    "map": lambda model: remap_positions(model, "rerope", to=256, window=8),
     "swap": lambda model: swap(model, "alibi"),
 }
 
@@ -96,7 +96,7 @@ def test_a_patch_within_packed_attention_may_outlast_it():
 def test_a_map_that_is_read_again_leaves_another_model_alone(two):
     one, other = two
     expected = logits(other, IDS)
-    with map_attention(one, "rerope", to=256, window=8) as handle:
+    with remap_positions(one, "rerope", to=256, window=8) as handle:
         through = logits(one, IDS)
     held = configs(one)
     with handle.again():

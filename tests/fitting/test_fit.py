@@ -143,7 +143,7 @@ def test_a_model_that_can_have_no_map_has_no_teacher_and_says_so():
     model = tiny_model("deepseek_v3")
     assert fitting._teacher(model, "auto", 1024, 4096, said.append) == (None, "none")
     assert said[0].startswith("no teacher, the cross-entropy of the text instead: ")
-    with pytest.raises(RopepatchError, match="cannot have an attention map") as refused:
+    with pytest.raises(RopepatchError, match="cannot have a position remapping") as refused:
         fitting._teacher(model, "rerope", 1024, 4096, said.append)
     assert refused.value.hint == "`teacher=none`, and a text"
 

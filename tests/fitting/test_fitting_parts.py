@@ -11,7 +11,7 @@ import torch
 from tiny_models import tiny_model
 
 import ropepatch
-from ropepatch.attention import map_attention
+from ropepatch.attention import remap_positions
 from ropepatch.data.texts import cut_windows
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
@@ -179,7 +179,7 @@ def divergences(p, q):
 
 @pytest.mark.parametrize("model_type", ["llama", "cohere"])
 def test_with_a_teacher_a_token_loses_its_divergence_from_the_base_under_the_map(model_type, monkeypatch):
-    """Neither the reverse, nor from a base without a map, nor from one whose queries are multiplied."""
+    """Neither the reverse, nor from a base without a remapping, nor from one whose queries are multiplied."""
     monkeypatch.setattr("ropepatch.fitting.loss.SHORT", 0.0)
     monkeypatch.setattr("ropepatch.fitting.loss.CHUNK", 20)
     model, found = surveyed(model_type)
@@ -200,7 +200,7 @@ def test_with_a_teacher_a_token_loses_its_divergence_from_the_base_under_the_map
         )
     )
     expected = divergences(teacher, student)
-    with map_attention(model, "rerope", to=to) as mapped:
+    with remap_positions(model, "rerope", to=to) as mapped:
         pass
     with learnable(model, found, layers) as module:
         loss = FitLoss(model, module, found.rope, windows, teacher=mapped)
@@ -236,7 +236,7 @@ def test_an_answer_loses_its_cross_entropy_times_its_weight(taught, monkeypatch)
     )
     weights = torch.zeros(windows.shape)
     weights[0, 20:23], weights[1, 30:] = 5.0, 0.5
-    with map_attention(model, "rerope", to=windows.shape[1]) as mapped:
+    with remap_positions(model, "rerope", to=windows.shape[1]) as mapped:
         pass
     with learnable(model, found) as module:
         given = [model, module, found.rope, windows]
@@ -276,7 +276,7 @@ def test_at_skipped_positions_a_row_is_one_text_and_its_teacher_reads_it_where_i
         with ropepatch.patch(model, vector.scaling(4.0)):
             given = {"input_ids": windows, "position_ids": places, "attention_mask": causal}
             student = model(**given, use_cache=False).logits.double().numpy()
-    with map_attention(model, "rerope", to=4 * L) as mapped:
+    with remap_positions(model, "rerope", to=4 * L) as mapped:
         pass
     with learnable(model, found) as module:
         loss = FitLoss(model, module, found.rope, windows, mapped, positions=places, target=4 * L)

@@ -16,9 +16,9 @@ from oldest import BROKEN
 
 import ropepatch
 from ropepatch import METHODS, plan
-from ropepatch.attention import make_map
+from ropepatch.attention import make_remapping
 from ropepatch.errors import RopepatchError
-from ropepatch.gallery.explorer.content import maps, methods, presets, rope_entry
+from ropepatch.gallery.explorer.content import methods, presets, remappings, rope_entry
 from ropepatch.gallery.explorer.tiny import quantised, reading_once
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.scaling import make_scaling
@@ -178,7 +178,7 @@ def test_every_method_has_the_frequencies_of_the_package(page):
     assert compared == set(methods())
 
 
-MAPPED = """([name, L, N, given, positions]) => {
+REMAPPED = """([name, L, N, given, positions]) => {
   const p = ropepatch.fitted(name, L, N, given);
   try { ropepatch.checkMap(name, p, L, N); } catch (error) { return null; }
   const bands = ropepatch.PLACES[name].bands(p);
@@ -188,17 +188,17 @@ MAPPED = """([name, L, N, given, positions]) => {
 
 def test_every_map_reads_at_the_distances_of_the_package(page):
     cases = []
-    for name in maps():
+    for name in remappings():
         for window, target in ((256, 400), (256, 1024), (4096, 30_000)):
             cases += [
                 (name, window, target, {}, [*range(0, 40, 3), *range(40, target, target // 37), target - 1])
             ]
     cases += [("self-extend", 256, 2048, {"window": 100, "group": 20}, [*range(0, 2048, 31)])]
     compared = set()
-    for case, got in zip(cases, page.evaluate(f"cases => cases.map({MAPPED})", cases), strict=True):
+    for case, got in zip(cases, page.evaluate(f"cases => cases.map({REMAPPED})", cases), strict=True):
         name, window, target, given, positions = case
         try:
-            fitted = make_map(name, **given).fitted(window, target)
+            fitted = make_remapping(name, **given).fitted(window, target)
         except RopepatchError:
             assert got is None, case[:3]
             continue
@@ -210,7 +210,7 @@ def test_every_map_reads_at_the_distances_of_the_package(page):
         mine = np.array(got[1], dtype=float)
         np.testing.assert_allclose(mine[seen], wanted[seen], rtol=1e-6, err_msg=name)
         compared.add(name)
-    assert compared == set(maps())
+    assert compared == set(remappings())
 
 
 def test_similarity_is_the_mean_cosine_around_a_distance(page):
@@ -278,7 +278,7 @@ def rounded():
 
 @pytest.mark.parametrize(("method", "found"), [("none", False), ("yarn", True), ("self-extend", True)])
 def test_tiny_reads_in_the_page_as_in_python(reader, rounded, method, found):
-    settings = {"map": method} if method in maps() else {"method": method}
+    settings = {"map": method} if method in remappings() else {"method": method}
     losses, said = reader.evaluate(READ, [2, settings, 300])
     with ropepatch.patch(rounded, method, to=512) if method != "none" else nullcontext(), torch.no_grad():
         ids = torch.tensor(reading_once()["tale"][:300])

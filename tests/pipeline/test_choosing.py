@@ -10,7 +10,7 @@ from made_results import reading
 from methods import STATIC
 
 import ropepatch
-from ropepatch.attention import MAPS
+from ropepatch.attention import REMAPPINGS
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
@@ -67,11 +67,14 @@ def test_a_method_that_follows_the_length_is_measured_as_a_static_one_that_takes
 def test_of_all_what_a_model_does_not_allow_is_left_out_with_the_reason_and_refused_where_it_is_named(
     monkeypatch,
 ):
-    methods, left_out = participants(Checkpoint.find("tiny"), ["yarn", "maps"], to=1024)
-    assert [plan.method.name for _, plan in methods] == ["yarn", *(name for name in MAPS if name != "string")]
+    methods, left_out = participants(Checkpoint.find("tiny"), ["yarn", "remappings"], to=1024)
+    assert [plan.method.name for _, plan in methods] == [
+        "yarn",
+        *(name for name in REMAPPINGS if name != "string"),
+    ]
     assert [*left_out] == ["string"]
     with pytest.raises(RopepatchError, match="up to 504 tokens"):
-        participants(Checkpoint.find("tiny"), ["maps", "string"], to=1024)
+        participants(Checkpoint.find("tiny"), ["remappings", "string"], to=1024)
     monkeypatch.setattr("ropepatch.pipeline.evaluation.candidates", lambda: ("linear", "yarn"))
 
     def refuse(self, rope, length=None):

@@ -39,7 +39,7 @@ def test_in_one_line_and_without_a_text_a_stock_checkpoint_comes_out(short, tmp_
     folder = tmp_path / "tiny-yarn-512-distil"
     record = record_of(folder)
     assert record["verified"]["logits"] == "equal"
-    assert record["adaptation"]["recipe"]["distil"]["map"] == {"name": "rerope", "window": 192}
+    assert record["adaptation"]["recipe"]["distil"]["remapping"] == {"name": "rerope", "window": 192}
     assert record["adaptation"]["recipe"]["data"]["sources"] == [
         {"generated": "self", "weight": 1.0},
         {"generated": "questions", "weight": 0.5},
@@ -82,7 +82,7 @@ def test_it_reads_the_longest_rows_that_the_device_trains_on(gib, hour, rows, re
     )
     longer = rows[0] > 256
     assert recipe["data"]["boundaries"] is not longer  # what it writes itself ends within the old context
-    assert recipe["distil"]["map"] == ({"name": "rerope", "window": 192} if longer else "rerope")
+    assert recipe["distil"]["remapping"] == ({"name": "rerope", "window": 192} if longer else "rerope")
     assert (reason or ", the target") in said[0]
 
 
@@ -124,8 +124,8 @@ def test_a_fit_reads_the_text_that_is_trained_on_less_what_is_held_out(monkeypat
         assert seen[-1].training.data.sources[0].field == "body"
 
 
-def test_nothing_is_distilled_under_an_attention_map(tmp_path, run_here):
+def test_nothing_is_distilled_under_an_position_remapping(tmp_path, run_here):
     done = run_here("extend", "tiny", "--to", "512", "--distil", "--method", "rerope", cwd=tmp_path)
     assert done.returncode == 2
-    assert "nothing is trained under an attention map" in done.stderr
+    assert "nothing is trained under a position remapping" in done.stderr
     assert not list(tmp_path.iterdir())

@@ -56,8 +56,8 @@ QUIET = {"say": lambda line: None, "to": "2x"}
 CALLS = {  # each with what it opens
     "plan": (lambda out: ropepatch.plan("tiny", to="2x"), SOURCE),
     "extend": (lambda out: ropepatch.extend("tiny", out, **QUIET), READ | JUDGED | {"written tokenizer": 1}),
-    # A map is judged by the code that is written beside it, and its layers are found in the loaded model.
-    "extend by a map": (
+    # A remapping is judged by the code written beside it, and its layers are found in the loaded model.
+    "extend by a remapping": (
         lambda out: ropepatch.extend("tiny", out, method="self-extend", **QUIET),
         READ | WRITTEN | {"rope": 2},
     ),
@@ -75,7 +75,7 @@ CALLS = {  # each with what it opens
         lambda out: [*ropepatch.evaluate("tiny", methods="linear,ntk,yarn,llama3", limit=1, **QUIET)],
         READ | TOKENIZED | {"PerplexityTask": 1},
     ),
-    # As the teacher's map is put on the loaded model.
+    # As the teacher's remapping is put on the loaded model.
     "fit": (
         lambda out: ropepatch.fit("tiny", steps=1, init="yarn", queries=False, **QUIET),
         READ | TOKENIZED | {"rope": 2},

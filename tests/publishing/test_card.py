@@ -18,7 +18,7 @@ from made_results import adapted, asking, reading, row_of, scoring
 from transformers import LlamaConfig
 
 import ropepatch
-from ropepatch.attention import MAPS
+from ropepatch.attention import REMAPPINGS
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import as_read
 from ropepatch.extension.record import Record
@@ -397,7 +397,7 @@ def test_the_command_is_printed_and_the_plan_as_yaml_without_long_lists():
 
 
 def test_the_papers_of_the_methods_the_base_model_and_ropepatch_are_cited():
-    cited = {method.paper for method in (METHODS | MAPS).values()} - {"–", MAPS["lampe"].paper}
+    cited = {method.paper for method in (METHODS | REMAPPINGS).values()} - {"–", REMAPPINGS["lampe"].paper}
     assert {address(paper) for paper in cited} == entries().keys()
     for paper in cited:
         entry = bibtex(paper)

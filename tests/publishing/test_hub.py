@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.extension.map_code import code_of
+from ropepatch.extension.remapping_code import code_of
 from ropepatch.model.kinds import CODE
 from ropepatch.model.weights import checksums, fingerprint, read_headers
 from ropepatch.publishing.card import MARKER
@@ -376,7 +376,7 @@ def test_an_unsound_checkpoint_is_refused_before_the_hub_is_asked(hub, folder, r
 
 @pytest.fixture(scope="module")
 def mapped(tmp_path_factory) -> Path:
-    """A checkpoint with an attention map, as `extend` leaves it."""
+    """A checkpoint with a position remapping, as `extend` leaves it."""
     made = tmp_path_factory.mktemp("mapped")
     source = write_checkpoint(made / "source")
     return ropepatch.extend(source, made / "map", to=256, method="rerope").folder

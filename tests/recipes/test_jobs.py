@@ -24,7 +24,7 @@ from ropepatch.training.recipe import read_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = ROOT / "recipes" / "jobs"
-GUIDES = [ROOT / "docs" / "guides" / f"{name}.md" for name in ("several-gpus", "serve", "train-elsewhere")]
+GUIDES = [ROOT / "docs" / "guides" / f"{name}.md" for name in ("several-gpus", "serve", "trainers")]
 RUN, RESULT = "local/run", "local/result"
 
 

@@ -76,7 +76,7 @@ def full_recipe() -> dict:
         },
         "positions": {"name": "pose", "chunks": 3},
         "distil": {
-            "map": {"name": "rerope", "window": 64},
+            "remapping": {"name": "rerope", "window": 64},
             "temperature": 2,
             "cross_entropy": 0.1,
             "top_k": 9,

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from made_results import asking, model_record, reading, scoring
-from map_oracle import ORACLE, SMALL, distances
 from methods import GEOMETRIES
+from remapping_oracle import ORACLE, SMALL, distances
 from run_recipes import run_python
 
-from ropepatch.attention import make_map
+from ropepatch.attention import make_remapping
 from ropepatch.evaluation.comparisons import comparisons
 from ropepatch.evaluation.results import Result
 from ropepatch.report import plots
@@ -117,7 +117,7 @@ def heat_maps(figure) -> dict[str, np.ndarray]:
 
 
 def mapped(name: str, window: int, target: int, /, **parameters) -> plots.Rescaling:
-    rope, one = Rope(16, 10_000.0, window), make_map(name, **parameters).fitted(window, target)
+    rope, one = Rope(16, 10_000.0, window), make_remapping(name, **parameters).fitted(window, target)
     return plots.Rescaling(name, rope, Frequencies(rope.inv_freq()), target / window, target, one)
 
 

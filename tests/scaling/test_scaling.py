@@ -15,7 +15,7 @@ from methods import EXAMPLES, FACTORS, GEOMETRIES, NEED_MORE, example
 from oracle import ORACLES, Geometry, Table
 from stock_ropes import STOCK_TYPES, stock_table
 
-from ropepatch import make_encoding, make_map
+from ropepatch import make_encoding, make_remapping
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling import METHODS, Scaling, YaRN, make_scaling
 from ropepatch.scaling.rope import Frequencies, Rope
@@ -302,7 +302,9 @@ def test_a_parameter_outside_its_domain_is_refused_by_method_name_and_value(name
 
 
 @pytest.mark.parametrize("name", [3, None, ["yarn"], Path("yarn")])
-@pytest.mark.parametrize("make", [partial(make_scaling, factor=4.0), METHODS.find, make_map, make_encoding])
+@pytest.mark.parametrize(
+    "make", [partial(make_scaling, factor=4.0), METHODS.find, make_remapping, make_encoding]
+)
 def test_a_name_that_is_no_text_is_refused(make, name):
     with pytest.raises(RopepatchError) as error:
         make(name)
@@ -316,7 +318,7 @@ def test_a_number_of_another_library_becomes_pythons(number):
     assert {type(made.factor), type(made.beta_fast)} <= {int, float}
     made = make_scaling("custom", factor=4.0, divisors=[number] * 8)
     assert {type(one) for one in made.divisors} <= {int, float}
-    assert type(make_map("rerope", window=np.int64(64)).window) is int
+    assert type(make_remapping("rerope", window=np.int64(64)).window) is int
     with pytest.raises(RopepatchError):
         YaRN(factor=np.float32("nan"))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from scipy.special import stdtrit
 
-from ropepatch.attention import MAPS, make_map
+from ropepatch.attention import REMAPPINGS, make_remapping
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.results import MEASURES, Result, Row
 from ropepatch.scaling import make_scaling
@@ -35,7 +35,7 @@ def model_record(name: str = "tiny", trained: int = 256, rotary_dim: int = 16) -
 
 def scaling_record(method: str, model: dict[str, Any], target: int) -> dict[str, Any]:
     rope = Rope(model["rotary_dim"], model["rope_theta"], model["trained"])
-    own = make_map(method).fitted(model["trained"], target) if method in MAPS else None
+    own = make_remapping(method).fitted(model["trained"], target) if method in REMAPPINGS else None
     made = make_scaling("none" if own else method, factor=target / model["trained"])
     after = made.frequencies(rope, target)
     return {

@@ -1,17 +1,17 @@
-"""Tiny models with swapped encodings or attention maps, whose parameters matter to a text of 40 tokens."""
+"""Tiny models with swapped encodings or remappings, whose parameters matter to a text of 40 tokens."""
 
 import io
 from typing import Any
 
 import pytest
 import torch
-from map_oracle import SMALL
 from peft import LoraConfig, get_peft_model
+from remapping_oracle import SMALL
 from tiny_models import tiny_model
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ropepatch.attention import MAPS, map_attention
+from ropepatch.attention import REMAPPINGS, remap_positions
 from ropepatch.encodings import ENCODINGS, swap
 
 # Values at which every part of an encoding matters to a model of two layers that reads some 40 tokens.
@@ -31,14 +31,14 @@ ONE = IDS[:1]
 
 OFTEN = {"integer", "nezha", "rope", "nope", *TRAINED}  # one of every kind; the others in the sweep
 BY_NAME = [name if name in OFTEN else pytest.param(name, marks=pytest.mark.sweep) for name in ENCODINGS]
-every_change = pytest.mark.parametrize("name", [*MAPS, *BY_NAME])
+every_change = pytest.mark.parametrize("name", [*REMAPPINGS, *BY_NAME])
 
 
 def put(model: nn.Module, name: str, **parameters: Any) -> Any:
-    """Put in a map whose every band matters, or an encoding, its new parameters always the same and large."""
-    if name in MAPS:
+    """Put in a remapping whose every band matters, or an encoding; its new parameters are fixed and large."""
+    if name in REMAPPINGS:
         to = model.config.max_position_embeddings + 1
-        return map_attention(model, name, to=to, **SMALL[name] | parameters)
+        return remap_positions(model, name, to=to, **SMALL[name] | parameters)
     torch.manual_seed(3)
     handle = swap(model, name, **PARAMETERS.get(name, {}) | parameters)
     with torch.no_grad():

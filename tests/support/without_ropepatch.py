@@ -1,4 +1,4 @@
-"""What checkpoints with an attention map compute where there is no ropepatch; a script, run as one."""
+"""What checkpoints with a position remapping compute where there is no ropepatch; a script, run as one."""
 
 import pickle
 import sys

@@ -19,7 +19,7 @@ from tiny_models import tiny_config
 from torch import Tensor, nn
 
 import ropepatch
-from ropepatch.attention import map_attention
+from ropepatch.attention import remap_positions
 from ropepatch.attention.interchange import POSITIONS_SLOT
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.patching import patch
@@ -73,7 +73,7 @@ def school(lora: Lora, *, mapped: bool = True, distil: Distil | None = None, **f
     """A student whose queries are multiplied, and that has learned something; its teacher; what it was."""
     model = base(**fields)
     stock = copy.deepcopy(model)
-    handle = map_attention(model, "rerope", to=TARGET) if mapped else None
+    handle = remap_positions(model, "rerope", to=TARGET) if mapped else None
     if handle:
         handle.remove()
     rope, (layers, heads) = (
@@ -129,7 +129,7 @@ def test_the_teacher_is_the_base_model_however_the_student_has_changed(lora, len
     student, teacher, stock = school(lora, **fields)
     packed = batch(lengths, jump=20)
     if max(lengths) > L:
-        map_attention(stock, "rerope", to=TARGET)
+        remap_positions(stock, "rerope", to=TARGET)
     expected = read_alone(stock, packed["input_ids"], lengths)
     before, random = state(student), torch.get_rng_state()
     with packed_attention(student):
@@ -169,7 +169,7 @@ def test_a_step_is_that_of_two_models_side_by_side(lengths, checkpointing):
     student, teacher, stock = school(LORAS["norms"], attention_dropout=0.0)
     packed = batch(lengths, jump=20)
     if max(lengths) > L:
-        map_attention(stock, "rerope", to=TARGET)
+        remap_positions(stock, "rerope", to=TARGET)
     if checkpointing:
         recompute_activations(student.base_model.model)
     found, gradients = {}, {}
@@ -258,10 +258,10 @@ def test_a_run_that_is_interrupted_where_the_next_row_is_a_far_one_ends_like_one
 def test_what_has_no_teacher_is_refused_before_anything_is_read(tmp_path, monkeypatch):
     with pytest.raises(RopepatchError, match="distil beside lora: null: the teacher is the base model"):
         recipe(lora=None)
-    with pytest.raises(RopepatchError, match="unknown map 'rerpoe'"):
-        Distil(map="rerpoe")
+    with pytest.raises(RopepatchError, match="unknown remapping 'rerpoe'"):
+        Distil(remapping="rerpoe")
     monkeypatch.setattr(Run, "supply", lambda run, say: pytest.fail("it reads"))
-    far = recipe(distil=Distil(map={"name": "leaky-rerope", "divisor": 1.5}))
+    far = recipe(distil=Distil(remapping={"name": "leaky-rerope", "divisor": 1.5}))
     with pytest.raises(RopepatchError, match=r"leaky-rerope with .* keeps distances within 256 up to"):
         adapt(yarn(), far, tmp_path / "out")
 
@@ -270,7 +270,7 @@ def test_a_model_that_takes_no_map_is_taught_by_short_rows_alone(tmp_path):
     slides = {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True, "sliding_window": 64}
     narrow = plan(tiny_config("qwen2", **slides, max_position_embeddings=256), to=512, method="yarn")
     with pytest.raises(
-        RopepatchError, match="cannot have an attention map: its layers that rotate see no far"
+        RopepatchError, match="cannot have a position remapping: its layers that rotate see no far"
     ):
         prepare(narrow, recipe()).check()
     prepare(narrow, recipe(data=small_recipe().data)).check()

@@ -5,8 +5,8 @@
 A checkpoint is extended, trained on rows of one kind by the same recipe but for the loss, and judged on what
 it was made from and no row is from: over the whole target, within the first L tokens, and in the last
 quarter. That is stories for those that were trained on TinyStories, and tales for tiny, whose floor is known.
-Beside it stand the base through its own window (or the floor), the base under the teacher's map, and the
-scaling without training. An interrupted training resumes from its folder in `--work`.
+Beside it stand the base through its own window (or the floor), the base under the teacher's remapping, and
+the scaling without training. An interrupted training resumes from its folder in `--work`.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def scaling(place: Checkpoint, name: str, work: Path) -> str:
     return str(file) if name == FIT else name
 
 
-def teachers_map(place: Checkpoint) -> Row:
+def teachers_remapping(place: Checkpoint) -> Row:
     """Under which the teacher reads rows of the target."""
     return {"name": "rerope", "window": place.trained * 3 // 4}
 
@@ -143,7 +143,7 @@ def teachers_map(place: Checkpoint) -> Row:
 def recipe_of(place: Checkpoint, trial: Trial, work: Path) -> Recipe:
     """The recipe of a trial: 2 x N tokens a step, whatever the rows."""
     source = {"generated": "self"} if trial.rows == SELF else {"text": str(texts(place, work)[trial.rows])}
-    distil = {"map": teachers_map(place), "temperature": trial.temperature}
+    distil = {"remapping": teachers_remapping(place), "temperature": trial.temperature}
     return Recipe.model_validate(
         {
             "model": str(place.place),
@@ -205,7 +205,7 @@ def measure(case: Row, given: Namespace) -> Row:
             return place.losses(trained) | kept
     method, options = scaling(place, case.get("method", ""), work), {}
     if of == TEACHER:
-        method, options = "rerope", {"window": teachers_map(place)["window"]}
+        method, options = "rerope", {"window": teachers_remapping(place)["window"]}
     with ropepatch.patch(model, method, to=place.target, **options):
         return place.losses(model)
 
@@ -219,7 +219,7 @@ STUDY = Study(name="distil", about=__doc__, cases=cases, measure=measure, work=T
 def title(row: Row) -> str:
     """What was trained on."""
     if row["of"] != TRIAL:
-        return "– (the base under the teacher's map)" if row["of"] == TEACHER else f"– ({row['method']})"
+        return f"– ({'teacher: the remapped base' if row['of'] == TEACHER else row['method']})"
     place = "skipped positions" if row["skipped"] else "rows of the target"
     return f"{row['rows']}, {place}, {row['method']}" + (f", seed {row['seed']}" if row["seed"] else "")
 

@@ -1,13 +1,14 @@
-"""What a checkpoint finds on long pages under every scaling and map, and how it reads them.
+"""What a checkpoint finds on long pages under every scaling and remapping, and how it reads them.
 
     python eval/studies/pages/pages_study.py MODEL --to 256k --texts BOOKS --json FILE --dry-run
     python eval/studies/pages/pages_study.py MODEL --to 256k --texts BOOKS --json FILE
 
 MODEL is a folder, a Hub id or `tiny`. A page is a text with keys of several kinds; it is read once to the
 target, and its questions are asked at every length; the same reading gives the loss of its tokens. A method
-is a scaling or a map, as `yarn:beta_fast=16:beta_slow=2` with parameters; a scaling file such as `ropepatch
-fit` writes; or the folder of a checkpoint. Rows call a file or a folder by its name. The study resumes from
-its file, page by page, and several processes may write to it at once. At its end it prints its tables.
+is a scaling or a remapping, as `yarn:beta_fast=16:beta_slow=2` with parameters; a scaling file such as
+`ropepatch fit` writes; or the folder of a checkpoint. Rows call a file or a folder by its name. The study
+resumes from its file, page by page, and several processes may write to it at once. At its end it prints its
+tables.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class Cost:
             are checked.
         questions: How many are asked on the key-value caches of the readings.
         tokens: That the model reads in all, at most.
-        operations: Of the forward passes under causal attention, without what a map adds.
+        operations: Of the forward passes under causal attention, without what a remapping adds.
         memory: Of a reading to the target in 16 bits, weights and key-value cache included, in bytes.
     """
 
@@ -353,7 +354,7 @@ def more(parser: ArgumentParser) -> None:
     parser.add_argument("model", help="a checkpoint folder, a Hub id, or tiny")
     parser.add_argument("--to", default="2x", help="the target, e.g. 16k or 2x, the default")
     parser.add_argument("--texts", type=Path, default=NOVELS, help="a folder of .txt files")
-    parser.add_argument("--methods", default=",".join(METHODS), help="scalings, maps, files, or folders")
+    parser.add_argument("--methods", default=",".join(METHODS), help="scalings, remappings, files, folders")
     parser.add_argument("--kinds", default=",".join(KINDS), help="of the questions")
     parser.add_argument("--pages", type=int, default=PAGES)
     parser.add_argument("--keys", type=int, default=KEYS, help="questions of each kind and length")

@@ -1,4 +1,4 @@
-"""What a page of the explorer holds: methods, maps, models, and what was measured."""
+"""What a page of the explorer holds: methods, remappings, models, and what was measured."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from ropepatch.attention import MAPS
+from ropepatch.attention import REMAPPINGS
 from ropepatch.files import read_text
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import SCALING_KEYS
@@ -31,9 +31,9 @@ def methods() -> dict[str, dict[str, Any]]:
     }
 
 
-def maps() -> dict[str, dict[str, Any]]:
-    """Of every attention map."""
-    return {name: _described(kind) for name, kind in MAPS.items()}
+def remappings() -> dict[str, dict[str, Any]]:
+    """Of every position remapping."""
+    return {name: _described(kind) for name, kind in REMAPPINGS.items()}
 
 
 def _described(kind: Any) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def content(model: str | None, *, revision: str | None = None) -> dict[str, Any]
     names = {entry["name"] for entry in own}
     return {
         "methods": methods(),
-        "maps": maps(),
+        "remappings": remappings(),
         "models": [*own, *(entry for entry in presets() if entry["name"] not in names)],
         "chosen": own[0]["name"] if own else "tiny" if model else "llama-2-7b",
         "measured": json.loads(read_text(MEASURED)),

@@ -36,7 +36,7 @@ function want(readings) {
 
 const tinyRope = () => DATA.models.find(({ name }) => name === "tiny").rope;
 
-/** How tiny reads with a method, or by a map, at s times its window; throws where that cannot be. */
+/** How tiny reads with a method, or by a remapping, at s times its window; throws where that cannot be. */
 function tinyWay(s, { method = "none", given = {}, map = null, mapGiven = {} } = {}) {
   const rope = tinyRope(), length = Math.max(rope.window, Math.round(s * rope.window));
   const [inverse, factor] = scaled(method, rope, length, given);

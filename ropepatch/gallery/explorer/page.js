@@ -8,7 +8,7 @@ function setGiven(which, name, value) {
 }
 
 const methodParameters = () => drawParameters($("parameters"), METHODS[state.method], state.given, (name, value) => setGiven("given", name, value), false);
-const mapParameters = () => drawParameters($("map-parameters"), MAPS[state.map], state.mapGiven, (name, value) => setGiven("mapGiven", name, value), true);
+const mapParameters = () => drawParameters($("map-parameters"), REMAPPINGS[state.map], state.mapGiven, (name, value) => setGiven("mapGiven", name, value), true);
 
 function chooseModel(name, length) {
   const entry = DATA.models.find((one) => one.name === name), rope = ropeOf(entry);
@@ -54,11 +54,11 @@ function readAddress() {
   const settings = (name, known) => Object.fromEntries(fields.getAll(name).map((pair) => pair.split("=")).filter(([key]) => key in known)
     .map(([key, text]) => [key, text === "true" || text === "false" ? text === "true" : Number.isNaN(Number(text)) ? text : Number(text)]));
   if (fields.get("method") in METHODS) state.method = fields.get("method");
-  if (fields.get("map") in MAPS) state.map = fields.get("map");
+  if (fields.get("map") in REMAPPINGS) state.map = fields.get("map");
   state.given = settings("set", METHODS[state.method].parameters);
   const name = DATA.models.some((one) => one.name === fields.get("model") && !one.refused) ? fields.get("model") : state.model;
   chooseModel(name, Number(fields.get("to")) || undefined);
-  state.mapGiven = settings("map-set", MAPS[state.map].parameters);
+  state.mapGiven = settings("map-set", REMAPPINGS[state.map].parameters);
   methodParameters();
   mapParameters();
 }
@@ -147,8 +147,8 @@ function wire() {
 function fill() {
   fillModels();
   $("method").innerHTML = Object.keys(METHODS).map((name) => option(name, name)).join("");
-  $("map").innerHTML = Object.keys(MAPS).map((name) => option(name, name)).join("");
-  $("study").innerHTML = DATA.measured.map((one, k) => option(k, `${one.model}, ${tokens(one.trained)} → ${tokens(one.target)} tokens, ${one.kind === "maps" ? "attention maps" : "methods"}`)).join("");
+  $("map").innerHTML = Object.keys(REMAPPINGS).map((name) => option(name, name)).join("");
+  $("study").innerHTML = DATA.measured.map((one, k) => option(k, `${one.model}, ${tokens(one.trained)} → ${tokens(one.target)} tokens, ${one.kind === "remappings" ? "position remappings" : "methods"}`)).join("");
   $("methods").tBodies[0].innerHTML = Object.entries(METHODS).map(([name, one]) =>
     `<tr><td><input type="checkbox" aria-label="draw ${name}"></td><th scope="row"><button type="button" class="name" title="${escaped(one.words)}">${name}</button><i class="swatch"></i></th><td>${escaped(one.formula)}</td><td></td><td class="number"></td><td></td><td>${escaped(one.saved_as)}</td></tr>`).join("");
   for (const [k, row] of [...$("methods").tBodies[0].rows].entries()) {

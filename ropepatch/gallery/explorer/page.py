@@ -14,7 +14,7 @@ from ropepatch.gallery.explorer.content import content
 
 HERE = Path(__file__).parent
 SCRIPTS = (  # in the order in which they are read
-    *("rope.js", "maps.js", "checkpoint.js", "chart.js", "drawings.js", "live.js"),
+    *("rope.js", "remappings.js", "checkpoint.js", "chart.js", "drawings.js", "live.js"),
     *("state.js", "sections.js", "reading.js", "study.js", "page.js"),
 )
 

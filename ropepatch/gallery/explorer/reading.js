@@ -1,6 +1,6 @@
 // What tiny reads, as the page shows it.
 
-/** The readings of tiny that the page shows: as it is, with the method, and by the map, of the tale and a prompt. */
+/** The readings of tiny that the page shows: as it is, with the method, and by the remapping, of the tale and a prompt. */
 function ways(s) {
   const all = [["as it is", {}, BASE, "4 3"]];
   if (s > 1 && state.method !== "none") all.push([state.method, { method: state.method, given: state.given }, look(state.method).colour, null]);

@@ -101,7 +101,7 @@ function drawMethodTable(rope, before, all) {
 function drawMap(rope) {
   const { window } = rope, length = Math.max(state.length, window + 1), p = fitted(state.map, window, length, state.mapGiven);
   $("map").value = state.map;
-  $("map-words").textContent = `${state.map}: ${MAPS[state.map].formula}. ${MAPS[state.map].words}`;
+  $("map-words").textContent = `${state.map}: ${REMAPPINGS[state.map].formula}. ${REMAPPINGS[state.map].words}`;
   for (const input of $("map-parameters").querySelectorAll("input")) {
     input.max = Math.max(input.name === "group" || input.name === "divisor" ? 4 * Math.ceil(length / window) : 1, input.name === "length" ? length : window - 1, Math.ceil(p[input.name]));
     input.value = p[input.name];
@@ -139,7 +139,7 @@ function drawTake(entry, rope, chosen) {
   if (saved) $("config").textContent = jsonText(saved);
 }
 
-/** Parameters of a method or map as inputs; `set` is called with a name and a value, or undefined. */
+/** Parameters of a method or remapping as inputs; `set` is called with a name and a value, or undefined. */
 function drawParameters(host, known, values, set, slider) {
   const { parameters, choices } = known;
   host.parentElement.hidden = !slider && !Object.keys(parameters).length;

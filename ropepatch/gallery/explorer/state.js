@@ -35,7 +35,7 @@ function resultOf(name, rope, before) {
   }
 }
 
-const onScreen = new Set(["angles", "tiny", "methods-part", "maps-part"]);
+const onScreen = new Set(["angles", "tiny", "methods-part", "remappings-part"]);
 
 /** Draw all that is on the screen, and all else soon; everything at once where `whole` is true. */
 function render(whole = false) {
@@ -51,7 +51,7 @@ function render(whole = false) {
     angles: () => drawAngles(rope, before, chosen),
     tiny: () => drawTiny(rope),
     "methods-part": () => drawMethods(rope, before, Object.keys(METHODS).map((name) => resultOf(name, rope, before))),
-    "maps-part": () => drawMap(rope),
+    "remappings-part": () => drawMap(rope),
   };
   const now = Object.keys(parts).filter((id) => whole || onScreen.has(id));
   for (const id of now) parts[id]();

@@ -50,7 +50,7 @@ ERRORS = {
     "weights-pickled": "a pickle can run code when it is loaded; ropepatch and careful servers refuse it",
     "weights-misfit": "the model loads with random tensors in their place, or not at all",
     "weights-not-finite": "the model answers NaN to any text",
-    "map-code-changed": "loading the checkpoint with trust_remote_code=True runs it",
+    "remapping-code-changed": "loading the checkpoint with trust_remote_code=True runs it",
     # A loaded model
     "rope-garbage": "positions mean nothing to the model, as if the words were shuffled",
     "rope-zeros": "the model cannot tell one position from another",
@@ -87,7 +87,7 @@ REMARKS = {
     "window-with-room": "a factor that is reckoned from all of it is smaller than its makers'",
     "linear-multiplied": "right for Vicuna and LongChat; deepseek-coder's is the extended window already",
     "encoding-swapped": "stock transformers refuses it on purpose: the rope it states is not the model's",
-    "attention-map": "transformers refuses it without that code on purpose; no other engine runs it",
+    "position-remapping": "transformers refuses it without that code on purpose; no other engine runs it",
     "not-in-transformers": "only config.json could be checked, not what is computed from it",
     "adapter-without-record": "programs load the adapter onto the base, which is right if it was trained so",
 }

@@ -652,7 +652,7 @@ def load_errors(case: Case) -> Iterator[Finding]:
     elif kind == "mapped":
         problem = "its distances are mapped, by the code beside its weights"
         remedy = "load it with trust_remote_code=True, once you have read the code, or by ropepatch.load"
-        yield key.finding("attention-map", problem, remedy)
+        yield key.finding("position-remapping", problem, remedy)
     elif not is_known(key.value):
         value = shown(key.value)
         problem = f"transformers has no model_type {value}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ropepatch.attention import MAPS
+from ropepatch.attention import REMAPPINGS
 from ropepatch.evaluation.comparisons import Comparison, comparisons
 from ropepatch.evaluation.results import Result, Row, Series, as_read
 from ropepatch.evaluation.tasks import TASKS
@@ -101,12 +101,12 @@ class Extended:
     @property
     def known_paper(self) -> str | None:
         """The paper of the method by ropepatch's own list; None if the method is not on it."""
-        method = METHODS.get(self.record.method) or MAPS.get(self.record.method)
+        method = METHODS.get(self.record.method) or REMAPPINGS.get(self.record.method)
         return None if method is None else method.paper
 
     @property
     def code(self) -> str | None:
-        """The file of code that it needs, of a model with an attention map."""
+        """The file of code that it needs, of a model with a position remapping."""
         return CODE if self.record.code else None
 
     @property

@@ -179,7 +179,7 @@ def _front_matter(model: Extended) -> str:
         tags=[
             "ropepatch",
             "long-context",
-            "attention-map" if model.code else "rope-scaling",
+            "position-remapping" if model.code else "rope-scaling",
             model.record.method,
         ],
         model_name=model.short_name if results else None,

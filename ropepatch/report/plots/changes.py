@@ -1,4 +1,4 @@
-"""Changes that a scaling or an attention map makes: to rotary pairs, and to the distances of tokens."""
+"""Changes that a scaling or a position remapping makes: to rotary pairs, and to the distances of tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ropepatch.attention import MAPS, AttentionMap, make_map
+from ropepatch.attention import REMAPPINGS, Remapping, make_remapping
 from ropepatch.report.plots.style import (
     COLOURS,
     DASHED,
@@ -61,7 +61,7 @@ class Rescaling:
     after: Frequencies
     factor: float  # by which the context grows, s
     target: int  # tokens
-    distances: AttentionMap | None = None  # of a map, which leaves the frequencies alone
+    distances: Remapping | None = None  # of a remapping, which leaves the frequencies alone
 
     @classmethod
     def planned(cls, plan: Plan | GgufPlan) -> Rescaling:
@@ -78,8 +78,8 @@ class Rescaling:
         before = tuple(model["inv_freq"])
         rope = Rope(model["rotary_dim"], model["rope_theta"], model["trained"], carried=before)
         after = Frequencies(torch.tensor(scaling["inv_freq"]), scaling["attention_factor"])
-        known = scaling["method"] in MAPS
-        distances = make_map(scaling["method"], **scaling["parameters"]) if known else None
+        known = scaling["method"] in REMAPPINGS
+        distances = make_remapping(scaling["method"], **scaling["parameters"]) if known else None
         return cls(result.label, rope, after, scaling["factor"], result.target, distances)
 
 
@@ -146,8 +146,9 @@ def _decimal(power: int) -> str:
 def read_at(change: Rescaling | None, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     """The least and the greatest distance [Q, T] at which queries read keys; NaN where a key is unseen.
 
-    Under a map they are the same for all rotary pairs. A scaling rotates every pair as if tokens stood D /
-    divisor apart: these are the two of the pairs that did not rotate fully within L. None is the baseline.
+    Under a remapping they are the same for all rotary pairs. A scaling rotates every pair as if tokens stood
+    D / divisor apart: these are the two of the pairs that did not rotate fully within L. None is the
+    baseline.
     """
     if change is not None and change.distances is not None:
         table = change.distances.read_at(queries, keys)

@@ -25,7 +25,7 @@ AXES = {  # by key of the rows: the name of the axis, and inches that its ticks 
 
 
 def plot_found(comparison: Comparison, by: Literal["depth", "kind"], of: str | None = None) -> Figure:
-    """The share of answers found by length and depth or kind, one map per result; by depth of one kind."""
+    """A heat map per result: the share of answers found by length and depth, or by length and kind."""
     keys = dict.fromkeys(["length", by, *(["kind"] if of else [])])
     found = comparison.rows("found", *keys)
     tables = {

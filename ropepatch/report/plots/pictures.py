@@ -100,7 +100,7 @@ def figures_of_plans(plans: Sequence[Plan]) -> dict[str, Figure]:
 
 
 def plot_plan(plan: Plan | GgufPlan) -> Figure:
-    """A figure of a plan: the tokens per rotation of every rotary pair, or the distances of its map."""
+    """A figure of a plan: the tokens per rotation of every rotary pair, or the distances of its remapping."""
     ((change, look),) = _planned([plan])
     return plot_effective_distances([(change, look)]) if change.distances else plot_wavelengths(change, look)
 

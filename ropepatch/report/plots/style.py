@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ropepatch.attention import MAPS
+from ropepatch.attention import REMAPPINGS
 from ropepatch.errors import RopepatchError
 from ropepatch.report.printers import one_line
 from ropepatch.scaling import METHODS
@@ -83,7 +83,7 @@ def looks(labels: Iterable[str], *, unscaled: Iterable[str] = ()) -> dict[str, L
     plain = set(unscaled)
     chosen = {label: Look(PLAIN) for label in dict.fromkeys(labels)}
     free = [Look(colour, dash) for dash in DASHES for colour in COLOURS]
-    own = dict(zip(dict.fromkeys([*SOLID, *METHODS, *MAPS]), free, strict=False))
+    own = dict(zip(dict.fromkeys([*SOLID, *METHODS, *REMAPPINGS]), free, strict=False))
     wanted = {label: own.get(re.split("[ ,]", label)[0]) for label in chosen if label not in plain}
     for exact in (True, False):
         for label, look in wanted.items():

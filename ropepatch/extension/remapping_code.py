@@ -1,6 +1,6 @@
-"""The file beside a checkpoint with an attention map, by which transformers computes with it.
+"""The file beside a checkpoint with a position remapping, by which transformers computes with it.
 
-It is `attention/modeling_attention_map.py` with the names of the family's classes in the place of
+It is `attention/modeling_position_remapping.py` with the names of the family's classes in the place of
 LLaMA's: one fixed text for each family, whose sha256 stands in the record.
 """
 
@@ -17,21 +17,21 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from ropepatch.attention import AttentionMap, modeling_attention_map
+from ropepatch.attention import Remapping, modeling_position_remapping
 from ropepatch.attention.interchange import POSITIONS_SLOT
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.kinds import CODE, KEY, MAPPED
+from ropepatch.model.kinds import CODE, KEY, REMAPPED
 from ropepatch.model.loading import returning_objects
 from ropepatch.model.stock import no_progress_bars, stock_code
 
-PREFIX = "Mapped"  # of the names of the classes
+PREFIX = "Remapped"  # of the names of the classes
 WRITTEN = "ropepatch_written_map"  # of a module: the file as it was written
 GENERATE = "custom_generate/generate.py"  # which transformers runs as it loads a checkpoint with trust
 
 
-def map_code(model_type: str, rotary: str) -> str:
+def remapping_code(model_type: str, rotary: str) -> str:
     """The file for a family.
 
     Args:
@@ -39,11 +39,11 @@ def map_code(model_type: str, rotary: str) -> str:
         rotary: The path of its rotary module.
     """
     config, model = _classes(model_type)
-    text = Path(modeling_attention_map.__file__).read_text(encoding="utf-8")
+    text = Path(modeling_position_remapping.__file__).read_text(encoding="utf-8")
     for ours, theirs in {
         "LlamaConfig": config,
         "LlamaForCausalLM": model,
-        f'"llama{MAPPED}"': f'"{model_type}{MAPPED}"',
+        f'"llama{REMAPPED}"': f'"{model_type}{REMAPPED}"',
         "not `llama`": f"not `{model_type}`",
         '"model.rotary_emb"': f'"{rotary}"',
     }.items():
@@ -64,16 +64,16 @@ def auto_map(model_type: str) -> dict[str, str]:
     return {"AutoConfig": f"{module}.{PREFIX}{config}", "AutoModelForCausalLM": f"{module}.{PREFIX}{model}"}
 
 
-def map_changes(
-    source: Checkpoint, remapping: AttentionMap, target: int, layers: Iterable[int] | None = None
+def remapping_changes(
+    source: Checkpoint, remapping: Remapping, target: int, layers: Iterable[int] | None = None
 ) -> dict[str, Any]:
-    """What config.json says of a map, beside the lengths; nothing of a model that `check_holds_map` refuses.
+    """The keys of config.json for a remapping; none for a model that `check_holds_remapping` refuses.
 
     Args:
         source: The model.
-        remapping: The map, with all its parameters.
+        remapping: The remapping, with all its parameters.
         target: N.
-        layers: The layers that rotate by the map, where not all do.
+        layers: The layers that rotate by the remapping, where not all do.
     """
     if source.is_part or source.own_config is not None:
         return {}
@@ -87,15 +87,15 @@ def map_changes(
         "layer_type": source.site.layer_type,
     }
     return {
-        "model_type": f"{model_type}{MAPPED}",
+        "model_type": f"{model_type}{REMAPPED}",
         "architectures": [PREFIX + _classes(model_type)[1]],
         "auto_map": auto_map(model_type),
         KEY: described,
     }
 
 
-def check_holds_map(source: Checkpoint) -> None:
-    """Refuse a model with which a map can be used in memory, but not saved."""
+def check_holds_remapping(source: Checkpoint) -> None:
+    """Refuse a model with which a remapping can be used in memory, but not saved."""
     reasons = {
         "its language model is a part of it": source.is_part,
         "its weights are quantised, and the result could not be compared": source.is_quantised,
@@ -103,7 +103,7 @@ def check_holds_map(source: Checkpoint) -> None:
     for reason, holds in reasons.items():
         if holds:
             raise RopepatchError(
-                f"{source.config.model_type} cannot be saved with an attention map: {reason}",
+                f"{source.config.model_type} cannot be saved with a position remapping: {reason}",
                 hint="use it in memory: ropepatch.patch(model, plan)",
             )
 
@@ -128,14 +128,14 @@ def check_no_other_code(folder: Path, names: Iterable[str]) -> None:
         )
 
 
-def mapped_layers(model: PreTrainedModel) -> tuple[int, ...] | None:
-    """The layers of a mapped model that rotate by its map; None where all do."""
+def remapped_layers(model: PreTrainedModel) -> tuple[int, ...] | None:
+    """The layers of a mapped model that rotate by its remapping; None where all do."""
     attentions: list[Any] = [module for module in model.modules() if POSITIONS_SLOT in vars(module)]
     rotating = {attention.layer_idx: vars(attention)[POSITIONS_SLOT] is not None for attention in attentions}
     return None if all(rotating.values()) else tuple(index for index, rotates in rotating.items() if rotates)
 
 
-def load_mapped(folder: Path) -> PreTrainedModel:
+def load_remapped(folder: Path) -> PreTrainedModel:
     """Load a checkpoint in float32 by the file that was just written beside it, without code of ours."""
     code = ModuleType(WRITTEN)
     hint = "nothing was kept; please report the model type and the method"

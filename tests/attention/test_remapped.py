@@ -1,21 +1,21 @@
-"""A map within a model: its formula at every length, through every cache, and gone without a trace."""
+"""A remapping within a model: its formula at every length, through every cache, and gone without a trace."""
 
 import copy
 
 import pytest
 import torch
 from families import every_family, refusal
-from map_oracle import ORACLE, SMALL, by_oracle, distances
 from oldest import NOT_YET, OLDEST
+from remapping_oracle import ORACLE, SMALL, by_oracle, distances
 from swaps import ONE, apart, logits, lora, put
 from tiny_models import into, tiny_model
 from transformers import DynamicCache, PreTrainedModel
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.attention import MAPS, make_map, map_attention, mapped
+from ropepatch.attention import REMAPPINGS, make_remapping, mapped, remap_positions
 
-every_map = pytest.mark.parametrize("name", MAPS)
+every_remapping = pytest.mark.parametrize("name", REMAPPINGS)
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def model() -> PreTrainedModel:
 # The formula
 
 
-@every_map
+@every_remapping
 def test_a_mapped_model_is_the_model_with_these_distances(model, name):
     stock = logits(model)
     with by_oracle(model, distances(ORACLE[name](**SMALL[name]), 40)):
@@ -36,7 +36,7 @@ def test_a_mapped_model_is_the_model_with_these_distances(model, name):
     assert apart(stock, expected) > 1e-1
 
 
-@every_map
+@every_remapping
 def test_a_text_within_the_window_of_a_map_is_read_bit_for_bit_as_before(model, name):
     ids = ONE[:, :8]
     expected = logits(model, ids)
@@ -48,7 +48,7 @@ def test_log_n_multiplies_the_scores_of_late_queries(model):
     with put(model, "rerope"):
         plain = logits(model)
     model.config.max_position_embeddings = 20
-    with map_attention(model, "rerope", to=64, window=8, log_n=True):
+    with remap_positions(model, "rerope", to=64, window=8, log_n=True):
         scaled = logits(model)
     assert apart(scaled[:, :20], plain[:, :20]) < 1e-5
     assert apart(scaled[:, 20:], plain[:, 20:]) > 1e-2
@@ -73,7 +73,7 @@ def test_positions_that_jump_keep_their_distances(model):
     ids = torch.cat((ONE[:, :10], ONE, ONE[:, :24], ONE[:, 10:]), 1)
     seen = torch.ones_like(ids)
     seen[:, 10:74] = 0
-    handle = map_attention(model, "self-extend", to=200, window=8, group=5)
+    handle = remap_positions(model, "self-extend", to=200, window=8, group=5)
     mask = torch.tril(torch.ones(104, 104)).bool() & seen.bool()
     expected = logits(model, ids, attention_mask=mask[None, None], position_ids=torch.arange(104)[None])
     positions = torch.cat((torch.arange(10), torch.arange(74, 104)))[None]
@@ -97,14 +97,14 @@ def test_dropout_drops_weights_in_training(model):
 # Put in and taken out
 
 
-@every_map
+@every_remapping
 def test_while_a_map_is_in_force_the_configuration_and_the_handle_say_which(model, name):
     with put(model, name) as handle:
-        described = model.config.to_dict()["attention_map"]
+        described = model.config.to_dict()["position_remapping"]
         assert described.items() >= ({"name": name, "target": 65} | SMALL[name]).items()
-        assert mapped(model).distances == handle.distances == make_map(name, **SMALL[name])
+        assert mapped(model).distances == handle.distances == make_remapping(name, **SMALL[name])
         assert model.config.max_position_embeddings == 65
-        assert f"MappedRope({name}, " in repr(model)
+        assert f"RemappedRope({name}, " in repr(model)
     with pytest.raises(RopepatchError):
         _ = handle.distances
 
@@ -113,7 +113,7 @@ def test_the_window_is_that_which_the_rope_reads_now_and_comes_back_as_it_was_wr
     """As Vicuna writes it: four times 64 tokens, of which max_position_embeddings knows nothing."""
     rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
     model = tiny_model("llama", rope_parameters=rope, max_sequence_length=256)
-    with map_attention(model, "rerope", to=1024) as handle:
+    with remap_positions(model, "rerope", to=1024) as handle:
         assert handle.distances.window == 128
         assert model.config.max_position_embeddings == 1024
     assert model.config.max_position_embeddings == 64
@@ -165,11 +165,11 @@ def test_every_family_is_mapped_or_refused_with_the_reason(model_type):
     stock = logits(model)
     window = model.config.get_text_config().max_position_embeddings
     if reason := REASON.get(model_type):
-        with pytest.raises(RopepatchError, match=f"cannot have an attention map: .*{reason}"):
-            map_attention(model, "self-extend", to=4 * window)
+        with pytest.raises(RopepatchError, match=f"cannot have a position remapping: .*{reason}"):
+            remap_positions(model, "self-extend", to=4 * window)
         assert torch.equal(logits(model), stock)
         return
-    handle = map_attention(model, "self-extend", to=4 * window, window=7)
+    handle = remap_positions(model, "self-extend", to=4 * window, window=7)
     assert apart(logits(model, ONE[:, :7]), logits(tiny_model(model_type), ONE[:, :7])) < 1e-5
     far = logits(model)
     assert apart(far, stock) > 1e-3
@@ -217,10 +217,10 @@ def test_a_target_is_tokens_beyond_the_window_that_the_map_reaches(model, to):
 
 def test_patch_takes_a_map_by_its_name_or_itself(model):
     with ropepatch.patch(model, "self-extend", to="4x") as handle:
-        assert handle.distances == make_map("self-extend", window=16, group=11)
+        assert handle.distances == make_remapping("self-extend", window=16, group=11)
         assert model.config.max_position_embeddings == 256
         expected = logits(model)
-    with ropepatch.patch(model, make_map("self-extend"), to=256):
+    with ropepatch.patch(model, make_remapping("self-extend"), to=256):
         assert torch.equal(logits(model), expected)
     with pytest.raises(RopepatchError, match="self-extend has no parameter 'windw'"):
         ropepatch.patch(model, "self-extend", to=256, windw=3)
@@ -231,7 +231,7 @@ def test_a_mapped_model_is_not_saved_as_one_that_transformers_would_read_without
     vars(model)["save_pretrained"] = wrapped = lambda *given: own(*given)
     with put(model, "rerope"):
         for one in (model, copy.deepcopy(model)):
-            with pytest.raises(RopepatchError, match="transformers would read it without the map"):
+            with pytest.raises(RopepatchError, match="transformers would ignore it"):
                 one.save_pretrained(tmp_path)
         adapted = lora(model)
         adapted.save_pretrained(tmp_path / "adapter")

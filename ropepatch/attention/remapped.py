@@ -1,4 +1,4 @@
-"""Put an attention map into one model in memory, and take it out again."""
+"""Put a position remapping into one model in memory, and take it out again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 
-from ropepatch.attention import modeling_attention_map as modeling
+from ropepatch.attention import modeling_position_remapping as modeling
 from ropepatch.attention.interchange import (
     ATTENTION,
     POSITIONS_SLOT,
@@ -19,8 +19,8 @@ from ropepatch.attention.interchange import (
     set_attention,
     uninterchangeable,
 )
-from ropepatch.attention.maps import AttentionMap, make_map
 from ropepatch.attention.probe import rotating_layers
+from ropepatch.attention.remappings import Remapping, make_remapping
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import text_config
@@ -35,39 +35,39 @@ from ropepatch.model.rotary import (
 )
 from ropepatch.settings import Length, shown
 
-MAP_ATTENTION = "ropepatch_map"  # in the interfaces of transformers, which are one per process
+REMAPPED_ATTENTION = "ropepatch_remapping"  # in the interfaces of transformers, which are one per process
 
 logger = logging.getLogger("ropepatch")
 
 
-class MappedRope(PositionsInAttention, modeling.MapRotation):
-    """Stands in the place of the rotary module, and holds the map by which attention rotates.
+class RemappedRope(PositionsInAttention, modeling.MapRotation):
+    """Stands in the place of the rotary module, and holds the remapping by which attention rotates.
 
     Args:
         stock: The rotary module; not registered.
         config: The configuration of the language model.
-        distances: The map, with all its parameters.
+        distances: The remapping, with all its parameters.
         window: L, the tokens the model was built to read.
         layer_type: Where the rope differs by layer type, the one that is mapped.
     """
 
-    state = "this model has an attention map"
-    way_back = "call remove() on its map first"
-    reason = "it has an attention map"
-    attention, what, when = MAP_ATTENTION, "attention map", "map"
+    state = "this model has a position remapping"
+    way_back = "call remove() on its remapping first"
+    reason = "it has a position remapping"
+    attention, what, when = REMAPPED_ATTENTION, "position remapping", "remapping"
 
     def __init__(
         self,
         stock: nn.Module,
         config: PreTrainedConfig,
-        distances: AttentionMap,
+        distances: Remapping,
         window: int,
         layer_type: str | None,
     ) -> None:
         super().__init__(stock, config)
         self.distances = distances
         parameters = distances.parameters()
-        self.set_map(
+        self.set_remapping(
             config,
             {"name": distances.name, "parameters": parameters, "window": window, "layer_type": layer_type},
         )
@@ -78,26 +78,26 @@ class MappedRope(PositionsInAttention, modeling.MapRotation):
         return modeling.MapRotation.forward(self, x, position_ids, *layer_type)
 
     def extra_repr(self) -> str:
-        """The map, as `print(model)` shows it."""
+        """The remapping, as `print(model)` shows it."""
         return f"{self.distances.name}, {self.distances.described()}"
 
 
 def _attend(module: nn.Module, *tensors: Any, **others: Any) -> tuple[Tensor, Tensor | None]:
-    """Attention by the map that the module finds in its slot."""
+    """Attention by the remapping that the module finds in its slot."""
     if POSITIONS_SLOT not in module.__dict__:
         raise RopepatchError(
-            "this attention needs an attention map, and there is none",
-            hint="call ropepatch.attention.map_attention first",
+            "this attention needs a position remapping, and there is none",
+            hint="call ropepatch.attention.remap_positions first",
         )
     return modeling.attend(module, *tensors, **others)
 
 
-AttentionInterface.register(MAP_ATTENTION, _attend)
-AttentionMaskInterface.register(MAP_ATTENTION, modeling.short_mask)
+AttentionInterface.register(REMAPPED_ATTENTION, _attend)
+AttentionMaskInterface.register(REMAPPED_ATTENTION, modeling.short_mask)
 
 
-class Mapped(Substitution[MappedRope]):
-    """The handle of a model with an attention map, and a context manager that takes the map out.
+class Remapped(Substitution[RemappedRope]):
+    """The handle of a model with a position remapping, and a context manager that takes the remapping out.
 
     Args:
         model: The model.
@@ -108,14 +108,14 @@ class Mapped(Substitution[MappedRope]):
     _slots: Mapping[nn.Module, Any] = {}  # of attention modules; known once it is taken out
 
     @property
-    def distances(self) -> AttentionMap:
-        """The map in force, with all its parameters.
+    def distances(self) -> Remapping:
+        """The remapping in force, with all its parameters.
 
         Raises:
             RopepatchError: If it has been taken out.
         """
         if not self.in_force:
-            raise RopepatchError("this map has been taken out", hint="call map_attention again")
+            raise RopepatchError("this remapping has been taken out", hint="call remap_positions again")
         return self._substitute.distances
 
     def _undo(self) -> None:
@@ -127,11 +127,11 @@ class Mapped(Substitution[MappedRope]):
         refused = vars(self.model).pop("save_pretrained")
         if refused.keywords["wrapped"] is not None:
             vars(self.model)["save_pretrained"] = refused.keywords["wrapped"]
-        logger.info("%s: map %s -> none", type(self.model).__name__, self._substitute.distances.name)
+        logger.info("%s: remapping %s -> none", type(self.model).__name__, self._substitute.distances.name)
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """A map that was taken out, in force within the block for forward passes without gradients.
+        """A remapping that was taken out, in force within the block for forward passes without gradients.
 
         Afterwards what stood in the rotary module's place and the attention that was set are back. The
         configuration says nothing of it.
@@ -141,7 +141,7 @@ class Mapped(Substitution[MappedRope]):
         for part, slot in self._slots.items():
             part.__dict__[POSITIONS_SLOT] = slot
         try:
-            set_attention(self.model, MAP_ATTENTION)
+            set_attention(self.model, REMAPPED_ATTENTION)
             rope.config = text_config(self.model.config)
             with rotating_by(self.model, self.path, rope):
                 yield
@@ -152,36 +152,36 @@ class Mapped(Substitution[MappedRope]):
 
 
 @float32_on_cpu()
-def map_attention(
+def remap_positions(
     model: nn.Module,
-    distances: str | AttentionMap,
+    distances: str | Remapping,
     *,
     to: Length,
     original: Length | None = None,
     **parameters: Any,
-) -> Mapped:
+) -> Remapped:
     """Keep every distance of one loaded model within those it was trained on, in memory and reversibly.
 
     Layers that do not rotate, and those that slide within the model's window, are unchanged. While it is in
-    force the configuration says so (`attention_map`), and `save_pretrained` refuses: transformers would read
-    what it writes without the map.
+    force the configuration says so (`position_remapping`), and `save_pretrained` refuses: transformers would
+    read what it writes without the remapping.
     """
     if isinstance(distances, str):
-        distances = make_map(distances, **parameters)
-    elif not isinstance(distances, AttentionMap) or parameters:
+        distances = make_remapping(distances, **parameters)
+    elif not isinstance(distances, Remapping) or parameters:
         raise RopepatchError(
-            f"map_attention takes a name with its parameters, or a map, got {distances!r}",
-            hint="map_attention(model, 'self-extend', to=8192)",
+            f"remap_positions takes a name with its parameters, or a remapping, got {distances!r}",
+            hint="remap_positions(model, 'self-extend', to=8192)",
         )
     base = base_model(model)
-    with own_configs(base, *ATTENTION, "max_position_embeddings", "attention_map") as configs:
+    with own_configs(base, *ATTENTION, "max_position_embeddings", "position_remapping") as configs:
         return _mapped(base, distances, to, original, configs)
 
 
 def _mapped(
-    base: PreTrainedModel, distances: AttentionMap, to: Length, original: Length | None, configs: OwnConfigs
-) -> Mapped:
-    """The model, whose configurations are its own, with a map."""
+    base: PreTrainedModel, distances: Remapping, to: Length, original: Length | None, configs: OwnConfigs
+) -> Remapped:
+    """The model, whose configurations are its own, with a remapping."""
     source = Checkpoint.of(base, original)
     config: Any = text_config(base.config)
     window = source.window
@@ -193,18 +193,18 @@ def _mapped(
         raise _refusal(config.model_type, _narrow(config.sliding_window, window))
     path = source.site.path
     stock = base.get_submodule(path)
-    rope = MappedRope(stock, config, fitted, window, source.site.layer_type).train(stock.training)
+    rope = RemappedRope(stock, config, fitted, window, source.site.layer_type).train(stock.training)
     rope.configs = configs
     base.set_submodule(path, rope)
     for module, rotates in layers.items():
         module.__dict__[POSITIONS_SLOT] = rope if rotates else None
     config.max_position_embeddings = target
-    config.attention_map = {"name": fitted.name, "target": target} | fitted.parameters()
+    config.position_remapping = {"name": fitted.name, "target": target} | fitted.parameters()
     wrapped = vars(base).get("save_pretrained")
     vars(base)["save_pretrained"] = partial(_refuse_saving, fitted.name, wrapped=wrapped)
-    set_attention(base, MAP_ATTENTION)
-    logger.info("%s: map none -> %s", type(base).__name__, rope.extra_repr())
-    return Mapped(base, path, rope)
+    set_attention(base, REMAPPED_ATTENTION)
+    logger.info("%s: remapping none -> %s", type(base).__name__, rope.extra_repr())
+    return Remapped(base, path, rope)
 
 
 def check_mappable(model: PreTrainedModel, window: int) -> None:
@@ -224,24 +224,24 @@ def _narrow(sees: int, window: int) -> str:
     return f"its layers that rotate see no farther than {sees} of its {window} tokens"
 
 
-def mapped(model: nn.Module) -> Mapped | None:
-    """The map of a model (also of a copy of a mapped model), or None."""
+def mapped(model: nn.Module) -> Remapped | None:
+    """The remapping of a model (also of a copy of a mapped model), or None."""
     base = base_model(model)
-    place = find_substitute(base, MappedRope)
-    return None if place is None else Mapped(base, *place)
+    place = find_substitute(base, RemappedRope)
+    return None if place is None else Remapped(base, *place)
 
 
 def _refuse_saving(name: str, *given: Any, **options: Any) -> NoReturn:
     """In the place of a model's `save_pretrained`."""
     raise RopepatchError(
-        f"a model with an attention map ({name}) cannot be saved: transformers would read it without the map",
-        hint="take the map out first; an adapter can be saved by itself",
+        f"a model with a position remapping ({name}) cannot be saved: transformers would ignore it",
+        hint="take the remapping out first; an adapter can be saved by itself",
     )
 
 
 def _refusal(model_type: str, reason: str) -> RopepatchError:
     return RopepatchError(
-        f"{model_type} cannot have an attention map: {reason}",
+        f"{model_type} cannot have a position remapping: {reason}",
         hint="extend it by a method of frequencies: `ropepatch methods` lists them",
     )
 

@@ -1,4 +1,4 @@
-"""Checkpoints with an attention map: what they compute where there is no ropepatch, and what reads them."""
+"""Checkpoints with a position remapping: what they compute without ropepatch, and what reads them."""
 
 import contextlib
 import hashlib
@@ -15,20 +15,20 @@ import pytest
 import torch
 from checkpoint_folders import edit_json, write_checkpoint
 from families import refusal
-from map_oracle import ORACLE, SMALL, by_oracle, distances
 from oldest import NOT_YET
+from remapping_oracle import ORACLE, SMALL, by_oracle, distances
 from swaps import IDS, apart, logits
 from tiny_models import ROTARY_TYPES, tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.attention import MAPS, map_attention, mapped
+from ropepatch.attention import REMAPPINGS, mapped, remap_positions
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.evaluation.measuring import Subject
 from ropepatch.extension import record as records
 from ropepatch.extension import writing
-from ropepatch.extension.map_code import map_changes, map_code, mapped_layers
+from ropepatch.extension.remapping_code import remapped_layers, remapping_changes, remapping_code
 from ropepatch.files import read_json
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.kinds import CODE
@@ -40,20 +40,20 @@ SCRIPT = Path(__file__).parents[1] / "support" / "without_ropepatch.py"
 # Layers that never turn, ropes by layer type, names that are converted, interleaved pairs of a part, experts.
 ODD = ["smollm3", "gemma3_text", "gpt_neox", "glm", "qwen3_moe", "qwen3"]
 OFTEN = ["self-extend", "modified", "smollm3", "gemma3_text"]
-every_map = pytest.mark.parametrize("name", MAPS)
+every_remapping = pytest.mark.parametrize("name", REMAPPINGS)
 
 
 def write_mapped(folder: Path, model: PreTrainedModel, name: str, **parameters: Any) -> torch.Tensor:
-    """A model with a map as `extend` writes it, which is not compared; and what ropepatch reads by it."""
+    """A model with a remapping as `extend` writes it, not compared; and what ropepatch reads by it."""
     surveyed = Checkpoint.of(model)
     target = 4 * surveyed.window
-    handle = map_attention(model, name, to=surveyed.window + 1, **parameters)
-    expected, layers, fitted = logits(model, IDS), mapped_layers(model), handle.distances
+    handle = remap_positions(model, name, to=surveyed.window + 1, **parameters)
+    expected, layers, fitted = logits(model, IDS), remapped_layers(model), handle.distances
     handle.remove()
     model.save_pretrained(folder)
-    changes = map_changes(surveyed, fitted, target, layers)
+    changes = remapping_changes(surveyed, fitted, target, layers)
     edit_json(folder / "config.json", **changes, max_position_embeddings=target)
-    (folder / CODE).write_text(map_code(surveyed.config.model_type, surveyed.site.path))
+    (folder / CODE).write_text(remapping_code(surveyed.config.model_type, surveyed.site.path))
     return expected
 
 
@@ -76,7 +76,7 @@ def here(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def expected(here) -> dict[str, torch.Tensor]:
     """By the engine in memory; the folders are written on the way, one of them with a wrong formula."""
-    found = {name: write_mapped(here / name, tiny_model("llama"), name, **SMALL[name]) for name in MAPS}
+    found = {name: write_mapped(here / name, tiny_model("llama"), name, **SMALL[name]) for name in REMAPPINGS}
     late = {"log_n": True, "attention_factor": 1.2}
     found["modified"] = write_mapped(here / "modified", tiny_model("llama"), "rerope", window=8, **late)
     for family in ODD:
@@ -100,7 +100,7 @@ def answers(here, expected) -> Callable[[str], Any]:
 
 
 @pytest.mark.slow
-@every_map
+@every_remapping
 def test_a_saved_map_is_the_model_with_these_distances_where_there_is_no_ropepatch(answers, expected, name):
     model = tiny_model("llama")
     with by_oracle(model, distances(ORACLE[name](**SMALL[name]), 40)):
@@ -113,7 +113,7 @@ def test_a_saved_map_is_the_model_with_these_distances_where_there_is_no_ropepat
     "name",
     [
         name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow)
-        for name in [*MAPS, "modified", *ODD]
+        for name in [*REMAPPINGS, "modified", *ODD]
     ],
 )
 def test_a_saved_map_is_read_as_by_the_engine_at_once_and_through_caches(answers, expected, name):
@@ -124,7 +124,7 @@ def test_a_saved_map_is_read_as_by_the_engine_at_once_and_through_caches(answers
 
 def test_documents_of_a_packed_row_are_read_as_if_alone(answers):
     model = tiny_model("llama")
-    map_attention(model, "self-extend", to=65, **SMALL["self-extend"])
+    remap_positions(model, "self-extend", to=65, **SMALL["self-extend"])
     parts = [logits(model, IDS[:, :18], use_cache=False), logits(model, IDS[:, 18:], use_cache=False)]
     assert apart(answers("self-extend")["packed"], torch.cat(parts, 1)) < 5e-5
 
@@ -142,9 +142,9 @@ def test_a_saved_map_generates_trains_as_by_the_engine_and_is_saved_and_pickled(
     assert more["merged"] < 1e-4
     assert more["largest"] < 512 * 512
     assert more["backend"] is False  # no other attention runs it unturned
-    assert "this model has an attention map, which 'sdpa' would ignore" in more["sdpa"]
+    assert "'sdpa' would ignore this model's position remapping" in more["sdpa"]
     model = tiny_model("llama").train()
-    map_attention(model, "self-extend", to=65, **SMALL["self-extend"])
+    remap_positions(model, "self-extend", to=65, **SMALL["self-extend"])
     model(IDS, labels=IDS, use_cache=False).loss.backward()
     own = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
     assert apart(more["gradients"], own) < 1e-4 * float(own.abs().max())
@@ -165,9 +165,9 @@ def test_every_family_that_takes_a_map_is_saved_with_it(tmp_path):
         model = tiny_model(model_type)
         surveyed = Checkpoint.of(model)
         if surveyed.section is None and surveyed.config.model_type == model_type:
-            with_map = tmp_path / model_type
+            remapped_by = tmp_path / model_type
             with contextlib.suppress(RopepatchError):  # which has its own test
-                expected[model_type] = write_mapped(with_map, model, "self-extend", window=7)
+                expected[model_type] = write_mapped(remapped_by, model, "self-extend", window=7)
     answers = read_elsewhere(tmp_path, [tmp_path / name for name in expected], "logits", "cached")
     assert len(expected) > 40
     assert not {
@@ -199,12 +199,12 @@ def copied(extended, tmp_path) -> Path:
 
 def test_extend_writes_the_map_its_code_and_the_hash_and_compares_them(source, extended):
     config, record = read_json(extended / "config.json"), records.read(extended)
-    assert config["model_type"] == "llama-attention-map"
+    assert config["model_type"] == "llama-position-remapping"
     assert config["architectures"] == ["MappedLlamaForCausalLM"]
     # vLLM and SGLang take a model by `AutoModel`; without it they refuse the checkpoint
     assert config["auto_map"].keys() == {"AutoConfig", "AutoModelForCausalLM"}
     assert config["max_position_embeddings"] == 256
-    assert config["attention_map"] == {
+    assert config["position_remapping"] == {
         "name": "self-extend",
         "parameters": {"window": 16, "group": 11, "log_n": False, "attention_factor": 1.0},
         "window": 64,
@@ -217,7 +217,7 @@ def test_extend_writes_the_map_its_code_and_the_hash_and_compares_them(source, e
     assert record.verified is not None
     assert record.verified.compared
     assert {engine.engine: engine.reads for engine in record.engines}["vLLM"] == "no"
-    assert (extended / CODE).read_text() == map_code("llama", "model.rotary_emb")
+    assert (extended / CODE).read_text() == remapping_code("llama", "model.rotary_emb")
     assert "import ropepatch" not in (extended / CODE).read_text()
     assert "from ropepatch" not in (extended / CODE).read_text()
     assert read_json(extended / "tokenizer_config.json")["model_max_length"] == 256
@@ -225,12 +225,12 @@ def test_extend_writes_the_map_its_code_and_the_hash_and_compares_them(source, e
 
 
 def test_code_that_computes_something_else_is_not_kept(source, tmp_path, monkeypatch):
-    wrong = map_code("llama", "model.rotary_emb").replace("m // group + shift", "m // group")
-    monkeypatch.setattr(writing, "map_code", lambda *_: wrong)
+    wrong = remapping_code("llama", "model.rotary_emb").replace("m // group + shift", "m // group")
+    monkeypatch.setattr(writing, "remapping_code", lambda *_: wrong)
     made = ropepatch.plan(source, to="4x", method="self-extend")
     with pytest.raises(RopepatchError, match="computes other logits from what was written"):
         writing.extend(made, tmp_path / "out")
-    monkeypatch.setattr(writing, "map_code", lambda *_: "raise SystemError('broken')")
+    monkeypatch.setattr(writing, "remapping_code", lambda *_: "raise SystemError('broken')")
     with pytest.raises(RopepatchError, match=r"transformers cannot run what was written: .*broken"):
         writing.extend(made, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -277,7 +277,7 @@ def test_ropepatch_reads_the_map_and_never_runs_the_code(source, copied):
     assert tokenizer.model_max_length == read.config.max_position_embeddings == 256
     subject = Subject("copied", Checkpoint(copied), ALONE)
     assert subject.trained == 256
-    assert subject.record["attention_map"]["name"] == "self-extend"
+    assert subject.record["position_remapping"]["name"] == "self-extend"
     assert subject.record["extended_from"] == 64
 
 
@@ -291,7 +291,7 @@ def test_ropepatch_reads_the_map_and_never_runs_the_code(source, copied):
     ],
 )
 def test_nothing_is_put_on_top_of_a_map(extended, tmp_path, put_on_top):
-    with pytest.raises(RopepatchError, match=r"has an attention map already .self-extend to 256 tokens"):
+    with pytest.raises(RopepatchError, match=r"has a position remapping already .self-extend to 256 tokens"):
         put_on_top(extended, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
@@ -299,16 +299,16 @@ def test_nothing_is_put_on_top_of_a_map(extended, tmp_path, put_on_top):
 class LoadedWithTrust(LlamaConfig):
     """As the file's own."""
 
-    model_type = "llama-attention-map"
-    attention_map: dict[str, Any] | None = None
+    model_type = "llama-position-remapping"
+    position_remapping: dict[str, Any] | None = None
 
 
 @pytest.mark.parametrize("method", ["yarn", "rerope"])
 def test_nothing_is_put_on_top_of_a_map_that_transformers_loaded(method):
     model = tiny_model("llama")
-    model.config = LoadedWithTrust(**model.config.to_dict() | {"attention_map": SAID})
+    model.config = LoadedWithTrust(**model.config.to_dict() | {"position_remapping": SAID})
     model.__class__ = type("MappedLlamaForCausalLM", (type(model),), {})  # of no module of transformers
-    with pytest.raises(RopepatchError, match="has an attention map already"):
+    with pytest.raises(RopepatchError, match="has a position remapping already"):
         ropepatch.patch(model, method, to=1024)
 
 
@@ -325,14 +325,14 @@ def test_nothing_is_put_on_top_of_a_map_that_transformers_loaded(method):
     ids=str,
 )
 def test_a_map_by_which_transformers_would_compute_something_else_is_refused(copied, said):
-    edit_json(copied / "config.json", attention_map=SAID)
+    edit_json(copied / "config.json", position_remapping=SAID)
     assert mapped(load_checkpoint(Checkpoint(copied))).distances.name == "rerope"
-    edit_json(copied / "config.json", attention_map=said)
+    edit_json(copied / "config.json", position_remapping=said)
     with pytest.raises(RopepatchError):
         load_checkpoint(Checkpoint(copied))
 
 
 def test_a_map_of_a_model_whose_layers_see_less_than_the_window_is_refused(copied):
-    edit_json(copied / "config.json", model_type="mistral-attention-map", sliding_window=16)
+    edit_json(copied / "config.json", model_type="mistral-position-remapping", sliding_window=16)
     with pytest.raises(RopepatchError):
         load_checkpoint(Checkpoint(copied))

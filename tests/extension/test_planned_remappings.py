@@ -1,34 +1,34 @@
-"""A plan by an attention map: what it says is what a patched model does; what cannot be is said before."""
+"""A plan by a remapping: what it says is what a patched model does; what cannot be is said before."""
 
 import json
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from map_oracle import ORACLE
 from oldest import OLDEST
+from remapping_oracle import ORACLE
 from tiny_models import tiny_config
 
 import ropepatch
-from ropepatch.attention import MAPS, make_map, map_attention
+from ropepatch.attention import REMAPPINGS, make_remapping, remap_positions
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import measure_extension
 from ropepatch.evaluation.suites import Suite
 from ropepatch.evaluation.tasks import PerplexityTask
 
-every_map = pytest.mark.parametrize("name", MAPS)
+every_remapping = pytest.mark.parametrize("name", REMAPPINGS)
 
 
 def reach(name: str) -> int:
-    """Tokens that every map may be planned for on `tiny`."""
+    """Tokens that every remapping may be planned for on `tiny`."""
     return 480 if name == "string" else 1024
 
 
-@every_map
+@every_remapping
 def test_a_plan_shows_the_distances_of_its_last_token_and_its_record_is_the_whole_plan(name):
     plan = ropepatch.plan("tiny", to=reach(name), method=name)
     record = json.loads(plan.to_json())
-    assert make_map(record["method"], **record["parameters"]) == plan.remapping == plan.method
+    assert make_remapping(record["method"], **record["parameters"]) == plan.remapping == plan.method
     own = {
         key: value for key, value in record["parameters"].items() if key not in ("log_n", "attention_factor")
     }
@@ -40,7 +40,7 @@ def test_a_plan_shows_the_distances_of_its_last_token_and_its_record_is_the_whol
 
 
 def test_a_plan_for_a_target_beyond_all_memory_is_made_at_once():
-    for name in MAPS.keys() - {"string", "lampe"}:  # which would reach beyond the largest parameter
+    for name in REMAPPINGS.keys() - {"string", "lampe"}:  # which would reach beyond the largest parameter
         assert "no distance leaves the 256" in str(ropepatch.plan("tiny", to="999999999999", method=name))
 
 
@@ -58,7 +58,7 @@ CARRIES = "it carries a state from token to token"  # in the oldest transformers
     }.items(),
 )
 def test_a_family_whose_attention_stays_is_refused_by_its_configuration_with_the_reason(model_type, reason):
-    with pytest.raises(RopepatchError, match=f"cannot have an attention map: {reason}"):
+    with pytest.raises(RopepatchError, match=f"cannot have a position remapping: {reason}"):
         ropepatch.plan(tiny_config(model_type), to=256, method="self-extend")
 
 
@@ -69,7 +69,7 @@ def test_what_is_measured_is_the_model_mapped_by_hand_and_no_other_map_is_taken_
     plan = ropepatch.plan("tiny", to=512, method="self-extend", window=32)
     results = {result.label: result for result in measure_extension(suite, plan, out=tmp_path)}
     measurement = task.prepare("tiny", tokenizer, trained=256, to=512)
-    with map_attention(model, "self-extend", to=512, window=32):
+    with remap_positions(model, "self-extend", to=512, window=32):
         by_hand = measurement.run(model, tokenizer, None, lambda done, total: None)
     assert results["self-extend"].rows == by_hand != results["baseline"].rows
     other = ropepatch.plan("tiny", to=512, method="self-extend", window=64)
@@ -91,7 +91,7 @@ HOSTILE |= st.text(max_size=6)
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
-    name=st.sampled_from(sorted(MAPS)),
+    name=st.sampled_from(sorted(REMAPPINGS)),
     settings=st.dictionaries(
         st.sampled_from(["window", "group", "divisor", "clip", "chunk", "length", "mapped", "head", "tail"])
         | st.sampled_from(["sinks", "shift", "log_n", "attention_factor", "factor", "name"])

@@ -1,7 +1,7 @@
-"""Attention maps: every distance between a query and a key becomes one that the model was trained on.
+"""Position remappings: every distance between a query and a key becomes one that the model was trained on.
 
 m is the position of a query, n that of a key, D = m - n their distance, L the model's window, N the target.
-How each is computed stands in `modeling_attention_map`, under the same name and parameters.
+How each is computed stands in `modeling_position_remapping`, under the same name and parameters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ropepatch.scaling.method import Method
 from ropepatch.settings import AboveOne, Amount, Count, Registry
 
 if TYPE_CHECKING:
-    from ropepatch.attention.modeling_attention_map import Band
+    from ropepatch.attention.modeling_position_remapping import Band
 
     Whole = int
     Divisor = float
@@ -28,10 +28,10 @@ else:
 
 FITTED: Any = None  # a parameter that follows from L and N
 TRAINED = 0.6  # rho, the share of L whose distances a model knows well
-MODIFIERS = "log_n", "attention_factor"  # parameters of every map, which change no distance
+MODIFIERS = "log_n", "attention_factor"  # parameters of every remapping, which change no distance
 
 
-class AttentionMap(Method):
+class Remapping(Method):
     """One published way to keep every distance within those that were trained.
 
     Parameters that are None follow from L and N; `fitted` fills them in.
@@ -42,17 +42,18 @@ class AttentionMap(Method):
             0.1 ln 2 + 1 for lampe and string; text within the window then has other logits, too.
     """
 
-    kind = "attention map"
+    kind = "position remapping"
     control: ClassVar[bool] = False  # to be measured beside others, and never chosen
     saved_as = "code beside it"
     log_n: bool = False
     attention_factor: Amount = 1.0
 
     def fitted(self, window: int, target: int) -> Self:
-        """The map with all its parameters, for a model of L = `window` tokens and N = `target`.
+        """The remapping with all its parameters, for a model of L = `window` tokens and N = `target`.
 
         Raises:
-            RopepatchError: If its distances would leave the window, or there is no such map of this window.
+            RopepatchError: If its distances would leave the window, or there is no such remapping of this
+                window.
         """
         derived = self.derived(window, max(window, target))
         mine = {name: value for name, value in derived.items() if getattr(self, name) is None}
@@ -73,7 +74,7 @@ class AttentionMap(Method):
 
     @abstractmethod
     def check_window(self, window: int) -> None:
-        """Refuse parameters that make no map of a window."""
+        """Refuse parameters that make no remapping of a window."""
 
     def reach(self, window: int) -> int | None:
         """The most tokens whose effective distances all stay below L; None where there is no end."""
@@ -81,10 +82,12 @@ class AttentionMap(Method):
 
     def bands(self) -> tuple[Band, ...]:
         """The bands, the nearest keys first. No parameter is None."""
-        from ropepatch.attention import modeling_attention_map as modeling  # imports transformers: seconds
+        from ropepatch.attention import (
+            modeling_position_remapping as modeling,
+        )  # imports transformers: seconds
 
         own = {name: value for name, value in self.parameters().items() if name not in MODIFIERS}
-        return modeling.MAPS[self.name](**own)
+        return modeling.REMAPPINGS[self.name](**own)
 
     def read_at(self, queries: Tensor, keys: Tensor) -> Tensor:
         """The distances [Q, T] at which queries see keys, whatever their band: float64, NaN where unseen."""
@@ -103,8 +106,8 @@ class AttentionMap(Method):
         )
 
 
-class _Windowed(AttentionMap):
-    """A map that leaves distances below a window W unchanged."""
+class _Windowed(Remapping):
+    """A remapping that leaves distances below a window W unchanged."""
 
     window: Whole = FITTED
 
@@ -181,7 +184,7 @@ class SelfExtend(_Windowed):
         return (window - self.window + self.window // self.group) * self.group
 
 
-class DualChunk(AttentionMap):
+class DualChunk(Remapping):
     """Keys count within their chunk, queries from the end of the chunk before theirs (An et al. 2024).
 
     Args:
@@ -203,7 +206,7 @@ class DualChunk(AttentionMap):
         self._require(self.chunk <= self.clip, "chunk", f"at most {self.clip}")
 
 
-class LaMPE(AttentionMap):
+class LaMPE(Remapping):
     """Positions between a near and a far end are read as M of them; made for one N (Zhang et al. 2025).
 
     Args:
@@ -236,7 +239,7 @@ class LaMPE(AttentionMap):
 
     def reach(self, window: int) -> int | None:
         """N, or 0 where its parameters leave the window."""
-        from ropepatch.attention.modeling_attention_map import lampe_ends
+        from ropepatch.attention.modeling_position_remapping import lampe_ends
 
         _, closer, farther = lampe_ends(self.length, self.mapped, self.head, self.tail)
         longest = max(self.length - 1 - farther, self.mapped + closer)
@@ -244,7 +247,7 @@ class LaMPE(AttentionMap):
 
 
 class Lambda(_Windowed):
-    """Only the window and the first tokens are seen; what any other map gains on it, far context brought.
+    """Only the window and the first tokens are seen: what another remapping gains on it, far context brought.
 
     Args:
         window: W, in tokens; 3L/4 by default.
@@ -261,7 +264,7 @@ class Lambda(_Windowed):
         return {"window": max(1, 3 * window // 4)}
 
 
-class String(AttentionMap):
+class String(Remapping):
     """Far positions are shifted over the ones that were seldom trained (An et al. 2024, STRING).
 
     Args:
@@ -288,8 +291,8 @@ class String(AttentionMap):
         return window + self.shift - self.window
 
 
-MAPS: Registry[AttentionMap] = Registry(
-    "map",
+REMAPPINGS: Registry[Remapping] = Registry(
+    "remapping",
     (ReRoPE, LeakyReRoPE, SelfExtend, DualChunk, LaMPE, Lambda, String),
     other_names={
         "selfextend": "self-extend",
@@ -305,6 +308,6 @@ def teaching_window(window: int) -> int:
     return max(1, 3 * window // 4)
 
 
-def make_map(name: str, /, **parameters: Any) -> AttentionMap:
-    """The map of that name with these parameters; those that are left out follow from L and N."""
-    return MAPS.make(name, **parameters)
+def make_remapping(name: str, /, **parameters: Any) -> Remapping:
+    """The remapping of that name with these parameters; those that are left out follow from L and N."""
+    return REMAPPINGS.make(name, **parameters)

@@ -1,6 +1,6 @@
-"""Attention maps beside the published formulas, training-free: loss far and near, and passkeys.
+"""Position remappings beside the published formulas, training-free: loss far and near, and passkeys.
 
-    python eval/studies/maps/maps_study.py [--only "model=tiny,factor=4"]
+    python eval/studies/remappings/remappings_study.py [--only "model=tiny,factor=4"]
 
 Each model reads windows of factor x L tokens in one pass: the baseline, scaled, and mapped; and once through
 its own window L, half a window at a time, which the table subtracts. Passkeys are asked for at the target
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import ropepatch
-from ropepatch.attention import MAPS
+from ropepatch.attention import REMAPPINGS
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.evaluation.intervals import Mean
@@ -42,8 +42,8 @@ from study import (
 )
 
 FORMULAS = ("linear", "ntk", "yarn", "llama3", "giraffe-power")
-LOG_N = " with log_n"  # of a map's name: scores grow with the logarithm of the position
-METHODS = (OWN, BASELINE, *FORMULAS, *MAPS, f"rerope{LOG_N}", f"dca{LOG_N}")
+LOG_N = " with log_n"  # of a remapping's name: scores grow with the logarithm of the position
+METHODS = (OWN, BASELINE, *FORMULAS, *REMAPPINGS, f"rerope{LOG_N}", f"dca{LOG_N}")
 CASES = (("tiny", 4), ("tiny", 8), ("babyllama-361", 4), ("stories-260k", 4))
 
 
@@ -67,7 +67,7 @@ def measure(case: Row, given: Namespace) -> Row:
         baseline = method == BASELINE
         put = nullcontext() if baseline else ropepatch.patch(model, name, to=case["target"], **options)
         with put as handle:
-            settings = {"settings": handle.distances.described() if name in MAPS else None}
+            settings = {"settings": handle.distances.described() if name in REMAPPINGS else None}
             if case["kind"] == "loss":
                 return settings | place.losses(model)
             asked = ropepatch.passkey(model, tokenizer, lengths=[case["target"]], haystacks=KEYS)
@@ -77,13 +77,13 @@ def measure(case: Row, given: Namespace) -> Row:
         return {"settings": None, "refused": str(error)}
 
 
-STUDY = Study(name="attention-maps", about=__doc__, cases=cases, measure=measure)
+STUDY = Study(name="position-remappings", about=__doc__, cases=cases, measure=measure)
 
 
 # Tables, which docs/tables.py writes
 
 
-def maps_table(rows: list[Row]) -> str:
+def remappings_table(rows: list[Row]) -> str:
     """For each checkpoint and factor, the methods by what they add to the loss through the own window."""
     return "\n\n".join(block(*case, here) for case, here in by_case(rows).items())
 

@@ -1,4 +1,4 @@
-// Attention maps: at which distance a query at m reads a key at n, as ropepatch/attention/maps.py has them.
+// Position remappings: at which distance a query at m reads a key at n, as ropepatch/attention/remappings.py has them.
 // L is the window, N the target. A band: keys from begin(m) to before end(m), seen from query(m) as if at key(n).
 const TRAINED = 0.6; // the share of L whose distances a model knows well
 const { floor, ceil, max, min } = Math;
@@ -20,7 +20,7 @@ function lampeEnds({ length, mapped, head, tail }) {
   return { read, end, nearer, farther: length - 1 - end - read(length - 1 - end) - nearer };
 }
 
-/** Of every map: its parameters for L and N, what they must be, how many tokens it reads, and its bands. */
+/** Of every remapping: its parameters for L and N, what they must be, how many tokens it reads, and its bands. */
 const PLACES = {
   rerope: {
     derived: (L) => ({ window: max(1, floor(L / 2)) }),
@@ -115,10 +115,10 @@ const PLACES = {
   },
 };
 
-/** All parameters of a map for L and N; what is given stands. */
+/** All parameters of a remapping for L and N; what is given stands. */
 const fitted = (name, L, N, given = {}) => ({ ...PLACES[name].derived(L, max(L, N), given), ...given });
 
-/** Throws, with the reason, where parameters make no map of L that reads N tokens. */
+/** Throws, with the reason, where parameters make no remapping of L that reads N tokens. */
 function checkMap(name, p, L, N) {
   PLACES[name].check(p, L);
   const reach = PLACES[name].reach(p, L);

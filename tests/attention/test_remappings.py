@@ -1,18 +1,18 @@
-"""Every map is its paper's distance formula, pair by pair, and keeps within the window it was made for."""
+"""Every remapping is its paper's distance formula, pair by pair, and keeps within its window."""
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from map_oracle import ORACLE, SMALL, distances
+from remapping_oracle import ORACLE, SMALL, distances
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ropepatch import RopepatchError
-from ropepatch.attention import MAPS, AttentionMap, make_map
-from ropepatch.attention.modeling_attention_map import temperature
+from ropepatch.attention import REMAPPINGS, Remapping, make_remapping
+from ropepatch.attention.modeling_position_remapping import temperature
 
-# The golden rows of the papers and of maps.md: the query at m, the distances of n = 0 to m.
+# The golden rows of the papers and of remappings.md: the query at m, the distances of n = 0 to m.
 LAMPE = """
     31 30 29 28 27 27 26 26 25 25 25 24 24 24 23 23 22 22 22 21 21 20 20 20 19 19 19 18 18 17 17 17 16 16 16
     15 15 14 14 14 13 13 12 12 12 11 11 11 10 10 9 9 9 8 8 8 7 6 5 4 3 2 1 0
@@ -26,22 +26,22 @@ GOLDEN = [
 ]
 
 
-def told(one: AttentionMap, length: int) -> tuple[np.ndarray, np.ndarray]:
+def told(one: Remapping, length: int) -> tuple[np.ndarray, np.ndarray]:
     """The distances of all pairs, NaN where unseen, and how many bands hold each pair."""
     places = torch.arange(length)
     count = sum(band.holds(places, places).numpy().astype(int) for band in one.bands())
     return one.read_at(places, places).numpy(), count
 
 
-def own(one: AttentionMap) -> dict:
+def own(one: Remapping) -> dict:
     return {
         name: value for name, value in one.parameters().items() if name not in ("log_n", "attention_factor")
     }
 
 
-@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("name", REMAPPINGS)
 def test_a_map_is_its_formula(name):
-    one = make_map(name, **SMALL[name])
+    one = make_remapping(name, **SMALL[name])
     table, count = told(one, 64)
     expected = distances(ORACLE[name](**own(one)), 64)
     np.testing.assert_allclose(table, expected, rtol=0, atol=1e-12)
@@ -50,18 +50,18 @@ def test_a_map_is_its_formula(name):
 
 @pytest.mark.parametrize(("name", "m", "row"), GOLDEN)
 def test_golden_rows(name, m, row):
-    one = make_map(name, **SMALL[name] | ({"length": 64} if name == "lampe" else {}))
+    one = make_remapping(name, **SMALL[name] | ({"length": 64} if name == "lampe" else {}))
     table, _ = told(one, 64)
     assert table[m, : m + 1].tolist() == row
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(sorted(MAPS)), st.integers(40, 120), st.floats(1.0, 5.0))
+@given(st.sampled_from(sorted(REMAPPINGS)), st.integers(40, 120), st.floats(1.0, 5.0))
 def test_defaults_part_all_pairs_and_never_reach_the_window(name, window, factor):
     target = int(factor * window)
     if name == "string":
         target = min(target, 2 * window - window // 32)
-    one = make_map(name).fitted(window, target)
+    one = make_remapping(name).fitted(window, target)
     table, count = told(one, target)
     seen = np.tri(target, dtype=bool) if name != "lambda" else ~np.isnan(table)
     assert (count == seen).all()
@@ -75,7 +75,7 @@ def test_defaults_part_all_pairs_and_never_reach_the_window(name, window, factor
 def test_lampe_is_its_formula_whatever_its_parameters(length, data):
     head = data.draw(st.integers(1, length // 2))
     tail, mapped = data.draw(st.integers(1, length - head - 1)), data.draw(st.integers(1, 2 * length))
-    one = make_map("lampe", length=length, mapped=mapped, head=head, tail=tail)
+    one = make_remapping("lampe", length=length, mapped=mapped, head=head, tail=tail)
     table, _ = told(one, length)
     np.testing.assert_array_equal(table, distances(ORACLE["lampe"](**own(one)), length))
 
@@ -83,7 +83,7 @@ def test_lampe_is_its_formula_whatever_its_parameters(length, data):
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_the_reach_is_the_last_length_within_the_window(data):
-    """Of maps whose distances grow for ever, one token more leaves the window."""
+    """Of remappings whose distances grow for ever, one token more leaves the window."""
     name = data.draw(st.sampled_from(["leaky-rerope", "self-extend", "string"]))
     window = data.draw(st.integers(16, 40))
     near = data.draw(st.integers(2, window - 2))
@@ -94,7 +94,7 @@ def test_the_reach_is_the_last_length_within_the_window(data):
         own["group"] = data.draw(st.integers(1, 5))
     else:
         own["shift"] = data.draw(st.integers(near, window))
-    one = make_map(name, **own)
+    one = make_remapping(name, **own)
     reach = one.reach(window)
     table, _ = told(one, reach + 1)
     assert np.nanmax(table[:-1]) < window <= np.nanmax(table[-1]) + (name == "leaky-rerope") * 1e-9
@@ -108,7 +108,7 @@ BELOW = {
 
 @pytest.mark.parametrize(("name", "below"), BELOW.items())
 def test_below_its_window_a_map_is_the_identity(name, below):
-    one = make_map(name).fitted(256, 256 if name == "string" else 1024)
+    one = make_remapping(name).fitted(256, 256 if name == "string" else 1024)
     table, _ = told(one, below)
     places = np.arange(below)
     assert np.array_equal(np.tril(table), np.tril(places[:, None] - places))
@@ -130,28 +130,31 @@ def test_below_its_window_a_map_is_the_identity(name, below):
 )
 def test_what_makes_no_map_of_this_window_is_refused(name, parameters):
     with pytest.raises(RopepatchError):
-        make_map(name, **parameters).fitted(256, 1024)
+        make_remapping(name, **parameters).fitted(256, 1024)
 
 
 def test_a_map_is_fitted_up_to_the_length_it_reaches():
-    one = make_map("self-extend", window=64, group=2)
+    one = make_remapping("self-extend", window=64, group=2)
     assert one.fitted(256, 448) == one
     with pytest.raises(RopepatchError, match="up to 448 tokens, not 449"):
         one.fitted(256, 449)
 
 
 def test_a_line_of_a_map_has_all_parameters_but_those_left_at_their_default():
-    one = make_map("self-extend", window=64, group=1)
+    one = make_remapping("self-extend", window=64, group=1)
     assert one.described() == "window=64, group=1"
-    assert make_map("lambda", window=96, sinks=1, log_n=True).described() == "log_n=True, window=96, sinks=1"
-    assert make_map("lambda", sinks=4).described() == ""
+    assert (
+        make_remapping("lambda", window=96, sinks=1, log_n=True).described()
+        == "log_n=True, window=96, sinks=1"
+    )
+    assert make_remapping("lambda", sinks=4).described() == ""
 
 
-@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("name", REMAPPINGS)
 def test_on_apples_gpus_which_have_no_float64_no_map_asks_for_it(name):
     with FakeTensorMode():
         m = torch.arange(512, device="mps")
-        places = [place(m) for band in make_map(name).fitted(256, 500).bands() for place in band]
+        places = [place(m) for band in make_remapping(name).fitted(256, 500).bands() for place in band]
         factors = [temperature(m, 256, log_n, attention_factor=1.5) for log_n in (True, False)]
     assert all(numbers.dtype in (torch.long, torch.float32) for numbers in (*places, *factors))
     assert all(factor.dtype == torch.float32 for factor in factors)

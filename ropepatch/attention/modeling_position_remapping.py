@@ -1,9 +1,9 @@
-"""A language model that keeps every distance within those it was trained on, by an attention map.
+"""A language model that keeps every distance within those it was trained on, by a position remapping.
 
 The weights, the frequencies and all layers are those of the stock model. Only the positions at which a query
 at m and a key at n are rotated differ: the pairs (m, n) fall into bands, and each band has positions of its
-own. Keys are cached before they are rotated. config.json names the map under `attention_map`: its name, its
-parameters, and the window L that the model was trained on.
+own. Keys are cached before they are rotated. config.json names the remapping under `position_remapping`: its
+name, its parameters, and the window L that the model was trained on.
 
 Needs torch and transformers (5.4 or newer, before 6). Written by ropepatch, which runs this very file and
 need not be installed.
@@ -29,10 +29,10 @@ from transformers.integrations import flex_attention as flex
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-MODEL_TYPE = "llama-attention-map"  # not `llama`: what does not run this file must not read the weights
+MODEL_TYPE = "llama-position-remapping"  # not `llama`: what does not run this file must not read the weights
 ROTARY = "model.rotary_emb"  # where the stock model rotates queries and keys
 NAME = __name__  # of this file's attention, in the registry of the process
-POSITIONS_SLOT = "_ropepatch_positions"  # where an attention module finds its map; None: it is not mapped
+POSITIONS_SLOT = "_ropepatch_positions"  # where an attention module finds its remapping; None: it has none
 SCORES = {"cpu": 1 << 22, "cuda": 1 << 27}  # computed at a time, by the kind of device
 KERNELS = {"cuda": 2} if find_spec("triton") else {}  # bytes of a number that FlexAttention takes at most
 KERNEL_BLOCK = 128  # queries or keys that FlexAttention reads or skips at a time
@@ -158,7 +158,7 @@ def string(shift: int, window: int) -> tuple[Band, ...]:
     return near(shift), far(shift, lambda m: m + window - shift, same)
 
 
-MAPS: dict[str, Callable[..., tuple[Band, ...]]] = {
+REMAPPINGS: dict[str, Callable[..., tuple[Band, ...]]] = {
     "rerope": rerope,
     "leaky-rerope": leaky_rerope,
     "self-extend": self_extend,
@@ -442,26 +442,28 @@ def temperature(m: Tensor, window: int, log_n: bool, attention_factor: float) ->
 
 
 class MapRotation:
-    """A rotary module that leaves queries and keys unrotated, and rotates them by a map in attention."""
+    """A rotary module that leaves queries and keys unrotated: attention rotates them by a remapping."""
 
     stock: nn.Module
     attention: ClassVar[str] = NAME
     wants_weights = False
 
-    def set_map(self, config: Any, described: dict[str, Any]) -> None:
-        """Take the map that a config.json describes."""
+    def set_remapping(self, config: Any, described: dict[str, Any]) -> None:
+        """Take the remapping that a config.json describes."""
         parameters = dict(described["parameters"])
         self.config = config
         self.window: int = described["window"]
         self.modifiers = {key: parameters.pop(key) for key in ("log_n", "attention_factor")}
         self.layer_type = [described["layer_type"]] if described.get("layer_type") else []
-        self.bands = partial(MAPS[described["name"]], **parameters)  # called when read: places do not pickle
+        self.bands = partial(
+            REMAPPINGS[described["name"]], **parameters
+        )  # called when read: places do not pickle
 
     def forward(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> tuple[Tensor, Tensor]:
         """Ones and zeros, but to layers of a type that is not mapped the stock module's cos and sin."""
         if self.config._attn_implementation != self.attention:
             raise ValueError(
-                f"this model has an attention map, which {self.config._attn_implementation!r} would ignore"
+                f"{self.config._attn_implementation!r} would ignore this model's position remapping"
             )
         cos, sin = self.stock(x, position_ids, *layer_type)
         if list(layer_type) != self.layer_type:
@@ -557,14 +559,14 @@ class Unrotated(MapRotation, nn.Module):
     def __init__(self, stock: nn.Module, config: Any) -> None:
         super().__init__()
         self.stock = stock
-        self.set_map(config, config.attention_map)
+        self.set_remapping(config, config.position_remapping)
 
 
 class MappedLlamaConfig(LlamaConfig):
-    """The stock configuration, and the map."""
+    """The stock configuration, and the remapping."""
 
     model_type = MODEL_TYPE
-    attention_map: dict[str, Any] | None = None
+    position_remapping: dict[str, Any] | None = None
 
 
 def rename_alike() -> None:
@@ -579,7 +581,7 @@ def rename_alike() -> None:
 
 
 class MappedLlamaForCausalLM(LlamaForCausalLM):
-    """The stock model, whose attention follows the map."""
+    """The stock model, whose attention follows the remapping."""
 
     config_class = MappedLlamaConfig
     _supports_attention_backend = False  # another engine's attention would read unrotated queries and keys
@@ -589,7 +591,7 @@ class MappedLlamaForCausalLM(LlamaForCausalLM):
         """The stock model with another module in the rotary one's place."""
         super().__init__(config)
         rename_alike()
-        described: Any = config.attention_map
+        described: Any = config.position_remapping
         rope = Unrotated(self.get_submodule(ROTARY), config)
         self.set_submodule(ROTARY, rope)
         layers = described["layers"]
