@@ -562,7 +562,7 @@ class Unrotated(MapRotation, nn.Module):
         self.set_remapping(config, config.position_remapping)
 
 
-class MappedLlamaConfig(LlamaConfig):
+class RemappedLlamaConfig(LlamaConfig):
     """The stock configuration, and the remapping."""
 
     model_type = MODEL_TYPE
@@ -573,21 +573,21 @@ def rename_alike() -> None:
     """Have transformers rename the weights that it reads as it renames those of the stock model."""
     own_names = {
         LlamaConfig.model_type: MODEL_TYPE,
-        LlamaForCausalLM.__name__: MappedLlamaForCausalLM.__name__,
+        LlamaForCausalLM.__name__: RemappedLlamaForCausalLM.__name__,
     }
     for stock_name, own_name in own_names.items():
         if conversion := names.get_checkpoint_conversion_mapping(stock_name):
             names.register_checkpoint_conversion_mapping(own_name, conversion, overwrite=True)
 
 
-class MappedLlamaForCausalLM(LlamaForCausalLM):
+class RemappedLlamaForCausalLM(LlamaForCausalLM):
     """The stock model, whose attention follows the remapping."""
 
-    config_class = MappedLlamaConfig
+    config_class = RemappedLlamaConfig
     _supports_attention_backend = False  # another engine's attention would read unrotated queries and keys
     _supports_flash_attn = _supports_flex_attn = _can_compile_fullgraph = False
 
-    def __init__(self, config: MappedLlamaConfig) -> None:
+    def __init__(self, config: RemappedLlamaConfig) -> None:
         """The stock model with another module in the rotary one's place."""
         super().__init__(config)
         rename_alike()

@@ -16,8 +16,8 @@ from ropepatch.cli.screen import paragraphs, print_table, print_text
 from ropepatch.errors import RopepatchError, argument
 
 GROUP = Group("List", sort_key=4)
-MAP = "position remapping"
-HEADS = {"scaling": "frequencies", MAP: "D = m − n is read as"}  # of the tables
+REMAPPING = "position remapping"
+HEADS = {"scaling": "frequencies", REMAPPING: "D = m − n becomes"}  # of the tables
 REQUIRED = "required"  # stands for the default of a parameter that has none
 
 
@@ -111,7 +111,7 @@ def _read(name: str) -> tuple[str, dict[str, Any]]:
 
 def _shown(default: Any, kind: str) -> str:
     """A default as --set takes it."""
-    if default is None and kind == MAP:
+    if default is None and kind == REMAPPING:
         return "VALUE (if not given, from L, the trained context, and N, the target)"
     if default == REQUIRED:
         return "VALUE (required)"

@@ -200,7 +200,7 @@ def copied(extended, tmp_path) -> Path:
 def test_extend_writes_the_map_its_code_and_the_hash_and_compares_them(source, extended):
     config, record = read_json(extended / "config.json"), records.read(extended)
     assert config["model_type"] == "llama-position-remapping"
-    assert config["architectures"] == ["MappedLlamaForCausalLM"]
+    assert config["architectures"] == ["RemappedLlamaForCausalLM"]
     # vLLM and SGLang take a model by `AutoModel`; without it they refuse the checkpoint
     assert config["auto_map"].keys() == {"AutoConfig", "AutoModelForCausalLM"}
     assert config["max_position_embeddings"] == 256
@@ -307,7 +307,7 @@ class LoadedWithTrust(LlamaConfig):
 def test_nothing_is_put_on_top_of_a_map_that_transformers_loaded(method):
     model = tiny_model("llama")
     model.config = LoadedWithTrust(**model.config.to_dict() | {"position_remapping": SAID})
-    model.__class__ = type("MappedLlamaForCausalLM", (type(model),), {})  # of no module of transformers
+    model.__class__ = type("RemappedLlamaForCausalLM", (type(model),), {})  # of no module of transformers
     with pytest.raises(RopepatchError, match="has a position remapping already"):
         ropepatch.patch(model, method, to=1024)
 

@@ -63,7 +63,7 @@ def advice(*results):
 def test_scalings_maps_and_what_was_trained_are_counted_apart():
     others = [reading(name, [0.9] * 3, method=name) for name in ("dca", "linear")]
     said = measured(comparisons([BEFORE, AFTER, *others]))
-    assert re.findall(r"(\d+) (?:scal|attention)|: ([^:;]+)[;.]", said.partition("here")[2]) == [
+    assert re.findall(r"(\d+) (?:scal|position)|: ([^:;]+)[;.]", said.partition("here")[2]) == [
         *(("2", ""), ("", "yarn and linear"), ("1", ""), ("", "dca"), ("", "yarn + mine")),
     ]
 
