@@ -1,4 +1,4 @@
-"""The commonest ways in which a scaled rope is misread, as frequencies."""
+"""The most common errors in applying a RoPE scaling, as frequencies."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ UNSCALED, TWICE, FACTORLESS, DOUBLED, MISREAD = (
 def misread(
     right: Frequencies, before: Frequencies, doubled: Frequencies | None, by_target: Frequencies | None
 ) -> dict[str, Frequencies]:
-    """Name the right frequencies and those of each mistake that differs from all before it.
+    """Return the right frequencies and those of each error that differs from all before it, by name.
 
     Args:
-        right: The scaled ones.
-        before: The unscaled ones.
-        doubled: Those of twice the factor; None where the scaling takes none.
-        by_target: Those of the target in the original length's place; None likewise.
+        right: The scaled frequencies.
+        before: The unscaled frequencies.
+        doubled: The frequencies with twice the factor; None if the scaling has none.
+        by_target: The frequencies with the target length as original length; None if it has none.
     """
     a = right.attention_factor / before.attention_factor
     squared = right.inv_freq * (right.inv_freq / before.inv_freq).nan_to_num(1.0)

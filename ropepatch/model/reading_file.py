@@ -1,6 +1,6 @@
-"""`reading.json` beside weights: what the model computes of one text on both sides of its old window.
+"""The fingerprint `reading.json`: a model's predictions within and beyond its original context length.
 
-Positions are counted in tokens read: at position n the next token is that after the first n tokens.
+Position n is the prediction after the first n tokens.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from ropepatch.files import read_json, whole_file
 from ropepatch.model.record_file import Number, Part, Text, Tokens, Whole, validated
 
 FILE = "reading.json"
-RIGHT = "right"  # the hypothesis that the checkpoint is computed as stock transformers computes it
-LONGEST = 2**24  # tokens: beyond, float32 does not tell neighbouring positions apart
+RIGHT = "right"  # the hypothesis that the engine computes what stock transformers computes
+LONGEST = 2**24  # tokens: beyond it, float32 cannot distinguish neighbouring positions
 Token = Annotated[StrictInt, Field(ge=0, lt=2**32)]
 LogProb = Annotated[Number, Field(ge=-1e6, le=0)]  # nats
-HINT = "remove it, and `ropepatch probe --save-reading` writes it again"
+HINT = "write it again with `ropepatch probe --save-reading`"
 
 
 class Source(Part):
-    """The text that was read.
+    """The text of a fingerprint.
 
     Args:
-        kind: `tales`, sentences that its tokenizer splits, or `tokens`, drawn at random.
-        seed: The text is drawn from it.
-        length: The number of its tokens.
-        sha256: Of the token ids, as little-endian integers of 4 bytes.
-        ids: The token ids themselves, of a short text.
+        kind: `tales` for sentences, `tokens` for random tokens.
+        seed: The seed of the text.
+        length: The number of tokens.
+        sha256: The sha256 of the token ids, as little-endian integers of 4 bytes.
+        ids: The token ids, stored for a short text only.
     """
 
     kind: Literal["tales", "tokens"]
@@ -41,36 +41,36 @@ class Source(Part):
 
 
 class Tops(Part):
-    """The most probable next tokens at every position, under one way to compute the model.
+    """The most probable next tokens at every position, under one hypothesis.
 
     Args:
-        ids: Of the tokens at each position, the most probable first.
-        log_probs: Theirs, in nats.
+        ids: The token ids at each position, most probable first.
+        log_probs: Their log-probabilities, in nats.
     """
 
     ids: list[list[Token]]
     log_probs: list[list[LogProb]]
 
     def at(self, index: int) -> dict[int, float]:
-        """The log-probabilities at the position of an index, by token."""
+        """Return the log-probabilities at the position of an index, by token."""
         return dict(zip(self.ids[index], map(float, self.log_probs[index]), strict=True))
 
 
 class Reading(Part):
-    """`reading.json`.
+    """The fingerprint of an extended checkpoint, `reading.json`.
 
     Args:
-        version: Of this layout.
-        weights: The fingerprint of the weights that were read.
-        window: The context L before the extension, in tokens.
-        target: The context after it, in tokens.
-        vocabulary: The number of tokens that the model knows.
+        version: Version of this layout.
+        weights: Checksum of the weights.
+        window: The original context length, in tokens.
+        target: The target length, in tokens.
+        vocabulary: The size of the vocabulary.
         dtype: The precision of the computation.
         source: The text.
-        positions: At which next tokens are compared, ascending.
-        tops: By hypothesis: `right`, and the mistakes that can be told from it.
-        alike: The mistakes that cannot: at these positions they answer as `right` does.
-        versions: Of the libraries that computed it.
+        positions: The compared positions, ascending.
+        tops: The predictions by hypothesis: `right`, and each error that can be distinguished from it.
+        alike: The errors that cannot be distinguished from `right` at these positions.
+        versions: Versions of the libraries that computed it.
     """
 
     version: Literal[1]
@@ -87,22 +87,22 @@ class Reading(Part):
 
     @property
     def beyond(self) -> list[bool]:
-        """Whether each position is beyond the old window."""
+        """Whether each position is beyond the original context length."""
         return [position > self.window for position in self.positions]
 
 
 def exists(folder: Path) -> bool:
-    """Whether there is a reading."""
+    """Return whether a folder has a fingerprint."""
     return (folder / FILE).is_file()
 
 
 def read(folder: Path) -> Reading:
-    """The reading of a checkpoint."""
+    """Read the fingerprint of a checkpoint's folder."""
     return parse(read_json(folder / FILE))
 
 
 def parse(content: dict[str, Any]) -> Reading:
-    """The reading that a file holds."""
+    """Parse and validate the content of a fingerprint."""
     reading = validated(Reading, content, HINT, file=FILE)
     rows = len(reading.positions)
     whole = all(
@@ -115,11 +115,11 @@ def parse(content: dict[str, Any]) -> Reading:
     known = [*(ids for tops in reading.tops.values() for ids in tops.ids), reading.source.ids or []]
     inside = inside and max(map(max, filter(None, known)), default=0) < reading.vocabulary
     if not whole or not inside or RIGHT not in reading.tops or len(set(reading.beyond)) < 2:
-        raise RopepatchError(f"the lists of {FILE} do not fit together", hint=HINT)
+        raise RopepatchError(f"the lists of {FILE} are inconsistent", hint=HINT)
     return reading
 
 
 def write(folder: Path, reading: Reading) -> None:
-    """Put a reading into a folder, whole or not at all."""
+    """Write a fingerprint into a folder, completely or not at all."""
     with whole_file(folder / FILE) as partial:
         partial.write_text(reading.model_dump_json(exclude_unset=True) + "\n", encoding="utf-8")

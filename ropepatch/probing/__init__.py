@@ -1,1 +1,1 @@
-"""Whether an engine computes a checkpoint's rope: `reading.json`, and what a server's answers say by it."""
+"""Check that an engine applies a checkpoint's RoPE scaling, with the fingerprint in `reading.json`."""

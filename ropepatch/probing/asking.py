@@ -1,11 +1,11 @@
-"""Ask an engine for the next tokens of a checkpoint's reading, and judge it by them."""
+"""Request next-token probabilities from an engine, and compare them with a checkpoint's fingerprint."""
 
 from __future__ import annotations
 
 import html
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +32,13 @@ Advance = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Probed:
-    """What an engine makes of a checkpoint; see `Judgement`.
+    """The result of `probe`; see `Judgement`.
 
     Args:
         engine: The address of the server, or the class of a loaded model.
-        checkpoint: Whose reading it was compared with.
-        reading: That reading.
-        judgement: What follows.
+        checkpoint: The checkpoint that the engine was compared with.
+        reading: The fingerprint of that checkpoint.
+        judgement: The verdict.
         answers: The most probable next tokens at each position; None for no answer.
     """
 
@@ -50,11 +50,11 @@ class Probed:
 
     @property
     def is_right(self) -> bool:
-        """Whether the engine computes the checkpoint."""
+        """Whether the engine applies the checkpoint's RoPE scaling."""
         return self.judgement.is_right
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-ready data."""
+        """Return JSON-ready data."""
         return {
             "engine": self.engine,
             "checkpoint": self.checkpoint,
@@ -64,7 +64,7 @@ class Probed:
         } | self.judgement.to_dict()
 
     def to_json(self) -> str:
-        """`to_dict` as text."""
+        """Return `to_dict` as JSON text."""
         return json_text(self.to_dict())
 
     def __repr__(self) -> str:
@@ -80,10 +80,10 @@ class Probed:
         ]
         table = as_text([columns(rows, heads, right=range(len(heads)))]).splitlines()
         if {*self.reading.beyond} == {False, True}:
-            mark = f"--- beyond the old window of {self.reading.window} tokens"
+            mark = f"--- beyond the original context length of {self.reading.window} tokens"
             table.insert(1 + self.reading.beyond.index(True), mark)
-        lines = [f"{self.engine}: divergence from each hypothesis, in nats", *table]
-        return "\n".join([*lines, "", printable(f"{self.checkpoint}: {self.judgement}")])
+        title = f"{self.engine}, {self.checkpoint}: KL divergence (nats) from each hypothesis"
+        return "\n".join([printable(title), *table, "", str(self.judgement)])
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
@@ -100,9 +100,9 @@ def probe(
     say: Callable[[str], None] = lambda line: None,
     progress: Advance = lambda done, total: None,
 ) -> Probed:
-    """Tell whether a server or a loaded model computes the rope of a checkpoint that ropepatch extended."""
-    if save_reading and not checkpoint:  # into no folder that a server names
-        raise RopepatchError(f"{argument('save_reading')} without a checkpoint", hint="name the CHECKPOINT")
+    """Check that a server or a loaded model applies the RoPE scaling of a checkpoint."""
+    if save_reading and not checkpoint:  # never write into a folder that only the server names
+        raise RopepatchError(f"{argument('save_reading')} needs a checkpoint", hint="add CHECKPOINT")
     if isinstance(server, nn.Module):
         found = find(checkpoint or str(base_model(server).config.name_or_path), revision)
         return probe_model(server, found, read_reading(found, save_reading, say))
@@ -117,40 +117,43 @@ def probe(
 
 
 def probe_model(model: nn.Module, checkpoint: Checkpoint, reading: Reading) -> Probed:
-    """Tell whether a loaded model computes what the reading of a checkpoint says."""
+    """Compare a loaded model with the fingerprint of a checkpoint."""
     tokenizer = tokenizer_of(checkpoint)
     ids = source_ids(reading.source, tokenizer, reading.vocabulary, checkpoint.name)
     answers = tuple(next_tokens(model, ids, reading.positions))
     name = f"{type(base_model(model)).__name__} in memory"
-    return Probed(name, checkpoint.name, reading, judge(reading, answers), answers)
+    judgement = replace(judge(reading, answers), engine="the model")
+    return Probed(name, checkpoint.name, reading, judgement, answers)
 
 
 def find(name: str | os.PathLike[str], revision: str | None = None) -> Checkpoint:
-    """The checkpoint that an engine serves, or a trainer trains."""
+    """Find the checkpoint that an engine serves or a trainer trains."""
     try:
         return Checkpoint.find(name if isinstance(name, str) else Path(name), revision, weights=True)
     except RopepatchError as error:
-        raise RopepatchError(str(error), hint="name the CHECKPOINT that the engine serves") from error
+        raise RopepatchError(str(error), hint="give the CHECKPOINT that the engine serves") from error
 
 
 def read_reading(
     checkpoint: Checkpoint, save: bool = False, say: Callable[[str], None] = lambda line: None
 ) -> Reading:
-    """The reading beside a checkpoint, else one that is made now."""
+    """Read the fingerprint in a checkpoint's folder, or compute it now."""
     if readings.exists(checkpoint.folder) and not save:
         reading = readings.read(checkpoint.folder)
         if reading.weights != checkpoint.fingerprint:
             raise RopepatchError(
-                f"the {readings.FILE} of {checkpoint.name} was read from other weights", hint=readings.HINT
+                f"the {readings.FILE} of {checkpoint.name} belongs to other weights", hint=readings.HINT
             )
         if reading.target > checkpoint.window:
             raise RopepatchError(
-                f"{readings.FILE} reads {reading.target} tokens, config.json has {checkpoint.window}",
+                f"{readings.FILE} covers {reading.target} tokens, config.json allows {checkpoint.window}",
                 hint=readings.HINT,
             )
         return reading
     if not save:
-        say(f"no {readings.FILE} in {checkpoint.name}: reading it once ({argument('save_reading')} keeps it)")
+        say(
+            f"no {readings.FILE} in {checkpoint.name}: computing it now ({argument('save_reading')} saves it)"
+        )
     reading = make_reading(checkpoint)
     if save:
         readings.write(checkpoint.folder, reading)
@@ -159,7 +162,7 @@ def read_reading(
 
 @dataclass
 class _Asking:
-    """The questions to one server."""
+    """The requests to one server."""
 
     server: Server
     reading: Reading
@@ -168,7 +171,7 @@ class _Asking:
     say: Callable[[str], None]
 
     def all(self, advance: Advance) -> tuple[list[Top | None], int | None]:
-        """The answers at every position, and the most tokens that the server reads where it reads fewer."""
+        """Return the answers at every position, and the server's limit in tokens if it truncates."""
         positions = self.reading.positions
         answers: list[Top | None] = []
         limit: int | None = None
@@ -183,7 +186,7 @@ class _Asking:
         return answers, limit
 
     def _at(self, position: int, has_answered: bool) -> tuple[Top | None, int | None]:
-        """The answer at a position; or how many tokens the server reads, if these are too many."""
+        """Return the answer at a position, or the server's limit in tokens if the prompt is too long."""
         text = self._text(position)
         if self.server.form is not None and not self.server.form["by_ids"] and text is None:
             return None, None
@@ -194,20 +197,20 @@ class _Asking:
                 raise
             self.say(f"{position} tokens: {error}")
             first = self.reading.positions[0]
-            try:  # it answered this before
+            try:  # a request that succeeded before
                 self.server.next_token(self.ids[:first], self._text(first))
             except RefusedError:
                 raise RopepatchError(
-                    f"{self.server.shown} answers nothing any more: {error}",
-                    hint="start it again; see its log",
+                    f"{self.server.shown} stopped answering: {error}",
+                    hint="restart the server, and check its log",
                 ) from error
             return None, self._longest(position)
-        if answer.tokens is not None and answer.tokens < position - 1:  # one may be that of a beginning
+        if answer.tokens is not None and answer.tokens < position - 1:  # the BOS token may not count
             return None, answer.tokens
         return self._read(answer), None
 
     def _longest(self, refused: int) -> int:
-        """The most tokens that a server answers, found by halving where it does not state them."""
+        """Find the longest prompt that a server answers: as it states, else by bisection."""
         earlier = max((one for one in self.reading.positions if one < refused), default=1)
         if self.server.limit is not None and earlier <= self.server.limit <= refused:
             return self.server.limit
@@ -219,13 +222,12 @@ class _Asking:
                 low = middle
             except RefusedError:
                 high = middle
-        return low + 1  # with the token that it was asked for
+        return low + 1  # including the generated token
 
     def _hidden_limit(self, answers: list[Top | None]) -> int | None:
-        """How many tokens a server reads that silently drops the others; None for all of them.
+        """Find how many tokens a silently truncating server uses; None if it uses all.
 
-        The same distribution after its last tokens alone, or after fewer, as after all is that of a model
-        which has not read the rest.
+        Such a server returns the same distribution for the whole prompt as for its last tokens only.
         """
         last = next((row for row in reversed(range(len(answers))) if answers[row]), None)
         if last is None or not self.reading.beyond[last] or not self.server.form:
@@ -236,7 +238,7 @@ class _Asking:
             one for one, is_beyond in zip(answers, self.reading.beyond, strict=True) if one and is_beyond
         ]
         if len(beyond) > 2 and all(one == beyond[0] for one in beyond):
-            return self.reading.window  # it reads the first tokens alone, at least these
+            return self.reading.window  # it uses only the first tokens, at least these
         low, high = 0, self.reading.positions[last]
         if not self._is_same(answers[last], last, self.reading.window):
             return None
@@ -258,7 +260,7 @@ class _Asking:
         return len(pairs) >= len(all_read) - 1 and all(abs(one - two) < 1e-3 for one, two in pairs)
 
     def _text(self, position: int) -> str | None:
-        """The text of the first tokens; None where it would be split into others."""
+        """Return the text of the first tokens; None if it would be tokenized differently."""
         if self.tokenizer is None or self.reading.source.kind != "tales":
             return None
         begin = self.ids[:position]
@@ -266,7 +268,7 @@ class _Asking:
         return text if list(self.tokenizer(text, verbose=False).input_ids) == begin else None
 
     def _read(self, answer: Answer) -> Top | None:
-        """The log-probabilities by token id; None where the texts of tokens tell too little."""
+        """Return the log-probabilities by token id; None if too few token texts are known."""
         if answer.by_id or not answer.by_text or self.tokenizer is None:
             return answer.by_id or None
         best: Top = {}
@@ -276,7 +278,7 @@ class _Asking:
         return best if len(best) >= min(3, len(answer.by_text)) else None
 
     def _spellings(self) -> list[dict[str, int]]:
-        """The tokens by their texts, as engines write them; -1 for a text that several have."""
+        """Map the token texts that engines use to token ids; -1 for an ambiguous text."""
         if not hasattr(self, "_tables"):
             assert self.tokenizer is not None
             every = range(self.reading.vocabulary)

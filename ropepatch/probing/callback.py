@@ -1,4 +1,4 @@
-"""Whether a trainer computes the rope of a checkpoint, asked within the training."""
+"""Check during a training that the trainer applies a checkpoint's RoPE scaling."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ logger = logging.getLogger("ropepatch")
 
 
 class ProbeCallback(TrainerCallback):
-    """Stop a training by transformers' Trainer whose model has another rope than a checkpoint.
+    """Stop a training with transformers' Trainer if the model's RoPE differs from the checkpoint's.
 
-    Before the first step, while the weights are still those of the checkpoint, the model is probed as
-    `ropepatch.probe` does. Later, and after a resume, answers would tell of the training: from then on the
-    tables of its rotary modules are compared with those that the checkpoint's config.json gives. A line of
-    the logger `ropepatch` says what came out: INFO where it is right.
+    Before the first step the callback probes the model, as `ropepatch.probe` does. After that, and after a
+    resume, the weights have changed, so it compares the `inv_freq` tables of the rotary modules with those
+    of the checkpoint's config.json. It logs each result to the logger `ropepatch`, at level INFO if the
+    RoPE is right.
 
     Args:
-        checkpoint: A folder or a Hub id, with reading.json: what is trained, as it will be served.
-        every: Steps between two looks at the tables.
-        raises: Whether a wrong rope ends the training; if not, it is a warning. Weights of 4 bits may differ
-            by more than a probe explains.
+        checkpoint: The checkpoint that is trained: a folder or a Hub id, with reading.json.
+        every: Steps between two comparisons of the tables.
+        raises: Stop the training if the RoPE is wrong; False logs a warning. Use False with 4-bit weights,
+            whose quantisation error can exceed what a probe tolerates.
 
     Raises:
-        RopepatchError: There is no such checkpoint or no reading of it; in training, if the rope is wrong.
+        RopepatchError: If there is no such checkpoint or it has no reading.json; during training, if the
+            RoPE is wrong.
     """
 
     def __init__(self, checkpoint: str | os.PathLike[str], *, every: int = 100, raises: bool = True) -> None:
@@ -40,20 +41,20 @@ class ProbeCallback(TrainerCallback):
             raise RopepatchError(f"every must be at least 1 step, got {every}")
         self.checkpoint, self.every, self.raises = find(checkpoint), every, raises
         if not readings.exists(self.checkpoint.folder):
-            hint = "ropepatch.probe(model, checkpoint, save_reading=True) writes it"
+            hint = "run ropepatch.probe(model, checkpoint, save_reading=True) once"
             raise RopepatchError(f"no {readings.FILE} in {self.checkpoint.name}", hint=hint)
         self.reading = read_reading(self.checkpoint)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Probe the model, or look at its tables where a training is resumed."""
+        """Probe the model, or compare its tables if the training is resumed."""
         if state.global_step:
             self._look(state, given["model"])
             return
         probed = probe_model(given["model"], self.checkpoint, self.reading)
-        self._tell(state, probed.is_right, f"{probed.engine} {probed.judgement}")
+        self._tell(state, probed.is_right, str(probed.judgement))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Look at the tables of the rotary modules now and then."""
+        """Compare the tables of the rotary modules every few steps."""
         if state.global_step % self.every == 0:
             self._look(state, given["model"])
 
@@ -63,12 +64,12 @@ class ProbeCallback(TrainerCallback):
         except RopepatchError as error:
             self._tell(state, False, str(error))
         else:
-            self._tell(state, True, "the tables of the rope are those of the checkpoint")
+            self._tell(state, True, "OK: the RoPE tables match the checkpoint")
 
     def _tell(self, state: Any, is_right: bool, found: str) -> None:
         line = f"{self.checkpoint.name}, step {state.global_step}: {found}"
         if not is_right and self.raises:
-            hint = "train what its config.json says: load it by from_pretrained, without another rope"
+            hint = "load the model with from_pretrained and pass no other RoPE parameters"
             raise RopepatchError(line, hint=hint)
         if state.is_world_process_zero:
             logger.log(logging.INFO if is_right else logging.WARNING, line)

@@ -14,41 +14,41 @@ from threading import TIMEOUT_MAX, Event, Timer
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit, urlunsplit
 
-from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # that of its httpx
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # its httpx's
 
 from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.files import parse_json
 
-KEY = "ROPEPATCH_API_KEY"  # of the environment
-TIMEOUT = 600.0  # seconds for one answer: a long text is read in it
+KEY = "ROPEPATCH_API_KEY"  # environment variable
+TIMEOUT = 600.0  # seconds for one answer, including the prefill of a long prompt
 TRIES = 4
 PAUSE = 1.0  # seconds before the second try; twice as long before each further one
 LARGEST = 256 << 20  # bytes of an answer
 BUSY = (429, 502, 503, 504)
-BROKEN = 500  # of a form that was answered before; a server may say so of a field that it does not know
-COUNTS = (20, 10, 5)  # of most probable tokens, of which servers allow at most so many
+BROKEN = 500  # retried only for a request form that worked before: some servers use it for unknown fields
+COUNTS = (20, 10, 5)  # of most probable tokens; servers limit this number
 FORCED = 100  # added to a logit, the most that OpenAI allows
-AS_IDS = {"return_tokens_as_token_ids": True}  # vLLM's; servers that are strict refuse it
-WAYS: tuple[dict[str, Any], ...] = (  # to ask for log-probabilities
+AS_IDS = {"return_tokens_as_token_ids": True}  # vLLM's; strict servers reject it
+WAYS: tuple[dict[str, Any], ...] = (  # to request log-probabilities
     *({"logprobs": count} | AS_IDS for count in COUNTS),
     *({"logprobs": count} for count in COUNTS),
-    *({"logprobs": True, "top_logprobs": count} for count in COUNTS),  # mlx-lm's, and that of chats
+    *({"logprobs": True, "top_logprobs": count} for count in COUNTS),  # mlx-lm's, and the chat API's
 )
 HTTPX: Any = importlib.import_module(HTTPError.__module__.partition(".")[0])  # httpx, or its successor
 
 
 class RefusedError(RopepatchError):
-    """The server answers, but not this question."""
+    """The server answers, but rejects this request."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server says of the next token.
+    """A server's prediction of the next token.
 
     Args:
-        by_id: The log-probabilities by token id, where it names tokens so.
-        by_text: The same by the text of tokens.
-        tokens: How many tokens it has read, by its own account; None where it says nothing.
+        by_id: The log-probabilities by token id, if the server returns ids.
+        by_text: The log-probabilities by token text, if it does not.
+        tokens: The number of prompt tokens that the server reports; None if it reports none.
     """
 
     by_id: dict[int, float]
@@ -57,14 +57,14 @@ class Answer:
 
 
 class Told(NamedTuple):
-    """What a server tells of a token: its log-probability, and that of the most probable one in its place."""
+    """The log-probability of a token, and that of the most probable token at the same position."""
 
     log_prob: float
     greatest: float
 
 
 class _Part(NamedTuple):
-    """What an answer says of one token, which may have no number and no log-probability."""
+    """One token of an answer, possibly without an id or a log-probability."""
 
     id: int | None
     log_prob: float | None
@@ -77,30 +77,30 @@ NOTHING = _Part(None, None, {}, {})
 
 @dataclass
 class Server:
-    """One model of a server, whose connections are closed at the end of a `with` block.
+    """One model of a server; leaving a `with` block closes its connections.
 
     Args:
-        url: Up to `/v1`, with or without it.
-        model: Its name there; empty for the first that the server lists.
+        url: The base address, with or without `/v1`.
+        model: The model's name on the server; empty for the first that the server lists.
         timeout: Seconds for one answer.
     """
 
     url: str
     model: str = ""
     timeout: float = TIMEOUT
-    limit: int | None = field(default=None, init=False)  # of tokens, where the server states it
-    form: dict[str, Any] | None = field(default=None, init=False)  # of a question that it answers
+    limit: int | None = field(default=None, init=False)  # in tokens, if the server states it
+    form: dict[str, Any] | None = field(default=None, init=False)  # of a request that works
 
     def __post_init__(self) -> None:
         try:
             parts = urlsplit(self.url)
             is_address = parts.scheme in ("http", "https") and bool((parts.hostname or "").encode("idna"))
             _ = parts.port
-        except ValueError:  # a bracket that does not close, a part of a name beyond 63 letters, no port
+        except ValueError:  # an open bracket, a label of more than 63 letters, an invalid port
             is_address = False
         if not is_address:
-            hint = "such as http://localhost:8000; start the engine with its server first"
-            raise RopepatchError(f"{printable(self.url)} is no address of a server", hint=hint)
+            hint = "start the engine's server, and give its address, e.g. http://localhost:8000"
+            raise RopepatchError(f"{printable(self.url)} is not a server address", hint=hint)
         path = parts.path.rstrip("/").removesuffix("/completions")
         self.base = urlunsplit(parts._replace(path=path if path.endswith("/v1") else f"{path}/v1", query=""))
         self.shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"  # without a password
@@ -114,7 +114,7 @@ class Server:
         self.client.close()
 
     def look(self) -> None:
-        """Find the model and its length, where the server lists them."""
+        """Look up the model and its context length on the server."""
         try:
             listed = self._ask("GET", "models").get("data")
         except RefusedError:
@@ -127,7 +127,7 @@ class Server:
         self.limit = next((n for n in stated if isinstance(n, int) and n is not True and n > 0), None)
 
     def next_token(self, ids: list[int], text: str | None) -> Answer:
-        """The most probable next tokens after a prompt, as token ids or, where it takes none, as text."""
+        """Return the most probable next tokens after a prompt, sent as token ids or else as text."""
         if self.form is not None:
             return self._said_something(self.form, ids, text)
         refusal = RefusedError("")
@@ -142,60 +142,60 @@ class Server:
             else:
                 self.form = form
                 return answer
-        raise RefusedError(str(refusal), hint="it must answer /v1/completions with logprobs: see the guide")
+        raise RefusedError(str(refusal), hint="use a server whose /v1/completions returns logprobs")
 
     def forced(
         self, ids: list[int], text: str | None, token: int, *, written: int | None = None, count: int = 1
     ) -> Told:
-        """What it tells of a token after a prompt, which it is made to write.
+        """Return the log-probability of a token after a prompt, by forcing the server to generate it.
 
-        Servers tell the log-probability of a token that they write, however improbable it is. Another that is
-        ``written`` in its place serves where they tell nothing of this one but in a list of ``count``.
+        Servers return the log-probability of a generated token, however improbable. If a server does not
+        for this token, force another one (``written``) and request a list of ``count`` tokens.
 
         Raises:
-            RefusedError: It writes another, or tells nothing of this one.
+            RefusedError: If the server generates another token, or returns no log-probability for this one.
         """
         made = token if written is None else written
         part, *_ = self._written(ids, text, 1, count, logit_bias={str(made): FORCED}) or [NOTHING]
         log_prob = part.log_prob if token == made else part.by_id.get(token)
         if part.id != made or log_prob is None:
-            raise RefusedError(f"{self.shown} tells nothing of a token that it is made to write")
+            raise RefusedError(f"{self.shown} returns no log-probability for a forced token")
         return Told(log_prob, max(log_prob, *_values(part)))
 
     def echoed(self, ids: list[int], text: str | None) -> list[Told]:
-        """What it tells of all tokens of a prompt but the first.
+        """Return the log-probabilities of all prompt tokens but the first.
 
         Raises:
-            RefusedError: It tells nothing of them.
+            RefusedError: If the server returns none.
         """
         told = []
         for part in self._written(ids, text, 1, 1, echo=True)[1 : len(ids)]:
             if part.log_prob is not None:
                 told.append(Told(part.log_prob, max(part.log_prob, *_values(part))))
         if not told or len(told) != len(ids) - 1:
-            raise RefusedError(f"{self.shown} tells nothing of the tokens of a prompt")
+            raise RefusedError(f"{self.shown} returns no log-probabilities for prompt tokens")
         return told
 
     def greedy(self, ids: list[int], text: str | None, count: int) -> tuple[list[int | None], str]:
-        """So many tokens that it writes greedily after a prompt, and their text."""
+        """Generate ``count`` tokens greedily after a prompt; return them and their text."""
         content = self._complete(ids, text, max_tokens=count, **(self.form or {}).get("way", {}))
         try:
             return [part.id for part in _parts(content, self.shown)], str(content["choices"][0]["text"])
         except (KeyError, IndexError, TypeError) as error:
-            raise RefusedError(f"{self.shown} answers without text") from error
+            raise RefusedError(f"{self.shown} returned no text") from error
 
     def _written(
         self, ids: list[int], text: str | None, tokens: int, count: int, **options: Any
     ) -> list[_Part]:
-        """What it tells of tokens that it writes greedily, and of so many of the most probable ones."""
+        """Generate tokens greedily, with the ``count`` most probable tokens at each position."""
         way = {key: count if type(value) is int else value for key, value in (self.form or {})["way"].items()}
         return _parts(self._complete(ids, text, max_tokens=tokens, **way, **options), self.shown)
 
     def _complete(self, ids: list[int], text: str | None, **options: Any) -> dict[str, Any]:
-        """The answer to a prompt that is read whole.
+        """Complete a prompt, and check that the server used all of it.
 
         Raises:
-            RopepatchError: It reads fewer tokens than are sent, or more.
+            RopepatchError: If the server reports fewer or more prompt tokens than were sent.
         """
         prompt = ids if self.form and self.form["by_ids"] else text
         body = self._body(prompt) | {"temperature": 0.0} | options
@@ -203,22 +203,24 @@ class Server:
         read = _tokens_read(content)
         if read is not None and read != len(ids):
             raise RopepatchError(
-                f"{self.shown} read {read} tokens where {len(ids)} were sent",
-                hint="fewer: serve it with a longer context; more: it puts a token of its own in front",
+                f"{self.shown} reports {read} prompt tokens, {len(ids)} were sent",
+                hint="serve the model with a longer context"
+                if read < len(ids)
+                else "turn off the BOS token that the server adds to prompts",
             )
         return content
 
     def _said_something(self, form: dict[str, Any], ids: list[int], text: str | None) -> Answer:
-        """An answer; one without log-probabilities is asked for again.
+        """Request an answer, again if it has no log-probabilities.
 
-        llama.cpp gives none where it draws the end of the text, or a part of a letter.
+        llama.cpp returns none after sampling the end of the text or an incomplete UTF-8 character.
         """
         for _ in range(TRIES):
             answer = self._answer(form, ids, text)
             if answer.by_id or answer.by_text:
                 return answer
         if self.form is None:
-            raise RefusedError(f"{self.shown} answers without logprobs")
+            raise RefusedError(f"{self.shown} returned no logprobs")
         return answer
 
     def _answer(self, form: dict[str, Any], ids: list[int], text: str | None) -> Answer:
@@ -226,7 +228,7 @@ class Server:
         content = self._ask("POST", "completions", body | form["way"])
         tokens = _tokens_read(content)
         if form["by_ids"] and tokens is not None and tokens > len(ids) + 1:
-            raise RefusedError(f"{self.shown} read {tokens} tokens where {len(ids)} were sent")
+            raise RefusedError(f"{self.shown} reports {tokens} prompt tokens, {len(ids)} were sent")
         first, *_ = _parts(content, self.shown) or [NOTHING]
         return Answer(first.by_id, first.by_text, tokens)
 
@@ -246,10 +248,10 @@ class Server:
                     for part in response.iter_bytes():
                         content += part
                         if len(content) > LARGEST:
-                            raise RopepatchError(f"{self.shown} answers more than {LARGEST >> 20} MiB")
-            except HTTPX.RemoteProtocolError as error:  # it hangs up on what it does not understand
-                raise RefusedError(f"{self.shown} hangs up: {type(error).__name__}") from error
-            except HTTPX.ReadTimeout as error:  # it reads the prompt; once more would take as long
+                            raise RopepatchError(f"{self.shown} returned more than {LARGEST >> 20} MiB")
+            except HTTPX.RemoteProtocolError as error:  # some servers do so on requests they cannot parse
+                raise RefusedError(f"{self.shown} closed the connection: {type(error).__name__}") from error
+            except HTTPX.ReadTimeout as error:  # a retry of a long prefill would take as long
                 raise self._late() from error
             except (HTTPError, HTTPX.InvalidURL) as error:
                 status, content = 0, bytearray(type(error).__name__.encode())
@@ -260,23 +262,23 @@ class Server:
         said = self._said(content)
         if not status:
             raise RopepatchError(
-                f"no answer from {self.shown}: {said}", hint="is it running, and on this port?"
+                f"no answer from {self.shown}: {said}", hint="check that it runs and that the port is right"
             )
         if status in (401, 403):
-            raise RopepatchError(f"{self.shown} wants a key ({status})", hint=f"set {KEY}")
+            raise RopepatchError(f"{self.shown} needs an API key (HTTP {status})", hint=f"set {KEY}")
         if status != 200:
-            raise RefusedError(f"{self.shown} answers {status} to /v1/{path}: {said}")
+            raise RefusedError(f"{self.shown} returned HTTP {status} for /v1/{path}: {said}")
         try:
             parsed = parse_json(content.decode())
         except ValueError as error:
-            raise RefusedError(f"{self.shown} answers no JSON to /v1/{path}: {said}") from error
+            raise RefusedError(f"{self.shown} returned no JSON for /v1/{path}: {said}") from error
         if not isinstance(parsed, dict):
-            raise RefusedError(f"{self.shown} answers no JSON object to /v1/{path}: {said}")
+            raise RefusedError(f"{self.shown} returned no JSON object for /v1/{path}: {said}")
         return parsed
 
     @contextmanager
     def _in_time(self) -> Iterator[None]:
-        """Hang up on an answer that is not whole in time, of which the client limits each read alone."""
+        """Close the connection if the whole answer takes too long: the client only limits each read."""
         late = Event()
 
         def hang_up() -> None:
@@ -298,7 +300,7 @@ class Server:
     def _late(self) -> RopepatchError:
         return RopepatchError(
             f"{self.shown} gave no answer within {self.timeout:g} seconds",
-            hint=f"give it more time: {argument('timeout')}",
+            hint=f"raise {argument('timeout')}",
         )
 
     def _said(self, content: bytes | bytearray) -> str:
@@ -307,14 +309,14 @@ class Server:
 
 
 def _tokens_read(content: dict[str, Any]) -> int | None:
-    """How many tokens of a prompt were read, by the server's own account."""
+    """Return the number of prompt tokens that the server reports."""
     usage = content.get("usage")
     tokens = usage.get("prompt_tokens") if isinstance(usage, dict) else None
     return tokens if isinstance(tokens, int) and tokens > 0 and tokens is not True else None
 
 
 def _parts(content: dict[str, Any], name: str) -> list[_Part]:
-    """The log-probabilities of an answer, in the older form of OpenAI or that of chats; empty without any."""
+    """Parse the log-probabilities of an answer, in OpenAI's completions or chat format; may be empty."""
     try:
         told = content["choices"][0]["logprobs"] or {}
         if "content" in told:
@@ -326,7 +328,7 @@ def _parts(content: dict[str, Any], name: str) -> list[_Part]:
             for token, value, top in zip(tokens, own, tops, strict=False)
         ]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise RefusedError(f"{name} answers without usable logprobs") from error
+        raise RefusedError(f"{name} returned no usable logprobs") from error
 
 
 def _listed(top: Any) -> list[dict[str, Any]]:
@@ -347,7 +349,7 @@ def _part(entry: dict[str, Any], top: list[dict[str, Any]]) -> _Part:
 
 
 def _log_prob(value: Any) -> float | None:
-    """A log-probability; None of what is impossible, or of which nothing is told."""
+    """Parse a log-probability; None for an impossible token or a missing value."""
     if value is None:
         return None
     log_prob = float(value)

@@ -14,37 +14,39 @@ Top = dict[int, float]  # log-probabilities in nats of the most probable tokens
 
 OTHER_MODEL, CUT_OFF, UNDECIDED = "another model", "cut off", "undecided"
 WORDS = {
-    RIGHT: "computes it",
-    UNSCALED: "leaves the model unscaled",
-    TWICE: "applies the scaling twice",
-    FACTORLESS: "leaves the attention factor out",
-    DOUBLED: "doubles the factor",
-    MISREAD: "misreads the original length",
-    OTHER_MODEL: "another model: it differs within the old window, too",
+    RIGHT: "applies the RoPE scaling",
+    UNSCALED: "ignores the RoPE scaling",
+    TWICE: "applies the RoPE scaling twice",
+    FACTORLESS: "omits the attention factor",
+    DOUBLED: "doubles the scaling factor",
+    MISREAD: "uses a wrong original context length",
+    OTHER_MODEL: "has other weights than the checkpoint",
+    CUT_OFF: "truncates prompts",
     UNDECIDED: "undecided",
 }
-TINY = 1e-6  # the least probability of all other tokens together
-FLOOR = 2e-3  # nats: below it no difference counts as one
-FOREIGN = 0.1  # nats within the old window: no precision explains more
-NOISY = 0.02  # nats within the old window: more than 8 bits a weight explain
-WORSE = 8  # times the noise within the old window, which what is beyond may have
-CLOSER = 10  # times nearer than any other hypothesis: whatever the noise
-EQUAL = 1e-4  # nats: two hypotheses explain an answer alike
-FEW = 4  # answers on each side of the window at least
-CHANCE = 0.01  # that two hypotheses which explain the answers alike differ as much
+TINY = 1e-6  # least probability of all other tokens together
+FLOOR = 2e-3  # nats: smaller divergences count as none
+FOREIGN = 0.1  # nats within the original length: more than any precision explains
+NOISY = 0.02  # nats within the original length: more than 8 bits per weight explain
+WORSE = 8  # times the noise within the original length that is allowed beyond it
+CLOSER = 10  # times nearer than any other hypothesis: accepted whatever the noise
+EQUAL = 1e-4  # nats: two hypotheses explain an answer equally well
+FEW = 4  # answers needed within and beyond the original length
+CHANCE = 0.01  # significance level at which one hypothesis beats another
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What an engine makes of a checkpoint.
+    """Whether an engine applies a checkpoint's RoPE scaling.
 
     Args:
         verdict: A hypothesis, `another model`, `cut off` or `undecided`.
-        why: In a sentence.
-        noise: The typical divergence from that hypothesis within the old window, in nats.
-        beyond: The same beyond it.
-        divergences: From every hypothesis, at every position; None where there is no answer.
-        limit: Of an engine that is cut off, the most tokens it reads.
+        why: The reason, in a few words.
+        noise: The typical KL divergence from that hypothesis within the original context length, in nats.
+        beyond: The typical KL divergence beyond the original context length, in nats.
+        divergences: The KL divergence from every hypothesis at every position; None for no answer.
+        limit: The longest prompt of an engine that truncates, in tokens.
+        engine: How the verdict names the engine.
     """
 
     verdict: str
@@ -53,27 +55,29 @@ class Judgement:
     beyond: float
     divergences: dict[str, tuple[float | None, ...]]
     limit: int | None = None
+    engine: str = "the server"
 
     @property
     def is_right(self) -> bool:
-        """Whether the engine computes the checkpoint."""
+        """Whether the engine applies the RoPE scaling."""
         return self.verdict == RIGHT
 
     def __str__(self) -> str:
-        words = f"cut off at {self.limit} tokens" if self.verdict == CUT_OFF else WORDS[self.verdict]
-        return f"{words}: {self.why}"
+        if self.verdict == UNDECIDED:
+            return f"UNDECIDED: {self.why}"
+        return f"{'OK' if self.is_right else 'WRONG'}: {self.engine} {WORDS[self.verdict]} ({self.why})"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-ready data."""
+        """Return JSON-ready data."""
         numbers = {"noise": _finite(self.noise), "beyond": _finite(self.beyond), "limit": self.limit}
         return {"verdict": self.verdict, "why": self.why} | numbers | {"divergences": self.divergences}
 
 
 def divergence(expected: Top, got: Top) -> float:
-    """The Kullback-Leibler divergence in nats from what is expected to what came, at least.
+    """Return a lower bound of the KL divergence (nats) of an answer from the expected distribution.
 
-    Tokens that neither lists count as one. One that a single list holds is at most as probable in the other
-    as the least probable token there.
+    All tokens missing from both lists count as one. A token missing from one list is at most as probable as
+    the least probable token in it.
     """
     total, rests = 0.0, [1.0, 1.0]
     least, floor = min(expected.values()), min(got.values())
@@ -89,12 +93,12 @@ def divergence(expected: Top, got: Top) -> float:
 def judge(reading: Reading, answers: Sequence[Top | None], limit: int | None = None) -> Judgement:
     """Decide which hypothesis explains the answers of an engine.
 
-    The noise is that within the old window, in the same engine: whatever its precision is.
+    The divergence within the original context length measures the engine's numerical noise.
 
     Args:
-        reading: What the checkpoint should say, and what by mistake.
-        answers: The most probable next tokens at each position of the reading; None for no answer.
-        limit: The most tokens that the engine reads, if it is cut off.
+        reading: The expected distributions, of the right RoPE and of each common error.
+        answers: The most probable next tokens at each position of the fingerprint; None for no answer.
+        limit: The longest prompt in tokens, if the engine truncates.
     """
     tables = {
         name: tuple(None if got is None else divergence(tops.at(row), got) for row, got in enumerate(answers))
@@ -110,31 +114,36 @@ def judge(reading: Reading, answers: Sequence[Top | None], limit: int | None = N
         return Judgement(name, why, noise, middle[best], tables, limit)
 
     if len(within[best]) < FEW:
-        return verdict(UNDECIDED, f"{len(within[best])} answers within the old window, expected {FEW}")
+        few = f"{len(within[best])} answers within the original context length"
+        return verdict(UNDECIDED, f"{few}, expected at least {FEW}")
     nearest = min(map(typical, within.values()))
     if nearest > FOREIGN:
         noise = nearest
-        return verdict(OTHER_MODEL, f"by {noise:.2g} nats at {reading.window} tokens and before")
+        return verdict(OTHER_MODEL, f"typical KL divergence {noise:.2g} nats up to {reading.window} tokens")
     if limit is not None and limit < reading.target:
-        return verdict(CUT_OFF, f"the checkpoint reads {reading.target}", limit)
+        return verdict(CUT_OFF, f"at {limit} tokens, the checkpoint supports {reading.target}", limit)
     if len(beyond[best]) < FEW:
-        return verdict(UNDECIDED, f"{len(beyond[best])} answers beyond the old window, expected {FEW}")
+        few = f"{len(beyond[best])} answers beyond the original context length"
+        return verdict(UNDECIDED, f"{few}, expected at least {FEW}")
     others = [middle[name] for name in tables if name != best]
     allowed = max(FLOOR, WORSE * noise, min(others, default=0.0) / CLOSER)
     if middle[best] > allowed:
-        near = f"beyond the old window it differs by {middle[best]:.2g} nats from {_named(best)}"
-        return verdict(UNDECIDED, f"{near}, the nearest, within it by {noise:.2g}: no mistake that is known")
+        near = f"no known error fits, the nearest hypothesis is {_named(best)}"
+        far = f"typical KL divergence {middle[best]:.2g} nats beyond {reading.window} tokens"
+        return verdict(UNDECIDED, f"{near} ({far}, {noise:.2g} within)")
     for rival in tables:
         if rival != best and not _beats(tables[best], tables[rival]):
-            return verdict(UNDECIDED, f"{_named(best)} explains it no better than {_named(rival)} does")
+            same = f"{_named(best)} and {_named(rival)} fit equally well"
+            return verdict(UNDECIDED, same)
     if best == RIGHT and UNSCALED in reading.alike:
-        return verdict(UNDECIDED, "unscaled it would answer the same: the rope does not show in this text")
-    largest = f"typically {middle[best]:.1g}, largest {max(beyond[best]):.1g} nats beyond the old window"
-    why = f"{largest}, {noise:.1g} and {max(within[best]):.1g} within it"
-    if best == RIGHT and reading.alike:
-        why += f"; the same answers would come from: {', '.join(reading.alike)}"
+        return verdict(UNDECIDED, "with or without RoPE scaling this model predicts the same here")
+    why = f"max KL divergence {max(beyond[best]):.1g} nats beyond {reading.window} tokens"
+    if best != RIGHT:
+        why = why.replace("divergence", "divergence from that error")
+    elif reading.alike:
+        why += f"; not distinguishable here: {', '.join(reading.alike)}"
     if noise > NOISY:
-        why += "; that is more than 8 bits a weight explain: fewer bits, or other weights"
+        why += f"; {noise:.1g} within: below 8 bits per weight, or other weights"
     return verdict(best, why)
 
 
@@ -144,17 +153,17 @@ def _of(table: tuple[float | None, ...], beyond: list[bool], side: bool) -> list
 
 
 def typical(values: Sequence[float]) -> float:
-    """Average divergences by their roots: no single position decides, and certain ones do not hide others."""
+    """Average divergences by their square roots, so that no single position dominates."""
     return (sum(map(math.sqrt, values)) / len(values)) ** 2 if values else math.inf
 
 
 def _beats(best: tuple[float | None, ...], rival: tuple[float | None, ...]) -> bool:
-    """Whether the better of two hypotheses is better than chance explains: Wilcoxon's signed ranks."""
+    """Return whether one hypothesis is significantly better than another (Wilcoxon signed-rank test)."""
     pairs = [(one, two) for one, two in zip(best, rival, strict=True) if one is not None and two is not None]
     differing = [math.sqrt(two) - math.sqrt(one) for one, two in pairs if abs(one - two) > EQUAL]
     if len(differing) < FEW:
         return False
-    from scipy.stats import wilcoxon  # half a second, which extend does not need
+    from scipy.stats import wilcoxon  # half a second to import, which extend does not need
 
     return bool(wilcoxon(differing, alternative="greater").pvalue < CHANCE)
 

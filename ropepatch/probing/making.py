@@ -1,6 +1,6 @@
-"""Read a checkpoint once, as it should be computed and by the commonest mistakes.
+"""Compute a checkpoint's fingerprint: its predictions with the right RoPE and with each common error.
 
-Shapes: T tokens of the text, P positions, K tokens of the top, V vocabulary.
+Shapes: T tokens of the text, P positions, K most probable tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from ropepatch.scaling.rope import Frequencies
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-SIDE = 24  # positions on either side of the old window
-CANDIDATES = 16  # of which each is the one where the next token is least certain
+SIDE = 24  # positions within, and as many beyond, the original context length
+CANDIDATES = 16  # per position; the one with the least certain next token is chosen
 TOP = 20
 DIGITS = 4
-TOLD_APART = 4e-3  # nats: a mistake that differs by less is none that anybody would notice
-MOST_WORK = {"cpu": 1e13, "cuda": 1e16}  # operations in all that `extend` spends: a minute or two
-A_MINUTE = {device: 2 * work / 3 for device, work in MOST_WORK.items()}  # operations, about
+TOLD_APART = 4e-3  # nats: an error with a smaller effect is negligible
+MOST_WORK = {"cpu": 1e13, "cuda": 1e16}  # operations that `extend` spends at most: a minute or two
+A_MINUTE = {device: 2 * work / 3 for device, work in MOST_WORK.items()}  # operations, approximately
 
 Say = Callable[[str], None]
 
 
 def why_none(source: Checkpoint, method: str, window: int, target: int) -> str | None:
-    """Why no reading of a checkpoint can be compared with an engine; None where one can.
+    """Return why a checkpoint cannot have a fingerprint; None if it can.
 
     Args:
-        source: The checkpoint, or that which it is made from.
-        method: By which it is extended.
-        window: Its original context, in tokens.
-        target: What it is extended to.
+        source: The checkpoint, or the one it is made from.
+        method: The method that extends it.
+        window: The original context length, in tokens.
+        target: The target length, in tokens.
     """
     if source.kind != "stock" or method in REMAPPINGS:
-        return "ropepatch's own code computes it, which no engine runs"
+        return "it needs ropepatch's own code, which no engine runs"
     if method in METHODS and METHODS[method].length_dependent:
-        return f"{method} follows the length, and every engine in its own way"
+        return f"{method} changes with the prompt length, differently in each engine"
     if source.is_quantised:
         return "its weights are quantised"
     if target - window < SIDE:
-        return "the target is hardly beyond the old window"
+        return f"the target length is less than {SIDE} tokens beyond the original length"
     return None
 
 
@@ -71,19 +71,19 @@ def _why_none(checkpoint: Checkpoint, record: Record) -> str | None:
 
 
 def affordable(checkpoint: Checkpoint, record: Record, device: str) -> tuple[str, ...] | str:
-    """The hypotheses that `extend` has the time to read; or why there is no reading at all."""
+    """Return the hypotheses that `extend` has time to compute, or why it computes no fingerprint."""
     if reason := _why_none(checkpoint, record):
         return reason
     needed, there = _bytes_needed(checkpoint, record), available_bytes()
     if needed > there and device == "cpu":
-        return f"it takes {needed / 1e9:.1f} GB of memory, there are {there / 1e9:.1f}"
+        return f"it needs {needed / 1e9:.1f} GB of memory, {there / 1e9:.1f} GB are available"
     names, work = tuple(ropes(record)), _operations(checkpoint, record)
     kind = "cpu" if device == "cpu" else "cuda"
     for some in (names, names[:2]):
         if len(some) * work <= MOST_WORK[kind]:
             return some
-    long = f"about {2 * work / A_MINUTE[kind]:,.0f} minutes, too long to do unasked ({argument('reading')})"
-    return f"to read {record.target} tokens takes {long}"
+    minutes = f"about {2 * work / A_MINUTE[kind]:,.0f} minutes"
+    return f"computing it at {record.target} tokens takes {minutes}; {argument('reading')} does it anyway"
 
 
 def make_reading(
@@ -96,9 +96,16 @@ def make_reading(
     record: Record | None = None,
     model: Any = None,
 ) -> Reading:
-    """Read an extended checkpoint by stock transformers, once for every hypothesis; None for all.
+    """Compute the fingerprint of an extended checkpoint with stock transformers, once per hypothesis.
 
-    Its ``record`` is read, and its ``model`` loaded, where they are not at hand; the model is changed.
+    Args:
+        checkpoint: The extended checkpoint.
+        device: Where the model runs.
+        hypotheses: The names of the hypotheses to compute; None for all.
+        seed: Seed of the text.
+        progress: Called with the number of hypotheses done and of all.
+        record: The checkpoint's record; read from its folder if not given.
+        model: The loaded model, which is cast and moved in place; loaded if not given.
     """
     record = record or records.read(checkpoint.folder)
     if reason := _why_none(checkpoint, record):
@@ -148,7 +155,7 @@ def make_reading(
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> PreTrainedTokenizerBase | None:
-    """The tokenizer beside a model, or None."""
+    """Return the checkpoint's tokenizer, or None."""
     try:
         return checkpoint.tokenizer
     except RopepatchError:
@@ -158,9 +165,9 @@ def tokenizer_of(checkpoint: Checkpoint) -> PreTrainedTokenizerBase | None:
 def _candidates(
     ids: list[int], tokenizer: PreTrainedTokenizerBase | None, window: int, length: int
 ) -> list[list[int]]:
-    """For every position some to choose from, before the beginning of a word where there are any.
+    """Return groups of candidate positions, at the ends of words if there are any.
 
-    A text that ends there is split into the same tokens as the beginning of the whole text.
+    A prompt that ends with a word is tokenized like the beginning of the whole text.
     """
     pieces = tokenizer.convert_ids_to_tokens(ids) if tokenizer is not None else [""] * length
     begins = [str(piece)[:1] in ("Ġ", "▁", " ") for piece in pieces]
@@ -175,7 +182,7 @@ def _candidates(
 
 @contextmanager
 def _rotating(model: PreTrainedModel, table: Frequencies | None) -> Iterator[None]:
-    """Compute with other frequencies within the block; None for those of the model."""
+    """Run the model with other frequencies within the block; None for its own."""
     if table is None:
         yield
         return
@@ -188,7 +195,7 @@ def _rotating(model: PreTrainedModel, table: Frequencies | None) -> Iterator[Non
 
 @contextmanager
 def _logits_of(model: PreTrainedModel, ids: Tensor) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Logits [P, V] of positions, which are numbers of tokens read, from one pass over ids [1, T]."""
+    """Compute the logits [P, V] at positions, which count prompt tokens, in one pass over ids [1, T]."""
     decoder = decoder_of(model)
     if decoder is None:
         logits = model(input_ids=ids, use_cache=False).logits[0]
@@ -203,7 +210,7 @@ def _log_probs(logits_at: Callable[[Tensor], Tensor], positions: list[int]) -> T
 
 
 def _least_certain(logits_at: Callable[[Tensor], Tensor], groups: list[list[int]]) -> list[int]:
-    """Of every group the position with the greatest entropy: where all is certain no mistake shows."""
+    """Choose the position with the greatest entropy in each group: certain predictions hide errors."""
     chosen = []
     for group in groups:
         log_probs = _log_probs(logits_at, group)
@@ -213,7 +220,7 @@ def _least_certain(logits_at: Callable[[Tensor], Tensor], groups: list[list[int]
 
 
 def _told_apart(tops: dict[str, Tops], beyond: list[bool]) -> dict[str, Tops]:
-    """Without the mistakes that nobody could tell from the right reading beyond the window."""
+    """Drop the errors that cannot be distinguished from the right RoPE beyond the original length."""
     right, rows = tops[RIGHT], [index for index, is_beyond in enumerate(beyond) if is_beyond]
 
     def apart(other: Tops) -> float:
@@ -223,14 +230,14 @@ def _told_apart(tops: dict[str, Tops], beyond: list[bool]) -> dict[str, Tops]:
 
 
 def _operations(checkpoint: Checkpoint, record: Record) -> int:
-    """Count the operations of one reading."""
+    """Count the operations of one pass."""
     config: Any = checkpoint.config
     weights = sum(map(math.prod, checkpoint.weights.shapes.values()))
     return forward_operations(config, weights, record.target)
 
 
 def _bytes_needed(checkpoint: Checkpoint, record: Record) -> int:
-    """Of one reading: the weights, and what a layer computes of all tokens."""
+    """Estimate the memory of one pass: the weights, and the activations of one layer."""
     config: Any = checkpoint.config
     widths = 4 * config.hidden_size + 3 * (getattr(config, "intermediate_size", None) or 0)
     return checkpoint.weights.num_bytes + int(4 * record.target * widths)

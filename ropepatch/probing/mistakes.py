@@ -1,4 +1,4 @@
-"""The commonest ways in which engines misread the rope of an extended checkpoint."""
+"""The most common errors of engines in applying an extended checkpoint's RoPE scaling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ropepatch.scaling.rope import Frequencies, Rope
 
 
 def ropes(record: Record) -> dict[str, Frequencies]:
-    """The frequencies of the extended model, and those of each mistake that differs from all before it."""
+    """Return the frequencies of the extended model and of each common error that differs from them."""
     return misread(
         Frequencies(torch.tensor(record.inv_freq), record.attention_factor),
         Frequencies(torch.tensor(record.inv_freq_before), record.attention_factor_before),
@@ -22,7 +22,7 @@ def ropes(record: Record) -> dict[str, Frequencies]:
 
 
 def _rescaled(record: Record, factor: float, window: int) -> Frequencies | None:
-    """The method of a record with another factor or window; None where it takes none."""
+    """Apply a record's method with another factor or original length; None if it accepts none."""
     carried = tuple(record.inv_freq_before) if record.already_scaled else None
     try:
         rope = Rope(

@@ -1,4 +1,4 @@
-"""A served model as the measures ask it: losses of texts, and answers to questions on haystacks."""
+"""Measure a served model: losses of texts, and answers to questions about long prompts."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 
     from ropepatch.data.haystack import Haystack
 
-PROMPT = 24  # tokens, by which it is found out what a server tells
-TRIED = 5  # tokens at most that it is made to write for that
-NEAR = 0.3  # nats between two answers to one question; with the bias of a forced token it is 0.7 or more
+PROMPT = 24  # tokens of the prompt that tests which log-probabilities a server returns
+TRIED = 5  # forced tokens of that test, at most
+NEAR = 0.3  # nats between two answers to one request; with the bias of a forced token it is 0.7 or more
 ONE, WHOLE, TEXT = "one token at a time", "all tokens of a prompt at once", "the text that it writes"
 
 
 class Served(Remote):
-    """A model behind an address, and the ways in which it tells log-probabilities.
+    """A model on a server, and how it returns log-probabilities.
 
-    Most servers tell that of a token which they are made to write, one after each prompt. Some echo a prompt
-    with those of all its tokens. Of others only the text that they write is known: they list the most
-    probable tokens, and a mean loss without those that are not listed would be too low.
+    Most servers return the log-probability of a token that a logit bias forces, one token per request. Some
+    echo a prompt with those of all its tokens. Others only list the most probable tokens; a mean loss
+    without the tokens that are not listed would be too low, so only their generated text is used.
 
     Args:
-        server: Of which the model and its length are known; see `Server.look`.
-        tokenizer: Of the checkpoint that it serves.
-        vocabulary: How many tokens that knows.
+        server: The server; call `Server.look` first.
+        tokenizer: The tokenizer of the checkpoint that it serves.
+        vocabulary: The size of the checkpoint's vocabulary.
 
     Raises:
-        RopepatchError: It answers no prompt.
+        RopepatchError: If the server answers no prompt.
     """
 
     def __init__(self, server: Server, tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> None:
@@ -51,12 +51,12 @@ class Served(Remote):
         drawn = source_ids(draw_source(tokenizer, vocabulary, PROMPT, 0), tokenizer, vocabulary, server.shown)
         prompts = [drawn[:length] for length in range(PROMPT, PROMPT // 2, -1)]
         self._prompt = next((ids for ids in prompts if self._spelled(ids) is not None), drawn)
-        self._ordinary = 0  # a token that it tells of whenever it is made to write it
+        self._ordinary = 0  # a token that can be forced with its log-probability
         self.echoes = self.forces = False
         self._find_ways()
         self.limit = server.limit
         if self.limit is not None and self.echoes and not self.forces:
-            self.limit -= 1  # an echo takes room for a token behind it
+            self.limit -= 1  # an echo generates one token after the prompt
         self.environment = {
             "ropepatch": importlib.metadata.version("ropepatch"),
             "server": server.shown,
@@ -76,11 +76,11 @@ class Served(Remote):
 
     @property
     def tells_losses(self) -> bool:
-        """Whether it tells the log-probability of any token."""
+        """Whether the server returns the log-probability of any token."""
         return self.echoes or self.forces
 
     def losses(self, ids: Tensor, scored: Sequence[int]) -> list[float]:
-        """The losses of tokens by their indices; see `Remote`."""
+        """Return the losses of tokens by their indices; see `Remote`."""
         tokens: list[int] = ids.tolist()
         told: list[Told] = []
         if self.echoes:
@@ -91,7 +91,7 @@ class Served(Remote):
         ]
 
     def answers(self, haystack: Haystack) -> list[tuple[int, str, float, bool, float]]:
-        """The answers about a haystack; see `Remote`."""
+        """Return the answers to a long prompt's questions; see `Remote`."""
         answered = []
         for length in filter(self.reads, haystack.stops):
             stop = haystack.stops[length]
@@ -102,7 +102,7 @@ class Served(Remote):
         return answered
 
     def _answer(self, prompt: list[int], answer: list[int]) -> tuple[bool, float]:
-        """Whether greedy decoding gives an answer, and the mean log-probability of its tokens."""
+        """Return whether greedy decoding gives the answer, and the mean log-probability of its tokens."""
         whole = prompt + answer
         if self.forces:
             told = [self._told(whole[:place], whole[place]) for place in range(len(prompt), len(whole))]
@@ -116,7 +116,7 @@ class Served(Remote):
         return found, math.fsum(one.log_prob for one in told) / len(told)
 
     def _loss(self, ids: list[int], index: int) -> float:
-        """The loss of a token in a text; NaN where it has no room, or the server never tells of it."""
+        """Return the loss of a token in a text; NaN beyond the limit, or if the server returns none."""
         if not (self.forces and self.reads(index + 1)):
             return math.nan
         try:
@@ -126,15 +126,15 @@ class Served(Remote):
                 self._told(self._prompt, self._ordinary)
             except RefusedError:
                 raise RopepatchError(
-                    f"{self.server.shown} answers nothing any more: {error}",
-                    hint="start it again; see its log",
+                    f"{self.server.shown} stopped answering: {error}",
+                    hint="restart the server, and check its log",
                 ) from error
             return math.nan
 
     def _told(self, ids: list[int], token: int) -> Told:
-        """What it tells of a token after others.
+        """Return the log-probability of a token after others.
 
-        Of a part of a letter llama.cpp tells only in a list of all tokens, beside one that it can write.
+        For an incomplete UTF-8 character llama.cpp returns it only in the list of all tokens.
         """
         text = self._text(ids)
         try:
@@ -143,18 +143,18 @@ class Served(Remote):
             return self.server.forced(ids, text, token, written=self._ordinary, count=self.vocabulary)
 
     def _text(self, ids: list[int]) -> str | None:
-        """The text of tokens for a server that takes no numbers."""
+        """Return the text of tokens for a server that accepts no token ids."""
         if self.server.form and self.server.form["by_ids"]:
             return None
         if (text := self._spelled(ids)) is None:
             raise RopepatchError(
-                f"{self.server.shown} takes text alone, and would split that of these tokens into others",
-                hint="llama.cpp, vLLM and SGLang take token ids",
+                f"{self.server.shown} accepts only text, and would tokenize this text differently",
+                hint="use llama.cpp, vLLM or SGLang, which accept token ids",
             )
         return text
 
     def _spelled(self, ids: list[int]) -> str | None:
-        """The text that is split into these tokens; None where there is none."""
+        """Return the text that is tokenized into these tokens; None if there is none."""
         text = str(self.tokenizer.decode(ids, skip_special_tokens=True))
         return text if list(self.tokenizer(text, verbose=False).input_ids) == ids else None
 
@@ -173,7 +173,7 @@ class Served(Remote):
         self.forces = self._forces(text, answer)
 
     def _find_form(self, text: str | None, refusal: RefusedError) -> None:
-        """Take the form of a question that it answers without log-probabilities."""
+        """Find a form of request that the server answers without log-probabilities."""
         for by_ids in (True, False)[: 1 if text is None else 2]:
             self.server.form = {"by_ids": by_ids, "way": {}}
             try:
@@ -184,9 +184,9 @@ class Served(Remote):
         raise refusal
 
     def _forces(self, text: str | None, answer: Answer) -> bool:
-        """Whether it tells of a token that it is made to write what it tells of it otherwise.
+        """Return whether a forced token keeps its log-probability.
 
-        Servers that add the bias before they tell would say that it is certain.
+        Servers that add the bias first return a probability near 1.
         """
         likeliest = sorted(answer.by_id, key=answer.by_id.__getitem__, reverse=True)
         for token in likeliest[1:TRIED]:
@@ -200,9 +200,9 @@ class Served(Remote):
 
 
 def served_checkpoint(name: str, revision: str | None, original: Length | None) -> Checkpoint:
-    """The checkpoint that is served, of a Hub id without its weights."""
+    """Find the checkpoint that is served; of a Hub id, without its weights."""
     try:
         return Checkpoint.find(name, revision, original=original, include=KNOWN)
     except RopepatchError as error:
-        hint = f"name the {argument('checkpoint')} that is served: its tokenizer splits the texts"
+        hint = f"give the {argument('checkpoint')} that is served: its tokenizer is needed"
         raise RopepatchError(str(error), hint=hint) from error

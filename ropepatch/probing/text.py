@@ -1,4 +1,4 @@
-"""The text of a reading: drawn from a seed, the same on every machine, in the tokens of a checkpoint."""
+"""The text of a fingerprint: drawn from a seed, the same on every machine, in a checkpoint's tokens."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SHORT = 8192  # tokens at most of a text whose ids are stored
-UNKNOWN = 0.05  # share of unknown tokens from which on the tokenizer cannot write the text
+UNKNOWN = 0.05  # share of unknown tokens above which the tokenizer does not fit the text
 
 
 def draw_source(tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, length: int, seed: int) -> Source:
-    """Draw a text of so many tokens: sentences, or random tokens where the tokenizer cannot write them."""
+    """Draw a text of ``length`` tokens: sentences, or random tokens if the tokenizer does not fit them."""
     ids = None if tokenizer is None else _tales(tokenizer, length, seed)
     if ids is None or max(ids) >= vocabulary:
         ids, kind = _tokens(vocabulary, length, seed), "tokens"
@@ -35,26 +35,31 @@ def draw_source(tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, leng
 def source_ids(
     source: Source, tokenizer: PreTrainedTokenizerBase | None, vocabulary: int, name: str
 ) -> list[int]:
-    """The token ids of a text."""
+    """Return the token ids of a text, and check them.
+
+    Raises:
+        RopepatchError: If the tokenizer is missing or is not the one that the fingerprint was made with.
+    """
     if source.ids is not None:
         ids = source.ids
     elif source.kind == "tokens":
         ids = _tokens(vocabulary, source.length, source.seed)
     elif tokenizer is None:
-        raise RopepatchError(f"the text of {FILE} needs the tokenizer of {name}", hint="put it beside it")
+        raise RopepatchError(
+            f"{FILE} needs the tokenizer of {name}", hint="copy the tokenizer files into its folder"
+        )
     else:
         ids = _tales(tokenizer, source.length, source.seed) or []
     if digest(ids) != source.sha256 or len(ids) != source.length:
         raise RopepatchError(
-            f"the text of {FILE} cannot be drawn again: {name} has another tokenizer by now, or {FILE} was "
-            "written by another version of ropepatch",
-            hint="`ropepatch probe --save-reading` writes it again",
+            f"{FILE} does not fit {name}: the tokenizer changed, or another version of ropepatch wrote it",
+            hint="write it again with `ropepatch probe --save-reading`",
         )
     return ids
 
 
 def digest(ids: Sequence[int]) -> str:
-    """The sha256 of token ids."""
+    """Return the sha256 of token ids."""
     return hashlib.sha256(struct.pack(f"<{len(ids)}I", *ids)).hexdigest()
 
 
@@ -64,7 +69,7 @@ def _tokens(vocabulary: int, length: int, seed: int) -> list[int]:
 
 
 def _tales(tokenizer: PreTrainedTokenizerBase, length: int, seed: int) -> list[int] | None:
-    """The first tokens of endless sentences; None for a tokenizer that does not know their words."""
+    """Return the first tokens of random sentences; None if the tokenizer does not know their words."""
     draw, sentences, ids = random.Random(seed), list[str](), list[int]()
     shares = [sentence.share for sentence in SENTENCES]
     while len(ids) < length:
@@ -72,11 +77,11 @@ def _tales(tokenizer: PreTrainedTokenizerBase, length: int, seed: int) -> list[i
             (sentence,) = draw.choices(SENTENCES, shares)
             value = draw.choice(sentence.values) if sentence.values else ""
             sentences.append(sentence.text.replace("{value}", value))
-        # As servers split a prompt: with what the tokenizer adds in front; verbose=False: it may be long.
+        # As servers tokenize a prompt, with the BOS token; verbose=False: no warning that it is long.
         try:
-            with stock_code("split the text of a reading"):
+            with stock_code("tokenize the text of a fingerprint"):
                 read = list(tokenizer(" ".join(sentences), verbose=False).input_ids)
-        except RopepatchError:  # it lacks its own unknown token, for instance
+        except RopepatchError:  # for instance, it lacks its own unknown token
             return None
         if len(read) <= len(ids):  # a tokenizer without a vocabulary
             return None

@@ -78,7 +78,7 @@ def test_an_engine_that_reads_less_is_cut_off_and_few_answers_are_no_verdict(rea
     heard = [top if at <= 256 else None for top, at in zip(right, reading.positions, strict=True)]
     judgement = judge(reading, heard, limit=256)
     assert (judgement.verdict, judgement.limit) == (CUT_OFF, 256)
-    assert str(judgement).startswith("cut off at 256 tokens")
+    assert str(judgement).startswith("WRONG: the server truncates prompts (at 256 tokens")
     for told in (heard, [*right[:3], *[None] * (len(right) - 3)], [None] * len(right)):
         assert judge(reading, told).verdict == UNDECIDED
 

@@ -52,7 +52,7 @@ def test_a_long_text_is_stored_by_its_recipe(extended, monkeypatch):
     assert source_ids(source, tokenizer, vocabulary, "x") == whole.ids
     for other, reason in (
         (None, "needs the tokenizer"),
-        (Checkpoint(extended).tokenizer, "cannot be drawn again"),
+        (Checkpoint(extended).tokenizer, "does not fit"),
     ):
         if other is not None:
             source = source.model_copy(update={"seed": 1})
@@ -79,8 +79,8 @@ def test_without_a_tokenizer_that_knows_words_the_text_is_random_tokens(tokenize
     ("options", "reason"),
     [
         ({"method": "self-extend"}, "ropepatch's own code"),
-        ({"method": "dynamic"}, "follows the length"),
-        ({"to": 260}, "hardly beyond"),
+        ({"method": "dynamic"}, "changes with the prompt length"),
+        ({"to": 260}, "less than 24 tokens beyond"),
     ],
 )
 def test_extend_says_why_there_is_no_reading(tmp_path, options, reason):
@@ -96,7 +96,7 @@ def test_memory_and_time_are_asked_first(extended, monkeypatch):
     monkeypatch.setattr(making, "MOST_WORK", {"cpu": 2.5 * making._operations(checkpoint, record)})
     assert making.affordable(checkpoint, record, "cpu") == (RIGHT, UNSCALED)
     monkeypatch.setattr(making, "MOST_WORK", {"cpu": 1.0})
-    assert " minutes, too long to do unasked" in making.affordable(checkpoint, record, "cpu")
+    assert " minutes; `reading` does it anyway" in making.affordable(checkpoint, record, "cpu")
     monkeypatch.setattr(making, "available_bytes", lambda: 1000)
     assert "GB of memory" in making.affordable(checkpoint, record, "cpu")
 

@@ -98,17 +98,17 @@ def test_a_trainer_is_probed_before_its_first_step_and_its_tables_are_looked_at_
     caplog.set_level(logging.INFO, "ropepatch")
     trained(wrap(loaded(extended)), extended, tmp_path, every=3)
     begin, later = said(caplog)
-    assert begin.startswith("step 0: LlamaForCausalLM in memory computes it")
-    assert later == "step 3: the tables of the rope are those of the checkpoint"
+    assert begin.startswith("step 0: OK: the model applies the RoPE scaling")
+    assert later == "step 3: OK: the RoPE tables match the checkpoint"
     caplog.clear()  # a resumed one is not probed: its weights have moved
     trained(wrap(loaded(extended)), extended, tmp_path, every=9, resume=str(tmp_path / "checkpoint-2"))
-    assert said(caplog) == ["step 2: the tables of the rope are those of the checkpoint"]
+    assert said(caplog) == ["step 2: OK: the RoPE tables match the checkpoint"]
 
 
 def test_a_trainer_that_drops_the_scaling_takes_no_step_unless_it_may(extended, tmp_path, caplog):
     model = loaded(extended, UNSCALED)
     before = model.lm_head.weight.clone()
-    with pytest.raises(RopepatchError, match=r"step 0: .* leaves the model unscaled"):
+    with pytest.raises(RopepatchError, match=r"step 0: WRONG: the model ignores the RoPE scaling"):
         trained(model, extended, tmp_path)
     assert torch.equal(model.lm_head.weight, before)
     trained(model, extended, tmp_path, steps=1, every=1, raises=False)

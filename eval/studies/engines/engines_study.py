@@ -158,7 +158,7 @@ STUDY = Study(name="engines", about=__doc__, cases=cases, measure=measure, optio
 # Tables, which docs/tables.py writes
 
 GIVEN_A_TENSOR = "llama.cpp"  # of the frequencies, in a GGUF; its own converter writes none but for llama3
-LARGEST = re.compile(r"largest (\S+) nats beyond the old window")
+LARGEST = re.compile(r"(?:largest|max KL divergence) (\S+) nats beyond")
 
 
 def probed_table(rows: list[Row]) -> str:
