@@ -99,13 +99,19 @@ GIVEN: dict[str, dict[str, Any]] = {  # what methods without a default are set t
 
 
 def engines() -> str:
-    """The table of who reads what of each scaling of a LLaMA of 4,096 tokens at four times that."""
+    """Tabulate how each engine runs each scaling of a LLaMA at 4 times its 4,096 tokens, with notes."""
     config = LlamaConfig(hidden_size=128, num_attention_heads=1, max_position_embeddings=4096)
-    plans = {name: plan(config, to="4x", method=name, **GIVEN.get(name, {})) for name in METHODS}
-    rows = [
-        [f"`{name}`", *(f"{line.reads}, {line.how}" for line in made.engines)] for name, made in plans.items()
-    ]
-    return table(["method", *VERSIONS], rows)
+    notes: dict[str, int] = {}
+    rows = []
+    for name in METHODS:
+        made = plan(config, to="4x", method=name, **GIVEN.get(name, {}))
+        cells = [f"{line.reads}, {line.how}" for line in made.engines]
+        for index, line in enumerate(made.engines):
+            if line.note:
+                cells[index] += f" ({notes.setdefault(line.note, len(notes) + 1)})"
+        rows.append([f"`{name}`", f"`{made.rope_parameters['rope_type']}`", *cells])
+    numbered = "\n".join(f"{number}. {note}" for note, number in notes.items())
+    return f"{table(['method', 'saved as', *VERSIONS], rows)}\n\n{numbered}"
 
 
 # One section per entry of a registry

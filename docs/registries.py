@@ -18,13 +18,13 @@ from ropepatch import ENCODINGS, METHODS, REMAPPINGS
 from ropepatch.data.positions import POSITIONS
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.engines import VERSIONS
-from ropepatch.extension.planning import Plan, plan_by
+from ropepatch.extension.planning import Plan
+from ropepatch.extension.serving import cache_bytes
 from ropepatch.model.architectures import GGUF_FACTORS, GGUF_FREQS, GGUF_GLOBAL, GGUF_PLAIN
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.config import head_dim_of, key_value_heads_of, load_config, text_config
 from ropepatch.model.engine_types import was_run
 from ropepatch.model.gguf import FREQS
 from ropepatch.report.printers import markdown_rows
-from ropepatch.scaling import make_scaling
 from ropepatch.settings import RECIPES, find_shipped, meanings, shipped_names
 from ropepatch.training import recipe as sections
 from ropepatch.training.forecast import Estimate
@@ -56,8 +56,6 @@ def _formulas(kinds: Iterable[Any], head: str) -> str:
 
 # Other engines
 
-SERVED = "yarn", "linear", "ntk", "llama3", "ntk-fixed"
-
 
 def gguf_architectures() -> str:
     """What llama.cpp reads of the rope of a GGUF file, by architecture."""
@@ -83,21 +81,23 @@ def engine_versions() -> str:
         known = ["run"] if name == "transformers 5.x" or was_run(name) else ["read"]
         known += [f"server of {asked[name]} probed"] if name in asked else []
         rows.append((name, version, "; ".join(known)))
-    return markdown_rows(("engine", "version", ""), rows)
+    return markdown_rows(("engine", "version", "how known"), rows)
 
 
-def engine_notes() -> str:
-    """How other engines read what Llama-2-7b is saved as at four times its window."""
-    names = list(VERSIONS)[2:]
-    [llama_2] = [preset["config"] for preset in PRESETS if preset["name"] == "llama-2-7b"]
+KV_CACHES = "llama-3.1-8b", "qwen3-8b", "qwen2.5-7b", "mistral-7b-v0.3", "gemma-3-4b"
+
+
+def kv_caches() -> str:
+    """Tabulate the KV cache of one sequence of some published models."""
     rows = []
-    for method in SERVED:
-        plan = plan_by(Checkpoint(None, "llama", stated_raw=llama_2), make_scaling(method, factor=4.0), 16384)
-        cells = [
-            ": ".join(filter(None, (one.reads, one.note))) for one in plan.engines if one.engine in names
-        ]
-        rows.append((f"`{method}`", f"`{plan.rope_parameters['rope_type']}`", *cells))
-    return markdown_rows(("`--method`", "saved as", *names), rows)
+    for name in KV_CACHES:
+        [preset] = [preset for preset in PRESETS if preset["name"] == name]
+        config = text_config(load_config(preset["config"]))
+        sizes = config.num_hidden_layers, key_value_heads_of(config), head_dim_of(config)
+        held = [cache_bytes(config, tokens) for tokens in (32_768, 131_072)]
+        rows.append((preset["model"], *map(str, sizes), *(f"{one / 2**30:.2f} GiB" for one in held if one)))
+    heads = "model", "layers", "KV heads", "head dimension", "32k tokens", "128k tokens"
+    return markdown_rows(heads, rows)
 
 
 def models() -> str:

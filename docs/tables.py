@@ -122,19 +122,12 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
     "docs/guides/remappings.md": {
         "remappings-measured": lambda: remappings_study.short_table(rows("position-remappings")),
     },
-    "docs/guides/choose.md": {
-        "training-free": measured.training_free_chosen,
+    "docs/guides/choose.md": {"training-free": measured.training_free_chosen},
+    "docs/guides/gguf.md": {
         "gguf": registries.gguf_architectures,
         "gguf-asked": lambda: gguf_study.gguf_table(rows("gguf")),
     },
-    "docs/guides/probe.md": {
-        "engines-probed": lambda: engines_study.probed_table(rows("engines")),
-        "trainers-probed": lambda: engines_study.trainers_table(rows("trainers")),
-    },
-    "docs/guides/serve.md": {
-        "engine-versions": registries.engine_versions,
-        "engine-notes": registries.engine_notes,
-    },
+    "docs/guides/kv-cache.md": {"kv-caches": registries.kv_caches},
     "docs/reference/api.md": {"every-name": in_sections(generate.api)},
     "docs/reference/remappings.md": {
         "remappings": registries.remappings,
@@ -146,7 +139,13 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "damaged-files": measured.damaged_files,
         "killed-commands": measured.killed_commands,
     },
-    "docs/reference/engines.md": {"engines": generate.engines, "engine-types": engine_types.table},
+    "docs/reference/engines.md": {
+        "engine-versions": registries.engine_versions,
+        "engines": generate.engines,
+        "engines-probed": lambda: engines_study.probed_table(rows("engines")),
+        "trainers-probed": lambda: engines_study.trainers_table(rows("trainers")),
+        "engine-types": engine_types.table,
+    },
     "docs/reference/encodings.md": {
         "encodings": registries.encodings,
         "every-encoding": in_sections(generate.encodings),
