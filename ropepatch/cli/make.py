@@ -113,17 +113,14 @@ class _Screen:
             return
         written = Checkpoint(extension.folder)
         loading = call(f"{written.auto_class}.from_pretrained", folder, code=by_code)
-        code = f"from transformers import {written.auto_class}; print({loading})"
+        shown = f"{loading}.config.get_text_config().max_position_embeddings"
+        code = f"from transformers import {written.auto_class}; print({shown})"
+        say_on_stderr(f"load:    python -c {shlex.quote(code)}")
         try:
             _ = written.tokenizer
         except RopepatchError:
-            say_on_stderr("warning: no tokenizer was carried: the source has none that can be loaded")
-            say_on_stderr(f"load:    python -c {shlex.quote(code)}")
+            say_on_stderr("warning: no tokenizer was copied: the source has none that can be loaded")
         else:
-            if written.auto_class == "AutoModelForCausalLM":
-                loading = call("pipeline", "text-generation", folder, code=by_code)
-                code = f'from transformers import pipeline; print({loading}("Once"))'
-            say_on_stderr(f"load:    python -c {shlex.quote(code)}")
             say_on_stderr(f"measure: ropepatch eval {shlex.quote(folder)} --text FILE")
         if not extension.pushed:
             say_on_stderr(f"publish: ropepatch push {shlex.quote(folder)} ME/NAME")

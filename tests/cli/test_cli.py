@@ -153,7 +153,7 @@ def test_extend_writes_a_folder_named_after_what_it_is(checkpoint, tmp_path, run
     assert folder.name == "tiny-llama-ntk-1k"
     assert "logits equal" in done.stdout
     load, measure, publish = done.stderr.splitlines()[-3:]
-    assert load.startswith("load:    python -c 'from transformers import pipeline; ")
+    assert load.startswith("load:    python -c 'from transformers import AutoModelForCausalLM; ")
     assert f"ropepatch eval {folder} --text" in measure
     assert f"ropepatch push {folder}" in publish
 

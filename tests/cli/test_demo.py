@@ -1,6 +1,7 @@
 """The demo does what the README says it does."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,11 +63,26 @@ def test_the_demo_shows_what_the_documents_claim(done, folder):
         assert rows["yarn", "found", length] >= 0.5
 
 
-def test_results_go_to_stdout_and_progress_to_stderr(done):
-    assert "Nats per token" in done.stdout
-    assert "measurements: about" not in done.stdout
-    assert "measurements: about" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_it_prints_few_lines_and_one_verdict_which_is_measured(done, folder):
+    assert len(done.stdout.splitlines()) <= 15
+    assert len(done.stderr.splitlines()) <= 4
+    (found,) = (
+        row
+        for one in read_results(folder / "out" / "evaluation")
+        for row in one.rows
+        if (one.label, row.measure, row.at) == ("yarn", "found", {"length": 2048})
+    )
+    assert (
+        f"tiny retrieves {found.value * 20:.0f} of 20 passkeys at 2,048 tokens, 8 times its original context "
+        "length; 0 of 20 before."
+    ) in done.stdout.splitlines()
+    for unhelpful in ("Effective length", "LongPPL", "gained"):
+        assert unhelpful not in done.stdout
+
+
+def test_the_picture_is_where_it_says(done, folder):
+    (named,) = re.findall("^picture: (.*)$", done.stdout, re.MULTILINE)
+    assert (folder / named).read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_report_and_a_checkpoint_that_stock_transformers_loads_are_there(done, folder):
