@@ -3,7 +3,6 @@
 import inspect
 import json
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
@@ -21,13 +20,20 @@ from ropepatch.extension.engines import VERSIONS
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.serving import cache_bytes
 from ropepatch.model.architectures import GGUF_FACTORS, GGUF_FREQS, GGUF_GLOBAL, GGUF_PLAIN
-from ropepatch.model.config import head_dim_of, key_value_heads_of, load_config, text_config
+from ropepatch.model.config import (
+    forward_operations,
+    head_dim_of,
+    key_value_heads_of,
+    load_config,
+    text_config,
+)
 from ropepatch.model.engine_types import was_run
 from ropepatch.model.gguf import FREQS
+from ropepatch.model.precision import HOUR
 from ropepatch.report.printers import markdown_rows
 from ropepatch.settings import RECIPES, find_shipped, meanings, shipped_names
 from ropepatch.training import recipe as sections
-from ropepatch.training.forecast import Estimate
+from ropepatch.training.forecast import Estimate, published_config
 from ropepatch.training.recipe import Recipe, read_recipe
 
 PRESETS = json.loads((resources.files("ropepatch.gallery") / "presets.json").read_text(encoding="utf-8"))
@@ -102,7 +108,7 @@ def kv_caches() -> str:
 
 def models() -> str:
     """What a plan by YaRN makes of every preset."""
-    heads = "model", "reads", "extended to", "saved as", "layers scaled", "other engines"
+    heads = "model", "original length", "target", "saved as", "layers scaled"
     return markdown_rows(heads, [(f"`{one['model']}`", *_planned(one)) for one in PRESETS])
 
 
@@ -112,14 +118,10 @@ def _planned(preset: Mapping[str, Any]) -> list[str]:
         try:
             plan = ropepatch.plan(folder, to=preset["to"], method="yarn")
         except RopepatchError as error:
-            return ["", "refused", "", "", str(error)]
-    reads = defaultdict(list)
-    for line in plan.engines[1:]:
-        reads[line.reads].append(line.engine)
-    engines = "; ".join(f"{how}: {', '.join(names)}" for how, names in reads.items())
+            return ["", f"refused: {error}", "", ""]
     window, kind = plan.rope.original_max_position_embeddings, plan.rope_parameters["rope_type"]
     layers = f"{_scaled_layers(plan)} of {plan.source.config.num_hidden_layers}"
-    return [f"{window:,}", f"{plan.target:,}", f"`{kind}`", layers, engines]
+    return [f"{window:,}", f"{plan.target:,}", f"`{kind}`", layers]
 
 
 def _scaled_layers(plan: Plan) -> int:
@@ -154,7 +156,7 @@ def keys() -> str:
         for name, field in kind.model_fields.items():
             default = "required" if field.is_required() else SHOWN.get(name) or _yaml(field.default)
             rows.setdefault(f"{prefix}{name}", (default, texts[name].replace("None", "`null`")))
-    return markdown_rows(("key", "default", ""), [(f"`{key}`", *row) for key, row in rows.items()])
+    return markdown_rows(("key", "default", "meaning"), [(f"`{key}`", *row) for key, row in rows.items()])
 
 
 def _yaml(value: Any) -> str:
@@ -170,11 +172,23 @@ def positions() -> str:
         parameters = ", ".join(f"`{field}`" for field in kind.model_fields if field != "name")
         meaning = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
         rows.append((f"`{name}`", parameters, meaning, kind.paper))
-    return markdown_rows(("positions", "parameters", "", "source"), rows)
+    return markdown_rows(("positions", "parameters", "meaning", "source"), rows)
 
 
 GPUS = {24: "RTX 4090, L4", 48: "A6000, L40S", 80: "A100, H100", 141: "H200"}  # gigabytes
 ROOM = 0.85  # the share that a training may take by the estimate, which knows no fragments
+
+
+def _hours(recipe: Recipe) -> str:
+    """Estimate hours on an H100 from forward passes: 3 of an adapter, 1 more of a teacher or all weights."""
+    config: Any = text_config(load_config(published_config(recipe.model) or {}))
+    cost = Estimate.of(recipe)
+    assert cost is not None
+    length = max(recipe.data.lengths(config.max_position_embeddings)[0])
+    passes = 3 + (recipe.distil is not None) + (recipe.lora is None)
+    rows = cost.tokens // length
+    hours = passes * rows * forward_operations(config, cost.weights.all, length) / HOUR["cuda"]
+    return f"{hours:.0f}" if hours > 0.5 else "under 1"
 
 
 def hardware() -> str:
@@ -186,22 +200,20 @@ def hardware() -> str:
         costs = [cost.memory.total_gib for one in ways if (cost := Estimate.of(one))]
         if recipe.model not in ("tiny", "MODEL") and costs:
             cells = [f"{gib:.1f} GiB: {_gpu(gib)}" for gib in costs]
-            rows.append(
-                (costs[0], [f"`{name}`", recipe.model, str(recipe.to), *cells, *["–"] * (2 - len(cells))])
-            )
-    head = ["recipe", "model", "to", "one GPU", "with `quantization: 4bit`"]
+            rows.append((costs[0], [f"`{name}`", *cells, *["–"] * (2 - len(cells)), _hours(recipe)]))
+    head = ["recipe", "GPU memory", "with `quantization: 4bit`", "H100 hours"]
     return markdown_rows(head, [row for _, row in sorted(rows)])
 
 
 def steps() -> str:
     """Training steps as they were measured: memory, time and MFU, and the smallest GPU that holds them."""
     if not (RESULTS / "step_cost.json").exists():
-        return "Nobody has measured a step on a GPU yet: `python eval/run.py --device cuda` does."
+        return "No step of these trainings was measured; `python eval/run.py --device cuda` measures them."
     measured = result("step_cost")
     gpus = [start["gpu"] or "CPU" for start in measured["recorded"]]
     table = step_cost.steps_table([row | {"gpu": gpus[row["recorded"]]} for row in measured["rows"]], _gpu)
     page = "[`step_cost.py`](../eval/benchmarks/README.md#the-cost-of-a-training-step)"
-    return f"Measured, of random LLaMAs, one row a step, by {page}; in brackets the estimate:\n\n{table}"
+    return f"Measured on random LLaMAs, one sequence a step ({page}); the estimate in brackets:\n\n{table}"
 
 
 def _gpu(gib: float) -> str:

@@ -118,7 +118,10 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "smollm2-in-short": lambda: pages_tables.in_short(smollm2_outcome()),
     },
     "docs/quickstart.md": {"demo": measured.demo},
-    "docs/guides/fine-tune.md": {"adaptation": measured.adaptation_in_short},
+    "docs/guides/fine-tune.md": {
+        "adaptation": measured.adaptation_in_short,
+        "hardware": registries.hardware,
+    },
     "docs/guides/remappings.md": {
         "remappings-measured": lambda: remappings_study.short_table(rows("position-remappings")),
     },
@@ -193,7 +196,6 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
     },
     "recipes/README.md": {
         "models": registries.models,
-        "hardware": registries.hardware,
         "steps": registries.steps,
         "keys": registries.keys,
         "positions": registries.positions,

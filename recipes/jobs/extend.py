@@ -2,14 +2,14 @@
 # requires-python = ">=3.11"
 # dependencies = ["ropepatch[train] @ git+https://github.com/ropepatch/ropepatch", "huggingface_hub>=1.5,<3"]
 # ///
-"""Extend a model on a machine that may be taken away, and go on where it stopped.
+"""Extend a model on a machine that may be preempted, and resume where it stopped.
 
     hf jobs uv run --flavor a100-large --timeout 4h --secrets HF_TOKEN recipes/jobs/extend.py USER/RUN \
       ropepatch extend meta-llama/Llama-3.1-8B --recipe llama3.1-8b-256k --out DIR --push USER/NAME
 
-The first word is a private repository, the others are a command, which may also be `torchrun ... -m ropepatch
-extend ...`. Whenever a checkpoint of DIR.run is whole, it is pushed to that repository. Given again, the
-command takes up the newest one and ends with the same weights.
+The first argument is a private repository. The others are a command, which may also be `torchrun ... -m ropepatch
+extend ...`. The script pushes each complete checkpoint of DIR.run to that repository. The same command, run
+again, resumes from the newest one and ends with the same weights.
 """
 
 import shutil
@@ -47,15 +47,15 @@ def main(repo: str, *command: str) -> int:
 
 
 def checkpoints(run: Path) -> list[str]:
-    """The checkpoints of a run, which are whole when they have that name; the newest last."""
+    """The complete checkpoints of a run, oldest first."""
     whole = [folder.name for folder in run.glob("checkpoint-*")]
     return sorted(whole, key=lambda name: int(name.removeprefix("checkpoint-")))
 
 
 def push(hub: HfApi, repo: str, run: Path, checkpoint: str) -> bool:
-    """One commit with what the run needs to go on from a checkpoint; False if that vanished meanwhile."""
+    """Commit what the run needs to resume from a checkpoint; False if that was removed meanwhile."""
     with tempfile.TemporaryDirectory(dir=run.parent) as folder:
-        try:  # links: what the run removes or writes anew stays as it is here
+        try:  # links, which later changes of the run do not touch
             for path in [*run.glob("*.json"), *(run / checkpoint).rglob("*")]:
                 if path.is_file():
                     link = Path(folder) / path.relative_to(run)

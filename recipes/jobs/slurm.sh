@@ -1,9 +1,9 @@
 #!/bin/bash
-# Several machines under Slurm: srun starts one torchrun on each, and they meet at the first.
+# Several machines under Slurm: srun starts one torchrun on each.
 #   sbatch recipes/jobs/slurm.sh meta-llama/Llama-2-7b-hf --recipe llama2-7b-yarn-32k --out DIR
-# The words are those of `ropepatch extend`; DIR lies on a disk that all machines share. After a time-out the same
-# command goes on. Every GPU reads rows of its own: divide gradient_accumulation_steps by their number.
-# Not run on a cluster: its commands are tested (tests/recipes/test_jobs.py).
+# The arguments are those of `ropepatch extend`. DIR is on a disk that all machines share. After a time-out the same
+# command resumes. Divide gradient_accumulation_steps by the number of GPUs to keep the batch.
+# Its commands are tested (tests/recipes/test_jobs.py), but it was not run on a cluster.
 #SBATCH --job-name=ropepatch
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1

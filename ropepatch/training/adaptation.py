@@ -146,8 +146,8 @@ def _measured(run: Run, supply: Supply, say: Say) -> tuple[PreTrainedModel, floa
     say(f"precision: {run.precision}")
     model: Any = run.source.load()
     loss = _watcher(run, supply).short_loss(model.to(run.processes.device))
-    if run.sharing.engine:
-        model.cpu()  # from where its weights are split
+    if run.sharing.engine or run.recipe.quantization:
+        model.cpu()  # from where its weights are split, or where they leave room for those in 4 bits
     return model, loss
 
 
