@@ -8,7 +8,7 @@
       ropepatch extend meta-llama/Llama-3.1-8B --recipe llama3.1-8b-256k --out DIR --push USER/NAME
 
 The first argument is a private repository. The others are a command, which may also be
-`torchrun ... -m ropepatch extend ...`. The script pushes each complete checkpoint of DIR.run to that repository.
+`torchrun ... -m ropepatch extend ...`. The script pushes each complete checkpoint of DIR.run there.
 The same command, run again, resumes from the newest one and ends with the same weights.
 """
 
