@@ -1,4 +1,4 @@
-"""A linter for the rope of any checkpoint: what is wrong, why it matters, and what repairs it."""
+"""A linter for the RoPE parameters of any checkpoint: what is wrong, why it matters, how to repair it."""
 
 from ropepatch.doctor.diagnosis import Diagnosis, diagnose
 from ropepatch.doctor.repair import repair

@@ -1,4 +1,4 @@
-"""All checks over one checkpoint, and what they found."""
+"""Run all checks on one checkpoint, adapter or loaded model."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from ropepatch.model.record_file import FILE as RECORD
 from ropepatch.model.rotary import base_model
 
 SIDE_FILES = (TOKENIZER, GENERATION, RECORD, ADAPTER)
-VOCABULARY = "tokenizer.json"  # of whose content nothing is checked
-COPY_AGAIN = "make it readable, or copy it again from where the checkpoint came from"
+VOCABULARY = "tokenizer.json"  # its content is not checked
+COPY_AGAIN = "make it readable, or copy it again from the original checkpoint"
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is wrong with one checkpoint, or with the rope of a loaded model.
+    """The problems of one checkpoint, or of a loaded model's RoPE.
 
     Args:
         case: The checkpoint.
-        findings: Errors first.
-        looked_at: What was read, for people.
-        repaired: What was wrong with a loaded model before `repair=True`.
+        findings: The problems, errors first.
+        looked_at: What was checked: names of files or modules.
+        repaired: The problems of a loaded model that `repair=True` repaired.
     """
 
     case: Case = field(repr=False)
@@ -52,16 +52,16 @@ class Diagnosis:
         return has_errors(self.findings)
 
     def to_json(self) -> str:
-        """The findings as a JSON list of objects."""
+        """Return the findings as a JSON list of objects."""
         return json_text([finding.to_dict() for finding in self.findings])
 
     def __str__(self) -> str:
-        name, looked = printable(self.case.name), f"looked at: {printable(', '.join(self.looked_at))}"
+        name, looked = printable(self.case.name), f"checked: {printable(', '.join(self.looked_at))}"
         if self.repaired:
             now = ", ".join(f"{one.key} ({one.code})" for one in self.repaired)
             looked = f"{looked}\nrepaired: {now}"
         if not self.findings:
-            return f"{name}: nothing found\n{looked}"
+            return f"{name}: no problems found\n{looked}"
         counts = Counter(finding.severity for finding in self.findings)
         words = ", ".join(
             f"{counts[one]} {one}{'s' if counts[one] > 1 else ''}" for one in SEVERITIES if counts[one]
@@ -79,12 +79,12 @@ def diagnose(
     measure: bool = True,
     repair: bool = False,
 ) -> Diagnosis:
-    """Look for what is wrong with the rope of a checkpoint, an adapter or a loaded model."""
+    """Check the RoPE of a checkpoint, an adapter or a loaded model."""
     if isinstance(model, nn.Module):
         return _diagnose_loaded(model, repair)
     if repair:
-        hint = "load it first; `ropepatch doctor --fix OUT` writes a repaired copy of a checkpoint"
-        raise RopepatchError(f"{argument('repair')} is for a loaded model, got {model}", hint=hint)
+        hint = "use `ropepatch doctor --fix OUT` to write a repaired copy of a checkpoint"
+        raise RopepatchError(f"{argument('repair')} needs a loaded model, got {model}", hint=hint)
     if folder := _adapter_folder(model):
         return _diagnose_adapter(read_case(Checkpoint(folder, str(model))))
     source = Checkpoint.find(model, revision, weights=measure, include=(CODE,))
@@ -93,14 +93,14 @@ def diagnose(
         return _diagnose_adapter(case)
     weights, of_weights = look_at_weights(case)
     findings = [*check(case), *unreadable_files(case), *of_weights]
-    if measure or source.revision is None:  # else only config.json is here
+    if measure or source.revision is None:  # else only config.json was downloaded
         findings += changed_code(case)
         findings += (
             no_tokenizer(source) if weights and not {TOKENIZER, VOCABULARY} & {*case.unreadable} else []
         )
     if measure and weights:
         findings += not_finite(weights)
-    names = [file.name for file in weights.files] if weights else ["no weights that can be read"]
+    names = [file.name for file in weights.files] if weights else ["no readable weights"]
     code = [CODE] if (case.folder / CODE).is_file() else []
     return Diagnosis(case, by_severity(findings), (*case.files, *case.unreadable, *code, *names))
 
@@ -127,11 +127,11 @@ def _diagnose_adapter(case: Case) -> Diagnosis:
 
 
 def _adapter_folder(model: str | Path) -> Path | None:
-    """The folder, if it holds an adapter and no model."""
+    """Return the folder if it contains an adapter and no model."""
     try:
         folder = Path(model).expanduser()
         return folder if (folder / ADAPTER).is_file() and not (folder / CONFIG).is_file() else None
-    except (OSError, RuntimeError, TypeError):  # too long, ~ of nobody, no name: `Checkpoint.find` says so
+    except (OSError, RuntimeError, TypeError):  # too long, an unknown user's ~, no name: not a path
         return None
 
 
@@ -151,7 +151,7 @@ def read_case(checkpoint: Checkpoint) -> Case:
 
 
 def unreadable_files(case: Case) -> list[Finding]:
-    """Files beside config.json that cannot be read, or are no JSON object."""
+    """Report files that cannot be read, or that contain no JSON object."""
     return [
         Key(file, ()).finding("file-unreadable", reason, COPY_AGAIN)
         for file, reason in case.unreadable.items()
@@ -159,7 +159,7 @@ def unreadable_files(case: Case) -> list[Finding]:
 
 
 def no_tokenizer(source: Checkpoint) -> list[Finding]:
-    """A tokenizer that is not there, or cannot be loaded; a config.json that cannot is another finding."""
+    """Report a missing or broken tokenizer; a broken config.json is another finding."""
     try:
         _ = source.stock.whole_config
     except RopepatchError:
@@ -172,15 +172,15 @@ def no_tokenizer(source: Checkpoint) -> list[Finding]:
 
 
 def changed_code(case: Case) -> list[Finding]:
-    """The code of a position remapping that is missing or not the recorded one; it is read, never run."""
+    """Report missing or changed code of a position remapping; never runs the code."""
     recorded = case.record.get("code")
     if not recorded or kind_of(case.raw) != "mapped" or code_of(case.folder) == recorded:
         return []
-    problem = f"{CODE} is not the file whose sha256 ropepatch.json records"
-    remedy = f"do not load it with trust; {COPY_AGAIN}"
+    problem = f"the sha256 of {CODE} is not the one in ropepatch.json"
+    remedy = f"do not load it with trust_remote_code=True; {COPY_AGAIN}"
     return [Key(CODE, ()).finding("remapping-code-changed", problem, remedy)]
 
 
 def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Errors first, each kind in the order of the checks."""
+    """Sort findings, errors first."""
     return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))

@@ -1,4 +1,4 @@
-"""A repaired copy of a checkpoint: a new folder, whole or not at all."""
+"""Write a repaired copy of a checkpoint into a new folder."""
 
 from __future__ import annotations
 
@@ -17,29 +17,32 @@ from ropepatch.model.weights import INDEX, PICKLES, Progress, clone_files
 
 
 def repair(diagnosis: Diagnosis, out: str | Path, *, progress: Progress | None = None) -> Path:
-    """Write a copy of the checkpoint in which everything is repaired that needs no guess.
+    """Write a copy of the checkpoint with every repair that needs no guess.
 
-    The files of the folder itself are copied, not its folders and not pickled weights. Where config.json
-    changes, `verified` is left out of ropepatch.json: nothing has verified the copy.
+    The copy contains the files of the folder, without subfolders and pickled weights. If config.json
+    changes, ropepatch.json loses `verified`.
+
+    Raises:
+        RopepatchError: If nothing can be repaired, or the output folder exists or lies inside the checkpoint.
     """
     case = diagnosis.case
     if not any(finding.fixable for finding in diagnosis.findings):
         raise RopepatchError(
-            f"nothing in {case.name} can be fixed without guessing", hint=f"leave {argument('fix')} out"
+            f"{case.name} has no problem that can be fixed automatically", hint=f"drop {argument('fix')}"
         )
     folder = absent(out)
     if folder.resolve().is_relative_to(case.folder.resolve()):
         raise RopepatchError(
-            f"{folder} lies inside the checkpoint", hint=f"choose an {argument('out')} beside it"
+            f"{folder} lies inside the checkpoint", hint=f"choose an {argument('out')} outside it"
         )
     after = repaired(case)
-    # By identity: what differs may be 4 and 4.0.
+    # Compare by identity, since 4 == 4.0.
     changed = {name: content for name, content in after.files.items() if content is not case.files.get(name)}
     record = after.files.get(RECORD, {})
     if "verified" in record and CONFIG in changed:
         changed[RECORD] = {key: value for key, value in record.items() if key != "verified"}
     files = [file for file in sorted(case.folder.iterdir()) if _is_carried(file)]
-    if CONFIG in changed:  # it may compute something else
+    if CONFIG in changed:  # the model may compute something else now
         files = [file for file in files if file.name != READING]
     weights, _ = look_at_weights(case)
     for file in files:

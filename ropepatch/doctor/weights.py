@@ -1,4 +1,4 @@
-"""The weight files: whether they are whole, the model's own and finite."""
+"""Check that the weight files are complete, belong to the model and contain finite numbers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from ropepatch.model.weights import (
 )
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-END_NUMBERS = 1 << 17  # numbers at most, of either end of a tensor
-MAX_NUMBERS = 1 << 27  # of all tensors, of which a mixture of experts may have 50,000
+END_NUMBERS = 1 << 17  # numbers checked at either end of a tensor, at most
+MAX_NUMBERS = 1 << 27  # numbers checked in all tensors; a mixture of experts may have 50,000 tensors
 
 
 def look_at_weights(case: Case) -> tuple[Weights | None, list[Finding]]:
-    """The weights of a checkpoint, None where they are missing or damaged, and what their headers say."""
+    """Read the weight headers of a checkpoint, None if missing or damaged, and report their problems."""
     sets = weight_sets(case.folder)
     try:
         weights = read_headers(case.folder, case.raw)
@@ -39,14 +39,14 @@ def look_at_weights(case: Case) -> tuple[Weights | None, list[Finding]]:
         return None, [*_unread(case, [*sets, ""][0], error)]
     findings = [*_misfit(case, weights), *_misread(case, weights)]
     if len(sets) == 2:
-        problem = f"transformers loads {sets[0]} and not the files of {sets[1]}, which are here too"
+        problem = f"the folder has two sets of weights; transformers loads {sets[0]}, not {sets[1]}"
         remedy = f"keep one set: remove {INDEX} and its files, or {SINGLE}"
         findings.append(Key(INDEX, ()).finding("weights-twice", problem, remedy))
     return weights, findings
 
 
 def _unread(case: Case, first: str, error: RopepatchError) -> Iterator[Finding]:
-    """Weights that cannot be read, by the first file of their set; none are no fault."""
+    """Report unreadable weights, by the first file of their set; a folder without weights is fine."""
     shards = sorted(file.name for file in case.folder.glob("model-*.safetensors"))
     pickles = [name for name in PICKLES if (case.folder / name).exists()]
     problem, remedy = str(error)[:400], error.hint or ""
@@ -59,26 +59,26 @@ def _unread(case: Case, first: str, error: RopepatchError) -> Iterator[Finding]:
     elif first:
         yield Key(first, ()).finding("weights-damaged", problem, remedy)
     elif shards:
-        yield Key(INDEX, ()).finding("index-wrong", f"{shards[0]} without {INDEX}", "copy it too")
+        yield Key(INDEX, ()).finding("index-wrong", f"{shards[0]} without {INDEX}", f"copy {INDEX} as well")
     elif pickles:
         yield Key(pickles[0], ()).finding("weights-pickled", problem, remedy)
 
 
 def not_finite(weights: Weights) -> Iterator[Finding]:
-    """Tensors with a NaN or an infinity, by the first and the last `END_NUMBERS` of each, or fewer."""
+    """Report tensors with NaN or infinity among the first and last `END_NUMBERS`, or fewer, of each."""
     most = max(1, min(END_NUMBERS, MAX_NUMBERS // max(1, len(weights.tensors))))
     bad = [name for name, entry in sorted(weights.tensors.items()) if not _is_finite(entry, most)]
     if bad:
         more = f", and {len(bad) - 1} more" if len(bad) > 1 else ""
         yield Key(weights.tensors[bad[0]].file.name, ()).finding(
             "weights-not-finite",
-            f"{bad[0]} holds a NaN or an infinity{more}",
-            "download the file again; of a model that was trained here take an earlier checkpoint",
+            f"{bad[0]} contains NaN or infinity{more}",
+            "download the file again; if you trained this model, use an earlier checkpoint",
         )
 
 
 def _is_finite(entry: TensorEntry, most: int) -> bool:
-    """By so many numbers at both ends, read without mapping the file; what is no float is finite."""
+    """Check up to ``most`` numbers at both ends, without mapping the file; integers are finite."""
     dtype, count = FLOATS.get(entry.dtype), math.prod(entry.shape)
     if dtype is None or not count:
         return True
@@ -93,7 +93,7 @@ def _is_finite(entry: TensorEntry, most: int) -> bool:
 
 
 def _misfit(case: Case, weights: Weights) -> Iterator[Finding]:
-    """Weights of another model; a configuration that cannot be built is another finding."""
+    """Report weights that do not fit config.json; an invalid config.json is another finding."""
     try:
         model = Checkpoint(case.folder, stated_raw=case.raw).skeleton
     except RopepatchError:
@@ -105,14 +105,13 @@ def _misfit(case: Case, weights: Weights) -> Iterator[Finding]:
         yield key.finding("weights-misfit", str(error), error.hint or "")
         return
     if unused:
-        problem = f"config.json describes no {unused[0]}, nor {len(unused) - 1} more"
-        yield key.finding(
-            "weights-unused", problem, "none, if another program needs them; else take them out"
-        )
+        more = f" and {len(unused) - 1} more tensors" if len(unused) > 1 else ""
+        problem = f"the model that config.json describes has no {unused[0]}{more}"
+        yield key.finding("weights-unused", problem, "none if another program needs them; else remove them")
 
 
 def _misread(case: Case, weights: Weights) -> Iterator[Finding]:
-    """A reading that is not of these weights, or damaged."""
+    """Report a fingerprint of other weights, or a damaged one."""
     if not readings.exists(case.folder):
         return
     key = Key(readings.FILE, ())
@@ -122,5 +121,5 @@ def _misread(case: Case, weights: Weights) -> Iterator[Finding]:
         yield key.finding("file-unreadable", str(error), error.hint or "", severity="warning")
         return
     if reading.weights != fingerprint(weights):
-        problem = "it was read from other weights than these"
+        problem = "it belongs to other weights"
         yield key.finding("reading-of-other-weights", problem, readings.HINT)

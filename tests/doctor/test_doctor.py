@@ -377,7 +377,7 @@ def test_both_readings_of_a_linear_window_are_a_remark():
         vicuna = {"rope_scaling": {"type": "linear", "factor": 4.0}, "max_sequence_length": stated}
         findings = check(case_of(changed(ORIGINALS[LLAMA_2], vicuna)))
         assert [one.code for one in findings] == ["linear-multiplied"] * remarks
-        assert all(("max_sequence_length says 4096" in one.problem) == (stated == 4096) for one in findings)
+        assert all(("max_sequence_length is 4096" in one.problem) == (stated == 4096) for one in findings)
 
 
 def test_the_rope_types_are_those_of_transformers():
@@ -584,6 +584,6 @@ def test_the_command_repairs_and_says_what_is_left(tmp_path, run_here):
 
 def test_where_nothing_is_found_the_command_says_what_was_looked_at_and_makes_no_copy(tmp_path, run_here):
     result = run_here("doctor", "tiny", "--no-measure", "--fix", tmp_path / "out")
-    assert (result.returncode, result.stdout.splitlines()[0]) == (0, "tiny: nothing found")
+    assert (result.returncode, result.stdout.splitlines()[0]) == (0, "tiny: no problems found")
     assert "model.safetensors" in result.stdout
     assert not (tmp_path / "out").exists()

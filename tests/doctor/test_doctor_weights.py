@@ -223,7 +223,7 @@ def test_pickled_weights_are_named_and_never_loaded_and_no_weights_are_no_fault(
     pickled.unlink()
     diagnosis = diagnose(folder)
     assert diagnosis.findings == ()
-    assert "no weights that can be read" in str(diagnosis)
+    assert "no readable weights" in str(diagnosis)
 
 
 # --- adapters -------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def adapter(folder, tmp_path) -> Path:
 def test_an_adapter_whose_base_lacks_its_rope_is_named(adapter):
     (finding,) = diagnose(adapter).findings
     assert (finding.code, finding.severity, finding.fixable) == ("adapter-base-lacks-rope", "warning", False)
-    assert "yarn to 256 tokens" in finding.problem
+    assert "yarn at 256 tokens" in finding.problem
     assert "load_adapter" in finding.remedy
 
 
@@ -274,7 +274,7 @@ def test_the_base_of_an_adapter_has_its_queries(adapter, folder, tmp_path):
     given = {"to": 256, "method": "custom", "divisors": (2.0,) * 8}
     made = ropepatch.plan(folder, **given, queries=[[[(1.0, 0.5)] * 8] * 2] * 2)
     edit_json(adapter / "ropepatch.json", **json.loads(json.dumps(made.to_dict())))
-    for base, lacks in ((None, "another rope"), (ropepatch.plan(folder, **given), "other query weights")):
+    for base, lacks in ((None, "other RoPE parameters"), (ropepatch.plan(folder, **given), "other query weights")):
         if base:
             out = ropepatch.extend(base, tmp_path / "extended", reading=False).folder
             edit_json(adapter / "adapter_config.json", base_model_name_or_path=str(out))
@@ -313,7 +313,7 @@ def test_a_record_that_makes_no_sense_is_another_rope(adapter, inv_freq):
 
 
 def test_an_adapter_cannot_be_repaired_and_an_unreadable_one_is_a_user_error(adapter, tmp_path):
-    with pytest.raises(RopepatchError, match="can be fixed without guessing"):
+    with pytest.raises(RopepatchError, match="no problem that can be fixed automatically"):
         repair(diagnose(adapter), tmp_path / "out")
     (adapter / "adapter_config.json").write_text("[")
     with pytest.raises(RopepatchError):

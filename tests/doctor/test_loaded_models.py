@@ -274,5 +274,5 @@ def test_what_cannot_be_read_is_said_and_left_alone():
 
 
 def test_only_a_loaded_model_is_repaired_in_memory():
-    with pytest.raises(RopepatchError, match="`repair` is for a loaded model, got tiny"):
+    with pytest.raises(RopepatchError, match="`repair` needs a loaded model, got tiny"):
         ropepatch.diagnose("tiny", repair=True)

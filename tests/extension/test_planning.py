@@ -100,7 +100,7 @@ def test_what_contradicts_the_target_or_goes_beyond_all_that_is_published_warns(
 
 
 NONSENSE = [
-    ({"rope": LLAMA_3 | {"original_max_position_embeddings": 8192}}, "the window (64) is below"),
+    ({"rope": LLAMA_3 | {"original_max_position_embeddings": 8192}}, "max_position_embeddings (64) is below"),
     ({"rope": LLAMA_3 | {"low_freq_factor": -1.0}}, "low_freq_factor is -1.0"),
     ({"rope": LLAMA_3 | {"low_freq_factor": 4.0, "high_freq_factor": 1.0}}, "not above low_freq_factor"),
     ({"rope": YARN | {"original_max_position_embeddings": 10**12}}, "is 1000000000000"),

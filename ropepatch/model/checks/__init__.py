@@ -1,4 +1,4 @@
-"""Rules over the small files of a checkpoint; nothing here reads weights or knows a plan."""
+"""Rules for the JSON files of a checkpoint, independent of its weights and of any plan."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ropepatch.model.checks.case import Case
 from ropepatch.model.checks.findings import CONFIG, Finding
 from ropepatch.model.checks.rules import RULES, contradictions, load_errors
 
-MAX_ROUNDS = 50  # of repairs, each of one finding
+MAX_ROUNDS = 50  # repairs of one finding each
 
 
 def check(case: Case) -> list[Finding]:
-    """What the small files of a checkpoint say, of which ropepatch.json repairs what it settles.
+    """Check the JSON files of a checkpoint, with repairs from ropepatch.json where it settles a problem.
 
-    Findings are gone once config.json says again what was recorded, which must leave no error in it. That it
-    differs from the record is no such finding: the change may be meant.
+    The recorded values repair a finding in config.json if restoring them removes it and leaves no error.
+    Restoring is never the repair of a mere difference from the record, which may be intended.
     """
     findings = _findings(case)
     changed = [str(case.at(name)) for name in case.changed]
@@ -34,7 +34,7 @@ def check(case: Case) -> list[Finding]:
         return findings
     left = {(one.code, one.key) for one in restored}
     return [
-        replace(one, edits=case.recorded, remedy="write what ropepatch.json says")
+        replace(one, edits=case.recorded, remedy="restore the values in ropepatch.json")
         if one in doubtful and (one.code, one.key) not in left
         else one
         for one in findings
@@ -52,14 +52,14 @@ def has_errors(findings: Iterable[Finding]) -> bool:
 
 
 def config_errors(raw: dict[str, Any], *also: str) -> tuple[str, ...]:
-    """The errors of a config.json by itself, whether or not transformers takes it, and findings of a code."""
+    """Return the errors of a config.json alone, and its findings with these codes."""
     case = _alone(raw)
     found = [one for look in RULES for one in look(case)]
     return tuple(one.problem for one in found if one.severity == "error" or one.code in also)
 
 
 def check_agreement(raw: dict[str, Any]) -> None:
-    """Refuse a config.json that says different things in two places."""
+    """Raise a `RopepatchError` if config.json contradicts itself."""
     for one in contradictions(_alone(raw)):
         raise RopepatchError(f"config.json contradicts itself: {one.problem}", hint=one.remedy)
 
@@ -69,7 +69,7 @@ def _alone(raw: dict[str, Any]) -> Case:
 
 
 def repaired(case: Case) -> Case:
-    """The checkpoint after all changes of its small files that need no guess, one finding at a time."""
+    """Repair everything in the JSON files that needs no guess, one finding at a time."""
     for _ in range(MAX_ROUNDS):
         edits = next((finding.edits for finding in check(case) if finding.edits), ())
         if not edits:

@@ -1,4 +1,4 @@
-"""The small files of one checkpoint, without asking transformers, which refuses some of them."""
+"""The JSON files of one checkpoint, parsed without transformers, which rejects some of them."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from ropepatch.model.rotary import SEQUENCE, stated_window
 
 THETA_KEYS = ("rope_theta", "rotary_emb_base")  # the second is GPT-NeoX's
 WINDOW_KEYS = ("max_position_embeddings", "n_positions")
-# Up to this ratio to the window of pretraining a window counts as left behind: Qwen3's 40960 beside 32768.
+# Up to this ratio of max_position_embeddings to the original length the former was not raised: Qwen3 has
+# 40960 and 32768.
 LEFT_BEHIND = 1.25
 MAX_CONFIG_NUMBER = 1e40  # beyond this a number is damage; ropepatch writes 1e30 for a frequency of zero
 
 
 def number(value: Any) -> float | None:
-    """A finite number as a float; None for anything else, booleans too."""
+    """Return a finite number as a float; None for anything else, including booleans."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_CONFIG_NUMBER:
         return None
     return float(value)
 
 
 def positive(value: Any) -> float | None:
-    """A finite number above 0."""
+    """Return a finite number above 0; None for anything else."""
     finite = number(value)
     return finite if finite and finite > 0 else None
 
 
 @dataclass(frozen=True)
 class Stated:
-    """One rope as config.json states it: in `rope_parameters`, in `rope_scaling`, or in both.
+    """One set of RoPE parameters in config.json: in `rope_parameters`, in `rope_scaling`, or in both.
 
     Args:
         case: The checkpoint.
         objects: The JSON objects that describe it, by their paths, the one of `rope_parameters` first.
-        layer_type: The layers it is for; None where there is one rope.
+        layer_type: The layers that use it; None if all layers do.
     """
 
     case: Case = field(repr=False, compare=False)
@@ -49,7 +50,7 @@ class Stated:
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """All keys of its objects; of two values the first that is not null."""
+        """All keys of its objects; the first value that is not null wins."""
         values: dict[str, Any] = {}
         for stated in self.objects.values():
             values |= {key: value for key, value in stated.items() if values.get(key) is None}
@@ -57,7 +58,7 @@ class Stated:
 
     @property
     def kind(self) -> str | None:
-        """The rope type, under either name of the key; None if none is named."""
+        """The RoPE type, under either name of the key; None if missing."""
         kind = self.values.get("rope_type", self.values.get("type"))
         return kind if kind is None or isinstance(kind, str) else shown(kind)
 
@@ -68,7 +69,7 @@ class Stated:
 
     @property
     def original(self) -> float | None:
-        """The window of pretraining; a value at the top wins, as in transformers 5."""
+        """The original context length; a value at the top level wins, as in transformers 5."""
         return positive(self.case.stated.get(ORIGINAL)) or self.positive(ORIGINAL)
 
     def number(self, key: str) -> float | None:
@@ -80,10 +81,7 @@ class Stated:
         return positive(self.values.get(key))
 
     def at(self, *names: str) -> Key:
-        """One of its keys, the first of these names that it has; in all of its objects if it has none.
-
-        A key is edited in all objects that have it.
-        """
+        """Return the first of these keys that it has, else the last one, to be added to all its objects."""
         name = next((name for name in names if name in self.values), names[-1])
         holders = {path: stated for path, stated in self.objects.items() if name in stated} or self.objects
         first, *twins = sorted(holders, key=lambda path: holders[path].get(name) is None)
@@ -95,11 +93,11 @@ class Case:
     """One checkpoint or adapter folder.
 
     Args:
-        name: As the user gave it.
-        folder: Where its files are.
-        files: The content of those of its JSON files that matter here and can be read, by name.
-        unreadable: Why the others cannot be read, by name.
-        record: The content of ropepatch.json, as far as it is sound.
+        name: The name that the user gave.
+        folder: The folder with its files.
+        files: The content of its readable JSON files, by name.
+        unreadable: Why the other files cannot be read, by name.
+        record: The valid content of ropepatch.json.
     """
 
     name: str
@@ -115,7 +113,7 @@ class Case:
 
     @cached_property
     def prefix(self) -> Keys:
-        """Where config.json describes the language model: at the top, or in its text_config."""
+        """Where config.json describes the language model: at the top level, or in text_config."""
         text = self.raw.get("text_config")
         telling = {"rope_scaling", "rope_parameters", "rope_theta", "hidden_size", *WINDOW_KEYS}
         return ("text_config",) if isinstance(text, dict) and telling & text.keys() else ()
@@ -128,7 +126,7 @@ class Case:
 
     @property
     def model_type(self) -> str:
-        """The architecture, in transformers' words."""
+        """The architecture, as transformers names it."""
         return str(self.stated.get("model_type", self.raw.get("model_type")))
 
     def _ropes_in(self, name: str) -> tuple[Stated, ...]:
@@ -143,22 +141,22 @@ class Case:
 
     @cached_property
     def newer(self) -> tuple[Stated, ...]:
-        """The ropes in rope_parameters, which transformers 5 writes and nothing else."""
+        """The RoPE parameters in rope_parameters, which only transformers 5 writes."""
         return self._ropes_in("rope_parameters")
 
     @cached_property
     def older(self) -> tuple[Stated, ...]:
-        """The ropes in rope_scaling, all that readers older than transformers 5 know."""
+        """The RoPE parameters in rope_scaling, for programs older than transformers 5."""
         return self._ropes_in("rope_scaling")
 
     @property
     def newest(self) -> Stated | None:
-        """The newer description that older keys repeat, if there is one."""
+        """The newer parameters that the older keys repeat, if there are any."""
         return next((rope for rope in self.newer if rope.layer_type in (None, GLOBAL_LAYERS)), None)
 
     @property
     def pairs(self) -> list[tuple[Stated, Stated]]:
-        """The ropes that stand in both generations of keys: the newer and the older description."""
+        """The RoPE parameters given by both generations of keys, newer and older."""
         return [
             (new, old)
             for new in self.newer
@@ -169,7 +167,7 @@ class Case:
 
     @cached_property
     def ropes(self) -> tuple[Stated, ...]:
-        """Every rope once, whose two descriptions are one where they name the same type."""
+        """Every set of RoPE parameters once, merged where both generations name the same type."""
         ropes, joined = list(self.newer), []
         for new, old in self.pairs:
             if (new.kind or "default") == (old.kind or "default") and new in ropes:
@@ -179,24 +177,24 @@ class Case:
 
     @cached_property
     def window_key(self) -> str:
-        """The name of the window."""
+        """The key of the context length."""
         return next((key for key in WINDOW_KEYS if key in self.stated), WINDOW_KEYS[0])
 
     @cached_property
     def window(self) -> float | None:
-        """The window that config.json states, in tokens."""
+        """The context length that config.json states, in tokens."""
         return positive(self.stated.get(self.window_key))
 
     @cached_property
     def theta(self) -> Key:
-        """The older key of the base."""
+        """The older key of the RoPE base."""
         return self.at(next((key for key in THETA_KEYS if key in self.stated), THETA_KEYS[0]))
 
     def reach(self) -> float | None:
-        """The tokens that the scaled model reads.
+        """Return the context length of the scaled model, in tokens.
 
-        An extended window says it; a factor may be larger than it needs. Qwen leaves its window as it was
-        before scaling, so that only the factor says it.
+        This is max_position_embeddings if it was extended. Qwen leaves it unchanged, so there it is the
+        factor times the original length.
         """
         window = self.window or 0.0
         reaches = [window]
@@ -210,7 +208,7 @@ class Case:
 
     @cached_property
     def pair_count(self) -> int | None:
-        """The number of rotary pairs; None where the sizes do not tell."""
+        """The number of rotary dimension pairs; None if the sizes are missing."""
         sizes = ("hidden_size", "num_attention_heads", "qk_rope_head_dim", "head_dim")
         hidden, heads, rotated, head = (positive(self.stated.get(key)) for key in sizes)
         head = rotated or head or (hidden // heads if hidden and heads else None)
@@ -220,27 +218,27 @@ class Case:
         return int(head * share) // 2 if head and math.isfinite(head * share) else None
 
     def at(self, name: str) -> Key:
-        """A key of the language model in config.json."""
+        """Return a key of the language model in config.json."""
         return Key(CONFIG, (*self.prefix, name), self.stated.get(name))
 
     def companion(self, file: str, name: str) -> Key:
-        """A key at the top of one of the files beside config.json."""
+        """Return a top-level key of another JSON file."""
         return Key(file, (name,), self.files.get(file, {}).get(name))
 
     @property
     def recorded(self) -> tuple[Edit, ...]:
-        """The changes after which config.json says what ropepatch recorded of it."""
+        """The edits that restore the values recorded in ropepatch.json."""
         changes: dict[str, Any] = self.record.get("config_changes", {})
         return tuple(edit for name, value in changes.items() for edit in self.at(name).set(value))
 
     @property
     def changed(self) -> list[str]:
-        """The keys of which config.json says something else than ropepatch recorded."""
+        """The keys whose values differ from those recorded in ropepatch.json."""
         changes: dict[str, Any] = self.record.get("config_changes", {})
         return [name for name, value in changes.items() if self.stated.get(name) != value]
 
     def with_edits(self, edits: Iterable[Edit]) -> Case:
-        """The same checkpoint after changes."""
+        """Return the same checkpoint after edits."""
         files = dict(self.files)
         for edit in edits:
             files[edit.file] = edited(files.get(edit.file, {}), edit.path, edit.value)

@@ -1,7 +1,6 @@
-"""What is wrong with the small files of a checkpoint: a function for each thing, which yields its findings.
+"""Rules for the JSON files of a checkpoint: one function per problem, which yields its findings.
 
-Most look at one rope at a time, as both generations of keys describe it; the others compare what is stated
-in several places.
+Most rules check one set of RoPE parameters; the others compare values stated in several places.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ USUAL = 1e-3  # how closely an attention factor agrees with a formula
 DEFAULT_THETA = 10_000.0
 LLAMA_3_VOCABULARY, LLAMA_3_SIZES = range(128_256, 128_512), (2048, 3072, 4096, 8192, 16_384)
 LLAMA_3_THETA = 500_000.0
-LOOK_IT_UP = "write the base that the model was pretrained with; its card or the original config.json says it"
+LOOK_IT_UP = "write the base from the model's card or its original config.json"
 
 
 def rule(look: Rule) -> Rule:
@@ -108,7 +107,7 @@ def rule(look: Rule) -> Rule:
 
 
 def rope_rule(*kinds: str) -> Callable[[RopeRule], Rule]:
-    """Add a rule of every rope of these types; of all ropes without any."""
+    """Add a rule for each set of RoPE parameters of these types, or of all types."""
 
     def add(look: RopeRule) -> Rule:
         def look_at_each(case: Case) -> Iterator[Finding]:
@@ -131,20 +130,20 @@ def misspelled_keys(rope: Stated) -> Iterator[Finding]:
     known = SCALING_KEYS | OTHER_KEYS
     for key in map(rope.at, sorted(rope.values.keys() - known)):
         for near in difflib.get_close_matches(key.name, sorted(known), n=1, cutoff=0.85):
-            problem = f"no reader knows {key.name}; {near} is meant, perhaps"
+            problem = f"no program supports the key {key.name}; did you mean {near}?"
             severity: Severity = "warning" if near in rope.values else "error"
             yield key.finding("key-misspelled", problem, f"rename it to {near}", severity=severity)
 
 
 @rule
 def broken_values(case: Case) -> Iterator[Finding]:
-    """Values that are no numbers, windows, switches or ropes, or none that a rope can have."""
+    """Values of the wrong type, or out of range."""
     for name in ("rope_scaling", "rope_parameters"):
         yield from _of_kind(case.at(name), dict, "an object, or null")
     for rope in case.ropes:
         yield from _of_kind(rope.at("truncate"), bool, "true or false")
         factor = rope.positive("factor") or 1.0
-        # Where the temperature 0.1 k ln s + 1 reaches 0; above it ropepatch writes a k below 0 too.
+        # Where the temperature 0.1 k ln s + 1 reaches 0; above that, ropepatch may write a negative k.
         least = -10 / math.log(factor) if factor > 1 else 0.0
         for name in NUMBERS:
             yield from _broken_number(rope.at(name), least if name.startswith("mscale") else 0.0)
@@ -172,12 +171,12 @@ def _broken_number(key: Key, least: float = 0.0) -> Iterator[Finding]:
         yield key.finding("impossible-value", problem, f"write a number of at most {most:g}")
     if isinstance(key.value, float) and key.name in (*WINDOW_KEYS, ORIGINAL):
         whole = value is not None and value > 0 and value.is_integer()
-        remedy = f"write {value:.0f}" if whole else "write the window in tokens"
+        remedy = f"write {value:.0f}" if whole else "write the context length in tokens, an integer"
         yield key.finding("window-not-integer", problem, remedy, fix=key.set(int(key.value)) if whole else ())
 
 
 def _number_in(value: object) -> float | None:
-    """The number in a text that is one; an integer where it is whole."""
+    """Parse a quoted number, as an integer if it is whole."""
     try:
         quoted = positive(float(value)) if isinstance(value, str) else None
     except ValueError:
@@ -187,61 +186,61 @@ def _number_in(value: object) -> float | None:
 
 @rope_rule("longrope", "su")
 def longrope_lists(rope: Stated) -> Iterator[Finding]:
-    """Lists of factors of another length, or with impossible ones."""
+    """Lists of factors of the wrong length, or with values out of range."""
     pairs = rope.case.pair_count
     for key in map(rope.at, LISTS):
         if key.value is None:
             continue
         if not isinstance(key.value, list) or not all(map(positive, key.value)):
-            problem = f"{key.name} is no list of numbers above 0"
-            yield key.finding("impossible-value", problem, "write one divisor for each rotary pair")
+            problem = f"{key.name} is not a list of numbers above 0"
+            yield key.finding("impossible-value", problem, "write one divisor per rotary dimension pair")
         elif pairs and len(key.value) != pairs:
-            problem = f"{key.name} has {len(key.value)} entries, the model has {pairs} rotary pairs"
-            yield key.finding("list-length", problem, "take the lists of this very model")
+            problem = f"{key.name} has {len(key.value)} entries, expected {pairs}, one per rotary pair"
+            yield key.finding("list-length", problem, "use the lists of this model")
 
 
 @rope_rule(*REQUIRED)
 def required_keys(rope: Stated) -> Iterator[Finding]:
-    """A key without which a type cannot be computed."""
+    """A missing key that a type requires."""
     ratio = rope.case.window / rope.original if rope.case.window and rope.original else 0
     for key in map(rope.at, REQUIRED[rope.kind or ""]):
         if key.value is None:
             fix = key.set(ratio) if rope.kind == "yarn" and ratio > 1 else ()
-            remedy = f'write "factor": {ratio:g}, the ratio of the windows' if fix else f"write {key.name}"
+            remedy = f'write "factor": {ratio:g}, the ratio of the lengths' if fix else f"write {key.name}"
             yield key.finding("key-missing", f"{rope.kind} scaling without {key.name}", remedy, fix=fix)
 
 
 @rope_rule()
 def unknown_types(rope: Stated) -> Iterator[Finding]:
-    """A type that readers do not know, is missing, or keeps its own factor from being used."""
+    """A type that is unknown, missing, or ignores the stated factor."""
     kind, at = rope.kind, rope.at("rope_type", "type")
     scaling = [rope.at(name) for name in ("factor", *LISTS) if rope.values.get(name)]
     if kind is None and scaling:
-        problem = f"{scaling[0]} is there, but no rope_type says what it is for"
-        remedy = "write the rope_type that the model was made with"
+        problem = f"{scaling[0]} without rope_type"
+        remedy = "write the rope_type that the model was trained with"
         yield rope.at("rope_type").finding("type-missing", problem, remedy)
     elif kind == "default" and scaling and rope.values.get("factor") != 1:
         problem = f"rope_type is default, so {scaling[0]} = {shown(scaling[0].value)} is ignored"
-        remedy = "write the rope_type that the model was made with, or drop the factor"
+        remedy = "write the rope_type that the model was trained with, or drop the factor"
         yield at.finding("scaling-ignored", problem, remedy)
     elif kind is not None and kind not in KNOWN_TYPES:
         lists = kind == "su" and all(isinstance(rope.values.get(name), list) for name in LISTS)
         names = [rope.at(name) for name in ("rope_type", "type") if name in rope.values]
         remedies = {
-            "su": 'write "longrope", its name today',
-            "ntk": "NTK-aware scaling is a larger rope_theta: write that, without a scaling",
+            "su": 'write "longrope", its current name',
+            "ntk": "NTK-aware scaling is a larger rope_theta: write it, and drop the scaling",
         }
-        remedy = remedies.get(kind, f"one of {', '.join(sorted(KNOWN_TYPES))}")
-        problem, fix = f"rope_type {shown(kind)} is unknown to transformers", set_all(names, "longrope")
+        remedy = remedies.get(kind, f"use one of {', '.join(sorted(KNOWN_TYPES))}")
+        problem, fix = f"transformers has no rope_type {shown(kind)}", set_all(names, "longrope")
         yield at.finding("type-unknown", problem, remedy, fix=fix if lists else ())
 
 
 @rule
 def open_head_dim(case: Case) -> Iterator[Finding]:
-    """A head size that is left open, under a type that computes with it."""
+    """A missing head size, under a type that needs it."""
     kinds = [rope.kind for rope in case.ropes if rope.kind in ("yarn", "longrope", "dynamic")]
     config = configured(case.raw) if kinds else ""
-    if isinstance(config, str):  # the reason why transformers does not read it
+    if isinstance(config, str):  # the reason why transformers rejects it
         is_open = "head_dim" in config and "NoneType" in config
     else:
         is_open = getattr(config, "head_dim", 0) is None
@@ -249,8 +248,8 @@ def open_head_dim(case: Case) -> Iterator[Finding]:
         hidden, heads = (positive(case.stated.get(key)) for key in ("hidden_size", "num_attention_heads"))
         key, value = case.at("head_dim"), "null" if "head_dim" in case.stated else ""
         fix = key.set(int(hidden // heads)) if hidden and heads and hidden >= heads else ()
-        problem = f"head_dim is {value or 'missing'} under rope_type {kinds[0]}"
-        remedy = "write hidden_size / num_attention_heads, which is what null stands for"
+        problem = f"head_dim is {value or 'missing'}, but rope_type {kinds[0]} needs it"
+        remedy = "write hidden_size / num_attention_heads, the meaning of null"
         yield key.finding("head-dim-null", problem, remedy, fix=fix, value=value)
 
 
@@ -259,7 +258,7 @@ def open_head_dim(case: Case) -> Iterator[Finding]:
 
 @rule
 def lost_theta(case: Case) -> Iterator[Finding]:
-    """A base that nobody states, or not where readers look for it."""
+    """A RoPE base that is missing, or missing where programs expect it."""
     top = case.theta
     older, at_top = number(top.value), top.name in case.stated
     stated = next((theta for rope in case.ropes if (theta := rope.number("rope_theta"))), None)
@@ -271,10 +270,10 @@ def lost_theta(case: Case) -> Iterator[Finding]:
             yield _missing_theta(case, rope.at("rope_theta"), known, null=null, scaled=rope.scaled)
     if case.older and not at_top and stated not in (None, DEFAULT_THETA):
         within = any(rope.number("rope_theta") for rope in case.older)
-        readers = "transformers 4" if within else "transformers (also 5, where rope_scaling is there)"
-        problem = f"rope_theta ({stated:g}) is not beside rope_scaling, where {readers} and mlx-lm read it"
+        readers = "transformers 4" if within else "transformers"
+        problem = f"rope_theta ({stated:g}) is not at the top level, where {readers} and mlx-lm expect it"
         severity: Severity = "warning" if within else "error"
-        remedy = f"write {stated:g} there"
+        remedy = f"write rope_theta {stated:g} next to rope_scaling"
         yield top.finding("theta-lost", problem, remedy, fix=top.set(stated), severity=severity)
     if not case.newer and not stated and not at_top:
         scaled = any(rope.kind == "llama3" for rope in case.ropes)
@@ -286,7 +285,7 @@ def lost_theta(case: Case) -> Iterator[Finding]:
 
 @rule
 def as_published(case: Case) -> Iterator[Finding]:
-    """A base below that of the published models like this one, or a window that none was trained on."""
+    """A RoPE base below that of similar published models, or a context length none was trained on."""
     top, vocabulary, window = case.theta, number(case.stated.get("vocab_size")), case.window
     key = next((rope.at("rope_theta") for rope in case.ropes if rope.number("rope_theta")), top)
     theta = number(key.value)
@@ -296,22 +295,20 @@ def as_published(case: Case) -> Iterator[Finding]:
             problem = (
                 f"rope_theta is {theta:g}; {known[1]}, of the same type and vocabulary, has {known[0]:g}"
             )
-            remedy = (
-                "look the base up in the model's own card; Qwen2.5-Math and what is made of it have 10000"
-            )
+            remedy = "check the base on the model's card; Qwen2.5-Math and its derivatives have 10000"
             yield key.finding("theta-not-as-published", problem, remedy)
     scaled = any(rope.scaled for rope in case.ropes)
     trained = None if scaled else TRAINED_ON.get((case.model_type, int(window or 0)))
     if trained:
-        problem = f"published models of this type that state {window:g} tokens were trained on {trained}"
-        remedy = f"say so when you extend it: {argument('original', trained)}"
+        problem = f"published models of this type state {window:g} tokens but were trained on {trained}"
+        remedy = f"extend it with {argument('original', trained)}"
         yield case.at(case.window_key).finding("window-with-room", problem, remedy)
 
 
 def _missing_theta(
     case: Case, key: Key, known: float | None, *, null: bool = False, scaled: bool = False
 ) -> Finding:
-    """A base that is missing, or null, at which transformers 5 ends in a TypeError."""
+    """Report a RoPE base that is missing, or null, for which transformers 5 raises a TypeError."""
     problem, value = f"{key} is {'null' if null else 'missing'}", "null" if null else None
     if not known and _is_llama_3(case):
         return _theta_of_llama_3(key, problem, "error")
@@ -321,35 +318,35 @@ def _missing_theta(
 
 
 def _is_llama_3(case: Case) -> bool:
-    """Whether size and vocabulary are those of Llama 3, all of whose models have one base."""
+    """Return whether size and vocabulary are those of Llama 3, whose models all have one base."""
     vocabulary, hidden = case.stated.get("vocab_size"), case.stated.get("hidden_size")
     return case.model_type == "llama" and vocabulary in LLAMA_3_VOCABULARY and hidden in LLAMA_3_SIZES
 
 
 def _theta_of_llama_3(key: Key, problem: str, severity: Severity) -> Finding:
-    problem += f", and models of Llama 3's size and vocabulary were pretrained with {LLAMA_3_THETA:g}"
+    problem += f"; models with Llama 3's size and vocabulary were pretrained with {LLAMA_3_THETA:g}"
     remedy = f"write {LLAMA_3_THETA:g} if the base model's own config.json says so"
     return key.finding("theta-lost", problem, remedy, severity=severity)
 
 
 @rule
 def contradictions(case: Case) -> Iterator[Finding]:
-    """Two places that say different things."""
+    """Two keys with contradicting values."""
     for one, other in _stated_twice(case):
         if one.value != other.value:
             value = shown(one.value)
             problem = f"{one} is {value} and {other} is {shown(other.value)}"
-            remedy = "make them agree, by what the model was trained with, or drop the one that is wrong"
+            remedy = "set both to the value that the model was trained with, or drop the wrong one"
             yield one.finding("keys-contradict", problem, remedy, value=value)
 
 
 def _stated_twice(case: Case) -> Iterator[tuple[Key, Key]]:
-    """Pairs of keys that should hold the same; of two scalings also where one lacks it."""
+    """Return pairs of keys that should be equal, including a key that only one scaling has."""
     if number(case.theta.value) is not None and case.newest and case.newest.number("rope_theta"):
         yield case.theta, case.newest.at("rope_theta")
     for rope in (*case.newer, *case.older):
         for one, other in ((rope.at("rope_type"), rope.at("type")), (case.at(ORIGINAL), rope.at(ORIGINAL))):
-            # The second is the older name of the first, and transformers 5 keeps it beside.
+            # The second is the older name of the first; transformers 5 keeps both.
             if None not in (one.value, other.value) and [one.value, other.value] != ["default", "mrope"]:
                 yield one, other
     for new, old in case.pairs:
@@ -367,48 +364,48 @@ def _stated_twice(case: Case) -> Iterator[tuple[Key, Key]]:
 
 @rope_rule(*WITH_ORIGINAL)
 def lost_original(rope: Stated) -> Iterator[Finding]:
-    """A type that needs the window of pretraining, without it."""
+    """A type that needs the original context length, without it."""
     key, window, factor = rope.at(ORIGINAL), rope.case.window, rope.positive("factor")
     if key.value is None and rope.case.stated.get(ORIGINAL) is None:
         probable = window / factor if window and factor else None
-        remedy = "write the window of pretraining"
-        remedy += f": {probable:g} if max_position_embeddings is the extended one" if probable else ""
+        remedy = "write the context length of pretraining"
+        remedy += f": {probable:g} if max_position_embeddings is the extended length" if probable else ""
         yield key.finding("original-missing", f"{rope.kind} scaling without {ORIGINAL}", remedy)
 
 
 @rope_rule(*WITH_ORIGINAL)
 def factor_against_lengths(rope: Stated) -> Iterator[Finding]:
-    """Factor x original window that is not the window."""
+    """Factor x original length that is not the context length."""
     key, original, window = rope.at("factor"), rope.original, rope.case.window
     factor = number(key.value)
     if not factor or not original or not window:
         return
     ratio, reach, of_window = window / original, factor * original, rope.case.window_key
-    # Beside an attention factor transformers computes nothing from LongRoPE's factor; Llama 3's is chosen by
-    # hand: Llama 3.1 reads 16 times its window by factor 8.
+    # With an attention factor, transformers does not use LongRoPE's factor. Llama 3's factor is chosen by
+    # hand: Llama 3.1 has factor 8 for 16 times its original length.
     unused = rope.kind == "longrope" and rope.number("attention_factor") is not None
     if ratio < 1 - ROUNDING:
-        contradiction = f"the window ({window:g}) is below {ORIGINAL} ({original:g})"
+        contradiction = f"{of_window} ({window:g}) is below {ORIGINAL} ({original:g})"
     elif unused or rope.kind == "llama3" or abs(factor / ratio - 1) <= ROUNDING or factor < 1:
         return
     elif ratio <= LEFT_BEHIND:
-        problem = f"{of_window} is {window:g}, factor x original {reach:g}"
-        remedy = f"write {reach:g}, or pass the longer context to the engine"
+        problem = f"{of_window} is {window:g}, factor x original length is {reach:g}"
+        remedy = f"write {reach:g}, or pass the longer context length to the engine"
         yield rope.case.at(of_window).finding("window-left-behind", problem, remedy)
         return
     elif factor % 1 == 0 and ratio < factor < ratio + 1:
         problem = f"factor {factor:g} is {window:g} / {original:g} = {ratio:.4g}, rounded up"
-        remedy = f"write {ratio:.6g}; if the model was trained under {factor:g}, a window of {reach:g}"
+        remedy = f"write {ratio:.6g}; if the model was trained with {factor:g}, write {of_window} {reach:g}"
         yield key.finding("factor-rounded", problem, remedy)
         return
     elif factor > ratio and rope.kind == "yarn":
-        # YaRN computes from the factor alone; LongRoPE's readers differ in which of the two they take.
-        problem = f"factor x {ORIGINAL} is {reach:g}, {of_window} {window:g}"
-        yield key.finding("factor-exceeds-window", problem, "none, if it was trained so")
+        # YaRN uses the factor only; programs differ in which of the two they use for LongRoPE.
+        problem = f"factor x {ORIGINAL} is {reach:g}, {of_window} is {window:g}"
+        yield key.finding("factor-exceeds-window", problem, "none if the model was trained so")
         return
     else:
         contradiction = f"factor {factor:g} x {original:g} is {reach:g}, not {window:g}"
-    remedy = "find out which: the factor and the original window are what the model was trained under"
+    remedy = "use the factor and original length that the model was trained with"
     yield key.finding("factor-contradicts-lengths", contradiction, remedy)
 
 
@@ -417,13 +414,13 @@ def small_factor(rope: Stated) -> Iterator[Finding]:
     """A factor below one, which compresses no position."""
     key, factor = rope.at("factor"), rope.positive("factor")
     if factor and factor < 1:
-        remedy = f"write the extension, perhaps {1 / factor:g}"
+        remedy = f"write the extension factor, possibly {1 / factor:g}"
         yield key.finding("factor-below-one", f"factor is {factor:g}", remedy)
 
 
 @rope_rule("linear", "dynamic")
 def whole_factor(rope: Stated) -> Iterator[Finding]:
-    """A factor written as an integer, which breaks a reader of these types."""
+    """A factor written as an integer, which some programs reject for these types."""
     key = rope.at("factor")
     if isinstance(key.value, int) and positive(key.value):
         problem, fix = f"factor is {key.value}, an integer", key.set(float(key.value))
@@ -432,10 +429,10 @@ def whole_factor(rope: Stated) -> Iterator[Finding]:
 
 @rope_rule(*BOUNDS)
 def swapped_bounds(rope: Stated) -> Iterator[Finding]:
-    """The bound of the fast pairs below that of the slow ones.
+    """The bound of the high frequencies below that of the low ones.
 
-    transformers computes with such bounds, so a model can have been trained under them. Equal ones are a
-    step, which transformers computes too.
+    transformers accepts such bounds, so a model may have been trained with them. It also accepts equal
+    bounds, which make a step.
     """
     code, *names = BOUNDS[rope.kind or ""]
     fast, slow = map(rope.at, names)
@@ -443,15 +440,15 @@ def swapped_bounds(rope: Stated) -> Iterator[Finding]:
     if high and low and high < low:
         problem = f"{fast.name} ({high:g}) is not above {slow.name} ({low:g})"
         yield fast.finding(
-            code, problem, "swap them, unless the model was trained so", value=shown(fast.value)
+            code, problem, "swap them unless the model was trained so", value=shown(fast.value)
         )
 
 
 @rope_rule("yarn", "longrope")
 def attention_factors(rope: Stated) -> Iterator[Finding]:
-    """An attention factor of zero, or below one where the context grew.
+    """An attention factor of zero, or below one although the context grew.
 
-    A model can have been trained under any of the latter, and ropepatch writes the one it is asked for.
+    A model may have been trained with any factor above zero, and ropepatch writes the requested one.
     """
     key, case, original = rope.at("attention_factor"), rope.case, rope.original
     a = number(key.value)
@@ -459,40 +456,40 @@ def attention_factors(rope: Stated) -> Iterator[Finding]:
         return
     factor = rope.positive("factor") or (case.window / original if case.window and original else 1.0)
     if a == 0:
-        remedy = "leave it out, so that readers take the factor of the paper"
+        remedy = "drop the key, so that programs use the factor of the paper"
         yield key.finding("attention-factor-zero", "attention_factor is 0", remedy, fix=key.set(DROP))
     elif factor > 1 and (not case.recorded or key.path[len(case.prefix)] in case.changed):
         usual = yarn_temperature(factor) if rope.kind == "yarn" else _of_longrope(factor, original)
         exact = abs(a * usual - 1) < USUAL
         problem = (
-            f"attention_factor is {a:g}, below 1, though the context grew {factor:g} times: the logits are "
-            f"multiplied by {a * a:.3g}" + ", the inverse of the paper's factor" * exact
+            f"attention_factor is {a:g}, below 1, although the context grew {factor:g} times: it multiplies "
+            f"the logits by {a * a:.3g}" + ", the inverse of the paper's factor" * exact
         )
         severity: Severity = "error" if exact else "warning"
-        remedy = f"write {1 / a:.6g}, unless the model was trained so"
+        remedy = f"write {1 / a:.6g} unless the model was trained so"
         yield key.finding("attention-factor-inverted", problem, remedy, severity=severity)
 
 
 def _of_longrope(factor: float, original: float | None) -> float:
-    """The attention factor of the paper, where there is one."""
+    """Return the paper's attention factor, else 1."""
     return longrope_attention_factor(factor, original) if original and original > 1 else 1.0
 
 
 @rope_rule("yarn")
 def lone_mscale(rope: Stated) -> Iterator[Finding]:
-    """One of two keys that count only together; mscale 1 alone says what every reader takes anyway."""
+    """One of two keys that have an effect only together; mscale 1 is the default."""
     present = [name for name in ("mscale", "mscale_all_dim") if rope.number(name)]
     if len(present) == 1 and rope.number("mscale") != 1 and not rope.number("attention_factor"):
-        problem = f"{present[0]} without the other of mscale and mscale_all_dim"
+        problem = f"{present[0]} only: mscale and mscale_all_dim need each other"
         yield rope.at(present[0]).finding("mscale-alone", problem, "write both, or attention_factor")
 
 
 @rope_rule("yarn")
 def open_ramp(rope: Stated) -> Iterator[Finding]:
-    """`truncate: false`, which not every reader reads."""
+    """`truncate: false`, which not every program supports."""
     key = rope.at("truncate")
     if key.value is False:
-        problem = "truncate is false, which some readers ignore"
+        problem = "truncate is false, which some engines ignore"
         remedy = "serve the model with transformers or vLLM, or save the same frequencies as longrope"
         severity: Severity = "remark" if rope.case.model_type in OPEN_RAMP else "warning"
         yield key.finding("truncate-ignored", problem, remedy, severity=severity)
@@ -500,26 +497,26 @@ def open_ramp(rope: Stated) -> Iterator[Finding]:
 
 @rope_rule("dynamic", "longrope")
 def switching(rope: Stated) -> Iterator[Finding]:
-    """Frequencies that change while keys rotated by the others are in the cache."""
+    """Frequencies that change while the KV cache has keys rotated by the old ones."""
     lists = rope.values.get("short_factor"), rope.values.get("long_factor")
     key = rope.at("rope_type", "type")
     where = f"{rope.original or rope.case.window or 0:g} tokens"
     if rope.kind == "dynamic" and "alpha" not in rope.values:
-        problem = f"from {where} on the frequencies grow with the sequence"
-        remedy = "a static scaling has one rotation for all lengths: ropepatch extend with another method"
+        problem = f"beyond {where} the frequencies change with the sequence length"
+        remedy = "use a static scaling: ropepatch extend with another method"
         yield key.finding("switches-against-cache", problem, remedy)
     elif rope.kind == "longrope" and None not in lists and lists[0] != lists[1]:
         rebuilt = rope.case.model_type in REBUILD_CACHE
         problem = f"at {where} the frequencies switch from short_factor to long_factor"
-        problem += "; generate() of this architecture drops the cache there" * rebuilt
-        remedy = "set both lists to the one that fits the lengths served, or keep prompts on one side"
+        problem += "; generate() of this architecture rebuilds the cache there" * rebuilt
+        remedy = "set both lists to the one for your prompt lengths, or keep all prompts on one side"
         severity: Severity = "remark" if rebuilt else "warning"
         yield key.finding("switches-against-cache", problem, remedy, severity=severity)
 
 
 @rope_rule("longrope")
 def unread_attention_factor(rope: Stated) -> Iterator[Finding]:
-    """LongRoPE's attention factor, where only transformers reads it."""
+    """LongRoPE's attention factor, if only transformers uses it."""
     key, original, window = rope.at("attention_factor"), rope.original, rope.case.window
     a = number(key.value)
     if not a or not original or original <= 1 or not window:
@@ -529,32 +526,32 @@ def unread_attention_factor(rope: Stated) -> Iterator[Finding]:
     if a < 1 or abs(a / derived - 1) < USUAL or [number(mscale.value) for mscale in mscales] == [a, a]:
         return
     problem = f"attention_factor is {a:g}; vLLM, SGLang, mlx-lm and llama.cpp derive {derived:.6g} instead"
-    remedy = "write short_mscale and long_mscale beside it, which vLLM and SGLang read"
+    remedy = "add short_mscale and long_mscale, which vLLM and SGLang support"
     yield key.finding("attention-factor-unread", problem, remedy, fix=set_all(mscales, a))
 
 
 @rope_rule("linear")
 def linear_in_vllm(rope: Stated) -> Iterator[Finding]:
-    """Linear scaling whose window may be the one before it, by which vLLM multiplies it."""
+    """Linear scaling whose stated length vLLM multiplies by the factor."""
     key, factor, window = rope.at("factor"), rope.number("factor"), rope.case.window
     if not factor or factor <= 1 or not window:
         return
     stated = stated_window(int(window), factor, rope.case.stated.get(SEQUENCE))
     if stated and stated > window:
-        return  # both readings are told apart, and vLLM takes the right one
-    problem = f"vLLM takes max_position_embeddings x factor = {window * factor:g} for the window"
-    problem += f"; {SEQUENCE} says {stated}" if stated else ""
-    remedy = f"pass --max-model-len {window:g} to vLLM, if that is the extended window; "
-    remedy += f'"{SEQUENCE}": {window:g} or {window * factor:g} in config.json says which it is'
+        return  # unambiguous, and vLLM uses the right one
+    problem = f"vLLM uses max_position_embeddings x factor = {window * factor:g} as context length"
+    problem += f"; {SEQUENCE} is {stated}" if stated else ""
+    remedy = f"if {window:g} is the extended length, pass --max-model-len {window:g} to vLLM; or state the "
+    remedy += f'length in config.json: "{SEQUENCE}": {window:g} or {window * factor:g}'
     yield key.finding("linear-multiplied", problem, remedy)
 
 
-# Older readers, and the files beside
+# Older programs, and the other files
 
 
 @rule
 def one_generation(case: Case) -> Iterator[Finding]:
-    """A rope that older readers do not find."""
+    """RoPE parameters that older programs do not support."""
     bases = [rope for rope in case.newer if rope.values.get("rope_theta", DEFAULT_THETA) != DEFAULT_THETA]
     scaled = [rope for rope in case.newer if rope.scaled]
     unseen = [] if case.older else [*scaled, *(bases if case.theta.name not in case.stated else [])]
@@ -563,16 +560,16 @@ def one_generation(case: Case) -> Iterator[Finding]:
     if unseen and readers:
         kinds = dict.fromkeys(str(rope.kind) for rope in unseen)
         key, fix = case.at("rope_parameters"), _older_keys(case.newest) if case.newest else ()
-        problem = f"the rope ({', '.join(kinds)}) stands in rope_parameters alone"
-        problem += f", unknown to {' and '.join(readers)}"
-        remedy = "write the older keys beside rope_parameters, saying the same"
+        problem = f"the RoPE parameters ({', '.join(kinds)}) are only in rope_parameters"
+        problem += f", which {' and '.join(readers)} {'do' if len(readers) > 1 else 'does'} not support"
+        remedy = "add the older keys with the same values"
         yield key.finding("only-new-keys", problem, remedy, fix=fix)
 
 
 def _older_keys(rope: Stated) -> tuple[Edit, ...]:
-    """The keys to add for older readers, if transformers 5 goes on reading the same rope."""
+    """Return the keys to add for older programs, if transformers 5 still loads the same RoPE."""
     case = rope.case
-    others_scaled = any(other.scaled for other in case.newer if other is not rope)  # no older key says so
+    others_scaled = any(other.scaled for other in case.newer if other is not rope)  # no older key for these
     if not rope.positive("rope_theta") or rope.kind is None or others_scaled:
         return ()
     older: dict[str, Any] = legacy_keys(case.stated, rope.values | {"rope_type": rope.kind})
@@ -589,7 +586,7 @@ def _older_keys(rope: Stated) -> tuple[Edit, ...]:
 
 
 def _only_share(rope: Stated) -> bool:
-    """Whether only this object says that part of each head rotates; `proportional` means something else."""
+    """Return whether only this object states a partial_rotary_factor (not that of `proportional`)."""
     share = rope.number("partial_rotary_factor")
     return (
         share not in (None, 1.0) and rope.kind != "proportional" and not {*SHARES} & rope.case.stated.keys()
@@ -597,13 +594,13 @@ def _only_share(rope: Stated) -> bool:
 
 
 def same_rope(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Whether transformers reads the same rope from two configurations."""
+    """Return whether transformers loads the same RoPE from two configurations."""
     first, second = (getattr(configured(raw), "rope_parameters", None) for raw in (before, after))
     return first is not None and bool(_plain(first) == _plain(second))
 
 
 def _plain(parameters: Any) -> Any:
-    """Parameters without `type`, the older name of `rope_type`."""
+    """Drop `type`, the older name of `rope_type`."""
     if not isinstance(parameters, dict):
         return parameters
     return {key: _plain(value) for key, value in parameters.items() if key != "type"}
@@ -611,13 +608,13 @@ def _plain(parameters: Any) -> Any:
 
 @rule
 def tokenizer_behind(case: Case) -> Iterator[Finding]:
-    """A tokenizer that truncates or warns before the window ends."""
+    """A tokenizer that truncates or warns below the context length."""
     yield from _behind("tokenizer-behind", case, case.companion(TOKENIZER, "model_max_length"))
 
 
 @rule
 def generation_behind(case: Case) -> Iterator[Finding]:
-    """A generation that stops at the window of pretraining."""
+    """A generation config that stops at the original context length."""
     originals = [*(rope.original for rope in case.ropes), positive(case.record.get(ORIGINAL))]
     pretrained = max(filter(None, originals), default=0.0)
     key = case.companion(GENERATION, "max_length")
@@ -628,30 +625,30 @@ def generation_behind(case: Case) -> Iterator[Finding]:
 def _behind(code: str, case: Case, key: Key) -> Iterator[Finding]:
     limit, reach = positive(key.value), case.reach()
     if limit and reach and limit < reach:
-        problem = f"{key.name} is {key.value:g}, the model reads {reach:g} tokens"
+        problem = f"{key.name} is {key.value:g}, below the context length of {reach:g}"
         yield key.finding(code, problem, f"write {reach:g}", fix=key.set(int(reach)))
 
 
 @rule
 def record_differs(case: Case) -> Iterator[Finding]:
-    """A configuration that is no longer what ropepatch wrote and verified."""
+    """A config.json that changed since ropepatch wrote and verified it."""
     if case.changed:
         key = case.at(case.changed[0])
-        problem = f"{', '.join(case.changed)}: not what ropepatch.json says was written"
+        problem = f"{', '.join(case.changed)} changed since ropepatch wrote it"
         remedy = "compare config.json with config_changes in ropepatch.json"
         yield key.finding("differs-from-record", problem, remedy, value=shown(key.value))
 
 
 def load_errors(case: Case) -> Iterator[Finding]:
-    """A config.json that transformers does not read at all, whatever the reason; asked where all is sound."""
+    """A config.json that transformers does not load; checked only if there is no other error."""
     key, kind = Key(CONFIG, ("model_type",), case.raw.get("model_type")), kind_of(case.raw)
     if kind == "swapped":
-        problem = "ropepatch has put another position encoding in the place of the rope"
-        remedy = "load it by ropepatch.load, or use the checkpoint that it was made from"
+        problem = "ropepatch replaced RoPE with another position encoding"
+        remedy = "load it with ropepatch.load, or use the checkpoint that it was made from"
         yield key.finding("encoding-swapped", problem, remedy)
     elif kind == "mapped":
-        problem = "its distances are mapped, by the code beside its weights"
-        remedy = "load it with trust_remote_code=True, once you have read the code, or by ropepatch.load"
+        problem = "it uses a position remapping, whose code is in its folder"
+        remedy = "load it with ropepatch.load; or read the code, then use trust_remote_code=True"
         yield key.finding("position-remapping", problem, remedy)
     elif not is_known(key.value):
         value = shown(key.value)
@@ -662,7 +659,7 @@ def load_errors(case: Case) -> Iterator[Finding]:
 
 
 def configured(raw: dict[str, Any]) -> PreTrainedConfig | str:
-    """The language model's part of a configuration as transformers reads it, or why it does not."""
+    """Load the language model's part of a configuration with transformers, or return its error."""
     try:
         return text_config(load_config(raw))
     except RopepatchError as error:
