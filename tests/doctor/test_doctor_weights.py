@@ -274,7 +274,10 @@ def test_the_base_of_an_adapter_has_its_queries(adapter, folder, tmp_path):
     given = {"to": 256, "method": "custom", "divisors": (2.0,) * 8}
     made = ropepatch.plan(folder, **given, queries=[[[(1.0, 0.5)] * 8] * 2] * 2)
     edit_json(adapter / "ropepatch.json", **json.loads(json.dumps(made.to_dict())))
-    for base, lacks in ((None, "other RoPE parameters"), (ropepatch.plan(folder, **given), "other query weights")):
+    for base, lacks in (
+        (None, "other RoPE parameters"),
+        (ropepatch.plan(folder, **given), "other query weights"),
+    ):
         if base:
             out = ropepatch.extend(base, tmp_path / "extended", reading=False).folder
             edit_json(adapter / "adapter_config.json", base_model_name_or_path=str(out))
