@@ -1,4 +1,4 @@
-"""The scaling that reads a target best: paired differences from the baseline, and the advice that follows."""
+"""Ranks methods at a target length by paired differences from the baseline, and advises which to use."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from ropepatch.evaluation.retrieval import THRESHOLD
 from ropepatch.evaluation.table import enumeration
 
 RULE = (
-    "A scaling can be recommended if at the target it is significantly better than the baseline, by its loss "
-    "or by the log-probability of its answers to a kind of question, and not significantly worse by any of "
-    "these. The differences are paired by document and by haystack; the error rate is 5 % over all scalings, "
-    "the loss and all kinds (t-tests, Holm). Of these, the one with the greatest log-probability, averaged "
-    "over the kinds, comes first; those that are not significantly worse than it are ordered by their loss. "
-    "Only kinds of questions count of which the baseline finds significantly more than by guessing within "
-    "its trained context; without any, loss alone decides. With fewer than three documents nothing is "
-    "recommended."
+    "A method can be recommended if, at the target length, it is significantly better than the baseline in "
+    "loss or in answer log-prob of one kind of question, and significantly worse in none of them. "
+    "Differences are paired by document and by prompt. The error rate is 5 % over all methods, the loss and "
+    "all kinds of questions (t-tests, Holm). Among these methods, the one with the highest answer log-prob, "
+    "averaged over the kinds, comes first. Methods that are not significantly worse than it are ordered by "
+    "loss. A kind of question counts only if the baseline answers significantly more of it than by guessing "
+    "within its original context length. If no kind counts, the loss decides. With fewer than three "
+    "documents no method is recommended."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """The answers of one scaling to one kind of question, at the target.
+    """The answers of one method to one kind of question, at the target length.
 
     Attributes:
-        found: The share that is found, by haystack.
-        log_prob: Nats per token, by haystack.
-        log_prob_gain: By how much that is above the baseline's, haystack by haystack.
-        verdict: ``better`` or ``worse`` than the baseline where it is so significantly, over all scalings and
-            measures; ``not told apart`` from it, or ``not counted``; empty of the baseline itself.
+        found: The retrieval accuracy, by prompt.
+        log_prob: The answer log-prob in nats per token, by prompt.
+        log_prob_gain: Its difference from the baseline's, paired by prompt.
+        verdict: ``better`` or ``worse`` than the baseline if significant over all methods and measures; else
+            ``not told apart``, or ``not counted``; empty for the baseline itself.
     """
 
     found: Mean
@@ -47,15 +47,15 @@ class Answers:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
-    """One scaling at the target.
+    """One method at the target length.
 
     Attributes:
         label: Its name in the results.
-        loss: Over the whole target, nats per token, by document.
-        loss_gain: By how much that is below the baseline's, document by document.
-        short_context_loss: Within the trained context.
-        short_context_cost: By how much that is above the baseline's, document by document.
-        answers: At the target, by kind of question; empty if nothing was asked there.
+        loss: The loss over the whole target length in nats per token, by document.
+        loss_gain: The baseline's loss minus its loss, paired by document.
+        short_context_loss: The loss within the original context length.
+        short_context_cost: That loss minus the baseline's, paired by document.
+        answers: The answers at the target length, by kind of question; empty if nothing was asked there.
         helps: Whether it is significantly better than the baseline in one measure and not significantly worse
             in another; see `RULE`.
     """
@@ -69,7 +69,7 @@ class Ranked:
     helps: bool
 
     def columns(self) -> dict[str, Any]:
-        """One number in every column; intervals have a lower and an upper end."""
+        """A flat record: one number per column, each interval as two columns."""
         means: dict[str, Mean] = {field.name: getattr(self, field.name) for field in fields(self)[1:5]}
         for kind, answers in self.answers.items():
             of_kind = {"found": answers.found, "log_prob": answers.log_prob}
@@ -89,14 +89,14 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The scalings, best first, and the advice that follows.
+    """The methods, best first, and the advice that follows.
 
     Attributes:
         rows: Best first.
-        recommended: The label to take; None where none of the scalings helps.
-        advice: Why, in sentences, one of them on each kind of question.
-        warnings: What makes the order doubtful.
-        not_counted: By kind of question why its answers decide nothing; see `RULE`.
+        recommended: The label of the method to use; None if no method helps.
+        advice: The reasons in sentences, one of them for each kind of question.
+        warnings: Reasons to doubt the order.
+        not_counted: For each kind of question that does not count, the reason; see `RULE`.
     """
 
     rows: tuple[Ranked, ...]
@@ -106,22 +106,25 @@ class Ranking:
     not_counted: Mapping[str, str] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
-        """The same for JSON."""
+        """The ranking as JSON-ready data."""
         return asdict(self) | {"rows": [row.columns() for row in self.rows]}
 
 
 def rank(results: Sequence[Result], *, base: str) -> Ranking:
-    """Rank the scalings of one model at one target by `RULE`, and say which to take.
+    """Rank the methods of one model at one target length by `RULE`, and recommend one.
 
-    Loss does not tell what a model finds (OlmPool, arXiv:2608.10296, of the loss of short texts), so
-    retrieval comes first where it can rank. A control, a position remapping that forgets, is never
-    recommended; nor is anything by fewer than three documents, which cannot tell a harm to the loss, or by
-    the answers to fewer than three haystacks.
+    Loss does not predict retrieval (OlmPool, arXiv:2608.10296, for the loss on short texts), so retrieval
+    comes first where it can rank. A control, which is a position remapping that ignores distant tokens, is
+    never recommended. Fewer than three documents cannot show a harm to the loss, so they recommend nothing;
+    nor do the answers to fewer than three prompts.
 
     Args:
-        results: Of one-pass perplexity, and of retrieval if it was measured. Where several of one task have a
-            label, the first of them ranks.
+        results: Results of one-pass perplexity, and of retrieval if it was measured. If several results of a
+            task have the same label, the first of them ranks.
         base: The label of the baseline.
+
+    Raises:
+        RopepatchError: If there is no baseline or no method, or the results differ in texts or precision.
     """
     reading: dict[str, Result] = {}
     asking: dict[str, Result] = {}
@@ -133,17 +136,21 @@ def rank(results: Sequence[Result], *, base: str) -> Ranking:
         elif any(row.length == result.target for row in result.of("log_prob", "kind", "length")):
             asking.setdefault(result.label, result)
     if base not in reading or len(reading) < 2:
-        raise RopepatchError("nothing to rank: need the baseline and at least one scaling")
+        raise RopepatchError("nothing to rank, expected the baseline and at least one method")
     for group in (reading, asking):
         if len({result.parameters.get("digest") for result in group.values()}) > 1:
-            raise RopepatchError("the results are of different texts", hint="compare them in one suite")
+            raise RopepatchError(
+                "the results were measured on different texts", hint="measure them in one suite"
+            )
     if len({result.env.get("dtype") for result in [*reading.values(), *asking.values()]}) > 1:
-        raise RopepatchError("the results are in different precisions", hint="measure them in one")
+        raise RopepatchError(
+            "the results were measured in different precisions", hint="measure them with one dtype"
+        )
     return _judged(base, reading, asking if asking.keys() >= reading.keys() else {}).ranking
 
 
 def _judged(base: str, reading: Mapping[str, Result], asking: Mapping[str, Result]) -> _Judged:
-    """The scalings beside the baseline, all their gains tested together."""
+    """The methods and the baseline, with all gains tested together."""
     target, trained = reading[base].target, int(reading[base].model["trained"])
     asked = asking[base].of("log_prob", "kind", "length") if asking else []
     kinds = list(dict.fromkeys(str(row.at["kind"]) for row in asked))
@@ -199,27 +206,27 @@ def _judged(base: str, reading: Mapping[str, Result], asking: Mapping[str, Resul
 
 @dataclass(frozen=True)
 class _Judged:
-    """The scalings with their gains judged."""
+    """The methods with their significant gains and losses."""
 
     base: str  # the label of the baseline
     reading: Mapping[str, Result]  # of perplexity, by label
-    asking: Mapping[str, Result]  # of retrieval, of all of these labels or of none
-    uncounted: Mapping[str, str]  # by kind of question that does not count the reason
+    asking: Mapping[str, Result]  # of retrieval, by label: all of the above, or none
+    uncounted: Mapping[str, str]  # kinds of questions that do not count, with the reason
     rows: Mapping[str, Ranked]  # by label
-    better: set[tuple[str, str]]  # measures and labels of gains significantly above 0, over all of them
+    better: set[tuple[str, str]]  # measure and label of each gain significantly above 0
     worse: set[tuple[str, str]]  # and below 0
 
     @property
     def counted(self) -> list[str]:
-        """The kinds of questions that count; without any, loss alone decides."""
+        """The kinds of questions that count; without any, the loss decides."""
         return [kind for kind in self.rows[self.base].answers if kind not in self.uncounted]
 
     def log_prob(self, row: Ranked) -> Mean:
-        """That of all answers that count, haystack by haystack."""
+        """The log-prob of all answers that count, by prompt."""
         return summed([row.answers[kind].log_prob for kind in self.counted])
 
     def ordered(self, rows: Collection[Ranked]) -> list[Ranked]:
-        """The best first: those whose answers are not significantly less probable than the best's by loss."""
+        """The best first; methods not significantly below the best answer log-prob are ordered by loss."""
         by_loss = sorted(rows, key=lambda row: _number(row.loss.value))
         if not self.counted or not by_loss:
             return by_loss
@@ -229,7 +236,7 @@ class _Judged:
         return sorted(by_loss, key=lambda x: -log_probs[x.label].value if x.label in behind else -math.inf)
 
     def helping(self, left_out: Collection[str]) -> list[Ranked]:
-        """The scalings that help, without some, the best first."""
+        """The methods that help, except those left out, the best first."""
         return self.ordered([row for row in self.rows.values() if row.helps and row.label not in left_out])
 
     @property
@@ -247,9 +254,7 @@ class _Judged:
             if taken.label in remappings:
                 advice.append(_engines(taken, self.helping(remappings)))
         if controls:
-            advice.append(
-                f"{enumeration(controls)} is a control, which forgets what is far: nothing to take."
-            )
+            advice.append(f"{enumeration(controls)} is a control that ignores distant tokens: do not use it.")
         return Ranking(
             tuple(self.ordered(self.rows.values())),
             None if taken is None else taken.label,
@@ -262,32 +267,45 @@ class _Judged:
         at = self.reading[self.base]
         reasons = []
         if ("loss", row.label) in self.better:
-            reasons.append(
-                f"it gains {signed(row.loss_gain)} nats per token over the baseline at {at.target} tokens"
-            )
+            reasons.append(f"loss gain {signed(row.loss_gain)} nats/token")
         gains = {k: row.answers[k].log_prob_gain for k in self.counted if (k, row.label) in self.better}
-        if gains:
-            told = enumeration([f"{signed(gain)} in {kind}" for kind, gain in gains.items()])
-            reasons.append(f"its answers gain {told}, nats per token of their log-probability")
-        advice = [f"Take {row.label}: {'; '.join(reasons)}."]
+        reasons += [f"{kind} answer log-prob gain {signed(gain)} nats/token" for kind, gain in gains.items()]
+        advice = [f"Use {row.label}. At {at.target:,} tokens over the baseline: {'; '.join(reasons)}."]
         others = {other.label: difference(other.loss, row.loss) for other in self.helping([row.label])}
         apart = significant(others)
         if tied := [label for label in others if label not in apart]:
-            advice.append(f"By loss it does not differ significantly from {enumeration(tied)}.")
+            advice.append(f"Its loss does not differ significantly from that of {enumeration(tied)}.")
         if row.short_context_cost.value > 0:
             cost = signed(row.short_context_cost)
-            advice.append(
-                f"Its short-context cost: {cost} nats within the first {at.model['trained']} tokens."
-            )
+            advice.append(f"Short-context cost, first {at.model['trained']:,} tokens: {cost} nats/token.")
+        advice += [line for kind in self.counted if (line := self._more_found(row, kind))]
         shares = {kind: row.answers[kind].found.value for kind in self.counted}
-        if few_found := [f"{share:.0%} of {kind}" for kind, share in shares.items() if share < THRESHOLD]:
-            train = "train longer" if self._adapted else "train it"
-            found = enumeration(few_found)
-            advice.append(f"At {at.target} tokens it finds {found}: {train}, or choose a nearer target.")
+        if low := [f"{share:.0%} for {kind}" for kind, share in shares.items() if share < THRESHOLD]:
+            train = "Fine-tune it for longer" if self._adapted else "Fine-tune it"
+            advice.append(
+                f"Retrieval accuracy at {at.target:,} tokens: {enumeration(low)}. {train}, or use a shorter "
+                "target length."
+            )
         return [*advice, *self._by_kind()]
 
+    def _more_found(self, row: Ranked, kind: str) -> str:
+        """Why a method is recommended although others answer more questions; empty where none does."""
+        found = {label: other.answers[kind].found for label, other in self.rows.items()}
+        own = found[row.label]
+        gains = {x: difference(share, own) for x, share in found.items() if share.value > own.value}
+        apart = significant(gains)
+        told = []
+        for label in gains:
+            doubt = (
+                "significantly higher, but log-prob ranks first"
+                if label in apart
+                else "not significantly higher"
+            )
+            told.append(f"{label}'s {found[label].value:.0%} is {doubt}")
+        return f"Its {kind} accuracy is {own.value:.0%}; {enumeration(told)}." if told else ""
+
     def _by_kind(self) -> list[str]:
-        """A verdict for every kind of question, and that none decides where none does."""
+        """A verdict for every kind of question, and a line if no kind counts."""
         lines = [f"{kind}: {self._of_kind(kind)}." for kind in self.rows[self.base].answers]
         left_out = self.asking[self.base].parameters.get("left_out", {}) if self.asking else {}
         lines += [f"{kind}: not asked: {reason}." for kind, reason in left_out.items()]
@@ -303,12 +321,12 @@ class _Judged:
         first = max(of, key=lambda label: _number(of[label].log_prob.value, -math.inf))
         others = {x: difference(of[first].log_prob, of[x].log_prob) for x in of if x != first}
         apart = significant(others)
-        best = f"the likeliest answers are those of {first}, which finds {_share(of[first].found)}"
+        best = f"{first} has the highest answer log-prob, with an accuracy of {_share(of[first].found)}"
         if tied := [label for label in others if label not in apart]:
             best += f", not significantly above {enumeration(tied)}"
         groups = {v: [x for x, answers in of.items() if answers.verdict == v] for v in ("better", "worse")}
         told = [f"{verdict} than the baseline: {enumeration(x)}" for verdict, x in groups.items() if x]
-        return "; ".join([best, *(told or ["none is told from the baseline"])])
+        return "; ".join([best, *(told or ["none differs significantly from the baseline"])])
 
     def _refusal(self) -> list[str]:
         base, scalings = (
@@ -319,14 +337,14 @@ class _Judged:
             (missing,) = few(base)
             return [f"No advice: {missing}. Give more text.", *self._by_kind()]
         first = min(scalings, key=lambda row: _number(row.loss.value))
-        why = f"by loss {first.label} gains {signed(first.loss_gain)} nats per token"
+        why = f"the lowest loss is that of {first.label}, a gain of {signed(first.loss_gain)} nats/token"
         signs = [{label for _, label in names} for names in (self.better, self.worse)]
         if mixed := [row.label for row in scalings if all(row.label in labels for labels in signs)]:
-            why = f"{enumeration(mixed)} is significantly better in one measure and worse in the other"
+            why = f"{enumeration(mixed)} is significantly better in one measure and worse in another"
         tested = " or its answers" if self.counted else ""
         trained = ", fine-tuned or not," if self._adapted else ""
         return [
-            f"Do not extend: over {base.target} tokens none of these scalings{trained} improves the loss"
+            f"Do not extend: at {base.target:,} tokens none of these methods{trained} improves the loss"
             f"{tested} significantly without harm ({why}).",
             *self._by_kind(),
         ]
@@ -337,12 +355,10 @@ class _Judged:
 
 
 def _engines(taken: Ranked, plain: Sequence[Ranked]) -> str:
-    only = f"Only transformers runs {taken.label}, by code that comes with the checkpoint"
+    only = f"Only transformers runs {taken.label}, with code from the checkpoint"
     if plain:
         gap = plain[0].loss.value - taken.loss.value
-        only += (
-            f"; the best that other engines run, too, is {plain[0].label}, {gap:+.3f} nats over the target"
-        )
+        only += f"; the best method for other engines is {plain[0].label}, its loss {gap:+.3f} nats/token"
     return f"{only}."
 
 
@@ -350,8 +366,8 @@ def _row(result: Result, measure: str, **at: int | str) -> Row:
     row = result.row(measure, **at)
     if row is None:
         raise RopepatchError(
-            f"{result.label}: no {measure} at {at}",
-            hint="measure again: `ropepatch compare` measures all it needs",
+            f"{result.label} has no {measure} at {at}",
+            hint="measure again with `ropepatch compare`",
         )
     return row
 
@@ -361,7 +377,7 @@ def _number(value: float, missing: float = math.inf) -> float:
 
 
 def signed(mean: Mean) -> str:
-    """A difference with its interval, both with a sign."""
+    """A difference with its 95 % interval, both with a sign."""
     low, high = mean.interval()
     doubt = f" (95 % interval {low:+.3f} to {high:+.3f})" if not mean.missing else ""
     return f"{mean.value:+.3f}{doubt}"

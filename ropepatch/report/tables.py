@@ -269,9 +269,9 @@ def _mean_cell(mean: Mean, text: Callable[[float], str]) -> Cell:
 
 
 def ranking_tables(ranking: Ranking, results: Sequence[Result]) -> list[Table]:
-    """The scalings of a ranking of results, best first: by loss, and by every kind of question.
+    """The methods of a ranking, best first: a table of losses, and one of answers by kind of question.
 
-    The floor of the text is the last row of the first, where it is known.
+    The last row of the first is the floor of the text, if it is known.
     """
     loss = next(result for result in results if result.of("loss", "length"))
     unscaled = {result.label for result in results if result.scaling is None}
@@ -280,12 +280,14 @@ def ranking_tables(ranking: Ranking, results: Sequence[Result]) -> list[Table]:
         if result.label == FLOOR and (least := result.row("loss", length=result.target)):
             losses.append([Cell(FLOOR), Cell(least.text, value=least.value), *[Cell("")] * 3])
     to, trained = f"{loss.target:,}", f"{loss.model['trained']:,}"
-    heads = ["", f"nats/token to {to}", "loss gain over baseline", f"nats/token to {trained}"]
-    tables = [_ranking("The ranking", [*heads, "short-context cost"], losses)]
+    heads = ["", f"loss at {to}", "gain over baseline", f"loss at {trained}", "short-context cost"]
+    tables = [_ranking("Ranking by loss (nats/token)", heads, losses)]
     if kinds := ranking.rows[0].answers:
         asked = [_answers(row, kind, row.label in unscaled) for kind in kinds for row in ranking.rows]
-        heads = ["kind", "", f"found at {to}", "answer log-probability", "gain over baseline", "verdict"]
-        tables.append(_ranking("The answers, by kind of question", heads, asked, labels=2))
+        heads = ["kind", "", f"accuracy at {to}", "log-prob", "gain over baseline", "verdict"]
+        tables.append(
+            _ranking("Retrieval by kind of question (log-prob in nats/token)", heads, asked, labels=2)
+        )
     return tables
 
 
@@ -296,7 +298,7 @@ def _ranking(caption: str, heads: Sequence[str], rows: list[list[Cell]], labels:
 def _losses(row: Ranked, first: bool, baseline: bool) -> list[Cell]:
     return [
         Cell(row.label, value=row.label, best=first),
-        _mean_cell(row.loss, "{:z.3f}".format),
+        _mean_cell(row.loss, "{:z.3f}".format)._replace(detail=""),  # the paired gain has the interval
         _gain_cell(row.loss_gain, "{:+z.3f}".format, baseline),
         _mean_cell(row.short_context_loss, "{:.3f}".format)._replace(detail=""),
         _gain_cell(row.short_context_cost, "{:+z.3f}".format, baseline),
@@ -312,7 +314,7 @@ def _answers(row: Ranked, kind: str, baseline: bool) -> list[Cell]:
         Cell(kind, value=kind),
         Cell(row.label, value=row.label),
         Cell(share, interval, answers.found.value),
-        _mean_cell(answers.log_prob, "{:z.2f}".format),
+        _mean_cell(answers.log_prob, "{:z.2f}".format)._replace(detail=""),
         _gain_cell(answers.log_prob_gain, "{:+z.2f}".format, baseline),
         Cell(answers.verdict, value=answers.verdict),
     ]

@@ -18,6 +18,8 @@ from ropepatch.report.printers import table_text
 from ropepatch.report.tables import ranking_tables, tables_of
 from ropepatch.report.verdict import Verdict
 
+PROSE = 100  # characters of a line of advice where there is no terminal
+
 
 def print_results(results: Sequence[Result]) -> None:
     """A table for every task, model and target; the scalings are its columns."""
@@ -52,8 +54,8 @@ def print_ranking(
 
 def ranking_text(ranking: Ranking, results: Sequence[Result], width: int | None = None) -> str:
     """The scalings with their intervals, and the verdict, in lines of at most so many characters."""
-    tables = [f"{table_text(table, width)}\n" for table in ranking_tables(ranking, results)]
-    return "\n".join([*tables, *_folded(Verdict.of(ranking).lines, width)])
+    tables = [f"{one.caption}\n{table_text(one, width)}\n" for one in ranking_tables(ranking, results)]
+    return "\n".join([*tables, *_folded(Verdict.of(ranking).lines, width or PROSE)])
 
 
 def _joined(comparison: Comparison) -> Table:
@@ -90,7 +92,7 @@ def _write(text: str, stream: TextIO) -> None:
 def _folded(lines: Sequence[str], width: int | None) -> list[str]:
     if width is None:
         return [*lines]
-    return [textwrap.fill(line, width, break_on_hyphens=False) for line in lines]
+    return [textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False) for line in lines]
 
 
 def _width(stream: TextIO) -> int | None:

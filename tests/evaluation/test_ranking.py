@@ -80,10 +80,11 @@ def test_scalings_are_ordered_by_loss_and_told_apart_document_by_document():
     assert [row.helps for row in ranking.rows] == [True, True, False]
     assert (last.loss_gain.value, last.answers) == (0, {})
     assert ranking.recommended == "a"
-    assert (
-        "gains +2.000 (95 % interval +2.000 to +2.000) nats per token over the baseline" in ranking.advice[0]
+    assert ranking.advice == (
+        "Use a. At 1,024 tokens over the baseline: loss gain +2.000 "
+        "(95 % interval +2.000 to +2.000) nats/token.",
+        "Short-context cost, first 256 tokens: +0.100 (95 % interval +0.100 to +0.100) nats/token.",
     )
-    assert "short-context cost: +0.100" in ranking.advice[1]
 
 
 def test_a_gain_within_the_noise_is_no_reason_to_extend():
@@ -91,8 +92,8 @@ def test_a_gain_within_the_noise_is_no_reason_to_extend():
     ranking = ranked(read(BASELINE, [nats + 0.1 for nats in noisy[::-1]]), read("a", noisy))
     assert ranking.recommended is None
     (advice,) = ranking.advice
-    assert advice.startswith("Do not extend: over 1024 tokens none of these scalings improves the loss sig")
-    assert "by loss a gains +0.100" in advice
+    assert advice.startswith("Do not extend: at 1,024 tokens none of these methods improves the loss sig")
+    assert "the lowest loss is that of a, a gain of +0.100" in advice
 
 
 @pytest.mark.parametrize("ask", [False, True])
@@ -139,9 +140,12 @@ def test_better_answers_come_first_though_the_shares_found_and_the_losses_are_eq
     assert [row.label for row in ranking.rows] == ["b", "a", BASELINE]
     assert len({row.answers["passkey"].found.value for row in ranking.rows}) == 1
     assert ranking.recommended == "b"
-    assert "its answers gain +3.200" in ranking.advice[0]
-    assert any("At 1024 tokens it finds 25% of passkey: train it" in x for x in ranking.advice)
-    assert "passkey: the likeliest answers are those of b, which finds 25% of 12" in ranking.advice[-1]
+    assert "passkey answer log-prob gain +3.200" in ranking.advice[0]
+    assert any(
+        "accuracy at 1,024 tokens: 25% for passkey. Fine-tune it, or use a shorter" in x
+        for x in ranking.advice
+    )
+    assert "passkey: b has the highest answer log-prob, with an accuracy of 25% of 12" in ranking.advice[-1]
     assert ranking.advice[-1].endswith("; better than the baseline: a and b.")
 
 
@@ -153,7 +157,7 @@ def test_what_is_better_in_one_measure_and_worse_in_the_other_is_not_recommended
         read(BASELINE, 2.0), read("a", loss), asked(BASELINE, -1.0, (4, 2)), asked("a", log_prob, (4, 2))
     )
     assert ranking.recommended is None
-    assert "a is significantly better in one measure and worse in the other" in ranking.advice[0]
+    assert "a is significantly better in one measure and worse in another" in ranking.advice[0]
 
 
 def test_a_loss_breaks_the_tie_of_answers_that_do_not_differ_significantly():
@@ -165,8 +169,24 @@ def test_a_loss_breaks_the_tie_of_answers_that_do_not_differ_significantly():
         asked("b", [x - 0.1 for x in wave[::-1]], (4, 3)),
     )
     assert (ranking.recommended, ranking.rows[0].label) == ("b", "b")
-    assert "those of a, which finds 100% of 12" in ranking.advice[-1]
+    assert "a has the highest answer log-prob, with an accuracy of 100% of 12" in ranking.advice[-1]
     assert "not significantly above b;" in ranking.advice[-1]
+
+
+@pytest.mark.parametrize(
+    ("correct", "told"),
+    [(7, "not significantly higher"), (12, "significantly higher, but log-prob ranks first")],
+)
+def test_the_advice_names_what_answers_more_than_the_recommended_one(correct, told):
+    ranking = ranked(
+        *(read(label, nats) for label, nats in {BASELINE: 9.0, "a": 1.0, "b": 1.5}.items()),
+        asked(BASELINE, -9.0, (12, 0), 12),
+        asked("a", -1.0, (12, 6), 12),
+        asked("b", -1.1, (12, correct), 12),
+    )
+    assert ranking.recommended == "a"
+    (line,) = [line for line in ranking.advice if line.startswith("Its passkey accuracy is ")]
+    assert f"b's {correct / 12:.0%} is {told}" in line
 
 
 def test_kinds_whose_order_is_opposite_are_judged_apart():
@@ -194,8 +214,8 @@ def test_kinds_whose_order_is_opposite_are_judged_apart():
     }
     assert {row.label for row in ranking.rows if row.helps} == {"a", "b"}
     number, fact = ranking.advice[-2:]
-    assert "number: the likeliest answers are those of a, " in number
-    assert "fact: the likeliest answers are those of b, " in fact
+    assert "number: a has the highest answer log-prob, " in number
+    assert "fact: b has the highest answer log-prob, " in fact
     assert fact.endswith("; better than the baseline: a and b; worse than the baseline: worse.")
 
 
@@ -236,8 +256,8 @@ def test_a_control_is_never_recommended_and_a_map_names_what_other_engines_run()
     assert [row.label for row in ranking.rows] == [*losses, BASELINE]
     assert ranking.recommended == "rerope"
     assert "Only transformers runs rerope" in ranking.advice[-2]
-    assert "yarn, +0.100 nats" in ranking.advice[-2]
-    assert ranking.advice[-1] == "lambda is a control, which forgets what is far: nothing to take."
+    assert "yarn, its loss +0.100 nats" in ranking.advice[-2]
+    assert ranking.advice[-1] == "lambda is a control that ignores distant tokens: do not use it."
     alone = ranked(read(BASELINE, 9.0), *readings[:2]).advice
     assert not any("other engines" in line for line in alone)
     assert ranked(read(BASELINE, 9.0), readings[0]).recommended is None
@@ -247,7 +267,7 @@ def test_weights_that_were_trained_are_told_to_train_longer():
     labels = {BASELINE: 9.0, "a": 1.0}
     answers = [asked(label, -1.0, (4, 2)) for label in labels]
     results = [read(BASELINE, 9.0), adapted(read("a", 1.0)), *answers]
-    assert any("train longer" in line for line in ranked(*results).advice)
+    assert any("Fine-tune it for longer" in line for line in ranked(*results).advice)
     assert "fine-tuned or not" in ranked(read(BASELINE, 1.0), adapted(read("a", 1.2))).advice[0]
 
 

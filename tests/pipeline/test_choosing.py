@@ -225,7 +225,7 @@ def test_extend_with_auto_takes_the_best_and_shows_why_on_stderr(measured, run_h
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert (plan["method"], plan["parameters"]["divisors"]) == ("custom", list(DIVISORS))
-    assert "Take fit: it gains +8.000" in done.stderr
+    assert "Use fit. At 1,024 tokens over the baseline: loss gain +8.000" in done.stderr
     with pytest.raises(RopepatchError, match="beside `method` auto"):
         ropepatch.extend("tiny", to=1024, method="auto", beta=3, dry_run=True)
     measured[:] = NOTHING
@@ -283,8 +283,8 @@ def test_compare_without_haystacks_ranks_by_loss_alone_and_says_nothing_of_retri
     measured += [of("baseline", 9.0), of("linear", 2.0), of("yarn", 1.0)]
     words = ("--methods", "yarn,all", "--haystacks", "0")
     done = run_here("compare", "tiny", "--to", "1k", *words)
-    table, _, advice = done.stdout.partition("Take yarn: ")
-    assert [line.split()[0] for line in table.splitlines()[1:4]] == ["yarn", "linear", "baseline"]
+    table, _, advice = done.stdout.partition("Use yarn. ")
+    assert [line.split()[0] for line in table.splitlines()[2:5]] == ["yarn", "linear", "baseline"]
     for word in ("etriev", "answer", "found", "haystack"):
         assert word not in table + advice + done.stderr
 

@@ -148,7 +148,7 @@ def test_a_ranking_shows_loss_cost_and_answers_with_their_paired_differences():
     (_, rows), (_, answers) = ranked(*LOSSES, *ANSWERS)
     assert list(rows) == ["yarn", "linear", "baseline", "floor"]
     assert lines(rows["yarn"][1:]) == [
-        "2.000 (1.900 to 2.100)",
+        "2.000",
         "+7.000 (+7.000 to +7.000)",
         "1.250",
         "+0.250 (+0.250 to +0.250)",
