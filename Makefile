@@ -64,7 +64,6 @@ documents: .venv/test/installed
 	ROPEPATCH_UPDATE=1 .venv/test/bin/pytest -q tests/extension/test_families.py -k readme
 
 site: .venv/site/installed
-	@rm -rf docs/figures
 	.venv/site/bin/sphinx-build -W --keep-going --quiet -c docs . .site
 
 lint: .venv/test/installed
@@ -85,6 +84,6 @@ lint: .venv/test/installed
 	@touch $@
 
 clean:
-	rm -rf .venv .demo .site docs/figures
+	rm -rf .venv .demo .site
 
 .PHONY: demo adapt quick test sweep mutants ends documents site lint clean

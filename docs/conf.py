@@ -1,4 +1,4 @@
-"""The site. Sphinx reads the pages where they lie in the repository, so that their links hold there, too."""
+"""The site. Sphinx builds the pages from their places in the repository, so that links work in both."""
 
 import sys
 from pathlib import Path
@@ -44,7 +44,6 @@ pygments_dark_style = "a11y-high-contrast-dark"
 
 
 def setup(app):
-    """Draw the figures, fill in what the registries say, and put beside the pages what is no page."""
-    app.connect("builder-inited", lambda app: generate.draw_figures(Path(app.confdir) / "figures"))
+    """Fill in the link to the explorer, and add to the pages what is no page."""
     app.connect("source-read", generate.fill_in)
     app.connect("build-finished", generate.finish)

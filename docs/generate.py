@@ -1,14 +1,17 @@
 """The generated parts of the pages on methods, remappings, encodings, tasks, commands and functions.
 
-`docs/tables.py` writes it into the pages; figures and the explorer are made when the site is built.
+`docs/tables.py` writes them into the pages and draws the figures. Sphinx makes the explorer.
 """
 
 import inspect
 import io
 import re
+import tempfile
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
@@ -22,8 +25,7 @@ from ropepatch.encodings import ENCODINGS
 from ropepatch.evaluation.tasks import TASKS
 from ropepatch.extension.engines import VERSIONS
 from ropepatch.extension.planning import plan
-from ropepatch.report.plots import figures_of_plans
-from ropepatch.report.plots.style import house_style
+from ropepatch.report.plots import figures_of_plans, save_figure
 from ropepatch.report.printers import markdown_rows
 from ropepatch.scaling import METHODS
 from ropepatch.settings import Named, Settings, meanings
@@ -35,21 +37,27 @@ Rows = list[list[str]]
 # Figures
 
 
-def draw_figures(folder: Path) -> None:
-    """Draw the figures of the page on concepts, as `ropepatch plot` does, where they are not there yet."""
-    if folder.exists():
-        return
+@cache
+def concept_figures() -> dict[str, str]:
+    """The figures of the page on concepts, by name: of encodings, three scalings and a remapping."""
     from encoding_gallery import plot_encoding_gallery
 
-    gallery = plot_encoding_gallery()
     plans = [plan("tiny", to="4x", method=name) for name in ("linear", "ntk", "yarn", "self-extend")]
-    drawn = figures_of_plans(plans) | {
-        name: gallery[name] for name in ("sinusoidal-table", "sinusoidal-distances", "rope-turns", "biases")
-    }
-    folder.mkdir()
-    with house_style():
-        for name, figure in drawn.items():
-            figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+    drawn = figures_of_plans(plans) | plot_encoding_gallery()
+    return {name: svg(drawn[name]) for name in CONCEPTS}
+
+
+CONCEPTS = (
+    *("sinusoidal-table", "sinusoidal-distances", "rope-turns", "biases"),
+    *("wavelengths-linear", "wavelengths-ntk", "wavelengths-yarn", "distances"),
+)
+
+
+def svg(figure: Any) -> str:
+    """A figure as it is saved."""
+    with tempfile.TemporaryDirectory() as folder:
+        _, file = save_figure(figure, Path(folder) / "figure")
+        return file.read_text(encoding="utf-8")
 
 
 # Tables
@@ -58,36 +66,6 @@ def draw_figures(folder: Path) -> None:
 def table(head: list[str], rows: Iterable[list[str]]) -> str:
     """A table in Markdown."""
     return markdown_rows(head, [[cell.replace("|", r"\|") for cell in row] for row in rows])
-
-
-def block(page: str, name: str) -> str:
-    """The text of a page between `<!-- name -->` and `<!-- /name -->`, which is tested."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    return text.partition(f"<!-- {name} -->\n")[2].partition(f"<!-- /{name} -->")[0]
-
-
-def tables_of(text: str) -> Iterator[tuple[str, Rows]]:
-    """The tables of a text, each with the words in bold that stand above it."""
-    caption, rows = "", Rows()
-    for line in [*text.splitlines(), ""]:
-        if line.startswith("|"):
-            rows.append([cell.strip() for cell in line.strip("|").split("|")])
-        elif rows:
-            yield caption, rows
-            rows = []
-        if bold := re.fullmatch(r"\*\*(.+)\*\*.*", line):
-            caption = bold[1]
-
-
-def measured(name: str, sources: Mapping[str, tuple[str, str, str]]) -> Iterator[str]:
-    """What was measured of an entry: its rows of tables, below the first row."""
-    for what, (page, mark, study) in sources.items():
-        for caption, (head, _, first, *others) in tables_of(block(page, mark)):
-            own = [row for row in others if name in re.split(r"[`, ]+", row[0])]
-            floor = [row for row in others if row[0] == "floor"]
-            if own:
-                yield f"{', '.join(filter(None, (what, caption)))} ([the study](../../eval/{study})):"
-                yield table(head, [first, *own, *floor])
 
 
 GIVEN: dict[str, dict[str, Any]] = {  # what methods without a default are set to, at 64 rotary pairs
@@ -116,24 +94,11 @@ def engines() -> str:
 
 # One section per entry of a registry
 
-RESULTS = {  # by caption: the page and the block of a table, and the study it is from
-    "methods": {"tiny, training-free": ("eval/studies/README.md", "training-free", "studies/README.md")},
-    "remappings": {
-        "Four checkpoints": (
-            "docs/guides/remappings.md",
-            "remappings-measured",
-            "studies/remappings/remappings.md",
-        )
-    },
-    "encodings": {
-        "Loss above the floor, trained on 128 tokens": (
-            "eval/studies/encodings/encodings.md",
-            "loss",
-            "studies/encodings/encodings.md",
-        ),
-        "Properties": ("eval/studies/encodings/encodings.md", "properties", "studies/encodings/encodings.md"),
-    },
-}
+STUDIES = "../../eval/studies"
+TRAINING_FREE = (
+    f"[training-free on `tiny`]({STUDIES}/README.md#every-method-on-the-bundled-checkpoint-training-free)"
+)
+UNMEASURED = ("longrope", "longrope-switch")  # their factors come from a search that is not part of ropepatch
 
 
 def source(paper: str) -> str:
@@ -148,47 +113,55 @@ def contract(kind: type) -> str:
     return re.split(r"\n\n(?:Args|Raises):", inspect.getdoc(kind) or "")[0]
 
 
-def arguments(kind: type, defaults: Mapping[str, Any]) -> Iterator[str]:
+def arguments(kind: type, defaults: Mapping[str, Any], head: str = "parameter") -> Iterator[str]:
     """A table of the arguments of a class, if it has any."""
     texts = {key: text for base in reversed(kind.__mro__) for key, text in meanings(base).items()}
     rows = [[f"`{key}`", f"`{value}`", texts.get(key, "")] for key, value in defaults.items()]
     if rows:
-        yield table(["parameter", "default", ""], rows)
+        yield table([head, "default", "meaning"], rows)
 
 
-def entry(kind: type, described: Mapping[str, Any], facts: Mapping[str, str], results: str) -> Iterator[str]:
-    """The section of an entry: what it is, its facts and parameters, and what was measured of it."""
+def entry(kind: type, parameters: Mapping[str, Any], facts: Mapping[str, str]) -> Iterator[str]:
+    """The section of an entry: what it is, its facts and its parameters."""
     yield f"## `{kind.name}`"
     yield contract(kind)
     yield "\n".join(f"- {name}: {text}" for name, text in facts.items())
-    yield from arguments(kind, described["parameters"])
-    yield from list(measured(kind.name, RESULTS[results])) or ["Not measured here."]
+    yield from arguments(kind, parameters)
 
 
 def methods() -> Iterator[str]:
     """A section for every scaling."""
+    pages = {"custom": f"[learned vectors]({STUDIES}/fit/frequencies.md)"}
+    pages |= dict.fromkeys(UNMEASURED, "none; a search outside ropepatch has to find its factors")
     for kind in METHODS.values():
         facts = {
             "Frequencies": f"`{kind.formula}`",
             "Source": source(kind.paper),
-            "Saved as": "not saved" if kind.saved_as == "–" else f"rope type `{kind.saved_as}`",
-            "Follows the length": "yes" if kind.length_dependent else "no",
+            "Saved as": "not saved" if kind.saved_as == "–" else f"RoPE type `{kind.saved_as}`",
+            "Results": pages.get(kind.name, TRAINING_FREE),
         }
-        yield from entry(kind, describe_method(kind), facts, "methods")
+        if kind.length_dependent:
+            facts["Frequencies change with the length of the input"] = "yes"
+        yield from entry(kind, describe_method(kind)["parameters"], facts)
 
 
 def position_remappings() -> Iterator[str]:
-    """A section for every position remapping."""
-    for kind in REMAPPINGS.values():
-        facts = {"A distance D is read as": f"`{kind.formula}`", "Source": source(kind.paper)}
-        yield from entry(kind, describe_method(kind), facts, "remappings")
+    """The parameters that all position remappings have, and a section for each."""
+    shared = meanings(ropepatch.Remapping)
+    for index, kind in enumerate(REMAPPINGS.values()):
+        parameters = describe_method(kind)["parameters"]
+        if not index:
+            common = {key: value for key, value in parameters.items() if key in shared}
+            yield from arguments(kind, common, "parameter of all")
+        facts = {"Distance D becomes": f"`{kind.formula}`", "Source": source(kind.paper)}
+        yield from entry(kind, {key: parameters[key] for key in parameters if key not in shared}, facts)
 
 
 def encodings() -> Iterator[str]:
     """A section for every position encoding."""
     for kind in ENCODINGS.values():
         facts = {"Family": kind.family, "Scores": f"`{kind.formula}`", "Source": source(kind.paper)}
-        yield from entry(kind, describe_encoding(kind), facts, "encodings")
+        yield from entry(kind, describe_encoding(kind)["parameters"], facts)
 
 
 def tasks() -> Iterator[str]:
@@ -250,23 +223,42 @@ def api() -> Iterator[str]:
                 yield described(found)
                 yield "\n".join(members(found))
             else:
-                yield f"```text\nropepatch.{name}{signature(found)}\n```"
-                yield described(found)
+                called = f"ropepatch.{name}({', '.join(parameters(found))})"
+                yield f"```text\n{textwrap.fill(called, 100, subsequent_indent='    ')}\n```"
+                yield described(found, parameters(found))
 
 
-def described(thing: Any) -> str:
-    """A docstring in Markdown, its arguments as a list."""
+def described(thing: Any, written: Mapping[str, str] = MappingProxyType({})) -> str:
+    """A docstring in Markdown, its arguments as a list, each with its annotation and default as written."""
 
     def listed(section: re.Match[str]) -> str:
-        entries = ENTRY.findall(section[2])
-        items = [f"- `{name}`: {' '.join(text.split())}" for name, text in entries]
-        return (
-            f"**{section[1].replace('Args', 'Arguments')}**\n\n"
-            + ("\n".join(items) or inspect.cleandoc(section[2]))
-            + "\n\n"
-        )
+        title = section[1].replace("Args", "Arguments")
+        entries = [(name, " ".join(text.split())) for name, text in ENTRY.findall(section[2])]
+        if title == "Raises" and len(entries) == 1:
+            [(name, text)] = entries
+            return f"**Raises** `{name}`: {text}\n\n"
+        kinds = {name: f" ({kind})" for name, kind in written.items() if kind}
+        items = [f"- `{name}`{kinds.get(name, '')}: {text}" for name, text in entries]
+        return f"**{title}**\n\n" + ("\n".join(items) or inspect.cleandoc(section[2])) + "\n\n"
 
     return SECTION.sub(listed, f"{inspect.getdoc(thing)}\n").strip()
+
+
+def parameters(function: Any) -> dict[str, str]:
+    """The parameters of a function as a call shows them, each with its annotation and default."""
+    written: dict[str, str] = {}
+    for one in inspect.signature(function).parameters.values():
+        if one.kind is one.KEYWORD_ONLY and "*" not in written and not starred(written):
+            written["*"] = ""
+        default = "" if one.default is one.empty or inspect.isfunction(one.default) else f" = {one.default!r}"
+        kind = "" if one.annotation is one.empty or one.kind is one.VAR_KEYWORD else one.annotation
+        written[str(one.replace(annotation=one.empty, default=one.empty))] = kind and f"`{kind}{default}`"
+    return written
+
+
+def starred(written: Iterable[str]) -> bool:
+    """Whether what follows is passed by keyword."""
+    return any(name.startswith("*") for name in written)
 
 
 def members(kind: type) -> Iterator[str]:
@@ -278,9 +270,7 @@ def members(kind: type) -> Iterator[str]:
         text = (inspect.getdoc(member) or "").partition("\n\n")[0]
         if name.startswith("_") or not text or not (callable(member) or isinstance(member, MEMBERS)):
             continue
-        call = (
-            re.sub(r"^\((self|cls)(, )?", "(", signature(member, one_line=True)) if callable(member) else ""
-        )
+        call = re.sub(r"^\((self|cls)(, )?", "(", signature(member)) if callable(member) else ""
         yield f"- `{name}{call}`: {' '.join(text.split())}"
 
 
@@ -293,18 +283,17 @@ class _Plain(str):
     __repr__ = str.__str__
 
 
-def signature(function: Any, *, one_line: bool = False) -> str:
-    """The parameters of a function, one in a line where one line has no room for them all."""
-    written, starred = [], False
+def signature(function: Any) -> str:
+    """The parameters of a function in one line."""
+    shown, keyword_only = [], False
     for one in inspect.signature(function).parameters.values():
-        if one.kind is one.KEYWORD_ONLY and not starred:
-            written.append("*")
-        starred |= one.kind in (one.KEYWORD_ONLY, one.VAR_POSITIONAL)
+        if one.kind is one.KEYWORD_ONLY and not keyword_only:
+            shown.append("*")
+        keyword_only |= one.kind in (one.KEYWORD_ONLY, one.VAR_POSITIONAL)
         default = _Plain("...") if inspect.isfunction(one.default) else one.default
         annotation = one.annotation if one.annotation is one.empty else _Plain(one.annotation)
-        written.append(str(one.replace(annotation=annotation, default=default)))
-    line = f"({', '.join(written)})"
-    return line if one_line or len(line) < 80 else "(\n    " + ",\n    ".join(written) + ",\n)"
+        shown.append(str(one.replace(annotation=annotation, default=default)))
+    return f"({', '.join(shown)})"
 
 
 # The explorer

@@ -40,9 +40,9 @@ PRESETS = json.loads((resources.files("ropepatch.gallery") / "presets.json").rea
 
 
 def encodings() -> str:
-    """Every encoding that may replace the rope."""
-    rows = [(f"`{kind.name}`", kind.family, kind.formula, kind.paper) for kind in ENCODINGS.values()]
-    return markdown_rows(("encoding", "family", "scores", "source"), rows)
+    """Every encoding that may replace RoPE."""
+    rows = [(f"[`{kind.name}`](#{kind.name})", kind.family, kind.formula) for kind in ENCODINGS.values()]
+    return markdown_rows(("encoding", "family", "scores"), rows)
 
 
 def methods() -> str:
@@ -52,12 +52,12 @@ def methods() -> str:
 
 def remappings() -> str:
     """Every position remapping."""
-    return _formulas(REMAPPINGS.values(), "D is read as")
+    return _formulas(REMAPPINGS.values(), "distance D becomes")
 
 
 def _formulas(kinds: Iterable[Any], head: str) -> str:
-    rows = [(f"`{kind.name}`", kind.formula, kind.paper, kind.saved_as) for kind in kinds]
-    return markdown_rows(("method", head, "source", "saved as"), rows)
+    rows = [(f"[`{kind.name}`](#{kind.name})", kind.formula, kind.saved_as) for kind in kinds]
+    return markdown_rows(("method", head, "saved as"), rows)
 
 
 # Other engines

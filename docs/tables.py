@@ -11,7 +11,6 @@ import argparse
 import json
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -46,7 +45,7 @@ from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.evaluation.suites import Suite
 from ropepatch.gallery.explorer.content import MEASURED
 from ropepatch.model.engine_types import FILE as FACTS
-from ropepatch.report.plots import figures, save_figure
+from ropepatch.report.plots import figures
 from ropepatch.settings import RECIPES, find_shipped, shipped_names
 from ropepatch.training.forecast import published_config
 from ropepatch.training.recipe import Recipe
@@ -219,21 +218,20 @@ FILES: Mapping[str, Make] = {
 }
 
 
-def svg(figure: object) -> str:
-    """A figure as it is saved."""
-    with tempfile.TemporaryDirectory() as folder:
-        _, file = save_figure(figure, Path(folder) / "figure")
-        return file.read_text(encoding="utf-8")
-
-
 FIGURES: Mapping[str, Make] = {
-    "eval/results/demo-loss.svg": lambda: svg(figures(ropepatch.read_results(RESULTS / "demo"))["positions"]),
-    "eval/results/tiny-suite-perplexity.svg": lambda: svg(
+    "eval/results/demo-loss.svg": lambda: generate.svg(
+        figures(ropepatch.read_results(RESULTS / "demo"))["positions"]
+    ),
+    "eval/results/tiny-suite-perplexity.svg": lambda: generate.svg(
         figures(ropepatch.read_results(RESULTS / "tiny-suite"))["perplexity"]
     ),
-    "eval/results/encodings-extrapolation.svg": lambda: svg(
+    "eval/results/encodings-extrapolation.svg": lambda: generate.svg(
         encoding_gallery.plot_encoding_gallery()["extrapolation"]
     ),
+    **{
+        f"docs/figures/{name}.svg": lambda name=name: generate.concept_figures()[name]
+        for name in generate.CONCEPTS
+    },
 }
 
 

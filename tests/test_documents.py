@@ -192,8 +192,7 @@ def test_the_python_of_a_document_runs(workplace, monkeypatch, capsys, document)
 def test_every_link_of_the_documents_leads_somewhere():
     for document in (*DOCUMENTS, PROTOCOL, MEASURED, COSTS, TINY / "README.md"):
         for link in re.findall(r"\]\(([^)#:]+)[^):]*\)", document.read_text(encoding="utf-8")):
-            drawn = document.parent.name == "docs" and link.startswith("figures/")  # by docs/generate.py
-            assert drawn or (document.parent / link).exists(), f"{document}: {link}"
+            assert (document.parent / link).exists(), f"{document}: {link}"
 
 
 MEASURED_BY_TESTS = {"families"}  # of tests/extension

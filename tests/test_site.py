@@ -71,7 +71,7 @@ def test_nothing_of_a_page_is_loaded_from_elsewhere(site):
 
 @pytest.mark.parametrize(
     ("page", "names"),
-    [("methods", METHODS), ("position-remappings", REMAPPINGS), ("encodings", ENCODINGS), ("tasks", TASKS)],
+    [("methods", METHODS), ("remappings", REMAPPINGS), ("encodings", ENCODINGS), ("tasks", TASKS)],
 )
 def test_every_entry_of_a_registry_has_a_place_on_its_page(pages, site, page, names):
     places = pages[site / "docs" / "reference" / f"{page}.html"].places
