@@ -1,4 +1,4 @@
-"""Documents and scores of the ropepatch_* tasks; the head of each YAML file says what it measures."""
+"""Documents and scores of the ropepatch_* tasks; the header of each YAML file states its protocol."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-SHORTEST = 256  # tokens, of the lengths that are asked for if none are given
+SHORTEST = 256  # tokens, of the default lengths
 
 Splits = dict[str, datasets.Dataset]
 
@@ -49,7 +49,7 @@ def passkeys(
 
 
 def _written(tokenizer: PreTrainedTokenizerBase, question: list[int], answer: list[int]) -> tuple[str, str]:
-    """A prompt and its answer as texts in which the harness finds exactly these tokens again."""
+    """A prompt and its answer as texts that the harness tokenises to exactly these tokens."""
     ids = question + answer
     bos = tokenizer.bos_token or ""
     special = {"add_special_tokens": False} if bos else {}  # the harness adds none behind a literal BOS
