@@ -202,11 +202,24 @@ def _keys(run: dict[str, Any]) -> str:
 
 # Benchmarks
 
+Rows = Iterable[Sequence[str]]
+
 
 def costs() -> str:
     """What extending, patching, measuring and training take."""
     extend = result("extend_cost")
     rows = [*_starting(extend), *_patching(), *_perplexity(), *_retrieval(), *_training()]
+    return _costs(extend, rows)
+
+
+def costs_in_short() -> str:
+    """The first row of each benchmark."""
+    extend = result("extend_cost")
+    makers = _starting(extend), _patching(), _perplexity(), _retrieval(), _training()
+    return _costs(extend, [next(iter(rows)) for rows in makers])
+
+
+def _costs(extend: dict[str, Any], rows: Rows) -> str:
     machine = extend["environment"]
     heads = f"{machine['cores']} cores, {machine['cpu']}", "median (quartiles)", "ratio (quartiles)"
     return markdown_rows(heads, rows)
@@ -230,9 +243,6 @@ def killed_commands() -> str:
         counts = len(own), sum(row["alive"] for row in own), sum(bool(row["faults"]) for row in own)
         rows.append([command, *map(str, counts)])
     return markdown_rows(["command", "campaigns", "kills that hit", "lost"], rows)
-
-
-Rows = Iterable[Sequence[str]]
 
 
 def _starting(extend: dict[str, Any]) -> Rows:
@@ -268,7 +278,11 @@ def _patching() -> Rows:
 def _perplexity() -> Rows:
     reading = result("perplexity_speed")
     for name, what, each in (
-        ("curve", f"perplexity at {len(reading['curve']['lengths'])} lengths to 16 x the context", "length"),
+        (
+            "curve",
+            f"perplexity at {len(reading['curve']['lengths'])} lengths to 16 x the original length",
+            "length",
+        ),
         ("sliding", f"perplexity, {reading['sliding']['protocol'].replace('=', ' ')}", "window"),
     ):
         seconds, ratio = reading[name]["seconds"]["ours"], reading[name]["published / ours"]
@@ -289,17 +303,17 @@ def _retrieval() -> Rows:
     asking = result("retrieval_speed")
     for one in asking["timed"]:
         yield (
-            f"retrieval on {one['model']}, {one['answers']} answers at {len(one['lengths'])} lengths to "
+            f"retrieval on {one['model']}, {one['answers']} questions at {len(one['lengths'])} lengths to "
             f"{one['lengths'][-1]} tokens",
             f"{_spread(one['seconds'][ONCE], '.1f')} s",
-            f"{_spread(one[f'{EACH} / {ONCE}'], '.1f')} x faster than one prompt for each answer",
+            f"{_spread(one[f'{EACH} / {ONCE}'], '.1f')} x faster than one prompt per question",
         )
     for one in asking["counted"]:
         yield (
-            f"retrieval to {one['lengths'][-1]} tokens, {one['haystacks']} haystacks, "
-            f"{one['keys']} keys of each of {len(one['kinds'])} kinds",
-            f"{one['tokens'][ONCE]['all'] / 1e6:.2f} M tokens read",
-            f"{one[f'tokens: {EACH} / {ONCE}']['all']:.0f} x fewer than by one prompt for each answer",
+            f"retrieval to {one['lengths'][-1]} tokens, {one['haystacks']} prompts, "
+            f"{one['keys']} needles of each of {len(one['kinds'])} kinds",
+            f"{one['tokens'][ONCE]['all'] / 1e6:.2f} M tokens processed",
+            f"{one[f'tokens: {EACH} / {ONCE}']['all']:.0f} x fewer than with one prompt per question",
         )
 
 

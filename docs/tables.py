@@ -136,7 +136,8 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "every-remapping": in_sections(generate.position_remappings),
     },
     "docs/reference/commands.md": {"every-command": in_sections(generate.commands)},
-    "docs/reference/costs.md": {
+    "docs/reference/costs.md": {"costs-in-short": measured.costs_in_short},
+    "eval/benchmarks/README.md": {
         "costs": measured.costs,
         "damaged-files": measured.damaged_files,
         "killed-commands": measured.killed_commands,
