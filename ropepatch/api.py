@@ -1,6 +1,7 @@
-"""Every public verb with its arguments explained, for Python and the command line; nothing heavy is imported.
+"""The public functions with their arguments explained, for Python and the command line.
 
-A body imports its room and calls it. `ropepatch.cli` derives options and their help from these signatures.
+Importing this module is quick: each body imports what it calls. `ropepatch.cli` derives options and their
+help from these signatures.
 """
 
 from __future__ import annotations
@@ -64,11 +65,11 @@ __all__ = [
 
 
 def silent(line: str) -> None:
-    """Say nothing."""
+    """Discard a line of progress."""
 
 
 def _given(arguments: dict[str, Any], *extra: str) -> dict[str, Any]:
-    """The arguments of a call, from its `locals()`, those of `**extra` by name."""
+    """The arguments of a call, from its `locals()`, with those of `**extra` by name."""
     named = {key: value for key, value in arguments.items() if key not in ("run", "Options", *extra)}
     for name in extra:
         named |= arguments[name]
@@ -76,7 +77,7 @@ def _given(arguments: dict[str, Any], *extra: str) -> dict[str, Any]:
 
 
 def _check_files(**files: object) -> None:
-    """Refuse a suite or a recipe by its name or file, as far as its keys tell, before torch is imported."""
+    """Check the name and the keys of a suite or a recipe before torch is imported."""
     from ropepatch import settings
 
     for what, file in files.items():
@@ -100,20 +101,22 @@ def plan(
 ) -> Plan | GgufPlan:
     """Show what an extension would change, from the configuration alone.
 
-    No weights are read; of a Hub id only config.json is downloaded.
+    No weights are read. For a Hub id only config.json is downloaded.
 
     Args:
-        model: A checkpoint folder, a Hub id, or tiny; a GGUF file; or a loaded model, or its configuration.
-        to: The target length in tokens: 32k, or 4x the original; that of a scaling file or of the factor
-            of a `Scaling` if not given.
-        method: A name that `ropepatch methods` lists, or a scaling file such as fitted.json; in Python also a
+        model: A checkpoint folder, a Hub id, or tiny; a GGUF file; or a loaded model or its configuration.
+        to: The target length in tokens, e.g. 32k, or 4x the original length. Default: that of the scaling
+            file, or of the factor of a `Scaling`.
+        method: A name from `ropepatch methods`, or a scaling file such as fitted.json; in Python also a
             `Scaling`.
-        original: The original context length, where config.json says another: 32k of Qwen3, whose says 40960.
-        layers: sliding scales a model whose sliding-window layers alone rotate, which is refused otherwise.
+        original: The original context length, if config.json contains another one: 32k for Qwen3, whose
+            config.json contains 40960.
+        layers: Pass sliding to scale a model in which only sliding-window layers use RoPE; the default
+            refuses it.
         revision: The branch, tag or commit of a Hub id.
         **parameters: A parameter of the method; see `ropepatch methods NAME`. `factor` of a scaling replaces
-            target / original, and gives the target if `to` is left out. On a model that is already scaled
-            yarn's `ramp` is rotations if not given.
+            target / original, and sets the target if `to` is not given. For a model that is already scaled
+            with yarn, `ramp` defaults to rotations.
 
     Raises:
         RopepatchError: If the model, the target or the method does not allow it.
@@ -157,25 +160,25 @@ def patch(
     layers: Literal["sliding"] | None = None,
     **parameters: Any,
 ) -> Patch | Remapped:
-    """Scale the rope of one loaded model, or remapping its distances, in memory and reversibly.
+    """Apply a RoPE scaling or a position remapping to one loaded model, in memory and reversibly.
 
-    Another model with the same configuration object is unchanged: this one has a copy until the patch is
+    Other models that share its configuration object stay unchanged: this model has a copy until the patch is
     removed.
 
     Args:
         model: A causal language model, possibly inside a PEFT model.
-        method: A plan; a scaling, whose target is then factor times the original length; a position
+        method: A plan; a scaling, whose target length is then factor times the original; a position
             remapping; or the name of one, or a scaling file.
-        to: The target length of a method by its name, as in `plan`.
+        to: The target length for a method given by its name, as in `plan`.
         original: The original context length, as in `plan`.
         layers: As in `plan`.
-        **parameters: The parameters of a method by its name.
+        **parameters: The parameters of a method given by its name.
 
     Returns:
-        A `Patch`; of a position remapping a `Remapped`.
+        A `Patch`; for a position remapping a `Remapped`.
 
     Raises:
-        RopepatchError: If the model is patched already, is not the one the plan is for, or cannot be scaled.
+        RopepatchError: If the model is already patched, is not the model of the plan, or cannot be scaled.
     """
     from ropepatch.extension.patching import patch as run
 
@@ -193,12 +196,15 @@ def load(
     """Load a checkpoint with its tokenizer, in eval mode.
 
     Args:
-        model: A checkpoint folder, a Hub id, or `tiny`, the checkpoint that comes with ropepatch.
+        model: A checkpoint folder, a Hub id, or `tiny`, the bundled checkpoint.
         revision: The branch, tag or commit of a Hub id.
-        device: Where the model is put, such as `cuda`; a GPU, if there is one, if not given; `auto` for all
-            GPUs and, where they have no room, the machine's memory, by accelerate.
-        dtype: The precision of its weights, such as `torch.bfloat16` or `bfloat16`; the one that it asks for
-            if not given. The frequencies stay in float32.
+        device: Where to put the model, such as `cuda`. Default: a GPU if there is one. `auto` lets accelerate
+            spread it over all GPUs and, if they are too small, the machine's memory.
+        dtype: The precision of the weights, such as `torch.bfloat16` or `bfloat16`. Default: that of the
+            checkpoint. The RoPE frequencies stay in float32.
+
+    Returns:
+        The model and its tokenizer.
 
     Raises:
         RopepatchError: If there is no such checkpoint, device or dtype, or transformers cannot load it.
@@ -240,56 +246,58 @@ def extend(
 ) -> Extension:
     """Write a checkpoint with a longer context; stock transformers loads it.
 
-    Without a recipe it is training-free. With one, or with `distil`, the model is trained at the new context:
-    the same call resumes after an interruption, and several processes share the work under torchrun or
-    accelerate; the global random seeds are set to the recipe's.
+    Without a recipe it needs no training. With a recipe, or with `distil`, it fine-tunes the model at the
+    target length. The same call resumes after an interruption. Under torchrun or accelerate several processes
+    share the work. A training sets the global random seeds to those of its recipe.
 
     Args:
-        model: A checkpoint folder, a Hub id, or tiny; a GGUF file, of which a copy with another rope is made;
-            or a plan, which says target and method.
-        out: The folder or GGUF file to make; MODEL-METHOD-TO(-RECIPE) here if not given.
-        to: The target length in tokens: 32k, or 4x the original; that of the recipe or scaling file if not
-            given.
-        method: A name that `ropepatch methods` lists; or a scaling file, fit, which learns one, or auto,
-            which chooses one. That of the recipe, or yarn, if not given.
-        allow_code: Let `method=auto` choose a position remapping, too, which only transformers runs, with
+        model: A checkpoint folder, a Hub id, or tiny; a GGUF file, which is copied with other RoPE
+            parameters; or a plan, which contains target and method.
+        out: The folder or GGUF file to write. Default: MODEL-METHOD-TO(-RECIPE) in the working folder.
+        to: The target length in tokens, e.g. 32k, or 4x the original length. Default: that of the recipe or
+            scaling file.
+        method: A name from `ropepatch methods`, a scaling file, fit (learn a scaling), or auto (measure the
+            methods and use the best). Default: that of the recipe, or yarn.
+        allow_code: Let `method=auto` also choose a position remapping, which runs only in transformers with
             trust_remote_code=True.
-        original: The original context length, where config.json says another: 32k of Qwen3, whose says 40960.
-        layers: sliding scales a model whose sliding-window layers alone rotate, which is refused otherwise.
-        settings: A parameter of the method, also one that is called like an argument here, as text of fit;
+        original: The original context length, if config.json contains another one: 32k for Qwen3, whose
+            config.json contains 40960.
+        layers: Pass sliding to scale a model in which only sliding-window layers use RoPE; the default
+            refuses it.
+        settings: A parameter of the method, also one with the name of an argument here, such as text of fit;
             see `ropepatch methods NAME`.
-        recipe: Train it at the new context by this recipe; see `ropepatch recipes`.
-        distil: Train it by self-distillation, on `text` or else on what it writes itself; `ropepatch recipes
-            distil` says how.
-        max_short_loss_increase: By how much training may raise the loss within the original context, as a
-            share, 2% or 0.02; what the recipe says if not given. A checkpoint beyond it is written and not
-            pushed.
-        evaluate: Measure this suite before and after, into the folder; see `ropepatch suites`.
-        text: What the suite measures on in place of its own text, or fit and auto read: a text, JSONL,
-            CSV or Parquet file, a folder of the first two, a `datasets` id, or a set saved by `datasets`.
-        field: The column or key of a document's text.
-        split: The part of a `datasets` id or a saved set that is read; test if not given, or train to fit on.
-        limit: Measure at most so many pieces of text, haystacks, documents of an lm-eval task.
-        link_weights: Hard-link the weight files instead of copying them: instant, but a program that later
-            rewrites one of them in place also changes the source.
-        reading: Write reading.json, by which `ropepatch probe` tells whether a server computes the
-            checkpoint; if not given, where it takes a minute or two at most.
-        include: Files to carry along that are no part of a checkpoint, such as examples/*.
-        push: Push it to this repository on the Hub, with its card; see `ropepatch push`.
-        dry_run: Print the plan and what the recipe will do, and write nothing. fit and auto search first,
-            which takes its time.
+        recipe: Fine-tune with this recipe at the target length; see `ropepatch recipes`.
+        distil: Fine-tune by self-distillation from the base model, on `text` or else on text that the model
+            generates; see `ropepatch recipes distil`.
+        max_short_loss_increase: The largest increase of the loss within the original context length, 2% or
+            0.02. Default: that of the recipe. A checkpoint beyond it is written, but not pushed.
+        evaluate: Measure this suite before and after, and write the results into the folder; see `ropepatch
+            suites`.
+        text: The text for the suite instead of its own, or for fit and auto: a text, JSONL, CSV or Parquet
+            file, a folder of text and JSONL files, a `datasets` id, or a dataset saved with `datasets`.
+        field: The column or key that contains the text of a document.
+        split: The split of a dataset. Default: test, or train for fit.
+        limit: Measure at most N pieces of text, N retrieval prompts, and N documents of an lm-eval task.
+        link_weights: Hard-link the weight files instead of copying them. This is instant, but a program that
+            later rewrites one of them in place also changes the source.
+        reading: Write the fingerprint reading.json, with which `ropepatch probe` checks a server. Default:
+            write it if that takes at most a minute or two.
+        include: Also copy these files, such as examples/*.
+        push: Push the checkpoint with its card to this repository on the Hub; see `ropepatch push`.
+        dry_run: Print the plan and what the recipe would do, and write nothing. fit and auto search first,
+            which takes as long as usual.
         revision: The branch, tag or commit of a Hub id.
-        record: What ropepatch.json says beside what it says by itself.
-        say: Takes lines that tell how far it is.
+        record: Further entries for ropepatch.json.
+        say: A function that takes lines of progress.
         progress: See `ropepatch.progress.bar`.
-        show: Takes what is found on the way: the `Choice` of auto, the `Fitted` of fit, and the `Extension`
-            before it is pushed.
+        show: A function that takes intermediate results: the `Choice` of auto, the `Fitted` of fit, and the
+            `Extension` before it is pushed.
         **parameters: Further parameters of the method.
 
     Raises:
-        RopepatchError: If an argument is not what it must be, the model, the target, the method or the recipe
-            does not allow it, the folder exists or cannot be written, the result differs from the plan, or it
-            cannot be pushed. Nothing half-written is left behind.
+        RopepatchError: If an argument is invalid, the model, target, method or recipe does not allow it, the
+            folder exists or cannot be written, the result differs from the plan, or it cannot be pushed.
+            Nothing half-written is left behind.
     """
     _check_files(recipe=recipe, suite=evaluate)
     from ropepatch.pipeline.extension import extend as run
@@ -333,56 +341,58 @@ def evaluate(
     progress: Progress = bar,
     command: str | None = None,
 ) -> Results:
-    """Measure perplexity by length, unscaled and scaled, or a whole suite.
+    """Measure perplexity by length, with and without RoPE scaling, or run a whole suite.
 
     Without a suite, the documents of `text` are joined, each after a beginning-of-sequence token, and cut
-    into windows of the largest length. Every window is read once, and its first N tokens give the perplexity
-    at length N. The tales of tiny are read one by one.
+    into windows of the largest length. The model processes each window once. The first N tokens give the
+    perplexity at length N. The stories of tiny are not joined.
 
-    Of a server, such as http://localhost:8080, what it serves is measured, by the suite served if none is
-    given: the same questions and texts as of its `checkpoint`, so that their results compare. A key, where it
-    wants one, is read from ROPEPATCH_API_KEY.
+    For the address of a server, such as http://localhost:8080, it measures the served model, with the suite
+    served if none is given. Questions and texts are those of its `checkpoint`, so the results are comparable.
+    An API key, if the server needs one, is read from ROPEPATCH_API_KEY.
 
     Args:
-        model: A checkpoint folder, a Hub id, or tiny; those of the suite if not given. Or the address of a
-            server with OpenAI's completions API.
-        suite: Run a suite: its name, or a YAML file; see `ropepatch suites`.
-        checkpoint: What a server serves, for its tokenizer: a folder or a Hub id; the server's own name of it
-            if not given.
-        text: A text, JSONL, CSV or Parquet file, a folder of the first two, a `datasets` id, or a set saved
-            by `datasets`; that of the suite, or the tales of tiny, if not given.
-        field: The column or key of a document's text.
-        split: The part of a `datasets` id or a saved set that is read.
-        lengths: Tokens to read, such as 256,1k,4x; L/2, L, 2L ... `to` if not given.
-        methods: Also measure the model scaled so, in memory: names separated by commas, scaling files, all,
-            remappings. With `to` alone, yarn.
+        model: A checkpoint folder, a Hub id, or tiny; or the address of a server with OpenAI's completions
+            API. Default: the models of the suite.
+        suite: The name of a suite, or a YAML file; see `ropepatch suites`.
+        checkpoint: The checkpoint that a server runs, for its tokenizer: a folder or a Hub id. Default: the
+            server's own model name.
+        text: A text, JSONL, CSV or Parquet file, a folder of text and JSONL files, a `datasets` id, or a
+            dataset saved with `datasets`. Default: that of the suite, or the stories of tiny.
+        field: The column or key that contains the text of a document.
+        split: The split of a dataset.
+        lengths: The lengths to measure in tokens, such as 256,1k,4x. Default: L/2, L, 2L ... `to`, where L is
+            the original length.
+        methods: Also measure these methods, in memory: names separated by commas, scaling files, all,
+            remappings. Default: yarn if `to` is given.
         to: The target length of the methods, such as 32k.
-        original: The original context length, where config.json says another: 32k of Qwen3, whose says 40960.
-        windows: Join the documents and read at most so many windows; 24 if not given.
-        documents: Do not join: read so many, the first that have the greatest length.
-        stride: Slide windows of each length, so many tokens at a time; one pass if not given.
-        bos: Put a beginning-of-sequence token before each document; done if not given.
-        gain: Also measure what tokens beyond the original context bring.
-        positions: Score so many tokens of each window, drawn from stretches of one length; all if not given,
-            or 256 of a server that tells one at a time.
-        scorer: A checkpoint that chooses the key tokens of LongPPL.
-        served_as: The name of the model at a server; the first that it lists if not given.
-        timeout: Seconds for one answer of a server; 600 if not given.
-        out: A folder for the results; what it holds already is not measured again.
+        original: The original context length, if config.json contains another one: 32k for Qwen3, whose
+            config.json contains 40960.
+        windows: Join the documents and use at most N windows. Default: 24.
+        documents: Do not join the documents; use the first N that have the greatest length.
+        stride: Slide windows of each length over the text, N tokens at a time. Default: one pass.
+        bos: Put a beginning-of-sequence token before each document. Default: yes.
+        gain: Also measure the gain from tokens beyond the original context length.
+        positions: Score N tokens of each window, drawn evenly. Default: all, or 256 for a server that returns
+            one token at a time.
+        scorer: A checkpoint that selects the key tokens of LongPPL.
+        served_as: The model name on a server. Default: the first that it lists.
+        timeout: Seconds to wait for one answer of a server. Default: 600.
+        out: A folder for the results. Results that it already contains are not measured again.
         report: An HTML file to write, with tables and figures.
         revision: The branch, tag or commit of a Hub id.
-        device: cpu, cuda or cuda:1, say; a GPU, if there is one, if not given; auto for all GPUs and, where
-            they have no room, the machine's memory, by accelerate.
-        dtype: float32, bfloat16 or float16; that of the weights, or the faster one on a CPU, if not given.
-        limit: Measure at most so many pieces of text, haystacks, documents of an lm-eval task.
-        seed: Draw the haystacks from it; that of the suite if not given.
-        say: Takes a line for every result.
+        device: A device such as cpu, cuda or cuda:1. Default: a GPU if there is one. auto lets accelerate use
+            all GPUs and, if they are too small, the machine's memory.
+        dtype: float32, bfloat16 or float16. Default: that of the weights, or the faster one on a CPU.
+        limit: Measure at most N pieces of text, N retrieval prompts, and N documents of an lm-eval task.
+        seed: The random seed of the retrieval prompts. Default: that of the suite.
+        say: A function that takes a line for every result.
         progress: See `ropepatch.progress.bar`.
-        command: The command line that asked, for the report.
+        command: The command line, for the report.
 
     Raises:
-        RopepatchError: A model, method, suite or text that is not there or does not fit, before anything is
-            measured; or a result in `out` that was measured with other settings.
+        RopepatchError: If a model, method, suite or text is missing or does not fit, before anything is
+            measured; or if `out` contains a result that was measured with other settings.
     """
     _check_files(suite=suite)
     from ropepatch.pipeline.evaluation import EvaluateOptions as Options
@@ -416,41 +426,42 @@ def compare(
     progress: Progress = bar,
     command: str | None = None,
 ) -> Choice:
-    """Rank methods on a model, training-free, and recommend one.
+    """Rank methods on a model without training, and recommend one.
 
-    Measured are retrieval at the target, the loss over it and the short-context loss. The log-probability of
-    the answers ranks, if the model finds any within its original context, then the loss. The recommendation
-    may be not to extend at all: a method must be significantly better than the baseline by one of both, and
-    not significantly worse by the other (paired t-tests; 5 % over all methods, by Holm). A fit learns from
-    that part of the text which is not read for the ranking.
+    It measures retrieval at the target length, the loss over it, and the short-context loss. Methods are
+    ranked by answer log-prob if the model answers any questions within its original context length, then by
+    loss. A recommended method is significantly better than the baseline in one of both and not significantly
+    worse in the other (paired t-tests, Holm, 5 % over all methods). If there is none, the advice is not to
+    extend. fit learns from text that the ranking does not use.
 
     Args:
         model: A checkpoint folder, a Hub id, or tiny.
-        to: The target length in tokens: 8k, or 4x the original.
-        methods: Names separated by commas (see `ropepatch methods`), files that fit wrote, all for every
-            static scaling that needs no parameters, remappings for every position remapping, fit for one
-            fitted to the model; linear,ntk,ntk-by-parts,llama3,yarn if not given.
-        original: The original context length, where config.json says another: 32k of Qwen3, whose says 40960.
-        text: A text, JSONL, CSV or Parquet file, a folder of the first two, a `datasets` id, or a set saved
-            by `datasets`; the tales of tiny if not given.
-        field: The column or key of a document's text.
-        split: The part of a `datasets` id or a saved set that is read.
-        windows: Read at most so many windows of the text; 24 if not given.
-        haystacks: Long texts to find keys in; 0 for none; 10, or 20 for tiny, if not given.
-        keys: Questions of each kind, haystack and length; 8, or 1 for tiny, if not given.
-        out: A folder for results and fit; what it holds already is not measured again.
+        to: The target length in tokens, e.g. 8k, or 4x the original length.
+        methods: Names separated by commas (see `ropepatch methods`) or scaling files. all stands for every
+            static scaling without required parameters, remappings for every position remapping, fit for a
+            scaling learned on the model.
+        original: The original context length, if config.json contains another one: 32k for Qwen3, whose
+            config.json contains 40960.
+        text: A text, JSONL, CSV or Parquet file, a folder of text and JSONL files, a `datasets` id, or a
+            dataset saved with `datasets`. Default: the stories of tiny.
+        field: The column or key that contains the text of a document.
+        split: The split of a dataset.
+        windows: Use at most N windows of the text. Default: 24.
+        haystacks: The number of retrieval prompts; 0 for none. Default: 10, or 20 for tiny.
+        keys: Questions of each kind per prompt and length. Default: 8, or 1 for tiny.
+        out: A folder for the results and the fit. Results that it already contains are not measured again.
         report: An HTML file to write, with tables and figures.
         revision: The branch, tag or commit of a Hub id.
-        device: cpu, cuda or cuda:1, say; a GPU, if there is one, if not given.
-        dtype: float32, bfloat16 or float16; that of the weights, or the faster one on a CPU, if not given. A
-            fit chooses its own.
-        seed: Draw the haystacks from it.
-        say: Takes lines that tell how far it is, and what takes no part.
+        device: A device such as cpu, cuda or cuda:1. Default: a GPU if there is one.
+        dtype: float32, bfloat16 or float16. Default: that of the weights, or the faster one on a CPU. A fit
+            chooses its own.
+        seed: The random seed of the retrieval prompts.
+        say: A function that takes lines of progress, and the methods that are left out.
         progress: See `ropepatch.progress.bar`.
-        command: The command line that asked, for the report.
+        command: The command line, for the report.
 
     Raises:
-        RopepatchError: The model, the target, a method that is named or the text does not allow it.
+        RopepatchError: If the model, the target, a named method or the text does not allow it.
     """
     from ropepatch.pipeline.choice import CompareOptions as Options
     from ropepatch.pipeline.choice import choose as run
@@ -466,20 +477,20 @@ def choose(
     allow_code: bool = False,
     **options: Any,
 ) -> Choice:
-    """Measure methods and a fit on a model, training-free, rank them as `compare` does, and choose one.
+    """Measure methods and a fit on a model without training, rank them as `compare` does, and choose one.
 
-    The windows of text that rank are none of those that the fit has seen, and the tales of tiny are others.
+    The ranking uses no window of text that the fit has seen, and other stories of tiny.
 
     Args:
         model: A checkpoint folder, a Hub id, or `tiny`.
         to: The target length, as in `compare`.
-        methods: As in `compare`; all that the model allows, and a fit if one can be made, if not given.
-        allow_code: Whether these are the position remappings, too, which only transformers runs, by code that
-            comes with the checkpoint.
-        **options: What else `compare` takes.
+        methods: As in `compare`. Default: all that the model allows, and a fit if possible.
+        allow_code: Include the position remappings, which run only in transformers, with code from the
+            checkpoint.
+        **options: Further arguments of `compare`.
 
     Raises:
-        RopepatchError: The model, the target, a method that is named or the text does not allow it.
+        RopepatchError: If the model, the target, a named method or the text does not allow it.
     """
     from ropepatch.pipeline.choice import CompareOptions as Options
     from ropepatch.pipeline.choice import choose as run
@@ -507,48 +518,51 @@ def perplexity(
     split: bool = False,
     progress: Advance | bool | None = None,
 ) -> LossCurve:
-    """Read documents and keep the loss of every token but their first, in the order of the documents.
+    """Compute the loss of every token but the first of each document, in the order of the documents.
 
-    Each document is read in one pass, so that every token sees all tokens before it, and the first N tokens
-    of the curve are what a pass over N tokens alone would give. (Not if the frequencies follow the length of
-    the input, as those of stock ``dynamic`` and ``longrope``: then the document's whole length decides for
-    all its tokens.) With a window and a stride, windows of so many tokens slide over each document, and each
-    token counts once, in the first window that holds it.
+    The model processes each document in one pass, so every token sees all tokens before it, and the first N
+    tokens of the curve are those of a pass over N tokens. An exception are frequencies that depend on the
+    input length, as in stock ``dynamic`` and ``longrope``: there the length of the whole document decides.
+    With a window and a stride, windows slide over each document, and each token counts once, in the first
+    window that contains it.
 
-    Memory, besides the weights and what one forward pass of the decoder over a batch takes: ``chunk`` x
-    vocabulary logits in the model's dtype and twice that in float32, 8 bytes per token of the documents that
-    are held, and 4 bytes per scored token in all. A model that cannot give single positions needs the logits
-    of a whole window at once, and a warning says so.
+    Memory, in addition to the weights and one forward pass of the decoder over a batch: ``chunk`` x
+    vocabulary logits in the model's dtype and twice that in float32, 8 bytes per token of the documents held,
+    and 4 bytes per scored token. A model that cannot return single positions needs the logits of a whole
+    window at once, and logs a warning.
 
-    Windows of one length are read together, as many as ``tokens_per_batch`` holds. What is read together
-    follows from the documents alone, so their order changes nothing, to the bit.
+    Windows of one length are batched, up to ``tokens_per_batch`` tokens. Batches depend only on the
+    documents, so the order of the documents changes no bit of the result.
 
     Args:
-        model: A causal language model of transformers; put in eval mode and back into the mode it was in.
-        tokenizer: Splits the documents that are text, without special tokens of its own; None if all
+        model: A causal language model of transformers; put in eval mode, and back into its earlier mode.
+        tokenizer: The tokenizer for documents that are text, without special tokens of its own; None if all
             documents are token ids.
-        documents: Texts or token ids. A collection is tokenised whole before any of it is read; an iterator
-            256 documents at a time, which are batched among themselves.
-        length: Tokens read of each document, beginning-of-sequence token included; None for all.
-        window: Tokens read at once; None for one pass.
-        stride: Tokens from one window's beginning to the next one's, from 1 to window - 1.
-        bos: Put the tokenizer's beginning-of-sequence token before each text, if it has one; token ids are
-            taken as they are.
-        chunk: Positions whose logits are held in memory at one time.
-        tokens_per_batch: The most tokens read together; a longer window is read by itself. None for 8192, or
-            1024 on a CPU, whose caches more do not fit.
-        keep: A folder in which the losses of each batch are kept as they come and found by the next call with
-            the same documents, windows and ``tokens_per_batch``. It must belong to this model alone.
-        split: Deal the batches to the processes that torchrun or accelerate started, if any;
-            every process gives the same documents and is returned the same curve, to the bit that of one
-            process with as many threads.
-        progress: Called as (tokens read, tokens to read), both by this process, after each batch; how many
-            there are to read is None for an iterator. True for a bar, in a terminal or in a notebook with
+        documents: Texts or token ids. A collection is tokenised whole before the first pass, an iterator 256
+            documents at a time, which are batched together.
+        length: Tokens of each document to use, beginning-of-sequence token included; None for all.
+        window: Tokens per forward pass; None for one pass.
+        stride: Tokens between the beginnings of two windows, from 1 to window - 1.
+        bos: Put the tokenizer's beginning-of-sequence token before each text, if it has one; token ids stay
+            as they are.
+        chunk: Positions whose logits are in memory at one time.
+        tokens_per_batch: The most tokens per batch; a longer window is a batch of its own. None for 8192, or
+            1024 on a CPU, whose caches are too small for more.
+        keep: A folder for the losses of finished batches, from which the next call with the same documents,
+            windows and ``tokens_per_batch`` resumes. Use it for one model only.
+        split: Share the batches among the processes that torchrun or accelerate started, if any; every
+            process passes the same documents and gets the same curve, to the bit that of one process with as
+            many threads.
+        progress: A function of (tokens done, tokens in total), both of this process, called after each batch;
+            the total is None for an iterator. True for a progress bar, in a terminal or in a notebook with
             ipywidgets.
 
+    Returns:
+        The losses in nats, as a `LossCurve`.
+
     Raises:
-        RopepatchError: No documents, one of fewer than 2 tokens, a token id outside the vocabulary, a loss
-            that is not finite, or settings that score nothing.
+        RopepatchError: If there are no documents, one has fewer than 2 tokens, a token id is outside the
+            vocabulary, a loss is not finite, or the settings score nothing.
     """
     from ropepatch.evaluation.perplexity import perplexity as run
 
@@ -572,38 +586,42 @@ def retrieve(
     split: bool = False,
     progress: Advance | bool | None = None,
 ) -> Retrieval:
-    """Ask for what stands in long texts, at several lengths and at all depths.
+    """Measure retrieval from long prompts, at several lengths and at all depths.
 
-    Each haystack is read once, up to the greatest length; at the stop of every length its questions are asked
-    on the cache, by teacher forcing: an answer is found if each of its tokens is the most probable one, which
-    is what greedy decoding gives. The first answer of a run is compared with that to a whole prompt, at the
-    least and at the greatest length (with one key, at every length); where they differ, and where frequencies
-    follow the length of the input (stock `dynamic`, `longrope` with two sets of factors), every prompt is
-    read whole, and a warning says so.
+    The model processes each prompt once, up to the greatest length. At every length the questions are asked
+    on its KV cache, by teacher forcing: an answer is correct if each of its tokens is the most probable one,
+    as in greedy decoding. The first answer of a run is checked against that to a whole prompt, at the least
+    and the greatest length; with one key, at every length. If they differ, or if the frequencies depend on
+    the input length (stock `dynamic`, `longrope` with two sets of factors), every prompt is processed whole,
+    with a warning.
 
     Args:
-        model: A causal language model of transformers, patched or not; put in eval mode and back.
-        tokenizer: The model's.
-        lengths: Of the prompts, in tokens, the answer included: `[4096, 8192]` or `"4k,8k"`.
-        haystacks: How many, at least three for an interval.
-        keys: Questions of each kind, haystack and length.
-        kinds: Names from `ropepatch.data.haystack.KINDS`; None for `number`, `sentence`, `chain` and `fact`,
-            as far as the tokenizer writes them and the least length has room; a warning names the others.
-        seed: From which all that is drawn follows.
-        texts: What stands around the needles; None for our own filler.
-        chat: Put haystack and question into the tokenizer's chat template.
-        read_once: Whether a haystack is read once; if not, every question is a prompt of its own.
-        tokens_per_batch: Tokens that the questions of a batch see, all together; None for 16,384 on a CPU and
+        model: A causal language model of transformers, patched or not; put in eval mode, and back into its
+            earlier mode.
+        tokenizer: The tokenizer of the model.
+        lengths: The lengths of the prompts in tokens, answer included: `[4096, 8192]` or `"4k,8k"`.
+        haystacks: The number of prompts; an interval needs at least three.
+        keys: Questions of each kind per prompt and length.
+        kinds: Names from `ropepatch.data.haystack.KINDS`. None for `number`, `sentence`, `chain` and `fact`,
+            unless the tokenizer cannot write them or the least length is too short; a warning names those.
+        seed: The random seed of the prompts.
+        texts: The text around the needles; None for the built-in filler.
+        chat: Put prompt and question into the tokenizer's chat template.
+        read_once: Process each prompt once; if False, every question is a prompt of its own.
+        tokens_per_batch: Tokens that the questions of a batch see in total. None for 16,384 on a CPU and
             262,144 elsewhere.
-        keep: A folder in which the answers to each haystack are kept as they come, and found by the next call
-            with the same arguments. It must belong to this model and these arguments alone.
-        split: Deal the haystacks to the processes that torchrun or accelerate started, if any;
-            every process gives the same arguments and is returned the same.
-        progress: Called as (tokens read, tokens to read), both by this process. True for a bar, in a terminal
-            or in a notebook with ipywidgets.
+        keep: A folder for the answers to finished prompts, from which the next call with the same arguments
+            resumes. Use it for one model and these arguments only.
+        split: Share the prompts among the processes that torchrun or accelerate started, if any; every
+            process passes the same arguments and gets the same result.
+        progress: A function of (tokens done, tokens in total), both of this process. True for a progress bar,
+            in a terminal or in a notebook with ipywidgets.
+
+    Returns:
+        The answers, with accuracies and log-probs by length and kind, as a `Retrieval`.
 
     Raises:
-        RopepatchError: Arguments that fit no haystack (see `Haystacks`), or NaN logits.
+        RopepatchError: If the arguments fit no prompt (see `Haystacks`), or logits are NaN.
     """
     from ropepatch.evaluation.retrieval import retrieve as run
 
@@ -618,14 +636,17 @@ def passkey(
     haystacks: int = 20,
     **options: Any,
 ) -> Retrieval:
-    """Ask for the one key that each haystack hides: `retrieve` with a single key.
+    """Measure passkey accuracy: `retrieve` with a single key per prompt.
 
     Args:
-        model: See `retrieve`, as for the options.
-        tokenizer: The model's.
-        lengths: Of the prompts, in tokens: `[4096, 8192]` or `"4k,8k"`.
-        haystacks: Answers per length.
-        **options: `seed`, `texts`, `chat`, `split`, `progress` and the like.
+        model: See `retrieve`, also for the options.
+        tokenizer: The tokenizer of the model.
+        lengths: The lengths of the prompts in tokens: `[4096, 8192]` or `"4k,8k"`.
+        haystacks: Prompts per length.
+        **options: Further arguments of `retrieve`, such as `seed`, `texts`, `chat`, `split` and `progress`.
+
+    Returns:
+        The answers, as a `Retrieval`.
 
     Raises:
         RopepatchError: See `retrieve`.
@@ -634,14 +655,14 @@ def passkey(
 
 
 def read_results(place: str | Path) -> Results:
-    """The results in a folder that `evaluate`, `compare` or `extend(evaluate=)` wrote, or in one file.
+    """Read the results of `evaluate`, `compare` or `extend(evaluate=)` from a folder or a file.
 
     Args:
-        place: The folder, all of whose JSON files are results; a checkpoint with such an `evaluation`; or
-            one such file.
+        place: A folder in which every JSON file is a result; a checkpoint with an `evaluation` folder; or one
+            result file.
 
     Raises:
-        RopepatchError: There is no such place, it holds no results, or a file is none.
+        RopepatchError: If there is no such place, it contains no results, or a file is not a result.
     """
     from ropepatch.pipeline.results import read_results as run
 
@@ -649,14 +670,14 @@ def read_results(place: str | Path) -> Results:
 
 
 def plot(what: Plan | HasFigures | str | Path, name: str | None = None) -> Figure:
-    """A figure of a plan, of what was measured, or of results in a folder or a file; see `read_results`.
+    """Draw a plan, measurements, or the results in a folder or a file; see `read_results`.
 
     Args:
-        what: A `Plan`, an `Extension`, a `Choice`, `Results`, or the place of results.
-        name: Which figure, as in `Results.plot`; of a plan there is one.
+        what: A `Plan`, an `Extension`, a `Choice`, `Results`, or a folder or file of results.
+        name: The name of the figure, as in `Results.plot`; a plan has only one.
 
     Raises:
-        RopepatchError: There is nothing to draw, no figure of that name, or no matplotlib.
+        RopepatchError: If there is nothing to draw, no figure of that name, or no matplotlib.
     """
     from ropepatch.pipeline.results import plot as run
 
@@ -686,40 +707,43 @@ def fit(
     progress: Progress = bar,
     say: Say = silent,
 ) -> Fitted:
-    """Learn the frequencies by which a model reads at a target, and phases.
+    """Learn RoPE frequencies for a model at a target length, and phases.
 
-    Nothing but the query weights changes, and no text is needed: the model learns to expect what it expects
-    under a position remapping, on text that it writes itself, and to answer questions on what stands far
-    before in it, of the kinds that it can answer within its window. Windows and questions that nothing is
-    learned from validate: on them the outcome reads neither target nor original context worse than YaRN, and
-    finds no less.
+    Only the query weights change. The model learns to match its own predictions under a position remapping,
+    and to answer questions about distant tokens, of the kinds that it answers within its original context
+    length. By default it trains on text that it generates, so no text is needed. Held-out windows and
+    questions select the result: on them neither the loss at the target or original length nor the retrieval
+    accuracy is worse than YaRN's.
 
-    Processes that torchrun started share the starts, the race of the best of them and the validation
-    windows; what they return is the same, to the bit that of one process with as many threads.
+    Processes that torchrun started share the work; the result is the same, to the bit that of one process
+    with as many threads.
 
     Args:
         model: A checkpoint folder, a Hub id, or tiny.
-        to: The target length in tokens: 32k, or 4x the original.
-        original: The original context length, where config.json says another: 32k of Qwen3, whose says 40960.
-        text: A text, JSONL, CSV or Parquet file, a folder of the first two, a `datasets` id, or a set saved
-            by `datasets`; what the model writes itself, or the tales of tiny, if not given.
-        field: The column or key of a document's text.
-        split: The part of a `datasets` id or a saved set that is read.
+        to: The target length in tokens, e.g. 32k, or 4x the original length.
+        original: The original context length, if config.json contains another one: 32k for Qwen3, whose
+            config.json contains 40960.
+        text: A text, JSONL, CSV or Parquet file, a folder of text and JSONL files, a `datasets` id, or a
+            dataset saved with `datasets`. Default: text that the model generates, or the stories of tiny.
+        field: The column or key that contains the text of a document.
+        split: The split of a dataset.
         steps: Steps of gradient descent.
-        minutes: End after about so much time, over all calls, with the best until then; a third is for the
-            starts. If not given it ends as `steps` says, which does not depend on the machine.
-        init: Methods to start from, separated by commas, yarn say, which is quick; auto tries all and
-            mixtures.
-        teacher: The position remapping under which the base model teaches; auto for rerope, where the model
-            can have a remapping; none for the text's own tokens.
-        queries: Learn an amplitude and a phase for each query head and rotary pair, too, which are folded
-            into the query weights; without, no weight changes.
-        seed: Draw the order of the windows, the random starts and what the model writes from it.
+        minutes: Stop after about N minutes over all calls, with the best result so far; a third of it is for
+            the starting points. Default: stop after `steps`, which does not depend on the machine.
+        init: Methods to start from, separated by commas; yarn alone is quick. auto tries all and mixtures.
+        teacher: The position remapping under which the base model teaches. auto is rerope, if the model
+            allows a remapping; none trains on the tokens of the text.
+        queries: Also learn a gain and a phase for each query head and rotary pair, folded into the query
+            weights. Without it no weights change.
+        seed: The random seed of the order of windows, the random starting points and the generated text.
         revision: The branch, tag or commit of a Hub id.
-        device: cpu, cuda or cuda:1, say; a GPU, if there is one, if not given.
-        work: A folder for the state of a fit: the same call resumes from it after an interruption.
+        device: A device such as cpu, cuda or cuda:1. Default: a GPU if there is one.
+        work: A folder for the state of the fit; the same call resumes from it after an interruption.
         progress: Called with the name of each stage; see `ropepatch.progress.bar`.
-        say: Takes a line on where the model is read, and in which precision.
+        say: A function that takes a line on device and precision.
+
+    Returns:
+        The learned scaling and its measurements, as a `Fitted`.
 
     Raises:
         RopepatchError: If the model, the target, the text or a setting does not allow it.
@@ -730,13 +754,13 @@ def fit(
 
 
 def read_recipe(name: str) -> Recipe:
-    """A recipe that comes with ropepatch, by its name, or that of a YAML file.
+    """Read a bundled recipe by its name, or a YAML file.
 
     Args:
         name: The name, or the path of the file.
 
     Raises:
-        RopepatchError: No such recipe, no YAML, a key missing, or one unknown or of the wrong kind.
+        RopepatchError: If there is no such recipe, it is not YAML, or a key is missing, unknown or invalid.
     """
     _check_files(recipe=name)
     from ropepatch.training.recipe import read_recipe as run
@@ -753,24 +777,27 @@ def adapt(
     say: Say = silent,
     progress: Progress = bar,
 ) -> Adapted:
-    """Train a model to read at the target of a plan, and write what came out.
+    """Fine-tune a model at the target length of a plan, and write the result.
 
-    Meanwhile the folder ``OUT.run`` holds the checkpoints. Called again after an interruption, it resumes
-    from the last sound one, and what comes out is the same, on a CPU to the bit. Under torchrun or accelerate
-    every process calls it. The global random seeds are set to the recipe's.
+    The folder ``OUT.run`` contains the checkpoints during the training. The same call resumes from the last
+    intact one after an interruption, and the result is the same, on a CPU to the bit. Under torchrun or
+    accelerate every process calls it. It sets the global random seeds to those of the recipe.
 
     Args:
-        plan: What is extended, and how.
-        recipe: How it is trained; its own model, target and method are left aside.
-        out: The folder to make.
-        max_short_loss_increase: By how much the loss within the original context may rise, as a share; None
-            for what the recipe says.
-        say: Called with lines that tell how far it is.
-        progress: Takes how many steps are done; see `ropepatch.progress.bar`.
+        plan: The extension.
+        recipe: The training; its own model, target and method are ignored.
+        out: The folder to write.
+        max_short_loss_increase: The largest relative increase of the loss within the original context length;
+            None for that of the recipe.
+        say: A function that takes lines of progress.
+        progress: A function that takes the number of finished steps; see `ropepatch.progress.bar`.
+
+    Returns:
+        The folder and the short-context check, as an `Adapted`.
 
     Raises:
-        RopepatchError: If the plan cannot be saved, the recipe does not fit the model, a text is not there,
-            the folder exists, holds another run or cannot be written, or the loss is no number.
+        RopepatchError: If the plan cannot be saved, the recipe does not fit the model, a text is missing, the
+            folder exists, contains another run or cannot be written, or the loss is not a number.
     """
     from ropepatch.training.adaptation import adapt as run
 
@@ -778,9 +805,9 @@ def adapt(
 
 
 def active(model: nn.Module) -> Patch | Remapped | Swap | None:
-    """The patch, the position remapping or the swapped encoding of a model, or of a copy of one, or None.
+    """The patch, position remapping or swapped encoding of a model or of a copy of it, or None.
 
-    Its `remove()` takes it out.
+    Its `remove()` restores the model.
 
     Args:
         model: A causal language model, possibly inside a PEFT model.
@@ -793,16 +820,16 @@ def active(model: nn.Module) -> Patch | Remapped | Swap | None:
 
 
 def swap(model: nn.Module, encoding: str | Encoding, **parameters: Any) -> Swap:
-    """Put another position encoding into one loaded model, in memory and reversibly.
+    """Replace the position encoding of one loaded model, in memory and reversibly.
 
-    A model that was trained with a rope has to be trained with the new encoding: until then its loss is that
-    of shuffled text. New parameters are drawn from torch's generator; seed it first. With PEFT swap first,
-    and train them by `modules_to_save=["rotary_emb.module"]`.
+    A model that was trained with RoPE has to be trained with the new encoding; before that its loss is about
+    that of shuffled text. New parameters are drawn from torch's generator; seed it first. With PEFT, swap
+    first, and train them with `modules_to_save=["rotary_emb.module"]`.
 
     Args:
         model: A LLaMA-like causal language model, possibly inside a PEFT model.
-        encoding: One of `ENCODINGS`, or what `make_encoding` returned.
-        **parameters: The parameters of an encoding that is given by its name.
+        encoding: A name from `ENCODINGS`, or an encoding made by `make_encoding`.
+        **parameters: The parameters of an encoding given by its name.
 
     Raises:
         RopepatchError: If there is no such encoding, or the model is patched, swapped or not LLaMA-like.
@@ -822,24 +849,26 @@ def diagnose(
     measure: bool = True,
     repair: bool = False,
 ) -> Diagnosis:
-    """Find what is wrong with the rope of a checkpoint, an adapter or a loaded model.
+    """Find mistakes in the RoPE configuration of a checkpoint, an adapter or a loaded model.
 
     Args:
         model: A checkpoint folder, an adapter's folder, a Hub id, or tiny; or a loaded model.
         revision: The branch, tag or commit of a Hub id.
-        measure: Look for NaN and infinity among the weights; of a Hub id without it only config.json is
+        measure: Look for NaN and infinity in the weights. Without it only config.json of a Hub id is
             downloaded.
-        repair: Write what the configuration of a loaded model computes into its rotary modules, in float32
-            and where they are; `findings` are then what is left, and `repaired` what there was. The model
-            may be within PEFT, torch.compile or FSDP. Errors are memory that nothing was written to, zeros,
-            another scaling or length: with them nothing is measured or patched. Rounding to 16 bits is a
-            warning, as `model.to(torch.bfloat16)` asks for it. Not compared are a rope that ropepatch put
-            there, a module that is not built from a configuration, and what is on the meta device or of
-            which this process holds a shard.
+        repair: Recompute the rotary modules of a loaded model from its configuration, in float32 and in
+            place. `findings` are then those that are left, `repaired` those that were fixed. The model may be
+            within PEFT, torch.compile or FSDP. Uninitialised memory, zeros, and another scaling or length are
+            errors; with them nothing is measured or patched. Rounding to 16 bits is a warning, as
+            `model.to(torch.bfloat16)` causes it. Skipped are RoPE modules patched by ropepatch, modules not
+            built from a configuration, and tensors on the meta device or sharded over processes.
+
+    Returns:
+        The findings, as a `Diagnosis`.
 
     Raises:
-        RopepatchError: If there is no such checkpoint, its config.json is no JSON object, or the module holds
-            no transformers model.
+        RopepatchError: If there is no such checkpoint, its config.json is not a JSON object, or the module
+            contains no transformers model.
     """
     from ropepatch.doctor import diagnose as run
 
@@ -857,24 +886,28 @@ def probe(
     say: Say = silent,
     progress: Advance = lambda done, total: None,
 ) -> Probed:
-    """Tell whether a server computes the rope of an extended checkpoint.
+    """Check that a server applies the RoPE scaling of an extended checkpoint.
 
-    A server is asked for the next token after growing parts of the text of reading.json, which `extend`
-    writes. A key, where it wants one, is read from ROPEPATCH_API_KEY.
+    It asks the server for the next token after prefixes of the text in the fingerprint reading.json, which
+    `extend` writes. An API key, if the server needs one, is read from ROPEPATCH_API_KEY.
 
     Args:
         server: The address of a server with OpenAI's completions API, such as http://localhost:8000; or a
-            loaded model, before its training. It reads in eval mode, and is left as it was.
-        checkpoint: What it serves: a folder or a Hub id; the server's own name of it if not given.
-        model: The name of the model at the server; the first that it lists if not given.
-        save_reading: Read the checkpoint, and write its reading.json anew.
-        timeout: Seconds for one answer.
+            loaded model before its training. The model runs in eval mode and stays as it was.
+        checkpoint: The checkpoint that the server runs: a folder or a Hub id. Default: the server's own model
+            name.
+        model: The model name on the server. Default: the first that it lists.
+        save_reading: Run the checkpoint and write its reading.json anew.
+        timeout: Seconds to wait for one answer.
         revision: The branch, tag or commit of a Hub id.
-        say: Takes lines that tell how far it is.
-        progress: Called with the positions that are answered and their number.
+        say: A function that takes lines of progress.
+        progress: A function of (answered positions, positions in total).
+
+    Returns:
+        The verdict and the differences, as a `Probed`.
 
     Raises:
-        RopepatchError: There is no server, no checkpoint of ropepatch, or no reading of it.
+        RopepatchError: If there is no server, no checkpoint written by ropepatch, or no fingerprint of it.
     """
     from ropepatch.probing.asking import probe as run
 
@@ -896,29 +929,28 @@ def push(
 ) -> Pushed:
     """Push a checkpoint or an adapter, with its card, to the Hub.
 
-    What ropepatch wrote goes there, and what transformers and engines read: the files that changed, in one
-    commit, checked afterwards. The same call resumes an
-    interrupted push: files that arrived are not sent again. A README.md on the Hub that ropepatch did not
-    write stays. The token is that of `hf auth login` or HF_TOKEN.
+    It uploads what ropepatch wrote and what transformers and engines load: the changed files, in one commit,
+    checked afterwards. The same call resumes an interrupted push, without sending files again. A README.md on
+    the Hub that ropepatch did not write stays. The token is that of `hf auth login` or HF_TOKEN.
 
     Args:
-        folder: A checkpoint that `extend` wrote and verified; or a plan, whose checkpoint is written into a
+        folder: A checkpoint that `extend` wrote and verified; or a plan, whose checkpoint is written to a
             temporary folder.
-        repo: owner/name on the Hub, or name in your own namespace; made if it is not there.
+        repo: owner/name on the Hub, or name in your own namespace; created if it does not exist.
         private: Make the repository private.
-        dry_run: Say what would be uploaded, with the card, and send and write nothing.
-        revision: The branch, made from main if it is not there; main if not given.
-        force: Push what was not verified or failed the short-context check, and replace weights that
-            ropepatch did not write there.
+        dry_run: Print the files to upload and the card; send and write nothing.
+        revision: The branch, created from main if it does not exist. Default: main.
+        force: Push a checkpoint that was not verified or failed the short-context check, and replace weights
+            there that ropepatch did not write.
         card: Write the model card into the folder first, unless its README.md is your own.
-        include: Files to carry along that are no part of a checkpoint, such as examples/*.
-        say: Takes lines of progress.
-        api: The Hub; the usual one, with your token, if not given.
+        include: Also upload these files, such as examples/*.
+        say: A function that takes lines of progress.
+        api: The Hub client. Default: the usual one, with your token.
 
     Raises:
-        RopepatchError: If the folder holds no sound checkpoint or nothing verified it, a name is invalid,
-            there is no token, a file holds a secret, the repository is public but should be private or
-            holds weights of others, or the Hub refuses.
+        RopepatchError: If the folder contains no sound checkpoint or it is not verified, a name is invalid,
+            there is no token, a file contains a secret, the repository is public but should be private or
+            contains weights of others, or the Hub refuses.
     """
     from ropepatch.publishing.hub import push as run
 
@@ -934,21 +966,21 @@ def fold_attention(
 ) -> Path:
     """Write a checkpoint whose attention factor a is 1 and whose queries are a^2 times as large.
 
-    The logits stay: a multiplies cos and sin, hence every attention logit by a^2. Its rope is saved so that
-    every engine that reads it at all takes 1 for the factor.
+    The logits stay the same: a multiplies cos and sin, hence every attention logit by a^2. The RoPE
+    parameters are saved so that every engine that supports them uses a factor of 1.
 
     Args:
         model: A checkpoint folder or a Hub id.
-        out: The folder to make; it must not exist.
+        out: The folder to write; it must not exist.
         revision: The branch, tag or commit of a Hub id.
-        progress: Called with the bytes written so far and in all.
+        progress: A function of (bytes written, bytes in total).
 
     Returns:
         The folder.
 
     Raises:
         RopepatchError: If there is no factor to fold, the queries have no weights of their own, or stock
-            transformers computes other logits from the outcome; nothing is left behind then.
+            transformers computes other logits from the result; nothing is left behind then.
     """
     from ropepatch.publishing.folding import fold_attention as run
 
@@ -962,21 +994,21 @@ def explore(
     tiny: bool = True,
     revision: str | None = None,
 ) -> Path:
-    """Show as a page why a rope fails, and what mends it.
+    """Write an interactive page on why RoPE fails beyond the original context length, and what fixes it.
 
     It is one HTML file that needs no network.
 
     Args:
-        model: A checkpoint folder, a Hub id, or tiny, to start with; its config.json alone is read.
+        model: A checkpoint folder, a Hub id, or tiny, to start with; only its config.json is read.
         out: The HTML file to write.
-        tiny: Let the bundled model read in the page, which takes 2.7 MB.
+        tiny: Include the bundled model, which runs in the page; adds 2.7 MB.
         revision: The branch, tag or commit of a Hub id.
 
     Returns:
         The file.
 
     Raises:
-        RopepatchError: The file exists or cannot be written, or the model has no rope that can be extended.
+        RopepatchError: If the file exists or cannot be written, or the model's RoPE cannot be extended.
     """
     from ropepatch.gallery.explorer import explore as run
 

@@ -1,4 +1,4 @@
-"""The command line, derived from `ropepatch.api`. What is heavy is imported when a command runs."""
+"""The command line, derived from `ropepatch.api`. Commands import heavy modules when they run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ropepatch.cli.derive import app
 from ropepatch.errors import RopepatchError
 from ropepatch.files import check_name
 
-ROPES = (  # arguments of other tools whose value is a rope, or its factor
+ROPES = (  # options of other tools whose value is a RoPE scaling or its factor
     *("rope_scaling", "rope_parameters", "rope_type", "hf_overrides", "json_model_override_args"),
     *("factor", "rope_factor", "rope_scaling_factor", "rope_scaling_type", "rope_scale", "scale"),
 )
@@ -31,7 +31,7 @@ GROUPS = {one.GROUP.name: one for one in (make, measure, look, listing)}
 
 def main() -> None:
     """Run the command line: exit 0 done, 1 a bad finding, 2 user error, 130 interrupted."""
-    # An exit, not a death: so that nothing half-written stays.
+    # Exit on SIGTERM so that cleanup runs and nothing half-written stays.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     before, sys.unraisablehook = sys.unraisablehook, _again
     for stream in (sys.stdout, sys.stderr):
@@ -46,26 +46,26 @@ def main() -> None:
         sys.stdout.flush()
         sys.exit(code if sys.argv[1:] else 2)
     except CycloptsError as error:
-        _refuse(_told(error))
+        _refuse(_usage_error(error))
     except RopepatchError as error:
         _refuse(error)
-    except KeyboardInterrupt:  # while the words of the command line are read
+    except KeyboardInterrupt:  # while the command line is parsed
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:
-        # Whoever read us, `head` say, has gone.
+        # The reader of the pipe, such as `head`, has closed it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
         named = f"{error.filename}: " if error.filename else ""
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        hint = "free some space" if full else "look at that path" if named else None
+        hint = "free some space" if full else "check that path" if named else None
         _refuse(RopepatchError(f"{named}{error.strerror or error}", hint=hint))
     finally:
         sys.unraisablehook = before
 
 
 def _again(unraisable: Any) -> None:
-    """Send a signal once more of which Python dropped what it raised, as it does while memory is freed."""
+    """Send a signal again whose exception Python dropped, as it does while it frees memory."""
     numbers = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}
     if number := numbers.get(unraisable.exc_type):
         Timer(0.1, os.kill, [os.getpid(), number]).start()
@@ -73,14 +73,14 @@ def _again(unraisable: Any) -> None:
         sys.__unraisablehook__(unraisable)
 
 
-def _told(error: CycloptsError) -> RopepatchError:
-    """What cyclopts refuses, in a line and a hint."""
+def _usage_error(error: CycloptsError) -> RopepatchError:
+    """An error of cyclopts as one line and a hint."""
     error.verbose = False
     said, _, advice = " ".join(str(error).split()).partition(". ")
     if isinstance(error, UnusedCliTokensError):
         said = f"unexpected {shlex.join(error.unused_tokens or ())}"
     command = " ".join(["ropepatch", *(error.command_chain or ())])
-    near, asks, _ = advice.partition("?")  # whether another word was meant; what follows lists all
+    near, asks, _ = advice.partition("?")  # the suggestion; the list of all words follows it
     hint = f"{near[:1].lower()}{near[1:]}?" if asks else f"see `{command} --help`"
     if isinstance(error, UnknownOptionError):
         hint = _pasted(error.token.keyword or error.token.value) or hint
@@ -90,18 +90,18 @@ def _told(error: CycloptsError) -> RopepatchError:
 
 
 def _pasted(option: str) -> str | None:
-    """What an option of another tool is called here."""
+    """The hint for an option of another tool."""
     words = [part for word in sys.argv for part in word.split("=", 1 if word.startswith("--") else 0)]
     name = option.lstrip("-").partition("=")[0].replace("-", "_")
     if name in LENGTHS:
-        return "--to is the target length"
+        return "use --to for the target length"
     if name not in ROPES:
         return None
     given = words[words.index(option) + 1 :] if option in words else []
     from ropepatch.settings import as_target
 
     to, method = as_target(given[0] if given else "")
-    return f"here it is --to {to} --method {method}"
+    return f"use --to {to} --method {method}"
 
 
 def _refuse(error: RopepatchError) -> NoReturn:
@@ -115,6 +115,6 @@ RED, CYAN = 31, 36
 
 
 def _coloured(word: str, colour: int) -> str:
-    """For stderr; plain in a pipe, on a terminal without colours, and where NO_COLOR is set."""
+    """A word for stderr; without colour in a pipe, on a dumb terminal, or if NO_COLOR is set."""
     shown = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return f"\x1b[{colour}m{word}\x1b[0m" if shown else word

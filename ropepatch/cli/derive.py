@@ -1,4 +1,4 @@
-"""Commands from signatures: an option for each argument of a verb, its help from the verb's docstring."""
+"""Commands from signatures: an option for each argument of a function, with help from its docstring."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ropepatch.files import PACKAGE
 
 app = App(
     name="ropepatch",
-    help="Give a LLaMA-family checkpoint a longer context; stock transformers loads the result.",
-    help_epilogue="MODEL is a checkpoint folder, a Hub id, or tiny, which comes with ropepatch.\n"
-    "Lengths read 32k = 32 x 1024 tokens, or 4x the original context length.",
+    help="Extend the context length of LLaMA-family checkpoints; stock transformers loads the result.",
+    help_epilogue="MODEL is a checkpoint folder, a Hub id, or tiny, the bundled 2M-parameter model.\n"
+    "A length is a number of tokens, 32k for 32 x 1024, or 4x the original context length.",
     help_flags=["--help", "-h"],
     version_flags=["--version"],
     version=lambda: __import__("ropepatch").__version__,
@@ -25,11 +25,11 @@ app = App(
     help_formatter="plain",
     result_action="return_value",
 )
-app.register_install_completion_command(help="Let the shell complete commands, options and names.")
+app.register_install_completion_command(help="Install shell completion for commands, options and names.")
 
 IN_PYTHON_ALONE = {"say", "progress", "show", "command", "record", "work", "card", "api", "repair"}
-ARGUMENTS = {"model", "checkpoint", "name", "file"}  # that are no options although they may be left out
-NAMES: dict[str, tuple[str, ...]] = {  # of options that are not called like their argument
+ARGUMENTS = {"model", "checkpoint", "name", "file"}  # positional, although they may be left out
+NAMES: dict[str, tuple[str, ...]] = {  # options with another name than their argument
     "evaluate": ("--eval",),
     "served_as": ("--model",),
     "settings": ("--set",),
@@ -39,8 +39,8 @@ NAMES: dict[str, tuple[str, ...]] = {  # of options that are not called like the
     "as_json": ("--json",),
     "show": ("--open",),
 }
-COMMON = (  # what many commands take
-    "    quiet: Say nothing on the way but warnings; no progress bars.",
+COMMON = (  # options of many commands
+    "    quiet: Print only warnings and results; no progress.",
     "    as_json: Print JSON.",
 )
 NAMED = re.compile(r"`(\w+)(?:=([^`]+))?`")  # an argument in a text: `to`, `to=32k`
@@ -50,9 +50,9 @@ Run = Callable[..., int | None]
 def command(
     group: Group, examples: str, verb: Callable[..., Any] | None = None, *, name: str | None = None
 ) -> Callable[[Run], Run]:
-    """Make a command of a function, which takes the arguments of a verb of `api` that the user gives.
+    """Make a command of a function, which gets the user's arguments for a function of `api` (the verb).
 
-    Its own arguments come last, or stand for those of the verb that are called so. It returns the exit code.
+    Its own arguments come last, or replace those of the verb with the same name. It returns the exit code.
     """
 
     def register(run: Run) -> Run:
@@ -87,7 +87,7 @@ def command(
 
 
 def written(names: dict[str, str], name: str, value: str = "") -> str:
-    """An argument as a user of a command writes it, whose options these are by the names of arguments."""
+    """An argument as the user of a command types it; ``names`` has the options by argument."""
     option = names.get(name) or names.get(f"{name}s")  # `method` of --methods
     if option is None and value and "settings" in names:  # a parameter of a method
         option, value = names["settings"], f"{name}={value}"
@@ -95,7 +95,7 @@ def written(names: dict[str, str], name: str, value: str = "") -> str:
 
 
 def _text(run: Run, verb: Callable[..., Any] | None) -> str:
-    """The docstring of a verb with what that of the function adds; what explains arguments comes last."""
+    """The docstring of a verb followed by that of the command, with the explanations of arguments last."""
     parts = [(inspect.getdoc(one) or "").partition("\n\nArgs:\n") for one in (verb, run) if one]
     told = "\n\n".join(re.sub(r"(?<!\n)\n(?!\n)", " ", text) for text, _, _ in parts)
     arguments = "\n".join([*(text.partition("\n\n")[0] for _, _, text in parts), *COMMON])
@@ -114,7 +114,7 @@ def _is_argument(one: inspect.Parameter) -> bool:
 
 
 def _option(one: inspect.Parameter) -> str:
-    """How a user writes an argument."""
+    """An argument as the user types it."""
     return (
         one.name.upper()
         if _is_argument(one)
@@ -123,7 +123,7 @@ def _option(one: inspect.Parameter) -> str:
 
 
 def _parameter(one: inspect.Parameter, option: str, command: str) -> inspect.Parameter:
-    """An argument of a verb as cyclopts reads it."""
+    """An argument of a verb as a parameter of cyclopts."""
     kind, shown = _kind(one), option.split("-")[-1].upper()
     options: dict[str, Any] = {"negative": () if one.default is False or kind == list[str] else None}
     options["show_default"] = kind is not bool and bool(one.default)
@@ -142,7 +142,7 @@ def _parameter(one: inspect.Parameter, option: str, command: str) -> inspect.Par
 
 
 def _kind(one: inspect.Parameter) -> Any:
-    """What cyclopts makes of a word: of several kinds that Python takes the one that is a text."""
+    """The type that cyclopts parses a word into; if Python allows several, text."""
     written = str(one.annotation)
     if "bool" in written:
         return bool
@@ -163,7 +163,7 @@ def _complete(kinds: tuple[str, ...], context: Any) -> list[str]:
 
 
 def _classes(room: str) -> Iterable[str]:
-    """The names of a registry, as its files have them: importing it takes seconds."""
+    """The names of a registry, read from its files, because importing them takes seconds."""
     for file in sorted((PACKAGE / room).glob("*.py")):
         yield from re.findall(r'^    name(?:: .*)? = "([\w-]+)"$', file.read_text("utf-8"), re.MULTILINE)
 

@@ -18,11 +18,11 @@ from ropepatch.errors import RopepatchError, argument
 GROUP = Group("List", sort_key=4)
 REMAPPING = "position remapping"
 HEADS = {"scaling": "frequencies", REMAPPING: "D = m − n becomes"}  # of the tables
-REQUIRED = "required"  # stands for the default of a parameter that has none
+REQUIRED = "required"  # in place of the default of a parameter without one
 
 
 def describe_method(method: Any) -> dict[str, Any]:
-    """Of a method, with the defaults of its parameters, or of a scaling, with what they are."""
+    """A method with the defaults of its parameters, or a scaling with their values."""
     return {
         "method": method.name,
         "kind": method.kind,
@@ -36,7 +36,7 @@ def describe_method(method: Any) -> dict[str, Any]:
 
 
 def describe_encoding(kind: Any) -> dict[str, Any]:
-    """Of an encoding, with the defaults of its parameters."""
+    """An encoding with the defaults of its parameters."""
     return {
         "encoding": kind.name,
         "family": kind.family,
@@ -63,7 +63,7 @@ def methods(name: str | None = None, *, as_json: bool = False) -> None:
     """List the scaling methods and the position remappings, or describe one.
 
     Args:
-        name: One method, with its parameters; or a scaling file.
+        name: A method, to describe it with its parameters; or a scaling file.
     """
     from ropepatch.attention import REMAPPINGS
     from ropepatch.files import json_text
@@ -97,7 +97,7 @@ def methods(name: str | None = None, *, as_json: bool = False) -> None:
 
 
 def _read(name: str) -> tuple[str, dict[str, Any]]:
-    """A line that says for which rope the scaling of a file is, and the scaling."""
+    """A line on the RoPE parameters that a scaling file is for, and its scaling."""
     from ropepatch.scaling.file import read_scaling
 
     file = read_scaling(name)
@@ -110,9 +110,9 @@ def _read(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def _shown(default: Any, kind: str) -> str:
-    """A default as --set takes it."""
+    """A default in the syntax of --set."""
     if default is None and kind == REMAPPING:
-        return "VALUE (if not given, from L, the trained context, and N, the target)"
+        return "VALUE (default: from the original length L and the target length N)"
     if default == REQUIRED:
         return "VALUE (required)"
     if isinstance(default, list | tuple) and isinstance(default[0], list | tuple):
@@ -132,7 +132,7 @@ def encodings(name: str | None = None, *, as_json: bool = False) -> None:
     """List the position encodings of `ropepatch.swap`, or describe one.
 
     Args:
-        name: One encoding, with its parameters.
+        name: An encoding, to describe it with its parameters.
     """
     from ropepatch.encodings import ENCODINGS
     from ropepatch.files import json_text
@@ -163,23 +163,23 @@ def encodings(name: str | None = None, *, as_json: bool = False) -> None:
 def recipes(
     name: str | None = None, file: str | None = None, *, copy: bool = False, as_json: bool = False
 ) -> None:
-    """List the trainings of `extend --recipe`, print one, or copy one.
+    """List the recipes of `extend --recipe`, print one, or copy one.
 
     Args:
-        name: One recipe, or a YAML file.
-        file: What `copy` writes; NAME.yaml here if not given.
-        copy: Copy it, to change it.
+        name: A recipe, or a YAML file.
+        file: The file that `copy` writes. Default: NAME.yaml in the working folder.
+        copy: Copy the recipe, so that you can change it.
     """
     from ropepatch.settings import RECIPES, find_shipped
 
     if copy and name is None:
         raise RopepatchError(f"{argument('copy')} needs a recipe", hint="ropepatch recipes NAME --copy")
     if copy and as_json:
-        words = f"{argument('as_json')} beside {argument('copy')}, which lists nothing"
+        words = f"{argument('as_json')} cannot be combined with {argument('copy')}"
         raise RopepatchError(words, hint="leave one out")
     if file is not None and not copy:
         raise RopepatchError(
-            f"{file} without {argument('copy')}", hint=f"ropepatch recipes {name} --copy {file}"
+            f"{file} needs {argument('copy')}", hint=f"ropepatch recipes {name} --copy {file}"
         )
     if copy and name is not None:
         source = find_shipped(name, RECIPES, "recipe")
@@ -199,7 +199,7 @@ def suites(name: str | None = None, *, as_json: bool = False) -> None:
     """List the suites of `eval --suite` and `extend --eval`, or print one.
 
     Args:
-        name: One suite, or a YAML file.
+        name: A suite, or a YAML file.
     """
     from ropepatch.settings import SUITES
 
@@ -214,7 +214,7 @@ def suites(name: str | None = None, *, as_json: bool = False) -> None:
 def _list(
     name: str | None, folder: str, what: str, does: str, as_json: bool, read: Callable[[str], object]
 ) -> None:
-    """Print a YAML file that comes with ropepatch, or what each of them says of itself."""
+    """Print a bundled YAML file, or a table of all with the first sentence of each."""
     from ropepatch.files import json_text
     from ropepatch.settings import check_keys, find_shipped, read_yaml, shipped_names
 
@@ -234,7 +234,7 @@ def _list(
 
 
 def _comment(file: Path) -> str:
-    """What a file says of itself, below the line that names its schema."""
+    """The first sentence of a file, below the line that names its schema."""
     lines = file.read_text(encoding="utf-8").splitlines()[1:]
     said = re.match(r"(?:# .*\n)+", "\n".join(lines) + "\n")
     text = " ".join(said[0].replace("\n# ", " ")[2:].split()) if said else ""
@@ -245,8 +245,11 @@ def _copy(source: Path, file: Path) -> None:
     from ropepatch.files import whole_file
 
     if file.suffix not in (".yaml", ".yml"):
-        raise RopepatchError(f"{file} must end in .yaml", hint="extend --recipe knows a file by that")
-    schema = source.with_name("recipe.schema.json").resolve()  # of the copy it does not lie beside
+        raise RopepatchError(
+            f"{file} must end in .yaml",
+            hint="`extend --recipe` takes a name without .yaml for a bundled recipe",
+        )
+    schema = source.with_name("recipe.schema.json").resolve()  # which is not next to the copy
     text = source.read_text(encoding="utf-8").replace(f"$schema={schema.name}", f"$schema={schema}")
     place = file.expanduser()
     try:

@@ -1,4 +1,4 @@
-"""The commands that look before anything is written."""
+"""The commands that inspect without extending anything."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def plan(
     as_json: bool = False,
     **asked: Any,
 ) -> None:
-    """`ropepatch extend --dry-run` shows what a recipe would do, too.
+    """`ropepatch extend --dry-run` also shows what a recipe would do.
 
     Args:
-        engine: Print what to type so that this engine serves the plan, without a written checkpoint where it
-            can: vllm, sglang, llama.cpp, ollama or mlx-lm.
+        engine: Print the command that serves the plan in this engine, without writing a checkpoint if
+            possible: vllm, sglang, llama.cpp, ollama or mlx-lm.
     """
     from ropepatch.pipeline.inputs import parse_settings
 
     if to is None and not method.endswith(".json"):
         raise RopepatchError(
             f"{argument('to')} is missing",
-            hint=f"{argument('to', '32k')} is a length, {argument('to', '4x')} so many times today's",
+            hint=f"{argument('to', '32k')}, or {argument('to', '4x')} for four times the original length",
         )
     planned = api.plan(model, to=to, method=method, **asked, **parse_settings(method, settings or ()))
     if engine is not None:
@@ -80,7 +80,7 @@ def doctor(
     measure: bool = True,
     as_json: bool = False,
 ) -> int:
-    """Exit 0 without an error, 1 with; of `fix`, that of the repaired copy.
+    """Exit 0 if there is no error, else 1; with `fix`, the exit code is that of the repaired copy.
 
     Args:
         fix: Write a repaired copy into this folder (unambiguous fixes only).
@@ -98,11 +98,13 @@ def doctor(
         say_on_stderr(f"fixed in {folder}: {codes}")
         folders = [path.name for path in sorted(diagnosis.case.folder.iterdir()) if path.is_dir()]
         if shown := [name for name in folders if not name.startswith(".")]:
-            say_on_stderr(f"not copied, as they tell of what it was before: {', '.join(shown)}")
+            say_on_stderr(
+                f"not copied, because they describe the checkpoint before the repair: {', '.join(shown)}"
+            )
         if codes := ", ".join(dict.fromkeys(finding.code for finding in left.findings)):
             say_on_stderr(f"left for you to decide: {codes}")
     elif fix is not None:
-        say_on_stderr(f"nothing to fix without guessing: {fix} was not made")
+        say_on_stderr(f"no unambiguous fix: {fix} was not written")
     return int(left.has_errors)
 
 
@@ -114,7 +116,7 @@ def doctor(
     api.probe,
 )
 def probe(server: str, *, quiet: bool = False, as_json: bool = False, **asked: Any) -> int:
-    """Exit 0 where it does, 1 where not, 2 without an answer."""
+    """Exit 0 if it does, 1 if not, 2 if unknown."""
     with (no_bar if quiet else bar)("asking") as advance:
         say = api.silent if quiet else say_on_stderr
         probed = api.probe(server, **asked, say=say, progress=advance)
@@ -133,10 +135,10 @@ def probe(server: str, *, quiet: bool = False, as_json: bool = False, **asked: A
 def explore(
     model: str | None = None, *, out: str = "explorer.html", show: bool = False, **asked: Any
 ) -> None:
-    """Models of current families are on the page, too.
+    """The page also contains models of current families.
 
     Args:
-        show: Show it in the browser.
+        show: Open the page in the browser.
     """
     file = api.explore(model, out=out, **asked)
     print_text(out)

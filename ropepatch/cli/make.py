@@ -49,7 +49,7 @@ def extend(
     as_json: bool = False,
     **asked: Any,
 ) -> int:
-    """Exit 1 where the loss exceeds `max_short_loss_increase`, or nothing helps; 2 where a dry run fails."""
+    """Exit 1 if the loss exceeds `max_short_loss_increase` or no method helps, 2 if a dry run fails."""
     screen = _Screen(as_json)
     try:
         extension = api.extend(
@@ -64,7 +64,7 @@ def extend(
             screen.show_next(extension)
     except NothingHelpsError:
         return 1
-    finally:  # also where the push failed: the checkpoint is written
+    finally:  # also if the push failed: the checkpoint is written
         screen.close()
     failed = extension.gate is not None and not extension.gate.passed
     return int(failed and (bool(asked.get("push")) or "max_short_loss_increase" in asked))
@@ -72,13 +72,13 @@ def extend(
 
 @dataclass
 class _Screen:
-    """Where the outcome of `extend` is printed, as text as it comes or as JSON in the end."""
+    """Prints the outcome of `extend`, as text at once or as JSON at the end."""
 
     as_json: bool
     record: dict[str, Any] | None = None
 
     def show(self, outcome: Choice | Fitted | Extension) -> None:
-        """Print where the method comes from on stderr, and the checkpoint on stdout."""
+        """Print the choice of the method on stderr, and the checkpoint on stdout."""
         from ropepatch.pipeline.choice import Choice
         from ropepatch.pipeline.extension import Extension
         from ropepatch.report import print_ranking, print_results
@@ -95,7 +95,7 @@ class _Screen:
                 print_text(outcome.outcome())
 
     def show_next(self, extension: Extension) -> None:
-        """Say on stderr how the checkpoint is loaded, measured and published."""
+        """Print on stderr how to load, measure and publish the checkpoint."""
         from ropepatch.model.checkpoint import Checkpoint
         from ropepatch.publishing.loading import call
 
@@ -126,7 +126,7 @@ class _Screen:
             say_on_stderr(f"publish: ropepatch push {shlex.quote(folder)} ME/NAME")
 
     def show_last(self, extension: Extension) -> None:
-        """Print what is known when all is done: the plan of a dry run, or what was pushed."""
+        """Print the plan of a dry run, or what was pushed."""
         if not extension.record:
             print(extension.to_json()) if self.as_json else print_text(extension.outcome())
             if found := extension.obstacles:
@@ -138,7 +138,7 @@ class _Screen:
                 _print_pushed(extension.pushed, str(extension))
 
     def close(self) -> None:
-        """Print the record, if JSON is wanted."""
+        """Print the record if JSON was asked for."""
         from ropepatch.files import json_text
 
         if self.as_json and self.record is not None:
@@ -167,9 +167,9 @@ def fit(
     """Run the same command again to resume an interrupted fit.
 
     Args:
-        out: A checkpoint folder, or a small file that ends in .json and stands for a method everywhere;
-            MODEL-fit-TO here if not given.
-        link_weights: As in `ropepatch extend`; for a checkpoint folder.
+        out: A checkpoint folder, or a scaling file NAME.json, which you can pass as a method to every
+            command. Default: the folder MODEL-fit-TO.
+        link_weights: As in `ropepatch extend`, for a checkpoint folder.
     """
     from ropepatch.files import json_text
     from ropepatch.model.checkpoint import Checkpoint
@@ -199,7 +199,7 @@ def fit(
 
 
 def _new_place(out: Path, source: Checkpoint, *, link_weights: bool) -> Path:
-    """The absolute path of what is to be made, refused where it exists or could not be written."""
+    """The absolute path of the output, refused if it exists or cannot be written."""
     from ropepatch.extension.writing import check_room
     from ropepatch.files import absent
     from ropepatch.fitting.fitting import remove_finished
@@ -213,7 +213,7 @@ def _new_place(out: Path, source: Checkpoint, *, link_weights: bool) -> Path:
     check_writable(place, f"choose another {argument('out')}")
     if place.suffix == ".json" and link_weights:
         raise RopepatchError(
-            f"{argument('link_weights')} beside a scaling file, which has none", hint="leave it out"
+            f"{argument('link_weights')} needs a checkpoint folder, got {place.name}", hint="leave it out"
         )
     if place.suffix != ".json" and not link_weights:
         check_room(source.complete().weights, place)
@@ -233,20 +233,19 @@ def export(
     revision: str | None = None,
     as_json: bool = False,
 ) -> None:
-    """Write a checkpoint, extended or not, as mlx-lm and the like read it.
+    """Write a checkpoint for engines that do not support all RoPE parameters, such as mlx-lm.
 
     Args:
         model: A checkpoint folder, a Hub id, or tiny.
-        fold_attention: A checkpoint with the attention factor in its query weights, for engines that
-            ignore it.
-        out: The folder to make; MODEL-folded here if not given.
+        fold_attention: Fold the attention factor into the query weights, for engines that ignore it.
+        out: The folder to write. Default: MODEL-folded in the working folder.
         revision: The branch, tag or commit of a Hub id.
     """
     from ropepatch.extension import record as records
     from ropepatch.files import json_text
 
     if not fold_attention:
-        raise RopepatchError("say what to write", hint=f"{argument('fold_attention')} makes a checkpoint")
+        raise RopepatchError("nothing to write", hint=f"add {argument('fold_attention')}")
     place = out or f"{Path(model).resolve().name}-folded"
     with bar(WEIGHTS) as progress:
         folder = api.fold_attention(model, place, revision=revision, progress=progress)
@@ -279,16 +278,16 @@ def push(folder: str, repo: str, *, as_json: bool = False, **asked: Any) -> None
 
 
 def _pushed_data(pushed: Pushed) -> dict[str, Any]:
-    """What a push did, as JSON-ready data."""
+    """The outcome of a push as JSON-ready data."""
     return asdict(pushed) | {"bytes": pushed.num_bytes}
 
 
 def _print_pushed(pushed: Pushed, folder: str) -> None:
-    """What a push did: the outcome on stdout, what the user should know on stderr."""
+    """Print the outcome of a push on stdout, and notes on stderr."""
     notes = list(pushed.notes)
     if pushed.left_out:
         left = ", ".join(pushed.left_out)
-        notes.append(f"left out, no part of a checkpoint: {left} (--include sends more along)")
+        notes.append(f"not uploaded: {left} (--include uploads more files)")
     for note in notes:
         print(f"note: {printable(note)}", file=sys.stderr)
     counts = f"{_files(len(pushed.uploaded))}, {pushed.num_bytes / 1e6:.1f} MB"

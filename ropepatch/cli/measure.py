@@ -1,4 +1,4 @@
-"""The commands that measure, and draw what was measured."""
+"""The commands that measure, and draw measurements."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ropepatch.pipeline.extension import Extension
 
 GROUP = Group("Measure", sort_key=2)
+FORECAST = " measurements: about "  # the one line of progress of the demo
 
 
 @command(
@@ -46,17 +47,17 @@ def evaluate(
     as_json: bool = False,
     **asked: Any,
 ) -> None:
-    """With `out` the same command resumes an interrupted one.
+    """With `out`, the same command resumes an interrupted one.
 
     Args:
-        settings: A parameter of the one method that is measured; see `ropepatch methods NAME`.
+        settings: A parameter of the method, if there is only one; see `ropepatch methods NAME`.
     """
     if settings:
         from ropepatch.pipeline.inputs import parse_settings
 
         name, *others = asked.get("methods", "yarn").split(",")
         if others:
-            hint = "measure the methods one after the other"
+            hint = "run one command for each method"
             raise RopepatchError(f"{argument('settings')} needs exactly one method", hint=hint)
         asked["methods"] = [{"name": name} | parse_settings(name, settings)]
     results = api.evaluate(model, **asked, command=command_line(), **feedback(quiet))
@@ -79,7 +80,7 @@ def evaluate(
     api.compare,
 )
 def compare(model: str, *, to: str, quiet: bool = False, as_json: bool = False, **asked: Any) -> None:
-    """`as_json` holds the whole rule."""
+    """`as_json` also prints the whole rule."""
     from ropepatch.report import print_ranking
     from ropepatch.scaling.file import FIT
 
@@ -92,7 +93,7 @@ def compare(model: str, *, to: str, quiet: bool = False, as_json: bool = False, 
     again: list[str] = []
     if choice.ranking.recommended == FIT and choice.fitted:
         reading = {"text": asked.get("text"), "field": asked.get("field", "text")}
-        reading |= {"split": asked.get("split", "test")}  # of which `extend` has another default
+        reading |= {"split": asked.get("split", "test")}  # `extend` has another default
         again = [FIT, *(word for key in reading if reading["text"] for word in (f"--{key}", reading[key]))]
         if out := asked.get("out"):
             again = [str(Path(out) / FIT / f"{FIT}.json")]
@@ -103,7 +104,7 @@ def compare(model: str, *, to: str, quiet: bool = False, as_json: bool = False, 
 
 
 def _command(model: str, to: str, method: list[str], asked: dict[str, Any]) -> str:
-    """The line that makes the recommended checkpoint."""
+    """The command that writes the recommended checkpoint."""
     said = {key: asked[key] for key in ("original", "revision") if asked.get(key)}
     options = [word for key, value in said.items() for word in (f"--{key}", value)]
     return shlex.join(["ropepatch", "extend", model, "--to", to, "--method", *method, *options])
@@ -122,13 +123,13 @@ def plot(
     methods: str | Iterable[str] | None = None,
     out: str = "figures",
 ) -> None:
-    """Draw results, or what methods do to frequencies.
+    """Draw results, or the change of RoPE frequencies by methods.
 
     Args:
         results: A folder of `ropepatch eval --out`, or files of it; or a model, with `to`.
-        to: Draw what methods would do to a model for this target length, 32k or 4x; nothing is measured.
-        methods: With `to`, names separated by commas; all, or remappings; yarn if not given.
-        out: The folder to make.
+        to: Draw how methods would change a model for this target length, 32k or 4x; nothing is measured.
+        methods: With `to`: names separated by commas, all, or remappings. Default: yarn.
+        out: The folder to write.
     """
     from ropepatch.files import absent, new_folder
     from ropepatch.report.plots import save_figure
@@ -137,7 +138,7 @@ def plot(
         raise RopepatchError(
             f"{argument('methods')} needs {argument('to')}"
             if to is None
-            else f"{argument('to')} is for one model, got {len(results)} names",
+            else f"{argument('to')} needs exactly one model, got {len(results)} names",
             hint="ropepatch plot MODEL --to 4x --methods yarn,self-extend",
         )
     drawn = _of_results(results) if to is None else _of_methods(results[0], to, methods or "yarn")
@@ -168,7 +169,7 @@ def _of_results(names: list[str]) -> dict[str, Figure]:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise RopepatchError(
             f"these results cannot be drawn: {type(error).__name__}: {error}",
-            hint="a file of them was changed by hand, or is of another version: measure again",
+            hint="a file was changed by hand or written by another version: measure again",
         ) from error
 
 
@@ -185,11 +186,10 @@ def demo(*, out: str = "ropepatch-demo", quiet: bool = False, as_json: bool = Fa
     picture, a report and all measurements: those of `ropepatch extend tiny --to 2k --eval demo`.
 
     Args:
-        out: The folder to make.
+        out: The folder to write.
     """
-    if not quiet:
-        say_on_stderr("extending the bundled model and measuring it: about 30 s on two CPU cores")
-    how = feedback(quiet) | {"say": warn_on_stderr}
+    how = feedback(quiet)
+    how["say"] = lambda line: (say_on_stderr if FORECAST in line and not quiet else warn_on_stderr)(line)
     extension = api.extend("tiny", out, to="2k", evaluate="demo", record={"command": command_line()}, **how)
     print(extension.to_json()) if as_json else print_text("\n".join(_before_and_after(extension)))
 

@@ -1,4 +1,4 @@
-"""How commands print and speak."""
+"""How commands print results and progress."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ropepatch.progress import bar, no_bar
 
 
 def command_line() -> str:
-    """The line that the user gave."""
+    """The command line that the user typed."""
     return shlex.join(["ropepatch", *sys.argv[1:]])
 
 
 def feedback(quiet: bool) -> dict[str, Any]:
-    """How a command speaks on the way, for the verbs of `ropepatch.api`."""
+    """The progress arguments of a command for the functions of `ropepatch.api`."""
     return {"say": warn_on_stderr, "progress": no_bar} if quiet else {"say": say_on_stderr, "progress": bar}
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows below headers; cells too long for the screen are folded."""
+    """Print rows below headers; cells too long for the screen are wrapped."""
     from rich.console import Console
 
     from ropepatch.columns import PLAIN, columns
@@ -39,7 +39,7 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def print_text(text: str) -> None:
-    """Print lines, escaped; on a screen those too long for it are folded between words, and indented."""
+    """Print lines, escaped; on a screen, long ones are wrapped between words and indented."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in (printable(line, LONGEST) for line in text.split("\n")):
         if width is None or len(line) <= width:
@@ -51,7 +51,7 @@ def print_text(text: str) -> None:
 
 
 def paragraphs(docstring: str) -> str:
-    """A docstring with each paragraph, and each argument, on a line of its own."""
+    """A docstring with each paragraph and each argument on one line."""
     lines: list[str] = []
     for line in docstring.splitlines():
         before = lines[-1] if lines else ""

@@ -396,7 +396,7 @@ def forecast(model: PreTrainedModel, measurements: Sequence[Measurement]) -> str
     duration = next(
         (f"{total / size:,.1f} {unit}" for unit, size in units if total >= size), f"{total:.0f} s"
     )
-    return f"{measured}: about {duration}{without} (a row of {sample} tokens took {seconds:.2g} s)"
+    return f"{measured}: about {duration}{without} (a sequence of {sample} tokens took {seconds:.2g} s)"
 
 
 def _seconds(model: PreTrainedModel, tokens: int) -> float:

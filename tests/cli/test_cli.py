@@ -236,12 +236,12 @@ def test_compare_ranks_and_recommends(tmp_path, run_here):
     words = ("compare", "tiny", "--methods", "linear,yarn", "--to", "512", *sizes)
     done = run_here(*words, "--out", "out", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    ranked = [line.split()[0] for line in done.stdout.splitlines()[1:5]]
+    ranked = [line.split()[0] for line in done.stdout.splitlines()[2:6]]
     assert ranked == ["yarn", "baseline", "linear", "floor"]
     assert done.stdout.endswith("\n  ropepatch extend tiny --to 512 --method yarn\n")
     record = json.loads(run_here(*words, "--out", "out", "--json", cwd=tmp_path).stdout)
     assert record["ranking"]["recommended"] == "yarn"
-    assert record["rule"].startswith("A scaling can be recommended if")
+    assert record["rule"].startswith("A method can be recommended if")
     assert [row["label"] for row in record["ranking"]["rows"]] == ["yarn", "baseline", "linear"]
 
 
@@ -379,7 +379,7 @@ def test_methods_lists_every_method_and_describes_one(run_here):
     assert (first.split()[0], second.split()[:2]) == ("scaling", ["position", "remapping"])
     one, other = run_here("methods", "abf").stdout, run_here("methods", "lambda").stdout
     assert "--set rope_theta=VALUE (required)" in one
-    assert "--set window=VALUE (if not given, from L, the trained context, and N, the target)" in other
+    assert "--set window=VALUE (default: from the original length L and the target length N)" in other
     assert "--set sinks=4\n" in other
 
 

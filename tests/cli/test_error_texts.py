@@ -228,7 +228,7 @@ def test_a_user_error_is_one_line_and_a_hint_with_exit_code_2(
     [
         (
             OSError(2, "No such file", "/a/b\x1b[2J"),
-            "error: /a/b\\x1b[2J: No such file\nhint: look at that path\n",
+            "error: /a/b\\x1b[2J: No such file\nhint: check that path\n",
         ),
         (OSError(errno.ENOSPC, "No space left"), "error: No space left\nhint: free some space\n"),
         (OSError("odd"), "error: odd\n"),

@@ -401,7 +401,7 @@ def test_a_forecast_scales_a_short_row_by_what_every_row_costs(tiny, monkeypatch
     asked = RetrievalTask(lengths=(100, 400), haystacks=2).prepare("tiny", tokenizer, trained=256, to=400)
     cost = {length: length * (6 * 192 + length / 2) for length in (100, 400)}
     line = f"about {3 * sum(cost.values()) / cost[100]:.1f} min"
-    sample = "(a row of 100 tokens took 60 s)"
+    sample = "(a sequence of 100 tokens took 60 s)"
     assert measuring.forecast(model, [asked]) == f"1 measurement: {line} {sample}"
     unknown = replace(asked, task=LmEvalTask(tasks=("x",)), reads=None)
     without = "without lm-eval, whose time is not known"
