@@ -1,4 +1,4 @@
-"""What config.json says for a scaling: of the ways to say it the one that stock transformers computes."""
+"""The changes of config.json for a scaling: a form that stock transformers computes bit-identically."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ QUERY_TEMPERATURE = "llama_4_scaling_beta"
 
 @dataclass(frozen=True)
 class SavedRope:
-    """`rope_parameters` and the frequencies that stock transformers computes from them, to the bit."""
+    """`rope_parameters`, and the exact frequencies that stock transformers computes from them."""
 
     rope_parameters: dict[str, Any]
     frequencies: Frequencies
 
 
 def saved_ropes(scaling: Scaling, rope: Rope, current: dict[str, Any], to: int) -> Iterator[SavedRope]:
-    """The ways to say a scaling in `rope_parameters`, the one that most engines read first.
+    """Yield the forms of a scaling in `rope_parameters`, the most widely supported first.
 
-    First the native rope type, of linear on linear that of both factors, then `longrope` with equal lists,
-    which holds any static remapping.
+    First the native rope type (for linear on linear, with both factors), then `longrope` with equal lists,
+    which can express any static frequencies.
 
     Args:
-        scaling: What to save.
-        rope: The rope it scales.
-        current: The model's `rope_parameters` now (of one layer type), whose own keys stay.
-        to: The max_position_embeddings to stand beside it, in tokens.
+        scaling: The scaling to save.
+        rope: The RoPE that it scales.
+        current: The model's current `rope_parameters` (of one layer type), whose other keys stay.
+        to: The new max_position_embeddings, in tokens.
     """
     # partial_rotary_factor is the share of pairs that rotate under `proportional`, else D / head_dim.
     proportional = {"partial_rotary_factor"} if current.get("rope_type") == "proportional" else set()
     own = {key: value for key, value in current.items() if key not in SCALING_KEYS | proportional}
-    # A query temperature reads this L, also of an earlier scaling, and stays as the model was trained.
+    # A query temperature uses this length, which must stay as the model was trained.
     kept = {ORIGINAL: current[ORIGINAL]} if {QUERY_TEMPERATURE, ORIGINAL} <= current.keys() else {}
     if native := scaling.native(rope):
-        if native["rope_type"] == current.get("rope_type") == "yarn":  # the softmax reads its keys
+        if native["rope_type"] == current.get("rope_type") == "yarn":  # the softmax scale uses its keys
             kept |= {key: current[key] for key in ("mscale", "mscale_all_dim") if key in current}
         parameters = own | {"rope_theta": rope.rope_theta} | native | kept
         length = None
@@ -76,7 +76,7 @@ def saved_ropes(scaling: Scaling, rope: Rope, current: dict[str, Any], to: int) 
 
 
 def _proportional(scaling: Scaling, rope: Rope, current: dict[str, Any]) -> Iterator[SavedRope]:
-    """The scalings of the first pairs alone that `proportional` says: of one divisor, and of another base."""
+    """Yield `proportional` forms, which scale only the first pairs: one divisor, or another base."""
     frequencies = scaling.frequencies(rope)
     if scaling.name in ("none", "linear"):
         factor = current.get("factor", 1.0) * (scaling.factor if scaling.name == "linear" else 1.0)
@@ -86,10 +86,10 @@ def _proportional(scaling: Scaling, rope: Rope, current: dict[str, Any]) -> Iter
 
 
 def as_longrope(frequencies: Frequencies, rope: Rope, to: int, own: dict[str, Any]) -> SavedRope:
-    """Any static frequencies as `longrope` with short_factor = long_factor = theta_i / theta'_i.
+    """Return static frequencies as `longrope` with short_factor = long_factor = theta_i / theta'_i.
 
     The arguments are those of `saved_ropes`, and the model's ``own`` keys of `rope_parameters`. With an
-    attention factor of 1 every engine that reads longrope reads it alike.
+    attention factor of 1, all engines that support longrope agree.
     """
     ratios = divisors(rope.unscaled(), frequencies.inv_freq).tolist()
     a = frequencies.attention_factor
@@ -100,11 +100,11 @@ def as_longrope(frequencies: Frequencies, rope: Rope, to: int, own: dict[str, An
 
 
 def _lengths(attention_factor: float, rope: Rope, to: int, own: dict[str, Any]) -> dict[str, Any]:
-    """The lengths beside equal lists: only the attention factor that engines derive from them matters.
+    """Return the lengths for equal lists, which only determine the attention factor that engines derive.
 
-    They take max_position_embeddings / original_max_position_embeddings for s. With the target for L they
-    take 1 for a, and none serves only L tokens (vLLM) or loses its place at L (SGLang). The L of
-    a query temperature stays.
+    Engines use s = max_position_embeddings / original_max_position_embeddings. With the target as original
+    length they derive a = 1, and neither limit the length (vLLM) nor misplace a position (SGLang). The
+    original length of a query temperature stays.
     """
     if ORIGINAL in own:
         return {"factor": to / own[ORIGINAL], ORIGINAL: own[ORIGINAL]} | _mscales(attention_factor)
@@ -117,7 +117,7 @@ def _lengths(attention_factor: float, rope: Rope, to: int, own: dict[str, Any]) 
 
 
 def _mscales(attention_factor: float) -> dict[str, float]:
-    # vLLM and SGLang ignore attention_factor under longrope and read these two.
+    # vLLM and SGLang ignore attention_factor for longrope and use these two.
     return {"short_mscale": float(attention_factor), "long_mscale": float(attention_factor)}
 
 
@@ -125,9 +125,9 @@ def _mscales(attention_factor: float) -> dict[str, float]:
 def find_changes(
     source: Checkpoint, scaling: Scaling, to: int, *, static: bool = False
 ) -> tuple[SavedRope, dict[str, Any]]:
-    """The first way to save that stock transformers computes to the bit, and what config.json says for it.
+    """Return the first form that stock transformers computes exactly, and its changes of config.json.
 
-    A `longrope` that switches keeps its list up to the switch, unless the result shall be ``static``.
+    A `longrope` that switches lists keeps its short list, unless the result must be ``static``.
     """
     distance, others = math.inf, source.other_frequencies()
     if static:
@@ -147,14 +147,14 @@ def find_changes(
             if distance == 0:
                 return saved, candidate
     raise RopepatchError(
-        f"{source.config.model_type} computes other frequencies from every config.json tried "
-        f"(off by {distance:.1e} at best)",
-        hint="please report the model type: stock transformers must agree before anything is written",
+        f"no config.json makes transformers compute these frequencies for {source.config.model_type} "
+        f"(off by at least {distance:.1e})",
+        hint="please report the model type; nothing was written",
     )
 
 
 def _forms(source: Checkpoint, scaling: Scaling, to: int, static: bool) -> Iterator[SavedRope]:
-    """The ways to say a scaling; last the ones for a share of each head that the default rope ignores."""
+    """Yield the forms of a scaling; last those without a partial_rotary_factor that default RoPE ignores."""
     current = source.site.of(source.config.rope_parameters)
     forms = saved_ropes(scaling, source.rope, current, to)
     if "partial_rotary_factor" in current:
@@ -164,16 +164,16 @@ def _forms(source: Checkpoint, scaling: Scaling, to: int, static: bool) -> Itera
         yield from forms
         return
     kept = {key: current[key] for key in ("short_factor", ORIGINAL)} | {"factor": to / current[ORIGINAL]}
-    for saved in forms:  # of a rope that is scaled already: `longrope`
+    for saved in forms:  # only `longrope`, since it is scaled already
         mscales = _mscales(saved.frequencies.attention_factor)
         yield replace(saved, rope_parameters=saved.rope_parameters | kept | mscales)
 
 
 def _changes_of(source: Checkpoint, parameters: dict[str, Any], to: int) -> dict[str, Any]:
     config, window = source.config, source.window
-    # What transformers asks of `longrope` to read a head_dim that differs by layer; it reads each layer's.
+    # transformers requires this for `longrope` with head sizes that differ by layer.
     by_layer = parameters["rope_type"] == "longrope" and differs_by_layer(config)
-    # `dynamic` takes L from max_position_embeddings: the target there would switch it off up to the target.
+    # `dynamic` uses max_position_embeddings as original length: the target there would disable it.
     reach = window if parameters["rope_type"] == "dynamic" else to
     changes: dict[str, Any] = {ACROSS_LAYERS: True} if by_layer else {}
     changes |= {
@@ -182,9 +182,9 @@ def _changes_of(source: Checkpoint, parameters: dict[str, Any], to: int) -> dict
     }
     key = "original_max_position_embeddings"
     if key in parameters or hasattr(config, key):
-        # The top level wins over the nested key in transformers 5, and is the only one some engines read.
+        # The top level wins over the nested key in transformers 5, and some engines support only that.
         changes[key] = parameters.get(key, window)
-    if SEQUENCE in source.stated:  # vLLM and FastChat serve no more than it says
+    if SEQUENCE in source.stated:  # vLLM and FastChat use it as limit
         changes[SEQUENCE] = reach
     if getattr(of_global_layers(config), "head_dim", 0) is None:
         changes["head_dim"] = head_dim_of(config)
@@ -194,7 +194,7 @@ def _changes_of(source: Checkpoint, parameters: dict[str, Any], to: int) -> dict
 def _distance_from_stock(
     source: Checkpoint, changes: dict[str, Any], expected: Frequencies, others: dict[str, list[float]]
 ) -> float:
-    """0 where stock transformers computes these frequencies to the bit, infinity where it refuses to."""
+    """Return 0 if stock transformers computes exactly these frequencies, infinity if it raises."""
     try:
         changed = source.with_config(source.changed(changes))
         distance = changed.frequencies().distance(expected)

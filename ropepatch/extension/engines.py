@@ -1,8 +1,7 @@
-"""Which inference engine reads an extended checkpoint, and how much of it.
+"""Which inference engines support an extended checkpoint, and how completely.
 
-What an engine makes of `rope_parameters` is derived from its source for LLaMA's architecture; whether it does
-the same in another one says `ropepatch.model.engine_types`. Of llama.cpp its converter and its runtime were
-read.
+The rules are derived from each engine's source for LLaMA's architecture (for llama.cpp, from its converter
+and runtime); `ropepatch.model.engine_types` knows which other architectures behave the same.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from ropepatch.scaling.ramps import shared_temperature, yarn_temperature
 from ropepatch.scaling.rope import Rope
 from ropepatch.scaling.searched import longrope_attention_factor
 
-VERSIONS = {  # whose sources were read
+VERSIONS = {  # of the sources
     "transformers 5.x": "5.23.0",
     "transformers 4.x": "4.57.6",
     "vLLM": "0.33.0",
@@ -37,32 +36,33 @@ VERSIONS = {  # whose sources were read
     "llama.cpp": "0c1e57098",
     "mlx-lm": "0.32.2",
 }
-PROBED = {"vLLM": "llama"}  # whose server was asked, by an extended model of that architecture
+PROBED = {"vLLM": "llama"}  # engines whose server was probed, with a model of that architecture
 WHY_NOT = {
-    ABSENT: "does not have {}",
-    "unscaled": "leaves {} unscaled, without a word",
-    "refused": "refuses such a rope in {}",
-    "another rope": "computes another rope in {}",
+    ABSENT: "does not support {}",
+    "unscaled": "silently ignores the scaling in {}",
+    "refused": "rejects this rope_type in {}",
+    "another rope": "computes other frequencies in {}",
 }
-PLAIN = "default", "linear", "yarn"  # what llama.cpp's converter writes of any architecture
-STALE = "recomputed as the sequence grows: cached keys go stale"
+HALVES = "Llama-style (half-split) RoPE"
+PLAIN = "default", "linear", "yarn"  # rope types that llama.cpp's converter writes for any architecture
+STALE = "frequencies change as the sequence grows: cached keys go stale"
 
 
 Reads = Literal["yes", "partly", "no", "not known"]
 How = Literal["run", "probed", "read"] | None
-Switch = Annotated[Text, StringConstraints(pattern=r"^--[a-z-]+ \d+$")]  # which a card prints as a command
+Switch = Annotated[Text, StringConstraints(pattern=r"^--[a-z-]+ \d+$")]  # a card prints it as a command
 
 
 class Engine(Part):
-    """How one inference engine reads the checkpoint.
+    """One inference engine's support of a checkpoint.
 
     Args:
-        engine: Its name.
-        reads: All of it, partly, or not at all.
-        how: Small random models of the architecture were run in it, its server was probed, or its sources
-            were read; None where it is not known.
-        note: What to know.
-        switches: Of its command line, without which it does not serve the target.
+        engine: The engine's name.
+        reads: Whether it supports the RoPE: `yes`, `partly`, `no` or `not known`.
+        how: The evidence: `run` (small random models of the architecture were run in it), `probed` (its
+            server was probed) or `read` (from its source code); None if there is none.
+        note: A remark.
+        switches: Command-line options that it needs to serve the target length.
     """
 
     engine: Text
@@ -73,14 +73,14 @@ class Engine(Part):
 
 
 class Says(NamedTuple):
-    """What the sources of an engine make of a rope in LLaMA's architecture; see `Engine`."""
+    """An engine's support of a RoPE in LLaMA's architecture, from its source code; see `Engine`."""
 
     reads: Reads
     note: str = ""
     switch: str = ""
 
     def by(self, engine: str, how: How) -> Engine:
-        """The row of an engine."""
+        """Make the row of an engine."""
         switches = [self.switch] if self.switch else []
         return Engine(engine=engine, reads=self.reads, how=how, note=self.note, switches=switches)
 
@@ -95,19 +95,19 @@ def engine_support(
     folds: bool = True,
     scales_alone: bool = True,
 ) -> list[Engine]:
-    """One line per engine of `VERSIONS`.
+    """Return one row per engine of `VERSIONS`.
 
-    "yes" is: its frequencies, its attention factor, and all of the target, if need be by the switch that the
-    note names.
+    "yes" means that the frequencies, the attention factor and the whole target length are supported, possibly
+    with the option in the note.
 
     Args:
-        parameters: The `rope_parameters` to be written, of the global layers where layers differ.
-        rope: The rope before.
-        target: The context to reach, in tokens.
-        model_type: The architecture of the language model, in transformers' words.
-        whole: That of the model around it, where there is one.
+        parameters: The `rope_parameters` to be written; those of the global layers if layers differ.
+        rope: The RoPE before the extension.
+        target: The target length, in tokens.
+        model_type: The architecture of the language model, as transformers names it.
+        whole: The architecture of the whole model, if the language model is a part of it.
         folds: Whether the attention factor can be folded into the query weights.
-        scales_alone: Whether nothing but the rope changes, as in a GGUF file.
+        scales_alone: Whether only RoPE changes, so that a GGUF file can be scaled.
     """
     written = _Written(parameters, rope, target, folds)
     rows = [_transformers(written).by("transformers 5.x", "run")]
@@ -119,7 +119,7 @@ def engine_support(
     architecture = gguf_architecture(model_type)
     says = _converted(written, model_type, architecture)
     if says.reads != "yes" and scales_alone and architecture and _in_gguf(written, architecture):
-        instead = "`ropepatch extend FILE.gguf` scales a converted file"
+        instead = "use `ropepatch extend FILE.gguf` on a converted file"
         says = says._replace(note="; ".join(filter(None, (says.note, instead))))
     how: How = "read" if says.reads != "not known" else None
     rows.insert(list(VERSIONS).index("llama.cpp"), says.by("llama.cpp", how))
@@ -127,24 +127,24 @@ def engine_support(
 
 
 def _otherwise(engine: str, known: Found, model_type: str) -> Says:
-    """What to say of an engine that does not, or is not known to, read an architecture as LLaMA."""
+    """Return the support of an engine that does not, or may not, treat an architecture like LLaMA."""
     if engine in ("vLLM", "SGLang") and known.verdict == ABSENT:
-        return Says("not known", f"has no {model_type} of its own: transformers' code may run in it")
+        return Says("not known", f"has no {model_type} of its own, but may run transformers' code")
     if known.verdict == NOT_KNOWN:
         return Says("not known")
     return Says("no", WHY_NOT[known.verdict].format(model_type))
 
 
 def remapping_support() -> list[Engine]:
-    """The same of a checkpoint with a position remapping, whose code transformers alone runs."""
-    own = Says("yes", "with trust_remote_code=True, for the code beside it").by("transformers 5.x", "run")
+    """Return the support of a checkpoint with a position remapping, whose code only transformers runs."""
+    own = Says("yes", "with trust_remote_code=True, for the code in its folder").by("transformers 5.x", "run")
     others = [engine for engine in VERSIONS if engine != own.engine]
     return [own, *(Says("no", "has no such attention").by(engine, "read") for engine in others)]
 
 
 @dataclass(frozen=True)
 class _Written:
-    """What config.json says."""
+    """The RoPE in config.json."""
 
     parameters: dict[str, Any]
     rope: Rope
@@ -161,7 +161,7 @@ class _Written:
 
     @property
     def window(self) -> int:
-        """The length from which an engine reckons, in tokens."""
+        """The original length that an engine uses, in tokens."""
         here = self.rope.original_max_position_embeddings
         return int(self.parameters.get("original_max_position_embeddings", here))
 
@@ -171,8 +171,8 @@ class _Written:
 
     @property
     def by_yarn(self) -> float:
-        """The attention factor of an engine that takes YaRN's, whatever is written."""
-        if of_softmax := self.parameters.get("mscale_all_dim"):  # DeepSeek's kin, whose readers know the keys
+        """The attention factor of an engine that always uses YaRN's formula."""
+        if of_softmax := self.parameters.get("mscale_all_dim"):  # DeepSeek's family
             return shared_temperature(self.factor, self.parameters.get("mscale", 1.0), of_softmax)
         return yarn_temperature(self.factor)
 
@@ -181,12 +181,12 @@ class _Written:
 
     @property
     def usual_betas(self) -> bool:
-        """Whether YaRN has the betas that llama.cpp takes."""
+        """Whether YaRN has llama.cpp's betas."""
         return (self.parameters.get("beta_fast", 32), self.parameters.get("beta_slow", 1)) == (32, 1)
 
     @property
     def truncates(self) -> bool:
-        """Whether YaRN's ramp begins and ends at whole pairs, as most engines have it."""
+        """Whether YaRN's ramp begins and ends at whole pairs, as in most engines."""
         return bool(self.parameters.get("truncate", True))
 
 
@@ -203,24 +203,24 @@ def _transformers_4(written: _Written) -> Says:
 def _vllm(written: _Written) -> Says:
     kind, window, switch = written.kind, written.window, f"--max-model-len {written.target}"
     if written.parameters.get("llama_4_scaling_beta"):
-        return Says("partly", "lets queries grow with the position by Mistral's params.json alone")
+        return Says("partly", "scales queries with the position only with Mistral's params.json")
     if kind == "dynamic":
-        garbage = ", and reads garbage beyond it" if written.factor > 1 else ""
-        return Says("no", f"leaves it unscaled, with a table of {window} tokens{garbage}")
+        garbage = ", and produces garbage beyond them" if written.factor > 1 else ""
+        return Says("no", f"does not scale, has a table of {window} tokens{garbage}")
     if switches(written.parameters):
-        note = f"one list at every length: the short one up to {window} tokens, the long one with {switch}"
-        return Says("partly", note, switch)
+        note = f"uses one list at every length: short_factor up to {window} tokens, else long_factor"
+        return Says("partly", f"{note} with {switch}", switch)
     if kind == "linear" and written.factor > 1:
         return Says("yes", f"multiplies the length again: pass {switch}", switch)
     if kind == "longrope" and window < written.target:
-        note = f"serves {window} tokens without {switch}; half-split layouts only"
+        note = f"serves {window} tokens without {switch}; only for {HALVES}"
         return Says("yes", note, switch)
     if kind == "longrope":
-        return Says("yes", "half-split layouts only")
+        return Says("yes", f"only for {HALVES}")
     if kind == "yarn" and (end := math.ceil(window * written.factor)) < written.target:
         return Says("partly", f"its table ends at {end} tokens")
     if kind == "yarn" and not written.is_written(written.by_yarn):
-        return Says("yes", f"builds that ignore attention_factor take {written.by_yarn:.4f}")
+        return Says("yes", f"builds that ignore attention_factor use {written.by_yarn:.4f}")
     return Says("yes")
 
 
@@ -228,27 +228,27 @@ def _sglang(written: _Written) -> Says:
     kind, window = written.kind, written.window
     if kind == "dynamic":
         if written.factor == 1:
-            return Says("no", f"leaves it unscaled, and serves {window} tokens")
+            return Says("no", f"does not scale, serves {window} tokens")
         reach = int(written.factor * window)
-        serves = f", and serves {reach} tokens" if reach < written.target else ""
-        return Says("partly", f"one base at every length{serves}")
+        serves = f", serves {reach} tokens" if reach < written.target else ""
+        return Says("partly", f"uses one base at every length{serves}")
     if switches(written.parameters):
-        return Says("partly", f"{STALE}; position {window} as position 0 while last")
+        return Says("partly", f"{STALE}; rotates position {window} as position 0 while it is the last")
     if kind == "linear" and written.factor > 1:
         switch = f"--context-length {written.target}"
         return Says("yes", f"multiplies the length again: pass {switch}", switch)
     if kind == "longrope" and window < written.target:
-        note = f"rotates position {window} as position 0 while it is the last; half-split layouts only"
+        note = f"rotates position {window} as position 0 while it is the last; only for {HALVES}"
         return Says("partly", note)
     if kind == "longrope":
-        return Says("yes", "half-split layouts only")
+        return Says("yes", f"only for {HALVES}")
     if kind == "yarn" and written.factor == 1 and not written.is_written(1):
-        return Says("partly", "takes 1.0000 for the attention factor")
+        return Says("partly", "uses 1.0000 as attention factor")
     return Says("yes")
 
 
 def _converted(written: _Written, model_type: str, architecture: str | None) -> Says:
-    """What llama.cpp's converter writes of a checkpoint, and its runtime reads."""
+    """Return the support of llama.cpp: its converter and its runtime."""
     if model_type in IN_LLAMA_CPP:
         return _llama_cpp(written)
     if architecture in GGUF_DROPPED and written.kind != "default":
@@ -261,22 +261,22 @@ def _converted(written: _Written, model_type: str, architecture: str | None) -> 
 def _llama_cpp(written: _Written) -> Says:
     kind = written.kind
     if kind == "dynamic":
-        return Says("no", f"its converter drops it, and {written.window} tokens are its context")
+        return Says("no", f"its converter drops the scaling, the context is {written.window} tokens")
     if kind == "longrope":
         return Says("no", "its converter drops the factors")
     if kind == "yarn":
         a, usual = written.by_yarn, written.is_written(written.by_yarn)
-        off = [] if usual else [f"takes {a:.4f} for the attention factor"]
+        off = [] if usual else [f"uses {a:.4f} as attention factor"]
         if not written.usual_betas:
-            off.append("takes 32 and 1 for beta_fast and beta_slow")
-        off += [] if written.truncates else ["it truncates the ramp"]
+            off.append("uses 32 and 1 as beta_fast and beta_slow")
+        off += [] if written.truncates else ["truncates the ramp"]
         if off:
             return Says("partly", " and ".join(off))
     return Says("yes")
 
 
 def _in_gguf(written: _Written, architecture: str) -> bool:
-    """Whether a GGUF file of an architecture can hold the rope; see `ropepatch.extension.gguf`."""
+    """Return whether a GGUF file of an architecture can contain the RoPE; see `ropepatch.extension.gguf`."""
     if written.kind == "dynamic" or switches(written.parameters):
         return False
     if architecture in GGUF_FREQS | GGUF_FACTORS:
@@ -293,15 +293,15 @@ def _mlx_lm(written: _Written) -> Says:
     if kind == "dynamic":
         return Says("partly", STALE)
     if switches(written.parameters):
-        off.append("the long list at every length")
+        off.append("uses long_factor at every length")
     a = written.attention_factor
     if kind == "longrope":
         a = longrope_attention_factor(written.target / written.window, written.window)
     elif kind == "yarn" and written.factor == 1:
         a = 1.0
     if not written.is_written(a):
-        off.append(f"takes {a:.4f} for the attention factor")
-        off += ["`ropepatch export --fold-attention` writes 1"] if written.folds else []
+        off.append(f"uses {a:.4f} as attention factor")
+        off += ["fix: `ropepatch export --fold-attention`"] if written.folds else []
     if kind == "yarn" and not written.truncates:
         off.append("truncates the ramp")
     if off:

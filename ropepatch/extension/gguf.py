@@ -1,4 +1,4 @@
-"""Extend a GGUF file: the metadata and the table by which llama.cpp computes another rope."""
+"""Extend a GGUF file: change the metadata and the table that llama.cpp computes RoPE from."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from ropepatch.settings import Length
 
 @dataclass(frozen=True, repr=False, eq=False)
 class GgufPlan:
-    """One extension of a GGUF file.
+    """The plan of an extension of a GGUF file.
 
     Args:
-        source: The model that is extended.
-        method: What extends it.
-        target: The context to reach, in tokens.
+        source: The model to extend.
+        method: The RoPE scaling.
+        target: The target length, in tokens.
     """
 
     source: GgufModel
@@ -45,23 +45,23 @@ class GgufPlan:
 
     @property
     def scaling(self) -> Scaling:
-        """What scales the rope."""
+        """The RoPE scaling."""
         return self.method
 
     @property
     def model(self) -> str:
-        """The file as the user gave it."""
+        """The file's name as the user gave it."""
         return self.source.name
 
     @property
     def rope(self) -> Rope:
-        """The rope now."""
+        """The RoPE before the extension."""
         return self.source.rope
 
     @cached_property
     @float32_on_cpu()
     def said(self) -> Said:
-        """What the new file says of its rope.
+        """The RoPE metadata of the new file.
 
         Raises:
             RopepatchError: If llama.cpp cannot compute it in this architecture.
@@ -76,16 +76,16 @@ class GgufPlan:
         ]
         methods = " or ".join(argument("method", name) for name in can)
         raise RopepatchError(
-            f"llama.cpp's {source.architecture} cannot compute this {scaling.name}: it reads freq_base, "
-            f"linear and YaRN with betas of {BETAS[0]:g} and {BETAS[1]:g}",
-            hint=f"{methods}, without further parameters"
+            f"llama.cpp's {source.architecture} does not support this {scaling.name}, only freq_base, "
+            f"linear and YaRN with betas {BETAS[0]:g} and {BETAS[1]:g}",
+            hint=f"use {methods}, without further parameters"
             if can
-            else "extend the checkpoint for another engine",
+            else "extend the safetensors checkpoint for another engine",
         )
 
     @cached_property
     def tensors(self) -> Tensors:
-        """The tensors that change; None is one that is left out."""
+        """The tensors that change; None removes a tensor."""
         here = self.source.file.tensors.keys() & {*FACTORS, FREQS} if self.source.tables else ()
         names = FACTORS if self.said.kind == "longrope" else (FREQS,)
         table = np.array(self.said.divisors, dtype=np.float32)
@@ -93,7 +93,7 @@ class GgufPlan:
 
     @cached_property
     def keys(self) -> Keys:
-        """The metadata that change; None is a key that is left out."""
+        """The metadata that change; None removes a key."""
         said, plain = self.said, self.said.kind in ("none", "longrope")
         named = said.kind != "none" or said.attn_factor != 1 or said.divisors
         scaling: dict[str, int | float | str | None] = {
@@ -116,39 +116,36 @@ class GgufPlan:
         }
 
     def frequencies(self) -> Frequencies:
-        """The frequencies that llama.cpp computes from the new file."""
+        """Return the frequencies that llama.cpp computes from the new file."""
         return self.said.frequencies(self.source.rotary_dim)
 
     @cached_property
     @float32_on_cpu()
     def warnings(self) -> tuple[str, ...]:
-        """What the user should know before going on, a sentence each."""
+        """Warnings, one sentence each."""
         return tuple(self._warnings())
 
     def _warnings(self) -> Iterator[str]:
         source, rope = self.source, self.rope
         if source.original_window:
             stated = source.file.get(source.key("context_length"))
-            yield f"L = {source.window} is given (original); the file says {stated}"
+            yield f"original length {source.window} is given by the user; the file has {stated}"
         if rope.is_scaled:
             yield f"the model is already scaled: {self.method.name} is applied on top of its frequencies"
         yield from scaling_warnings(rope, self.method, self.target)
         if source.sliding_window and source.architecture in GGUF_GLOBAL:
-            yield "the rope of the sliding-window layers stays"
+            yield "the RoPE of the sliding-window layers does not change"
         elif 0 < source.sliding_window < self.target:
             yield (
-                f"sliding_window = {source.sliding_window} stays: in the layers that have it, tokens farther "
-                "apart never attend to each other"
+                f"sliding_window {source.sliding_window} does not change: in layers that have it, tokens "
+                "farther apart do not attend to each other"
             )
         if self.said.divisors:
-            yield (
-                f"a fork of llama.cpp that loads {FREQS} and does not use it (ik_llama.cpp) runs this file "
-                "unscaled, without a word"
-            )
-        yield "transformers' own reader of GGUF drops every scaling"
+            yield f"forks of llama.cpp that ignore {FREQS} (ik_llama.cpp) silently run this file unscaled"
+        yield "transformers drops every RoPE scaling when it loads a GGUF file"
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as JSON-ready data."""
+        """Return JSON-ready data."""
         source, after = self.source, self.frequencies()
         fields = source.file.fields
         before = {
@@ -180,7 +177,7 @@ class GgufPlan:
         }
 
     def to_json(self) -> str:
-        """`to_dict` as text."""
+        """Return `to_dict` as JSON text."""
         return json_text(self.to_dict())
 
     @float32_on_cpu()
@@ -204,7 +201,7 @@ class GgufPlan:
             "",
             "GGUF",
             changes_table(before | held, after, {}, {}),
-            f"read by llama.cpp and what is built on it; by the sources of {LLAMA_CPP}",
+            f"supported by llama.cpp and programs built on it (source code of {LLAMA_CPP})",
         ]
         lines += [f"warning: {printable(warning)}" for warning in self.warnings]
         return as_text(lines, WIDTH)
@@ -226,14 +223,14 @@ def plan(
     layers: str | None = None,
     **parameters: Any,
 ) -> GgufPlan:
-    """Plan the extension of a GGUF file; its header alone is read."""
+    """Plan the extension of a GGUF file from its header."""
     if layers is not None:
         raise RopepatchError(
-            f"{model} is a file, in which no layers are chosen", hint=f"leave {argument('layers')} out"
+            f"{argument('layers')} does not apply to a GGUF file", hint=f"drop {argument('layers')}"
         )
     if revision is not None:
         raise RopepatchError(
-            f"{model} is a file, which has no revisions", hint=f"leave {argument('revision')} out"
+            f"{argument('revision')} does not apply to a GGUF file", hint=f"drop {argument('revision')}"
         )
     if parameters and not isinstance(method, Method):
         check_method(str(method), parameters, arguments=("to", "method", "original"))
@@ -241,15 +238,15 @@ def plan(
     found, target = method_for(source, method, parameters, to)
     found = found.fitted(source.window, target)
     if not isinstance(found, Scaling) or getattr(found, "queries", None):
-        what = "query weights change, too" if isinstance(found, Scaling) else "it is a remapping of positions"
+        what = "it changes query weights" if isinstance(found, Scaling) else "it is a position remapping"
         raise RopepatchError(
-            f"a GGUF file cannot hold {found.name}: {what}",
-            hint="extend the checkpoint, or take another method",
+            f"a GGUF file cannot contain {found.name}: {what}",
+            hint="extend the safetensors checkpoint, or use another method",
         )
     if found.length_dependent:
         raise RopepatchError(
-            f"a GGUF file holds one table of frequencies, and {found.name} changes it with the length",
-            hint="take a static method, yarn say",
+            f"a GGUF file cannot contain {found.name}: its frequencies depend on the length",
+            hint=f"use a static method, e.g. {argument('method', 'yarn')}",
         )
     made = GgufPlan(source, found, target)
     _ = made.said
@@ -257,23 +254,30 @@ def plan(
 
 
 def check_place(plan: GgufPlan, out: str | Path) -> Path:
-    """Refuse a file that exists, or for which there is no folder or no room; its absolute path."""
+    """Return the absolute path of a new file.
+
+    Raises:
+        RopepatchError: If the file exists, or its folder is missing or has too little space.
+    """
     file = absent(out)
     if file.suffix.lower() != ".gguf":
-        raise RopepatchError(f"{argument('out')} of a GGUF file ends in .gguf, got {out}", hint=f"{out}.gguf")
+        raise RopepatchError(
+            f"{argument('out')} of a GGUF file must end in .gguf, got {out}",
+            hint=argument("out", f"{out}.gguf"),
+        )
     if not file.parent.is_dir():
-        raise RopepatchError(f"no folder {file.parent}", hint="make it first")
+        raise RopepatchError(f"no folder {file.parent}", hint=f"mkdir -p {file.parent}")
     check_space(
-        "the file", file.parent, plan.source.file.num_bytes, hint="make room, or choose another folder"
+        "the file", file.parent, plan.source.file.num_bytes, hint="free some space, or use another folder"
     )
     return file
 
 
 def extend(plan: GgufPlan, out: str | Path, progress: Progress | None = None) -> tuple[Path, str]:
-    """Write the file of a plan, read back and compared before it gets its name; the source stays as it is.
+    """Write the file of a plan, and compare it with the source before it gets its name.
 
     Returns:
-        The file, and what the comparison found.
+        The file, and the result of the comparison in words.
 
     Raises:
         RopepatchError: If the file exists or cannot be written, or the source has changed.
@@ -281,7 +285,7 @@ def extend(plan: GgufPlan, out: str | Path, progress: Progress | None = None) ->
     file = check_place(plan, out)
     source, keys, tensors = GgufModel.find(plan.model, plan.source.original), plan.keys, plan.tensors
     if source.rope != plan.rope or source.file.fields.keys() != plan.source.file.fields.keys():
-        raise RopepatchError(f"{plan.model} has changed since the plan was made", hint="make the plan again")
+        raise RopepatchError(f"{plan.model} changed since it was planned", hint="plan it again")
     try:
         with whole_file(file, new=True) as partial:
             source.file.copy(partial, keys, tensors, progress)
@@ -289,9 +293,9 @@ def extend(plan: GgufPlan, out: str | Path, progress: Progress | None = None) ->
             source.file.check_copy(written, keys, tensors)
             judged = GgufModel(written)
             if not same_frequencies(judged.said.frequencies(judged.rotary_dim), plan.frequencies()):
-                raise RopepatchError(f"{file} says another rope than planned", hint="nothing was kept")
+                raise RopepatchError(f"{file} does not have the planned RoPE", hint="the file was deleted")
     except OSError as error:
         raise disk_error(error, file) from error
     kept = len(written.fields) - sum(value is not None for value in keys.values())
     same = len(written.tensors.keys() - tensors.keys())
-    return file, f"{same} tensors and {kept} keys equal byte for byte, {len(keys) + len(tensors)} changed"
+    return file, f"{same} tensors and {kept} keys are byte-identical, {len(keys) + len(tensors)} changed"

@@ -1,4 +1,4 @@
-"""Put scaled frequencies into one model, and take them out again."""
+"""Scale the RoPE of a loaded model, reversibly."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ logger = logging.getLogger("ropepatch")
 
 
 class ScaledRope(RotarySubstitute):
-    """A stock rotary module's forward over other frequencies.
+    """A rotary module that runs the stock forward with other frequencies.
 
-    The stock class does the work, so cos and sin come in its own layout (half-split, interleaved, half-width,
-    complex, per layer type) and precision: float32 positions and angles, cast last.
+    So cos and sin have the stock class's layout (half-split, interleaved, half-width, complex, per layer
+    type) and precision: float32 positions and angles, cast last.
     """
 
     state = "this model is already patched"
@@ -51,7 +51,7 @@ class ScaledRope(RotarySubstitute):
     shows = "table"
 
     table: nn.Module  # a shallow twin of the stock module, with buffers of its own
-    softmax: dict[str, float]  # the scale before, by the path of each attention that has another now
+    softmax: dict[str, float]  # the softmax scale before the patch, by path of each changed attention
 
     @float32_on_cpu()
     def __init__(self, stock: nn.Module, plan: Plan) -> None:
@@ -63,17 +63,17 @@ class ScaledRope(RotarySubstitute):
         self.follow(self.device)
 
     def follow(self, device: torch.device) -> None:
-        """Bring both tables to where the model is."""
+        """Move both tables to the model's device."""
         super().follow(device)
         scaled = self.tables | {self.plan.site.attribute("inv_freq"): self.frequencies.inv_freq}
         self.table._buffers = {name: table.to(device) for name, table in scaled.items()}
 
     def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """cos and sin (or what the stock class returns instead) for x [B, T, H] at position_ids [B, T]."""
+        """Return cos and sin, as the stock class does, for x [B, T, H] at position_ids [B, T]."""
         return self.plan.site.rotary_class.forward(self.table, x, position_ids, *args, **kwargs)
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows."""
+        """Return the text in `print(model)`."""
         scaling = self.plan.scaling
         window = self.plan.rope.original_max_position_embeddings
         a = self.frequencies.attention_factor
@@ -82,35 +82,37 @@ class ScaledRope(RotarySubstitute):
 
 
 class Patch(Substitution[ScaledRope]):
-    """The handle of a patched model, and a context manager that takes the patch out.
+    """The handle of a patched model; as a context manager it removes the patch on exit.
 
     Args:
         model: The patched model.
-        path: Where its rotary module is.
-        substitute: The module that stands there while the patch is on.
+        path: The path of its rotary module.
+        substitute: The module in its place while the patch is active.
     """
 
     @property
     def plan(self) -> Plan:
-        """The plan in force."""
+        """The active plan."""
         return self._active().plan
 
     def record(self, folder: str | Path) -> None:
-        """Write `ropepatch.json` into a folder in which another trainer saved an adapter of this model.
+        """Write `ropepatch.json` into the folder of an adapter that another trainer saved.
 
-        With it `ropepatch.load_adapter` loads the adapter under the rope that it was trained under, which an
-        adapter by itself does not hold. The record that is there is replaced.
+        An adapter does not contain the RoPE parameters that it was trained with. With this record,
+        `ropepatch.load_adapter` applies them. An existing record is replaced.
 
         Args:
-            folder: Holds adapter_config.json and the adapter's weights.
+            folder: The folder with adapter_config.json and the adapter's weights.
 
         Raises:
-            RopepatchError: If there is no adapter in the folder, the base checkpoint is not found where the
-                model was loaded from, or the patch has been removed.
+            RopepatchError: If the folder contains no adapter, the base checkpoint is not where the model was
+                loaded from, or the patch has been removed.
         """
         plan, place = self.plan, Path(folder)
         if not (place / ADAPTER).is_file():
-            raise RopepatchError(f"{place} holds no {ADAPTER}", hint="save the adapter there first, by PEFT")
+            raise RopepatchError(
+                f"{place} contains no {ADAPTER}", hint="save the adapter there first with save_pretrained"
+            )
         source = plan.source.complete()
         origin: dict[str, Any] = {"base": stated_by_card(source.folder)}
         if records.exists(source.folder):
@@ -125,7 +127,7 @@ class Patch(Substitution[ScaledRope]):
 
     def _active(self) -> ScaledRope:
         if not self.in_force:
-            raise RopepatchError("this patch has been removed", hint="call ropepatch.patch again")
+            raise RopepatchError("this patch was removed", hint="call ropepatch.patch again")
         return self._substitute
 
 
@@ -139,9 +141,9 @@ def patch(
     layers: Literal["sliding"] | None = None,
     **parameters: Any,
 ) -> Patch | Remapped:
-    """Scale the rope of one loaded model, or remapping its distances, in memory and reversibly.
+    """Scale the RoPE of a loaded model, or remap its positions, in memory and reversibly.
 
-    A model belongs to one thread, which patches, plans and measures it.
+    Patch, plan and measure a model in one thread only.
     """
     base = base_model(model)
     check_rope(base)
@@ -156,7 +158,7 @@ def _planned(
     original: Length | None,
     parameters: dict[str, Any],
 ) -> tuple[Checkpoint, Plan]:
-    """The model as it is, and the plan of whatever `patch` is given, which fits it."""
+    """Return the model as a checkpoint, and the plan for whatever `patch` received."""
     here = Checkpoint.of(base, method.source.original if isinstance(method, Plan) else original)
     match method:
         case Plan() if to is None and original is None and not parameters:
@@ -165,19 +167,19 @@ def _planned(
         case Scaling() | Remapping() | str():
             return here, plan_method(here, method, parameters, to)
     raise RopepatchError(
-        f"patch takes a plan, a scaling, or a name with its target and parameters, got {method!r}",
-        hint="ropepatch.patch(model, 'yarn', to=...) or ropepatch.patch(model, plan)",
+        f"patch needs a plan, a method, or a method's name with its target and parameters, got {method!r}",
+        hint="call ropepatch.patch(model, 'yarn', to=...) or ropepatch.patch(model, plan)",
     )
 
 
 @float32_on_cpu()
 def put(base: PreTrainedModel, source: Checkpoint, plan: Plan) -> Patch | Remapped:
-    """Put a plan on a model that was loaded from its source, or is known to have the same rope.
+    """Apply a plan to a model that was loaded from its source, or that has the same RoPE.
 
     Args:
         base: The model.
-        source: The checkpoint of the model, which says where its rotary module is.
-        plan: Of that checkpoint, or of one with the same rope.
+        source: The checkpoint of the model.
+        plan: The plan of that checkpoint, or of one with the same RoPE.
     """
     if plan.remapping is not None:
         return remap_positions(base, plan.remapping, to=plan.target, original=plan.source.original)
@@ -201,7 +203,7 @@ def put(base: PreTrainedModel, source: Checkpoint, plan: Plan) -> Patch | Remapp
 
 
 def _set_softmax(model: nn.Module, scales: dict[str, float]) -> dict[str, float]:
-    """Set scales of the softmax by the path of their attention, and return those before."""
+    """Set the softmax scales by path of their attention, and return the previous ones."""
     attentions: dict[str, Any] = {path: model.get_submodule(path) for path in scales}
     before = {path: attention.scaling for path, attention in attentions.items()}
     for path, attention in attentions.items():
@@ -210,7 +212,7 @@ def _set_softmax(model: nn.Module, scales: dict[str, float]) -> dict[str, float]
 
 
 def active(model: nn.Module) -> Patch | None:
-    """The patch of a model (also of a copy of a patched model), or None."""
+    """Return the active patch of a model or of its copy, or None."""
     base = base_model(model)
     place = find_substitute(base, ScaledRope)
     return None if place is None else Patch(base, *place)
@@ -224,14 +226,14 @@ def _check_same(source: Checkpoint, other: Checkpoint) -> None:
     for what, value in here.items():
         if planned[what] != value:
             raise RopepatchError(
-                f"the plan is for another model: {what} is {planned[what]} in the plan and {value} here",
-                hint="make the plan from this model: ropepatch.plan(model, to=...)",
+                f"the plan is for another model: its {what} is {planned[what]}, this model's is {value}",
+                hint="plan this model: ropepatch.plan(model, to=...)",
             )
 
 
 def _config_of(plan: Plan) -> dict[str, Any]:
-    """The attributes that a patched model's configuration has: `save_pretrained` writes what it computes."""
+    """Return the config attributes of a patched model, which `save_pretrained` writes."""
     _, changes = plan.patched
     keys = "rope_parameters", "original_max_position_embeddings", "head_dim", SEQUENCE, ACROSS_LAYERS
     values = {key: changes[key] for key in keys if key in changes} | {"max_position_embeddings": plan.target}
-    return copy.deepcopy(values)  # what a user changes in the configuration leaves the plan alone
+    return copy.deepcopy(values)  # a user's change of the configuration must not change the plan

@@ -1,4 +1,4 @@
-"""What an extension will change, decided from the configuration alone."""
+"""Plan an extension from the configuration only."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ from ropepatch.scaling.rope import Frequencies, Rope
 from ropepatch.scaling.searched import CustomDivisors
 from ropepatch.settings import Length, Queries, as_target, find_named, short_length, shown
 
-WIDTH = 80  # of what a plan prints, in characters
-PUBLISHED = 32  # times the window: farther no scaling of the rope is published to read without training
+WIDTH = 80  # columns of a printed plan
+PUBLISHED = 32  # largest published factor of a RoPE scaling without training
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Plan:
-    """One extension, from the command line to the saved checkpoint.
+    """The plan of one extension.
 
-    What follows from these is computed when it is needed, and once.
+    Everything else is computed from these on first use.
 
     Args:
-        source: The checkpoint that is extended.
-        method: What extends it: a scaling of its rope, or a position remapping with all its parameters.
-        target: The context to reach, in tokens.
-        layers: Of a remapping, the layers that rotate by it, where not all do; known once the model has run.
+        source: The checkpoint to extend.
+        method: A RoPE scaling or a position remapping, with all its parameters.
+        target: The target length, in tokens.
+        layers: The layers that a remapping applies to, if not all; known once the model has run.
     """
 
     source: Checkpoint
@@ -76,32 +76,32 @@ class Plan:
 
     @property
     def revision(self) -> str | None:
-        """Its commit, of a model from the Hub."""
+        """The commit of a model from the Hub; None for a folder."""
         return self.source.revision
 
     @property
     def model_type(self) -> str:
-        """The architecture, in transformers' words."""
+        """The architecture, as transformers names it."""
         return str(self.source.config.model_type)
 
     @property
     def rope(self) -> Rope:
-        """The rope now."""
+        """The RoPE before the extension."""
         return self.source.rope
 
     @property
     def site(self) -> RotarySite:
-        """Where the rotary module is."""
+        """The place of the rotary module in the model."""
         return self.source.site
 
     @property
     def remapping(self) -> Remapping | None:
-        """The position remapping, of a plan by one."""
+        """The position remapping; None if the method is a scaling."""
         return self.method if isinstance(self.method, Remapping) else None
 
     @cached_property
     def scaling(self) -> Scaling:
-        """The scaling of the rope; under a position remapping `none`."""
+        """The RoPE scaling; `none` under a position remapping."""
         if isinstance(self.method, Scaling):
             return self.method
         return make_scaling("none", factor=self.target / self.source.window)
@@ -112,12 +112,12 @@ class Plan:
 
     @property
     def saved(self) -> SavedRope:
-        """How config.json says it."""
+        """The `rope_parameters` to write, with the frequencies they give."""
         return self._written[0]
 
     @cached_property
     def changes(self) -> dict[str, Any]:
-        """What changes in config.json (or its section)."""
+        """The keys that change in config.json (or its section for the language model)."""
         changes = self._written[1]
         if self.remapping is None:
             return changes
@@ -126,29 +126,29 @@ class Plan:
     @cached_property
     @float32_on_cpu()
     def warnings(self) -> tuple[str, ...]:
-        """What the user should know before going on, a sentence each."""
+        """Warnings, one sentence each."""
         return tuple(_warnings(self.source, self.scaling, self.target))
 
     @property
     def before(self) -> dict[str, Any]:
-        """The values of `changes` now, of those that are set."""
+        """The current values of the keys in `changes`, where set."""
         stated = self.source.stated
         kept = {key: stated[key] for key in self.changes if key in stated}
         return copy.deepcopy(kept | {"rope_parameters": self.source.config.rope_parameters})
 
     @property
     def rope_parameters(self) -> dict[str, Any]:
-        """The `rope_parameters` to come, of the global layers where they differ by layer type."""
+        """The new `rope_parameters`; those of the global layers if layer types differ."""
         return self.site.of(self.changes["rope_parameters"])
 
     @property
     def queries(self) -> Queries | None:
-        """What is folded into the query weights; None where no weight changes."""
+        """The factors to fold into the query weights; None if no weight changes."""
         return self.method.queries if isinstance(self.method, CustomDivisors) else None
 
     @cached_property
     def engines(self) -> list[Engine]:
-        """Who will read the extended checkpoint, and how that is known."""
+        """The engines' support of the extended checkpoint, and the evidence for it."""
         if self.remapping is not None:
             return remapping_support()
         return engine_support(
@@ -163,27 +163,27 @@ class Plan:
 
     @property
     def length_dependent(self) -> bool:
-        """Whether what is saved has other frequencies for another length."""
+        """Whether the saved frequencies depend on the sequence length."""
         return self.scaling.length_dependent or switches(self.rope_parameters)
 
     @cached_property
     def patched(self) -> tuple[SavedRope, dict[str, Any]]:
-        """Frequencies and config.json of a patched model; those at the target, if they depend on length."""
+        """The frequencies and config.json of a patched model; at the target if they depend on the length."""
         if not self.length_dependent:
             return self._written
         return find_changes(self.source, self.scaling.at(self.rope, self.target), self.target, static=True)
 
     def apply(self, raw: dict[str, Any]) -> dict[str, Any]:
-        """The content of config.json after the extension, from its content before."""
+        """Return the content of config.json after the extension."""
         return self.source.changed(self.changes, raw)
 
     def frequencies(self) -> Frequencies:
-        """The frequencies of the patched model, to the bit those of the reloaded checkpoint."""
+        """Return the frequencies of the patched model, bit-identical to those of the reloaded checkpoint."""
         return self.patched[0].frequencies
 
     @float32_on_cpu()
     def to_dict(self) -> dict[str, Any]:
-        """The plan as JSON-ready data: what `ropepatch.json` holds and `ropepatch plan --json` prints."""
+        """Return JSON-ready data, as in `ropepatch.json` and `ropepatch plan --json`."""
         original = self.source.original_window
         return {
             "model": self.model,
@@ -213,10 +213,10 @@ class Plan:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and self.to_dict() == other.to_dict()
 
-    __hash__ = None  # type: ignore[assignment]  # what it says is a dictionary
+    __hash__ = None  # type: ignore[assignment]  # compared as a dictionary
 
     def to_json(self) -> str:
-        """`to_dict` as text."""
+        """Return `to_dict` as JSON text."""
         return json_text(self.to_dict())
 
     @float32_on_cpu()
@@ -229,7 +229,7 @@ class Plan:
             f"{method.name} ({method.paper}): factor={self.scaling.factor:g}{parameters_text(method)}",
         ]
         if self.site.layer_type:
-            lines.append(f"scales the rope of the {self.site.layer_type} layers; the others keep theirs")
+            lines.append(f"scales RoPE in the {self.site.layer_type} layers only")
         frequencies = self.frequencies()
         if self.remapping:
             lines += ["", *distances_text(self.remapping, window, self.target)]
@@ -237,7 +237,7 @@ class Plan:
             lines += ["", *bands_text(self.rope, frequencies, self.scaling.factor)]
         old, new = self.site.of(self.before["rope_parameters"]), self.rope_parameters
         lines += ["", "config.json", changes_table(self.before, self.changes, old, new)]
-        lines.append("engines, the rope type they read, and how that is known")
+        lines.append("engine support, rope_type, evidence")
         lines.append(engines_table(self.engines, self.remapping, new["rope_type"]))
         lines += [f"warning: {printable(warning)}" for warning in self.warnings]
         return as_text(lines, WIDTH)
@@ -259,7 +259,7 @@ def plan(
     revision: str | None = None,
     **parameters: Any,
 ) -> Plan:
-    """Plan an extension. No weights are read; of a Hub model only config.json is downloaded."""
+    """Plan an extension without reading weights; for a Hub id, download only config.json."""
     if isinstance(model, str | os.PathLike):
         place = model if isinstance(model, str) else Path(model)
         source = Checkpoint.find(place, revision, original=original)
@@ -273,7 +273,7 @@ def plan(
 def plan_method(
     source: Checkpoint, method: str | Path | Method, parameters: Mapping[str, Any], to: Length | None
 ) -> Plan:
-    """The plan of a method or its name, or of a scaling file; see `plan`."""
+    """Plan with a method, its name, or a scaling file; see `plan`."""
     return plan_by(source, *method_for(source, method, parameters, to))
 
 
@@ -283,12 +283,12 @@ def method_for(
     parameters: Mapping[str, Any],
     to: Length | None,
 ) -> tuple[Method, int]:
-    """The method, or that of the name or the scaling file, for a model, and its target in tokens."""
+    """Return the method for a model, from an object, a name or a scaling file, and the target in tokens."""
     if isinstance(method, Method):
         if parameters:
             raise RopepatchError(
-                f"{method!r} has all its parameters, got also {', '.join(parameters)}",
-                hint="make the method with them, or give its name",
+                f"{method!r} already has all its parameters, got also {', '.join(parameters)}",
+                hint="pass them to the method itself, or give the method's name",
             )
         if to is None and isinstance(method, Scaling):
             return method, round(method.factor * source.window)
@@ -308,7 +308,7 @@ def method_for(
 
 
 def _as_stated(yarn: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    """The parameters of a YaRN of another factor, as its `rope_parameters` state the others."""
+    """Return the parameters of a YaRN with another factor, keeping those in its `rope_parameters`."""
     kept = {key: yarn[key] for key in ("beta_fast", "beta_slow", "truncate") if key in yarn}
     if not yarn.get("mscale"):
         return kept
@@ -317,12 +317,12 @@ def _as_stated(yarn: Mapping[str, Any], factor: float) -> dict[str, Any]:
 
 @float32_on_cpu()
 def plan_by(source: Checkpoint, method: Method, target: int) -> Plan:
-    """The plan of one method, whose missing parameters follow from the target."""
+    """Plan with one method, deriving its missing parameters from the target."""
     if (stated := source.tied_yarn) and not isinstance(method, YaRN):
         raise RopepatchError(
             f"{method.name} cannot extend {source.config.model_type}: YaRN's factor, {stated['factor']:g}, "
             "also scales its softmax (mscale_all_dim)",
-            hint=f"{argument('method', 'yarn')} applies YaRN anew, by the factor that reaches the target",
+            hint=f"use {argument('method', 'yarn')}, which replaces the factor",
         )
     made = Plan(source, method.fitted(source.window, target), target)
     if made.remapping:
@@ -334,45 +334,45 @@ def plan_by(source: Checkpoint, method: Method, target: int) -> Plan:
 
 
 def check_layers(plan: Plan, layers: str | None) -> Plan:
-    """The plan, refused where only local layers rotate, unless `layers` asks for that."""
+    """Return the plan; raise if only sliding-window layers use RoPE, unless `layers` requests that."""
     local, name, asked = plan.source.local_rope, argument("layers"), argument("layers", "sliding")
     alone = local is not None and not local.shared
     if layers not in (None, "sliding"):
-        raise RopepatchError(f"{name} is sliding, got {shown(layers)}", hint=f"or leave {name} out")
+        raise RopepatchError(f"{name} must be sliding, got {shown(layers)}", hint=f"drop {name}")
     if layers and not alone:
         raise RopepatchError(
-            f"{asked} is for models whose sliding-window layers alone rotate, and {plan.model} is not one",
-            hint=f"leave {name} out",
+            f"{asked} needs a model that uses RoPE in sliding-window layers only; {plan.model} does not",
+            hint=f"drop {name}",
         )
     if local and alone and not layers and plan.scaling.name != "none":
         raise RopepatchError(
-            f"of {plan.model} only layers that read {local.window} tokens rotate ({local.layers} of "
-            f"{local.of}): the others need no scaling to read farther",
-            hint=f"{argument('method', 'none')} writes the longer context alone; {asked} scales all the same",
+            f"{plan.model} uses RoPE only in its sliding-window layers ({local.layers} of {local.of}, "
+            f"{local.window} tokens): no scaling is needed for a longer context",
+            hint=f"{argument('method', 'none')} only writes the longer context; {asked} scales anyway",
         )
     return plan
 
 
 def find_method(name: str) -> type[Method]:
-    """The scaling or the position remapping of that name; an error has the nearest name and the list."""
+    """Return the scaling or position remapping of a name; an error suggests the nearest name."""
     if name in (FIT, AUTO):
         raise RopepatchError(
-            f"{argument('method')} {name} is found by measuring a model, which `ropepatch extend` does",
-            hint=f"here name what it finds: `ropepatch {'fit' if name == FIT else 'compare'}` says; "
-            "a dry run of `ropepatch extend` shows its plan",
+            f"{argument('method')} {name} measures the model, which only `ropepatch extend` does",
+            hint=f"run `ropepatch {'fit' if name == FIT else 'compare'}` first and give the method it finds, "
+            "or run `ropepatch extend --dry-run`",
         )
     if "{" in name:
         to, meant = as_target(name)
-        hint = f"here it is {argument('to', to)} and {argument('method', meant)}"
-        raise RopepatchError(f"{argument('method')} is a name, got {shown(name)}", hint=hint)
+        hint = f"use {argument('to', to)} and {argument('method', meant)}"
+        raise RopepatchError(f"{argument('method')} must be a method's name, got {shown(name)}", hint=hint)
     kinds: dict[str, type[Method]] = {**METHODS, **REMAPPINGS}
     return find_named(name, kinds, "method", METHODS.other_names | REMAPPINGS.other_names)
 
 
 def check_method(method: str, parameters: Collection[str], *, arguments: Collection[str] = ()) -> None:
-    """Refuse what is no method or scaling file, or names that are no parameters of it; a file takes none.
+    """Raise if ``method`` is no method or scaling file, or has no such parameters.
 
-    The arguments of the caller are suggested where a parameter looks like one.
+    Errors suggest the caller's arguments for parameters that look like one.
     """
     if is_scaling_file(method):
         read_scaling(method, beside=parameters)
@@ -382,63 +382,62 @@ def check_method(method: str, parameters: Collection[str], *, arguments: Collect
 
 
 def _on_top(scaling: Scaling) -> str:
-    """That a method composes, and with which parameters where it has others for that."""
+    """Say that a method composes with the scaling it finds, and with which parameters."""
     if scaling.name == "none":
         return ""
     values = [f"{key}={value}" for key, value in scaling.composing.items() if getattr(scaling, key) == value]
     parameters = f" ({', '.join(values)})" if values else ""
-    return f", and {scaling.name} is applied on top of the frequencies it carries{parameters}"
+    return f"; {scaling.name} is applied on top of it{parameters}"
 
 
 def _other_window(source: Checkpoint) -> int | None:
-    """L by the other reading of a linear checkpoint, if its configuration leaves it open."""
+    """Return the other possible original length of a linear checkpoint, if config.json is ambiguous."""
     parameters = source.site.of(source.config.rope_parameters)
     factor, window = parameters.get("factor", 1), source.window
     if parameters.get("rope_type") != "linear" or source.site.layer_type or factor <= 1:
-        return None  # by layer type ropes are younger than the habit
+        return None  # parameters by layer type are newer than the ambiguous ones
     stated = stated_window(source.config.max_position_embeddings, factor, getattr(source.config, SEQUENCE, 0))
     return None if stated else int(factor * window)
 
 
 def _made_from(source: Checkpoint, to: int) -> Iterator[str]:
-    """That the model from which ropepatch made a checkpoint would be scaled once, not twice."""
+    """Suggest extending the model that ropepatch made this checkpoint from, which scales RoPE only once."""
     if source.place is None or not (source.place / RECORD).is_file():
         return
     made = read_json(source.place / RECORD)
     base, window = made.get("model"), made.get("original_max_position_embeddings")
     if isinstance(base, str) and isinstance(window, int) and window > 0:
         yield (
-            f"{RECORD} says that it was made from {base} by {made.get('method')}: to extend {base} by "
-            f"{to / window:g}x instead scales the rope once"
+            f"ropepatch made it from {base} with {made.get('method')} ({RECORD}): extending {base} by "
+            f"{to / window:g}x instead scales RoPE only once"
         )
 
 
 def scaling_warnings(rope: Rope, scaling: Scaling, to: int) -> Iterator[str]:
-    """What to know of a scaling of this rope to so many tokens, a sentence each."""
+    """Yield warnings about a scaling to a target length, one sentence each."""
     window = rope.original_max_position_embeddings
     if round(scaling.factor * window) != to:
-        verb = "reaches" if scaling.factor * window < to else "is for"
-        yield f"factor {scaling.factor:g} {verb} {scaling.factor * window:.0f} tokens, not the target of {to}"
+        yield f"factor {scaling.factor:g} gives {scaling.factor * window:.0f} tokens, not the target of {to}"
     base = getattr(scaling, "rope_theta", None)
     if base and base <= rope.rope_theta:
-        yield f"rope_theta {base:g} is not above the model's {rope.rope_theta:g}: it reads no farther"
+        yield f"rope_theta {base:g} is not above the model's {rope.rope_theta:g}: it extends nothing"
     if to > PUBLISHED * window:
         yield (
-            f"{to} tokens are {to / window:g} times the window: without training nothing published reads "
-            f"beyond {PUBLISHED} times (LongRoPE 8, ChunkLlama 20); train it, or measure before you use it"
+            f"{to} tokens are {to / window:g} times the original length; no published method exceeds "
+            f"{PUBLISHED} times without training (LongRoPE 8, ChunkLlama 20): train it, or measure it first"
         )
     if to > LONGEST:
         yield (
-            f"beyond {LONGEST} tokens neighbours have one position in float32, in which transformers "
-            "computes angles: they are rotated alike"
+            f"transformers computes angles in float32, which rounds positions beyond {LONGEST}: neighbouring "
+            "tokens get the same angle"
         )
     if scaling.length_dependent:
         yield (
-            "stock engines change the frequencies as the sequence grows, "
-            "which contradicts keys they cached before; a static method does not"
+            "engines change the frequencies as the sequence grows, and cached keys keep the old ones; a "
+            "static method avoids this"
         )
     if (factor := scaling.frequencies(rope, to).attention_factor) < 1:
-        yield f"attention factor {factor:g} makes attention flatter; methods that have one are above 1"
+        yield f"attention factor {factor:g} flattens attention; published methods have factors above 1"
 
 
 def _warnings(source: Checkpoint, scaling: Scaling, to: int) -> Iterator[str]:
@@ -447,74 +446,73 @@ def _warnings(source: Checkpoint, scaling: Scaling, to: int) -> Iterator[str]:
     doubled = _other_window(source)
     if source.original_window:
         stated = source.config.max_position_embeddings
-        yield f"L = {window} is given (original); config.json says {stated}"
+        yield f"original length {window} is given by the user; config.json has {stated}"
     elif known := trained_on(config):
         yield (
-            f"published models of this type that state {config.max_position_embeddings} tokens were trained "
-            f"on {known}: {argument('original', short_length(known))} scales from there, as their makers do"
+            f"published models of this type state {config.max_position_embeddings} tokens but were trained "
+            f"on {known}: {argument('original', short_length(known))} scales from there, as their authors do"
         )
     if rope.is_scaled:
         yield from _made_from(source, to)
         yield (
-            f"the model is already scaled: L = {window} is {'taken for ' * bool(doubled)}the window it reads "
-            f"now{_on_top(scaling)}"
+            f"the model is already scaled to {window} tokens{' (assumed)' * bool(doubled)}{_on_top(scaling)}"
         )
     stated = source.site.of(config.rope_parameters)
     if source.tied_yarn:
         yield (
-            f"YaRN is applied anew from L = {window}, by {scaling.factor:g} in place of "
-            f"{stated['factor']:g}, and the scale of the softmax follows it (mscale_all_dim)"
+            f"YaRN's factor changes from {stated['factor']:g} to {scaling.factor:g} (original length "
+            f"{window}), and the softmax scale changes with it (mscale_all_dim)"
         )
     if stated.get("rope_type") == "dynamic" and "alpha" not in stated:
-        yield f"its dynamic scaling, which begins beyond {window} tokens, is replaced"
+        yield f"this replaces its dynamic scaling, which starts beyond {window} tokens"
     if switches(stated):
         yield (
-            f"texts of up to {stated[ORIGINAL]} tokens keep the frequencies of short_factor; an attention "
-            "factor is for all lengths"
+            f"texts of up to {stated[ORIGINAL]} tokens keep the frequencies of short_factor; the attention "
+            "factor applies to all lengths"
         )
     if doubled:
         yield (
-            f"L = {window} is max_position_embeddings, which is the window after linear scaling "
-            f"(deepseek-coder) or before it (Vicuna, LongChat: then L = {doubled}); say which by "
-            f'"{SEQUENCE}": {window} or {doubled} in config.json'
+            f"max_position_embeddings {window} may be the length after linear scaling (deepseek-coder) or "
+            f"before it (Vicuna, LongChat: {doubled} after it); state it in config.json: "
+            f'"{SEQUENCE}": {window} or {doubled}'
         )
     doubtful = config_errors(source.raw, "theta-not-as-published")
-    yield from (f"config.json: {error} (ropepatch doctor says more)" for error in doubtful)
+    yield from (f"config.json: {error} (details: ropepatch doctor)" for error in doubtful)
     yield from scaling_warnings(rope, scaling, to)
     folder = source.place if source.revision is None else None
     if folder and not [*folder.glob("*.safetensors")] and (pickles := [*folder.glob("pytorch_model*.bin")]):
-        yield f"the weights are a pickle ({pickles[0].name}), which `ropepatch extend` does not read"
+        yield f"the weights are a pickle ({pickles[0].name}), which `ropepatch extend` does not load"
     if getattr(scaling, "queries", None):
-        yield "query weights change, too: config.json alone does not hold this method"
+        yield "this method also changes query weights: config.json alone does not contain it"
     if source.rotates_partly and scaling.frequencies(rope, to).attention_factor != 1:
-        yield "only part of each head rotates: the attention factor reaches only that part of the logit"
+        yield "only part of each head rotates: the attention factor scales only that part of the logit"
     if source.is_part and "mrope_section" in stated:
         yield (
-            "rows, columns and frames of images are positions in the same rope (mrope_section): theirs are "
-            "stretched with those of text, and only text is measured here"
+            "image rows, columns and frames use the same RoPE (mrope_section) and are scaled with the text; "
+            "ropepatch measures only text"
         )
     if scaling.name != "none" and differs_by_layer(config):
         yield (
-            "heads differ by layer: stock transformers reads a longrope here by "
-            f"{ACROSS_LAYERS}, and warns of the length of its lists; linear and ntk are said by proportional"
+            f"head sizes differ by layer: transformers needs {ACROSS_LAYERS} for longrope here and warns "
+            "about the length of its lists; linear and ntk are saved as proportional"
         )
     if source.raw.get("auto_map"):
-        yield "config.json asks for remote code (auto_map): left out, transformers has this architecture"
+        yield "auto_map (remote code) is dropped from config.json: transformers has this architecture"
     if quantisation := quantization_of(source.whole_config):
         try:
             check_dequantised(quantisation)
         except RopepatchError as error:
-            yield f"{error}: the result is not compared with it"
+            yield f"{error}; the result is not compared with the source"
     if (local := source.local_rope) and scaling.name != "none":
         yield (
-            f"{local.layers} of {local.of} layers read {local.window} tokens at any length and "
-            f"{'share' if local.shared else 'alone have'} the rope that is scaled: that gains them nothing, "
-            "and cost OLMo 3 on MMLU 64.2 -> 60.5 (vllm#43419)"
+            f"{local.layers} of {local.of} layers have a sliding window of {local.window} tokens and "
+            f"{'share the scaled RoPE' if local.shared else 'are the only ones with RoPE'}: scaling does not "
+            "help them, and cost OLMo 3 on MMLU 64.2 -> 60.5 (vllm#43419)"
         )
     yield from remarks(config)
     window_keys = {"max_position_embeddings", config.attribute_map.get("max_position_embeddings")}
     if not window_keys & source.stated.keys():
-        yield f"config.json names no max_position_embeddings: transformers' default {window} is taken for L"
+        yield f"config.json has no max_position_embeddings: transformers' default is {window}"
     written = json.dumps(source.raw, default=str)
     if not any(key in written for key in THETA_KEYS):
-        yield f"config.json names no rope_theta: transformers' default {rope.rope_theta:g} is taken"
+        yield f"config.json has no rope_theta: transformers' default is {rope.rope_theta:g}"

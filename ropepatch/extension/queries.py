@@ -1,8 +1,8 @@
-"""An amplitude and a phase for each query head and rotary pair, folded into the weights of the queries.
+"""An amplitude and a phase per query head and rotary pair, folded into the query weights.
 
 A query q at m and a key k at n score the sum over pairs of Re(q_i k_i* exp(i theta_i (m - n))), q_i and k_i
-complex. Multiplying q_i by a exp(i phi) is a change of the query projection's rows: the checkpoint stays one
-that every engine reads.
+complex. Multiplying q_i by a exp(i phi) only changes the rows of the query projection, so every engine
+supports the checkpoint.
 
 Shapes: H query heads of D dimensions, P rotary pairs; W columns of cos and sin, which name a pair each.
 """
@@ -25,16 +25,18 @@ from ropepatch.model.rotary import float32_on_cpu, scaled_twin
 from ropepatch.scaling.rope import Frequencies
 from ropepatch.settings import Queries
 
-SLOT = "ropepatch_query_weights"  # of a projection: its weights before, by their names, and both ways between
-HINT = "`ropepatch fit --no-queries` learns frequencies alone"
+SLOT = (
+    "ropepatch_query_weights"  # attribute of a projection: its original weights, and how to fold and unfold
+)
+HINT = "use `ropepatch fit --no-queries`, which learns only frequencies"
 
 Change = Callable[[Tensor], Tensor]
 
 
 def query_layers(model: PreTrainedModel, source: Checkpoint) -> Iterator[tuple[str, Any]]:
-    """The decoder's attention modules whose rope is scaled and whose queries have weights of their own."""
+    """Yield the decoder's attention modules whose RoPE is scaled and that have a query projection."""
     kinds = dict(enumerate(getattr(source.config, "layer_types", None) or ()))
-    language_model = source.site.path.rpartition(".")[0]  # beside it some audio encoders number layers, too
+    language_model = source.site.path.rpartition(".")[0]  # some audio encoders number their layers as well
     for path, module in model.named_modules():
         index = getattr(module, "layer_idx", None) if path.startswith(language_model) else None
         scaled = index is not None and source.site.layer_type in (None, kinds.get(index))
@@ -43,7 +45,7 @@ def query_layers(model: PreTrainedModel, source: Checkpoint) -> Iterator[tuple[s
 
 
 def folds_attention(source: Checkpoint) -> bool:
-    """Whether `export --fold-attention` can put an attention factor into the query weights."""
+    """Return whether `export --fold-attention` can fold an attention factor into the query weights."""
     if source.is_quantised or source.rotates_partly:
         return False
     layers = [
@@ -54,18 +56,18 @@ def folds_attention(source: Checkpoint) -> bool:
 
 
 class QueryLayers:
-    """The layers of a model whose queries factors can be folded into.
+    """The layers of a model into whose query weights factors can be folded.
 
     Args:
-        model: Its rope is the stock one; it may be on the meta device.
-        source: Of the model.
+        model: A model with its stock RoPE; it may be on the meta device.
+        source: The model's checkpoint.
 
     Attributes:
         modules: The attention modules by name.
-        shape: How many they are, H and P.
+        shape: The number of modules, H and P.
 
     Raises:
-        RopepatchError: The queries have no weights of their own, or are not rotated as they leave these.
+        RopepatchError: If there is no query projection whose output is rotated directly.
     """
 
     def __init__(self, model: PreTrainedModel, source: Checkpoint) -> None:
@@ -82,11 +84,11 @@ class QueryLayers:
                     raise ValueError
                 self.multiplied(module, torch.zeros(1, rows), torch.zeros(2, heads, pairs))
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            reason = f"{source.config.model_type} has no query weights that phases fold into"
+            reason = f"query factors cannot be folded into the weights of {source.config.model_type}"
             raise RopepatchError(reason, hint=HINT) from error
 
     def multiplied(self, attention: nn.Module, queries: Tensor, factors: Tensor) -> Tensor:
-        """Queries [..., H D] before they rotate, times exp(factors[0] + i factors[1]), factors [2, H, P]."""
+        """Multiply unrotated queries [..., H D] by exp(factors[0] + i factors[1]), factors [2, H, P]."""
         amplitude, phase = factors[..., self._columns].to(queries.device)[:, :, None]  # [H, 1, W] each
         exact = queries.to(torch.promote_types(queries.dtype, torch.float32))
         heads = exact.reshape(-1, self.shape[1], queries.shape[-1] // self.shape[1]).transpose(0, 1)
@@ -95,19 +97,19 @@ class QueryLayers:
         return out[:, 0].transpose(0, 1).reshape(queries.shape).to(queries.dtype)
 
     def check_held(self, checkpoint: Checkpoint) -> None:
-        """Refuse a checkpoint whose weight files have other names for the weights."""
+        """Raise if the weight files of a checkpoint have other names for the weights."""
         names = {f"{path}.{name}" for path, module in self.modules.items() for name in _weights(module)}
         if missing := names - checkpoint.weights.shapes.keys():
-            raise RopepatchError(f"the weight files of {checkpoint.name} hold no {min(missing)}", hint=HINT)
+            raise RopepatchError(f"the weights of {checkpoint.name} contain no {min(missing)}", hint=HINT)
 
     def changes(self, queries: Queries) -> dict[str, tuple[Change, Change]]:
-        """What folds factors into each weight [H D, ...] of the projections, and out of it, by its name."""
+        """Return the functions that fold factors into and out of each weight [H D, ...], by its name."""
         factors = torch.tensor(queries, dtype=torch.float64)  # [layers, H, P, 2]
         if factors.shape[:-1] != self.shape:
             count = "{} layers of {} query heads with {} rotary pairs".format
             raise RopepatchError(
                 f"queries are for {count(*factors.shape)}, this model has {count(*self.shape)}",
-                hint="fit this model",
+                hint="run `ropepatch fit` on this model",
             )
         logs = torch.stack((factors[..., 0].log(), factors[..., 1]), 1)  # [layers, 2, H, P]
         return {
@@ -124,7 +126,7 @@ class QueryLayers:
 
 
 def _weights(attention: Any) -> dict[str, Tensor]:
-    """The weights of a query projection by their names in an attention module, also inside an adapter."""
+    """Return the weights of a query projection by name in its attention module, also inside an adapter."""
     inside = ".base_layer" if hasattr(attention.q_proj, "base_layer") else ""
     projection = attention.q_proj.get_submodule(inside[1:])
     return {f"q_proj{inside}.{name}": weight for name, weight in projection.named_parameters(recurse=False)}
@@ -132,8 +134,8 @@ def _weights(attention: Any) -> dict[str, Tensor]:
 
 @float32_on_cpu()
 def _columns(model: PreTrainedModel, source: Checkpoint) -> Tensor:
-    """The pair of each column of cos and sin, [W]."""
-    angles = torch.linspace(0.1, 3.0, source.rope.num_pairs)  # no two alike, all within the range of acos
+    """Return the rotary pair of each column of cos and sin, [W]."""
+    angles = torch.linspace(0.1, 3.0, source.rope.num_pairs)  # all different, within the range of acos
     site, stock = source.site, model.get_submodule(source.site.path)
     layer = () if site.layer_type is None else (site.layer_type,)
     table = scaled_twin(stock, site, Frequencies(angles, 1.0))
@@ -144,16 +146,18 @@ def _columns(model: PreTrainedModel, source: Checkpoint) -> Tensor:
 
 
 def fold_queries(model: PreTrainedModel, source: Checkpoint, queries: Queries) -> None:
-    """Fold factors into the query weights of a model whose rope is the stock one."""
+    """Fold factors into the query weights of a model with its stock RoPE."""
     changes = QueryLayers(model, source).changes(queries)
     for name in changes:
         weight = model.get_parameter(name)
         if not weight.is_floating_point() or weight.itemsize == 1:
-            raise RopepatchError(f"{name} is quantised ({weight.dtype}): no phase folds into it", hint=HINT)
+            raise RopepatchError(
+                f"{name} is quantised ({weight.dtype}): query factors cannot be folded into it", hint=HINT
+            )
         if weight.is_meta:
             raise RopepatchError(
-                f"{name} is offloaded: no phase folds into it",
-                hint="`ropepatch extend` makes a checkpoint of it, which can be offloaded",
+                f"{name} is offloaded: query factors cannot be folded into it",
+                hint="write a checkpoint with `ropepatch extend`, and offload that",
             )
     try:
         for name, ways in changes.items():
@@ -169,14 +173,14 @@ def fold_queries(model: PreTrainedModel, source: Checkpoint, queries: Queries) -
 
 
 def unfold_queries(model: nn.Module) -> None:
-    """Put back the query weights that `fold_queries` found; those trained since are divided again.
+    """Restore the query weights from before `fold_queries`, or unfold those trained since.
 
-    Those that were frozen or set free since stay so.
+    `requires_grad` stays as it is now.
     """
     for holder, kept in _folded_into(model):
         for leaf, (before, fold, unfold) in kept.items():
             now = getattr(holder, leaf)
-            if now.is_meta:  # without data there is nothing to divide
+            if now.is_meta:  # no data to unfold
                 before = nn.Parameter(before.to(now), now.requires_grad)
             else:
                 before.data = before.to(now) if torch.equal(now, fold(before).to(now)) else unfold(now)
@@ -187,7 +191,7 @@ def unfold_queries(model: nn.Module) -> None:
 
 @contextmanager
 def unfolded(model: nn.Module) -> Iterator[None]:
-    """The query weights as `fold_queries` found them, within the block, for passes without gradients."""
+    """Use the query weights from before `fold_queries` within the block, for passes without gradients."""
     now = [(holder, leaf, getattr(holder, leaf)) for holder, kept in _folded_into(model) for leaf in kept]
     try:
         for holder, leaf, weight in now:

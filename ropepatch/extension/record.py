@@ -1,4 +1,4 @@
-"""`ropepatch.json` beside what was extended: each key with its meaning, and all that reads and writes it."""
+"""`ropepatch.json`, the record of an extension: its keys, and how it is read and written."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ TAKEN = {
     "original",
     "layers",
     "revision",
-}  # arguments of `plan`, which no parameter is called like
-HINT = "copy it again from where the checkpoint came from; `ropepatch extend` writes it whole"
+}  # arguments of `plan`, which no parameter may share
+HINT = "copy it again from the original checkpoint, or run `ropepatch extend` again"
 
 
 class Verdict(Part):
-    """What stock transformers computes from the checkpoint, beside what it was written from.
+    """The comparison of the written checkpoint, reloaded with stock transformers, with the patched source.
 
     Args:
-        frequencies: `equal`, to the bit.
+        frequencies: `equal` (bit-identical).
         logits: `equal`, `within 3.1e-07`, or why they were not compared.
-        compared: Whether the logits were.
-        difference: The greatest of a logit (folded: as a share of the largest); None where not compared.
+        compared: Whether logits were compared.
+        difference: The largest difference of a logit (after folding: relative to the largest); None if they
+            were not compared.
     """
 
     frequencies: Text
@@ -51,12 +52,12 @@ class Verdict(Part):
 
 
 class Base(Part):
-    """Of the card of the base model what whoever builds on it passes on.
+    """The metadata of the base model's card that a derived model repeats.
 
     Args:
-        license: The licence, of the Hub's list, or `other`.
-        license_name: The name of a licence that is not on that list.
-        license_link: Where that licence can be read.
+        license: The licence's name in the Hub's list, or `other`.
+        license_name: The name of a licence that is not in that list.
+        license_link: The address of that licence.
         language: The language or languages of the model.
     """
 
@@ -67,14 +68,14 @@ class Base(Part):
 
 
 class Gate(Part):
-    """The loss within the old context, in nats per token.
+    """The short-context check: the loss within the original context length, in nats per token.
 
     Args:
-        base: The loss of the model before it was trained.
+        base: The loss of the model before training.
         now: The loss of the trained model.
-        increase: By how much the loss rose, as a share of `base`.
-        most: The greatest increase allowed.
-        passed: Whether the increase is within the one allowed.
+        increase: The relative increase of the loss.
+        most: The largest increase allowed.
+        passed: Whether the increase is allowed.
     """
 
     base: Number
@@ -85,29 +86,29 @@ class Gate(Part):
 
     @classmethod
     def of(cls, base: float, now: float, most: float) -> Self:
-        """The gate of two losses; the record that holds it checks that they are numbers."""
+        """Compare two losses; the record that contains the check validates the numbers."""
         rise = now / base - 1
         return cls.model_construct(base=base, now=now, increase=rise, most=most, passed=rise <= most)
 
     def __str__(self) -> str:
         loss = f"short-context loss {self.base:.4f} -> {self.now:.4f} ({self.increase:+.2%})"
-        return f"{loss}, {'within' if self.passed else 'beyond'} the {self.most:.2%} allowed"
+        return f"{loss}, {'within' if self.passed else 'above'} the limit of {self.most:.2%}"
 
 
 class Adaptation(Part):
     """How the weights were trained.
 
     Args:
-        recipe: All of its settings.
-        run: What names all that decides the weights.
-        steps: The number of steps of the optimizer.
-        tokens: The tokens read in all.
-        processes: How many processes shared the work.
+        recipe: All settings of the recipe.
+        run: The name of the run, derived from everything that determines the weights.
+        steps: The number of optimizer steps.
+        tokens: The number of training tokens.
+        processes: The number of processes.
         seconds: The time of all steps, over all sessions.
-        device: The device on which it ran.
-        gate: What it did to the old context.
-        precision: In which precision, and how that was chosen.
-        found: Of a distillation that asks questions, what the base reads and finds without and with it.
+        device: The device.
+        gate: The short-context check.
+        precision: The precision, and how it was chosen.
+        found: For a distillation with questions, the losses and retrieval accuracy before and after it.
     """
 
     recipe: Keys
@@ -123,44 +124,45 @@ class Adaptation(Part):
 
 
 class Record(Part):
-    """`ropepatch.json`.
+    """The record of an extension, `ropepatch.json`.
 
     Args:
         version: The version of this layout.
-        model: The base as the user gave it.
-        revision: Its commit, of a base from the Hub.
-        model_type: Its architecture, in transformers' words.
-        method: The scaling.
-        factor: By how much it stretches.
-        parameters: The method's own.
+        model: The base model as the user gave it.
+        revision: The commit of a base model from the Hub.
+        model_type: The architecture, as transformers names it.
+        method: The method's name.
+        factor: The scaling factor.
+        parameters: The method's parameters.
         paper: The paper that proposes the method.
-        original_max_position_embeddings, target: The context before, L, and to reach, in tokens.
-        original: L again, where the user stated it and config.json another.
-        rotary_dim: How many dimensions of a head rotate.
-        rope_theta: The base of the frequencies.
-        already_scaled: Whether the rope was scaled before.
-        layer_type: Of the layers whose rope it is, where layers differ.
-        attention_factor_before, attention_factor: What multiplies cos and sin.
-        inv_freq_before, inv_freq: In radians per token, one for each rotating pair.
-        config_before: The values of `config_changes` before, of those that were set.
-        config_changes: What was written into config.json, or its part for the language model.
-        engines: Who reads the rope.
-        warnings: What the user should know, a sentence each.
-        versions: Of the libraries that wrote it.
-        weights: The fingerprint of the weights beside it; none of an adapter.
-        checksums: The sha256 of each file of these weights as it was verified; none where they are linked.
-        code: That of the file beside the weights that computes with a position remapping, by its name.
-        verified: What a reload with stock transformers gave; none of an adapter, or after `doctor --fix`.
-        folded_attention_factor: That which `export --fold-attention` put into the query weights.
+        original_max_position_embeddings, target: The original and the target length, in tokens.
+        original: The original length, if the user gave it and config.json has another one.
+        rotary_dim: The number of rotated dimensions of a head.
+        rope_theta: The RoPE base.
+        already_scaled: Whether RoPE was scaled before.
+        layer_type: The type of the layers that are scaled, if layers differ.
+        attention_factor_before, attention_factor: The factors of cos and sin.
+        inv_freq_before, inv_freq: The frequencies in radians per token, one per rotary pair.
+        config_before: The previous values of `config_changes`, where set.
+        config_changes: The values written into config.json, or into its section for the language model.
+        engines: The engines' support.
+        warnings: Warnings, one sentence each.
+        versions: The versions of the libraries that wrote it.
+        weights: The checksum of the weights in the folder; missing for an adapter.
+        checksums: The sha256 of each verified weight file; missing if the files are linked.
+        code: The sha256 of the position remapping's code file, by file name.
+        verified: The comparison after a reload with stock transformers; missing for an adapter and after
+            `doctor --fix`.
+        folded_attention_factor: The attention factor that `export --fold-attention` folded into the weights.
         adaptation: How it was trained, if it was.
-        base_weights: The fingerprint of the weights that it was trained from.
-        base: What the base's card says.
-        earlier: The record of the base, where ropepatch made that.
-        start: What `--method fit` or `auto` was asked (all settings that decide), and what they found.
+        base_weights: The checksum of the weights that it was trained from.
+        base: Metadata of the base model's card.
+        earlier: The record of the base model, if ropepatch made it.
+        start: The settings of `--method fit` or `auto`, and what they found.
         fit: How `ropepatch.fit` found the frequencies; see `ropepatch.fitting.fitting`.
         ranking: How `--method auto` chose: the rule, the rows (best first), the advice and its warnings.
-        evaluation: What `--eval` measured: each task with its settings, and results by label. Empty until it
-            has measured all of it.
+        evaluation: The results of `--eval`: each task with its settings, and results by label; empty until
+            all are measured.
         command: The command that made it.
     """
 
@@ -205,60 +207,60 @@ class Record(Part):
 
     @classmethod
     def of(cls, plan: Plan, **more: Any) -> Record:
-        """The record of a plan and of the libraries that carry it out now, with further keys."""
+        """Make the record of a plan with the versions of the libraries, and further keys."""
         libraries = "ropepatch", "transformers", "torch"
         versions = {library: importlib.metadata.version(library) for library in libraries}
         return cls.parse({"version": VERSION} | json.loads(plan.to_json()) | {"versions": versions} | more)
 
     @classmethod
     def parse(cls, content: Mapping[str, Any]) -> Record:
-        """The record that a file holds."""
+        """Parse and validate the content of a record."""
         if "needs_ropepatch" in content:
             raise RopepatchError(
-                f"{FILE} is of a checkpoint whose position encoding is swapped, not of an extension",
-                hint="`ropepatch.load` loads it",
+                f"{FILE} belongs to a checkpoint with a swapped position encoding, not to an extension",
+                hint="load it with `ropepatch.load`",
             )
         record = validated(cls, content, HINT)
         for name in record.parameters:
             if not name.isidentifier() or iskeyword(name) or name in TAKEN:  # a card prints it as Python
                 raise RopepatchError(
-                    f"{FILE} names a parameter {name[:60]!r}, expected a plain name", hint=HINT
+                    f"{FILE} has a parameter {name[:60]!r}, expected a plain name", hint=HINT
                 )
         if not isinstance(record.config_changes.get("rope_parameters", {}), dict):
             raise refused(content, ("config_changes", "rope_parameters"), HINT)
         return record
 
     def amended(self, **changes: Any) -> Record:
-        """The record with other values of some keys; None leaves a key out."""
+        """Return the record with other values of some keys; None removes a key."""
         content = self.to_dict() | changes
         return self.parse({key: value for key, value in content.items() if changes.get(key, ...) is not None})
 
 
 def exists(folder: Path) -> bool:
-    """Whether there is a record."""
+    """Return whether a folder has a record."""
     return (folder / FILE).is_file()
 
 
 def read(folder: Path) -> Record:
-    """The record of a checkpoint or an adapter."""
+    """Read the record of a checkpoint or an adapter."""
     return Record.parse(read_json(folder / FILE))
 
 
 def write(folder: Path, record: Record) -> None:
-    """Put the record into a folder, whole or not at all, without paths of this machine."""
+    """Write a record into a folder, completely or not at all, without paths of this machine."""
     with whole_file(folder / FILE) as partial:
         write_json(partial, without_paths(record.to_dict()))
 
 
 def amend(folder: Path, **changes: Any) -> Record:
-    """Change some keys of the record of a folder, or leave those out that are None; the others stay."""
+    """Change some keys of a folder's record; None removes a key."""
     record = read(folder).amended(**changes)
     write(folder, record)
     return record
 
 
 def sound_keys(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the content of a record, which may be damaged, the keys that hold what they must."""
+    """Return the valid keys of a record that may be damaged."""
     try:
         Record.model_validate(content)
     except ValidationError as error:
@@ -268,9 +270,9 @@ def sound_keys(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def context_before(folder: Path, weights: str | None) -> int | None:
-    """The context on which a checkpoint was trained that ropepatch extended since, without training it.
+    """Return the context length, in tokens, before untrained extensions by ropepatch.
 
-    None for any other checkpoint, and where its record cannot be read, or is of other weights than these.
+    None for any other checkpoint, and if its record is unreadable or belongs to other weights.
     """
     try:
         record = read(folder) if exists(folder) else None

@@ -1,7 +1,7 @@
-"""The file beside a checkpoint with a position remapping, by which transformers computes with it.
+"""The code file in a checkpoint with a position remapping, which transformers runs with trust_remote_code.
 
-It is `attention/modeling_position_remapping.py` with the names of the family's classes in the place of
-LLaMA's: one fixed text for each family, whose sha256 stands in the record.
+It is `attention/modeling_position_remapping.py` with the class names of the model family instead of LLaMA's:
+one fixed text per family, whose sha256 is in the record.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from ropepatch.model.kinds import CODE, KEY, REMAPPED
 from ropepatch.model.loading import returning_objects
 from ropepatch.model.stock import no_progress_bars, stock_code
 
-PREFIX = "Remapped"  # of the names of the classes
-WRITTEN = "ropepatch_written_map"  # of a module: the file as it was written
-GENERATE = "custom_generate/generate.py"  # which transformers runs as it loads a checkpoint with trust
+PREFIX = "Remapped"  # of the class names
+WRITTEN = "ropepatch_written_map"  # module name of the written file
+GENERATE = "custom_generate/generate.py"  # transformers runs it with trust_remote_code
 
 
 def remapping_code(model_type: str, rotary: str) -> str:
-    """The file for a family.
+    """Return the code for a model family.
 
     Args:
-        model_type: The family, in transformers' words.
+        model_type: The family, as transformers names it.
         rotary: The path of its rotary module.
     """
     config, model = _classes(model_type)
@@ -52,13 +52,13 @@ def remapping_code(model_type: str, rotary: str) -> str:
 
 
 def code_of(folder: Path) -> dict[str, str]:
-    """What a record says of the file in a folder; nothing where there is none."""
+    """Return the file's name and sha256 for the record; empty without a file."""
     file = folder / CODE
     return {CODE: hashlib.sha256(file.read_bytes()).hexdigest()} if file.is_file() else {}
 
 
 def auto_map(model_type: str) -> dict[str, str]:
-    """What config.json says to transformers of the file."""
+    """Return the `auto_map` of config.json."""
     config, model = _classes(model_type)
     module = CODE.removesuffix(".py")
     return {"AutoConfig": f"{module}.{PREFIX}{config}", "AutoModelForCausalLM": f"{module}.{PREFIX}{model}"}
@@ -67,13 +67,13 @@ def auto_map(model_type: str) -> dict[str, str]:
 def remapping_changes(
     source: Checkpoint, remapping: Remapping, target: int, layers: Iterable[int] | None = None
 ) -> dict[str, Any]:
-    """The keys of config.json for a remapping; none for a model that `check_holds_remapping` refuses.
+    """Return the keys of config.json for a remapping; empty if `check_holds_remapping` raises.
 
     Args:
         source: The model.
         remapping: The remapping, with all its parameters.
-        target: N.
-        layers: The layers that rotate by the remapping, where not all do.
+        target: The target length, in tokens.
+        layers: The layers that the remapping applies to, if not all.
     """
     if source.is_part or source.own_config is not None:
         return {}
@@ -95,10 +95,10 @@ def remapping_changes(
 
 
 def check_holds_remapping(source: Checkpoint) -> None:
-    """Refuse a model with which a remapping can be used in memory, but not saved."""
+    """Raise if a remapping of this model can be used in memory but not saved."""
     reasons = {
-        "its language model is a part of it": source.is_part,
-        "its weights are quantised, and the result could not be compared": source.is_quantised,
+        "its language model is a part of a larger model": source.is_part,
+        "its weights are quantised, so the result could not be verified": source.is_quantised,
     }
     for reason, holds in reasons.items():
         if holds:
@@ -109,37 +109,37 @@ def check_holds_remapping(source: Checkpoint) -> None:
 
 
 def other_code(folder: Path, names: Iterable[str]) -> list[str]:
-    """The files of a checkpoint by which the trust in our code would run code of others; not config.json.
+    """Return the files, besides config.json, that would run other code with trust_remote_code.
 
     Args:
-        folder: Of the checkpoint, or of the one that it is made from.
-        names: The paths of those that are, or will be, beside the ones that every checkpoint has.
+        folder: The folder of the checkpoint, or of its source.
+        names: The paths of its additional files.
     """
     naming = [file.name for file in sorted(folder.glob("*_config.json")) if read_json(file).get("auto_map")]
     return [GENERATE] * (GENERATE in names) + naming
 
 
 def check_no_other_code(folder: Path, names: Iterable[str]) -> None:
-    """Refuse what `other_code` finds in a source, whose config.json is written anew."""
+    """Raise if `other_code` finds a file in a source, whose config.json is rewritten."""
     for name in other_code(folder, names):
         raise RopepatchError(
-            f"{name} brings code of others, which trust_remote_code=True would run too",
-            hint="leave it out (auto_map, if transformers has that class), or patch the model in memory",
+            f"{name} contains other code, which trust_remote_code=True would run as well",
+            hint="remove it (or its auto_map, if transformers has the class), or patch the model in memory",
         )
 
 
 def remapped_layers(model: PreTrainedModel) -> tuple[int, ...] | None:
-    """The layers of a mapped model that rotate by its remapping; None where all do."""
+    """Return the layers that a model's remapping applies to; None for all."""
     attentions: list[Any] = [module for module in model.modules() if POSITIONS_SLOT in vars(module)]
     rotating = {attention.layer_idx: vars(attention)[POSITIONS_SLOT] is not None for attention in attentions}
     return None if all(rotating.values()) else tuple(index for index, rotates in rotating.items() if rotates)
 
 
 def load_remapped(folder: Path) -> PreTrainedModel:
-    """Load a checkpoint in float32 by the file that was just written beside it, without code of ours."""
+    """Load a checkpoint in float32 with the code file that was just written, without ropepatch's code."""
     code = ModuleType(WRITTEN)
-    hint = "nothing was kept; please report the model type and the method"
-    with stock_code("run what was written", hint), no_progress_bars():
+    hint = "nothing was written; please report the model type and the method"
+    with stock_code("run the written checkpoint", hint), no_progress_bars():
         sys.modules[WRITTEN] = code
         exec(compile((folder / CODE).read_bytes(), CODE, "exec"), vars(code))
         (name,) = read_json(folder / "config.json")["architectures"]
@@ -151,6 +151,6 @@ def load_remapped(folder: Path) -> PreTrainedModel:
 
 
 def _classes(model_type: str) -> tuple[str, str]:
-    """The names of a family's configuration and model."""
+    """Return the class names of a family's configuration and model."""
     model: Any = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
     return CONFIG_MAPPING[model_type].__name__, str(model)

@@ -1,6 +1,6 @@
-"""What to type so that a server runs a plan on a checkpoint that is not written, where the engine can.
+"""The commands that serve a plan with the unchanged checkpoint, if the engine allows it.
 
-The switches are read in the sources of vLLM 0.32.0, SGLang 0.5.23, llama.cpp 0c1e57098 and mlx-lm 0.32.2, and
+The options are from the sources of vLLM 0.32.0, SGLang 0.5.23, llama.cpp 0c1e57098 and mlx-lm 0.32.2, and
 ollama's documentation; those of llama.cpp were probed with yarn, linear and ntk on tiny (b10434).
 """
 
@@ -25,22 +25,21 @@ from ropepatch.model.gguf import BETAS, Said
 from ropepatch.scaling.ramps import yarn_temperature
 from ropepatch.settings import find_named
 
-SWITCHED = ("default", "linear", "yarn")  # rope types for which llama.cpp has switches
-FOLDED = "its factors of queries are folded into the weights"
+SWITCHED = ("default", "linear", "yarn")  # rope types for which llama.cpp has options
+FOLDED = "the method changes query weights"
 FILE = "FILE.gguf"  # of the unchanged checkpoint
 
 
 @dataclass(frozen=True)
 class Serving:
-    """How an engine serves a plan.
+    """How to serve a plan with one engine.
 
     Args:
-        engine: Its name.
-        commands: What to type or put into a Modelfile, line by line; none where it cannot serve it at all.
-        why_not: Why it cannot, or not without a written checkpoint, which the commands then write.
-        note: What else to know; empty for nothing.
-        cache: Bytes of the keys and values of one sequence of the target length, at 16 bits; None where they
-            cannot be told from the configuration.
+        engine: The engine's name.
+        commands: The command lines, or the lines of a Modelfile; empty if the engine cannot serve the plan.
+        why_not: Why the engine cannot serve it, or needs a written checkpoint; the commands then write one.
+        note: A remark, or empty.
+        cache: Bytes of the KV cache of one sequence of the target length, at 16 bits; None if unknown.
     """
 
     engine: str
@@ -50,25 +49,25 @@ class Serving:
     cache: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-ready data."""
+        """Return JSON-ready data."""
         return {**vars(self), "commands": [*self.commands]}
 
     def __str__(self) -> str:
-        verdict = "needs it written first" if self.commands else "cannot serve it"
+        verdict = "needs a written checkpoint" if self.commands else "cannot serve this"
         about = [f"{self.engine} {verdict}: {self.why_not}"] if self.why_not else []
         about += [self.note] if self.note else []
         if self.cache is not None:
             about.append(
-                f"KV cache of a sequence of the target length, at 16 bits: {self.cache / 2**20:,.0f} MiB"
+                f"KV cache of one sequence of the target length, at 16 bits: {self.cache / 2**20:,.0f} MiB"
             )
         return "\n".join([*(f"# {line}" for line in about), *self.commands])
 
 
 def serving(plan: Plan | GgufPlan, engine: str) -> Serving:
-    """How to serve a plan by vllm, sglang, llama.cpp, ollama or mlx-lm.
+    """Return how to serve a plan with vllm, sglang, llama.cpp, ollama or mlx-lm.
 
     Raises:
-        RopepatchError: For another engine.
+        RopepatchError: If the engine has another name.
     """
     way = find_named(engine, ENGINES, "engine", {})
     cache = None if isinstance(plan, GgufPlan) else cache_bytes(plan.source.config, plan.target)
@@ -80,22 +79,22 @@ def serving(plan: Plan | GgufPlan, engine: str) -> Serving:
     note = ""
     if isinstance(plan, Plan):
         row = _row(plan, way)
-        known = row.note if row.reads == "partly" else "whether it reads this rope here is not known"
-        note = f"{FILE} is the checkpoint as it is" if way.gguf else known * (row.reads != "yes")
+        known = row.note if row.reads == "partly" else "not known whether it supports this RoPE here"
+        note = f"{FILE} is the unchanged checkpoint" if way.gguf else known * (row.reads != "yes")
     return Serving(engine, tuple(way.direct(plan)), note=note, cache=cache)
 
 
 def _never(plan: Plan | GgufPlan, way: _Way) -> str | None:
-    """Why an engine cannot serve a plan at all; None where it can."""
+    """Return why an engine cannot serve a plan at all; None if it can."""
     if isinstance(plan, GgufPlan):
-        return None if way.gguf else "it takes a rope beside a checkpoint folder, not beside a GGUF file"
+        return None if way.gguf else "it cannot override the RoPE of a GGUF file"
     row = _row(plan, way)
     if plan.remapping or (row.reads == "no" and not way.gguf):
         return row.note
     if way.gguf and gguf_architecture(plan.model_type) is None:
-        return f"what llama.cpp reads of {plan.model_type} was not looked up"
+        return f"llama.cpp's support of {plan.model_type} is not known"
     if way.gguf and plan.scaling.length_dependent:
-        return "a GGUF file holds no rope that follows the length"
+        return "a GGUF file cannot contain frequencies that depend on the length"
     return None
 
 
@@ -104,10 +103,10 @@ def _row(plan: Plan, way: _Way) -> Engine:
 
 
 def cache_bytes(config: PreTrainedConfig, tokens: int) -> int | None:
-    """Bytes at 16 bits of the keys and values of so many tokens, of sliding layers those of their window.
+    """Return the bytes of the KV cache of one sequence at 16 bits, or None if unknown.
 
-    Multi-head latent attention holds its latents, as engines do. The state of linear attention, which does
-    not grow, is left out.
+    Sliding-window layers cache their window. Multi-head latent attention caches its latents. The state of
+    linear attention has a fixed size and is not counted.
     """
     held, by_layer = 0, differs_by_layer(config)
     for index, layer in enumerate(DynamicCache(config=config).layers):
@@ -128,14 +127,14 @@ def cache_bytes(config: PreTrainedConfig, tokens: int) -> int | None:
 
 @dataclass(frozen=True)
 class _Way:
-    """How one engine takes a rope.
+    """How one engine is told to use other RoPE parameters.
 
     Args:
         row: Its row in `Plan.engines`.
-        written: Of a written checkpoint, what to type.
-        why_not: Why it takes the rope of a plan from a written checkpoint alone; None where switches do.
-        direct: The lines to type with these switches.
-        gguf: Whether it reads a GGUF file.
+        written: The command lines for a written checkpoint.
+        why_not: Why it needs a written checkpoint for a plan; None if options suffice.
+        direct: The command lines with these options.
+        gguf: Whether it runs GGUF files.
     """
 
     row: str
@@ -146,7 +145,7 @@ class _Way:
 
 
 def _vllm(plan: Plan) -> Iterator[str]:
-    # Beside the length of config.json vLLM takes the tokenizer's, which `model_max_length` overrules.
+    # vLLM also uses the tokenizer's length, which `model_max_length` overrides.
     keys = _keys(plan, model_max_length=plan.target)
     yield f"vllm serve {_named(plan)} \\"
     yield f"  --hf-overrides {shlex.quote(json.dumps(keys))} \\"
@@ -160,13 +159,13 @@ def _sglang(plan: Plan) -> Iterator[str]:
 
 
 def _keys(plan: Plan, **more: int) -> dict[str, Any]:
-    """What changes in config.json, in the part that describes the language model."""
+    """Return the changes of config.json, in its section for the language model."""
     keys = {key: value for key, value in plan.changes.items() if key not in LEGACY_KEYS} | more
     return {plan.source.section: keys} if plan.source.section else keys
 
 
 def _named(plan: Plan) -> str:
-    """The model as a command line takes it."""
+    """Return the model as a command-line argument."""
     if plan.revision is None:
         return shlex.quote(str(plan.source.place or plan.model))
     return f"{shlex.quote(plan.model)} --revision {plan.revision}"
@@ -189,7 +188,7 @@ def _llama_cpp(plan: Plan | GgufPlan) -> Iterator[str]:
 def _llama_server(
     file: str, architecture: str, target: int, said: Said, betas: tuple[float, float] = BETAS
 ) -> str:
-    """The command that serves a file with another rope, which has no table of divisors."""
+    """Return the command that serves a file with another RoPE, without a table of divisors."""
     # Builds before 2026-08-30 (llama.cpp#28030) serve no more than the file's length.
     words = [f"llama-server -m {file} -c {target} --override-kv {architecture}.context_length=int:{target}"]
     words.append(f"--rope-freq-base {said.base:.10g} --rope-scaling {said.kind}")
@@ -205,22 +204,22 @@ def _llama_server(
 
 
 def _without_switch(plan: Plan | GgufPlan) -> str | None:
-    """Why llama.cpp has no switches for a rope; None where it has."""
+    """Return why llama.cpp has no options for a RoPE; None if it has."""
     if isinstance(plan, GgufPlan):
-        return "no switch holds its table of frequencies" if plan.tensors else None
+        return "it has no option for a table of frequencies" if plan.tensors else None
     parameters, kind = plan.rope_parameters, plan.rope_parameters["rope_type"]
     before = plan.site.of(plan.before["rope_parameters"]).get("rope_type", "default")
     if plan.site.layer_type:
-        return f"its switches reach all layers, not the {plan.site.layer_type} ones alone"
+        return f"its options apply to all layers, not only to the {plan.site.layer_type} ones"
     if before not in SWITCHED:
-        return f"its switches would scale on top of the {before} rope in the file"
+        return f"its options would scale on top of the file's {before} scaling"
     if kind not in SWITCHED:
-        return f"it has no switch for {kind}"
+        return f"it has no option for {kind}"
     return "it truncates the ramp" if kind == "yarn" and not parameters.get("truncate", True) else None
 
 
 def _extend(plan: Plan | GgufPlan, gguf: bool) -> str:
-    """The command that writes the plan, as a GGUF file or as a checkpoint."""
+    """Return the command that writes the plan, as a GGUF file or a checkpoint."""
     source = FILE if gguf and isinstance(plan, Plan) else plan.model
     given = {key: plan.method.parameters().get(key) for key in sorted(plan.method.model_fields_set)}
     settings = [f"--set={key}={_text(value)}" for key, value in given.items() if value is not None]
@@ -229,7 +228,7 @@ def _extend(plan: Plan | GgufPlan, gguf: bool) -> str:
 
 
 def _text(value: Any) -> str:
-    """A parameter as `--set` takes it."""
+    """Return a parameter as `--set` expects it."""
     if isinstance(value, bool):
         return str(value).lower()
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else f"{value}"
@@ -252,8 +251,8 @@ ENGINES = {
     "ollama": _Way(
         "llama.cpp",
         ("# Modelfile, for `ollama create NAME`:", "FROM ./NEW.gguf", "PARAMETER num_ctx {target}"),
-        lambda plan: "a Modelfile has no rope parameter",
+        lambda plan: "a Modelfile has no RoPE parameters",
         gguf=True,
     ),
-    "mlx-lm": _Way("mlx-lm", ("mlx_lm.server --model DIR",), lambda plan: "mlx_lm.server has no rope switch"),
+    "mlx-lm": _Way("mlx-lm", ("mlx_lm.server --model DIR",), lambda plan: "mlx_lm.server has no RoPE option"),
 }

@@ -1,4 +1,4 @@
-"""The parts of the text that `ropepatch plan` prints."""
+"""The parts of what `ropepatch plan` prints."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from ropepatch.scaling.bands import bands
 from ropepatch.scaling.method import Method
 from ropepatch.scaling.rope import Frequencies, Rope
 
-ENDS = 1 << 20  # keys at each end of a band: its extremes are there, or come again within a chunk
+ENDS = 1 << 20  # keys at each end of a band, which contain its extremes
 
 
 def parameters_text(method: Method) -> str:
-    """The parameters of a method that are set, each after a comma."""
+    """Return the parameters of a method that are set, each after a comma."""
     given = ((key, value) for key, value in method.parameters().items() if value is not None)
     return "".join(f", {key}={_short(value)}" for key, value in given)
 
 
 def engines_table(engines: Iterable[Engine], remapping: Remapping | None, rope_type: str) -> Table:
-    """What engines read of a checkpoint."""
+    """Return the table of engine support."""
     kind = remapping.name if remapping else rope_type
     rows = ((f"  {engine.engine}", engine.reads, kind, engine.how or "", engine.note) for engine in engines)
     return columns(rows, whole=[0])
 
 
 def bands_text(rope: Rope, frequencies: Frequencies, factor: float) -> tuple[Table, str]:
-    """What becomes of each band of a rope, and of its attention factor."""
+    """Return the table of frequency bands, and the line of the attention factor."""
     numbers = "wavelength (tokens)", f"rotations in {rope.original_max_position_embeddings}", "divided by"
     rows = (
         (
@@ -50,15 +50,15 @@ def bands_text(rope: Rope, frequencies: Frequencies, factor: float) -> tuple[Tab
 
 
 def distances_text(remapping: Remapping, window: int, target: int) -> tuple[Table, str]:
-    """At which distances the last token reads, and how far that goes."""
+    """Return the table of remapped distances, and the line of the length up to which they stay in range."""
     reach = remapping.reach(window)
-    length = "whatever the length" if reach is None else f"up to {reach} tokens"
-    told = f"no distance leaves the {window} that were trained, {length}"
-    return _distance_table(remapping, target), told
+    length = "at any length" if reach is None else f"up to {reach} tokens"
+    line = f"remapped distances stay within the original context of {window} tokens, {length}"
+    return _distance_table(remapping, target), line
 
 
 def _distance_table(distances: Remapping, target: int) -> Table:
-    """What the last token sees, one row for each band of a remapping."""
+    """Return one row per band of a remapping, for the last token."""
     last, rows = torch.tensor([target - 1]), []
     for band in distances.bands():
         begin, end = int(band.begin(last).clamp(min=0)), int(band.end(last))
@@ -69,7 +69,7 @@ def _distance_table(distances: Remapping, target: int) -> Table:
             rows.append(
                 map(_span, ((target - end, target - 1 - begin), (float(read.min()), float(read.max()))))
             )
-    return columns(rows, ("keys at a distance of", "are read at"), right=(0, 1), whole=[0])
+    return columns(rows, ("distance to the key", "remapped to"), right=(0, 1), whole=[0])
 
 
 def _span(ends: tuple[float, float]) -> str:
@@ -80,7 +80,7 @@ def _span(ends: tuple[float, float]) -> str:
 def changes_table(
     before: dict[str, Any], changes: dict[str, Any], old: dict[str, Any], new: dict[str, Any]
 ) -> Table:
-    """One row for each value of config.json that changes, and of the `rope_parameters` before and to come.
+    """Return one row per changed value of config.json and per key of the old and new `rope_parameters`.
 
     The older keys repeat rope_parameters and are only named.
     """
@@ -96,11 +96,11 @@ def _changes(
         row = _short(old.get(key, "absent")), f"-> {_short(new.get(key, 'absent'))}"
         yield f"  rope_parameters.{printable(key)}", *(row if old.get(key) != new.get(key) else row[:1])
     if legacy := [key for key in changes if key in LEGACY_KEYS]:
-        yield f"  {', '.join(legacy)}", "the same, for older readers"
+        yield f"  {', '.join(legacy)}", "(same values)"
 
 
 def _short(value: Any) -> str:
-    """JSON, with long lists of numbers cut in the middle, and of lists of lists their lengths alone."""
+    """Return JSON with long lists of numbers shortened, and only the shape of nested lists."""
     lengths, inner = [], value
     while isinstance(inner, list | tuple) and inner:
         lengths.append(len(inner))

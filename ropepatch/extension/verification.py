@@ -1,4 +1,4 @@
-"""Stock transformers as the judge of a written checkpoint."""
+"""Verify a written checkpoint by reloading it with stock transformers."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from ropepatch.model.precision import available_bytes
 from ropepatch.model.stock import stock_code
 
 PROBE_TOKENS = 48
-TOLERANCE = 1e-5  # of logits; the same operations in the same order are expected to agree to the bit
-# Of the largest logit: stock `dynamic` rounds its base to float32, which far positions feel.
+TOLERANCE = 1e-5  # of a logit; the same operations in the same order should be bit-identical
+# Relative to the largest logit: stock `dynamic` rounds its base to float32, which affects far positions.
 DYNAMIC_TOLERANCE = 0.02
-# Of the largest logit: the same scores, summed in another order and rounded in float32.
+# Relative to the largest logit: the same scores, summed in another order and rounded in float32.
 MAP_TOLERANCE = 1e-3
 
 
 def read_source(source: Checkpoint, plan: Plan) -> tuple[Plan, Tensor | str]:
-    """Compute what a checkpoint must compute that is written by a plan: the logits of the patched source.
+    """Compute the logits of the patched source, which the written checkpoint must reproduce.
 
     Returns:
-        The plan, which then names the layers that rotate by its remapping where not all do; and the logits of
-        random tokens, or why there are none to compare.
+        The plan, with the layers that its remapping applies to, if not all; and the logits of random tokens,
+        or why they are not compared.
     """
     needed, available = 2 * source.weights.num_bytes, available_bytes()
     if source.is_quantised:
@@ -42,9 +42,9 @@ def read_source(source: Checkpoint, plan: Plan) -> tuple[Plan, Tensor | str]:
         return plan, "the weights do not fit into memory"
     if needed > available:
         raise RopepatchError(
-            f"a checkpoint with a position remapping is compared before it is kept, which takes "
-            f"{needed / 1e9:.1f} GB of memory; there are {available / 1e9:.1f}",
-            hint="extend it on a machine with more memory, or patch it in memory",
+            f"verifying a checkpoint with a position remapping needs {needed / 1e9:.1f} GB of memory, "
+            f"{available / 1e9:.1f} GB are available",
+            hint="use a machine with more memory, or patch the model in memory (ropepatch.patch)",
         )
     model = source.load(None if plan.remapping is None else torch.float32)
     put(model, source, plan)
@@ -53,22 +53,25 @@ def read_source(source: Checkpoint, plan: Plan) -> tuple[Plan, Tensor | str]:
 
 
 def read_trained(model: Any, plan: Plan, name: str) -> Tensor | str:
-    """The logits of a trained model under the patch of a plan, or why there are none to compare."""
+    """Compute the logits of a trained, patched model, or return why they are not compared."""
     if sum(weight.numel() * weight.element_size() for weight in model.parameters()) > available_bytes():
         return "the weights do not fit into memory twice"
     return probe_logits(model.eval(), plan.target, name)
 
 
 def verify(written: Checkpoint, plan: Plan, expected: Tensor | str) -> tuple[Verdict, PreTrainedModel | None]:
-    """Reload a written checkpoint with stock transformers and compare what it computes.
+    """Reload a written checkpoint with stock transformers, and compare frequencies and logits.
 
     Args:
-        written: The checkpoint to judge; the code of a position remapping is what we have just put there.
-        plan: Says the frequencies that it must compute.
-        expected: The logits that it must compute, or why they are not compared.
+        written: The checkpoint; a position remapping's code file was written by ropepatch.
+        plan: The plan with the expected frequencies.
+        expected: The expected logits, or why they are not compared.
 
     Returns:
-        The verdict, and the model as it was reloaded; None where it did not have to be.
+        The verdict, and the reloaded model; None if it was not reloaded.
+
+    Raises:
+        RopepatchError: If frequencies or logits differ.
     """
     model = None
     if plan.remapping is None:
@@ -97,12 +100,12 @@ def verify(written: Checkpoint, plan: Plan, expected: Tensor | str) -> tuple[Ver
 
 
 def frequency_error(written: Checkpoint, plan: Plan) -> float:
-    """By how much the frequencies of stock transformers are off from a plan's; 0.0 if equal to the bit."""
+    """Return the distance of stock transformers' frequencies from a plan's; 0.0 if bit-identical."""
     return plan.source.with_config(written.raw).frequencies().distance(plan.saved.frequencies)
 
 
 def check_frequencies(written: Checkpoint, plan: Plan) -> None:
-    """Refuse a checkpoint from which stock transformers computes other frequencies than the plan's."""
+    """Raise if stock transformers computes other frequencies than the plan's from a checkpoint."""
     judged = plan.source.with_config(written.raw)
     if error := judged.frequencies().distance(plan.saved.frequencies):
         raise _differs("frequencies", error)
@@ -112,11 +115,11 @@ def check_frequencies(written: Checkpoint, plan: Plan) -> None:
 
 @torch.inference_mode()
 def probe_logits(model: PreTrainedModel, target: int, name: str) -> Tensor:
-    """The logits of random tokens spread evenly over the target: [1, T, V] float32."""
+    """Compute the logits [1, T, V] float32 of random tokens spread evenly over the target length."""
     vocabulary = text_config(model.config).vocab_size
     ids = torch.randint(vocabulary, (1, PROBE_TOKENS), generator=torch.Generator().manual_seed(0))
     positions = torch.linspace(0, target - 1, PROBE_TOKENS).long()[None]
-    # The mask is explicit because jumps in the positions would be taken for packed documents.
+    # Without an explicit mask, jumps in the positions would count as packed documents.
     with stock_code(f"run {name}"):
         out = model(ids, position_ids=positions, attention_mask=torch.ones_like(ids), use_cache=False)
     logits: Tensor = out.logits.float()
@@ -124,18 +127,18 @@ def probe_logits(model: PreTrainedModel, target: int, name: str) -> Tensor:
         check_finite(model, name)
         raise RopepatchError(
             f"{name} computes logits that are NaN or infinite",
-            hint=f"its weights are finite: it overflows in {out.logits.dtype}",
+            hint=f"its weights are finite, so it overflows in {out.logits.dtype}: use a wider dtype",
         )
     return logits
 
 
 def largest_change(before: Tensor, after: Tensor) -> float:
-    """By how much logits differ, as a share of the largest."""
+    """Return the largest difference of two logits, relative to the largest logit."""
     return ((after - before).abs().max() / before.abs().max()).item()
 
 
 def _differs(what: str, difference: float) -> RopepatchError:
     return RopepatchError(
-        f"stock transformers computes other {what} from what was written (off by {difference:.1e})",
-        hint="nothing was kept; please report the model type and the method",
+        f"stock transformers computes other {what} from the written checkpoint (off by {difference:.1e})",
+        hint="nothing was written; please report the model type and the method",
     )

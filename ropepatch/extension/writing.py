@@ -1,4 +1,4 @@
-"""Write an extended checkpoint beside its source; no weights change but those that hold the method."""
+"""Write an extended checkpoint into a new folder."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from ropepatch.model.weights import (
 )
 
 TOKENIZER = "tokenizer_config.json"
-# Never carried over: other forms of the weights, which may be another model's, and what is written anew.
+# Never copied: other formats of the weights, which may be another model's, and files that are rewritten.
 WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".h5", ".msgpack", ".gguf", ".onnx"}
 WRITTEN = {
     "config.json",
@@ -60,7 +60,7 @@ WRITTEN = {
     "README.md",
     "evaluation.html",
 }
-Finish = Callable[[Checkpoint, records.Record, PreTrainedModel | None], object]  # what is written, reloaded
+Finish = Callable[[Checkpoint, records.Record, PreTrainedModel | None], object]  # last: the reloaded model
 
 
 def extend(
@@ -74,11 +74,11 @@ def extend(
     source: Checkpoint | None = None,
     finish: Finish = lambda written, record, model: None,
 ) -> Path:
-    """Write the checkpoint of a plan, proven by reloading it with stock transformers.
+    """Write the checkpoint of a plan, and verify it by reloading it with stock transformers.
 
-    Copies of weights, cloned ones too, are read once from end to end for the checksums of the record. With
-    ``link_weights`` files in which weights change are copied. ``finish`` is called with the complete
-    checkpoint before its folder gets its name; whatever fails leaves nothing behind.
+    Copied weights are read once for the checksums of the record. With ``link_weights``, only files with
+    changed weights are copied. ``finish`` is called with the complete checkpoint before its folder gets its
+    name. A failure leaves nothing behind.
     """
     check_savable(plan)
     folder = absent(out)
@@ -105,10 +105,10 @@ def extend(
 def check_copy(
     plan: Plan, source: Checkpoint, folder: Path, *, link_weights: bool, include: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, Path], dict[str, Callable[[Tensor], Tensor]]]:
-    """Refuse by its small files and the headers of its weights a source that cannot be copied to a folder.
+    """Check from its JSON files and weight headers that a source can be copied to a folder.
 
     Returns:
-        What `origin_of`, `included_files` and `changed_weights` say of it.
+        The results of `origin_of`, `included_files` and `changed_weights`.
     """
     origin, changes = origin_of(source), changed_weights(source, plan)
     check_weights(source.weights, source.skeleton)
@@ -121,17 +121,17 @@ def check_copy(
 
 
 def check_savable(plan: Plan) -> None:
-    """Refuse a plan whose position remapping no checkpoint of this model can hold."""
+    """Raise if no checkpoint of this model can contain the plan's position remapping."""
     if plan.remapping is not None:
         check_holds_remapping(plan.source)
 
 
 def changed_weights(source: Checkpoint, plan: Plan) -> dict[str, Callable[[Tensor], Tensor]]:
-    """What a plan does to weights of a checkpoint, by their names, in the dtype in which they are loaded."""
+    """Return the changes of a plan to weights, by their names, in the dtype in which they are loaded."""
     if not plan.queries:
         return {}
     if source.is_quantised:
-        raise RopepatchError(f"{source.name} has quantised weights, which are not rewritten", hint=HINT)
+        raise RopepatchError(f"{source.name} has quantised weights, which ropepatch cannot change", hint=HINT)
     layers = QueryLayers(source.skeleton, source)
     layers.check_held(source)
     dtype = getattr(source.config, "dtype", None)
@@ -143,9 +143,9 @@ def changed_weights(source: Checkpoint, plan: Plan) -> dict[str, Callable[[Tenso
 
 
 def proof_of(checkpoint: Checkpoint, verdict: records.Verdict, *, linked: bool = False) -> dict[str, Any]:
-    """Of the record of a checkpoint, the keys that say which weights were verified, and how.
+    """Return the record's keys about the verified weights.
 
-    Weights that are linked are those of the source, of which no byte is read.
+    Linked weights are not read, so they have no checksums.
     """
     code = {"code": named} if (named := code_of(checkpoint.folder)) else {}
     proof = {"weights": checkpoint.fingerprint, "verified": verdict} | code
@@ -153,16 +153,16 @@ def proof_of(checkpoint: Checkpoint, verdict: records.Verdict, *, linked: bool =
 
 
 def check_room(weights: Weights, place: Path) -> None:
-    """Refuse a disk that has no room for a copy of weights in a folder, which need not exist yet."""
+    """Raise if the disk of a folder, which may not exist yet, has no space for a copy of the weights."""
     there = next(folder for folder in (place, *place.absolute().parents) if folder.is_dir())
     hint = f"free some space, or use {argument('link_weights')} on the file system of the source"
     check_space("the copy", there, weights.num_bytes, hint=hint)
 
 
 def check_weights(weights: Weights, model: PreTrainedModel) -> list[str]:
-    """Refuse weights that are not those of a model on the meta device; the names of those that it leaves out.
+    """Raise if weights do not fit a model on the meta device; return the names of unused tensors.
 
-    Quantised ones have other shapes and names than the model.
+    Quantised weights are not checked: their names and shapes differ from the model's.
     """
     quantisation = quantization_of(model.config)
     if quantisation and weights.quantised:
@@ -170,7 +170,7 @@ def check_weights(weights: Weights, model: PreTrainedModel) -> list[str]:
     configs = model.config, text_config(model.config)
     tie = any(getattr(config, "tie_word_embeddings", False) for config in configs)
     tied = dict(model._tied_weights_keys or {}) if tie else {}
-    # Transformers fills either side of a pair from the other.
+    # transformers fills either of two tied weights from the other.
     copies = {*tied, *(source for copy, source in tied.items() if copy in weights.tensors)}
     check_fit(weights, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, copies)
     return [] if quantisation else rehearse(model, weights)
@@ -184,14 +184,14 @@ def save_trained(
     record: dict[str, Any],
     finish: Finish = lambda written, record, model: None,
 ) -> Path:
-    """Write a model trained under a plan, proven by reloading it with stock transformers.
+    """Write a trained, patched model, and verify it by reloading it with stock transformers.
 
     Args:
-        plan: Whose patch is on the model.
-        model: The model, all of its weights its own.
-        out: The folder to make; it must not exist.
+        plan: The plan that the model is patched with.
+        model: The model, without adapters.
+        out: The output folder; it must not exist.
         record: Further keys of the record.
-        finish: As that of `extend`.
+        finish: See `extend`.
     """
     folder = absent(out)
     source = source_of(plan, beside=folder)
@@ -212,21 +212,21 @@ def save_trained(
 
 
 def source_of(plan: Plan, *, beside: Path, include: Sequence[str] = ()) -> Checkpoint:
-    """The checkpoint of a plan with its weights, whose folder the one to be made must not lie in."""
+    """Return the checkpoint of a plan with its weights; raise if the output folder lies inside it."""
     source = plan.source.complete(include)
     if beside.resolve().is_relative_to(source.folder.resolve()):
         raise RopepatchError(
-            f"{beside} lies inside the source checkpoint", hint=f"choose an {argument('out')} beside it"
+            f"{beside} lies inside the source checkpoint", hint=f"choose an {argument('out')} outside it"
         )
     return source
 
 
 def origin_of(source: Checkpoint) -> dict[str, Any]:
-    """Of the record of a checkpoint, the keys that tell of the one it is made from: `base` and `earlier`."""
+    """Return the record's keys about the source checkpoint: `base` and `earlier`."""
     if (source.folder / "adapter_config.json").exists():
         raise RopepatchError(
-            f"{source.name} holds a PEFT adapter beside a model, and stock transformers would apply it",
-            hint="merge it (merge_and_unload) and save that, or remove adapter_config.json",
+            f"{source.name} contains a model and a PEFT adapter, which stock transformers would apply",
+            hint="merge it (merge_and_unload) and save the result, or remove adapter_config.json",
         )
     for name in WRITTEN:
         check_inside(source.folder / name, source.folder)
@@ -235,25 +235,25 @@ def origin_of(source: Checkpoint) -> dict[str, Any]:
 
 
 def copy_small_files(source: Path, partial: Path) -> None:
-    """Carry over what is neither weights nor written anew."""
+    """Copy the files that are neither weights nor rewritten."""
     copy_files(small_files(source), partial)
 
 
 def small_files(source: Path) -> dict[str, Path]:
-    """The files of a checkpoint that are carried over as they are, by their paths in it."""
+    """Return the files of a checkpoint that are copied unchanged, by their paths in it."""
     files = [file for file in sorted(source.iterdir()) if is_carried(file.name) and file.name not in WRITTEN]
     files += sorted(source.glob(f"{TEMPLATES}/*.jinja"))
     return _checked({file.relative_to(source).as_posix(): file for file in files}, source)
 
 
 def included_files(source: Path, patterns: Sequence[str]) -> dict[str, Path]:
-    """What a user wants carried over beside a checkpoint, by the paths in it."""
+    """Return the additional files that the user wants copied, by their paths in the checkpoint."""
     weights = {file.name for file in source.iterdir() if _is_weights(file)}
     return _checked(included(source, patterns, but=WRITTEN | weights), source)
 
 
 def left_out(source: Checkpoint, carried: Iterable[str]) -> tuple[str, ...]:
-    """What of a checkpoint stays behind, hidden entries apart."""
+    """Return the files of a checkpoint that are not copied, without hidden ones."""
     names = {name.partition("/")[0] for name in carried} | WRITTEN
     names |= {file.name for file in source.weights.files}
     others = (entry.name for entry in source.folder.iterdir() if not entry.name.startswith("."))
@@ -278,7 +278,7 @@ def copy_files(files: Mapping[str, Path], folder: Path) -> None:
 
 
 def write_configuration(source: Path, raw: dict[str, Any], partial: Path, plan: Plan) -> None:
-    """The three files that say how long the context is, as they are after the plan."""
+    """Write the JSON files that contain the context length, as changed by the plan."""
     others = {key: value for key, value in raw.items() if key not in ("auto_map", NAMED)}
     write_json(partial / "config.json", plan.apply(others))
     if plan.remapping is not None:
@@ -295,9 +295,9 @@ def write_configuration(source: Path, raw: dict[str, Any], partial: Path, plan: 
 
 
 def tokenizer_of_copy(source: Path, carried: Collection[str]) -> tuple[dict[str, Any], list[str]]:
-    """The tokenizer_config.json of a copy of a checkpoint, and files of code that it asks for in vain.
+    """Return the tokenizer_config.json of a copied checkpoint, and the code files it needs but lacks.
 
-    Without its `auto_map` where that names files that are not carried and transformers has the class.
+    If such files are missing but transformers has the tokenizer class, `auto_map` is dropped.
     """
     file = source / TOKENIZER
     content = read_json(file) if file.exists() else {}

@@ -165,7 +165,7 @@ class Checkpoint(StatedRope):
 
     def changed_since(self) -> RopepatchError:
         """The error that a checkpoint is no longer the one of a plan."""
-        return RopepatchError(f"{self.name} has changed since the plan was made", hint="make the plan again")
+        return RopepatchError(f"{self.name} changed since it was planned", hint="plan it again")
 
     # config.json
 

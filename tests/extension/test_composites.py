@@ -50,7 +50,7 @@ def test_an_image_is_read_as_by_the_checkpoint_that_is_written(tmp_path, model_t
     before = three_tokens(model)
     out = ropepatch.extend(tmp_path / "source", tmp_path / "out", to="4x", reading=False)
     assert (out / "preprocessor_config.json").read_text() == '{"patch_size": 16}'
-    assert "rows, columns and frames of images" in str(out.plan)
+    assert "image rows, columns and frames" in str(out.plan)
     reloaded = three_tokens(AutoModelForMultimodalLM.from_pretrained(out).eval())
     with ropepatch.patch(model, out.plan):
         patched = three_tokens(model)

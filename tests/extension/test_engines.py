@@ -156,7 +156,7 @@ class Judged:
             *((f"position {p} as position 0", True) for p in reading.misplaced),
         ]
         if self.reads == "partly":
-            says = f"takes {reading.attention_factor:.4f} for the attention factor"
+            says = f"uses {reading.attention_factor:.4f} as attention factor"
             self.words.append((says, other_factor))
         self.needs_note = self.reads != "yes"
 

@@ -82,7 +82,7 @@ def test_llama_cpp_computes_the_planned_rope_from_the_written_file(
     source = write_gguf(tmp_path / "a.gguf", architecture)
     by_table = {"llama3", "ntk-mixed", "p-rope", "beta_slow", "truncate", "ramp"}
     if architecture == "qwen3" and by_table & {method, *parameters}:
-        with pytest.raises(RopepatchError, match="qwen3 cannot compute this"):
+        with pytest.raises(RopepatchError, match="qwen3 does not support this"):
             ropepatch.plan(source, TARGET, method=method, **parameters)
         return
     plan = ropepatch.plan(source, TARGET, method=method, **parameters)
@@ -140,7 +140,7 @@ def test_a_file_that_is_scaled_is_scaled_on_top(tmp_path):
     np.testing.assert_allclose(computed(twice.folder, 700), expected(twice.plan, 700), atol=2e-4)
     once = make_scaling("llama3", factor=2.0).frequencies(ropepatch.Rope(DIM, BASE, WINDOW))
     torch.testing.assert_close(twice.plan.rope.inv_freq(), once.inv_freq)
-    with pytest.raises(RopepatchError, match="qwen3 cannot compute this yarn") as error:
+    with pytest.raises(RopepatchError, match="qwen3 does not support this yarn") as error:
         ropepatch.plan(source, 1024)
     assert "linear" in str(error.value.hint)
 
@@ -148,13 +148,13 @@ def test_a_file_that_is_scaled_is_scaled_on_top(tmp_path):
 @pytest.mark.parametrize(
     ("architecture", "keys", "asked", "words"),
     [
-        ("gemma3", {"attention.sliding_window": 32}, {"attention_factor": 1.5}, "cannot compute this yarn"),
-        ("gemma2", {"rope.freq_base_swa": 500.0}, {"method": "ntk"}, "cannot compute this ntk"),
+        ("gemma3", {"attention.sliding_window": 32}, {"attention_factor": 1.5}, "does not support this yarn"),
+        ("gemma2", {"rope.freq_base_swa": 500.0}, {"method": "ntk"}, "does not support this ntk"),
         ("mamba", {}, {}, "which scalings llama.cpp's 'mamba' reads"),
-        ("llama", {}, {"method": "dynamic"}, "one table of frequencies"),
-        ("llama", {}, {"method": "rerope", "window": 8}, "cannot hold rerope"),
+        ("llama", {}, {"method": "dynamic"}, "its frequencies depend on the length"),
+        ("llama", {}, {"method": "rerope", "window": 8}, "cannot contain rerope"),
         ("llama", {}, {"to": 100}, "already covers 128 tokens"),
-        ("llama", {}, {"revision": "main"}, "no revisions"),
+        ("llama", {}, {"revision": "main"}, "`revision` does not apply"),
         ("llama", {"rope.scaling.yarn_log_multiplier": 0.1}, {}, "ties its softmax scale"),
         ("llama", {"context_length": "long"}, {}, "must be a whole number, got 'long'"),
         ("llama", {"context_length": None}, {}, "must be a whole number, got nothing"),
@@ -221,7 +221,7 @@ def test_a_plan_of_a_file_that_has_changed_is_refused(tmp_path):
     plan = ropepatch.plan(write_gguf(tmp_path / "a.gguf"), TARGET)
     (tmp_path / "a.gguf").unlink()
     write_gguf(tmp_path / "a.gguf", **{"rope.freq_base": 5e5})
-    with pytest.raises(RopepatchError, match="has changed since the plan was made"):
+    with pytest.raises(RopepatchError, match="changed since it was planned"):
         ropepatch.extend(plan, tmp_path / "b.gguf")
 
 

@@ -78,7 +78,7 @@ def test_no_command_asks_the_network_about_a_local_folder_or_runs_code_in_it(pla
     assert not any(local)
     assert outcome["codes"][-1] == 2
     assert remote
-    assert "warning: config.json asks for remote code" in outcome["stdout"]
+    assert "warning: auto_map (remote code) is dropped" in outcome["stdout"]
     assert not list(place.rglob("ran"))
     assert not (place / "out" / "modeling.py").exists()
     assert "auto_map" not in json.loads((place / "out" / "config.json").read_text())

@@ -74,7 +74,7 @@ def test_a_patch_a_plan_and_a_reload_compute_the_same(method, source, tmp_path):
     plan = ropepatch.plan(source, to=TARGET, method=method, original=TRAINED)
     assert plan.rope.original_max_position_embeddings == TRAINED
     assert [line for line in plan.warnings if "original" in line] == [
-        f"L = {TRAINED} is given (original); config.json says {STATED}"
+        f"original length {TRAINED} is given by the user; config.json has {STATED}"
     ]
     model = AutoModelForCausalLM.from_pretrained(source)
     with ropepatch.patch(model, plan):
@@ -123,7 +123,7 @@ def test_what_is_no_length_or_covers_the_target_is_refused(original, source):
 def test_a_window_beside_a_plan_or_of_a_scaled_rope_is_refused(source, tmp_path):
     plan = ropepatch.plan(source, to=TARGET, original=TRAINED)
     model = AutoModelForCausalLM.from_pretrained(source)
-    with pytest.raises(RopepatchError, match="patch takes a plan"):
+    with pytest.raises(RopepatchError, match="patch needs a plan"):
         ropepatch.patch(model, plan, original=TRAINED)
     with pytest.raises(RopepatchError, match=r"a plan says .* original"):
         ropepatch.extend(plan, tmp_path / "out", original=TRAINED)

@@ -34,14 +34,16 @@ def test_a_plan_shows_the_distances_of_its_last_token_and_its_record_is_the_whol
     }
     distance, m = ORACLE[name](**own), reach(name) - 1
     seen = [float(d) for d in (distance(m, n) for n in range(m + 1)) if d is not None]
-    lines = str(plan).split("are read at\n")[1].partition("no distance")[0].splitlines()
+    lines = str(plan).split("remapped to\n")[1].partition("remapped distances")[0].splitlines()
     read = [float(word) for line in lines for word in line.rsplit("  ", 1)[1].split(" to ")]
     assert (min(read), max(read)) == pytest.approx((min(seen), max(seen)), rel=1e-3)
 
 
 def test_a_plan_for_a_target_beyond_all_memory_is_made_at_once():
     for name in REMAPPINGS.keys() - {"string", "lampe"}:  # which would reach beyond the largest parameter
-        assert "no distance leaves the 256" in str(ropepatch.plan("tiny", to="999999999999", method=name))
+        assert "remapped distances stay within the original context of 256" in str(
+            ropepatch.plan("tiny", to="999999999999", method=name)
+        )
 
 
 CARRIES = "it carries a state from token to token"  # in the oldest transformers, which names no such layers
@@ -105,7 +107,7 @@ def test_whatever_a_map_is_set_to_is_a_plan_or_one_line_and_a_hint(run_here, nam
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     done = run_here("plan", "tiny", "--to", "480", "--method", name, *words)
     if done.returncode == 0:
-        assert "no distance leaves the 256 that were trained" in done.stdout
+        assert "remapped distances stay within the original context of 256" in done.stdout
         return
     assert (done.returncode, done.stdout) == (2, "")
     assert [line.partition(": ")[0] for line in done.stderr.splitlines()] == ["error", "hint"]

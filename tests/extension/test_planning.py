@@ -48,7 +48,7 @@ def test_the_window_of_a_linear_checkpoint_is_read_or_both_readings_are_said(tmp
     assert made.rope.original_max_position_embeddings == window
     assert made.scaling.factor == 512 / window
     (line,) = said(made, "already scaled")
-    assert ("taken for" in line) == bool(other)
+    assert ("(assumed)" in line) == bool(other)
     guesses = said(made, "max_sequence_length")
     assert len(guesses) == bool(other)
     assert all(str(number) in guesses[0] for number in (window, other) if other)
@@ -78,11 +78,11 @@ def test_a_method_works_by_default_on_a_model_that_is_scaled_and_says_how_it_com
 @pytest.mark.parametrize(
     ("request_", "warning"),
     [
-        ({"to": 128, "factor": 3.0}, "factor 3 is for 192 tokens, not the target of 128"),
-        ({"to": 256, "factor": 3.0}, "factor 3 reaches 192 tokens, not the target of 256"),
-        ({"to": "33x"}, "2112 tokens are 33 times the window"),
-        ({"to": "32768k"}, "nothing published reads beyond 32 times"),
-        ({"to": (1 << 24) + 1}, "rotated alike"),
+        ({"to": 128, "factor": 3.0}, "factor 3 gives 192 tokens, not the target of 128"),
+        ({"to": 256, "factor": 3.0}, "factor 3 gives 192 tokens, not the target of 256"),
+        ({"to": "33x"}, "2112 tokens are 33 times the original length"),
+        ({"to": "32768k"}, "no published method exceeds 32 times"),
+        ({"to": (1 << 24) + 1}, "get the same angle"),
         ({"to": "32x"}, None),
         (
             {"to": "4x", "method": "abf", "rope_theta": 5000.0},
@@ -231,7 +231,7 @@ def test_a_base_that_config_json_does_not_name_is_said_to_be_transformers(
 ):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type} | stated))
     made = ropepatch.plan(tmp_path, to="2x", method="linear")
-    assert bool(said(made, "names no rope_theta")) == warned
+    assert bool(said(made, "has no rope_theta")) == warned
 
 
 @pytest.mark.parametrize("model_type", ["mllama", "qwen3_5"])
@@ -266,7 +266,7 @@ def test_a_plan_warns_of_attention_that_gets_flatter_and_of_weights_that_are_a_p
     config(tmp_path)
     (tmp_path / "pytorch_model.bin").touch()
     flatter, pickle, *_ = ropepatch.plan(tmp_path, to="4x", attention_factor=0.1).warnings
-    assert flatter.startswith("attention factor 0.1 makes attention flatter")
+    assert flatter.startswith("attention factor 0.1 flattens attention")
     assert pickle.startswith("the weights are a pickle (pytorch_model.bin)")
 
 
@@ -316,20 +316,23 @@ def test_a_model_whose_local_layers_alone_rotate_is_scaled_where_that_is_asked_f
     model = tiny_model("cohere2")
     model.save_pretrained(tmp_path)
     for made in (model, tmp_path):
-        with pytest.raises(RopepatchError, match=r"only layers that read 64 tokens rotate \(1 of 2\)"):
+        with pytest.raises(
+            RopepatchError, match=r"uses RoPE only in its sliding-window layers \(1 of 2, 64 tokens\)"
+        ):
             ropepatch.plan(made, to="4x")
-        assert said(ropepatch.plan(made, to="4x", layers="sliding"), "alone have the rope")
-        assert not said(ropepatch.plan(made, to="4x", method="none"), "alone have the rope")
+        assert said(ropepatch.plan(made, to="4x", layers="sliding"), "are the only ones with RoPE")
+        assert not said(ropepatch.plan(made, to="4x", method="none"), "are the only ones with RoPE")
     for verb in (
         ropepatch.patch,
         lambda *given, **named: ropepatch.extend(tmp_path, tmp_path / "out", to="4x"),
     ):
-        with pytest.raises(RopepatchError, match="only layers that read 64 tokens rotate"):
+        with pytest.raises(RopepatchError, match="uses RoPE only in its sliding-window layers"):
             verb(model, to="4x")
     with ropepatch.patch(model, to="4x", layers="sliding"):
         assert model.config.max_position_embeddings == 4 * WINDOW
     assert said(
-        ropepatch.plan(tiny_model("gemma2"), to="4x"), "1 of 2 layers read 64 tokens at any length and share"
+        ropepatch.plan(tiny_model("gemma2"), to="4x"),
+        "1 of 2 layers have a sliding window of 64 tokens and share",
     )
-    with pytest.raises(RopepatchError, match="LlamaForCausalLM is not one"):
+    with pytest.raises(RopepatchError, match="LlamaForCausalLM does not"):
         ropepatch.plan(tiny_model("llama"), to="4x", layers="sliding")

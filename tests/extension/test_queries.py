@@ -113,7 +113,7 @@ def test_stock_transformers_computes_of_the_checkpoint_what_the_patched_model_do
         source, to="4x", method="custom", divisors=(2.0,) * PAIRS, queries=factors(2, 2, PAIRS).tolist()
     )
     assert "queries=(2 x 2 x 8 x 2 numbers)" in str(plan)
-    assert "config.json alone does not hold this method" in plan.warnings[-1]
+    assert "config.json alone does not contain it" in plan.warnings[-1]
     with torch.no_grad(), ropepatch.patch(model, plan):
         patched = model(IDS).logits
     out = ropepatch.extend(plan, tmp_path / "out", link_weights=True).folder
@@ -201,7 +201,7 @@ def test_quantised_weights_and_files_without_query_weights_are_refused_and_leave
     with pytest.raises(RopepatchError, match="quantised"):
         ropepatch.extend(plan, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(RopepatchError, match="no query weights that phases fold into"):
+    with pytest.raises(RopepatchError, match="query factors cannot be folded into the weights"):
         ropepatch.plan(tiny_model("phi3"), to="4x", method="custom", **given)
 
 

@@ -228,10 +228,10 @@ def test_code_that_computes_something_else_is_not_kept(source, tmp_path, monkeyp
     wrong = remapping_code("llama", "model.rotary_emb").replace("m // group + shift", "m // group")
     monkeypatch.setattr(writing, "remapping_code", lambda *_: wrong)
     made = ropepatch.plan(source, to="4x", method="self-extend")
-    with pytest.raises(RopepatchError, match="computes other logits from what was written"):
+    with pytest.raises(RopepatchError, match="computes other logits from the written checkpoint"):
         writing.extend(made, tmp_path / "out")
     monkeypatch.setattr(writing, "remapping_code", lambda *_: "raise SystemError('broken')")
-    with pytest.raises(RopepatchError, match=r"transformers cannot run what was written: .*broken"):
+    with pytest.raises(RopepatchError, match=r"transformers cannot run the written checkpoint: .*broken"):
         writing.extend(made, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -246,16 +246,16 @@ def test_a_map_that_cannot_be_compared_or_beside_code_of_others_is_refused_befor
 
     with monkeypatch.context() as patched:
         patched.setattr("ropepatch.extension.verification.available_bytes", lambda: 1000)
-        refused(source, "which takes .* GB of memory")
+        refused(source, "needs .* GB of memory")
     quantised, foreign = (shutil.copytree(source, tmp_path / name) for name in ("quantised", "foreign"))
     edit_json(quantised / "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
     refused(quantised, "its weights are q")
     (foreign / "custom_generate").mkdir()
     ran = f"open({str(tmp_path / 'ran')!r}, 'w')\ndef generate(model, **given): ..."
     (foreign / "custom_generate" / "generate.py").write_text(ran)
-    refused(foreign, r"generate\.py brings code of others", include=["custom_generate/*"])
+    refused(foreign, r"generate\.py contains other code", include=["custom_generate/*"])
     edit_json(foreign / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil/repo--t.T", None]})
-    refused(foreign, r"tokenizer_config\.json brings code of others")
+    refused(foreign, r"tokenizer_config\.json contains other code")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["foreign", "quantised"]
 
 

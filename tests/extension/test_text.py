@@ -27,7 +27,7 @@ SCALED = LlamaConfig(
 def test_a_plan_of_an_unusual_rope_says_what_it_had_and_which_layers_it_scales():
     scaled, layered = (str(ropepatch.plan(one, to=4096, method="linear")) for one in (SCALED, LAYERED))
     assert "attention factor 1.1300 -> 1.1300" in scaled
-    assert "scales the rope of the full_attention layers; the others keep theirs" in layered
+    assert "scales RoPE in the full_attention layers only" in layered
 
 
 def test_in_a_notebook_a_plan_is_the_same_text(monkeypatch):

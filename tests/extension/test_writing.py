@@ -464,7 +464,7 @@ def test_weights_damaged_while_being_copied_are_refused(source, out, tmp_path, m
             file.write(b"\x3f" * 2000)
 
     monkeypatch.setattr(weights_module, "_copy", copy_and_damage)
-    with pytest.raises(RopepatchError, match="other logits from what was written"):
+    with pytest.raises(RopepatchError, match="other logits from the written checkpoint"):
         extend(source, out)
     assert left(tmp_path) == ["source"]
 
@@ -503,10 +503,10 @@ def test_a_target_inside_the_source_is_refused(source, tmp_path, inside):
 def test_a_source_that_changed_or_holds_an_adapter_is_refused(source, out, tmp_path):
     made = plan(source)
     (source / "adapter_config.json").write_text("{}")
-    with pytest.raises(RopepatchError, match="holds a PEFT adapter beside a model"):
+    with pytest.raises(RopepatchError, match="contains a model and a PEFT adapter"):
         ropepatch.extend(made, out)
     edit_json(source / "config.json", max_position_embeddings=2 * WINDOW)
-    with pytest.raises(RopepatchError, match="has changed since the plan was made"):
+    with pytest.raises(RopepatchError, match="changed since it was planned"):
         ropepatch.extend(made, out)
     assert left(tmp_path) == ["source"]
 

@@ -78,7 +78,7 @@ def test_a_limit_a_seed_and_a_precision_decide_what_is_measured_and_are_on_recor
 def test_a_checkpoint_that_was_extended_and_not_trained_is_said_to_be(tmp_path, capsys):
     once = ropepatch.extend("tiny", tmp_path / "once", to=512, say=lambda line: None)
     (made,) = (line for line in ropepatch.plan(once, to=1024).warnings if "ropepatch.json" in line)
-    assert made.endswith("made from tiny by yarn: to extend tiny by 4x instead scales the rope once")
+    assert made.endswith("extending tiny by 4x instead scales RoPE only once")
     twice = ropepatch.extend(once, tmp_path / "twice", to=1024, say=lambda line: None)
     (tmp_path / "text.txt").write_text("a bear went to find a ball near an old tree. " * 300)
     results = ropepatch.evaluate(twice, text=tmp_path / "text.txt", windows=1)
