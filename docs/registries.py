@@ -179,7 +179,7 @@ GPUS = {24: "RTX 4090, L4", 48: "A6000, L40S", 80: "A100, H100", 141: "H200"}  #
 ROOM = 0.85  # the share that a training may take by the estimate, which knows no fragments
 
 
-def _hours(recipe: Recipe) -> str:
+def gpu_hours(recipe: Recipe) -> str:
     """Estimate hours on an H100 from forward passes: 3 of an adapter, 1 more of a teacher or all weights."""
     config: Any = text_config(load_config(published_config(recipe.model) or {}))
     cost = Estimate.of(recipe)
@@ -199,8 +199,8 @@ def hardware() -> str:
         ways = [recipe, *([recipe.model_copy(update={"quantization": "4bit"})] if recipe.lora else [])]
         costs = [cost.memory.total_gib for one in ways if (cost := Estimate.of(one))]
         if recipe.model not in ("tiny", "MODEL") and costs:
-            cells = [f"{gib:.1f} GiB: {_gpu(gib)}" for gib in costs]
-            rows.append((costs[0], [f"`{name}`", *cells, *["–"] * (2 - len(cells)), _hours(recipe)]))
+            cells = [f"{gib:.1f} GiB: {smallest_gpu(gib)}" for gib in costs]
+            rows.append((costs[0], [f"`{name}`", *cells, *["–"] * (2 - len(cells)), gpu_hours(recipe)]))
     head = ["recipe", "GPU memory", "with `quantization: 4bit`", "H100 hours"]
     return markdown_rows(head, [row for _, row in sorted(rows)])
 
@@ -211,12 +211,15 @@ def steps() -> str:
         return "No step of these trainings was measured; `python eval/run.py --device cuda` measures them."
     measured = result("step_cost")
     gpus = [start["gpu"] or "CPU" for start in measured["recorded"]]
-    table = step_cost.steps_table([row | {"gpu": gpus[row["recorded"]]} for row in measured["rows"]], _gpu)
+    table = step_cost.steps_table(
+        [row | {"gpu": gpus[row["recorded"]]} for row in measured["rows"]], smallest_gpu
+    )
     page = "[`step_cost.py`](../eval/benchmarks/README.md#the-cost-of-a-training-step)"
     return f"Measured on random LLaMAs, one sequence a step ({page}); the estimate in brackets:\n\n{table}"
 
 
-def _gpu(gib: float) -> str:
+def smallest_gpu(gib: float) -> str:
+    """The smallest GPU that holds a training."""
     return next((f"{size} GB ({names})" for size, names in GPUS.items() if gib <= ROOM * size), "several")
 
 

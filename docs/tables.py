@@ -27,6 +27,7 @@ import engine_types
 import engines_study
 import explorer_numbers
 import fit_study
+import front_page
 import generate
 import gguf_study
 import measured
@@ -110,11 +111,9 @@ def further_pages() -> str:
 
 BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
     "README.md": {
-        "taught-in-short": lambda: taught_study.in_short(rows("fit-taught")),
-        "adaptation": measured.adaptation_in_short,
-        "engines-in-short": lambda: engines_study.in_short(rows("engines")),
-        "smollm2-answers": lambda: smollm2(pages_tables.answers_tables),
-        "smollm2-in-short": lambda: pages_tables.in_short(smollm2_outcome()),
+        "accuracy": lambda: smollm2(front_page.accuracy),
+        "hardware": front_page.hardware,
+        "models": front_page.models,
     },
     "docs/quickstart.md": {"demo": measured.demo},
     "docs/guides/fine-tune.md": {

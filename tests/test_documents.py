@@ -36,7 +36,7 @@ COSTS = ROOT / "eval" / "benchmarks" / "README.md"
 
 
 # Programs that are not here: of their lines what they start of ropepatch is parsed.
-ELSEWHERE = ("accelerate", "torchrun", "vllm", "llama-cli", "llama-server", "ollama", "mlx_lm.generate")
+ELSEWHERE = ("accelerate", "git", "torchrun", "vllm", "llama-cli", "llama-server", "ollama", "mlx_lm.generate")
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +47,14 @@ def workplace(tmp_path_factory) -> Path:
     write_checkpoint(
         folder / "llama-2-7b",
         max_position_embeddings=4096,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        by_bytes=True,
+    )
+    write_checkpoint(
+        folder / "SmolLM2-135M-Instruct",
+        max_position_embeddings=8192,
         num_hidden_layers=1,
         num_attention_heads=1,
         num_key_value_heads=1,
@@ -155,12 +163,14 @@ def test_every_other_command_could_be_run(command):
     if program == "make":  # `make test` cannot run itself; CI runs both on a clean checkout
         subprocess.run([program, *words, "--dry-run"], cwd=ROOT, check=True, capture_output=True)
     elif program == "pip":
-        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        extras = project["optional-dependencies"]
         install, *packages = words
         assert install == "install"
         for package in packages:
-            named = re.fullmatch(r"(?:\.|ropepatch)(?:\[([\w,]+)\])?", package)
+            named = re.fullmatch(r"(?:\.|ropepatch)(?:\[([\w,]+)\])?(?: @ git\+(.+))?", package)
             assert set((named[1] or "all").split(",")) <= extras.keys()
+            assert named[2] in (None, project["urls"]["Repository"])
     elif program == "python":
         subprocess.run([sys.executable, *words], cwd=ROOT, check=True, capture_output=True)
     else:
@@ -193,6 +203,13 @@ def test_every_link_of_the_documents_leads_somewhere():
     for document in (*DOCUMENTS, PROTOCOL, MEASURED, COSTS, TINY / "README.md"):
         for link in re.findall(r"\]\(([^)#:]+)[^):]*\)", document.read_text(encoding="utf-8")):
             assert (document.parent / link).exists(), f"{document}: {link}"
+
+
+def test_every_output_in_readme_stands_in_the_transcript_of_its_commands():
+    transcript = (RESULTS / "readme.txt").read_text(encoding="utf-8").splitlines()
+    printed = [line for block in code_blocks("text")[ROOT / "README.md"] for line in block.splitlines()]
+    assert printed
+    assert not [line for line in printed if line not in transcript]
 
 
 MEASURED_BY_TESTS = {"families"}  # of tests/extension

@@ -1,0 +1,61 @@
+"""The tables of README, each a few rows of a longer one elsewhere."""
+
+import json
+import tempfile
+from pathlib import Path
+
+from pages_tables import Outcome, asked, found, kinds_of, mean
+from registries import PRESETS, gpu_hours, smallest_gpu
+
+import ropepatch
+from ropepatch.evaluation.comparisons import BASELINE
+from ropepatch.report.printers import markdown_rows
+from ropepatch.training.forecast import Estimate
+from ropepatch.training.recipe import read_recipe
+
+METHODS = {BASELINE: "original model", "yarn": "`yarn`", "ntk": "`ntk`", "dca": "`dca` (remapping)"}
+MODELS = (
+    *("Qwen/Qwen3-8B", "Qwen/Qwen2.5-7B-Instruct", "meta-llama/Llama-3.1-8B", "mistralai/Mistral-7B-v0.3"),
+    *("google/gemma-3-4b-it", "openai/gpt-oss-20b", "HuggingFaceTB/SmolLM3-3B"),
+)
+TRAININGS = ("smollm2-135m-32k", "llama2-7b-yarn-32k-pose", "qwen3-8b-128k", "llama3.1-8b-256k")
+
+
+def accuracy(outcome: Outcome) -> str:
+    """Retrieval accuracy by kind, at the original length and at the target."""
+    places = [(kind, n) for kind in kinds_of(outcome.first) for n in (outcome.window, outcome.target)]
+    rows = []
+    for method, title in METHODS.items():
+        cells = []
+        for kind, length in places:
+            share = mean(outcome.methods[method], asked(found, kind, length), share=True)
+            low, high = share.interval()
+            cells.append(f"{share.value:.0%} [{low:.0%}, {high:.0%}]")
+        rows.append((title, *cells))
+    return markdown_rows(("", *(f"`{kind}`, {n:,}" for kind, n in places)), rows)
+
+
+def models() -> str:
+    """Which engines apply a plan by YaRN, of models that many use."""
+    presets, rows, engines = {one["model"]: one for one in PRESETS}, [], list[str]()
+    for model in MODELS:
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "config.json").write_text(json.dumps(presets[model]["config"]), encoding="utf-8")
+            plan = ropepatch.plan(folder, to=presets[model]["to"])
+        lengths = f"{plan.rope.original_max_position_embeddings:,} → {plan.target:,}"
+        rope_type = f"`{plan.rope_parameters['rope_type']}`"
+        rows.append((f"`{model}`", lengths, rope_type, *(line.reads for line in plan.engines)))
+        engines = [line.engine for line in plan.engines]
+    return markdown_rows(("model", "context length", "`rope_type`", *engines), rows)
+
+
+def hardware() -> str:
+    """Estimated memory and time of some recipes."""
+    rows = []
+    for name in TRAININGS:
+        recipe = read_recipe(name)
+        ways = recipe, recipe.model_copy(update={"quantization": "4bit"})
+        costs = [cost for one in ways if (cost := Estimate.of(one))]
+        memory = (f"{cost.memory.total_gib:.0f} GiB: {smallest_gpu(cost.memory.total_gib)}" for cost in costs)
+        rows.append((f"`{name}`", *memory, gpu_hours(recipe)))
+    return markdown_rows(("recipe", "LoRA", "QLoRA (`quantization: 4bit`)", "H100 hours"), rows)
