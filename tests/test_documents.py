@@ -36,7 +36,16 @@ COSTS = ROOT / "eval" / "benchmarks" / "README.md"
 
 
 # Programs that are not here: of their lines what they start of ropepatch is parsed.
-ELSEWHERE = ("accelerate", "git", "torchrun", "vllm", "llama-cli", "llama-server", "ollama", "mlx_lm.generate")
+ELSEWHERE = (
+    "accelerate",
+    "git",
+    "torchrun",
+    "vllm",
+    "llama-cli",
+    "llama-server",
+    "ollama",
+    "mlx_lm.generate",
+)
 
 
 @pytest.fixture(scope="module")
