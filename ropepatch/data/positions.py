@@ -38,7 +38,7 @@ class PositionSampling(Settings, ABC):
 
 
 class TrueLength(PositionSampling):
-    """Where they stand."""
+    """The true positions."""
 
     paper = "arXiv:2306.15595"
     name: Literal["true-length"] = "true-length"
@@ -48,13 +48,13 @@ class TrueLength(PositionSampling):
 
 
 class PoSE(PositionSampling):
-    """Some chunks with jumps between them; lengths and jumps are drawn anew for every window.
+    """Chunks with jumps between them; lengths and jumps are drawn for every training sequence.
 
     The first chunk starts at 0. Chunk i has a length from 1 to what leaves one for each further chunk, and
     is shifted by a skip u_i ~ U{u_(i-1) ... target - W} (equation 3 and figure 6 of the paper).
 
     Args:
-        chunks: How many, or as many as there are tokens. 2 in the paper, 3 did as well; 1 is `true-length`.
+        chunks: Number of chunks, at most the number of tokens; 2 in the paper, 1 is `true-length`.
     """
 
     paper = "arXiv:2309.10400"

@@ -47,8 +47,8 @@ class Texts(Settings):
         text: A file, a folder, a `datasets` id or a saved set.
         field: The column or key of a document's text, or of its token ids.
         split: The split of a `datasets` id or a saved set.
-        min_tokens: Documents with fewer are left out.
-        weight: Its share of the batches, relative to the other sources.
+        min_tokens: Shorter documents are skipped.
+        weight: Share of the batches, relative to the other sources.
     """
 
     text: Text

@@ -1,4 +1,4 @@
-"""A recipe: what a model is trained on, and how, to read at a longer context; from strict YAML."""
+"""A recipe: how a model is fine-tuned at a longer context length; from strict YAML."""
 
 from __future__ import annotations
 
@@ -35,19 +35,18 @@ from ropepatch.settings import (
     shown,
 )
 
-SELF = "self"  # the source that is written by the model itself
-QUESTIONS = "questions"  # the source that asks for what stands far before in the text of another
+SELF = "self"  # the source that the model generates
+QUESTIONS = "questions"  # the source of questions about distant text of another source
 
 
 class Generated(Settings):
-    """A source of rows that no text is needed for.
+    """A generated source of training sequences.
 
     Args:
-        generated: `self`, which the model writes itself, in documents within its context; `questions`, which
-            ask for what stands far before in the text of the source before them, of kinds that the model can
-            answer within its context; or, for the bundled checkpoint, one of the materials of
-            `ropepatch.data.tiny.materials`.
-        weight: Its share of the batches, relative to the other sources.
+        generated: `self`, documents within the original length that the model generates; `questions`, about
+            distant text of the source before them, of kinds that the model answers within the original
+            length; or, for the bundled checkpoint, one of the materials of `ropepatch.data.tiny.materials`.
+        weight: Share of the batches, relative to the other sources.
     """
 
     generated: Text
@@ -71,13 +70,13 @@ Modules = Annotated[Several[Text] | Literal["all-linear"], expected("a list of n
 
 
 class Data(Settings):
-    """What is read, and in which pieces.
+    """The training data and the length of its sequences.
 
     Args:
-        sources: Where documents come from; rows are drawn from them by weight.
-        windows: Tokens of a row; the steps take one value after the other.
-        tokens_per_batch: Rows times tokens per row, at most, in one forward pass of one process.
-        boundaries: Whether tokens attend to their own document alone.
+        sources: The sources of documents; sequences are drawn from them by weight.
+        windows: Tokens per training sequence; with several values the steps cycle through them.
+        tokens_per_batch: Most tokens in one forward pass of one process.
+        boundaries: Whether tokens attend only to their own document.
     """
 
     sources: Several[RowSource]
@@ -111,18 +110,18 @@ BASE_STAYS = (True, False, "gaussian", "orthogonal")  # ways to begin that leave
 
 
 class Lora(Settings):
-    """A low-rank adapter, in PEFT's words, and what else is trained with it.
+    """A low-rank adapter with PEFT's names, and other weights that are trained with it.
 
-    Any other key of `peft.LoraConfig` may stand beside these, such as `use_rslora` or `use_dora`: PEFT is
-    given it, and checks it before anything is read. Refused are keys that ropepatch sets, and those of
-    adapters that cannot be merged into the weights of the base.
+    Other keys of `peft.LoraConfig`, such as `use_rslora` or `use_dora`, are passed to PEFT, which checks them
+    before any data is loaded. Keys that ropepatch sets are errors, and so are those of adapters that cannot
+    be merged into the weights of the base.
 
     Args:
-        r: Its rank.
-        lora_alpha: Its scale times r.
-        lora_dropout: The dropout of its input.
-        target_modules: The linear layers that get one, or `all-linear`.
-        train_embeddings: Train the embeddings whole (arXiv:2309.12307), and a tied head with them.
+        r: Rank.
+        lora_alpha: Scale times r.
+        lora_dropout: Dropout of the adapter's input.
+        target_modules: The linear layers with an adapter, or `all-linear`.
+        train_embeddings: Train all weights of the embeddings (arXiv:2309.12307), and of a tied head.
         train_norms: Train the norms.
     """
 
@@ -171,18 +170,18 @@ def _written_remapping(content: Any) -> Any:
 
 
 class Distil(Settings):
-    """The model is distilled from itself: what it expects takes the place of the text's tokens.
+    """Self-distillation: the targets are the base model's token distributions.
 
-    The teacher is the base model, without the adapter and the new scaling, in the same memory. It reads every
-    row where its tokens truly stand, also where the student reads it at skipped positions.
+    The teacher is the base model, without the adapter and the new scaling, in the same memory. It processes
+    every training sequence at its true positions, also where the student gets skipped ones.
 
     Args:
-        remapping: The position remapping under which the teacher reads what is longer than the context it was
-            trained to read; a name, or a mapping with the name and the parameters.
+        remapping: The teacher's position remapping for sequences beyond the original length; a name, or a
+            mapping with the name and the parameters.
         temperature: T, of both distributions; the loss is T² KL(teacher || student) (arXiv:1503.02531).
-        cross_entropy: The share of the cross-entropy of the text in the loss.
-        top_k: How many of the teacher's likeliest tokens are told apart, the others taken as one; None for
-            all.
+        cross_entropy: Share of the cross-entropy of the text in the loss.
+        top_k: Number of the teacher's most probable tokens that are compared one by one, the others as one;
+            None for all.
     """
 
     remapping: Annotated[
@@ -200,15 +199,14 @@ class Fit(Settings):
     """The method `fit`: frequencies learned first, with the weights frozen; see `ropepatch.fit`.
 
     Args:
-        text: What a fit learns from, as in a source; None for the texts of the recipe, less what is
-            held out.
+        text: Text for the fit, as in a source; None for the training texts of the recipe.
         field: The field of that text.
         split: The split of that text.
-        steps: The steps of descent of a fit.
-        init: The methods that a fit starts from, separated by commas; `auto` tries all.
-        teacher: The position remapping under which the base model is the teacher of a fit; `none` for the
-            cross-entropy of the text, `auto` for rerope where the model can have a remapping.
-        queries: Whether a fit with a teacher learns factors of the queries, too.
+        steps: Steps of gradient descent.
+        init: The methods to start from, separated by commas; `auto` tries all.
+        teacher: The teacher's position remapping; `none` for the cross-entropy of the text, `auto` for rerope
+            if the model supports remappings.
+        queries: Whether a fit with a teacher also learns factors of the queries.
     """
 
     text: Text | None = None
@@ -221,20 +219,20 @@ class Fit(Settings):
 
 
 class Watch(Settings):
-    """What is measured while it trains, at the old context and at the target.
+    """The evaluation during training, at the original and the target length.
 
     Args:
-        every: Steps between two measurements; there is one before the first step and one after the last.
+        every: Steps between two evaluations; there is also one before the first step and one after the last.
         text: Held-out text, as in a source; None for the first tokens of the first source, which are then not
-            trained on, or, of generated sources, for the tales of tiny. Of what the model writes itself no
-            loss at the target is measured: its documents end within the old context.
+            trained on, or for held-out stories of tiny if the sources are generated. Self-generated text has
+            no loss at the target, because its documents end within the original length.
         field: The field of `text`.
         split: The split of `text`.
-        windows: Pieces of the target's length, or of the old context's, that are read.
-        target: Whether it is read up to the target; if not, within the old context alone, and no passkeys are
-            asked for: with rows at skipped positions, nothing longer than the old context is ever read.
-        passkey_trials: Passkeys asked for at the target, at each of five depths; 0 for none.
-        max_short_loss_increase: By how much the loss within the old context may be above the base model's.
+        windows: Number of evaluated texts of the target length (of the original length if `target` is false).
+        target: Whether to evaluate at the target; if not, only within the original length and without
+            passkeys. With skipped positions no sequence is then longer than the original length.
+        passkey_trials: Passkeys at the target, at each of five depths; 0 for none.
+        max_short_loss_increase: Allowed increase of the loss within the original length, as a share.
     """
 
     every: Count = 100
@@ -316,26 +314,26 @@ def _method(content: Any) -> Method:
 
 
 class Recipe(Settings):
-    """How a model is adapted to a longer context.
+    """How a model is fine-tuned at a longer context length.
 
     Args:
-        model: The checkpoint it is written for; the command line may name another.
-        to: The target context.
-        method: The scaling; `fit` learns it first, with the weights frozen.
-        data: What is read.
-        positions: Where the tokens of a row are said to stand.
+        model: The checkpoint; the command line may name another.
+        to: The target length.
+        method: The RoPE scaling; `fit` learns it first, with the weights frozen.
+        data: The training data.
+        positions: The positions of the tokens of a training sequence.
         lora: The adapter; None to train all weights.
-        distil: Teach it by what the base model expects, in place of the text's tokens; None for the tokens.
-        trainer: Arguments of transformers' Trainer, as `TrainingArguments` names them; `max_steps` and
-            `learning_rate` must be among them. Without `bf16` and `fp16` the precision follows from
-            the hardware: bfloat16 where it has units for it (CUDA 8.0, AMX, AVX512_BF16), else float32.
-        watch: What is measured meanwhile.
-        gradient_checkpointing: Compute activations again in the backward pass instead of keeping them.
-        quantization: `4bit` keeps the frozen weights in 4 bits (QLoRA, arXiv:2305.14314), by bitsandbytes on
-            a CUDA GPU; the adapter is merged into the unquantised weights. None for their own precision.
+        distil: Self-distillation instead of cross-entropy; None for cross-entropy.
+        trainer: Arguments of transformers' `TrainingArguments`; `max_steps` and `learning_rate` are required.
+            Without `bf16` and `fp16` the precision follows from the hardware: bfloat16 with CUDA 8.0, AMX or
+            AVX512_BF16, else float32.
+        watch: The evaluation during training.
+        gradient_checkpointing: Recompute activations in the backward pass instead of keeping them.
+        quantization: `4bit` keeps frozen weights in 4 bits (QLoRA, arXiv:2305.14314), with bitsandbytes on a
+            CUDA GPU; the adapter is merged into the unquantised weights. None for their own precision.
         attention: The kernel: sdpa, flash_attention_2 or flash_attention_3.
-        save: `merged`, a checkpoint that needs nothing else, or the `adapter` alone.
-        seed: The seed of the adapter's weights, of the order of the data and of the positions.
+        save: `merged`, a complete checkpoint, or only the `adapter`.
+        seed: The seed of the adapter's weights, the order of the data and the positions.
     """
 
     model: Annotated[str, Field(min_length=1), expected("a checkpoint folder or a Hub id")]
