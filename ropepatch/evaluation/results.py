@@ -1,4 +1,4 @@
-"""A measurement and what stands behind it, as one JSON file."""
+"""A measurement with its provenance, as one JSON file."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SCHEMA = 2
-MOST = 1e30  # nats or tokens of a cluster, whose sums and squares no float holds beyond
+MOST = 1e30  # nats or tokens of a cluster; beyond it a float overflows in sums and squares
 
 
 class _At(Part):
-    """What a row was measured at, in keys that are counted with or drawn; others hold what they like."""
+    """The place of a row, in the keys that computations and figures use; other keys are free."""
 
     length: Tokens | None = None
     begin: Whole | None = None
@@ -45,7 +45,7 @@ class _At(Part):
 
 
 class _Model(Part):
-    """What a result says of its model."""
+    """The model of a result."""
 
     name: Text
     revision: Text | None = None
@@ -59,7 +59,7 @@ class _Model(Part):
 
 
 class _Scaling(Part):
-    """What a result says of its scaling."""
+    """The scaling of a result."""
 
     method: Text
     factor: Number
@@ -69,7 +69,7 @@ class _Scaling(Part):
 
 
 def _countable(cluster: list[float]) -> list[float]:
-    """Refuse what is no sum with a weight, or greater than can be counted with; a loss may be infinite."""
+    """Refuse anything but a sum with a weight that floats can hold; a loss may be infinite."""
     if len(cluster) != 2 or not 0 < cluster[1] <= MOST or MOST < abs(cluster[0]) < math.inf:
         raise ValueError("no sum and weight")
     return cluster
@@ -84,14 +84,14 @@ Cluster = Annotated[list[StrictFloat], AfterValidator(_countable), expected("a s
 
 
 class Measure(NamedTuple):
-    """What is measured, and how its values read.
+    """A measure, and the format of its values.
 
     Args:
-        title: What tables and figures call it.
-        text: A value as it is printed.
-        better: 1 if greater is better, -1 if less is, 0 where that is not known.
+        title: Its name in tables and figures.
+        text: Formats a value.
+        better: 1 if higher is better, -1 if lower is, 0 if unknown.
         share: Whether it is a share of answers, each 0 or 1.
-        hub: What the Hub calls it.
+        hub: Its name on the Hub.
     """
 
     title: str
@@ -102,18 +102,16 @@ class Measure(NamedTuple):
 
 
 MEASURES: dict[str, Measure] = {
-    "loss": Measure("Nats per token", "{:z.3f}".format, -1, hub="loss"),
-    "gain": Measure("Nats gained from beyond the trained context", "{:z.3f}".format, 1, hub="gain"),
-    "key_loss": Measure("Nats per key token", "{:z.3f}".format, -1, hub="key_loss"),
-    "found": Measure("Answers found", "{:.0%}".format, 1, share=True, hub="accuracy"),
-    "log_prob": Measure(
-        "Log-probability of the answers, nats per token", "{:z.2f}".format, 1, hub="log_prob"
-    ),
+    "loss": Measure("Loss (nats/token)", "{:z.3f}".format, -1, hub="loss"),
+    "gain": Measure("Gain from the longer context (nats/token)", "{:z.3f}".format, 1, hub="gain"),
+    "key_loss": Measure("Loss on key tokens (nats/token)", "{:z.3f}".format, -1, hub="key_loss"),
+    "found": Measure("Retrieval accuracy", "{:.0%}".format, 1, share=True, hub="accuracy"),
+    "log_prob": Measure("Answer log-prob (nats/token)", "{:z.2f}".format, 1, hub="log_prob"),
 }
 
 
 def measure_of(name: str) -> Measure:
-    """The measure of a row; of lm-eval's metrics, and of other versions, what their name says."""
+    """The measure of a row; an unknown name, such as a metric of lm-eval, is its own title."""
     return MEASURES.get(name) or Measure(name, "{:.4g}".format, hub={"acc": "accuracy"}.get(name, name))
 
 
@@ -123,14 +121,14 @@ class Row:
 
     Attributes:
         measure: A name from `MEASURES`, or a metric of lm-eval.
-        at: What it was measured at: ``length`` in tokens, a stretch of positions from ``begin`` to ``end``, a
-            ``kind`` of question, a ``depth``, or a ``task`` of lm-eval.
-        value: The number; None where there is none that is finite.
-        low: The lower end of its 95 % confidence interval; None where there is none.
+        at: Its place: ``length`` in tokens, positions from ``begin`` to ``end``, a ``kind`` of question, a
+            ``depth``, or a ``task`` of lm-eval.
+        value: The number; None if it is not finite.
+        low: The lower end of its 95 % confidence interval; None if there is none.
         high: The upper end.
-        n: How many tokens, answers or documents of a task it rests on.
-        clusters: The sum and the weight of each document or haystack, for paired differences; empty where
-            these are not known.
+        n: The number of tokens, answers or documents behind it.
+        clusters: The sum and the weight of each document or prompt, for paired differences; empty if
+            unknown.
     """
 
     measure: str
@@ -157,7 +155,7 @@ class Row:
 
     @property
     def length(self) -> int:
-        """At how many tokens it was measured."""
+        """The length in tokens at which it was measured."""
         return int(self.at["length"])
 
     @property
@@ -167,7 +165,7 @@ class Row:
 
     @property
     def interval(self) -> str:
-        """Its interval as it is printed; empty where there is none."""
+        """Its interval as text; empty if there is none."""
         if self.low is None or self.high is None:
             return ""
         text = measure_of(self.measure).text
@@ -175,11 +173,11 @@ class Row:
 
     @property
     def text(self) -> str:
-        """Its value as it is printed."""
+        """Its value as text."""
         return "–" if self.value is None else measure_of(self.measure).text(self.value)
 
     def tidy(self) -> dict[str, Any]:
-        """The same in columns, with the number of clusters."""
+        """The row as columns, with the number of clusters."""
         names = {"loss": "nats_per_token"}
         return {
             "measure": names.get(self.measure, self.measure),
@@ -195,23 +193,25 @@ class Result:
 
     Attributes:
         task: The name of a task, from `TASKS`.
-        label: What tables and figures call it: the method, ``baseline``, or the name of an adaptation.
-        model: ``name``, ``revision``, ``weights`` (a fingerprint) and ``trained`` (its context in tokens);
-            of one that ropepatch extended and nobody trained since ``extended_from``, the context before; of
-            weights that were made from it also ``adapted_from``, the fingerprint of its own.
+        label: Its name in tables and figures: the method, ``baseline``, or the name of a fine-tuned model.
+        model: ``name``, ``revision``, ``weights`` (a fingerprint) and ``trained`` (its context length in
+            tokens). For a model that ropepatch extended without training also ``extended_from``, its length
+            before; for a fine-tuned model also ``adapted_from``, the fingerprint of the weights before.
         scaling: ``method``, its parameters and frequencies; None for the baseline.
-        target: The context in tokens that is asked about.
-        parameters: All that decides what is measured: protocol, lengths, seed, the text and its hash.
-        rows: What came out.
+        target: The target length in tokens.
+        parameters: The settings of the measurement: protocol, lengths, seed, the text and its hash.
+        rows: The measured numbers.
         env: Versions, device and dtype.
-        seconds: What the measurement took.
+        seconds: The duration of the measurement.
         schema: The version of this format.
     """
 
     task: str
     label: str
     model: Annotated[
-        dict[str, Any], AfterValidator(_Model.model_validate), expected("its name, its context and its rope")
+        dict[str, Any],
+        AfterValidator(_Model.model_validate),
+        expected("its name, its context length and its RoPE parameters"),
     ]
     scaling: Annotated[
         dict[str, Any] | None,
@@ -226,7 +226,7 @@ class Result:
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
-        """Refuse frequencies that are not as many as the model's."""
+        """Check that scaling and model have the same number of frequencies."""
         of_model, of_scaling = self.model.get("inv_freq"), (self.scaling or {}).get("inv_freq")
         if of_model and of_scaling and len(of_model) != len(of_scaling):
             raise RopepatchError(
@@ -235,25 +235,25 @@ class Result:
 
     @property
     def adapted(self) -> bool:
-        """Whether the weights are no longer those of the model that it names."""
+        """Whether the weights were fine-tuned."""
         return self.model.get("adapted_from") not in (None, self.model.get("weights"))
 
     def of(self, measure: str, *keys: str) -> list[Row]:
-        """Its rows of a measure that are at these keys and no others."""
+        """Its rows of a measure whose place has exactly these keys."""
         return [row for row in self.rows if row.measure == measure and row.at.keys() == set(keys)]
 
     def row(self, measure: str, **at: int | float | str) -> Row | None:
-        """The row of a measure at a place; None if it has none."""
+        """The row of a measure at a place, or None."""
         return next((row for row in self.of(measure, *at) if row.at == at), None)
 
     @property
     def served(self) -> bool:
-        """Whether a server was measured, which may have rounded weights and KV cache."""
+        """Whether it was measured on a server, which may use rounded weights and KV cache."""
         return "server" in self.env
 
     @property
     def base(self) -> bool:
-        """Whether it is of the model as it is."""
+        """Whether it is of the unchanged model."""
         return self.scaling is None and not self.adapted
 
     def to_json(self) -> str:
@@ -267,18 +267,18 @@ class Result:
 
 
 class Series(NamedTuple):
-    """What is measured by length: a measure, of one kind of question where several are asked."""
+    """A measure by length, of one kind of question if there are several."""
 
     measure: str
     kind: str | None = None
 
     @property
     def title(self) -> str:
-        """What tables and figures call it."""
+        """Its name in tables and figures."""
         return ", ".join(filter(None, [measure_of(self.measure).title, self.kind]))
 
     def at(self, length: int) -> dict[str, int | str]:
-        """Where its row at a length is."""
+        """The place of its row at a length."""
         return {"length": length} if self.kind is None else {"kind": self.kind, "length": length}
 
     def of(self, result: Result) -> list[Row]:
@@ -286,7 +286,9 @@ class Series(NamedTuple):
         return [r for r in result.of(self.measure, *self.at(0)) if r.at.get("kind") == self.kind]
 
 
-NUMBERS = re.compile(r"\[\n\s*([-+.\deE,\s]+?)\n\s*\]")  # an indented list; texts in JSON have no line breaks
+NUMBERS = re.compile(
+    r"\[\n\s*([-+.\deE,\s]+?)\n\s*\]"
+)  # an indented list; strings in JSON have no line breaks
 
 
 def results_json(content: Any) -> str:
@@ -295,24 +297,24 @@ def results_json(content: Any) -> str:
 
 
 def slug(name: str) -> str:
-    """A name as a part of a file's: words and dashes."""
+    """A name as part of a file name: words and dashes."""
     return re.sub(r"[^\w.=]+", "-", name).strip("-")
 
 
 def as_read(value: Any) -> Any:
-    """A value as it comes back from a result's file: tuples are lists, keys are text."""
+    """A value after a round trip through JSON: tuples become lists, keys text."""
     return json.loads(json.dumps(value))
 
 
 def read_result(file: Path) -> Result:
-    """The result of a file."""
+    """The result in a file."""
     try:
         content = parse_json(read_text(file))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RopepatchError(
             f"{file} is not a result: {reason}",
-            hint="name a folder that results were written to, or a file of it",
+            hint="pass a folder of results, or a file in it",
         ) from error
     try:
         if not isinstance(content, dict):
@@ -320,7 +322,7 @@ def read_result(file: Path) -> Result:
         schema = content.get("schema", SCHEMA)
         if schema != SCHEMA:  # first: another format may have other keys
             raise RopepatchError(
-                f"a result of format {reprlib.repr(schema)}, expected {SCHEMA}",
+                f"the result has format {reprlib.repr(schema)}, expected {SCHEMA}",
                 hint="measure again with this version",
             )
         try:
@@ -337,7 +339,7 @@ def rows_by_length(curve: LossCurve, lengths: Sequence[int]) -> list[Row]:
 
 
 def rows_by_position(curve: LossCurve, edges: Sequence[int], measure: str = "loss") -> list[Row]:
-    """The loss over the stretches of positions between neighbouring edges."""
+    """The loss between each two neighbouring edges of positions."""
     return [
         Row.of(measure, {"begin": begin, "end": end}, curve.between(begin, end))
         for begin, end in pairwise(edges)
@@ -345,7 +347,7 @@ def rows_by_position(curve: LossCurve, edges: Sequence[int], measure: str = "los
 
 
 def rows_of_keys(curve: LossCurve, keys: Sequence[Tensor], lengths: Sequence[int], trained: int) -> list[Row]:
-    """The loss of the key tokens up to each length beyond the trained context."""
+    """The loss on the key tokens up to each length beyond the original one."""
     return [
         Row.of("key_loss", {"length": length}, curve.long_perplexity(keys, length))
         for length in lengths
@@ -354,7 +356,7 @@ def rows_of_keys(curve: LossCurve, keys: Sequence[Tensor], lengths: Sequence[int
 
 
 def joined(rows: Sequence[Row], at: Mapping[str, int | float | str]) -> Row:
-    """Rows of the same documents or haystacks as one, cluster by cluster."""
+    """Merge rows of the same documents or prompts, cluster by cluster."""
     return Row.of(rows[0].measure, at, summed([row.mean for row in rows]))
 
 
@@ -371,12 +373,12 @@ def environment(model: PreTrainedModel) -> dict[str, str]:
 
 
 def finite(value: float) -> float | None:
-    """The value, or None if it is infinite, which JSON cannot say."""
+    """The value, or None if it is infinite, which JSON does not support."""
     return value if math.isfinite(value) else None
 
 
 def identity(value: Any) -> Any:
-    """Without the names of model and text, which fingerprint and hash tell better than any spelling."""
+    """A value without the names of model and text, which fingerprint and hash identify better."""
     if not isinstance(value, dict) or not {"weights", "digest"} & value.keys():
         return value
     names = ("name", "text", "extended_from", "scorer")

@@ -379,7 +379,7 @@ def _first_figure(result: Result) -> str:
         " ".join(filter(None, [kind, row.text, row.interval and f"({row.interval})"])) for kind, row in lasts
     )
     first = lasts[0][1]
-    return f" at {first.length:g} tokens: {measure_of(first.measure).title.lower()} {', '.join(told)}"
+    return f" at {first.length:,} tokens: {measure_of(first.measure).title.lower()} {', '.join(told)}"
 
 
 def _kept(results: Sequence[Result]) -> Path:

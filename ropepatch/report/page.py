@@ -1,4 +1,4 @@
-"""The page: what is said, drawn and tabled of some results, in one file that needs nothing else."""
+"""The report: verdict, figures and tables of results in one HTML file."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ VARIABLES = {colour: f"var(--{name}, {colour})" for name, colour in NAMES.items(
 
 
 def write_report(results: Sequence[Result], file: str | Path, *, command: str | None = None) -> Path:
-    """Write results as one HTML file that needs nothing else: no network, no other file, no font."""
+    """Write results as one self-contained HTML file, without network, other files or fonts."""
     path = absent(file)
     if not results:
-        raise RopepatchError("no results to report", hint="measure first: `ropepatch eval`")
+        raise RopepatchError("no results to report", hint="measure first, with `ropepatch eval`")
     page = _page(results, command)
     try:
         with whole_file(path, new=True) as partial:
@@ -101,14 +101,14 @@ def _environment() -> jinja2.Environment:
 
 
 def _unbroken(value: object) -> object:
-    """Text in which no line begins with a percent sign."""
+    """Text whose lines cannot begin with a percent sign."""
     return value.replace(" %", "\u00a0%") if type(value) is str else value
 
 
 def inline_svg(figure: Figure, prefix: str, label: str) -> str:
-    """A figure as an ``svg`` element: text as text, colours that the page sets, nothing to load.
+    """A figure as a self-contained ``svg`` element, with text as text and the colours of the page.
 
-    The prefix begins every id in it, so that several fit into one page; the label is for screen readers.
+    The prefix makes its ids unique within the page; the label is for screen readers.
     """
     file = io.StringIO()
     with house_style(), warnings.catch_warnings():
@@ -135,7 +135,7 @@ def _local(name: str) -> str:
 
 
 def _own(key: str, value: str, prefix: str) -> str:
-    """An attribute with ids that are the figure's own and colours that are the page's."""
+    """An attribute with prefixed ids and the colours of the page."""
     if key == "id":
         return prefix + value
     if _local(key) == "href":

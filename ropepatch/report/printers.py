@@ -13,11 +13,11 @@ from ropepatch.evaluation.table import Cell, Table
 
 
 def table_text(table: Table, width: int | None = None) -> str:
-    """A table as lines of text, details behind the values, or below them where lines are too long.
+    """A table as lines of text, with details behind the values, or below them if lines are too long.
 
     Args:
-        table: What is shown.
-        width: In characters, beyond which cells are folded, never cut; None folds none.
+        table: The table.
+        width: The most characters of a line, beyond which cells are wrapped; None for no limit.
     """
     heads = [Cell(" ".join(filter(None, head))) for head in table.heads]
     rows = [heads, *table.rows]
@@ -33,7 +33,7 @@ def table_text(table: Table, width: int | None = None) -> str:
 
 
 def html_table(table: Table) -> str:
-    """A table in a box that scrolls, its caption above it; cells carry what they are sorted by."""
+    """A table in a scrolling box, with a caption and sort keys."""
 
     def cell(scope: str, k: int, text: str, detail: str, attributes: str = "") -> str:
         inner = escaped(text) + (f"<small>{escaped(detail)}</small>" if detail else "")
@@ -61,7 +61,7 @@ def html_table(table: Table) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text that means itself in HTML, in which no line begins with a percent sign."""
+    """Text escaped for HTML, whose lines cannot begin with a percent sign."""
     return escape(text).replace(" %", "\u00a0%")
 
 
@@ -72,9 +72,9 @@ def markdown_table(table: Table, marked: str | None = None, note: str = "") -> s
     """A table with the methods side by side.
 
     Args:
-        table: What is shown.
+        table: The table.
         marked: The name of a method whose head is bold.
-        note: What stands behind that head.
+        note: Text after that head.
     """
     across = table.with_methods_across()
     heads = [
@@ -85,16 +85,16 @@ def markdown_table(table: Table, marked: str | None = None, note: str = "") -> s
 
 
 def markdown_rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells below heads; all of them Markdown already."""
+    """A table from cells and heads that are already Markdown."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def plain(text: object) -> str:
-    """Text that means itself in Markdown, on one line; an address in it becomes no link."""
+    """Text escaped for Markdown, on one line; addresses do not become links."""
     return re.sub(r"([\\`*_{}\[\]<>|#~$&]|:(?=//)|(?<=www)\.)", r"\\\1", one_line(text))
 
 
 def one_line(text: object) -> str:
-    """Text without line breaks and what cannot be printed."""
+    """Text on one line without unprintable characters."""
     return " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())

@@ -1,4 +1,4 @@
-"""The tables of results and of a ranking, as data that terminal, report, cards and notebooks print."""
+"""The tables of results and of a ranking, as data for terminal, report, cards and notebooks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tables_of(comparison: Comparison) -> list[Table]:
 
 
 def results_tables(results: Sequence[Result]) -> list[Table]:
-    """The outcome at the target, where there is one, and the tables of every comparison."""
+    """The summary at the target length, if any, and the tables of every comparison."""
     places = by_place(comparisons(results))
     summary = summary_table([*places.values()])
     tables = [summary] if len(summary.heads) > summary.labels else []
@@ -69,11 +69,11 @@ def summary_table(places: Sequence[Sequence[Comparison]]) -> Table:
     cells = [
         [*(label[k] for k in shown), *(row.get(key, MISSING) for key in columns)] for label, row in lines
     ]
-    return Table("The outcome at the target", [*heads, *columns], cells, len(shown))
+    return Table("Summary at the target length", [*heads, *columns], cells, len(shown))
 
 
 def _outcome(comparison: Comparison) -> Iterator[tuple[str, dict[str, Cell]]]:
-    """The columns at the greatest length, and what follows from all lengths, with their captions."""
+    """The columns at the greatest length and those over all lengths, with their captions."""
     for series in comparison.series:
         for table in _by_length(comparison, series):
             last = len(comparison.lengths(series))
@@ -111,7 +111,7 @@ def _by_length(comparison: Comparison, series: Series) -> list[Table]:
 
 
 def _effective(comparison: Comparison, series: Series) -> dict[str, Cell]:
-    """By method the effective length, with the lower end of what is found there."""
+    """The effective length by method, with the lower end of the accuracy there."""
     cells = {}
     for name, result in comparison.results.items():
         of_length = {row.length: row for row in series.of(result) if row.value is not None}
@@ -121,13 +121,13 @@ def _effective(comparison: Comparison, series: Series) -> dict[str, Cell]:
         else:
             low = of_length[length].low
             cells[name] = Cell(
-                f"{length:,}", "" if low is None else f"at least {low:.0%} found", float(length)
+                f"{length:,}", "" if low is None else f"accuracy at least {low:.0%}", float(length)
             )
     return cells
 
 
 def _by_stretch(comparison: Comparison, measure: str) -> list[Table]:
-    """A row for every method and the floor, a column for the trained context and every doubling beyond."""
+    """A row per method and the floor, a column for the original length and every doubling beyond."""
     results = {
         name: rows for name, r in comparison.named().items() if (rows := r.of(measure, "begin", "end"))
     }
@@ -135,7 +135,7 @@ def _by_stretch(comparison: Comparison, measure: str) -> list[Table]:
         [int(row.at[key]) for rows in results.values() for row in rows] for key in ("begin", "end")
     )
     spans = _spans(comparison.extended_from or comparison.trained, max(ends))
-    if not {end for _, end in spans} <= {*ends}:  # half octaves around another window
+    if not {end for _, end in spans} <= {*ends}:  # half octaves around another length
         spans = _spans(comparison.trained, max(ends))
     spans = [span for span in spans if span[0] >= min(begins)]
 
@@ -153,7 +153,7 @@ def _by_stretch(comparison: Comparison, measure: str) -> list[Table]:
 
 
 def _differences(comparison: Comparison) -> list[Table]:
-    """What is served against the checkpoint itself, or against the first server, paired; a row for each."""
+    """Paired differences of each server from the checkpoint itself or from the first server."""
     if comparison.served is None:
         return []
     base, others = comparison.served
@@ -253,7 +253,7 @@ def _key_cell(row: Row) -> Cell:
 
 
 def perplexity_text(nats: float) -> str:
-    """exp(nats) as it is read: 1.702, 29.41, 1734, 1.3e6; ∞ where no number holds it."""
+    """exp(nats) as text: 1.702, 29.41, 1734, 1.3e6; ∞ if it overflows."""
     if nats < math.log(1e4):
         value = math.exp(nats)
         return f"{value:.3f}" if value < 10 else f"{value:.2f}" if value < 100 else f"{value:.0f}"

@@ -22,12 +22,12 @@ PROSE = 100  # characters of a line of advice where there is no terminal
 
 
 def print_results(results: Sequence[Result]) -> None:
-    """A table for every task, model and target; the scalings are its columns."""
+    """Print a table for every task, model and target, with a column for each method."""
     _write(results_text(results, _width(sys.stdout)), sys.stdout)
 
 
 def results_text(results: Sequence[Result], width: int | None = None) -> str:
-    """What `print_results` prints, in lines of at most so many characters."""
+    """The text of `print_results`, in lines of at most ``width`` characters."""
     blocks = []
     for group in comparisons(results):
         head = f"{group.model}, {group.history}: {_setup(group)}"
@@ -39,13 +39,13 @@ def results_text(results: Sequence[Result], width: int | None = None) -> str:
 def print_ranking(
     ranking: Ranking, results: Sequence[Result], *, command: str = "", on_stderr: bool = False
 ) -> None:
-    """The scalings with their intervals, and the verdict.
+    """Print the methods with their intervals, and the verdict.
 
     Args:
         ranking: The ranking of the results.
-        results: What was measured; the floor of the text, if it is known, is the last row.
-        command: What makes the recommended checkpoint.
-        on_stderr: Print there.
+        results: The measurements; if they contain the floor of the text, it is the last row.
+        command: The command that writes the recommended checkpoint.
+        on_stderr: Print on stderr.
     """
     stream = sys.stderr if on_stderr else sys.stdout
     text = ranking_text(ranking, results, _width(stream))
@@ -53,13 +53,13 @@ def print_ranking(
 
 
 def ranking_text(ranking: Ranking, results: Sequence[Result], width: int | None = None) -> str:
-    """The scalings with their intervals, and the verdict, in lines of at most so many characters."""
+    """The text of `print_ranking`, in lines of at most ``width`` characters."""
     tables = [f"{one.caption}\n{table_text(one, width)}\n" for one in ranking_tables(ranking, results)]
     return "\n".join([*tables, *_folded(Verdict.of(ranking).lines, width or PROSE)])
 
 
 def _joined(comparison: Comparison) -> Table:
-    """The tables of a comparison below each other in the same columns, one for every method."""
+    """The tables of a comparison below each other, with a column for each method."""
     names = list(comparison.named())
     rows = []
     for table in (table.with_methods_across() for table in tables_of(comparison)):
@@ -80,12 +80,12 @@ def _setup(group: Comparison) -> str:
         return f"{of['text']}, {of['pieces']} x {of['tokens'] // of['pieces']} tokens{sliding}"
     if "haystacks" in of:
         each = f"{of['keys']} question{'s' * (of['keys'] > 1)} of each kind"
-        return f"{of['haystacks']} haystacks, {each}: {', '.join(of['kinds'])}"
+        return f"{of['haystacks']} prompts, {each}: {', '.join(of['kinds'])}"
     return task_of(group.task).title
 
 
 def _write(text: str, stream: TextIO) -> None:
-    """Print lines, in which names of folders and models may hold what moves a cursor."""
+    """Print lines, escaped: names of folders and models may contain control characters."""
     stream.write("".join(f"{printable(line, len(line))}\n" for line in text.split("\n")))
 
 

@@ -1,4 +1,4 @@
-"""Sentences about results: the measurement, the verdict and its warnings, and where they come from."""
+"""Sentences about results: what was measured, the verdict, its warnings, and the provenance."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ VERSIONS = ("ropepatch", "transformers", "torch")
 
 @dataclass(frozen=True)
 class Verdict:
-    """Advice that follows from results; terminal, notebook and report show its lines alike."""
+    """Advice that follows from results, for terminal, notebook and report."""
 
-    warnings: Sequence[str]  # what makes it doubtful, before it
+    warnings: Sequence[str]  # reasons to doubt the advice, shown before it
     advice: Sequence[str] = ()
 
     @classmethod
@@ -32,7 +32,7 @@ class Verdict:
 
     @classmethod
     def on(cls, groups: Sequence[Comparison]) -> Verdict:
-        """The verdict on one model and target: its ranking, where there is one, and what training gained."""
+        """The verdict on one model and target: its ranking, if any, and the gain from training."""
         first = list({group.task: group for group in reversed(groups)}.values())
         ranking = _ranking(first)
         warnings = dict.fromkeys(warning for group in groups for warning in group.warnings())
@@ -41,12 +41,12 @@ class Verdict:
 
     @property
     def lines(self) -> list[str]:
-        """The warnings, each as such, and the advice."""
+        """The warnings and the advice."""
         return [*(f"Warning: {warning}." for warning in self.warnings), *self.advice]
 
 
 def _ranking(groups: Sequence[Comparison]) -> Ranking | None:
-    """The ranking of `ropepatch compare`, where the results hold what it needs."""
+    """The ranking of `ropepatch compare`, if the results suffice."""
     results = [result for group in groups for result in group.results.values() if not result.served]
     loss = [result for result in results if result.of("loss", "begin", "end")]
     base = [result.label for result in loss if result.scaling is None]
@@ -59,7 +59,7 @@ def _ranking(groups: Sequence[Comparison]) -> Ranking | None:
 
 
 def _gains(group: Comparison) -> Iterator[str]:
-    """Gains of every adaptation over its start, paired by document."""
+    """The gain of every training over its start, paired by document."""
     for name, result in group.results.items():
         if not result.adapted or (before := training_free(group.results, result)) is None:
             continue
@@ -68,8 +68,8 @@ def _gains(group: Comparison) -> Iterator[str]:
         if len(means) < 2 or (gain := difference(*means)).missing:
             continue
         low, high = gain.interval()
-        doubt = "" if low > 0 else ": it does harm" if high < 0 else ", which is not significant"
-        yield f"Training gains {name} {signed(gain)} nats per token over {before}{doubt}."
+        doubt = "" if low > 0 else " (harmful)" if high < 0 else " (not significant)"
+        yield f"Training gain of {name} over {before}: {signed(gain)} nats/token{doubt}."
 
 
 def measured(groups: Sequence[Comparison]) -> str:
@@ -79,22 +79,22 @@ def measured(groups: Sequence[Comparison]) -> str:
     adapted = [name for name, result in results.items() if result.adapted]
     methods = {name: r.scaling["method"] for name, r in results.items() if r.scaling and not r.adapted}
     parts = []
-    for one, rest, is_remapping in (("scaling", " of its rope", False), ("position remapping", "", True)):
+    for one, rest, is_remapping in (("RoPE scaling", "", False), ("position remapping", "", True)):
         if names := [name for name, method in methods.items() if (method in REMAPPINGS) == is_remapping]:
             count = f"{len(names)} {one}{'s' * (len(names) > 1)}{rest}"
             parts.append(
-                f"{count} to {target} tokens{', training-free' * bool(adapted)}: {enumeration(names)}"
+                f"{count} to {target} tokens{' without training' * bool(adapted)}: {enumeration(names)}"
             )
     if served := [name for name, result in results.items() if result.served]:
-        parts.append(f"as it is served: {enumeration(served)}")
+        parts.append(f"served: {enumeration(served)}")
     if adapted:
-        parts.append(f"trained for {target} tokens: {enumeration(adapted)}")
+        parts.append(f"fine-tuned for {target} tokens: {enumeration(adapted)}")
     what = "; ".join(parts) or f"the baseline, to {target} tokens"
     return f"{groups[0].model} was {groups[0].history}. Measured here: {what}."
 
 
 def variant(group: Comparison, groups: Sequence[Comparison]) -> str:
-    """Settings that set a comparison apart from the others of its task; empty where none does."""
+    """The settings that differ from those of the other comparisons of its task; empty if none do."""
     others = [other.parameters for other in groups if other.task == group.task]
     settings = task_of(group.task).model_fields.keys() - {"lengths", "metadata"}
     return ", ".join(
@@ -105,13 +105,13 @@ def variant(group: Comparison, groups: Sequence[Comparison]) -> str:
 
 
 def origin(results: Sequence[Result]) -> list[str]:
-    """Origins of the results: versions, device, data type, and how much text was read."""
+    """The origin of the results: versions, device, dtype, and the amount of text."""
     lines = [
         ", ".join(f"{name} {version}" for name, version in result.env.items() if name in VERSIONS)
         + f"; {result.env.get('server') or result.env.get('device', 'unknown device')}, "
         + f"{result.env.get('dtype', '')}".rstrip(", ")
         for result in results
-        if result.env  # the floor of a text is no measurement
+        if result.env  # the floor of a text is computed, not measured
     ]
     texts = [
         f"{result.parameters.get('text', 'text')}, {result.parameters['tokens']:,} tokens"
@@ -122,7 +122,7 @@ def origin(results: Sequence[Result]) -> list[str]:
 
 
 def provenance(result: Result) -> list[tuple[str, str]]:
-    """Everything that stands behind a result, by name."""
+    """The provenance of a result, by name."""
     lines: dict[str, Any] = {"task": result.task, "target": result.target}
     lines |= {f"model {name}": value for name, value in result.model.items()}
     lines |= {f"scaling {name}": value for name, value in (result.scaling or {}).items()}

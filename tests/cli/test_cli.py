@@ -160,7 +160,7 @@ def test_extend_writes_a_folder_named_after_what_it_is(checkpoint, tmp_path, run
 
 def test_quiet_leaves_results_and_warnings(run_here):
     done = run_here("eval", "tiny", "--quiet", "--limit", "1")
-    assert "Nats per token" in done.stdout
+    assert "Loss (nats/token)" in done.stdout
     assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["warning"]
 
 

@@ -184,7 +184,7 @@ def test_the_tables_are_those_of_the_results_with_this_checkpoint_marked_and_the
     assert card_text(replace(MADE["trained"], results=TRAINED[::-1])) == card
     shown = tables(card)
     heads = ["", "baseline", "yarn", "**yarn + mine** (this checkpoint)"]
-    losses, found = shown["Nats per token"], shown["Answers found"]
+    losses, found = shown["Loss (nats/token)"], shown["Retrieval accuracy"]
     assert (losses[0], found[0]) == ([*heads, "floor"], heads)
     assert losses[-1][2:] == ["0.558 (0.458 to 0.658)", "0.450 (0.350 to 0.550)", "0.385"]
     assert shown["Perplexity"][-1][3] == "1.568 (1.419 to 1.733)"
@@ -192,9 +192,9 @@ def test_the_tables_are_those_of_the_results_with_this_checkpoint_marked_and_the
     outcome = card.partition("## How to load it")[0].splitlines()
     within = card.partition("### Within the old context\n\n")[2].splitlines()
     for lines, begin, numbers in (  # in the order of the sentence
-        (outcome, "Nats per token at 1,024", ["1,024", "0.450", "12.033", "1,024", "75%"]),
-        (within, "- Nats per token at 256", ["256", "0.611", "0.629"]),
-        (within, "- Answers found at 256", ["256", *["100%"] * 4]),
+        (outcome, "Loss (nats/token) at 1,024", ["1,024", "0.450", "12.033", "1,024", "75%"]),
+        (within, "- Loss (nats/token) at 256", ["256", "0.611", "0.629"]),
+        (within, "- Retrieval accuracy at 256", ["256", *["100%"] * 4]),
         (within, "- Loss on the text that was watched", ["0.612", "0.618", "1.00%", "2.00%"]),
     ):
         (line,) = (line for line in lines if line.startswith(begin))
@@ -215,7 +215,7 @@ def test_every_warning_of_the_terminal_is_on_the_card_before_its_headline(docume
     printed = re.findall(r"^Warning: (.*)\.$", capsys.readouterr().out, re.MULTILINE)
     assert len(printed) == (documents < 5) + (haystacks < 5)
     card = card_text(made(results=results))
-    head = card.partition("Nats per token at")[0]
+    head = card.partition("Loss (nats/token) at")[0]
     assert re.findall(r"^> \*\*Warning:\*\* (.*)\.$", head, re.MULTILINE) == printed
     assert card.count("Warning") == len(printed)
 

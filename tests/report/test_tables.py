@@ -23,18 +23,18 @@ def lines(cells):
 def test_the_outcome_is_each_measure_at_the_greatest_length_with_its_interval():
     asked = asking("yarn", [4, 4, 3], method="yarn")
     heads, rows = table(
-        "The outcome at the target",
+        "Summary at the target length",
         reading("baseline", [0.6, 2.0, 12.0]),
         reading("yarn", [0.65, 0.6, 0.55], method="yarn"),
         asking("baseline", [4, 0, 0]),
         asked,
     )
     assert [head.partition(",")[0] for head in heads] == [
-        "Nats per token",
+        "Loss (nats/token)",
         "Perplexity",
-        "Answers found",
+        "Retrieval accuracy",
         "Effective length at 85.6%",
-        "Log-probability of the answers",
+        "Answer log-prob (nats/token)",
     ]
     assert lines(rows["baseline"][:2]) == ["12.000 (11.900 to 12.100)", "1.6e5 (1.5e5 to 1.8e5)"]
     assert lines(rows["yarn"][:2]) == ["0.550 (0.450 to 0.650)", "1.733 (1.568 to 1.916)"]
@@ -47,23 +47,23 @@ def test_the_outcome_is_each_measure_at_the_greatest_length_with_its_interval():
 
 
 def test_an_effective_length_shows_the_lower_end_of_what_is_found_at_it():
-    heads, rows = table("Answers found", asking("yarn", [20, 0, 20], n=20))
+    heads, rows = table("Retrieval accuracy", asking("yarn", [20, 0, 20], n=20))
     *shares, reached = rows["yarn"]
     low = dict(zip(heads, shares, strict=False))["256 tokens"].detail.partition(" ")[0]
-    assert (reached.text, reached.detail) == ("256", f"at least {low} found")
+    assert (reached.text, reached.detail) == ("256", f"accuracy at least {low}")
 
 
 def test_stretches_of_positions_are_joined_to_the_trained_context_and_its_doublings():
     lengths, nats = [64, 128, 256, 384, 512, 700], [6.0, 4.0, 2.0, 1.0, 3.0, 5.0]
     result = reading("yarn", nats, lengths=lengths, gain=[0.1, 0.2, 0.3, 0.5, 0.7])
-    heads, rows = table("Nats per token, by position", result)
+    heads, rows = table("Loss (nats/token), by position", result)
     assert heads == ["0 to 256", "256 to 512", "512 to 700"]
     assert lines(rows["yarn"]) == [
         "4.000 (3.900 to 4.100)",
         "2.000 (1.900 to 2.100)",
         "5.000 (4.900 to 5.100)",
     ]
-    heads, rows = table("Nats gained from beyond the trained context, by position", result)
+    heads, rows = table("Gain from the longer context (nats/token), by position", result)
     assert heads == ["256 to 512", "512 to 700"]
     assert lines(rows["yarn"]) == ["0.400 (0.300 to 0.500)", "0.700 (0.600 to 0.800)"]
 
@@ -74,11 +74,11 @@ def test_what_is_served_is_set_against_the_checkpoint_document_by_document():
     q4 = replace(reading("q4", [own, served], **as_read), env={"server": "http://there"})
     q8 = replace(reading("q8", [own, own], **as_read), env=q4.env)
     results = [q8, q4, reading("baseline", [own, own], **as_read)]
-    for name in ("Nats per token", "Nats per token, by position"):
+    for name in ("Loss (nats/token)", "Loss (nats/token), by position"):
         _, rows = table(f"{name}: difference from baseline", *results)
         assert lines(rows["q4"]) == ["+0.000 (+0.000 to +0.000)", "+0.250 (+0.250 to +0.250)"]
         assert {*rows} == {"q4", "q8"}
-    _, rows = table("Nats per token: difference from q8", *results[:2])
+    _, rows = table("Loss (nats/token): difference from q8", *results[:2])
     assert {*rows} == {"q4"}
     assert not any("difference" in one.caption for one in results_tables([results[2]]))
 
@@ -96,27 +96,27 @@ def test_long_perplexity_has_its_interval_and_how_many_tokens_are_key():
 def test_kinds_of_questions_have_a_table_of_their_own_where_there_are_several():
     of = {"number": [4, 2, 0], "sentence": [4, 4, 3]}
     results = [asking("baseline", of), asking("yarn", {kind: [4] * 3 for kind in of}, method="yarn")]
-    _, found = table("Answers found, number", *results)
+    _, found = table("Retrieval accuracy, number", *results)
     assert [cell.text for cell in found["baseline"]] == ["100%", "50%", "0%", "256"]
-    _, found = table("Answers found, sentence", *results)
+    _, found = table("Retrieval accuracy, sentence", *results)
     assert [cell.text for cell in found["baseline"]] == ["100%", "100%", "75%", "512"]
     assert [cell.best for cell in found["yarn"]] == [False, False, True, False]
-    _, log_probs = table("Log-probability of the answers, nats per token, number", *results)
+    _, log_probs = table("Answer log-prob (nats/token), number", *results)
     assert [log_probs[name][2].text for name in ("baseline", "yarn")] == ["-3.00", "-0.10"]
-    heads, _ = table("The outcome at the target", *results)
+    heads, _ = table("Summary at the target length", *results)
     assert [head for head in heads if "number" in head] == [
-        "Answers found, number",
+        "Retrieval accuracy, number",
         "Effective length at 85.6%, number",
-        "Log-probability of the answers, nats per token, number",
+        "Answer log-prob (nats/token), number",
     ]
-    assert not any(one.caption == "Answers found" for one in results_tables(results))
+    assert not any(one.caption == "Retrieval accuracy" for one in results_tables(results))
 
 
 def test_a_kind_that_the_baseline_only_guesses_is_shown_with_the_reason_and_without_an_effective_length():
     of = {"number": [9, 2, 0], "chain": [3, 9, 9]}
     chain = [one for one in results_tables([asking("baseline", of, n=10, keys=4)]) if "chain" in one.caption]
     why = "within 256 tokens the unscaled model finds 9 of 30 (95 % interval 12% to 56%), no more than by"
-    assert [one.caption.partition(" (")[2].partition(" guessing")[0] for one in chain] == [
+    assert [one.caption.partition(", chain (")[2].partition(" guessing")[0] for one in chain] == [
         f"not counted: {why}"
     ] * 2
     assert [len(one.heads) for one in chain] == [4, 4]

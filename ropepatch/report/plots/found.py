@@ -1,4 +1,4 @@
-"""Answers found, by length and depth or kind."""
+"""Retrieval accuracy by length and depth or kind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ AXES = {  # by key of the rows: the name of the axis, and inches that its ticks 
 
 
 def plot_found(comparison: Comparison, by: Literal["depth", "kind"], of: str | None = None) -> Figure:
-    """A heat map per result: the share of answers found by length and depth, or by length and kind."""
+    """A heat map per result: the retrieval accuracy by length and depth, or by length and kind."""
     keys = dict.fromkeys(["length", by, *(["kind"] if of else [])])
     found = comparison.rows("found", *keys)
     tables = {
@@ -73,13 +73,13 @@ def plot_found(comparison: Comparison, by: Literal["depth", "kind"], of: str | N
             figure.legend(
                 handles=handles, loc="outside upper left", ncols=len(KEY), handlelength=1.2, columnspacing=1
             )
-        below = f"prompt, tokens (dashed: the trained {short_length(comparison.trained)})"
+        below = f"prompt, tokens (dashed: the original {short_length(comparison.trained)})"
         figure.supxlabel(below, color=QUIET, fontsize=9)
         figure.supylabel(label, color=QUIET, fontsize=9)
         trials = sorted({row.n for row in cells})
         each = " to ".join(map(str, dict.fromkeys((trials[0], trials[-1]))))
-        asked = f" to {of}" if of else ""
-        title = f"{shown(comparison.model)}: answers{asked} found, of {each} in each cell"
+        asked = f" for {of}" if of else ""
+        title = f"{shown(comparison.model)}: retrieval accuracy{asked}, {each} answers per cell"
         figure.suptitle(title, x=0.01, ha="left", color=QUIET, fontsize=9)
     return figure
 

@@ -68,12 +68,12 @@ def plot_positions(comparison: Comparison, look: Mapping[str, Look]) -> Figure:
 
     What is far above the best line leaves the picture and is named with its last value.
     """
-    return _stretches(comparison, look, "loss", "loss, nats per token")
+    return _stretches(comparison, look, "loss", "loss (nats/token)")
 
 
 def plot_gain(comparison: Comparison, look: Mapping[str, Look]) -> Figure:
-    """The gain from the context beyond the trained one, in nats per token; below 0 it does harm."""
-    title = "gained from the context beyond the trained one, nats per token"
+    """The gain from the context beyond the original length, in nats per token; below 0 it is harmful."""
+    title = "gain from the context beyond the original length (nats/token)"
     figure = _stretches(comparison, look, "gain", title, worse=-1)
     figure.axes[0].axhline(0, color=FAINT, linewidth=0.9, zorder=0.9)
     return figure

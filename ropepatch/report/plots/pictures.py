@@ -1,4 +1,4 @@
-"""Figures that results and plans allow, with a name and a caption each."""
+"""The figures of results and plans, each with a name and a caption."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Changes = Sequence[tuple[Rescaling, Look]]
 BANDS = "bands: 95 % intervals"
-BY_DEPTH = "Share of answers found, by the prompt's length and the depth of the needle"
+BY_DEPTH = "Retrieval accuracy by prompt length and depth of the needle"
 DRAWINGS: Mapping[tuple[str, ...], tuple[str, Callable[[Comparison, Mapping[str, Look]], Figure], str]] = {
     # By measure and what it is at: name, function and caption
     ("loss", "length"): (
@@ -39,7 +39,7 @@ DRAWINGS: Mapping[tuple[str, ...], tuple[str, Callable[[Comparison, Mapping[str,
     ("gain", "begin", "end"): (
         "gain",
         plot_gain,
-        "What a token gains from the context beyond the trained one; below 0 that context does harm",
+        "Gain of a token from the context beyond the original length; below 0 that context is harmful",
     ),
     ("found", "length", "depth"): (
         "retrieval",
@@ -49,23 +49,23 @@ DRAWINGS: Mapping[tuple[str, ...], tuple[str, Callable[[Comparison, Mapping[str,
     ("found", "kind", "length"): (
         "retrieval",
         lambda comparison, look: plot_found(comparison, "kind"),
-        "Share of answers found, by the kind of question and the prompt's length",
+        "Retrieval accuracy by kind of question and prompt length",
     ),
 }
 DISTANCES = (
-    "The distance at which every query reads every key, and below it the last query. Blue: within the "
-    "trained context of {} tokens; orange: beyond it; blank: unseen."
+    "The distance between every query and every key after the method, and below it that of the last query. "
+    "Blue: within the original length of {} tokens; orange: beyond it; blank: not attended."
 )
 DISTANCES_OF_SCALINGS = (
-    " A scaling slows every rotary pair by a divisor of its own, and so divides the distances "
-    "that this pair sees. Of the pairs that did not turn fully within the trained context the one that "
-    "sees farthest is drawn, the others are shaded; pairs that did turn fully know every angle."
+    " A scaling divides the frequency of each rotary pair, and so the distances for this pair. The line is "
+    "the slow pair with the greatest distances, the shade the other slow pairs: those that do not complete a "
+    "rotation within the original length. Faster pairs have seen every angle."
 )
-WAVELENGTHS = "Tokens per rotation of every rotary pair, before and after; shaded: what becomes of the pairs."
+WAVELENGTHS = "Tokens per rotation of every rotary pair, before and after; the shade shows the change."
 
 
 class Picture(NamedTuple):
-    """A figure, what its file is called and what stands below it; of which method, if it is of one alone."""
+    """A figure with its file name and caption, and its method if it shows only one."""
 
     name: str
     figure: Figure
