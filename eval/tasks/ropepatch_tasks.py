@@ -66,7 +66,7 @@ def _written(tokenizer: PreTrainedTokenizerBase, question: list[int], answer: li
         if whole.startswith(context) and read == [ids, question]:
             return context, whole[len(context) :]
     raise RopepatchError(
-        f"the tokens of a prompt of {len(ids)} tokens do not come back from its text with "
+        f"a prompt of {len(ids)} tokens has other tokens when its text is encoded with "
         f"{type(tokenizer).__name__}",
         hint="the harness can only pass text: use ropepatch.passkey",
     )
@@ -126,7 +126,7 @@ def key_spans(
     if not evaluator:
         raise RopepatchError(
             f"{task} needs an evaluator, which marks the key tokens",
-            hint=f'--metadata \'{{"evaluator": "MODEL"}}\': another model, that reads {length} tokens well',
+            hint=f'--metadata \'{{"evaluator": "MODEL"}}\': a model that supports {length} tokens',
         )
     tokenizer = _tokenizer(metadata)
     beginnings = _beginnings(tokenizer, _documents(task, text), length)
@@ -140,7 +140,7 @@ def key_spans(
         rows += [found[index * len(found) // asked] for index in range(asked)]
     if not rows:
         raise RopepatchError(
-            f"{evaluator} finds no key token in {len(beginnings)} documents of {length} tokens",
+            f"{evaluator} marks no key token in {len(beginnings)} documents of {length} tokens",
             hint="give more text, or a smaller short",
         )
     return _test_split(rows)
@@ -200,7 +200,7 @@ def _spans_of(
 
 
 def key_scores(doc: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, Any]:
-    """The span's log-likelihood and tokens, and whether it is what the model would say."""
+    """The span's log-likelihood and tokens, and whether greedy decoding gives it."""
     ((log_likelihood, greedy),) = results
     return {"key_perplexity": (log_likelihood, doc["tokens"]), "key_acc": float(greedy)}
 
@@ -219,7 +219,7 @@ def _lengths(task: str, lengths: Sequence[int], metadata: dict[str, Any]) -> lis
     if limit is not None and ordered[-1] > limit:
         raise RopepatchError(
             f"{task} asks for {ordered[-1]} tokens, but the model's max_length is {limit}",
-            hint="ask for shorter ones; set max_length in model_args only if the model reads so many",
+            hint="use shorter lengths; set max_length in model_args only if the model supports it",
         )
     return ordered
 

@@ -98,7 +98,7 @@ def test_a_tokenizer_whose_text_is_read_as_other_tokens_is_refused(helpers, tmp_
     writes_others = [decoders.Replace(".", "!"), decoders.ByteLevel()]
     tokenizer.backend_tokenizer.decoder = decoders.Sequence(writes_others)
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(RopepatchError, match="do not come back from its text"):
+    with pytest.raises(RopepatchError, match="has other tokens when its text is encoded"):
         helpers.passkeys(max_seq_lengths=[256], tokenizer=str(tmp_path))
 
 
@@ -203,7 +203,7 @@ DULL = {"text": "The mill wheel turns and turns. " * 60, "max_seq_lengths": [200
         ("key_spans", KEYS | {"short": 64}, "needs an evaluator"),
         ("key_spans", KEYS | {"evaluator": "tiny"}, "short must be from 4 to 127"),
         ("key_spans", KEYS | {"max_length": 100}, "asks for 128 tokens"),
-        ("key_spans", READ | DULL | {"evaluator": "tiny"}, "finds no key token in 1 documents"),
+        ("key_spans", READ | DULL | {"evaluator": "tiny"}, "marks no key token in 1 documents"),
     ],
 )
 def test_what_a_task_needs_and_is_not_given_is_named(helpers, builder, metadata, message, tmp_path):
