@@ -1,4 +1,4 @@
-"""Which engines read the scaling of which architecture, from eval/results; docs/tables.py writes it."""
+"""Which engines support the scaling of which architecture, from eval/results; docs/tables.py writes it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def text() -> str:
 
 
 def forget() -> None:
-    """Let the package read `engine_types.json` anew, which has just been written."""
+    """Let the package load `engine_types.json` again, which has just been written."""
     facts._facts.cache_clear()
     facts._rows.cache_clear()
 
@@ -68,7 +68,7 @@ def key(model_type: str) -> str:
 
 
 def table() -> str:
-    """Which rope types every engine reads of every architecture, and how that is known."""
+    """The RoPE types that each engine supports in each architecture, and how that is known."""
     names = sorted(
         {row["model_type"] for engine in engines() for row in rows_of(engine) if "model_type" in row}
     )
@@ -77,7 +77,7 @@ def table() -> str:
 
 
 def cell(engine: str, whole: str, text: str | None = None) -> str:
-    """Name the rope types that an engine reads in an architecture, and what it does with the others."""
+    """Name the RoPE types that an engine supports in an architecture, and what it does with the others."""
     verdicts = {kind: found(engine, whole, text or whole, kind) for kind in ASKED}
     if len({*verdicts.values()}) == 1:
         how, verdict = verdicts["default"]

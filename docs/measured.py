@@ -1,4 +1,4 @@
-"""Tables of the documents that say what was measured, from eval/results."""
+"""Tables of measurements in the documents, from eval/results."""
 
 import json
 import math
@@ -22,10 +22,10 @@ def result(name: str) -> Any:
 
 
 def demo() -> str:
-    """Losses and answers by length, before and after, as `ropepatch demo` measures them."""
+    """Loss and passkey accuracy by length, before and after, as `ropepatch demo` measures them."""
     heads = {"baseline": "before", "yarn": "after", "floor": "floor"}
     tables = []
-    for measure, words in (("loss", "nats per token, first"), ("found", "passkeys found, of 20 at")):
+    for measure, words in (("loss", "loss (nats/token), first"), ("found", "passkey accuracy (n = 20), at")):
         cells = {
             (result.label, row.length): f"{row.text} ({row.interval})" if row.interval else row.text
             for result in ropepatch.read_results(RESULTS / "demo")
@@ -40,17 +40,17 @@ def demo() -> str:
 
 
 def tiny_checkpoint() -> str:
-    """What the card of the bundled checkpoint says of it."""
+    """The measurements on the card of the bundled checkpoint."""
     (record,) = result("tiny-checkpoint")["rows"]
     tales, depths = record["tales"], list(record["passkey"]["256"])
     lines = [
-        f"- Loss on {tales['tales']} tales of {tales['tokens']} tokens: {tales['loss']:.4f} nats per token, "
-        f"{tales['over_floor']:.1%} above the floor of {tales['floor']:.4f} (standard error of the "
-        f"difference {tales['excess_standard_error']:.4f}); a reader who forgets every sentence: "
-        f"{tales['forgetful']:.4f}",
-        "- What a window is worth: over the second half of tales of 2048 tokens a perfect reader pays "
-        + ", ".join(f"{nats:.3f} seeing {window} tokens" for window, nats in record["worth"].items()),
-        "- Passkeys retrieved, by depth of the key:",
+        f"- Loss on {tales['tales']} held-out stories of {tales['tokens']} tokens: {tales['loss']:.4f} "
+        f"nats/token, {tales['over_floor']:.1%} above the floor of {tales['floor']:.4f} (standard "
+        f"error of the difference {tales['excess_standard_error']:.4f}); a model that forgets every "
+        f"earlier sentence: {tales['forgetful']:.4f}",
+        "- The least possible loss over the second half of stories of 2048 tokens: "
+        + ", ".join(f"{nats:.3f} with the last {window} tokens" for window, nats in record["worth"].items()),
+        "- Passkey accuracy, by depth of the needle:",
         "",
     ]
     rows = [
@@ -83,19 +83,19 @@ def babyllama() -> str:
 # Training-free and adapted
 
 CHOSEN = ("none", "linear", "ntk", "ntk-by-parts", "llama3", "yarn")
-ADAPTED = {  # by run: method, and the rows it trains on
-    "yarn": "`yarn`, both",
-    "linear": "`linear`, both",
-    "ntk": "`ntk`, both",
-    "short": "`yarn`, rows of 256",
-    "true": "`yarn`, rows of 2048",
-    "true, time of short": "`yarn`, rows of 2048, the time of rows of 256",
+ADAPTED = {  # by run: method, and the training sequences
+    "yarn": "`yarn`, both lengths",
+    "linear": "`linear`, both lengths",
+    "ntk": "`ntk`, both lengths",
+    "short": "`yarn`, sequences of 256",
+    "true": "`yarn`, sequences of 2048",
+    "true, time of short": "`yarn`, sequences of 2048, in the time of sequences of 256",
 }
 LAST = "1024 to 2048"
 
 
 def training_free() -> str:
-    """Every method on tiny at every factor."""
+    """All methods on tiny at all factors."""
     rows = result("tiny-training-free")["rows"]
     given = {row["method"]: row["given"] for row in rows if row.get("given")}
     lists = [name for name, kind in METHODS.items() if kind.required() and name not in given]
@@ -105,26 +105,29 @@ def training_free() -> str:
     ]
     parameters = ", ".join(f"`{name}` with {values}" for name, values in given.items())
     absent = ", ".join(f"`{name}`" for name in lists)
-    notes = f"Given parameters: {parameters}. Not measured, because they need lists that a search finds: "
-    return "\n\n".join([*tables, f"{notes}{absent}."])
+    notes = (
+        f"Parameters that are not defaults: {parameters}. "
+        f"Not measured, because a search has to find their factors: {absent}."
+    )
+    return "\n\n".join([*tables, notes])
 
 
 def training_free_chosen() -> str:
-    """Some methods at four times the window."""
+    """Some methods at four times the original length."""
     return _methods(4, CHOSEN)
 
 
 def _methods(factor: int, names: Iterable[str]) -> str:
-    """Loss by stretch and keys by length, one method per row, the floors below."""
+    """Loss by positions and passkey accuracy by length, one method per row, the floors below."""
     rows = {row["method"]: row for row in result("tiny-training-free")["rows"] if row["factor"] == factor}
     floors = {name: row for name, row in rows.items() if "floor" in name}
     columns: dict[str, Any] = {"": lambda name: name if name in floors else f"`{name}`"}
     for span in rows["none"]["nats"]:
-        columns[f"nats {span}"] = lambda name, span=span: (
+        columns[f"loss, {span}"] = lambda name, span=span: (
             _nats(*rows[name]["nats"][span]) if name in rows else "not yet measured"
         )
     for length in rows["none"]["keys"]:
-        columns[f"keys at {length}"] = lambda name, length=length: (
+        columns[f"passkey accuracy at {length}"] = lambda name, length=length: (
             "" if name in floors or name not in rows else counted(share(*rows[name]["keys"][length]))
         )
     return table([*names, *floors], columns)
@@ -135,17 +138,17 @@ def _nats(mean: float, reach: float) -> str:
 
 
 def adaptation() -> str:
-    """What training reaches, by method and by the rows it trains on."""
+    """Loss and passkey accuracy after training, by method and training sequences."""
     runs = {row["run"]: row for row in result("adaptation")["rows"]}
     floor = runs["floor"]["nats"]
     names = ADAPTED | {f"{name}, not trained": f"`{name}`, not trained" for name in ("none", "yarn")}
     columns: dict[str, Any] = {"": lambda run: names.get(run, run)}
     for span in floor:
         if span != "0 to 2048":
-            columns[f"nats {span}"] = lambda run, span=span: _above(runs[run]["nats"][span], floor[span])
+            columns[f"loss, {span}"] = lambda run, span=span: _above(runs[run]["nats"][span], floor[span])
     columns |= {
-        "keys at 2048": lambda run: _keys(runs[run]),
-        "short context": lambda run: f"{runs[run]['gate']['increase']:+.1%}" if run in ADAPTED else "",
+        "passkey accuracy at 2048": lambda run: _keys(runs[run]),
+        "short-context loss": lambda run: f"{runs[run]['gate']['increase']:+.1%}" if run in ADAPTED else "",
         "tokens": lambda run: (
             "" if run == "floor" else f"{runs[run]['tokens'] / 1e6:.2f} M" if run in ADAPTED else "0"
         ),
@@ -154,10 +157,10 @@ def adaptation() -> str:
     base = stories["base"]
     text = (
         f"babyllama-361 on {stories['pieces']} held-out windows of 2048 tokens, trained on other stories "
-        f"by the same settings: {stories['adapted'][LAST]:.3f} nats per token at 1024 to 2048, training-free "
-        f"{stories['training-free'][LAST]:.3f}. The base model within its context: {base['0 to 256']:.3f} on "
+        f"with the same settings: loss {stories['adapted'][LAST]:.3f} nats/token at positions 1024 to 2048, "
+        f"{stories['training-free'][LAST]:.3f} without training. The base model: {base['0 to 256']:.3f} on "
         f"the first 256 tokens of these windows, {base['1024 to 2048, 256 tokens at a time']:.3f} on the "
-        "text of 1024 to 2048, 256 tokens at a time."
+        "text of positions 1024 to 2048, 256 tokens at a time."
     )
     return f"{table([*names, 'floor'], columns)}\n\n{text}"
 
@@ -177,14 +180,15 @@ def adaptation_in_short() -> str:
     }
     columns = {
         "`tiny`, 256 to 2048, YaRN": lambda one: one[0],
-        "nats 0 to 256": lambda one: f"{one[1]['nats']['0 to 256']:.3f}",
-        f"nats {LAST}": lambda one: f"{one[1]['nats'][LAST]:.3f}",
-        "keys at 2048": lambda one: _keys(one[1]),
+        "loss, 0 to 256": lambda one: f"{one[1]['nats']['0 to 256']:.3f}",
+        f"loss, {LAST}": lambda one: f"{one[1]['nats'][LAST]:.3f}",
+        "passkey accuracy at 2048": lambda one: _keys(one[1]),
     }
     start = result("adaptation")["recorded"][rows["yarn"]["recorded"]]
     note = (
-        "`tiny` (1,967,808 parameters); nats over 24 held-out tales, n = 100 passkeys, 95 % intervals; one "
-        f"training; {start['env']['dtype'].removeprefix('torch.')} on a {start['env']['device'].upper()}, "
+        "`tiny` (1,967,808 parameters); losses in nats/token over 24 held-out stories, n = 100 passkeys, "
+        "95 % intervals; one training; "
+        f"{start['env']['dtype'].removeprefix('torch.')} on a {start['env']['device'].upper()}, "
         f"{start['date']}; `python eval/studies/adaptation/adaptation.py --work DIR`; "
         "`eval/results/adaptation.json`."
     )
@@ -192,7 +196,7 @@ def adaptation_in_short() -> str:
 
 
 def _keys(run: dict[str, Any]) -> str:
-    """The share of the passkeys found at the target, with the interval."""
+    """Passkey accuracy at the target length, with the interval."""
     if "keys" not in run:
         return ""
     found = share(*run["keys"]["2048"])

@@ -1,4 +1,4 @@
-"""Tables of the documents that say what the package holds: its registries, recipes, engines and presets."""
+"""Tables of what the package contains: its registries, recipes, engines and presets."""
 
 import inspect
 import json
@@ -64,15 +64,15 @@ def _formulas(kinds: Iterable[Any], head: str) -> str:
 
 
 def gguf_architectures() -> str:
-    """What llama.cpp reads of the rope of a GGUF file, by architecture."""
-    plain = "linear, ntk, abf, yarn with its usual betas; none of them on top of a YaRN"
+    """How llama.cpp gets RoPE scaling from a GGUF file, by architecture."""
+    plain = "linear, ntk, abf, yarn with its usual betas; none of them on top of YaRN"
     rows = [
-        ("every static method", f"by `{FREQS}`", _named(GGUF_FREQS)),
-        ("every static method", "by `rope_factors_long` and `_short`", _named(GGUF_FACTORS)),
-        (plain, "by keys", _named(GGUF_PLAIN)),
-        (f"{plain}; no other attention factor", "by keys", _named(GGUF_GLOBAL)),
+        ("every static method", f"as `{FREQS}`", _named(GGUF_FREQS)),
+        ("every static method", "as `rope_factors_long` and `_short`", _named(GGUF_FACTORS)),
+        (plain, "as keys", _named(GGUF_PLAIN)),
+        (f"{plain}; no other attention factor", "as keys", _named(GGUF_GLOBAL)),
     ]
-    return markdown_rows(("methods", "said", "architectures, as GGUF names them"), rows)
+    return markdown_rows(("methods", "stored", "architectures, as GGUF names them"), rows)
 
 
 def _named(architectures: Iterable[str]) -> str:
@@ -80,7 +80,7 @@ def _named(architectures: Iterable[str]) -> str:
 
 
 def engine_versions() -> str:
-    """The version of every engine, and whether it was run or read."""
+    """The version of every engine, and whether it ran or its source was read."""
     asked = {row["engine"]: row["version"] for row in result("engines")["rows"]}
     rows = []
     for name, version in VERSIONS.items():
@@ -107,7 +107,7 @@ def kv_caches() -> str:
 
 
 def models() -> str:
-    """What a plan by YaRN makes of every preset."""
+    """The plan by YaRN of every preset."""
     heads = "model", "original length", "target", "saved as", "layers scaled"
     return markdown_rows(heads, [(f"`{one['model']}`", *_planned(one)) for one in PRESETS])
 

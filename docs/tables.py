@@ -54,12 +54,12 @@ from ropepatch.training.recipe import Recipe
 Make = Callable[[], str]
 ROOT = Path(__file__).parents[1]
 STUDIES = "eval/studies"
-SMOLLM2 = (8192, 16384)  # window and target of what is measured
-SMOLLM2_INSTRUCT = "SmolLM2-135M-Instruct (134,515,008 parameters, window 8,192)"
-FURTHER = {  # pages of `eval/entries.py`, by file, window and target
+SMOLLM2 = (8192, 16384)  # original and target length
+SMOLLM2_INSTRUCT = "SmolLM2-135M-Instruct (134,515,008 parameters, original length 8,192)"
+FURTHER = {  # pages of `eval/entries.py`, by file, original and target length
     ("smollm2-fact-chain", *SMOLLM2): SMOLLM2_INSTRUCT,
     ("smollm2", 8192, 32768): SMOLLM2_INSTRUCT,
-    ("gemma3-270m", 32768, 65536): "Gemma 3 270M (268,098,176 parameters, window 32,768)",
+    ("gemma3-270m", 32768, 65536): "Gemma 3 270M (268,098,176 parameters, original length 32,768)",
 }
 
 
@@ -75,7 +75,7 @@ def in_sections(make: Callable[[], Iterator[str]]) -> Make:
 
 
 def pages_cost() -> str:
-    """Tabulate the cost of the study of long pages on some published models."""
+    """Tabulate the cost of the study of long prompts on some published models."""
     smol, base, long = "HuggingFaceTB/SmolLM2-135M", "meta-llama/Meta-Llama-3-8B", "meta-llama/Llama-3.1-8B"
     cases = (smol, *SMOLLM2), (base, 8192, 16384), (base, 8192, 32768), (long, 131072, 262144)
     return pages_study.costs_table(
@@ -84,12 +84,12 @@ def pages_cost() -> str:
 
 
 def smollm2_outcome() -> pages_tables.Outcome:
-    """What SmolLM2 finds on long pages."""
+    """The answers of SmolLM2 on long prompts."""
     return pages_tables.Outcome(rows("smollm2"), *SMOLLM2)
 
 
 def smollm2(make: Callable[[pages_tables.Outcome], str]) -> str:
-    """A table of what SmolLM2 finds on long pages, and under it how it was measured."""
+    """A table of SmolLM2 on long prompts, and under it how it was measured."""
     outcome, model = smollm2_outcome(), f"{SMOLLM2_INSTRUCT}, plain prompts"
     command = "python eval/studies/pages/pages_study.py SMOLLM2 --to 16k --dtype bfloat16"
     file = "`eval/results/smollm2.json`"
@@ -97,7 +97,7 @@ def smollm2(make: Callable[[pages_tables.Outcome], str]) -> str:
 
 
 def further_pages() -> str:
-    """Tabulate what else was read, where there are rows to compare."""
+    """Tabulate the other models and targets that have rows to compare."""
     parts = []
     for (name, window, target), model in FURTHER.items():
         own = rows(name) if (RESULTS / f"{name}.json").exists() else []
@@ -106,7 +106,7 @@ def further_pages() -> str:
             told = pages_tables.measured(result(name), outcome, model, "python eval/run.py", file)
             tables = pages_tables.all_tables(own, window, target)
             parts.append(f"### {model.split(' (')[0]} to {target:,} tokens\n\n{tables}\n\n{told}")
-    return "\n\n".join(parts) or "Nobody has read them yet."
+    return "\n\n".join(parts) or "Not measured yet."
 
 
 BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name

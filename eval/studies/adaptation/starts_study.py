@@ -113,6 +113,9 @@ def more(parser: ArgumentParser) -> None:
 STUDY = Study(name="fit-starts", about=__doc__, cases=cases, measure=measure, options=more, work=True)
 
 
+STARTS = {OWN: "base model within its original length"}
+
+
 def starts_table(rows: list[Row]) -> str:
     """The same steps from several starts, which docs/tables.py writes."""
     reference = first(rows, start=YARN, seed=0)
@@ -125,10 +128,12 @@ def starts_table(rows: list[Row]) -> str:
         return signed(Mean.of([(one - other, 1) for one, other in pairs]))
 
     columns = {
-        "": lambda row: row["start"] + (f", seed {row['seed']}" if "seed" in row else ""),
+        "": lambda row: (
+            STARTS.get(row["start"], row["start"]) + (f", seed {row['seed']}" if "seed" in row else "")
+        ),
         "steps": lambda row: f"{row.get('steps', 0)}",
-        **{f"nats {span}": lambda row, span=span: f"{row['nats'][span]:.4f}" for span in SHOWN},
-        "less YaRN after the same steps": behind,
+        **{f"loss, {span}": lambda row, span=span: f"{row['nats'][span]:.4f}" for span in SHOWN},
+        "loss, 0 to 1024, less YaRN's after the same steps": behind,
     }
     return table(rows, columns)
 

@@ -216,12 +216,17 @@ STUDY = Study(name="distil", about=__doc__, cases=cases, measure=measure, work=T
 # The table, which docs/tables.py writes
 
 
+TEXTS = {"own kind": "its own kind of text"}
+
+
 def title(row: Row) -> str:
     """What was trained on."""
     if row["of"] != TRIAL:
-        return f"– ({'teacher: the remapped base' if row['of'] == TEACHER else row['method']})"
-    place = "skipped positions" if row["skipped"] else "rows of the target"
-    return f"{row['rows']}, {place}, {row['method']}" + (f", seed {row['seed']}" if row["seed"] else "")
+        return "teacher: base with ReRoPE" if row["of"] == TEACHER else f"not trained, {row['method']}"
+    place = "skipped positions" if row["skipped"] else "sequences of the target length"
+    return f"{TEXTS.get(row['rows'], row['rows'])}, {place}, {row['method']}" + (
+        f", seed {row['seed']}" if row["seed"] else ""
+    )
 
 
 def loss(row: Row) -> str:
@@ -233,12 +238,12 @@ def loss(row: Row) -> str:
 
 
 def distil_table(rows: list[Row]) -> str:
-    """For each checkpoint and factor, the trainings by what is left of the excess."""
+    """For each checkpoint and factor, the trainings by the excess loss that remains."""
     return "\n\n".join(block(*case, here) for case, here in by_case(rows).items())
 
 
 def block(model: str, factor: int, target: int, rows: list[Row]) -> str:
-    """The table of a checkpoint and factor, below what it says."""
+    """The table of a checkpoint and factor, below its reference."""
     (own,) = (row for row in rows if row["of"] in (OWN, FLOOR))
     untrained = {row["method"]: row for row in rows if row["of"] == UNTRAINED}
     others = sorted((row for row in rows if row is not own), key=lambda row: excess(row, own).value)
@@ -255,16 +260,16 @@ def block(model: str, factor: int, target: int, rows: list[Row]) -> str:
     columns = {
         "trained on": title,
         "loss, learning rate": loss,
-        "above the floor" if floor else "above its own window": above,
-        "of what the scaling leaves": left,
-        "first L": lambda row: signed(excess(row, own, "short")),
+        "excess loss over the floor" if floor else "excess loss": above,
+        "excess loss remaining": left,
+        "first L tokens": lambda row: signed(excess(row, own, "short")),
         "last quarter": lambda row: signed(excess(row, own, "last")),
         "steps, seconds": lambda row: f"{row['steps']}, {row['seconds']:.0f}" if row["of"] == TRIAL else "–",
     }
     head = (
         f"**{model}, {target // factor:,} to {target:,} tokens**: "
-        f"{'the floor is' if floor else 'through its own window'} {base:.4f} nats per token; "
-        f"{len(own['all'])} windows."
+        f"{'the floor' if floor else 'the base model within its original length'} has a loss of "
+        f"{base:.4f} nats/token; n = {len(own['all'])} documents."
     )
     return f"{head}\n\n{table(others, columns)}"
 

@@ -75,7 +75,9 @@ def recall_table(rows: Sequence[Row]) -> str:
     shown = [(at[0], "near"), (at[2], "near"), (at[2], "far"), (at[-1], "near"), (at[-1], "far")]
     columns: dict[str, Callable[[Run], str]] = {"encoding": lambda run: f"`{run[0]}`"}
     columns |= {f"{span}, {length}": of_runs(recall, length, span) for length, span in shown}
-    columns |= {f"keys at {length}": lambda run, length=length: keys(run[1], length) for length in at}
+    columns |= {
+        f"passkey accuracy at {length}": lambda run, length=length: keys(run[1], length) for length in at
+    }
     columns["minutes of training"] = lambda run: spread(
         [row["seconds"] and row["seconds"] / 60 for row in run[1]], "{:.1f}"
     )
@@ -88,12 +90,12 @@ def recalibration_table(rows: Sequence[Row]) -> str:
     again = [row for row in rows if row["study"] == "recalibrated"]
     items = [(row, when, read) for row in again for when, read in (("before", row["before"]), ("after", row))]
     columns: dict[str, Callable[[Any], str]] = {
-        "put in": lambda one: f"`{one[0]['encoding']}`",
-        "rows of": lambda one: f"{one[0]['window']}",
+        "encoding": lambda one: f"`{one[0]['encoding']}`",
+        "sequences of": lambda one: f"{one[0]['window']}",
         "": lambda one: one[1],
     }
     columns |= {f"{n} tokens": lambda one, n=n: f"{excess(one[2], n):.3f}" for n in at}
-    columns |= {f"keys at {n}": lambda one, n=n: keys([one[2]], n) for n in at}
+    columns |= {f"passkey accuracy at {n}": lambda one, n=n: keys([one[2]], n) for n in at}
     return table(items, columns)
 
 

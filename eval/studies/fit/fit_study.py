@@ -242,13 +242,15 @@ def learned_table(rows: list[Row]) -> str:
         "checkpoint, text": lambda cell: f"{cell.base['model']}, {cell.base['text']}",
         "factor": lambda cell: f"{cell.base['factor']}",
         "best published": lambda cell: cell.published["label"],
-        "its excess": lambda cell: f"{cell.excess(cell.published['nats']):.4f}",
-        "learned": by_seed,
-        "of it": of_it,
-        "at best": lambda cell: "" if cell.bound is None else f"{cell.bound:.0%}",
-        "learned less published": lambda cell: signed(cell.behind("nats")),
-        "within the window": lambda cell: signed(cell.behind("short")),
-        "forward tokens": lambda cell: f"{mean([row['forward_tokens'] for row in cell.fits]) / 1e6:.1f} M",
+        "its excess loss": lambda cell: f"{cell.excess(cell.published['nats']):.4f}",
+        "excess loss, learned (by seed)": by_seed,
+        "remaining": of_it,
+        "remaining, fitted on the test windows": lambda cell: (
+            "" if cell.bound is None else f"{cell.bound:.0%}"
+        ),
+        "loss, learned less published": lambda cell: signed(cell.behind("nats")),
+        "the same, first L tokens": lambda cell: signed(cell.behind("short")),
+        "tokens processed": lambda cell: f"{mean([row['forward_tokens'] for row in cell.fits]) / 1e6:.1f} M",
     }
     return table([Cell(cells[key]) for key in sorted(cells)], columns)
 

@@ -120,7 +120,7 @@ STUDY = Study(name="fit-taught", about=__doc__, cases=cases, measure=measure)
 
 
 def taught_table(rows: list[Row]) -> str:
-    """What a fit from the model's own distributions leaves of YaRN's excess on other text."""
+    """The share of YaRN's excess loss that remains on other text after a fit by self-distillation."""
     groups = []
     for here in by(rows, "model", "factor", "text").values():
         of = {(row["of"], row.get("keys")): row for row in here}
@@ -132,32 +132,32 @@ def taught_table(rows: list[Row]) -> str:
         return lambda group: f"{Mean.of(group[place]['all']).value:.4f}"
 
     columns = {
-        "checkpoint, read on": lambda group: f"{group[0]['model']}, {group[0]['text']}",
+        "checkpoint, measured on": lambda group: f"{group[0]['model']}, {group[0]['text']}",
         "factor": lambda group: f"{group[0]['factor']}",
         "learned": lambda group: (
             ("weights (`--distil`)" if group[0]["of"] == DISTIL else "frequencies")
             + " and queries" * bool(group[0].get("queries"))
             + (f", on {group[0]['rows']}" if group[0].get("rows") else "")
-            + (f", asked for {', '.join(group[0]['kinds'])}" if group[0].get("kinds") else "")
+            + (f", with questions for {', '.join(group[0]['kinds'])}" if group[0].get("kinds") else "")
         ),
-        "own window or floor": mean_of(2),
-        "teacher": mean_of(3),
-        "yarn": mean_of(4),
-        "learned, loss": mean_of(0),
-        "left of YaRN's excess": lambda group: left(group[0], group),
+        "reference loss": mean_of(2),
+        "teacher's loss": mean_of(3),
+        "YaRN's loss": mean_of(4),
+        "loss": mean_of(0),
+        "YaRN's excess loss remaining": lambda group: left(group[0], group),
         "by seed": lambda group: ", ".join(left(row, group).split(" ")[0] for row in group[1]),
-        "less YaRN": lambda group: signed(excess(group[0], group[4])),
-        "within the window": lambda group: signed(excess(group[0], group[4], "short")),
-        "less the base": lambda group: cost(group[0], group[5]),
-        "keys found": lambda group: "; ".join(found(row) for row in group[1]),
-        "yarn's": lambda group: found(group[4]),
-        "less YaRN, keys": lambda group: ", ".join(more(row, group[4]) for row in group[1]),
+        "loss less YaRN's": lambda group: signed(excess(group[0], group[4])),
+        "the same, first L tokens": lambda group: signed(excess(group[0], group[4], "short")),
+        "first L tokens, less the base model's": lambda group: cost(group[0], group[5]),
+        "passkey accuracy, answer log-prob": lambda group: "; ".join(found(row) for row in group[1]),
+        "YaRN's": lambda group: found(group[4]),
+        "passkey accuracy less YaRN's": lambda group: ", ".join(more(row, group[4]) for row in group[1]),
     }
     return table(groups, columns)
 
 
 def in_short(rows: list[Row]) -> str:
-    """What is learned of tiny without a text, by factor and way, beside YaRN; and how it was measured."""
+    """The results of tiny without a text, by factor and command, next to YaRN's."""
     lines = []
     tiny = [row for row in rows if row["model"] == "tiny" and (row.get("keys") or row["of"] == FLOOR)]
     for (factor,), here in by(tiny, "factor").items():
@@ -169,10 +169,10 @@ def in_short(rows: list[Row]) -> str:
                     {
                         "": f"`{name}`" if name == FIT else "`--distil`",
                         "to": f"{seeds[0]['target']:,} tokens ({factor} x)",
-                        "passkeys found of 100, by seed": ", ".join(keys_of(row) for row in seeds),
-                        "YaRN": keys_of(of[YARN]),
-                        "left of YaRN's excess loss": left(groups[0], groups),
-                        "within the window, less the base": cost(groups[0], of[BASE]),
+                        "passkey accuracy by seed, n = 100": ", ".join(keys_of(row) for row in seeds),
+                        "YaRN's passkey accuracy": keys_of(of[YARN]),
+                        "YaRN's excess loss remaining": left(groups[0], groups),
+                        "loss within the original length, less the base model's": cost(groups[0], of[BASE]),
                     }
                 )
     return markdown_rows([*lines[0]], [[*line.values()] for line in lines]) if lines else "Not measured yet."

@@ -151,8 +151,8 @@ def cost(config: Any, pages: Pages, missing: Sequence[int]) -> Cost:
 
 def costs_table(costs: Sequence[tuple[str, Pages, Cost]]) -> str:
     """Tabulate costs by model."""
-    counts = {"readings": "readings", "questions": "questions", "whole prompts": "prompts"}
-    counts["tokens read"] = "tokens"
+    counts = {"passes": "readings", "questions": "questions", "whole prompts": "prompts"}
+    counts["tokens processed"] = "tokens"
     columns = {
         "": lambda one: one[0],
         "tokens": lambda one: f"{one[1].window:,} to {one[1].target:,}",

@@ -186,9 +186,9 @@ def _answers(outcome: Outcome) -> Iterator[str]:
 def contrasts_table(outcome: Outcome) -> str:
     """Each method by kind: within the window less the baseline, and at the target less yarn."""
     heads = [
-        *("kind", "", "pages"),
-        *("within the window, nats less the baseline's", "points found"),
-        *(f"at {outcome.target:,}, nats less {BESIDE}'s", "points found"),
+        *("kind", "", "prompts"),
+        *("within the original length: answer log-prob less the baseline's", "accuracy, points"),
+        *(f"at {outcome.target:,}: answer log-prob less {BESIDE}'s", "accuracy, points"),
     ]
     parts = ("within nats", "within share", "target nats", "target share")
     lines = [
@@ -209,7 +209,7 @@ def losses_table(outcome: Outcome) -> str:
     methods, block = dict(outcome.methods), block_of(outcome.window)
     base = methods.pop(BASELINE)
     parts: dict[str, Of] = {
-        "loss beyond the window": lambda row: loss(row, outcome.window, outcome.target, block),
+        "loss beyond the original length": lambda row: loss(row, outcome.window, outcome.target, block),
         "loss within it": lambda row: loss(row, 0, outcome.window, block),
     }
     gains = {
@@ -225,7 +225,7 @@ def losses_table(outcome: Outcome) -> str:
         ]
         for name in sorted(methods, key=lambda name: gains[beyond, name].value)
     ]
-    return markdown_rows(["", "pages", *parts], lines)
+    return markdown_rows(["", "prompts", *parts], lines)
 
 
 def in_short(outcome: Outcome) -> str:
@@ -237,18 +237,18 @@ def in_short(outcome: Outcome) -> str:
             continue
         best = next(name for name in outcome.by_log_prob(kind) if name != BESIDE)
         within, beyond = (
-            "{} nats, {} points".format(
+            "answer log-prob {}, accuracy {} points".format(
                 *(outcome.cell(kind, *at, f"{place} {of}") for of in ("nats", "share"))
             )
             for *at, place in ((BESIDE, "within"), (best, "target"))
         )
         lines.append(
-            f"- `{kind}`: within the window `{BESIDE}` less the baseline: {within}; "
+            f"- `{kind}`: within the original length `{BESIDE}` less the baseline: {within}; "
             f"at {outcome.target:,} tokens `{best}` less `{BESIDE}`: {beyond}."
         )
     counted_in = sum(kind not in outcome.not_counted for kind, *_ in outcome.contrasts)
     apart = f"a star: different from 0 at an error rate of 5 % over all {counted_in} contrasts (Holm)"
-    note = f"Paired by page; {apart}."
+    note = f"Paired by prompt; {apart}."
     return "\n".join([*lines, "", note])
 
 
@@ -260,8 +260,8 @@ def measured(record: Mapping[str, Any], outcome: Outcome, model: str, command: s
     machines = {device for start in record["recorded"] for device in _machines(start)}
     kinds = ", ".join(kinds_of(outcome.first))
     return (
-        f"{model}; {pages} pages, n = {n} answers of each kind ({kinds}) and length; "
-        f"95 % intervals over pages; {outcome.first['dtype']} on {', '.join(sorted(machines))}, "
+        f"{model}; {pages} prompts, n = {n} answers of each kind ({kinds}) and length; "
+        f"95 % intervals over prompts; {outcome.first['dtype']} on {', '.join(sorted(machines))}, "
         f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}; `{command}`; {file}."
     )
 
@@ -278,11 +278,11 @@ def all_tables(rows: list[Row], window: int, target: int) -> str:
     outcome = Outcome(rows, window, target)
     apart = "a star: different from 0, at an error rate of 5 % over the table (Holm)"
     parts = {
-        "Found (95 % interval over pages), and the mean log-probability of the answers": answers_tables(
+        "Retrieval accuracy (95 % interval over prompts), and the mean answer log-prob": answers_tables(
             outcome
         ),
-        f"Paired by page; {apart}": contrasts_table(outcome),
-        f"Less the baseline, paired by page, in nats per token; {apart}": losses_table(outcome),
+        f"Paired by prompt; {apart}": contrasts_table(outcome),
+        f"Loss (nats/token) less the baseline's, paired by prompt; {apart}": losses_table(outcome),
         "In short": in_short(outcome),
     }
     return "\n\n".join(f"{title}:\n\n{table}" for title, table in parts.items())

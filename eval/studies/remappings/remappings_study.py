@@ -84,25 +84,25 @@ STUDY = Study(name="position-remappings", about=__doc__, cases=cases, measure=me
 
 
 def remappings_table(rows: list[Row]) -> str:
-    """For each checkpoint and factor, the methods by what they add to the loss through the own window."""
+    """For each checkpoint and factor, the methods by their excess loss."""
     return "\n\n".join(block(*case, here) for case, here in by_case(rows).items())
 
 
 def block(model: str, factor: int, target: int, rows: list[Row]) -> str:
-    """The table of a checkpoint and factor, below what it says; then what was refused."""
+    """The table of a checkpoint and factor, below its reference; then what was refused."""
     read = {row["method"]: row for row in rows if "digest" in row}
     base = read.pop(OWN)
     keys = {row["method"]: counted(share(row["correct"], row["n"])) for row in rows if "n" in row}
     columns = {
         "method": lambda row: row["method"],
         "settings": lambda row: row["settings"] or "–",
-        "excess": lambda row: signed(excess(row, base)),
-        "first L": lambda row: signed(excess(row, base, "short")),
-        "passkeys at the target": lambda row: keys.get(row["method"], "–"),
+        "excess loss": lambda row: signed(excess(row, base)),
+        "excess loss, first L tokens": lambda row: signed(excess(row, base, "short")),
+        "passkey accuracy at the target": lambda row: keys.get(row["method"], "–"),
     }
     head = (
-        f"**{model}, {target // factor:,} to {target:,} tokens**: through its own window "
-        f"{Mean.of(base['all']).value:.4f} nats per token; {len(base['all'])} windows."
+        f"**{model}, {target // factor:,} to {target:,} tokens**: the base model within its original "
+        f"length has a loss of {Mean.of(base['all']).value:.4f} nats/token; n = {len(base['all'])} documents."
     )
     ordered = sorted(read.values(), key=lambda row: excess(row, base).value)
     refused = {row["method"]: f"\n\nRefused: {row['refused']}." for row in rows if "refused" in row}
@@ -113,10 +113,10 @@ SHORT = (BASELINE, "yarn", "llama3", "self-extend", "rerope", "leaky-rerope", "d
 
 
 def short_table(rows: list[Row]) -> str:
-    """What each method adds to the loss through the own window, and the passkeys, by checkpoint."""
+    """The excess loss of each method, and the passkeys, by checkpoint."""
     cases = by_case(rows)
     heads = [
-        f"{model}, {factor} x" + ", keys" * any(row["kind"] == "passkey" for row in here)
+        f"{model}, {factor} x" + ", passkeys" * any(row["kind"] == "passkey" for row in here)
         for (model, factor, _), here in cases.items()
     ]
 
@@ -140,7 +140,7 @@ def cost_table(rows: list[Row]) -> str:
         form = "{median:.2f} ({min:.2f} to {max:.2f})"
         return lambda row: form.format(**row[kind]["ratio"]) if kind in row else "does not fit"
 
-    columns = {"map": lambda row: row["map"], "tokens": lambda row: f"{row['tokens']:,}"}
+    columns = {"remapping": lambda row: row["map"], "tokens": lambda row: f"{row['tokens']:,}"}
     columns |= {head: ratio(head.split()[0]) for head in ("prefill", "decode step", "training step")}
     columns["memory"] = lambda row: f"{row['training_mib']:.0f} MiB" if "training_mib" in row else "–"
     own = by(rows, "device")

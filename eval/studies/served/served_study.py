@@ -175,7 +175,7 @@ def served_answers(rows: list[Row]) -> str:
     for kind in kinds_of(rows[0]):
         for length in (WINDOW, TARGET):
             columns[f"{kind}, {length:,}"] = shares(f"{kind} {length}")
-        columns[f"{kind}, {TARGET:,}: nats"] = nats(f"{kind} {TARGET}")
+        columns[f"{kind}, {TARGET:,}: answer log-prob"] = nats(f"{kind} {TARGET}")
     return table(of, columns)
 
 
