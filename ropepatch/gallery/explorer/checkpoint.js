@@ -1,4 +1,4 @@
-// What config.json says of a scaled rope, and the command that writes it.
+// The config.json of a scaled model, and the command that writes it.
 
 /** The `rope_parameters` of the method where transformers has a type for it, as its `native` in Python gives. */
 const NATIVE = {

@@ -1,4 +1,4 @@
-"""What a page of the explorer holds: methods, remappings, models, and what was measured."""
+"""The content of an explorer page: methods, remappings, models and measurements."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def offered() -> list[str]:
 
 
 def methods() -> dict[str, dict[str, Any]]:
-    """Of every method offered, what the page says and its defaults."""
+    """The text and the defaults of every method offered."""
     return {
         name: _described(METHODS[name]) | {"composing": dict(METHODS[name].composing)} for name in offered()
     }
 
 
 def remappings() -> dict[str, dict[str, Any]]:
-    """Of every position remapping."""
+    """The same of every position remapping."""
     return {name: _described(kind) for name, kind in REMAPPINGS.items()}
 
 
@@ -57,7 +57,7 @@ def presets() -> list[dict[str, Any]]:
 
 
 def entry_of(model: str, *, title: str | None = None, revision: str | None = None) -> dict[str, Any]:
-    """The entry of a checkpoint: what its config.json says, and its rope as the package reads it."""
+    """The entry of a checkpoint: its config.json, and its RoPE as the package parses it."""
     source = Checkpoint.find(model, revision)
     shown = source.name if source.revision else source.folder.resolve().name  # a page is passed on
     shown = "tiny" if source.folder == TINY else shown
@@ -66,7 +66,7 @@ def entry_of(model: str, *, title: str | None = None, revision: str | None = Non
 
 
 def rope_entry(source: Checkpoint) -> dict[str, Any]:
-    """A rope in the page's words."""
+    """The RoPE parameters under the names that the page uses."""
     rope = source.rope
     return {
         "dim": rope.rotary_dim,
@@ -78,7 +78,7 @@ def rope_entry(source: Checkpoint) -> dict[str, Any]:
 
 
 def _rope_part(source: Checkpoint) -> dict[str, Any]:
-    """What config.json says of the rope, without all else."""
+    """The RoPE part of config.json."""
     config: Any = source.config
     part = {
         "rope_parameters": config.rope_parameters,
@@ -88,7 +88,7 @@ def _rope_part(source: Checkpoint) -> dict[str, Any]:
 
 
 def content(model: str | None, *, revision: str | None = None) -> dict[str, Any]:
-    """All of a page but tiny's reading, ready for JSON; a model that is named comes first."""
+    """All of a page but the run of tiny, ready for JSON; a named model comes first."""
     own = [] if model in (None, "tiny") else [entry_of(str(model), revision=revision)]
     names = {entry["name"] for entry in own}
     return {

@@ -21,12 +21,12 @@ function dial(trained, reached, angle) {
 
 /** How much of the circle a pair reaches beyond what training covered: 0 to 1. */
 const unseenShare = (trained, reached) => Math.max(0, Math.min(reached, TURN) - Math.min(trained, TURN)) / TURN;
-const saw = (share) => (share > 0.0005 ? `<span class="bad">${percent(share)} unseen</span>` : "all seen");
+const saw = (share) => (share > 0.0005 ? `<span class="bad">${percent(share)} untrained</span>` : "all trained");
 
 /** Dials of some pairs, as they are and with a method, at a position. */
 function drawDials(host, pairs, yours, before, after, rope, length, position, name) {
   const cards = pairs.map((i, k) => {
-    const trained = rope.window * before[i], sides = [["as it is", before[i]], [name, after[i]]];
+    const trained = rope.window * before[i], sides = [["unscaled", before[i]], [name, after[i]]];
     const drawn = sides.map(([words, f]) => {
       const share = unseenShare(trained, length * f);
       return `${dial(trained, length * f, (position * f) % TURN)}<p class="side">${escaped(words)}<br>${saw(share)}</p>`;
@@ -36,7 +36,7 @@ function drawDials(host, pairs, yours, before, after, rope, length, position, na
   });
   host.innerHTML = cards.join("");
   const worst = (f) => Math.max(...pairs.map((i) => unseenShare(rope.window * before[i], length * f[i])));
-  host.setAttribute("aria-label", `${pairs.length} rotary pairs. As it is, up to ${percent(worst(before))} of a circle was never seen; with ${name}, ${percent(worst(after))}.`);
+  host.setAttribute("aria-label", `${pairs.length} rotary pairs. Unscaled, up to ${percent(worst(before))} of a circle was never trained; with ${name}, ${percent(worst(after))}.`);
 }
 
 /** A bar per pair: turns in training, and what the target adds, on a logarithmic scale. */
@@ -54,7 +54,7 @@ function drawStrip(host, before, after, rope, length, chosen) {
   parts.push(`<path class="mark" d="M50 ${one}H${width}"/><text x="46" y="${one}" dy=".32em" text-anchor="end">1 turn</text>`);
   parts.push(`<text x="50" y="${height - 4}">fastest pair</text><text x="${width}" y="${height - 4}" text-anchor="end">slowest</text>`);
   const bad = trained.filter((t, i) => unseenShare(TURN * t, TURN * reached[i]) > 0.0005).length;
-  host.innerHTML = `<svg viewBox="0 0 ${width} ${height}" width="${width}" height="${height}" role="img" aria-label="Turns of ${n} pairs; ${bad} reach angles never seen.">${parts.join("")}</svg>`;
+  host.innerHTML = `<svg viewBox="0 0 ${width} ${height}" width="${width}" height="${height}" role="img" aria-label="Turns of ${n} pairs; ${bad} reach angles never trained.">${parts.join("")}</svg>`;
 }
 
 const CELLS = 240, SHADES = 256;

@@ -1,4 +1,4 @@
-"""The explorer: one HTML file that shows why a rope fails, and how each method mends it."""
+"""The explorer: one HTML file that shows why RoPE fails past the trained length, and what fixes it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ropepatch.files import absent, json_text, whole_file
 from ropepatch.gallery.explorer.content import content
 
 HERE = Path(__file__).parent
-SCRIPTS = (  # in the order in which they are read
+SCRIPTS = (  # in the order of execution
     *("rope.js", "remappings.js", "checkpoint.js", "chart.js", "drawings.js", "live.js"),
     *("state.js", "sections.js", "reading.js", "study.js", "page.js"),
 )

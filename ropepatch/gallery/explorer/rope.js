@@ -16,7 +16,7 @@ function rebased(rope, base) {
 }
 
 function ntkBase(rope, s) {
-  if (rope.dim < 4) throw new Error("it needs a rotary dimension of at least 4");
+  if (rope.dim < 4) throw new Error("the rotary dimension must be at least 4");
   return rope.theta * s ** (rope.dim / (rope.dim - 2));
 }
 
@@ -56,7 +56,7 @@ function yarn(rope, s, p) {
 }
 
 function refuseScaled(rope) {
-  if (rope.carried) throw new Error("it is a formula of rope_theta, and this model is scaled already");
+  if (rope.carried) throw new Error("its formula needs rope_theta, but this model already has RoPE scaling");
 }
 
 const stretched = (rope, length) => Math.max(1, length / rope.window);
@@ -152,14 +152,14 @@ function readRope(config) {
   const dim = kind === "proportional" ? head : 2 * Math.floor(Math.floor(head * share) / 2);
   const window = part.max_position_embeddings ?? part.n_positions ?? 2048;
   if (!(dim >= 2) || !(theta > 1) || !(window >= 2))
-    throw new Error("this config.json has no rope: hidden_size, num_attention_heads, max_position_embeddings are needed");
+    throw new Error("this config.json has no RoPE: hidden_size, num_attention_heads, max_position_embeddings are needed");
   const rope = { dim, theta, window, carried: null, factor: 1 };
   if (kind === "default" || kind === "mrope") return rope;
   return { ...rope, ...CARRIED[kind]?.(rope, given, part) ?? refuse(kind) };
 }
 
 function refuse(kind) {
-  throw new Error(`a rope of type ${kind} is unknown: start from the checkpoint it was made from`);
+  throw new Error(`unknown RoPE type ${kind}: use the checkpoint that it was made from`);
 }
 
 /** Of a rope type in config.json: the frequencies and the factor that such a model carries, and its window. */

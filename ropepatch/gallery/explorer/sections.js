@@ -1,9 +1,9 @@
-// The parts of the page but tiny's reading and what was measured.
+// The parts of the page but the run of tiny and the measurements.
 function drawControls(rope) {
   $("model").value = state.model;
   $("method").value = state.method;
   $("target").value = stepAt(state.length, rope.window);
-  const words = `${tokens(state.length)} tokens, ${count(state.length / rope.window)} times the window`;
+  const words = `${tokens(state.length)} tokens, ${count(state.length / rope.window)} times the original length`;
   $("target").setAttribute("aria-valuetext", words);
   $("reach").textContent = `${tokens(rope.window)} → ${tokens(state.length)} tokens, ${count(state.length / rope.window)}×`;
 }
@@ -16,9 +16,9 @@ function shownPairs(n) {
 
 function drawStory(entry, rope, before, chosen, base) {
   const n = before.length, longer = state.length > rope.window, fate = longer
-    ? `Read as it is at ${tokens(state.length)}, ${inWords(base.unseen)} of its ${n} pairs reach angles never seen. With ${escaped(chosen.name)}: ${inWords(chosen.unseen)}.`
-    : "Drag the target: what happens beyond the window?";
-  $("story").innerHTML = `${escaped(entry.title)} was trained on ${tokens(rope.window)} tokens${rope.carried ? ", and is scaled already" : ""}. ${fate}`;
+    ? `At ${tokens(state.length)} without scaling, ${inWords(base.unseen)} of its ${n} pairs reach angles never trained. With ${escaped(chosen.name)}: ${inWords(chosen.unseen)}.`
+    : "Drag the target length beyond the original length.";
+  $("story").innerHTML = `${escaped(entry.title)} was trained on ${tokens(rope.window)} tokens${rope.carried ? ", and already has RoPE scaling" : ""}. ${fate}`;
 }
 
 function drawAngles(rope, before, chosen) {
@@ -52,12 +52,12 @@ function drawMethods(rope, before, all) {
     label: `Divisors of ${drawn.length} methods by wavelength, from 1 to ${count(s)} and more.`,
     x: { label: "tokens per turn before", domain: [Math.min(...finite), Math.max(...finite)], log: true },
     y: { domain: [0.8, Math.max(2, 1.6 * s)], log: true },
-    lines: lines(divisor), marks: [{ x: rope.window, text: "window" }, { y: s, text: `s = ${count(s)}` }],
+    lines: lines(divisor), marks: [{ x: rope.window, text: "original length" }, { y: s, text: `s = ${count(s)}` }],
   });
   const turned = (f, length) => (length * f) / TURN, low = Math.max(1e-4, turned(Math.min(...before.filter((f) => f > 0)), rope.window) / 2);
   const high = turned(before[0], state.length), few = Math.min(100, high);
   drawChart($("turns"), {
-    label: "Turns of every pair within the target, against its turns in training. Below one turn in training, a pair above the diagonal reaches angles never seen.",
+    label: "Turns of every pair within the target length, against its turns in training. Below one turn in training, a pair above the diagonal reaches angles never trained.",
     x: { label: "turns in training", domain: [low, few], log: true }, y: { domain: [low, few * 2], log: true },
     lines: [...lines((one) => Array.from(one.frequencies, (f, i) => [turned(before[i], rope.window), turned(f, state.length)]).filter(([x]) => x >= low && x <= few)), { name: "as far as in training", colour: "var(--faint)", width: 1, dash: "2 3", points: [[low, low], [few, few]] }],
     marks: [{ x: 1, text: "a full turn" }],
@@ -67,7 +67,7 @@ function drawMethods(rope, before, all) {
     label: "Mean cosine of all pairs by distance, times the square of the attention factor.",
     x: { label: "distance, tokens", domain: [1, state.length], log: true }, y: { domain: [-0.3, 1.5] },
     lines: lines((one) => places.map(([d, width]) => [d, similarity(one.frequencies, one.a, d, width)])),
-    marks: [{ x: rope.window, text: "window" }],
+    marks: [{ x: rope.window, text: "original length" }],
   });
   drawMethodTable(rope, before, all);
 }
@@ -118,23 +118,23 @@ function drawMap(rope) {
   const last = length - 1, points = Array.from({ length: POINTS + 1 }, (_, k) => Math.round((k / POINTS) * last)).map((d) => [d, readAt(bands, last, last - d)]);
   const farthest = Math.max(...points.map(([, d]) => d).filter(Number.isFinite)), unseen = points.some(([, d]) => Number.isNaN(d));
   $("map-problem").innerHTML = problem ? `<span class="bad">It does not fit</span>: ${escaped(problem)}.`
-    : `The farthest key is read at distance <span class="${farthest < window ? "good" : "bad"}">${tokens(farthest)}</span> of ${tokens(window)} that were trained${unseen ? "; most far keys are not seen at all" : ""}.`;
+    : `The farthest key has the effective distance <span class="${farthest < window ? "good" : "bad"}">${tokens(farthest)}</span> of ${tokens(window)} trained${unseen ? "; most far keys are masked" : ""}.`;
   drawHeat($("heat-before"), WHOLE, window, length);
-  $("heat-before").setAttribute("aria-label", `Heat map of distances for ${tokens(length)} tokens as it is; the greatest is ${tokens(length - 1)}.`);
+  $("heat-before").setAttribute("aria-label", `Heat map of distances for ${tokens(length)} tokens without remapping; the greatest is ${tokens(length - 1)}.`);
   drawHeat($("heat"), bands, window, length);
   $("heat").setAttribute("aria-label", `Heat map of distances for ${tokens(length)} tokens with ${state.map}; the greatest is ${tokens(farthest)}.`);
   drawChart($("curve"), {
-    label: `Distance at which the last query reads: at most ${tokens(farthest)} of ${tokens(last)}.`,
+    label: `Effective distances for the last query: at most ${tokens(farthest)} of ${tokens(last)}.`,
     x: { label: "true distance, tokens", domain: [0, last] }, y: { domain: [0, Math.min(last, 2 * window)] },
-    bands: [], marks: [{ y: window, text: "window: never trained above" }],
-    lines: [{ name: "as it is", colour: BASE, dash: "4 3", points: [[0, 0], [last, last]] }, { name: state.map, colour: COLOURS[0], width: 3, points }],
+    bands: [], marks: [{ y: window, text: "original length: never trained above" }],
+    lines: [{ name: "no remapping", colour: BASE, dash: "4 3", points: [[0, 0], [last, last]] }, { name: state.map, colour: COLOURS[0], width: 3, points }],
   });
 }
 
 function drawTake(entry, rope, chosen) {
   const longer = state.length > rope.window, saved = longer && chosen.name !== "none" ? configChanges(entry.config, rope, state.method, state.length, state.given) : null;
-  $("command").textContent = !longer ? "# drag the target beyond the window first" : chosen.name === "none" ? "# none changes nothing: choose a method" : command(entry.model, state.method, state.length, state.given);
-  $("take-words").textContent = "The command writes a checkpoint that stock transformers loads. The weights stay as they are.";
+  $("command").textContent = !longer ? "# drag the target beyond the original length first" : chosen.name === "none" ? "# none changes nothing: choose a method" : command(entry.model, state.method, state.length, state.given);
+  $("take-words").textContent = "The command writes a checkpoint that stock transformers loads. It changes no weights.";
   $("config-part").hidden = !saved;
   if (saved) $("config").textContent = jsonText(saved);
 }

@@ -1,4 +1,4 @@
-"""The bundled checkpoint as an explorer reads it: int8 weights, a tale, and prompts with passkeys."""
+"""The bundled checkpoint for an explorer page: int8 weights, a story, and prompts with passkeys."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def quantised(weight: Tensor) -> Quantised:
 
 
 def reading() -> dict[str, Any]:
-    """All that a page needs to let tiny read, ready for JSON: shape, weights, tale, prompts, vocabulary."""
+    """All that a page needs to run tiny, ready for JSON: shape, weights, story, prompts, vocabulary."""
     model, tokenizer = load("tiny", device="cpu")
     config: Any = model.config
     layout, weights = _packed(model.state_dict())
