@@ -1,4 +1,4 @@
-"""Suites: which tasks are measured on which models, with which methods, at which targets."""
+"""Suites: tasks to measure on models, with methods, at target lengths."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ropepatch.settings import (
 
 
 def _each(kind: type, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Reads every entry of a list that is not yet of a kind; a mistake is named with its place."""
+    """A validator that parses every entry of a list; errors name the place of the entry."""
 
     def entries(values: Any) -> Any:
         if not isinstance(values, tuple):
@@ -48,11 +48,11 @@ def _each(kind: type, read: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 class Method(Settings):
-    """A scaling or a position remapping, and its parameters.
+    """A scaling or a position remapping with its parameters.
 
     Args:
-        name: From `METHODS` or `REMAPPINGS`, or a scaling file, which has the parameters.
-        parameters: Those that are not left at their defaults.
+        name: A name from `METHODS` or `REMAPPINGS`, or a scaling file, which contains the parameters.
+        parameters: The parameters that differ from their defaults.
     """
 
     name: Text
@@ -60,7 +60,7 @@ class Method(Settings):
 
     @property
     def label(self) -> str:
-        """What tables and figures call it."""
+        """Its name in tables and figures."""
         parameters = ", ".join(f"{name}={_short(value)}" for name, value in self.parameters.items())
         return f"{method_label(self.name)} ({parameters})" if parameters else method_label(self.name)
 
@@ -100,13 +100,13 @@ WrittenTask: Any = reduce(or_, TASKS.values())
 
 
 class Suite(Settings):
-    """Jobs over models, methods, targets and tasks; every model is also measured unscaled.
+    """Measurements over models, methods, target lengths and tasks; each model is also measured unscaled.
 
     Args:
-        models: Folders, Hub ids or tiny; the command line's MODEL takes their place.
+        models: Folders, Hub ids or tiny; MODEL on the command line replaces them.
         methods: The scalings and position remappings.
-        to: The targets; without methods, how far the models are read.
-        tasks: What is measured.
+        to: The target lengths; without methods, the greatest lengths to measure.
+        tasks: The tasks to measure.
     """
 
     models: tuple[Text, ...] = ()
@@ -120,23 +120,23 @@ class Suite(Settings):
     ]
 
     def narrowed(self, limit: int | None, seed: int | None) -> Suite:
-        """The same with at most so many pieces, haystacks and documents, drawn from a seed."""
+        """The suite with at most ``limit`` pieces, prompts and documents, and with a seed."""
         if limit is not None and limit < 1:
             raise RopepatchError(
-                f"{argument('limit')} must be at least 1, got {limit}", hint="leave it out for all"
+                f"{argument('limit')} must be at least 1, got {limit}", hint="leave it out for no limit"
             )
         tasks = self.tasks
         if seed is not None:
             if not any("seed" in type(task).model_fields for task in tasks):
                 raise RopepatchError(
-                    f"{argument('seed')} where nothing is drawn",
-                    hint="haystacks are, no text is: leave it out",
+                    f"{argument('seed')} has no effect: no task of the suite is random",
+                    hint="leave it out",
                 )
             tasks = tuple(
                 task.model_copy(update={"seed": seed}) if "seed" in type(task).model_fields else task
                 for task in tasks
             )
-        if limit is not None:  # last: a copy with other settings would forget it
+        if limit is not None:  # last, because a copy with other settings loses it
             tasks = tuple(task.limited(limit) for task in tasks)
         return self.model_copy(update={"tasks": tasks})
 
@@ -151,7 +151,7 @@ class Suite(Settings):
 
 
 def read_suite(name: str) -> Suite:
-    """A suite that comes with ropepatch, by its name, or that of a YAML file."""
+    """A bundled suite by its name, or the suite of a YAML file."""
     return Suite.from_yaml(find_shipped(name, SUITES, "suite"))
 
 

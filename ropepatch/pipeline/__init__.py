@@ -1,1 +1,1 @@
-"""All that the command line does, callable from Python: extend, compare, choose and evaluate."""
+"""The work behind the commands: extend, compare, choose and evaluate."""

@@ -1,4 +1,4 @@
-"""Choose a scaling for a model by measuring them on it."""
+"""Choose a method for a model by measuring several on it."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Choice:
-    """What was chosen, and from what; a notebook shows the ranking.
+    """The chosen method and the ranking; a notebook shows it as a table.
 
     Attributes:
-        ranking: All that took part, and why one was chosen.
-        method: A name from `METHODS` or `REMAPPINGS`, or a scaling file; None where nothing helps
+        ranking: All methods, best first, with the reasons for the choice.
+        method: A name from `METHODS` or `REMAPPINGS`, or a scaling file; None if nothing helps
             significantly.
-        parameters: The parameters of that method that are not left at their defaults; those of an attention
-            remapping follow from the model and the target.
-        results: What was measured.
+        parameters: The parameters of that method that differ from their defaults; those of a position
+            remapping follow from model and target.
+        results: The measurements.
         fitted: The outcome of `fit`, chosen or not; None if it took no part.
-        left_out: The names of what took no part, and why.
+        left_out: The reason for each method that was left out, by name.
     """
 
     ranking: Ranking
@@ -60,7 +60,7 @@ class Choice:
         return results_json({"rule": RULE, "ranking": self.ranking.record(), "results": results})
 
     def to_pandas(self) -> DataFrame:
-        """The ranking, a row for every scaling, the best first.
+        """The ranking as a pandas frame: a row for each method, the best first.
 
         Raises:
             RopepatchError: If pandas is not installed.
@@ -68,7 +68,7 @@ class Choice:
         return data_frame(row.columns() for row in self.ranking.rows)
 
     def plot(self, name: str | None = None) -> Figure:
-        """A figure of what was measured; see `Results.plot`."""
+        """A figure of the measurements; see `Results.plot`."""
         return self.results.plot(name)
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class Choice:
 
 
 class CompareOptions(MeasureOptions):
-    """One call of `compare` or `choose`; what is left out is None."""
+    """The arguments of one call of `compare` or `choose`; None for those left out."""
 
     to: int | str
     methods: Listed | None = None
@@ -94,7 +94,7 @@ class CompareOptions(MeasureOptions):
 
 
 def choose(options: CompareOptions) -> Choice:
-    """Measure methods and a fit on a model, training-free, rank them and choose one; see `rank`."""
+    """Measure methods and a fit on a model without training, rank them, and choose one; see `rank`."""
     source, say = options.source, options.say
     check_text(options.text, source.name)
     folder, _ = check_places(options.out, options.report)
@@ -137,9 +137,9 @@ def choose(options: CompareOptions) -> Choice:
 
 
 def fit_beside(suite: Suite, folder: Path, options: CompareOptions) -> tuple[Method, Fitted]:
-    """Fit the model of a ranking to its target on that part of its text that the ranking does not read.
+    """Fit the model of a ranking on text that the ranking does not use.
 
-    The folder takes `fit.json`, and keeps the state of the fit.
+    The folder gets `fit.json`, and keeps the state of the fit.
     """
     task, (to,) = suite.tasks[0], suite.to
     assert isinstance(task, PerplexityTask)
@@ -160,7 +160,7 @@ def fit_beside(suite: Suite, folder: Path, options: CompareOptions) -> tuple[Met
     file = folder / f"{FIT}.json"
 
     def save() -> Path:
-        file.unlink(missing_ok=True)  # of an earlier call, which the work folder has just repeated
+        file.unlink(missing_ok=True)  # from an earlier call
         return fitted.save(file)
 
     return Method(name=str(options.processes.write_once(save))), fitted
@@ -175,10 +175,10 @@ def ranking_suite(
     keys: int | None = None,
     **reading: Any,
 ) -> tuple[Suite, RopepatchError | None]:
-    """The suite of a ranking: the loss over windows of the target, as in `PerplexityTask`, and retrieval.
+    """The suite of a ranking: the loss over windows of the target length, and retrieval.
 
     Returns:
-        The suite, and the reason for leaving retrieval out where the tokenizer cannot write the keys or no
+        The suite, and the reason why retrieval is left out, if the tokenizer cannot write the keys or no
         length has room for them.
     """
     tasks: list[Task] = [PerplexityTask(**{"windows": WINDOWS} | reading)]

@@ -1,4 +1,4 @@
-"""Measure models by a suite, or by one task of reading."""
+"""Measure models with a suite, or with one perplexity task."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ from ropepatch.settings import Length, expected, relative_length, short_length
 ALL, EVERY_REMAPPING = (
     "all",
     "remappings",
-)  # stand for every candidate, and every position remapping, that the model allows
-WINDOWS = 24  # of text, if nothing else is said
+)  # stand for all candidates, and all position remappings, that the model allows
+WINDOWS = 24  # default number of windows of text
 
 
 OF_TASK = ("lengths", "windows", "documents", "stride", "bos", "gain", "positions", "scorer")
 SERVED = "served"  # the suite of a server
-POSITIONS = 256  # of a window, which a server is asked about that tells one token at a time
+POSITIONS = 256  # scored per window on a server that returns one token at a time
 
 
 class MeasureOptions(Arguments):
-    """What `evaluate` and `compare` both take."""
+    """The common arguments of `evaluate` and `compare`."""
 
     model: Model | None
     text: Place | None = None
@@ -67,31 +67,31 @@ class MeasureOptions(Arguments):
 
     @property
     def reading(self) -> dict[str, Any]:
-        """The text, as a task takes it."""
+        """The text as settings of a task."""
         return {"text": self.text, "field": self.field, "split": self.split}
 
     @cached_property
     def source(self) -> Checkpoint:
-        """The model that it names, for the window that it was trained on."""
+        """The model, for its original context length."""
         assert self.model is not None
         return Checkpoint.find(self.model, self.revision, original=self.original)
 
     @cached_property
     def processes(self) -> Processes:
-        """Those that share the call."""
+        """The processes that share the call."""
         return join(self.device)
 
     @cached_property
     def feedback(self) -> Feedback:
-        """How it speaks on the way."""
+        """How it reports progress."""
         return Feedback(say=self.say, progress=self.progress, command=self.command)
 
     def measured(
         self, suite: Suite, source: Checkpoint | None = None, remote: Remote | None = None
     ) -> Results:
-        """The results of a suite, and a report, refused before if it cannot be written.
+        """The results of a suite, with a report; places that cannot be written are refused first.
 
-        Those of a server, if it is ``remote``, which serves the checkpoint that is the ``source``.
+        With ``remote`` it measures a server, which runs the checkpoint ``source``.
         """
         folder, page = check_places(self.out, self.report)
         dtype = known_dtype(self.dtype)
@@ -105,9 +105,9 @@ class MeasureOptions(Arguments):
         )
         results = measuring.measure(suite, **of, **how, say=self.say, remote=remote)
         kept = (
-            f"nothing is kept; with {argument('out', 'DIR')} the same command would go on"
+            f"nothing is kept; with {argument('out', 'DIR')} the same command resumes"
             if folder is None
-            else f"every result that is finished is kept in {folder}; the same command goes on"
+            else f"finished results are kept in {folder}; the same command resumes"
         )
         beside = read_results(folder) if remote and folder and any(folder.glob("*.json")) else Results()
         with interruptible(self.say, lambda: kept):
@@ -115,7 +115,7 @@ class MeasureOptions(Arguments):
 
 
 class EvaluateOptions(MeasureOptions):
-    """One call of `evaluate`."""
+    """The arguments of one call of `evaluate`."""
 
     checkpoint: Model | None
     served_as: str
@@ -138,40 +138,43 @@ class EvaluateOptions(MeasureOptions):
 
     @property
     def is_served(self) -> bool:
-        """Whether a server is to be measured."""
+        """Whether the model is the address of a server."""
         return (self.model or "").startswith(("http://", "https://"))
 
     def check(self) -> None:
-        """Refuse what may not stand together."""
+        """Refuse arguments that cannot be combined."""
         named = (
             ("checkpoint", "served_as", "timeout"),
             ("methods", "stride", "gain", "scorer", "device", "dtype"),
         )
         if misplaced := [key for key in named[self.is_served] if getattr(self, key)]:
-            told = ("is of a server", "is not of a server, which computes what it serves")[self.is_served]
-            hint = (f"{argument('model')} is its address", "leave it out")[self.is_served]
+            told = ("needs the address of a server", "cannot be used with a server")[self.is_served]
+            hint = (f"{argument('model')} http://localhost:8000", "leave it out")[self.is_served]
             raise RopepatchError(f"{argument(misplaced[0])} {told}", hint=hint)
         if self.suite is not None:
             given = {"methods": self.methods, "to": self.to} | self.task
             given.pop("positions", None)
             if beside := [argument(key) for key, value in given.items() if value not in (None, ())]:
-                hint = "the suite says it: copy its YAML file and change that"
-                raise RopepatchError(f"{', '.join(beside)} beside {argument('suite')}", hint=hint)
+                hint = "leave it out, or change a copy: `ropepatch suites NAME > mine.yaml`"
+                raise RopepatchError(f"{argument('suite')} already sets {', '.join(beside)}", hint=hint)
             return
         if self.windows and self.documents:
-            hint = "either join the documents or do not"
-            raise RopepatchError(f"{argument('windows')} beside {argument('documents')}", hint=hint)
+            hint = "windows join the documents; leave one out"
+            words = f"{argument('windows')} cannot be combined with {argument('documents')}"
+            raise RopepatchError(words, hint=hint)
         if self.model is None:
             hint = "a checkpoint folder, a Hub id, or tiny"
             raise RopepatchError(f"{argument('model')} is missing", hint=hint)
         if not self.is_served:
             check_text(self.text, self.model)
         if self.methods and self.to is None:
-            raise RopepatchError(f"{argument('methods')} needs a target", hint=argument("to", "32k"))
+            raise RopepatchError(
+                f"{argument('methods')} needs {argument('to')}", hint=f"add {argument('to', '32k')}"
+            )
 
     @property
     def task(self) -> dict[str, Any]:
-        """The settings of a task of reading that are given."""
+        """The settings of the perplexity task that are given."""
         given = {key: getattr(self, key) for key in OF_TASK}
         return {
             key: value
@@ -181,7 +184,7 @@ class EvaluateOptions(MeasureOptions):
 
 
 def evaluate(options: EvaluateOptions) -> Results:
-    """Measure perplexity by length, or a whole suite: `ropepatch.evaluate`."""
+    """Measure perplexity by length, or a whole suite; see `ropepatch.evaluate`."""
     if options.is_served:
         return _of_server(options)
     if options.suite is None:
@@ -193,7 +196,7 @@ def evaluate(options: EvaluateOptions) -> Results:
 
 
 def _of_server(options: EvaluateOptions) -> Results:
-    """What a server makes of the tasks of a suite, as far as it can be asked."""
+    """The results of a server on the tasks of a suite that its API allows."""
     assert options.model is not None
     with Server(options.model, options.served_as, options.timeout or TIMEOUT) as server:
         server.look()
@@ -209,7 +212,7 @@ def _of_server(options: EvaluateOptions) -> Results:
         elif options.positions:
             suite = _with(suite, {"positions": options.positions})
         if suite.methods:
-            options.say("warning: without the methods of the suite: a server computes what it serves")
+            options.say("warning: the methods of the suite are left out: a server runs its own checkpoint")
         tasks = []
         for task in suite.tasks:
             if reason := _why_not(task, served, source.name):
@@ -217,31 +220,33 @@ def _of_server(options: EvaluateOptions) -> Results:
                 continue
             if isinstance(task, PerplexityTask) and not served.echoes and task.positions is None:
                 options.say(
-                    f"{POSITIONS} tokens of each window are asked about, one at a time; to compare with the "
-                    f"checkpoint itself, measure it with {argument('positions', POSITIONS)}, too"
+                    f"scoring {POSITIONS} tokens of each window, one request each; for a comparison, measure "
+                    f"the checkpoint itself with {argument('positions', POSITIONS)}"
                 )
                 task = task.model_copy(update={"positions": POSITIONS})
             tasks.append(task)
         if not tasks:
-            raise RopepatchError(f"{served.label} cannot be measured: {reason}", hint="see the guide")
+            raise RopepatchError(
+                f"{served.label} cannot be measured: {reason}", hint="see docs/guides/measure.md"
+            )
         asked = suite.model_copy(update={"tasks": tuple(tasks)})
         return options.measured(asked.narrowed(options.limit, options.seed), source, served)
 
 
 def _why_not(task: Task, served: Served, model: str) -> str | None:
-    """Why a task cannot be measured of a server; None where it can."""
+    """The reason why a task cannot be measured on a server; None if it can."""
     if isinstance(task, PerplexityTask):
         if task.text is None and model != "tiny":
             return f"{argument('text')} is missing"
         if not served.tells_losses:
-            return "the server tells no log-probability of a given token, but of the most probable ones alone"
+            return "the server returns log-probs only of the most probable tokens, not of a given one"
         if task.gain or task.stride or task.scorer:
-            return "gain, stride and scorer are of a checkpoint"
-    return None if isinstance(task, PerplexityTask | RetrievalTask) else "it is of a checkpoint"
+            return "gain, stride and scorer need a checkpoint"
+    return None if isinstance(task, PerplexityTask | RetrievalTask) else "it needs a checkpoint"
 
 
 def _with(suite: Suite, settings: dict[str, Any]) -> Suite:
-    """The same where every task has those of the settings that it knows."""
+    """The suite with these settings in every task that has them."""
     tasks = [
         type(task).model_validate(
             task.model_dump() | {key: settings[key] for key in settings if key in type(task).model_fields}
@@ -252,7 +257,7 @@ def _with(suite: Suite, settings: dict[str, Any]) -> Suite:
 
 
 def _lengths(options: EvaluateOptions, source: Checkpoint | None = None) -> dict[str, Any]:
-    """The lengths that are given, in tokens, ascending."""
+    """The given lengths in tokens, ascending."""
     if not options.lengths:
         return {}
     relative = any("x" in str(one) for one in options.lengths)
@@ -261,7 +266,7 @@ def _lengths(options: EvaluateOptions, source: Checkpoint | None = None) -> dict
 
 
 def _reading(options: EvaluateOptions) -> Suite:
-    """The suite of one perplexity task."""
+    """A suite with one perplexity task."""
     model, to, task = options.model, options.to, options.task
     assert model is not None
     methods = options.methods or (() if to is None else ("yarn",))
@@ -282,11 +287,11 @@ def _reading(options: EvaluateOptions) -> Suite:
 def named_suite(
     suite: str | Path | Suite, *, model: str | None = None, text: str | None, field: str, split: str
 ) -> Suite:
-    """A suite, with the model and the text of the call, if given, in place of its own."""
+    """A suite, with its model and text replaced by those of the call, if given."""
     if text is None and (field, split) != ("text", "test"):
         raise RopepatchError(
-            f"{argument('field')} and {argument('split')} are of {argument('text')}, which is missing",
-            hint="a suite says them of its own text",
+            f"{argument('field')} and {argument('split')} need {argument('text')}",
+            hint="leave them out; a suite sets them for its own text",
         )
     named = suite if isinstance(suite, Suite) else read_suite(str(suite))
     tasks = tuple(task.with_text(text, field, split) if text else task for task in named.tasks)
@@ -294,10 +299,10 @@ def named_suite(
 
 
 def candidates() -> tuple[str, ...]:
-    """The methods of the registry that `all` stands for: static ones that need no parameters.
+    """The methods that `all` stands for: static ones without required parameters.
 
-    A method that follows the length is held at the target where it is measured, and there it is its static
-    twin, which takes part; let go, it contradicts the keys in the cache.
+    A length-dependent method is measured at a fixed target, where it equals its static counterpart, which
+    takes part. With a changing length it would contradict the keys in the cache.
     """
     return tuple(name for name in formulas() if name != "none")  # the baseline
 
@@ -305,7 +310,7 @@ def candidates() -> tuple[str, ...]:
 def participants(
     source: Checkpoint, methods: Iterable[str | dict[str, Any] | Method], *, to: Length
 ) -> tuple[list[tuple[Method, Plan]], dict[str, str]]:
-    """The methods of a comparison, each planned once; what `all` and `remappings` leave out, and why."""
+    """The methods of a comparison with their plans, and those that `all` and `remappings` leave out."""
     groups = {ALL: candidates(), EVERY_REMAPPING: tuple(REMAPPINGS)}
     found: dict[str, tuple[Method, Plan]] = {}
     errors: dict[str, RopepatchError] = {}
@@ -325,7 +330,7 @@ def participants(
 
 
 def without(entrants: tuple[list[tuple[Method, Plan]], dict[str, str]], say: Say) -> list[Method]:
-    """The methods of `participants`, and a warning for each that it leaves out."""
+    """The methods of `participants`, with a warning for each that is left out."""
     drawn, left_out = entrants
     for name, reason in left_out.items():
         say(f"warning: without {name}: {reason}")
@@ -339,7 +344,7 @@ def reported(
     feedback: Feedback,
     beside: Sequence[Result] = (),
 ) -> Results:
-    """All results, each announced as it comes, and their report; with earlier ones that compare with them."""
+    """All results, each announced when finished, and their report, with comparable earlier results."""
     measured: list[Result] = []
     for result in results:
         if not any(other.task == result.task for other in measured):
@@ -365,7 +370,7 @@ def _report(results: Sequence[Result], file: Path, command: str | None) -> Path:
         return write_report(results, file, command=command)
     except (OSError, RopepatchError) as error:
         hint = f"the results are in {_kept(results)}"
-        raise RopepatchError(f"no report: {error}", hint=hint) from error
+        raise RopepatchError(f"cannot write the report: {error}", hint=hint) from error
 
 
 def _first_figure(result: Result) -> str:
@@ -383,7 +388,7 @@ def _first_figure(result: Result) -> str:
 
 
 def _kept(results: Sequence[Result]) -> Path:
-    """A new folder with results that were to be shown only."""
+    """A new temporary folder with the results."""
     folder = Path(mkdtemp(prefix="ropepatch-results-"))
     for number, result in enumerate(results):
         result.write(folder / f"{number:03}-{result.task}-{slug(result.label)}.json")

@@ -48,20 +48,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Extension:
-    """A checkpoint that was extended. It stands for its folder wherever a path does.
+    """An extended checkpoint. You can use it wherever a path is expected.
 
-    `str(extension)`, `os.fspath(extension)` and `extension / "config.json"` are those of the folder, so that
-    `from_pretrained(extension)` loads it; a notebook shows what was changed and measured.
+    `str(extension)`, `os.fspath(extension)` and `extension / "config.json"` are those of its folder, so
+    `from_pretrained(extension)` loads it. A notebook shows the change and the measurements.
 
     Args:
-        folder: The checkpoint, or of a recipe with `save: adapter` the adapter; of a GGUF file the new file.
-        plan: What was changed.
-        record: What its `ropepatch.json` says; empty after a dry run, which writes nothing.
-        results: What was measured before and after.
-        gate: The loss within the old context before and after the training; None where nothing was trained.
-        pushed: What was pushed to the Hub; None for nothing.
-        forecast: After a dry run with a recipe, what the training will do.
-        obstacles: After a dry run, what would stop the same call.
+        folder: The folder of the checkpoint, or of the adapter for a recipe with `save: adapter`; for a GGUF
+            model the new file.
+        plan: The change.
+        record: The content of its `ropepatch.json`; empty after a dry run, which writes nothing.
+        results: The measurements before and after.
+        gate: The short-context check: the loss within the original context length before and after the
+            training; None without training.
+        pushed: The files pushed to the Hub; None if none were.
+        forecast: After a dry run with a recipe, the forecast of the training.
+        obstacles: After a dry run, the errors that would stop the same call.
     """
 
     folder: Path
@@ -83,10 +85,10 @@ class Extension:
         return self.folder / name
 
     def plot(self, name: str | None = None) -> Figure:
-        """A figure of what was measured, see `Results.plot`; without results, of what was planned.
+        """A figure of the measurements, see `Results.plot`; without results, of the plan.
 
         Args:
-            name: Such as `perplexity`, `retrieval` or `wavelengths-yarn`.
+            name: A name such as `perplexity`, `retrieval` or `wavelengths-yarn`.
 
         Raises:
             RopepatchError: If there is no figure of that name, or no matplotlib.
@@ -94,7 +96,7 @@ class Extension:
         return plot(self.results if self.results or name else self.plan, name)
 
     def outcome(self) -> str:
-        """From where to where, by what, and what stock transformers made of it; of a dry run all it found."""
+        """The lengths, the method and the verification as text; after a dry run the plan and forecast."""
         if not self.record:
             place = f"to be written: {printable(str(self.folder.expanduser().absolute()))}"
             return "\n\n".join(map(str, filter(None, (self._planned(), self.forecast, place))))
@@ -107,19 +109,19 @@ class Extension:
         elif verified := self.record.get("verified"):
             proof = f"frequencies {verified['frequencies']}, logits {verified['logits']}"
             stock = "transformers and its code" if self.plan.remapping else "stock transformers"
-            how = "reloaded with" if verified["compared"] else "not reloaded; its config.json by"
+            how = "reloaded with" if verified["compared"] else "not reloaded; config.json checked with"
             lines.append(f"{how} {stock}: {proof}")
         return "\n".join(lines)
 
     def _planned(self) -> str:
-        """The plan; beside the forecast of a training its head and its warnings alone."""
+        """The plan; with a forecast only its head and its warnings."""
         if self.forecast is None:
             return str(self.plan)
         head = str(self.plan).partition("\n\n")[0]
         return "\n".join([head, *(f"warning: {printable(warning)}" for warning in self.plan.warnings)])
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-ready data: the record; after a dry run the plan, and with a recipe its `training`."""
+        """The record as JSON-ready data; after a dry run the plan, and with a recipe its `training`."""
         if self.record:
             return self.record
         return self.plan.to_dict() | ({"training": self.forecast.to_dict()} if self.forecast else {})
@@ -135,7 +137,7 @@ class Extension:
 
 
 def extend(options: ExtendOptions) -> Extension:
-    """Write a checkpoint with a longer context, trained at it with a recipe: `ropepatch.extend`."""
+    """Write a checkpoint with a longer context; see `ropepatch.extend`."""
     if options.of_gguf:
         return _of_gguf(options)
     say, include = options.say, options.include
@@ -145,7 +147,7 @@ def extend(options: ExtendOptions) -> Extension:
     if note:
         say(note)
     if options.dry_run and options.searches:
-        say(f"method {options.chosen} is searched for before there is a plan; nothing of it is kept")
+        say(f"searching a method ({options.chosen}) before the plan; a dry run does not keep it")
     processes = options.processes
     with interruptible(say, lambda: kept(options)):
         plan, learned = planned(options)
@@ -168,10 +170,10 @@ def extend(options: ExtendOptions) -> Extension:
         source = writing.source_of(plan, beside=folder, include=include)
         extra, carried = _carried(options, source)
         if stays := writing.left_out(source, carried):
-            more = f"({argument('include')} carries more along)"
-            say(f"left out, no part of a checkpoint: {', '.join(stays)} {more}")
+            more = f"({argument('include')} copies more files)"
+            say(f"not copied: {', '.join(stays)} {more}")
         for code in writing.tokenizer_of_copy(source.folder, carried)[1]:
-            say(f"warning: the tokenizer needs {code}, which {argument('include')} {code} would carry along")
+            say(f"warning: the tokenizer needs {code}; add {argument('include', code)} to copy it")
         if is_written:
             processes.write_once(lambda: _complete(options, plan, source, extra))
             extension = _finished(options, plan, folder, learned)
@@ -200,11 +202,11 @@ def extend(options: ExtendOptions) -> Extension:
 
 
 def _of_gguf(options: ExtendOptions) -> Extension:
-    """A GGUF file with another rope, or what a dry run says of it."""
+    """Write a GGUF file with other RoPE parameters, or dry-run it."""
     if options.searches:
         raise RopepatchError(
-            f"{argument('method')} {options.chosen} measures a model, which a GGUF file cannot be here",
-            hint="take the checkpoint that it was made from: what `ropepatch fit` writes is a method here",
+            f"{argument('method')} {options.chosen} cannot measure a GGUF file",
+            hint="run `ropepatch fit` on the checkpoint it was converted from, and pass its file as method",
         )
     plan = options.plan
     if not isinstance(plan, GgufPlan):
@@ -235,11 +237,11 @@ def _of_gguf(options: ExtendOptions) -> Extension:
 
 
 def _is_written(options: ExtendOptions, plan: Plan) -> bool:
-    """Whether an earlier call wrote the checkpoint of this very plan; any other folder there is refused.
+    """Whether an earlier call wrote the checkpoint of the same plan; any other folder is refused.
 
-    Where nothing comes after the checkpoint, that one is refused, too.
+    Without a suite or a push there is nothing to resume, so that folder is refused as well.
     """
-    with suppress(OSError, RuntimeError, RopepatchError):  # no name or home, a folder of something else
+    with suppress(OSError, RuntimeError, RopepatchError):  # no name or home, or a folder with other content
         folder = options.place
         if (options.suite is not None or options.push) and records.exists(folder):
             record, made = records.read(folder).to_dict(), records.Record.of(plan).to_dict()
@@ -252,18 +254,18 @@ def _is_written(options: ExtendOptions, plan: Plan) -> bool:
 
 
 def _complete(options: ExtendOptions, plan: Plan, source: Checkpoint, extra: dict[str, Path]) -> None:
-    """Give a checkpoint that an earlier call wrote what this one asks for; that of other weights not."""
+    """Add this call's files to a checkpoint from an earlier one, unless it has other weights."""
     written = Checkpoint(options.place)
     record = records.read(written.folder)
     if record.weights != written.fingerprint or not (plan.queries or record.weights == source.fingerprint):
         absent(options.folder)
-    options.say(f"{options.folder} is written")
+    options.say(f"{options.folder} is already written")
     writing.copy_files(extra, written.folder)
     add_reading(options, written, record)
 
 
 def _foreseen(options: ExtendOptions, plan: Plan) -> Extension:
-    """What a call would do, and what would stop it; no weights are read."""
+    """The plan and forecast of a call, and the errors that would stop it; no weights are read."""
     options.check_suite(plan)
     recipe, folder = options.training, options.folder
     checks: list[Callable[[], object]] = [
@@ -280,7 +282,7 @@ def _foreseen(options: ExtendOptions, plan: Plan) -> Extension:
     else:
         checks += [partial(check_savable, plan), partial(_is_written, options, plan)]
     checks.append(partial(_check_place, options))
-    if plan.model == "tiny" or Path(plan.model).is_dir():  # of the Hub's, config.json alone is here
+    if plan.model == "tiny" or Path(plan.model).is_dir():  # for a Hub id only config.json is here
         checks.append(partial(_check_files, options, plan))
         if prepared is not None and recipe is not None:
             checks.append(partial(_check_run, plan, recipe, folder, prepared))
@@ -293,7 +295,7 @@ def _foreseen(options: ExtendOptions, plan: Plan) -> Extension:
 
 
 def _check_push(options: ExtendOptions) -> None:
-    """Refuse a repository that nothing could be pushed to."""
+    """Refuse a repository that cannot be pushed to."""
     if options.push:
         from ropepatch.publishing.hub import check_repo
 
@@ -301,14 +303,14 @@ def _check_push(options: ExtendOptions) -> None:
 
 
 def _check_place(options: ExtendOptions) -> None:
-    """Refuse a folder that could not be made, before hours of work."""
-    with suppress(RuntimeError):  # ~ of nobody, which whoever writes refuses
+    """Refuse a folder that cannot be created, before hours of work."""
+    with suppress(RuntimeError):  # ~ of an unknown user, which writing refuses
         if not os.path.lexists(place := options.folder.expanduser()):
             check_writable(place, f"choose another {argument('out')}")
 
 
 def _carried(options: ExtendOptions, source: Checkpoint) -> tuple[dict[str, Path], dict[str, Path]]:
-    """The files that `include` adds, and all that are carried over, none of which may hold a secret."""
+    """The files that `include` adds, and all files to copy; refuses secrets in them."""
     extra = writing.included_files(source.folder, options.include)
     carried = writing.small_files(source.folder) | extra
     check_secrets(carried)
@@ -316,7 +318,7 @@ def _carried(options: ExtendOptions, source: Checkpoint) -> tuple[dict[str, Path
 
 
 def _check_files(options: ExtendOptions, plan: Plan) -> None:
-    """Refuse a folder that cannot be extended there, by its small files and the headers of its weights."""
+    """Refuse a checkpoint that cannot be copied, from its small files and weight headers."""
     source = writing.source_of(plan, beside=options.folder, include=options.include)
     _ = source.weights
     _carried(options, source)
@@ -327,7 +329,7 @@ def _check_files(options: ExtendOptions, plan: Plan) -> None:
 
 
 def _check_run(plan: Plan, recipe: Recipe, folder: Path, prepared: Prepared) -> None:
-    """Refuse what the training of a recipe would, beside what its preparation does."""
+    """Raise the errors of a training that its preparation does not find."""
     from ropepatch.training.run import Run
 
     Run.of(plan, recipe, folder, replace(prepared, obstacles=())).check()
@@ -336,11 +338,11 @@ def _check_run(plan: Plan, recipe: Recipe, folder: Path, prepared: Prepared) -> 
 def _trained(
     options: ExtendOptions, recipe: Recipe, plan: Plan, learned: Learned | None, prepared: Prepared | None
 ) -> Extension:
-    """The checkpoint of a model that was trained under a plan; it is on record as the call says if new."""
+    """Train a model under a plan and return its checkpoint, with the record of the call."""
     from ropepatch.training.adaptation import adapt
 
     old, once = None, options.processes.write_once
-    with suppress(OSError):  # a name that is too long: the training says so
+    with suppress(OSError):  # a name that is too long, which the training refuses
         old = records.read(options.folder) if records.exists(options.folder) else None
     adapted = adapt(
         plan,
@@ -367,7 +369,7 @@ def _trained(
 
 
 def _finished(options: ExtendOptions, plan: Plan, folder: Path, learned: Learned | None) -> Extension:
-    """A checkpoint whose record says where its scaling comes from, measured if a suite is given."""
+    """The checkpoint with the origin of its scaling on record, measured if a suite is given."""
     if learned:
         options.processes.write_once(lambda: learned.put_on_record(folder))
     results = _measured(options, plan, folder)
@@ -380,9 +382,9 @@ def add_reading(
     record: records.Record,
     model: PreTrainedModel | None = None,
 ) -> None:
-    """Write the reading of a checkpoint if it is asked for or quick, or say why there is none.
+    """Write the fingerprint of a checkpoint if requested or quick, or say why there is none.
 
-    One of the same weights stays.
+    A fingerprint of the same weights stays.
     """
     if options.reading is False:
         return
@@ -393,7 +395,9 @@ def add_reading(
         hypotheses = None if options.reading else affordable(checkpoint, record, device)
         if isinstance(hypotheses, str):
             raise RopepatchError(hypotheses)
-        progress = no_bar if options.training is None else options.progress  # that of the weights still shows
+        progress = (
+            no_bar if options.training is None else options.progress
+        )  # the progress of the weights still shows
         with progress("reading") as advance:
             how: Any = {"hypotheses": hypotheses, "progress": advance, "record": record, "model": model}
             reading = make_reading(checkpoint, device=device, **how)
@@ -405,13 +409,13 @@ def add_reading(
 
 
 def _measured(options: ExtendOptions, plan: Plan, folder: Path) -> Results:
-    """Before and after; results, report and a summary go into the checkpoint's folder."""
+    """Measure before and after; write results, report and summary into the checkpoint's folder."""
     if options.suite is None:
         return Results()
     report, once = folder / "evaluation.html", options.processes.write_once
 
     def begin() -> None:
-        report.unlink(missing_ok=True)  # of an earlier call, which was interrupted
+        report.unlink(missing_ok=True)  # from an interrupted call
         records.amend(folder, evaluation={})
 
     once(begin)
@@ -435,15 +439,15 @@ def _measured(options: ExtendOptions, plan: Plan, folder: Path) -> Results:
 
 
 def _pushed(extension: Extension, repo: str, options: ExtendOptions) -> Extension:
-    """The extension with what was pushed; nothing of what failed its gate."""
+    """Push the extension, unless it failed the short-context check."""
     from ropepatch.publishing.hub import push
 
     if extension.gate is not None and not extension.gate.passed:
-        options.say(f"not pushed: `ropepatch push --force {extension} {repo}` does")
+        options.say(f"not pushed; to push it anyway: `ropepatch push --force {extension} {repo}`")
         return extension
     try:
         pushed = push(extension.folder, repo, include=options.include, say=options.say)
     except RopepatchError as error:
-        again = f"the checkpoint is written: `ropepatch push {extension} {repo}` goes on"
+        again = f"the checkpoint is written; to push it: `ropepatch push {extension} {repo}`"
         raise RopepatchError(str(error), hint=f"{error.hint}; {again}" if error.hint else again) from error
     return replace(extension, pushed=pushed)

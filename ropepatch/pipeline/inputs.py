@@ -1,4 +1,4 @@
-"""What a caller may write in several ways, read once: a model's name, a length, settings, a place."""
+"""Parses arguments that callers may write in several ways: a model, settings, a path."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from ropepatch.training.recipe import Fit
 
 
 def model_name(model: Any) -> Any:
-    """A model as a command line names it: a folder called tiny is not the bundled checkpoint."""
+    """A model as on the command line; Path("tiny") is a folder, not the bundled checkpoint."""
     return "./tiny" if model == Path("tiny") else as_text(model)
 
 
 def as_text(place: Any) -> Any:
-    """A path as a command line names it; anything else as it is."""
+    """A path as text; anything else unchanged."""
     return os.fspath(place) if isinstance(place, os.PathLike) else place
 
 
 def _share(written: Any) -> Any:
-    """A share from `2%` or `0.02`; what is none as it is."""
+    """A share from `2%` or `0.02`; anything else unchanged."""
     if not isinstance(written, str):
         return written
     number, percent = written.strip().removesuffix("%"), written.strip().endswith("%")
@@ -56,23 +56,21 @@ Rise = Annotated[Weight, expected("a share such as 0.02 or 2%"), BeforeValidator
 
 
 class Arguments(Settings):
-    """The arguments of a call. A verb of `ropepatch.api` explains them, and has their defaults."""
+    """The arguments of a call; the functions of `ropepatch.api` have their help and defaults."""
 
     say: Say
     progress: Progress
 
     @classmethod
     def _refusal(cls, place: str, words: str, value: Any) -> RopepatchError:
-        return RopepatchError(
-            f"{argument(place)} must be {words}, got {shown(value)}", hint="its help says more"
-        )
+        return RopepatchError(f"{argument(place)} must be {words}, got {shown(value)}", hint="see its help")
 
 
 def parse_settings(method: str, settings: Sequence[str]) -> dict[str, Any]:
-    """Texts NAME=VALUE as the parameters of a method, in the types that it declares.
+    """Parse NAME=VALUE texts into the parameters of a method, in its declared types.
 
     Args:
-        method: A name, `fit` and `auto` among them, or a scaling file, which holds every parameter.
+        method: A name, including `fit` and `auto`, or a scaling file.
         settings: The texts.
     """
     kind = (
@@ -92,7 +90,7 @@ def parse_settings(method: str, settings: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(method: str, name: str, text: str, kind: Any) -> Any:
-    """A text in a declared type; the text itself, which the method refuses, where it is of another."""
+    """A text in a declared type; if it does not parse, the text itself, which the method refuses."""
     if type(None) in get_args(kind) and text.lower() in ("none", "null"):
         return None
     several = "tuple" in str(kind)
@@ -110,7 +108,7 @@ def _value(method: str, name: str, text: str, kind: Any) -> Any:
 
 
 def check_writable(place: Path, hint: str) -> None:
-    """Refuse a file or folder that could not be made, before the work that it is to hold."""
+    """Refuse a file or folder that cannot be written, before the work for it."""
     try:
         folder = next(above for above in (place, *place.absolute().parents) if above.exists())
         with TemporaryFile(dir=folder):
@@ -120,7 +118,7 @@ def check_writable(place: Path, hint: str) -> None:
 
 
 def check_places(out: str | Path | None, report: str | Path | None = None) -> tuple[Path | None, Path | None]:
-    """The folder for results and the file of a report as paths."""
+    """Check the folder for results and the report file, and return their paths."""
     folder, page = (None if place is None else Path(place) for place in (out, report))
     if page is not None:
         if os.path.lexists(page):
@@ -128,17 +126,19 @@ def check_places(out: str | Path | None, report: str | Path | None = None) -> tu
                 f"{page} already exists", hint=f"choose another {argument('report')}; nothing is overwritten"
             )
         if not page.absolute().parent.is_dir():
-            raise RopepatchError(f"no folder {page.parent} for the report", hint="make it first")
+            raise RopepatchError(f"no folder {page.parent} for the report", hint="create it first")
         if not can_report():
             raise RopepatchError("a report needs matplotlib and jinja2", hint='pip install "ropepatch[plot]"')
         check_writable(page, f"choose another {argument('report')}")
     if folder is not None:
         if os.path.lexists(folder) and not folder.is_dir():
-            raise RopepatchError(f"{folder} is no folder", hint=f"{argument('out')} is a folder")
+            raise RopepatchError(
+                f"{argument('out')} must be a folder, got {folder}", hint="choose a folder"
+            )
         check_writable(folder, f"choose another {argument('out')}")
     return folder, page
 
 
 def can_report() -> bool:
-    """Whether what a report is drawn and written with is installed."""
+    """Whether the packages for a report are installed."""
     return all(find_spec(module) for module in ("matplotlib", "jinja2"))

@@ -1,4 +1,4 @@
-"""The methods `fit` and `auto`: searched for once, remembered until a checkpoint has the outcome."""
+"""The methods `fit` and `auto`: the search, kept in a work folder until the checkpoint is written."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from ropepatch.settings import refuse_unknown
 from ropepatch.training.recipe import Fit, Recipe
 from ropepatch.training.supply import RecipeReader
 
-# In the work folder; the last is a folder of `ropepatch.choose`.
+# Names in the work folder; the last is a folder of `ropepatch.choose`.
 START, WINDOWS, STATE, MEASURED = "start.json", "text.jsonl", fitting.STATE, "measured"
-EVIDENCE = ("fit", "ranking")  # in records: what the choice of the method rests on
+EVIDENCE = ("fit", "ranking")  # keys of records: the basis of the choice
 
 Search = Callable[[Path], dict[str, Any]]  # in a work folder; method, parameters, factor, `EVIDENCE`
 
@@ -40,8 +40,8 @@ class Learned:
 
     Args:
         plan: The plan of that scaling.
-        record: What `ropepatch.json` says of it: what was asked, the outcome, and what that rests on.
-        work: The folder that holds it until the checkpoint is written.
+        record: Its entries in `ropepatch.json`: the request, the outcome and its basis.
+        work: The folder that contains it until the checkpoint is written.
     """
 
     plan: Plan
@@ -49,7 +49,7 @@ class Learned:
     work: Path
 
     def put_on_record(self, folder: Path) -> None:
-        """Say in a checkpoint's record where its scaling comes from; the work folder has served then."""
+        """Add its origin to the record of a checkpoint, and remove the work folder."""
         records.amend(folder, **self.record)
         if self.work.is_dir() and not _holds_other_files(self.work):
             shutil.rmtree(self.work)
@@ -58,7 +58,7 @@ class Learned:
 def planned(options: ExtendOptions) -> tuple[Plan, Learned | None]:
     """The plan of a call, and how its method was learned or chosen, if it is `fit` or `auto`.
 
-    But for a dry run a work folder beside the checkpoint is made, from which an interrupted search resumes.
+    Except in a dry run, a work folder next to the checkpoint is created, from which a search resumes.
     """
     if isinstance(options.plan, Plan):
         return options.plan, None
@@ -78,7 +78,7 @@ def planned(options: ExtendOptions) -> tuple[Plan, Learned | None]:
         if options.processes.count > 1:
             raise RopepatchError(
                 f"{argument('method')} {options.chosen} runs in one process",
-                hint=f"`ropepatch fit` or `compare` before, and {argument('method')} with what they give",
+                hint=f"run `ropepatch fit` or `compare` first, and pass {argument('method')} their result",
             )
         absent(options.folder)
         with nullcontext(work) if not options.dry_run else TemporaryDirectory(prefix="ropepatch-") as place:
@@ -91,36 +91,36 @@ def planned(options: ExtendOptions) -> tuple[Plan, Learned | None]:
 
 
 def work_folder(options: ExtendOptions) -> Path:
-    """Where a search keeps what it needs to go on."""
+    """The folder from which a search resumes."""
     return options.place.with_name(f"{options.place.name}.{FIT}")
 
 
 def kept(options: ExtendOptions) -> str:
-    """What an interrupted `extend` leaves: its checkpoint, that of the training, or of the search."""
+    """What an interrupted `extend` keeps: its checkpoint, that of the training, or the search."""
     if options.dry_run:
         return "nothing is kept"
     folder = options.place
     run, work = folder.with_name(f"{folder.name}.run"), work_folder(options)
     if folder.exists():
-        return f"{folder} is written; the same command goes on"
+        return f"{folder} is written; the same command resumes"
     if options.training is not None and run.is_dir():
         steps = (path.name.rpartition("-")[2] for path in run.glob("checkpoint-*"))
         last = max((int(step) for step in steps if step.isdigit()), default=0)
-        return f"{run} keeps step {last} of {options.training.max_steps}; the same command goes on from it"
+        return f"{run} keeps step {last} of {options.training.max_steps}; the same command resumes from it"
     if (work / START).is_file() and (work / MEASURED).is_dir():
-        return f"{work} keeps every result that is finished; the same command goes on"
+        return f"{work} keeps all finished results; the same command resumes"
     return kept_by_fit(work)
 
 
 def kept_by_fit(work: Path) -> str:
-    """What an interrupted `fit` leaves in its work folder."""
+    """What an interrupted `fit` keeps in its work folder."""
     if (work / STATE).is_file():
-        return f"{work} keeps the descent; the same command resumes it"
-    return "nothing is kept; the same command starts anew"
+        return f"{work} keeps the fit so far; the same command resumes"
+    return "nothing is kept; the same command starts again"
 
 
 def _fit(options: ExtendOptions, source: Checkpoint) -> tuple[dict[str, Any], Search]:
-    """What decides the outcome of `fit`, and the search."""
+    """The settings that determine `fit`, and the search."""
     text, recipe = options.searched, options.training
     refuse_unknown(options.asked, Fit.model_fields, "parameter of fit")
     settings = Fit(**(text if text["text"] and not options.suite else {}) | options.asked)
@@ -130,7 +130,7 @@ def _fit(options: ExtendOptions, source: Checkpoint) -> tuple[dict[str, Any], Se
 
     def search(work: Path) -> dict[str, Any]:
         given = settings.model_dump()
-        if recipe and recipe.quantization:  # weights in 4 bits are not multiplied
+        if recipe and recipe.quantization:  # 4-bit weights cannot be scaled
             given["queries"] = False
         if texts and recipe:
             _write_windows(recipe, source, options.target, work / WINDOWS)
@@ -154,7 +154,7 @@ def _fit(options: ExtendOptions, source: Checkpoint) -> tuple[dict[str, Any], Se
 
 
 def _choose(options: ExtendOptions, source: Checkpoint) -> tuple[dict[str, Any], Search]:
-    """What decides the outcome of `auto`, and the search."""
+    """The settings that determine `auto`, and the search."""
     reading = {"split": "test"} | options.searched
 
     def search(work: Path) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def _choose(options: ExtendOptions, source: Checkpoint) -> tuple[dict[str, Any],
 
 
 def _write_windows(recipe: Recipe, source: Checkpoint, to: int, file: Path) -> None:
-    """Write windows of what a recipe trains on."""
+    """Write windows of the training text of a recipe."""
     reader = RecipeReader(
         recipe=recipe,
         tokenizer=source.tokenizer,
@@ -197,9 +197,9 @@ def _write_windows(recipe: Recipe, source: Checkpoint, to: int, file: Path) -> N
 
 
 def _remembered(asked: dict[str, Any], folder: Path, work: Path) -> dict[str, Any]:
-    """What the checkpoint or the work folder says of the same search; nothing where neither is there."""
+    """The record of the same search in the checkpoint or the work folder; empty if there is none."""
     earlier, finished = {}, {}
-    with suppress(OSError):  # a name that is too long: whoever writes says so
+    with suppress(OSError):  # a name that is too long, which writing refuses
         if records.exists(folder):
             finished = records.read(folder).to_dict()
         if (work / START).is_file():
@@ -207,17 +207,17 @@ def _remembered(asked: dict[str, Any], folder: Path, work: Path) -> dict[str, An
     if finished.get("start", {}).get("asked") == without_paths(asked):
         return finished
     if earlier:
-        hint = f"choose another {argument('out')}, or remove that folder to start anew"
-        check_resumed(
-            f"{work} holds what something else was found by", earlier["start"]["asked"], asked, hint=hint
-        )
+        hint = f"choose another {argument('out')}, or remove that folder to start again"
+        check_resumed(f"{work} belongs to another search", earlier["start"]["asked"], asked, hint=hint)
     return earlier
 
 
 def _searched_in(work: Path, asked: dict[str, Any], search: Search) -> dict[str, Any]:
-    """The record of a search in a folder from which it goes on where it is interrupted."""
+    """Run a search in a folder from which it can resume, and return its record."""
     if work.exists() and _holds_other_files(work):
-        raise RopepatchError(f"{work} exists and holds other files", hint=f"choose another {argument('out')}")
+        raise RopepatchError(
+            f"{work} exists and contains other files", hint=f"choose another {argument('out')}"
+        )
     work.mkdir(parents=True, exist_ok=True)
     _write_start(work, {"start": {"asked": asked}})
     try:

@@ -1,4 +1,4 @@
-"""The arguments of `extend`, checked before any work, and what they mean for a model."""
+"""The arguments of `extend`, checked before any work and resolved for a model."""
 
 from __future__ import annotations
 
@@ -31,11 +31,15 @@ from ropepatch.training.preparation import Prepared, prepare
 from ropepatch.training.recipe import Recipe, read_recipe
 from ropepatch.training.self_taught import DISTIL, self_taught
 
-BESIDE_TEXT = {"text": None, "field": "text", "split": None}  # what is left at these says nothing of a text
+BESIDE_TEXT = {
+    "text": None,
+    "field": "text",
+    "split": None,
+}  # options that need a text unless left at these defaults
 
 
 class ExtendOptions(Arguments):
-    """One call of `extend`, from its beginning to its end."""
+    """The arguments of one call of `extend`."""
 
     model: Annotated[
         InstanceOf[Plan] | InstanceOf[GgufPlan] | str,
@@ -72,7 +76,7 @@ class ExtendOptions(Arguments):
     parameters: dict[str, Any]
 
     def check(self) -> None:
-        """Refuse what may not stand together."""
+        """Refuse arguments that cannot be combined."""
         if self.of_gguf:
             others = [
                 *("recipe", "distil", "evaluate", "text", "limit", "max_short_loss_increase", "push"),
@@ -80,8 +84,8 @@ class ExtendOptions(Arguments):
             ]
             if given := [argument(key) for key in others if getattr(self, key)]:
                 raise RopepatchError(
-                    f"{', '.join(given)} beside a GGUF file, whose rope alone is changed",
-                    hint="leave it out, or take the checkpoint that the file was made from",
+                    f"{', '.join(given)} cannot be used with a GGUF file",
+                    hint="leave it out, or use the checkpoint that the file was converted from",
                 )
         distil, evaluate, method, recipe, text = map(
             argument, ("distil", "evaluate", "method", "recipe", "text")
@@ -91,21 +95,21 @@ class ExtendOptions(Arguments):
         given = [argument(key) for key, default in BESIDE_TEXT.items() if getattr(self, key) != default]
         named = self.to, self.method, self.original, self.layers, self.revision, self.settings
         of_plan = (*named, self.parameters or None)
-        another = f"leave {evaluate} out, and `ropepatch eval` the checkpoint on another text"
+        another = f"leave {evaluate} out, and run `ropepatch eval` on the checkpoint with another text"
         for holds, words, hint in (
             (
                 self.plan and any(value is not None for value in of_plan),
-                "a plan says target, method, parameters, original, layers and revision itself",
-                "give the model, or the plan alone",
+                "a plan already sets target, method, parameters, original, layers and revision",
+                "pass the model, or only the plan",
             ),
             (
                 self.distil and self.recipe is not None,
-                f"{distil} beside {recipe}",
-                "a recipe says it itself: `distil: {}`",
+                f"{distil} cannot be combined with {recipe}",
+                "use one of them; `distil: {}` in a recipe does the same",
             ),
             (
                 self.distil and measures and has_text,
-                f"{text} is what {distil} trains on, and {evaluate} would measure on it",
+                f"{distil} trains on {text}, so {evaluate} cannot measure on it",
                 another,
             ),
             (
@@ -115,49 +119,49 @@ class ExtendOptions(Arguments):
             ),
             (
                 self.link_weights and trains,
-                f"{argument('link_weights')} beside {distil if self.distil else recipe}: its weights are new",
+                f"{argument('link_weights')} cannot be combined with {distil if self.distil else recipe}: "
+                "the weights are new",
                 "leave one out",
             ),
             (
                 self.limit is not None and not measures,
-                f"{argument('limit')} is of what {evaluate} measures",
-                f"{argument('evaluate', 'SUITE')}, or leave it out",
+                f"{argument('limit')} needs {evaluate}",
+                f"add {argument('evaluate', 'SUITE')}, or leave it out",
             ),
             (
                 self.allow_code and chosen != AUTO,
-                f"{argument('allow_code')} beside {method} {chosen}",
-                f"it is of {argument('method', AUTO)}, which chooses; leave it out",
+                f"{argument('allow_code')} needs {method} auto, got {chosen}",
+                "leave it out",
             ),
             (
                 self.allow_code and trains,
-                f"{argument('allow_code')} beside {recipe}: nothing is trained under a position remapping",
+                f"{argument('allow_code')} cannot be combined with {recipe}: no remapping can be trained",
                 "leave one out",
             ),
             (
                 chosen == AUTO and (self.settings or self.parameters),
-                f"{argument('settings')} beside {method} auto, which sets the parameters itself",
-                "name the method, or leave it out",
+                f"{argument('settings')} cannot be combined with {method} auto, which sets the parameters",
+                "name a method, or leave it out",
             ),
             (
                 chosen == AUTO and measures and has_text,
-                f"{text} is what {method} auto chooses by, and {evaluate} would measure on it",
+                f"{method} auto chooses on {text}, so {evaluate} cannot measure on it",
                 another,
             ),
             (
                 chosen == FIT and not trains and measures and has_text and "text" not in self.asked,
-                f"{text} is what {evaluate} measures; a fit needs another",
+                f"{evaluate} measures on {text}, so fit needs another text",
                 f"{argument('settings')} text=FILE",
             ),
             (
                 given and not (measures or self.distil or self.searches),
-                f"{', '.join(given)} beside {method} {chosen}: nothing reads a text",
-                f"{argument('evaluate', 'SUITE')} measures on it, {method} fit and auto read it; "
-                "else leave it out",
+                f"{', '.join(given)} has no effect with {method} {chosen}",
+                f"leave it out, or add {argument('evaluate', 'SUITE')}, {method} fit or {method} auto",
             ),
             (
                 given and not has_text,
-                f"{' and '.join(given)} of {text}, which is missing",
-                "name the text, or leave it out",
+                f"{' and '.join(given)} needs {text}",
+                "add the text, or leave it out",
             ),
         ):
             if holds:
@@ -165,18 +169,18 @@ class ExtendOptions(Arguments):
 
     @cached_property
     def processes(self) -> Processes:
-        """Those that share the call."""
+        """The processes that share the call."""
         return join()
 
     @cached_property
     def feedback(self) -> Feedback:
-        """How it speaks on the way."""
+        """How it reports progress."""
         command = (self.record or {}).get("command")
         return Feedback(say=self.say, progress=self.progress, show=self.show, command=command)
 
     @property
     def plan(self) -> Plan | GgufPlan | None:
-        """The plan that is given in place of a model."""
+        """The plan, if one was passed instead of a model."""
         return None if isinstance(self.model, str) else self.model
 
     @property
@@ -191,25 +195,25 @@ class ExtendOptions(Arguments):
 
     @cached_property
     def named(self) -> Recipe | None:
-        """The recipe that is given, as it is written."""
+        """The recipe as it was passed."""
         named = DISTIL if self.distil and self.recipe is None else self.recipe
         return read_recipe(named) if isinstance(named, str) else named
 
     @cached_property
     def chosen(self) -> str:
-        """The method: that of the plan, that which is given, that of the recipe, or yarn."""
+        """The method: that of the plan, the argument, the recipe, or yarn."""
         if self.plan is not None:
             return self.plan.method.name
         return self.method or (self.named.method.name if self.named else "yarn")
 
     @property
     def searches(self) -> bool:
-        """Whether the method has to be found first."""
+        """Whether the method is fit or auto."""
         return self.chosen in (FIT, AUTO)
 
     @cached_property
     def asked(self) -> dict[str, Any]:
-        """The parameters of the method: those of its recipe, and over them those that are given."""
+        """The parameters of the method: those of the recipe, overridden by the arguments."""
         settings = self.settings or {}
         given = dict(settings) if isinstance(settings, Mapping) else parse_settings(self.chosen, settings)
         given |= self.parameters
@@ -237,19 +241,19 @@ class ExtendOptions(Arguments):
 
     @cached_property
     def target(self) -> int:
-        """The context to reach, in tokens."""
+        """The target length in tokens."""
         if self.plan is not None:
             return self.plan.target
         length = self.to or (self.named.to if self.named else None)
         if length is None and not is_scaling_file(self.chosen):
-            hint = f"{argument('to', '32k')}, or a {argument('recipe')}, which has a target"
+            hint = f"add {argument('to', '32k')}, or a {argument('recipe')}, which sets a target"
             raise RopepatchError(f"{argument('to')} is missing", hint=hint)
         length = length or read_scaling(self.chosen).target
         return self.source.in_tokens(length)
 
     @cached_property
     def taught(self) -> tuple[Recipe | None, str | None]:
-        """The recipe by which it is trained, fitted to the model by `distil`, and what is said of that."""
+        """The recipe of the training, adapted to the model by `distil`, and a note on it."""
         if not self.distil:
             return self.named, None
         own = {key: value for key, value in self._text.items() if value is not None}
@@ -258,7 +262,7 @@ class ExtendOptions(Arguments):
 
     @property
     def training(self) -> Recipe | None:
-        """The recipe by which it is trained."""
+        """The recipe of the training."""
         return self.taught[0]
 
     @property
@@ -267,14 +271,14 @@ class ExtendOptions(Arguments):
 
     @property
     def searched(self) -> dict[str, Any]:
-        """The text that `fit` or `auto` reads, with its field and, if one is given, its split."""
-        # a fit reads what is trained on, less what is held out
+        """The text for `fit` or `auto`, with its field and, if given, its split."""
+        # fit uses the training text without the held-out part
         text = BESIDE_TEXT if self.distil and self.chosen != AUTO else self._text
         return {key: value for key, value in text.items() if key != "split" or value}
 
     @cached_property
     def suite(self) -> Suite | None:
-        """What is measured before and after."""
+        """The suite measured before and after."""
         if self.evaluate is None:
             return None
         named = named_suite(self.evaluate, text=self.text, field=self.field, split=self.split or "test")
@@ -289,28 +293,28 @@ class ExtendOptions(Arguments):
 
     @property
     def folder(self) -> Path:
-        """The checkpoint to make."""
+        """The folder of the checkpoint."""
         parts = Path(self.name).name, method_label(self.chosen), short_length(self.target), self.recipe_name
         return Path(self.out or "-".join(filter(None, parts)))
 
     @property
     def place(self) -> Path:
-        """Where that is, whatever the working folder becomes."""
+        """Its absolute path."""
         return self.folder.expanduser().absolute()
 
     @property
     def label(self) -> str:
-        """What tables and figures call the model afterwards."""
+        """The name of the extended model in tables and figures."""
         return f"{method_label(self.chosen)} + {self.recipe_name}" if self.recipe_name else "adapted"
 
     @cached_property
     def measurements(self) -> dict[str, Measurement]:
-        """The tasks of the suite, prepared once for all that is measured."""
+        """The tasks of the suite, prepared once for all measurements."""
         assert self.suite is not None
         return prepare_tasks(self.suite, self.source.complete(), self.target)
 
     def check_plan(self, plan: Plan) -> Prepared | None:
-        """Refuse what cannot be saved or trained, before its weights are downloaded."""
+        """Refuse a plan that cannot be saved or trained, before weights are downloaded."""
         if self.training is None:
             check_savable(plan)
             return None
@@ -324,7 +328,7 @@ class ExtendOptions(Arguments):
         return prepared
 
     def check_reading(self, plan: Plan) -> None:
-        """Refuse a reading that is asked for where there can be none."""
+        """Refuse a requested fingerprint if none is possible."""
         if not self.reading:
             return
         is_adapter = self.training is not None and self.training.save == "adapter"
@@ -333,10 +337,10 @@ class ExtendOptions(Arguments):
             raise RopepatchError(f"{argument('reading')}: {reason}", hint="leave it out")
 
     def check_suite(self, plan: Plan) -> None:
-        """Refuse now what could not be measured after the training."""
+        """Refuse a suite that could not be measured after the training."""
         if self.suite is None:
             return
         if self.training and self.training.save == "adapter":
-            hint = "a suite measures whole checkpoints: save: merged"
-            raise RopepatchError(f"{argument('evaluate')} beside save: adapter", hint=hint)
+            hint = "use save: merged, because a suite measures whole checkpoints"
+            raise RopepatchError(f"{argument('evaluate')} cannot be combined with save: adapter", hint=hint)
         measure_extension(self.suite, plan, measurements=self.measurements)

@@ -1,4 +1,4 @@
-"""Results as a notebook shows them: as a table, a pandas frame and a figure."""
+"""Results with a table, a pandas frame and figures, for notebooks."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
 
 class HasFigures(Protocol):
-    """Anything that draws itself: an `Extension`, a `Choice`, `Results`."""
+    """An object with a `plot` method: an `Extension`, a `Choice`, `Results`."""
 
     def plot(self, name: str | None = None) -> Figure:
-        """A figure, by its name."""
+        """A figure by its name."""
 
 
 class Results(tuple[Result, ...]):
-    """Results that were measured together, in the order in which they came."""
+    """Results that were measured together, in order."""
 
     __slots__ = ()
 
     def to_json(self) -> str:
-        """All of them as a JSON list."""
+        """The results as a JSON list."""
         return results_json([asdict(result) for result in self])
 
     def to_pandas(self, measure: str | None = None) -> DataFrame:
-        """A row for every number, beside its model, target, task and label.
+        """A pandas frame: a row for every number, with its model, target, task and label.
 
         Args:
             measure: A name such as `loss`, `found` or `log_prob`; None for all.
@@ -58,7 +58,7 @@ class Results(tuple[Result, ...]):
         """A figure of the results.
 
         Args:
-            name: Such as `perplexity`, `positions` or `retrieval`; None for the first that the results allow.
+            name: A name such as `perplexity`, `positions` or `retrieval`; None for the first available.
 
         Raises:
             RopepatchError: If there are no results, no figure of that name, or no matplotlib.
@@ -67,7 +67,7 @@ class Results(tuple[Result, ...]):
 
         drawn = figures(self)
         if not drawn:
-            raise RopepatchError("no results to draw", hint="measure first: evaluate=SUITE")
+            raise RopepatchError("no results to draw", hint="measure first, with evaluate=SUITE")
         chosen = name or next(iter(drawn))
         refuse_unknown([chosen], drawn, "figure")
         return drawn[chosen]
@@ -86,7 +86,7 @@ class Results(tuple[Result, ...]):
 
 
 def plot(what: Plan | GgufPlan | HasFigures | str | Path, name: str | None = None) -> Figure:
-    """A figure of a plan, of what was measured, or of results in a folder or a file."""
+    """Draw a plan, measurements, or the results in a folder or a file."""
     if isinstance(what, Plan | GgufPlan):
         from ropepatch.report.plots import plot_plan
 
@@ -95,10 +95,10 @@ def plot(what: Plan | GgufPlan | HasFigures | str | Path, name: str | None = Non
 
 
 def read_results(place: str | Path) -> Results:
-    """The results in a folder that `evaluate`, `compare` or `extend(evaluate=)` wrote, or in one file."""
+    """Read the results of `evaluate`, `compare` or `extend(evaluate=)` from a folder or a file."""
     folder = Path(place)
     folder = folder / "evaluation" if (folder / "evaluation").is_dir() else folder
     files = sorted(folder.glob("*.json")) if folder.is_dir() else [folder]
     if not files:
-        raise RopepatchError(f"no results in {place}", hint="name the folder that results were written to")
+        raise RopepatchError(f"no results in {place}", hint="pass a folder of results")
     return Results(map(read_result, files))

@@ -1,4 +1,4 @@
-"""What a long call says, and how."""
+"""Progress and interruption of long calls."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ LONGEST = 10_000  # characters of a line
 
 
 def say_on_stderr(text: str) -> None:
-    """Lines on stderr, where a notebook shows them too; of several processes the first alone says them."""
+    """Write lines to stderr, only from the first of several processes."""
     if is_first():
         sys.stderr.write("".join(f"{printable(line, LONGEST)}\n" for line in text.split("\n")))
         sys.stderr.flush()
 
 
 def warn_on_stderr(line: str) -> None:
-    """A line on stderr if it warns."""
+    """Write a line to stderr if it is a warning."""
     if line.startswith("warning: "):
         say_on_stderr(line)
 
 
 @contextmanager
 def interruptible(say: Say, kept: Callable[[], str]) -> Iterator[None]:
-    """A line on what is kept where the user or SIGTERM ends the block; the innermost block says it."""
+    """If the user or SIGTERM ends the block, say what is kept; only the innermost block does."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as error:
@@ -45,14 +45,14 @@ def interruptible(say: Say, kept: Callable[[], str]) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Feedback:
-    """How a long call speaks.
+    """How a long call reports.
 
     Args:
-        say: Takes lines that tell how far it is.
-        progress: Called with the name of each stage; gives a context manager around a callback that takes how
-            much is done and how much there is.
-        show: Takes what is found on the way: `print`, or a notebook's `display`.
-        command: The command line that asked, for reports.
+        say: A function that takes lines of progress.
+        progress: A function of the name of a stage; returns a context manager that yields a callback of
+            (done, total).
+        show: A function that takes intermediate results: `print`, or a notebook's `display`.
+        command: The command line, for reports.
     """
 
     say: Say = say_on_stderr
@@ -62,7 +62,7 @@ class Feedback:
 
     @contextmanager
     def announced(self, name: str) -> Iterator[Advance]:
-        """The progress of a stage, and a line that stays."""
+        """The progress of a stage, with a line that stays."""
         self.say(name)
         with self.progress(name) as advance:
             yield advance

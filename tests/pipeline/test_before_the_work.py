@@ -27,19 +27,19 @@ def reading(text):
     [
         ("eval tiny --report shut", "error: shut already exists"),
         ("eval tiny --out file/results", "error: cannot write file/results: Not a directory"),
-        ("eval tiny --out dangling", "error: dangling is no folder"),
+        ("eval tiny --out dangling", "error: --out must be a folder, got dangling"),
         ("eval tiny --report dangling", "error: dangling already exists"),
         ("compare tiny --to 512 --report file/r.html", "error: no folder file for the report"),
         ("fit tiny --to 512 --out file/x.json", "file/x.json: Not a directory"),
-        ("fit tiny --to 512 --out x.json --link-weights", "error: --link-weights beside a scaling file"),
+        ("fit tiny --to 512 --out x.json --link-weights", "error: --link-weights needs a checkpoint folder"),
         ("eval tiny --suite s.yaml", "haystacks must be"),
         ("eval tiny --suite harness --limit 1", "error: ropepatch_long_perplexity needs text"),
         (
             "extend tiny --to 512 --text nofile.txt --dry-run",
-            "error: --text beside --method yarn: nothing reads",
+            "error: --text has no effect with --method yarn",
         ),
-        ("extend tiny --to 512 --field body", "error: --field beside --method yarn: nothing reads"),
-        ("extend tiny --to 512 --method fit --split train", "error: --split of --text, which is missing"),
+        ("extend tiny --to 512 --field body", "error: --field has no effect with --method yarn"),
+        ("extend tiny --to 512 --method fit --split train", "error: --split needs --text"),
     ],
 )
 def test_what_cannot_be_written_or_has_no_effect_is_said_before_anything_is_measured(
@@ -107,7 +107,7 @@ def test_a_report_that_fails_after_all_leaves_the_results(tmp_path, monkeypatch)
 
     monkeypatch.setattr("ropepatch.report.write_report", fails)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(RopepatchError, match=r"no report: .*No space left") as refused:
+    with pytest.raises(RopepatchError, match=r"cannot write the report: .*No space left") as refused:
         ropepatch.evaluate("tiny", windows=1, lengths=[128], report=tmp_path / "r.html")
     (folder,) = tmp_path.glob("ropepatch-results-*")
     assert str(folder) in refused.value.hint

@@ -226,7 +226,7 @@ def test_extend_with_auto_takes_the_best_and_shows_why_on_stderr(measured, run_h
     plan = json.loads(done.stdout)
     assert (plan["method"], plan["parameters"]["divisors"]) == ("custom", list(DIVISORS))
     assert "Use fit. At 1,024 tokens over the baseline: loss gain +8.000" in done.stderr
-    with pytest.raises(RopepatchError, match="beside `method` auto"):
+    with pytest.raises(RopepatchError, match="cannot be combined with `method` auto"):
         ropepatch.extend("tiny", to=1024, method="auto", beta=3, dry_run=True)
     measured[:] = NOTHING
     done = run_here(*words, cwd=tmp_path)

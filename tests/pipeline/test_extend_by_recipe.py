@@ -143,7 +143,7 @@ def test_a_push_that_fails_says_how_to_go_on_and_still_prints_the_record(pushed,
     hub.fail("POST", "/api/repos/create", 403, times=1)
     done = run_at(*LINE[:4], "--out", "out", "--push", "local/other", "--json")
     assert done.returncode == 2
-    assert "; the checkpoint is written: `ropepatch push" in done.stderr
+    assert "; the checkpoint is written; to push it: `ropepatch push" in done.stderr
     assert json.loads(done.stdout)["target"] == 512
 
 

@@ -111,7 +111,7 @@ def test_what_was_interrupted_after_the_checkpoint_has_its_name_goes_on_and_is_n
     lines = []
     once = call(place, "once", **measured)
     again = call(place, out, say=lines.append, **measured)
-    assert f"{again} is written" in lines
+    assert f"{again} is already written" in lines
     assert again.record == once.record
     assert not any("not complete" in note for note in judge(again.folder).notes)
     files = [{file.name for file in one.folder.rglob("*")} for one in (once, again)]
@@ -201,7 +201,7 @@ def test_parameters_and_lengths_are_written_as_a_user_writes_them(tmp_path, monk
     assert (extension.folder.name, extension.record, lines) == ("tiny-ntk-by-parts-512", {}, [])
     with pytest.raises(RopepatchError, match="no parameter 'betta'"):
         ropepatch.extend("tiny", to="2x", betta=16.0)
-    with pytest.raises(RopepatchError, match="a plan says target, method"):
+    with pytest.raises(RopepatchError, match="a plan already sets target, method"):
         ropepatch.extend(ropepatch.plan("tiny", to=512), tmp_path / "out", to=1024)
     assert not list(tmp_path.iterdir())
 
@@ -270,7 +270,7 @@ def test_what_is_no_part_of_a_checkpoint_stays_behind_and_is_named_unless_the_us
     assert all((out / name).exists() for name in ("notes.md", "examples/a.txt", "special_tokens_map.json"))
     (line,) = [line for line in lines if line.startswith("left out")]
     assert f": {', '.join(sorted(stays))} (`include`" in line
-    assert "warning: the tokenizer needs id_mine.py, which `include` id_mine.py would carry along" in lines
+    assert "warning: the tokenizer needs id_mine.py; add `include=id_mine.py` to copy it" in lines
     for pattern in (
         "*.bin",
         "config.json",

@@ -96,7 +96,7 @@ def test_a_plan_and_a_folder_of_results_are_drawn_by_one_function(tmp_path):
 
 
 def test_an_error_names_arguments_in_python():
-    with pytest.raises(RopepatchError, match="`link_weights` beside `recipe`"):
+    with pytest.raises(RopepatchError, match="`link_weights` cannot be combined with `recipe`"):
         ropepatch.extend("tiny", recipe="tiny", link_weights=True)
 
 

@@ -23,16 +23,16 @@ EXTEND = ["extend", "tiny", "--recipe", "six.yaml", "--out", "out"]
 @pytest.mark.parametrize(
     ("words", "place", "name", "number", "line"),
     [
-        (FIT, fitting, "begin", 0, "nothing is kept; the same command starts anew"),
-        (FIT, fitting, "write_state", 1, "fitted.json.fit keeps the descent; the same command resumes it"),
+        (FIT, fitting, "begin", 0, "nothing is kept; the same command starts again"),
+        (FIT, fitting, "write_state", 1, "fitted.json.fit keeps the fit so far; the same command resumes"),
         (
             EXTEND,
             adaptation,
             "make_trainer",
             0,
-            "out.run keeps step 0 of 6; the same command goes on from it",
+            "out.run keeps step 0 of 6; the same command resumes from it",
         ),
-        ([*EVAL, "--out", "out"], measuring, "_measured", 0, "finished is kept in out; the"),
+        ([*EVAL, "--out", "out"], measuring, "_measured", 0, "finished results are kept in out; the"),
         (EVAL, measuring, "_measured", 0, "nothing is kept; with --out DIR"),
     ],
     ids=["starts", "descent", "training", "eval with --out", "eval"],
@@ -93,7 +93,7 @@ main()
 def test_a_signal_while_the_command_writes_is_an_exit_that_leaves_nothing(number, tmp_path):
     done = run_python("-c", WHILE_IT_WRITES.format(number=int(number)), check=False, cwd=tmp_path)
     assert done.returncode == 128 + number
-    assert done.stderr == "interrupted: nothing is kept; the same command starts anew\n"
+    assert done.stderr == "interrupted: nothing is kept; the same command starts again\n"
     assert [*tmp_path.iterdir()] == []
 
 

@@ -155,7 +155,7 @@ def test_a_recipe_starts_from_a_fit_that_neither_an_interruption_nor_a_second_ca
 def test_a_folder_of_that_name_that_is_not_ours_is_left_alone(place, fits):
     (place / "out.fit").mkdir()
     (place / "out.fit" / "mine.txt").write_text("mine")
-    with pytest.raises(RopepatchError, match="holds other files"):
+    with pytest.raises(RopepatchError, match="contains other files"):
         ropepatch.extend("tiny", "out", to=512, method="fit")
     assert not fits
     assert (place / "out.fit" / "mine.txt").read_text() == "mine"
@@ -166,7 +166,7 @@ def test_a_folder_of_that_name_that_is_not_ours_is_left_alone(place, fits):
     [
         ({"stesp": 3}, "unknown parameter of fit 'stesp'"),
         ({"steps": "many"}, "steps must be a whole number above 0, got 'many'"),
-        ({"evaluate": "demo", "text": "a.txt"}, "`text` is what `evaluate` measures"),
+        ({"evaluate": "demo", "text": "a.txt"}, "`evaluate` measures on `text`"),
         ({"to": 256}, "already covers 256 tokens"),
     ],
 )

@@ -142,8 +142,8 @@ def test_a_server_is_asked_once_and_its_key_and_password_are_nowhere(tmp_path, m
 @pytest.mark.parametrize(
     ("model", "options", "words"),
     [
-        ("tiny", {"served_as": "m"}, "is of a server"),
-        ("http://127.0.0.1:9", {"methods": "yarn", "to": "2x"}, "is not of a server"),
+        ("tiny", {"served_as": "m"}, "needs the address of a server"),
+        ("http://127.0.0.1:9", {"methods": "yarn", "to": "2x"}, "cannot be used with a server"),
         ("http://127.0.0.1:9", {}, "no answer from"),
     ],
 )
