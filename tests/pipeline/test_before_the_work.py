@@ -71,7 +71,7 @@ def test_what_cannot_be_written_or_has_no_effect_is_said_before_anything_is_meas
         ({"push": "no/such/name"}, "'no/such/name' is no name of a repository"),
         ({"include": ["key"]}, "key holds an access token"),
         ({"model": "cut"}, "1 missing keys, for instance model.embed_tokens"),
-        ({"model": "adapted"}, "adapted holds a PEFT adapter beside a model"),
+        ({"model": "adapted"}, "adapted contains a model and a PEFT adapter"),
     ],
     ids=str,
 )

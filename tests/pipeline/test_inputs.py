@@ -50,11 +50,11 @@ def test_all_stands_for_every_candidate_where_methods_are_measured(methods, suit
 
 def test_a_method_that_must_be_found_is_named_with_the_way_to_find_it(run_here):
     for call in (ropepatch.plan, ropepatch.compare):
-        with pytest.raises(RopepatchError, match="found by measuring a model") as refused:
+        with pytest.raises(RopepatchError, match="auto measures the model") as refused:
             call("tiny", to="2x", **{"methods" if call is ropepatch.compare else "method": "auto"})
-        assert "`ropepatch compare` says" in refused.value.hint
+        assert "run `ropepatch compare` first" in refused.value.hint
     done = run_here("plot", "tiny", "--to", "2x", "--methods", "fit")
-    assert done.stderr.startswith("error: --methods fit is found by measuring")
+    assert done.stderr.startswith("error: --methods fit measures the model")
 
 
 @pytest.mark.parametrize(
