@@ -132,9 +132,7 @@ def check_places(out: str | Path | None, report: str | Path | None = None) -> tu
         check_writable(page, f"choose another {argument('report')}")
     if folder is not None:
         if os.path.lexists(folder) and not folder.is_dir():
-            raise RopepatchError(
-                f"{argument('out')} must be a folder, got {folder}", hint="choose a folder"
-            )
+            raise RopepatchError(f"{argument('out')} must be a folder, got {folder}", hint="choose a folder")
         check_writable(folder, f"choose another {argument('out')}")
     return folder, page
 
