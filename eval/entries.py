@@ -1,4 +1,4 @@
-"""What `run.py` runs, the best first: rows of studies and benchmarks, and the models that they need."""
+"""The entries of `run.py`, best first: rows of studies and benchmarks, and the models that they need."""
 
 from __future__ import annotations
 

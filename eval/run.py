@@ -1,13 +1,13 @@
-"""Everything that is still to be measured, best first, within a time.
+"""Run the measurements that are still missing, best first, within a time limit.
 
     python eval/run.py --dry-run
     python eval/run.py --minutes 9 --device cuda
 
-Each entry is one command, run in a process of its own: rows of a study or a benchmark that its file in
-eval/results lacks, or a model that some rows need, made in the folder `--models`. Minutes are those of the
-rows that a like device measured, else an estimate. An entry begins if its first row fits into the time that
-is left; at the end of the time, and at Ctrl-C, it is interrupted, and every row that was finished is kept.
-The same command goes on. What a command prints is in `--models`/logs.
+Each entry is one command in its own process: rows that a file of eval/results lacks, or a model that some
+rows need, made in the folder `--models`. Minutes are those of the rows that a similar device measured, else
+an estimate. An entry starts if its first row fits into the remaining time. At the end of the time, and at
+Ctrl-C, it is interrupted, and every finished row is kept. The same command resumes. The output of the
+commands is in `--models`/logs.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""What reading, decoding and a training step cost with each position remapping, against stock sdpa.
+"""Cost of prefill, decoding and a training step with each position remapping, against stock sdpa.
 
     python eval/benchmarks/attention_cost.py [--tokens 2048 4096] [--rounds N]
 
-A random LLaMA with SmolLM2-135M's heads reads one row, four times its window. `stock` is the same model with
-no remapping. Prefill fills a cache; a decode step is the median of 48 behind it; a training step is forward
-and backward. In each round stock and remapping run once, in shuffled order; figures are medians of the ratios
-of time within a round, with their range. Memory is the peak of a process of its own over a training step,
-less what it holds when the model is loaded. On a CPU: float32, one thread, CPU time. On a GPU, if there is
-one: bfloat16, seconds between synchronisations, memory of the GPU, stock by flash attention. The goal there
-is at most 1.5 times stock.
+The model is a random LLaMA with SmolLM2-135M's heads, on one sequence of four times its original length.
+`stock` is the same model without remapping. A decode step is the median of 48 after the prefill; a training
+step is forward and backward. In each round stock and remapping run once, in shuffled order. Figures are
+medians of the ratios of time within a round, with their range. Memory is the peak of a separate process over
+a training step, minus the loaded model. CPU: float32, one thread, CPU time. GPU: bfloat16, seconds between
+synchronisations, memory of the GPU, stock with flash attention. The target there is at most 1.5 times stock.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What a training step and a forward pass cost with each position encoding, against the stock rope.
+"""Cost of a training step and a forward pass with each position encoding, against stock RoPE.
 
     python eval/benchmarks/encoding_cost.py [--rounds N] [--tokens 2048 8192] [--json FILE]
 
-A random LLaMA reads one row. `rope` is stock transformers with sdpa; every encoding is swapped into the same
-model. In each round every one runs once, in shuffled order; figures are medians of the ratios within a round.
-Memory is the peak of a process of its own over one training step, less what it holds with the model loaded.
-Float32, with as many key-value heads as heads: repeating grouped ones costs nothing here, and does elsewhere.
+The model is a random LLaMA on one sequence. `rope` is stock transformers with sdpa; every encoding is swapped
+into the same model. In each round each runs once, in shuffled order; figures are medians of the ratios within
+a round. Memory is the peak of a separate process over one training step, minus the loaded model. Float32,
+with as many key-value heads as heads: repeating grouped ones costs nothing here, and does elsewhere.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What `ropepatch extend --link-weights` costs on a checkpoint of the shape of Llama-3-70B.
+"""Cost of `ropepatch extend --link-weights` on a checkpoint with the shape of Llama-3-70B.
 
     python eval/benchmarks/extend_cost.py [--runs 5] [--json FILE]
 
-The weight files are sparse: valid safetensors headers over holes of the real size. Every run is a process of
-its own, with the CPU time and peak resident memory that the kernel counted for it. Baselines, in turn with
-it: the imports that every transformers program pays for, and these with the model built on the meta device.
+The weight files are sparse: valid safetensors headers over holes of the real size. Every run is a separate
+process, with the CPU time and peak resident memory that the kernel counted. The baselines alternate with it:
+the imports of every transformers program, and these with the model built on the meta device.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Commands that are killed at random times: nothing is lost, and the same command ends as if they were not.
+"""Commands that are killed at random times: nothing is lost, and the same command ends as if undisturbed.
 
     python eval/benchmarks/kills.py [--campaigns 180] [--seed 0] [--json FILE]
 
-A campaign kills a command one to three times by SIGKILL, SIGTERM or SIGINT, at times drawn from the seed, and
-then gives it once more. What is there then is compared byte by byte, times apart, with what an undisturbed
-run made. The same command resumes an interrupted run, from the campaigns in its file.
+A campaign kills a command one to three times with SIGKILL, SIGTERM or SIGINT, at random times, and
+then runs it once more. The result is compared byte by byte (times excluded) with that of an undisturbed run.
+The same command resumes an interrupted benchmark, from the campaigns in its file.
 """
 
 # ruff: noqa: E402  # the environment and the folder of helpers are set before what reads them is imported

@@ -1,10 +1,10 @@
-"""What a patch costs per forward pass, against the model that stock transformers builds from the same plan.
+"""Cost of a patch per forward pass, against the model that stock transformers builds from the same plan.
 
     python eval/benchmarks/patch_overhead.py [--json FILE]
 
 Four models share their weights: one native (YaRN through config.json), a second native one as the control,
 whose ratio to the first is the noise, one without scaling, and the patched one. In each round every model
-runs once, in a shuffled order; the figures are medians of the ratios within a round.
+runs once, in shuffled order; the figures are medians of the ratios within a round.
 """
 
 from __future__ import annotations

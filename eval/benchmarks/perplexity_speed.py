@@ -1,13 +1,13 @@
-"""What a perplexity costs in time and memory, against the procedures behind published tables.
+"""Time and memory of a perplexity, against the procedures behind published tables.
 
     python eval/benchmarks/perplexity_speed.py [--rounds N] [--json FILE]
 
-Published, as the scripts of the papers and the guide of Hugging Face do it: one forward pass per document and
-length, or per sliding window, with ``labels``, batch 1 and the logits of all positions; its passes keep no
-cache here, which is in its favour. The same model reads the same documents by both, in rounds of shuffled
-order; figures are medians of the ratios within a round, and both must agree to 1e-4 nats per token. The floor
-is the decoder alone over what ours reads, without head and loss. Memory is the peak of a process of its own,
-less what it holds when the model is loaded.
+The published procedure, as in the scripts of the papers and the guide of Hugging Face, takes one forward pass
+per document and length, or per sliding window, with ``labels``, batch 1 and the logits of all positions. Its
+passes keep no cache here, which favours it. Both process the same documents with the same model, in rounds of
+shuffled order. Figures are medians of the ratios within a round, and both must agree to 1e-4 nats per token.
+The floor is the decoder without head and loss. Memory is the peak of a separate process, minus the loaded
+model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The frame of a benchmark: runs in turn, memory in a process of its own, and a result with its spread."""
+"""The frame of a benchmark: alternating runs, memory in a separate process, and a result with its spread."""
 
 from __future__ import annotations
 

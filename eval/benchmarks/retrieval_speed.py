@@ -1,16 +1,15 @@
-"""How fast retrieval is where each haystack is read once, against one whole prompt for each answer.
+"""Speed of retrieval with each prompt processed once, against one whole prompt per question.
 
     python eval/benchmarks/retrieval_speed.py [--rounds N] [--haystacks N] [--json FILE]
 
-Both ask the same questions on the same haystacks: 5 lengths, and needles in all fifths of the depth. The
-baseline reads one prompt for each answer, in a batch of one, without a cache, and takes the logits of the
-answer alone. Read once is what `ropepatch.retrieve` does, with its check of the first answers against whole
+Both ask the same questions on the same prompts: 5 lengths, and needles in all fifths of the depth. The
+baseline processes one prompt per question, in a batch of one, without a cache, and computes only the logits
+of the answer. The other side is `ropepatch.retrieve`, with its check of the first answers against whole
 prompts. In every round both run once, in shuffled order; the ratio is the baseline's time over ours within a
-round. Both must find the same answers, and their log-probabilities must agree to 1e-4 nats per token.
+round. Both must give the same answers, and their log-probs must agree to 1e-4 nats per token.
 
-Tokens at 16,384 and 32,768 are counted, not read: of 10 haystacks with 8 and with 16 keys of each of two
-kinds, at the 5 doubling lengths up to there, all tokens that pass through the model, questions, answers and
-the check included.
+Tokens at 16,384 and 32,768 are counted, not processed: all tokens of 10 prompts with 8 and with 16 needles of
+each of two kinds, at the 5 doubling lengths up to there, with questions, answers and the check.
 """
 
 from __future__ import annotations

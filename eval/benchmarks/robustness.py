@@ -1,11 +1,10 @@
-"""Files damaged by chance, and the commands that read them: refused in words, or answered rightly.
+"""Randomly damaged files, and the commands that load them: an error in one line, or a correct result.
 
     python eval/benchmarks/robustness.py [--mutants 5000] [--seed 0] [--workers 2] [--json FILE]
 
-Every mutant is one file of a sound folder with one to three faults, and one or two commands that read it,
-run by `ropepatch.cli.main` in a forked worker. A call that takes longer than `LIMIT` seconds is a hang and
-ends with its worker. What `extend` wrote is loaded by stock transformers and compared with the source, whose
-rotary module gets the frequencies of the record. Seed and number make a mutant again.
+Every mutant is one file of a valid folder with one to three faults, and one or two commands that load it,
+run by `ropepatch.cli.main` in a forked worker. A call of more than `LIMIT` seconds is a hang. Stock transformers loads what `extend` wrote, and its logits are compared with those of the source,
+whose rotary module gets the frequencies of the record. Seed and number reproduce a mutant.
 """
 
 # ruff: noqa: E402  # the environment and the folder of helpers are set before what reads them is imported

@@ -1,9 +1,9 @@
-"""What commands cost that need no model, and a plan, beside the imports that they do or do not need.
+"""CPU time of commands that need no model, and of a plan, against the imports.
 
     python eval/benchmarks/start_cost.py [--runs 5] [--json FILE]
 
-Every run is a process of its own; its time is the CPU time that the kernel counted. The baseline of what
-needs no model is `import torch`; that of a plan is the part of transformers that builds a model.
+Every run is a separate process; its time is the CPU time that the kernel counted. The baseline of commands
+without a model is `import torch`. The baseline of a plan is the part of transformers that builds a model.
 """
 
 from __future__ import annotations

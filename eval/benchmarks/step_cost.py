@@ -1,13 +1,13 @@
-"""Time, memory and MFU of training steps of random LLaMAs, by what the shipped recipes train.
+"""Time, memory and MFU of training steps of random LLaMAs, as the bundled recipes train.
 
     python eval/benchmarks/step_cost.py [--shapes 1B 8B] [--hows lora full] [--lengths 8k 128k]
 
-A step is one row of so many tokens at true positions, by our Trainer: forward, backward, clipping, AdamW.
-`lora` is the adapter of llama3-8b-yarn-64k, by cross-entropy; `qlora` the same on weights in 4 bits; `distil`
-what `--distil` trains, the teacher under ReRoPE where a row is longer than the window of 8,192; `full` is
-smollm2-135m-32k-full. Activations are computed again. The first step is not counted. Memory is the greatest
-that the allocator reserved. Operations are the model's own, without those that are computed again; MFU is
-their share of what the GPU states for bfloat16. Whatever does not fit is a row that says so.
+A step is one sequence at true positions with our Trainer: forward, backward, clipping, AdamW. `lora` is the
+adapter of llama3-8b-yarn-64k with cross-entropy; `qlora` the same on weights in 4 bits; `distil` as
+`--distil` trains, with the teacher under ReRoPE for sequences beyond the original length of 8,192; `full` is
+smollm2-135m-32k-full. Activations are recomputed. The first step is not counted. Memory is the most that the
+allocator reserved. Operations are the model's own, without recomputation; MFU is their share of the GPU's
+stated bfloat16 rate. A step that does not fit becomes a row that states it.
 """
 
 from __future__ import annotations

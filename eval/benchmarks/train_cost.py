@@ -1,13 +1,13 @@
-"""What a training step costs in time and memory, against transformers' own loss.
+"""Time and memory of a training step, against transformers' own loss.
 
     taskset -c 1 python eval/benchmarks/train_cost.py [--rounds N] [--json FILE]
 
-A step is forward, backward and AdamW of a LoRA (rank 16 on queries, keys, values and outputs, norms trained
-whole) on a random LLaMA, for one row. Stock: what transformers' Trainer does with PEFT, the model called
-with `labels`, which makes the logits of all tokens; it keeps no cache here, which is in its favour. Ours:
-`causal_lm_loss` with the head that `linear_head` finds. Both step the same model in turn, in rounds of
-shuffled order; figures are medians of the ratios within a round, and losses and gradients of both must agree.
-Memory is the peak of a process of its own over two steps, less what it holds when the model is loaded.
+A step is forward, backward and AdamW of a LoRA (rank 16 on queries, keys, values and outputs, and all norms)
+on a random LLaMA, for one sequence. Stock: the model called with `labels`, as transformers' Trainer and PEFT
+do, which computes the logits of all tokens; it keeps no cache here, which favours it. Ours: `causal_lm_loss`
+with the head that `linear_head` finds. Both alternate on the same model, in rounds of shuffled order. Figures
+are medians of the ratios within a round, and losses and gradients must agree. Memory is the peak of a
+separate process over two steps, minus the loaded model.
 """
 
 from __future__ import annotations
