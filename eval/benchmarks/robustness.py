@@ -3,7 +3,8 @@
     python eval/benchmarks/robustness.py [--mutants 5000] [--seed 0] [--workers 2] [--json FILE]
 
 Every mutant is one file of a valid folder with one to three faults, and one or two commands that load it,
-run by `ropepatch.cli.main` in a forked worker. A call of more than `LIMIT` seconds is a hang. Stock transformers loads what `extend` wrote, and its logits are compared with those of the source,
+run by `ropepatch.cli.main` in a forked worker. A call of more than `LIMIT` seconds is a hang.
+Stock transformers loads what `extend` wrote, and its logits are compared with those of the source,
 whose rotary module gets the frequencies of the record. Seed and number reproduce a mutant.
 """
 
