@@ -309,9 +309,27 @@ def explorer() -> str:
 # What Sphinx calls
 
 
+SUBPAGES = {  # by page: those below it in the navigation
+    "docs/guides/fine-tune": ("several-gpus", "trainers", "publish"),
+    "docs/guides/serve": ("kv-cache", "gguf"),
+    "docs/concepts": ("explorer", "guides/swap-encodings"),
+    "docs/reference/README": (
+        "*",
+        "../../recipes/README",
+        "../../eval/README",
+        "../../CONTRIBUTING",
+        "../../CHANGELOG",
+    ),
+    "eval/studies/README": ("*/*", "../benchmarks/README", "../../ropepatch/data/tiny/checkpoint/README"),
+}
+
+
 def fill_in(app: Any, page: str, text: list[str]) -> None:
-    """Put the link to the explorer into its page."""
+    """Put the link to the explorer into its page, and subpages below their page."""
     text[0] = text[0].replace("<!-- at build: explorer -->", explorer())
+    if page in SUBPAGES:
+        listed = "\n".join(SUBPAGES[page])
+        text[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{listed}\n```\n"
 
 
 ACCESSIBLE = {  # what the theme writes, and what a screen reader needs

@@ -9,7 +9,6 @@ from typing import Any
 from retrieval_speed import EACH, ONCE
 from study import by, counted, share, table
 
-import ropepatch
 from ropepatch import METHODS
 from ropepatch.report.printers import markdown_rows
 
@@ -19,24 +18,6 @@ RESULTS = Path(__file__).parents[1] / "eval" / "results"
 def result(name: str) -> Any:
     """A file of eval/results."""
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-
-
-def demo() -> str:
-    """Loss and passkey accuracy by length, before and after, as `ropepatch demo` measures them."""
-    heads = {"baseline": "before", "yarn": "after", "floor": "floor"}
-    tables = []
-    for measure, words in (("loss", "loss (nats/token), first"), ("found", "passkey accuracy (n = 20), at")):
-        cells = {
-            (result.label, row.length): f"{row.text} ({row.interval})" if row.interval else row.text
-            for result in ropepatch.read_results(RESULTS / "demo")
-            for row in result.rows
-            if row.measure == measure and row.at.keys() == {"length"}
-        }
-        labels = [label for label in heads if any(label == known for known, _ in cells)]
-        lengths = sorted({length for _, length in cells})
-        rows = [(f"{length:,} tokens", *(cells[label, length] for label in labels)) for length in lengths]
-        tables.append(markdown_rows((words, *(heads[label] for label in labels)), rows))
-    return "\n\n".join(tables)
 
 
 def tiny_checkpoint() -> str:
@@ -82,7 +63,6 @@ def babyllama() -> str:
 
 # Training-free and adapted
 
-CHOSEN = ("none", "linear", "ntk", "ntk-by-parts", "llama3", "yarn")
 ADAPTED = {  # by run: method, and the training sequences
     "yarn": "`yarn`, both lengths",
     "linear": "`linear`, both lengths",
@@ -110,11 +90,6 @@ def training_free() -> str:
         f"Not measured, because a search has to find their factors: {absent}."
     )
     return "\n\n".join([*tables, notes])
-
-
-def training_free_chosen() -> str:
-    """Some methods at four times the original length."""
-    return _methods(4, CHOSEN)
 
 
 def _methods(factor: int, names: Iterable[str]) -> str:

@@ -115,15 +115,13 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "hardware": front_page.hardware,
         "models": front_page.models,
     },
-    "docs/quickstart.md": {"demo": measured.demo},
     "docs/guides/fine-tune.md": {
         "adaptation": measured.adaptation_in_short,
         "hardware": registries.hardware,
     },
-    "docs/guides/remappings.md": {
+    "docs/guides/choose.md": {
         "remappings-measured": lambda: remappings_study.short_table(rows("position-remappings")),
     },
-    "docs/guides/choose.md": {"training-free": measured.training_free_chosen},
     "docs/guides/gguf.md": {
         "gguf": registries.gguf_architectures,
         "gguf-asked": lambda: gguf_study.gguf_table(rows("gguf")),

@@ -70,7 +70,8 @@ def workplace(tmp_path_factory) -> Path:
         by_bytes=True,
     )
     AutoConfig.for_model("qwen3_5").save_pretrained(folder / "qwen3.5")
-    AutoConfig.for_model("qwen3", max_position_embeddings=40_960).save_pretrained(folder / "qwen3-8b")
+    for name in ("qwen3-8b", "Qwen/Qwen3-8B"):
+        AutoConfig.for_model("qwen3", max_position_embeddings=40_960).save_pretrained(folder / name)
     shutil.copytree(RESULTS / "tiny-suite", folder / "results")  # so the suite is not measured again
     write_gguf(folder / "SmolLM2-135M-Instruct.Q4_1.gguf", context_length=8192)
     (folder / "books").mkdir()
@@ -244,12 +245,12 @@ def test_every_generated_block_has_its_source():
 
 
 def test_a_block_that_is_out_of_date_is_named_and_one_that_is_not_there_is_an_error(monkeypatch):
-    monkeypatch.setattr(tables, "BLOCKS", {"docs/quickstart.md": {"demo": lambda: "| 1 |"}})
+    monkeypatch.setattr(tables, "BLOCKS", {"docs/guides/choose.md": {"remappings-measured": lambda: "| 1 |"}})
     monkeypatch.setattr(tables, "FILES", {})
     monkeypatch.setattr(tables, "FIGURES", {})
     monkeypatch.setattr(tables, "shipped_names", lambda kind: [])
     [(file, text)] = tables.differing()
-    assert file == ROOT / "docs" / "quickstart.md"
-    assert "<!-- demo -->\n| 1 |\n<!-- /demo -->" in text
+    assert file == ROOT / "docs" / "guides" / "choose.md"
+    assert "<!-- remappings-measured -->\n| 1 |\n<!-- /remappings-measured -->" in text
     with pytest.raises(ValueError, match="0 blocks costs"):
         tables.with_block(text, "costs", "")

@@ -83,7 +83,7 @@ def test_every_entry_of_a_registry_has_a_place_on_its_page(pages, site, page, na
 def test_axe_finds_nothing_that_keeps_anybody_out_of_the_site(site, width, scheme):
     with chromium() as browser:
         page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        for name in ("index", "start", "guides/choose", "reference/methods", "explorer"):
+        for name in ("index", "quickstart", "guides/choose", "reference/methods", "explorer"):
             page.goto((site / "docs" / f"{name}.html").as_uri())
             assert not violations(page), name
             assert not page.evaluate("document.documentElement.scrollWidth > innerWidth"), name
