@@ -77,10 +77,10 @@ def test_a_first_model_is_extended(place):
 
 @pytest.mark.slow
 def test_methods_are_compared_on_a_text():
-    (_, choice, drawn, frame, mapped, best), names = shown("compare")
+    (_, choice, drawn, frame, remapped, best), names = shown("compare")
     assert frame.label.iloc[0] == choice.ranking.rows[0].label
     assert {row.label for row in choice.ranking.rows} == {"baseline", *names["methods"]}
-    assert {row.label for row in mapped.ranking.rows} == {"baseline", *names["maps"]}
+    assert {row.label for row in remapped.ranking.rows} == {"baseline", *names["remappings"]}
     assert "<table" in choice._repr_html_()
     assert best == choice.method
     assert drawn._repr_png_().startswith(PNG)

@@ -1,10 +1,10 @@
-"""Adaptations side by side: methods at equal tokens, short and true length at equal tokens and at equal time.
+"""Fine-tunings side by side: methods at equal tokens, short and true length at equal tokens and equal time.
 
     python eval/studies/adaptation/adaptation.py --work DIR [--only "run=yarn"]
 
-Each run trains by the recipe `tiny` with what RUNS changes, and is then measured on tales it has not seen,
-beside the floor that no model can beat, and by passkeys. `babyllama` trains on real stories (../shared). An
-interrupted training resumes from its folder in `--work`.
+Each run trains with the recipe `tiny` and the changes in RUNS. It is then measured on held-out stories,
+next to their floor, and on passkeys. `babyllama` trains on real stories (../shared). An interrupted
+training resumes from its folder in `--work`.
 """
 
 from __future__ import annotations

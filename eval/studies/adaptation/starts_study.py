@@ -1,9 +1,9 @@
-"""The same steps on the same rows from YaRN's frequencies and from fitted ones.
+"""The same training steps on the same sequences, from YaRN's frequencies and from fitted ones.
 
     python eval/studies/adaptation/starts_study.py --work DIR
 
-babyllama-361 at 4 x trains by the recipe `tiny` on TinyStories; the frequencies are fitted to what is trained
-on. All are judged on 32 windows that are neither fitted to nor trained on.
+babyllama-361 at 4 x trains with the recipe `tiny` on TinyStories. The frequencies are fitted to the
+training text. Both are measured on 32 windows that neither the fit nor the training used.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Distillation beside cross-entropy: what is left of the excess, by the rows that are read.
+"""Distillation next to cross-entropy: the excess loss that remains, by the kind of training text.
 
     python eval/studies/distil/distil_study.py --work DIR [--only "model=tiny"]
 
-A checkpoint is extended, trained on rows of one kind by the same recipe but for the loss, and judged on what
-it was made from and no row is from: over the whole target, within the first L tokens, and in the last
-quarter. That is stories for those that were trained on TinyStories, and tales for tiny, whose floor is known.
-Beside it stand the base through its own window (or the floor), the base under the teacher's remapping, and
-the scaling without training. An interrupted training resumes from its folder in `--work`.
+A checkpoint is extended and trained on sequences of one kind, with the same recipe except for the loss.
+It is measured on text of its own kind that no training sequence is from: over the target length, within
+the first L tokens, and in the last quarter. That is stories for the models made from TinyStories, and
+tiny's stories, whose floor is known. The references are the base model within its original length (or the
+floor), the base model with the teacher's remapping, and the scaling without training. An interrupted
+training resumes from its folder in `--work`.
 """
 
 from __future__ import annotations

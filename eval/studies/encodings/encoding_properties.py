@@ -1,11 +1,11 @@
 """Textbook properties of position encodings, measured with the encodings' own modules.
 
 The model has identity projections: a head's query, key and value are its part of the hidden state. New
-parameters have standard deviation 1, so that what is drawn shows. Contents have unit variance, as Vaswani et
+parameters have standard deviation 1, so that they have an effect. Contents have unit variance, as Vaswani et
 al.'s embeddings times sqrt(C), so an absolute encoding's vectors are added times sqrt(C). Where the same
 content is at every position, any difference between positions is due to the encoding.
 
-Letters, beside those of `encoding`: L the window, E the dimensions that attention works on.
+Letters, in addition to those of `encoding`: L the window, E the dimensions that attention works on.
 """
 
 from __future__ import annotations
@@ -170,15 +170,15 @@ GRID = (8, 16)  # rows and columns
 WORDS = 8  # different contents in a text with repeats
 
 MEANINGS = {
-    "unique": "a query tells the keys at any two positions of the window apart",
+    "unique": "a query distinguishes the keys at any two positions within the original length",
     "length_free": "a position is the same in a text of another length",
     "linear": "for each k one matrix turns what a token at p carries into what it carries at p + k",
     "norm_kept": "what a token carries has the norm of its content",
-    "products": "the product of two positions' vectors, without content, depends on their distance only",
-    "relative": "a score depends on content and distance only",
+    "products": "the product of two positions' vectors, without content, depends only on their distance",
+    "relative": "a score depends only on content and distance",
     "decays": "the mean score of a token with itself, over contents and heads, falls with the distance",
-    "beyond": f"it is defined in texts of {REACH} windows",
-    "grid": "with an axis in each half of the channels, a query tells the places of a grid apart",
+    "beyond": f"it is defined at {REACH} times the original length",
+    "grid": "with an axis in each half of the channels, a query distinguishes the places of a grid",
     "order": "without a causal mask, identical tokens at different positions get different outputs",
 }
 

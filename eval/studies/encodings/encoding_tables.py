@@ -1,7 +1,7 @@
-"""What the study of position encodings found: its tables, which docs/tables.py writes.
+"""The tables of the study of position encodings, which docs/tables.py writes.
 
-Losses are nats per token above the least that any model can have on the same tokens; means over seeds, with
-the least and the greatest of them where there are several.
+Losses are nats/token above the floor, the least possible loss on the same tokens; means over seeds, with
+their minimum and maximum where there are several.
 """
 
 from __future__ import annotations

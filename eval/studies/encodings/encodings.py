@@ -1,12 +1,12 @@
-"""Train short, test long: one small LLaMA with every position encoding, read up to 16 times its window.
+"""Train short, test long: one small LLaMA with every position encoding, at up to 16 times the length.
 
     python eval/studies/encodings/encodings.py --work RUNS [--only "study=scratch,encoding=alibi"]
 
-Every run trains by recipes/tiny/encodings.yaml, on the same rows in the same order. It is then measured on
-tales that no run has seen, beside the floor that no model can beat, by the tokens that repeat what the tale
-told before, and by passkeys. The study `recalibrated` takes the run with rope, puts other encodings into it,
-trains 1000 steps more within the window, and measures them beside YaRN after as many tokens, in rows as short
-and in rows of its target. A run that was interrupted resumes.
+Every run trains with recipes/tiny/encodings.yaml, on the same sequences in the same order. It is then
+measured on held-out stories, next to their floor: on the tokens that repeat an earlier fact, and on
+passkeys. The study `recalibrated` takes the run with RoPE, replaces RoPE, trains 1000 steps more within
+the original length, and measures the result next to YaRN at equal tokens, on sequences as short and on
+sequences of its target length. An interrupted run resumes.
 """
 
 from __future__ import annotations

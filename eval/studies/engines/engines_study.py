@@ -1,12 +1,12 @@
-r"""Which engines compute what ropepatch saves, asked by `ropepatch probe` through their servers.
+r"""Which engines compute the checkpoints that ropepatch saves, checked through their servers by `probe`.
 
     python eval/studies/engines/engines_study.py --work DIR vLLM 0.32.0 \
       "vllm serve {folder} --port {port} {switches}"
 
-Every saved rope type of tiny at 4 times its window is served, right and without its scaling; yarn also with
-every other mistake that a reading knows. What is served wrongly must be called so: the control. {switches}
-are those that `ropepatch plan` names for the engine; {gguf} is what llama.cpp's own converter makes, whose
-place CONVERTER says.
+Every saved RoPE type of tiny at 4 times its original length is served, right and without its scaling.
+yarn is also served with every other mistake that a fingerprint detects. `probe` must name each mistake:
+the control. {switches} are those that `ropepatch plan` names for the engine. {gguf} is the file of
+llama.cpp's own converter, whose place CONVERTER gives.
 """
 
 from __future__ import annotations

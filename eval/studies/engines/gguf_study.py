@@ -1,11 +1,11 @@
-r"""Whether llama.cpp computes the GGUF files that ropepatch extends, beyond the old window.
+r"""Whether llama.cpp computes the GGUF files that ropepatch extends, beyond the original length.
 
     python eval/studies/engines/gguf_study.py --work DIR --llama "PYTHON" tiny.gguf tiny 1k
 
-The last of 43 random tokens, spread evenly over the target, attends to all others: by llama.cpp from the
-extended file (gguf_last_token.py, by a Python that has llama-cpp-py-sync), and by transformers from the
-checkpoint that the file was made from, patched. The control is the file as it was. Of tiny every static
-method is asked, of others yarn.
+The last of 43 random tokens, spread evenly over the target length, attends to all others. llama.cpp runs
+the extended file (gguf_last_token.py, by a Python that has llama-cpp-py-sync), transformers the patched
+checkpoint that the file was made from. The control is the file before. tiny runs with every static
+method, others with yarn.
 """
 
 from __future__ import annotations

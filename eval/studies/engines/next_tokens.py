@@ -2,8 +2,8 @@
 
     python next_tokens.py mlx-lm
 
-It reads a line [folder, ids, positions] after another, and answers each with the name of a file that holds
-the logits [P, V] there, or with why there are none.
+For each input line [folder, ids, positions] it prints the name of a file with the logits [P, V], or why
+there are none.
 """
 
 from __future__ import annotations

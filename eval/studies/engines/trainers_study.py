@@ -1,10 +1,10 @@
-"""Judge the rope of an extended checkpoint as trainers load it, in this process.
+"""Check the RoPE of an extended checkpoint as trainers load it, in this process.
 
     pip install trl peft datasets
     python eval/studies/engines/trainers_study.py --work DIR
 
-Each loads the checkpoints of `engines_study.py` and gives the model that it would train; its next-token
-probabilities at the positions of reading.json are judged as those of a server are.
+Each trainer loads the checkpoints of `engines_study.py`. The next-token probabilities of the model that
+it would train are compared with reading.json, as those of a server are.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Learned frequencies beside the published ones: excess loss on text that neither fit nor choice has seen.
+"""Learned frequencies next to the published ones: excess loss on held-out text.
 
     python eval/studies/fit/fit_study.py [--only "model=tiny,factor=4"]
 
-For every checkpoint, text, factor and seed a vector is fitted on the first 70 % of the documents and read,
-like every published training-free method, on 24 windows of the last 15 %. The excess is the loss over the
-whole target, less that of the baseline on the same tokens through its own window, half a window at a time.
-"on the test windows" descends further, from the vector of the seed, on the test windows themselves: how much
-lower a vector could be there.
+For every checkpoint, text, factor and seed, a vector is fitted on the first 70 % of the documents. It
+runs, as every published training-free method does, on 24 windows of the last 15 %. The excess loss is the
+loss over the target length, less that of the base model on the same tokens with a sliding window of its
+original length (stride: half of it). "on the test windows" descends further, from the vector of the seed,
+on the test windows themselves: how much lower a vector could be there.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What is learned without a text: what it leaves of YaRN's excess on text that it has not seen, and finds.
+"""Learning without a text: the share of YaRN's excess loss that remains on held-out text, and passkeys.
 
     python eval/studies/fit/taught_study.py [--only "model=tiny,factor=4"]
 
-`ropepatch.fit` learns on rows that the model writes itself, every other of which asks for what stands far
-before, if the model answers such questions within its window; so does `--distil`. What came out reads
-windows of TinyStories and of fairy tales, and of tiny the held-out tales, beside the baseline through its
-own window, the teacher and YaRN; tiny is asked for 100 passkeys, too. The file also has rows of an earlier
-fit, which asked nothing (no `questions`): of tiny on its tales, too, and of frequencies alone.
+`ropepatch.fit` learns on sequences that the model writes itself. Every other one asks about far context,
+if the model answers such questions within its original length. `--distil` does the same. The results run
+on windows of TinyStories and of fairy tales, and for tiny on held-out stories, next to the base model
+within its original length, the teacher and YaRN; tiny also on 100 passkeys. The file also has rows of an
+earlier fit without questions (no `questions`): of tiny also on its stories, and of frequencies only.
 """
 
 from __future__ import annotations

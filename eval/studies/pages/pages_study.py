@@ -1,14 +1,14 @@
-"""What a checkpoint finds on long pages under every scaling and remapping, and how it reads them.
+"""Retrieval and loss of a checkpoint on long prompts, with every scaling and position remapping.
 
     python eval/studies/pages/pages_study.py MODEL --to 256k --texts BOOKS --json FILE --dry-run
     python eval/studies/pages/pages_study.py MODEL --to 256k --texts BOOKS --json FILE
 
-MODEL is a folder, a Hub id or `tiny`. A page is a text with keys of several kinds; it is read once to the
-target, and its questions are asked at every length; the same reading gives the loss of its tokens. A method
-is a scaling or a remapping, as `yarn:beta_fast=16:beta_slow=2` with parameters; a scaling file such as
-`ropepatch fit` writes; or the folder of a checkpoint. Rows call a file or a folder by its name. The study
-resumes from its file, page by page, and several processes may write to it at once. At its end it prints its
-tables.
+MODEL is a folder, a Hub id or `tiny`. A page is a prompt: a text with needles of several kinds. The model
+processes it once up to the target length, and answers the questions of every length; the same pass gives
+the loss. A method is a scaling or a remapping, with parameters as in `yarn:beta_fast=16:beta_slow=2`; a
+scaling file such as `ropepatch fit` writes; or the folder of a checkpoint. Rows contain the name of a
+file or a folder. The study resumes from its file, page by page, and several processes may write to it at
+once. It prints its tables at the end.
 """
 
 from __future__ import annotations

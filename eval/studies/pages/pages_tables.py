@@ -1,6 +1,6 @@
 """The tables of `pages_study.py`, from its rows; the study prints them, docs/tables.py writes them.
 
-A row is a page under a method: `losses`, the sum of each block, and `KIND LENGTH`, its answers. Nothing is
+A row is a page with a method: `losses`, the sum of each block, and `KIND LENGTH`, its answers. Nothing is
 averaged over kinds of questions.
 """
 

@@ -1,10 +1,11 @@
-"""Scalings of the study of pages that something is learned for: files that stand for a method.
+"""Scalings that the study of long prompts learns for a model: files that stand for a method.
 
     python eval/studies/pages/scalings.py MODEL --to 16k --out yarn-tuned.json
 
-The file is named for what it holds. `yarn-tuned`: YaRN with the betas of a grid whose answers are best at the
-target, on fairy tales, which no page is of. `fit-novels`: what `ropepatch fit` learns in seven minutes from
-novels that no page reads, for a model that takes too long to write documents of its window; it resumes.
+The name of the file selects its content. `yarn-tuned`: YaRN with the betas of a grid whose answers are
+best at the target length, on fairy tales, which no page contains. `fit-novels`: the result of seven
+minutes of `ropepatch fit` on novels that no page contains, for a model that takes too long to write its
+own documents; it resumes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Position remappings beside the published formulas, training-free: loss far and near, and passkeys.
+"""Position remappings next to published formulas, training-free: loss far and near, and passkeys.
 
     python eval/studies/remappings/remappings_study.py [--only "model=tiny,factor=4"]
 
-Each model reads windows of factor x L tokens in one pass: the baseline, scaled, and mapped; and once through
-its own window L, half a window at a time, which the table subtracts. Passkeys are asked for at the target
-where the model can find any.
+Each model runs on windows of factor x L tokens in one pass: unscaled, scaled, and remapped. The table
+subtracts the loss of the base model with a sliding window of its original length L (stride L/2). Passkeys
+are measured at the target length where the model retrieves any.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-r"""What quantised weights and a quantised KV cache cost, by length: a llama.cpp server of SmolLM2 at 16k.
+r"""The cost of quantised weights and a quantised KV cache, by length: a llama.cpp server of SmolLM2 at 16k.
 
     python eval/studies/served/served_study.py --work DIR --version b10434 \
       "llama-server -m {weights} -ctk {kv} -ctv {kv} -fa on -c 16384 -np 1 --port {port} ..."
 
-DIR has the checkpoint, `smollm2`, and its GGUF files, `smollm2-f16.gguf` and others; "..." are the switches
-of `ropepatch plan DIR/smollm2 --to 16k --for llama.cpp`. A page is a novel with keys, as in ../pages. Of each
-block of 512 tokens the losses of 16 are asked for, and then the questions at every length, the longest first:
-the server reads the page once. All cells have one page before any has two.
+DIR has the checkpoint, `smollm2`, and its GGUF files, `smollm2-f16.gguf` and others; "..." are the
+switches of `ropepatch plan DIR/smollm2 --to 16k --for llama.cpp`. A page is a novel with needles, as in
+../pages. The study requests the losses of 16 tokens of each block of 512, then the answers at every
+length, the longest first, so that the server processes the page once. All combinations have one page
+before any has two.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What the bundled checkpoint can do within its window, and that it can do nothing beyond.
+"""What the bundled checkpoint can do within its original length, and that it fails beyond.
 
     python eval/studies/training_free/tiny_checkpoint.py
 
-Tales and passkeys that it was not trained on. The floor is the least loss possible; its difference to the
-model's loss is taken tale by tale, and given with its standard error.
+On held-out stories and passkeys. The floor is the least possible loss. Its difference to the model's loss
+is taken story by story, and given with its standard error.
 """
 
 from __future__ import annotations

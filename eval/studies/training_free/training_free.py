@@ -1,9 +1,9 @@
-"""Every method on the bundled checkpoint, training-free, at 2, 4 and 8 times its window.
+"""Every method on the bundled checkpoint, training-free, at 2, 4 and 8 times its original length.
 
     python eval/studies/training_free/training_free.py [--only "factor=4,method=yarn"]
 
-The loss on held-out tales by stretches of positions, beside the floor that no model can beat and the floor
-for a reader of the last 256 tokens alone; and the retrieval of passkeys by length.
+The loss on held-out stories by position, next to the floor and to the floor of a perfect model with a
+context of 256 tokens; and passkey accuracy by length.
 """
 
 from __future__ import annotations
