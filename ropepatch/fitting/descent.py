@@ -222,7 +222,7 @@ def begin(
     order = screened(train, starts, settings, until=until, advance=advance)
     if not order:
         raise RopepatchError(
-            "no method reads this text with a finite loss", hint="load the model in float32 or bfloat16"
+            "no method has a finite loss on this text", hint="load the model in float32 or bfloat16"
         )
     named = "yarn" if "yarn" in methods else next((name for name in order if name in methods), order[0])
     racing = [*dict.fromkeys([named, *order])][: CANDIDATES if settings.race else 1]

@@ -79,8 +79,8 @@ class Splits:
         for ids in self.windows:
             if ids.min() < 0 or ids.max() >= vocabulary:
                 raise RopepatchError(
-                    f"{self.text} holds token id {ids.max().item()}, the model has {vocabulary}",
-                    hint="give texts, or ids of the model's own tokenizer",
+                    f"{self.text} contains token id {ids.max().item()}, the model has {vocabulary} tokens",
+                    hint="give text, or ids of the model's own tokenizer",
                 )
 
 
@@ -116,7 +116,7 @@ def read_splits(
     if len(left) < FEWEST:
         less = f", {len(spared)} of them left out," if spared else ""
         raise RopepatchError(
-            f"{text} makes {len(cut)} windows of {length} tokens{less} and a fit needs {FEWEST}",
+            f"{text} gives {len(cut)} windows of {length} tokens{less}; a fit needs {FEWEST}",
             hint="give more text",
         )
     held = 2 * min(HELD_OUT, max(2, len(left) // 6))

@@ -55,18 +55,18 @@ STARTING = 3  # of a budget of time, one part in so many goes to the starts
 
 @dataclass(frozen=True)
 class Fitted:
-    """A fitted scaling, how it was found, and how sure it is that it is better."""
+    """A fitted scaling, how it was found, and its gain with an interval."""
 
     plan: Plan  # the scaling on the model it was fitted on; what `ropepatch.patch` and `extend` take
     record: dict[str, Any]  # how it was found, JSON-ready
 
     @property
     def scaling(self) -> CustomDivisors:
-        """The divisors, the attention factor and the factors of queries."""
+        """The divisors, the attention factor and the query factors."""
         return cast("CustomDivisors", self.plan.scaling)
 
     def save(self, file: str | Path) -> Path:
-        """Write the small JSON that every command takes for a method."""
+        """Write a JSON file that every command accepts as a method."""
         plan = self.plan
         return write_scaling(file, plan.scaling, plan.rope, plan.target, fit=self.record)
 
@@ -89,7 +89,7 @@ class Fitted:
             [
                 f"{self.plan.model}: {window} -> {self.plan.target} tokens",
                 f"{_better(gain)} than {self.record['start']}, {doubt}; "
-                f"{_better(-behind)} than the baseline through its own window",
+                f"{_better(-behind)} than the base model in blocks of its original length",
                 f"frequency scale factors (θ -> θ/d), fastest pair first: {divisors}",
                 f"attention factor: {self.scaling.attention_factor:.4g}",
                 *_described(self.scaling.queries),
@@ -105,7 +105,7 @@ def _described(queries: Queries | None) -> Iterator[str]:
         factors = torch.tensor(queries, dtype=torch.float64)
         (least, most), phase = factors[..., 0].aminmax(), factors[..., 1].abs().max()
         yield (
-            f"{factors[..., 0].numel()} factors of queries: amplitudes {least:.2f} to {most:.2f}, "
+            f"{factors[..., 0].numel()} query factors: amplitudes {least:.2f} to {most:.2f}, "
             f"phases within {phase:.2f} rad"
         )
 
@@ -138,17 +138,17 @@ def fit(
     progress: Progress = no_bar,
     say: Callable[[str], None] = lambda line: None,
 ) -> Fitted:
-    """Learn the divisors, the attention factor and the factors of queries by which a model reads at a target.
+    """Learn frequency divisors, an attention factor and query factors for a target length.
 
-    The factors are an amplitude and a phase for each query head and rotary pair. The loss is the
-    Kullback-Leibler divergence from what the base model expects under a position remapping, which holds every
-    distance within the trained context. Every other row asks for what stands far before, if the base model
-    can answer it within its window: of an answer the loss is its cross-entropy. With `spare` the windows are
-    left out that a perplexity task with so many windows of the target would read.
+    Query factors are an amplitude and a phase per query head and rotary pair. The loss is the KL divergence
+    from the base model under a position remapping, which keeps every distance within the original length.
+    Every other sequence asks a retrieval question, if the base model answers that kind within its original
+    length; the loss of its answer is the cross-entropy. With `spare`, texts that a perplexity task with so
+    many windows would measure are left out.
 
-    Returns the vector with the lowest validation loss over all starts and steps that neither reads the
-    trained context worse than YaRN nor finds less, where that is a start. The record holds the cross-entropy
-    and the answers of windows and haystacks that decided nothing.
+    Returns the vector with the lowest validation loss among those with neither a higher short-context loss
+    nor a lower retrieval accuracy than YaRN, if YaRN is a start. The record contains the losses and answers
+    on texts that were not used for the choice.
     """
     settings = FitSettings(steps=steps, init=init, queries=queries, seed=seed)
     if minutes is not None and not 0 < minutes < math.inf:
@@ -343,7 +343,7 @@ def _teacher(
             raise RopepatchError(
                 error.args[0], hint=f"{argument('teacher', NO_TEACHER)}, and a text"
             ) from error
-        say(f"no teacher, the cross-entropy of the text instead: {error.args[0]}")
+        say(f"training on the text's cross-entropy, without a teacher: {error.args[0]}")
         return None, NO_TEACHER
 
 
@@ -356,7 +356,7 @@ def _query_layers(model: Any, source: Checkpoint, say: Callable[[str], None]) ->
         layers.check_held(source)
         return layers
     except RopepatchError as error:
-        say(f"frequencies alone: {error.args[0]}")
+        say(f"learning frequencies only, no query factors: {error.args[0]}")
         return None
 
 
@@ -388,7 +388,7 @@ def read_state(work: Path | None, request: dict[str, Any]) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(file, weights_only=True)
     except (OSError, EOFError, RuntimeError, UnpicklingError) as error:
         raise RopepatchError(f"{file} cannot be read: {type(error).__name__}", hint=hint) from error
-    check_resumed(f"{file} is of another fit", state["asked"], request, hint=hint)
+    check_resumed(f"{file} belongs to another fit", state["asked"], request, hint=hint)
     return state
 
 

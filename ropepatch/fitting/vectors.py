@@ -94,7 +94,8 @@ def named(name: str, rope: Rope, factor: float) -> Vector:
     scaling = make_scaling(name, factor=factor)
     if scaling.length_dependent:
         raise RopepatchError(
-            f"{name} follows the length: nothing static to start from", hint=argument("init", "auto")
+            f"{name} depends on the length: a fit needs a static method to start from",
+            hint=argument("init", "auto"),
         )
     return Vector.of(scaling.frequencies(rope), rope)
 

@@ -131,4 +131,4 @@ def remarks(config: PreTrainedConfig) -> Iterator[str]:
     yield from (remark for model_types, remark in REMARKS.items() if config.model_type in model_types)
     sliding = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if sliding and {*(getattr(config, "layer_types", None) or [LOCAL])} == {LOCAL}:
-        yield f"sliding_window = {sliding} stays: tokens farther apart than that never attend to each other"
+        yield f"sliding_window {sliding} does not change: tokens farther apart do not attend to each other"

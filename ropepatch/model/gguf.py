@@ -99,7 +99,7 @@ class GgufModel(StatedRope):
         known = (*GGUF_PLAIN, *GGUF_FREQS, *GGUF_FACTORS, *GGUF_GLOBAL)
         if architecture not in known:
             raise RopepatchError(
-                f"{self.name}: which scalings llama.cpp's {architecture!r} reads was not looked up",
+                f"{self.name}: it is not known which scalings llama.cpp supports for {architecture!r}",
                 hint=f"known are {', '.join(sorted(known))}",
             )
         if self.file.get(f"{architecture}.rope.scaling.yarn_log_multiplier", 0.0):

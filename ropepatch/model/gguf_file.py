@@ -152,7 +152,7 @@ class GgufFile:
         if off:
             raise RopepatchError(
                 f"{sorted(off)[0]} of the file, read back, is not what was written",
-                hint="nothing was kept; check the disk, and report the version of gguf",
+                hint="nothing was written; check the disk, and report the version of gguf",
             )
 
 

@@ -86,7 +86,8 @@ def read_contents(folder: Path, token: str | None = None, include: Sequence[str]
     for name, path in files.items():
         if not (path.is_file() and path.resolve().is_relative_to(folder.resolve())):
             raise RopepatchError(
-                f"{name} is a link to no file within {folder}", hint="put the file itself there, or remove it"
+                f"{name} links to a file outside {folder}, or to none",
+                hint="copy the file there, or remove the link",
             )
     large = check_secrets({name: path for name, path in files.items() if name not in names}, token)
     notes = [f"too large to be searched for secrets: {', '.join(large)}"] if large else []
@@ -102,10 +103,10 @@ def is_adapter(folder: Path) -> bool:
 def judge(folder: Path, names: Iterable[str] = ()) -> Judgement:
     """What speaks against pushing these files: nothing verified them, they changed, or failed their gate."""
     if not records.exists(folder):
-        return Judgement(("nothing has verified it (no ropepatch.json)",))
+        return Judgement(("it was not verified (no ropepatch.json)",))
     checkpoint = None if is_adapter(folder) else Checkpoint(folder)
     if checkpoint and checkpoint.kind == "swapped":
-        reason = "its position encoding is swapped: only ropepatch loads it, and nothing verified it"
+        reason = "its position encoding is swapped: only ropepatch loads it, and it was not verified"
         return Judgement((reason,))
     try:
         record = records.read(folder)
@@ -113,17 +114,19 @@ def judge(folder: Path, names: Iterable[str] = ()) -> Judgement:
         return Judgement((str(error),))
     if checkpoint is None:
         against: list[str] = []
-        notes = ["an adapter: ropepatch puts it on its base, with the rope it was trained under"]
+        notes = [
+            "this is an adapter: load it with ropepatch, which also applies the RoPE it was trained with"
+        ]
     else:
         said = [*_verified(record), *_unchanged(checkpoint, record, names)]
         against = [line for line, refuses in said if refuses]
         notes = [line for line, refuses in said if not refuses]
     if record.evaluation == {}:
-        notes.append("its evaluation is not complete: the same `ropepatch extend` goes on with it")
+        notes.append("its evaluation is incomplete: run the same `ropepatch extend` again to resume it")
     gate = record.adaptation and record.adaptation.gate
     if gate and not gate.passed:
         rise = f"rose by {gate.increase:.1%}, allowed {gate.most:.1%}"
-        against.append(f"its check failed: the loss within the old context {rise}")
+        against.append(f"the short-context check failed: the loss within the original context length {rise}")
     return Judgement(tuple(against), tuple(notes), allows_card=True)
 
 
@@ -131,7 +134,7 @@ def _verified(record: Record) -> Iterator[tuple[str, bool]]:
     """What the verdict on a checkpoint says, and whether it speaks against it."""
     verdict = record.verified
     if verdict is None:
-        yield "nothing has verified it (no `verified` in ropepatch.json)", True
+        yield "it was not verified (no `verified` in ropepatch.json)", True
     elif verdict.frequencies != "equal":
         yield f"its frequencies after reloading are {verdict.frequencies}, expected equal", True
     elif not verdict.compared:
@@ -149,7 +152,7 @@ def _unchanged(checkpoint: Checkpoint, record: Record, names: Iterable[str]) -> 
         yield f"config.json has changed since it was verified ({key})", True
     if checkpoint.kind == "mapped":
         for name in other_code(checkpoint.folder, names):
-            yield f"{name} brings code of others, which trust in the remapping would run", True
+            yield f"{name} contains other code, which trust_remote_code=True would run as well", True
         code = code_of(checkpoint.folder)
         if not code or record.code != code:
             yield f"its code has changed since it was verified ({CODE})", True
@@ -162,11 +165,11 @@ def _unchanged(checkpoint: Checkpoint, record: Record, names: Iterable[str]) -> 
     elif record.weights != fingerprint(weights):
         yield changed_weights, True
     else:
-        yield "of its weights samples alone were compared (no `checksums` in ropepatch.json)", False
+        yield "only samples of its weights were compared (no `checksums` in ropepatch.json)", False
     if readings.exists(checkpoint.folder) and (
         readings.read(checkpoint.folder).weights != checkpoint.fingerprint
     ):
-        yield f"{readings.FILE} was read from other weights", True
+        yield f"{readings.FILE} belongs to other weights", True
 
 
 def _own_code(checkpoint: Checkpoint) -> str:

@@ -28,7 +28,7 @@ from ropepatch.scaling import make_scaling
 FOLDED = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-3}
 STALE = {"evaluation": None, "command": None}  # of the record before: they are of other weights
 RENEWED = ("attention_factor", "config_changes", "engines", "versions")
-HINT = "keep the attention factor in config.json, and use an engine that reads it"
+HINT = "keep the attention factor in config.json, and use an engine that supports it"
 
 
 def fold_attention(
@@ -43,7 +43,7 @@ def fold_attention(
     offsets = query_weights(source)
     weights = source.weights
     if missing := offsets.keys() - weights.shapes.keys():
-        raise RopepatchError(f"the weight files hold no {min(missing)}", hint=HINT)
+        raise RopepatchError(f"the weights contain no {min(missing)}", hint=HINT)
     with new_folder(folder) as made:
         check_space("the copy", folder.parent, weights.num_bytes, hint="free some space")
         copy_small_files(source.folder, made)
@@ -62,14 +62,14 @@ def fold_attention(
 def _check(source: Checkpoint) -> None:
     if source.rope.carried_attention_factor == 1:
         raise RopepatchError(
-            f"{source.name} has an attention factor of 1: there is nothing to fold",
-            hint="every engine reads it as it is",
+            f"{source.name} has attention factor 1: there is nothing to fold",
+            hint="serve it unchanged",
         )
     if source.is_quantised:
-        raise RopepatchError(f"{source.name} has quantised weights, which are not rewritten", hint=HINT)
+        raise RopepatchError(f"{source.name} has quantised weights, which ropepatch cannot change", hint=HINT)
     if source.rotates_partly:
         raise RopepatchError(
-            f"only part of each head of {source.name} rotates, and has the attention factor alone",
+            f"only part of each head of {source.name} rotates, so the attention factor scales only a part",
             hint=HINT,
         )
 

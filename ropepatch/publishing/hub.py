@@ -151,11 +151,11 @@ def push(
             return push(written, repo, **options, card=card, include=include, say=say, api=api)
     place, branch = Path(folder).expanduser(), revision or "main"
     if not place.is_dir():
-        raise RopepatchError(f"no folder {place}", hint="DIR is the folder that `ropepatch extend` wrote")
+        raise RopepatchError(f"no folder {place}", hint="give the folder that `ropepatch extend` wrote")
     _check_name(repo)
     if not BRANCH.fullmatch(branch):
         raise RopepatchError(
-            f"{branch!r} is no name of a branch", hint=f"{argument('revision', 'long-context')}, say"
+            f"{branch!r} is not a valid branch name", hint=f"use e.g. {argument('revision', 'long-context')}"
         )
     token = api.token if api and isinstance(api.token, str) else get_token()
     contents = read_contents(place, token, include)
@@ -163,7 +163,7 @@ def push(
     if judgement.against and not force:
         raise RopepatchError(
             f"{place} is not pushed: {'; '.join(judgement.against)}",
-            hint="`ropepatch push --force` pushes it all the same",
+            hint="use `ropepatch push --force` to push it anyway",
         )
     notes = [*judgement.notes, *(f"pushed by force: {reason}" for reason in judgement.against)]
     if token is None and not dry_run:
@@ -178,7 +178,7 @@ def push(
     except RopepatchError as error:
         if not dry_run:
             raise
-        notes.append(f"not compared with the Hub, all files count as new: {error}")
+        notes.append(f"could not compare with the Hub, so all files count as new: {error}")
     with TemporaryDirectory(prefix="ropepatch-") as temporary, hub_errors(repo, token):
         _check_private(there, repo, private)
         if there is not None and not force:
@@ -192,14 +192,16 @@ def push(
         if not dry_run:
             there = _created(hub, repo, branch, there, private=private, say=say)
         elif there is not None and not there.exists:
-            notes.append(f"the branch {branch} would be made from main")
+            notes.append(f"the branch {branch} would be created from main")
         files, held = _shown(contents.files, Path(temporary)), there.files if there else {}
         same = {name for name, path in files.items() if there and there.holds(name, path)}
         differs = CARD in held and CARD not in same and (has_card or CARD in files)
         if there and differs and _has_own_card(there, branch, token):
             files.pop(CARD, None)
             has_card = False
-            notes.append(f"{CARD} on the Hub is not ropepatch's and stays; delete it there to have this one")
+            notes.append(
+                f"{CARD} on the Hub is not from ropepatch and is kept; delete it there to push this one"
+            )
         preview = None
         if dry_run and has_card:
             from ropepatch.publishing.card import preview_card
@@ -253,15 +255,16 @@ def _check_name(repo: str) -> None:
         repo.encode("ascii")  # which older validators do not ask for
     except (HFValidationError, UnicodeEncodeError) as error:
         raise RopepatchError(
-            f"{repo!r} is no name of a repository: {' '.join(str(error).split())[:200]}",
-            hint="REPO is owner/name, or name in your own namespace",
+            f"{repo!r} is not a valid repository name: {' '.join(str(error).split())[:200]}",
+            hint="use owner/name, or name for your own namespace",
         ) from error
 
 
 def _check_private(there: Branch | None, repo: str, private: bool) -> None:
     if private and there is not None and not there.private:
         raise RopepatchError(
-            f"{repo} exists and is public", hint="make it private in its settings on the Hub, or name another"
+            f"{repo} exists and is public",
+            hint="make it private in its settings on the Hub, or use another repository",
         )
 
 
@@ -271,8 +274,8 @@ def _check_weights(there: Branch, branch: str, files: dict[str, Path]) -> None:
     others = [name for name in weights if name not in files or not there.holds(name, files[name])]
     if others and not there.is_on_main(branch):
         raise RopepatchError(
-            f"{there.repo} holds other weights: {', '.join(others)[:200]}",
-            hint="`ropepatch push --force` replaces them; a new branch or repository leaves them",
+            f"{there.repo} contains other weights: {', '.join(others)[:200]}",
+            hint="use a new branch or repository, or replace them with `ropepatch push --force`",
         )
 
 
@@ -314,14 +317,14 @@ def _send(before: Branch, planned: Pushed, files: dict[str, Path], say: Callable
         revision=planned.branch,
         parent_commit=before.head,
     ).oid
-    say("checking what the Hub has")
+    say("checking the files on the Hub")
     after = fetch_branch(hub, repo, commit)
     now = after.files.keys() if after and after.exists else set()
     if wrong := sorted((files.keys() - now) | (now & {*planned.deleted})):
         raise RopepatchError(
-            f"{repo} does not hold what was sent: {', '.join(wrong)[:200]}",
+            f"{repo} lacks uploaded files: {', '.join(wrong)[:200]}",
             hint=f"look for a .gitignore there that names it; then {AGAIN}",
         )
     newest = hub.model_info(repo, revision=planned.branch, timeout=hub_client.TIME_LIMIT).sha
-    moved = [] if newest == commit else [f"{planned.branch} has since moved on to {newest}"]
+    moved = [] if newest == commit else [f"{planned.branch} has a newer commit by now, {newest}"]
     return replace(planned, commit=commit, notes=(*planned.notes, *moved))

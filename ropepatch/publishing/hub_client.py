@@ -21,25 +21,28 @@ from ropepatch.model.source import hub_answers
 
 TIME_LIMIT = 120.0  # seconds without a sign of life from the Hub
 SIGNED = re.compile(r"(https?://[^\s?\"']+)\?[^\s\"']*")
-AGAIN = "run the same command again: what has arrived is not sent again"
+AGAIN = "run the same command again: it resumes the upload"
 LOG_IN = "log in with `hf auth login`, or set HF_TOKEN, which comes first"
-ROOM = ("the Hub has no room for it", "make room or get more at https://hf.co/settings/billing, or push less")
-MOVED = ("{repo} was changed by somebody else meanwhile", AGAIN)
+ROOM = (
+    "the storage quota on the Hub is exceeded",
+    "free some storage or get more at https://hf.co/settings/billing",
+)
+MOVED = ("somebody else changed {repo} meanwhile", AGAIN)
 ANSWERS = {
-    401: ("the Hub does not accept the token", LOG_IN),
+    401: ("the Hub rejected the token", LOG_IN),
     402: ROOM,
     403: (
-        "the Hub does not let this token write to {repo}",
-        "use a token with write access, or a repository of your own; `hf auth whoami` says who you are",
+        "this token may not write to {repo}",
+        "use a token with write access, or a repository of your own; `hf auth whoami` prints your account",
     ),
     404: (
-        "the Hub has no {repo}, or does not show it to this token",
+        "the Hub has no {repo}, or this token may not see it",
         "check the spelling; the user or the organisation must exist",
     ),
     409: MOVED,
     412: MOVED,
     413: ROOM,
-    429: ("the Hub asks for a pause (429)", f"wait some minutes, then {AGAIN}"),
+    429: ("the Hub's rate limit was reached (429)", f"wait some minutes, then {AGAIN}"),
 }
 
 
@@ -75,12 +78,12 @@ def _explained(error: BaseException, repo: str) -> tuple[str, str]:
         if type(error).__name__.endswith("Timeout"):
             return f"the Hub did not answer within {TIME_LIMIT:.0f} seconds", AGAIN
         if type(error).__name__ == "ConnectError":
-            return "cannot reach the Hub", "check the network, and HF_ENDPOINT where it is set"
-        return "the line to the Hub went dead", AGAIN
+            return "cannot reach the Hub", "check the network, and HF_ENDPOINT if it is set"
+        return "the connection to the Hub broke", AGAIN
     if isinstance(error, OSError) and error.errno:
         where = f" {error.filename}" if error.filename else ""
         return f"cannot read{where}: {os.strerror(error.errno)}", "check the folder, and the disk it is on"
-    return f"cannot push to {repo}: {_line(str(error))}", f"fix what it names, or {AGAIN}"
+    return f"cannot push to {repo}: {_line(str(error))}", f"fix that, or {AGAIN}"
 
 
 def _line(text: str) -> str:

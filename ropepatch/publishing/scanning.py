@@ -39,7 +39,7 @@ def check_secrets(files: Mapping[str, Path], token: str | None = None) -> tuple[
         is_token = HUB_TOKEN.search(data) or (token and token.encode() in data)
         if is_token or PRIVATE_KEY.search(data):
             raise RopepatchError(
-                f"{name} holds {'an access token of the Hub' if is_token else 'a private key'}",
-                hint="remove it there, and revoke it if others may have seen it",
+                f"{name} contains {'a Hub access token' if is_token else 'a private key'}",
+                hint="remove it, and revoke it if others may have seen it",
             )
     return tuple(large)

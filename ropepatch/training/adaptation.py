@@ -1,4 +1,4 @@
-"""Adapt a model to its longer context: patch, train by a recipe, merge, save, verify."""
+"""Train a model for its target length: patch, train with a recipe, merge, save, verify."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Adapted:
-    """The outcome of `adapt`: the checkpoint or the adapter, and the loss within the old context."""
+    """The result of `adapt`: the checkpoint or the adapter, and the short-context check."""
 
     folder: Path
     gate: records.Gate
@@ -88,7 +88,7 @@ def adapt(
     prepared: Prepared | None = None,
     finish: Finish = lambda written, record, model: None,
 ) -> Adapted:
-    """Train a model to read at the target of a plan, and write what came out; ``finish`` as in `extend`."""
+    """Train a model for the target length of a plan, and write the result; ``finish`` as in `extend`."""
     run = Run.of(plan, recipe, out, prepared)
     supplies: list[Supply] = []
     run.processes.write_once(lambda: supplies.append(run.supply(say)))
@@ -142,7 +142,7 @@ def _finish(
 
 def _measured(run: Run, supply: Supply, say: Say) -> tuple[PreTrainedModel, float]:
     """The base model, and its loss within its context."""
-    say("measuring the base model within its context")
+    say("measuring the base model's short-context loss")
     say(f"precision: {run.precision}")
     model: Any = run.source.load()
     loss = _watcher(run, supply).short_loss(model.to(run.processes.device))
@@ -287,7 +287,7 @@ def _examined(run: Run, supply: Supply, say: Say) -> tuple[PreTrainedModel, dict
 
     Half of what is held out decides, the other half is what is reported.
     """
-    say("asking the trained model what it finds, beside the untrained one")
+    say("comparing loss and retrieval accuracy of the trained and the untrained model")
     target, seed = run.plan.target, run.recipe.seed
     pieces = torch.split(torch.cat([*supply.pieces]), target)
     windows = [piece for piece in pieces if len(piece) == target]
@@ -322,8 +322,8 @@ def _examined(run: Run, supply: Supply, say: Say) -> tuple[PreTrainedModel, dict
             say(verdict((run.plan.method.name, "trained"), found, run.trained))
             return model, found
     raise RopepatchError(
-        f"the trained model reads {target} tokens worse than {run.plan.method.name} alone, or finds less",
-        hint=f"nothing is written: {run.folder} keeps it; extend without training, or train longer",
+        f"trained, loss or retrieval at {target} tokens is worse than with {run.plan.method.name} only",
+        hint=f"extend without training, or train longer; {run.folder} keeps the trained weights",
     )
 
 
@@ -351,7 +351,7 @@ def merged_model(
         if not difference <= MERGED:
             raise RopepatchError(
                 f"merging the adapter changes the logits by {difference:.1%} of the largest",
-                hint="save: adapter keeps it apart; please report the model type and the recipe",
+                hint="use save: adapter; please report the model type and the recipe",
             )
     whole: PreTrainedModel = model.to(dtype)
     return whole

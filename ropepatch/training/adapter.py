@@ -79,8 +79,8 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
     ends = {path.rpartition(".")[2] for path, module in model.named_modules() if module in _ends(model)}
     if _is_tied(model) and ends & {*lora.target_modules}:
         raise RopepatchError(
-            "embeddings and head share their weights: an adapter on one would be merged into both",
-            hint="train_embeddings: true trains them whole",
+            "embeddings and head share their weights, so an adapter on one would change both",
+            hint="use train_embeddings: true instead",
         )
     config = _config(
         lora,
@@ -94,7 +94,7 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
     except (ValueError, RuntimeError) as error:  # RuntimeError: a rank that no memory holds
         names = targets if isinstance(targets, str) else ", ".join(targets)
         raise RopepatchError(
-            f"no adapter on {names} fits this model: {' '.join(str(error).split())[:200]}",
+            f"this model cannot have an adapter on {names}: {' '.join(str(error).split())[:200]}",
             hint="name linear layers of the model in lora.target_modules, or all-linear",
         ) from error
     for parameter in adapted.parameters():
@@ -187,31 +187,31 @@ def _is_tied(model: Any) -> bool:
 def load_adapter(
     folder: str | Path, model: PreTrainedModel | None = None, *, base: str | Path | None = None
 ) -> tuple[PeftModel, PreTrainedTokenizerBase]:
-    """An adapter that `adapt` saved, on its base model with the rope it was trained under.
+    """Load an adapter onto its base model, with the RoPE that it was trained with.
 
     Args:
-        folder: The adapter's folder: adapter_config.json, its weights and ropepatch.json.
-        model: The base model with the same rope, patched with the same plan or loaded from the extended
+        folder: The adapter's folder, with adapter_config.json, its weights and ropepatch.json.
+        model: The base model with the same RoPE: patched with the same plan, or loaded from the extended
             checkpoint; None to load and patch it.
-        base: The base checkpoint, if it is not where the adapter was trained.
+        base: The base checkpoint, if it is no longer at its original place.
 
     Returns:
         The model with the adapter, in eval mode, and the tokenizer.
 
     Raises:
-        RopepatchError: If the folder is no such adapter, PEFT is missing, the base has other weights than the
-            adapter was trained on, or the model given has another rope.
+        RopepatchError: If the folder contains no such adapter, PEFT is missing, the base model does not have
+            the weights that the adapter was trained on, or ``model`` has another RoPE.
     """
     if not isinstance(folder, str | os.PathLike):
         raise RopepatchError(
-            f"load_adapter takes the adapter's folder first, got {type(folder).__name__}",
+            f"the first argument of load_adapter must be the adapter's folder, got {type(folder).__name__}",
             hint="ropepatch.load_adapter(folder, model)",
         )
     place = Path(folder)
     record = records.read(place) if records.exists(place) else None
     if not holds_adapter(place) or record is None or record.base_weights is None:
         raise RopepatchError(
-            f"{place} holds no adapter of ropepatch", hint="`ropepatch.load` loads a whole model"
+            f"{place} contains no adapter of ropepatch", hint="use `ropepatch.load` for a whole model"
         )
     local = read_json(place / ADAPTER).get("base_model_name_or_path")  # PEFT's; a record holds no path
     known = local if isinstance(local, str) and Path(local).is_dir() else record.model
@@ -234,10 +234,10 @@ def holds_adapter(folder: Path) -> bool:
 
 def _with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
     """A model with the adapter of a folder, all of whose tensors must be there."""
-    peft, hint = _peft(), "copy the adapter again from where it came from"
+    peft, hint = _peft(), "copy the adapter again from its original place"
     content = read_json(folder / ADAPTER)
     if (kind := content.get("peft_type")) != "LORA":
-        raise RopepatchError(f"{folder} holds an adapter of type {kind!r}, expected 'LORA'", hint=hint)
+        raise RopepatchError(f"{folder} contains an adapter of type {kind!r}, expected 'LORA'", hint=hint)
     if (begun := content.get("init_lora_weights", True)) not in BASE_STAYS:
         raise RopepatchError(f"{ADAPTER}: init_lora_weights of {shown(begun)} changes the base", hint=hint)
     config = validated(Kept, content, f"names of modules are no patterns here; {hint}", file=ADAPTER)
@@ -247,7 +247,7 @@ def _with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
         if key in Kept.model_fields and value is not None
     }
     held = read_header(folder / WEIGHTS).tensors
-    with stock_code(f"put the adapter {folder} on its base", hint), without_deprecations():
+    with stock_code(f"load the adapter {folder}", hint), without_deprecations():
         warnings.filterwarnings("ignore", "Found missing adapter keys", UserWarning)  # refused below
         own = peft.LoraConfig(task_type="CAUSAL_LM", inference_mode=True, **given)
         how = {"config": own, "low_cpu_mem_usage": True}  # nothing is drawn
@@ -265,8 +265,8 @@ def check_trained_from(record: Record, base: Checkpoint) -> None:
     """Refuse a checkpoint that is not the one whose adaptation a record tells of."""
     if base.fingerprint != record.base_weights:
         raise RopepatchError(
-            f"{base.name} has other weights than the adapter was trained on",
-            hint="get the checkpoint it was trained on",
+            f"{base.name} does not have the weights that the adapter was trained on",
+            hint="use the checkpoint that it was trained on",
         )
 
 
@@ -283,20 +283,20 @@ def _check_rope(model: PreTrainedModel, record: Record) -> None:
         rotary: Any = base.get_submodule(site.path)
         inv_freq, a = (getattr(rotary, site.attribute(name)) for name in ("inv_freq", "attention_scaling"))
         has, hint = (
-            "its own rope, which is another",
-            "leave the model out, or ropepatch.patch(model, plan) it first",
+            "another RoPE",
+            "drop the model argument, or call ropepatch.patch(model, plan) first",
         )
     else:
         inv_freq, a = handle.plan.frequencies()
         has = f"{handle.plan.scaling.name} to {handle.plan.target}"
-        hint = "remove that patch, or leave the model out"
+        hint = "remove that patch, or drop the model argument"
     if inv_freq.tolist() != record.inv_freq or a != record.attention_factor:
         raise RopepatchError(
-            f"the adapter was trained under {record.method} to {record.target} tokens; this model has {has}",
+            f"the adapter was trained with {record.method} at {record.target} tokens; this model has {has}",
             hint=hint,
         )
     if handle and as_read(handle.plan.queries) != record.parameters.get("queries"):
         raise RopepatchError(
-            f"the adapter was trained under {record.method} with other queries than this model's",
+            f"the adapter was trained with {record.method} and other query factors than this model's",
             hint=hint,
         )

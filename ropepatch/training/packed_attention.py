@@ -40,7 +40,7 @@ def packed_attention(model: nn.Module) -> Iterator[None]:
     if reason := uninterchangeable(base):
         raise RopepatchError(
             f"{base.config.model_type} cannot be trained on packed rows: {reason}",
-            hint="adapt a LLaMA-like model",
+            hint="use a LLaMA-like model",
         )
     with attending_by(base, NAME):
         yield

@@ -15,8 +15,8 @@ from ropepatch.processes import on_cpu
 from ropepatch.training.recipe import Recipe
 
 NEEDS_ALL_WEIGHTS = {
-    "distil": "there is no teacher to distil from",
-    "quantization": "weights in 4 bits cannot be held",
+    "distil": "self-distillation is not possible",
+    "quantization": "4-bit weights are not possible",
 }
 
 
@@ -40,13 +40,13 @@ class Sharing:
         for size in ("CP_SIZE", "SP_SIZE"):
             if os.environ.get(f"PARALLELISM_CONFIG_{size}", "1") != "1":
                 raise RopepatchError(
-                    "a recipe reads packed rows, which accelerate cannot split over processes",
+                    "a recipe's packed sequences cannot be split over processes by accelerate",
                     hint=f"{place}/fsdp2.yaml; or train what `extend` writes with a trainer of your own",
                 )
         for section, reason in NEEDS_ALL_WEIGHTS.items():
             if getattr(recipe, section) and self.engine:
                 raise RopepatchError(
-                    f"{reason} where FSDP or DeepSpeed split the model",
+                    f"{reason} if FSDP or DeepSpeed splits the model",
                     hint=f"DDP takes them: {place}/ddp.yaml; or leave {section} out",
                 )
         if self.engine == "DEEPSPEED" and find_spec("deepspeed") is None:

@@ -110,24 +110,24 @@ def check_adaptable(plan: Plan, recipe: Recipe, model: Any) -> None:
             "frequencies to adapt to",
             hint="give config.json one list for all lengths, its long_factor for short_factor, too"
             if switched
-            else "adapt with a static method",
+            else "train with a static method",
         )
     if plan.source.is_quantised:
         raise RopepatchError(
-            f"the weights of {plan.model} are quantised", hint="adapt the checkpoint it was made from"
+            f"the weights of {plan.model} are quantised", hint="train the checkpoint it was made from"
         )
     if recipe.quantization and plan.queries:
         raise RopepatchError(
-            f"quantization: {recipe.quantization} beside a method that is folded into query weights",
-            hint="leave quantization out, or fit without queries",
+            f"quantization: {recipe.quantization} cannot be used with a method that changes query weights",
+            hint="drop quantization, or fit without query factors",
         )
 
     window = plan.rope.original_max_position_embeddings
     longest = max(recipe.data.lengths(window)[0])
     if longest > plan.target:
         raise RopepatchError(
-            f"a window of {longest} tokens is longer than the target of {plan.target}",
-            hint="name smaller windows, or a larger target",
+            f"data.windows contains {longest} tokens, more than the target length of {plan.target}",
+            hint="lower data.windows, or raise the target length",
         )
     if recipe.distil and recipe.reads_beyond(window):
         check_mappable(model, window)
@@ -150,7 +150,7 @@ def _missing_packages(recipe: Recipe) -> Iterator[RopepatchError]:
         yield RopepatchError("datasets is needed to read this source", hint=EXTRA)
     if recipe.quantization and not torch.cuda.is_available():
         yield RopepatchError(
-            "quantization: 4bit needs a CUDA GPU, and there is none here", hint="leave quantization out"
+            "quantization: 4bit needs a CUDA GPU, and none was found", hint="drop quantization"
         )
     if recipe.quantization and find_spec("bitsandbytes") is None:
         yield RopepatchError("quantization: 4bit needs bitsandbytes", hint="pip install bitsandbytes")

@@ -91,8 +91,8 @@ class Data(Settings):
         for window in windows:
             if not 2 <= window <= room:
                 raise RopepatchError(
-                    f"a window must be from 2 tokens to the {room} of tokens_per_batch, got {window}",
-                    hint="raise tokens_per_batch, or lower windows",
+                    f"data.windows must be from 2 to tokens_per_batch ({room}), got {window}",
+                    hint="raise data.tokens_per_batch, or lower data.windows",
                 )
         return windows, room
 
@@ -147,12 +147,12 @@ class Lora(Settings):
         """Refuse keys that are not PEFT's to decide."""
         for key, value in self.passed_on.items():
             if key in SET_BY_US:
-                hint = "train_embeddings and train_norms say what is trained whole" if "save" in key else None
-                raise RopepatchError(f"lora.{key} is set by ropepatch", hint=hint)
+                hint = "use train_embeddings and train_norms instead" if "save" in key else None
+                raise RopepatchError(f"ropepatch sets lora.{key} itself", hint=hint)
             if key in NEVER_MERGED or (key == "init_lora_weights" and value not in BASE_STAYS):
                 raise RopepatchError(
                     f"lora.{key}: {shown(value)} makes an adapter that cannot be merged into its base",
-                    hint="leave it out",
+                    hint="drop it",
                 )
 
 
@@ -196,7 +196,7 @@ class Distil(Settings):
 
 
 class Fit(Settings):
-    """The method `fit`: frequencies learned first, with the weights frozen; see `ropepatch.fit`.
+    """The method `fit`: learn frequencies first, with frozen weights; see `ropepatch.fit`.
 
     Args:
         text: Text for the fit, as in a source; None for the training texts of the recipe.
@@ -359,45 +359,45 @@ class Recipe(Settings):
             raise RopepatchError("save: adapter, but all weights are trained (lora is null)")
         if self.lora is None and self.distil is not None:
             raise RopepatchError(
-                "distil beside lora: null: the teacher is the base model, whose weights would be trained",
-                hint="train an adapter, which is taken off while the teacher reads",
+                "distil needs a LoRA adapter: with lora: null the teacher's weights would be trained",
+                hint="set lora, or drop distil",
             )
         if self.lora is None and self.quantization:
             raise RopepatchError(
-                "quantization: 4bit beside lora: null: weights in 4 bits are not trained",
-                hint="train an adapter, or leave quantization out",
+                "quantization: 4bit needs a LoRA adapter: weights in 4 bits cannot be trained",
+                hint="set lora, or drop quantization",
             )
         names = [one.generated if isinstance(one, Generated) else SELF for one in self.data.sources]
         if any(name == QUESTIONS and before != SELF for before, name in pairwise(["", *names])):
             raise RopepatchError(
-                "generated: questions stands first or behind what is no text",
-                hint="put it behind a text, or behind generated: self",
+                "generated: questions must follow a text in data.sources",
+                hint="put it after a text, or after generated: self",
             )
         if QUESTIONS in names and self.distil is None:
             raise RopepatchError(
-                "generated: questions without distil, which alone knows their answers",
-                hint="distil: {}, or leave them out",
+                "generated: questions needs distil",
+                hint="add distil: {}, or drop this source",
             )
         only_self = all(isinstance(one, Generated) and one.generated == SELF for one in self.data.sources)
         if only_self and self.data.boundaries and self.positions.name == "true-length":
             raise RopepatchError(
-                "generated: self makes documents within the old context, which, apart and at true positions, "
-                "teach nothing beyond it",
-                hint="data.boundaries: false joins them; or positions: pose",
+                "documents of generated: self end within the original context length; kept apart and at true "
+                "positions they train nothing beyond it",
+                hint="set data.boundaries: false, or positions: pose",
             )
         if "use_liger_kernel" in self.trainer:
             raise RopepatchError(
-                "trainer.use_liger_kernel replaces classes of transformers in the whole process, which also "
-                "merges and verifies the checkpoint",
-                hint="leave it out: the loss is computed in chunks without it",
+                "trainer.use_liger_kernel is not supported: it would also change the model that verifies the "
+                "checkpoint",
+                hint="drop it: ropepatch computes the loss in chunks without it",
             )
         refuse_unknown(self.trainer, TrainerArguments.__annotations__, "trainer key")
         if self.trainer.get("lr_scheduler_type") in ("reduce_lr_on_plateau", "greedy"):
             raise RopepatchError(
-                "trainer.lr_scheduler_type must not wait for a measurement", hint="cosine, say"
+                "trainer.lr_scheduler_type must not depend on an evaluation", hint="use e.g. cosine"
             )
         if self.trainer.get("bf16") and self.trainer.get("fp16"):
-            raise RopepatchError("trainer.bf16 beside fp16", hint="set one of them")
+            raise RopepatchError("trainer.bf16 and trainer.fp16 cannot both be set", hint="drop one of them")
 
     @property
     def packed_by_us(self) -> bool:
@@ -436,6 +436,6 @@ def refuse_map(method: str) -> None:
     """Refuse to train under a position remapping."""
     if method in REMAPPINGS:
         raise RopepatchError(
-            f"nothing is trained under a position remapping, got {method}",
-            hint="a remapping keeps to what was trained: leave the recipe out, or name a scaling",
+            f"a model cannot be trained with a position remapping, got {method}",
+            hint="drop the recipe, or use a scaling such as yarn",
         )

@@ -87,10 +87,10 @@ class TokenRows:
         """The first token of a row."""
         windows = (len(self._store) - self._begin) // window
         if windows < 1:
-            held_out = f" after the {self._begin} that are held out" if self._begin else ""
+            held_out = f" after {self._begin} held-out ones" if self._begin else ""
             raise RopepatchError(
-                f"{self.name} has {self.size} tokens{held_out}, too few for a row of {window}",
-                hint="give more text, or a smaller window",
+                f"{self.name} has {self.size} tokens{held_out}, too few for a training sequence of {window}",
+                hint="give more text, or lower data.windows",
             )
         epoch, place = divmod(index, windows)
         return self._begin + window * int(self._order(window, windows, epoch)[place])

@@ -72,7 +72,7 @@ class Run:
         run = cls(plan, recipe, source, folder, sharing, precision, join(), tokenizer)
         if run.folder.is_symlink() or (run.folder.exists() and not run.folder.is_dir()):
             raise RopepatchError(
-                f"{run.folder} is no folder, and the run is kept there",
+                f"{run.folder} is not a folder, but the run needs a folder there",
                 hint=f"choose another {argument('out')}",
             )
         return run
@@ -161,7 +161,7 @@ class Run:
             lock.acquire(timeout=0)
         except Timeout as error:
             raise RopepatchError(
-                f"another process trains in {self.folder}",
+                f"another process is training in {self.folder}",
                 hint=f"wait for it, or choose another {argument('out')}",
             ) from error
         try:
@@ -176,14 +176,14 @@ class Run:
         file = self.folder / RECORD
         if file.exists():
             earlier = read_json(file)
-            hint = f"choose another {argument('out')}, or remove that folder to start anew"
+            hint = f"choose another {argument('out')}, or remove that folder to start again"
             decided = {key: earlier[key] for key in earlier if key not in ("base", "precision")}  # measured
-            check_resumed(f"{self.folder} is of another run", decided, record, hint=hint)
+            check_resumed(f"{self.folder} belongs to another run", decided, record, hint=hint)
             return earlier
         names = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
         if any(not name.startswith(".") for name in names):  # hidden: the lock, a record half written
             raise RopepatchError(
-                f"{self.folder} exists and is no run", hint=f"choose another {argument('out')}"
+                f"{self.folder} exists and is not a run", hint=f"choose another {argument('out')}"
             )
         return None
 

@@ -26,10 +26,13 @@ SMALL = 128  # the hidden size above which the learning rate falls as its invers
 
 
 def self_taught(source: Checkpoint, target: int, text: Texts | None) -> tuple[Recipe, str]:
-    """Fit the recipe `distil` to a model: rows of the target, if the device can train on them.
+    """Adapt the recipe `distil` to a model, with training sequences as long as the device allows.
 
-    Can means: it has the memory, and is done in about an hour. Else rows of 4 or 2 times the old context at
-    skipped positions, and else rows within the old context. A line says which, and why no longer ones.
+    The device must have the memory and finish in about an hour. The lengths tried are the target, then 4 and
+    2 times the original length at skipped positions, then the original length.
+
+    Returns:
+        The recipe, and a line with the length and the reason.
     """
     trained = source.window
     model: Any = copy.deepcopy(source.skeleton)  # which gets an adapter
@@ -40,7 +43,7 @@ def self_taught(source: Checkpoint, target: int, text: Texts | None) -> tuple[Re
         check_mappable(model, trained)
         remapping_of(distances).fitted(trained, target)
     except RopepatchError as error:
-        reason = f": the base cannot be mapped ({error})"
+        reason = f": the base model does not support position remapping ({error})"
     else:
         counted = Weights.of(model, recipe)
         for length in [target, *(times * trained for times in BETWEEN if times * trained < target)]:
@@ -49,12 +52,12 @@ def self_taught(source: Checkpoint, target: int, text: Texts | None) -> tuple[Re
                 tried = longer.model_copy(update={"gradient_checkpointing": recomputed})
                 refused = _too_long(tried, model, counted, target, trained)
                 if refused is None:
-                    rows = ", the target" if length == target else " at skipped positions"
-                    return tried, f"distil reads rows of {length:,} tokens{rows}{reason}"
-            reason = reason or f": of {length:,} tokens they {refused}"
+                    rows = " (the target length)" if length == target else " at skipped positions"
+                    return tried, f"distil trains on sequences of {length:,} tokens{rows}{reason}"
+            reason = reason or f": {length:,} tokens {refused}"
     length = min(trained, relative_length(recipe.data.tokens_per_batch, trained))
     data = recipe.data.model_copy(update={"windows": (length,)})
-    note = f"distil reads rows of {length:,} tokens at skipped positions{reason}"
+    note = f"distil trains on sequences of {length:,} tokens at skipped positions{reason}"
     return recipe.model_copy(update={"data": data}), note
 
 

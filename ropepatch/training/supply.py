@@ -133,7 +133,7 @@ class RecipeReader:
         file = self.cache / f"{key_of((*decisive, self.recipe.seed))[:24]}-kinds.json"
         if file.is_file():
             return [str(kind) for kind in read_json(file)["kinds"]]
-        self.say("asking the model within its context which kinds of questions it can answer")
+        self.say("measuring which kinds of questions the base model answers within its original context")
         model: Any = checkpoint.load()
         kinds = answerable(model.to(best_device()), self.tokenizer, self.trained, seed=self.recipe.seed)
         self.cache.mkdir(parents=True, exist_ok=True)
@@ -190,7 +190,7 @@ class RecipeReader:
             text = Texts(text=watch.text, field=watch.field, split=watch.split)
             store = self._tokenised(text, held.count * held.length)
             pieces, _ = held_out(store, held.length, held.count)
-            notes.append(f"watched: {store.report}")
+            notes.append(f"held out: {store.report}")
         streams: list[Stream] = []
         read: tuple[TokenStore, int] | None = None
         for number, source in enumerate(self.recipe.data.sources):
@@ -202,8 +202,10 @@ class RecipeReader:
             ):  # in the text of the source before it, which stands in where nothing is asked
                 asked = QuestionRows(*read, self.tokenizer, self.taught, seed) if self.taught else None
                 streams.append(asked or TokenRows(*read, seed))
-                kinds = ", ".join(self.taught) or "nothing, since it answers nothing within its context"
-                notes.append(f"asked of the model: {kinds}")
+                kinds = (
+                    ", ".join(self.taught) or "none, the base model answers none within its original context"
+                )
+                notes.append(f"kinds of training questions: {kinds}")
                 continue
             if isinstance(source, Generated) and source.generated != SELF:
                 streams.append(GeneratedRows(source.generated, self.tokenizer, seed))

@@ -152,7 +152,7 @@ class LongContextTrainer(Trainer):
         if not math.isfinite(logs.get("loss", 0.0)):
             raise RopepatchError(
                 f"the loss is {logs['loss']} at step {self.state.global_step}",
-                hint=f"lower learning_rate, or raise warmup_steps, with another {argument('out')}",
+                hint=f"lower learning_rate or raise warmup_steps, and use another {argument('out')}",
             )
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -222,7 +222,7 @@ class SaveOnSignal(TrainerCallback):
         if self._heard is not None or not self._unsaved:
             self._before[number](number, frame)
         self._heard = number
-        self._say("saving after this step; interrupted once more it ends at once")
+        self._say("saving after this step; interrupt again to stop at once")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save and stop, if a signal came."""
@@ -265,7 +265,7 @@ class ProgressLines(TrainerCallback):
         self._steps += 1
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Say it, and keep the time with the log, which outlives an interruption."""
+        """Print the progress, and store the time with the log for a resumed run."""
         if not state.is_world_process_zero or not logs:
             return
         if "loss" in logs and self._steps:
@@ -279,12 +279,13 @@ class ProgressLines(TrainerCallback):
             )
         if "eval_short_loss" in logs:
             short = logs["eval_short_loss"]
-            far = f", at the target {logs['eval_target_loss']:.4f}" if "eval_target_loss" in logs else ""
-            keys = f", passkeys {logs['eval_target_passkey']:.0%}" if "eval_target_passkey" in logs else ""
+            far = f", target loss {logs['eval_target_loss']:.4f}" if "eval_target_loss" in logs else ""
+            keys = ""
+            if "eval_target_passkey" in logs:
+                keys = f", passkey accuracy {logs['eval_target_passkey']:.0%}"
             self._say(
-                f"step {state.global_step}/{state.max_steps}, measured: short-context loss "
-                f"{short:.4f} ({short / self._base - 1:+.2%} from the base model's {self._base:.4f})"
-                f"{far}{keys}"
+                f"step {state.global_step}/{state.max_steps}, evaluation: short-context loss "
+                f"{short:.4f} (base {self._base:.4f}, {short / self._base - 1:+.2%}){far}{keys}"
             )
 
 
@@ -300,7 +301,7 @@ def explaining_disk(what: str, folder: Path) -> Iterator[None]:
         reason = " ".join(str(error).split())[:200]
         raise RopepatchError(
             f"cannot save {what}: {reason}",
-            hint="make room and run the same command again: it resumes from the last good checkpoint",
+            hint="free some space and run the same command again: it resumes from the last checkpoint",
         ) from error
 
 
@@ -313,8 +314,8 @@ def _one_line() -> Iterator[None]:
         raise
     except (TypeError, ValueError, ImportError, RuntimeError, KeyError) as error:
         raise RopepatchError(
-            f"transformers refuses the recipe's trainer: {' '.join(str(error).split())[:300]}",
-            hint="change the trainer section of the recipe",
+            f"transformers rejects the recipe's trainer section: {' '.join(str(error).split())[:300]}",
+            hint="fix the trainer section of the recipe",
         ) from error
 
 

@@ -28,7 +28,7 @@ class Watcher:
     split: bool  # whether processes share the work; not where the model itself is split over them
 
     def measure(self, model: PreTrainedModel) -> dict[str, float]:
-        """Nats per token of the first L tokens and of the target's last half; the share of keys found."""
+        """Measure loss (nats/token) within the original length and at the target, and passkey accuracy."""
         if self.target is None or len(self.pieces[0]) < self.target:
             measured = {"short_loss": self.short_loss(model)}
         else:

@@ -169,7 +169,7 @@ def test_what_could_not_be_loaded_again_is_not_saved(model, tmp_path):
 
 def test_it_is_pushed_by_force_alone_and_without_a_card(saved):
     assert judge(saved).against == (
-        "its position encoding is swapped: only ropepatch loads it, and nothing verified it",
+        "its position encoding is swapped: only ropepatch loads it, and it was not verified",
     )
 
 

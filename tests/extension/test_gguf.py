@@ -150,7 +150,7 @@ def test_a_file_that_is_scaled_is_scaled_on_top(tmp_path):
     [
         ("gemma3", {"attention.sliding_window": 32}, {"attention_factor": 1.5}, "does not support this yarn"),
         ("gemma2", {"rope.freq_base_swa": 500.0}, {"method": "ntk"}, "does not support this ntk"),
-        ("mamba", {}, {}, "which scalings llama.cpp's 'mamba' reads"),
+        ("mamba", {}, {}, "which scalings llama.cpp supports for 'mamba'"),
         ("llama", {}, {"method": "dynamic"}, "its frequencies depend on the length"),
         ("llama", {}, {"method": "rerope", "window": 8}, "cannot contain rerope"),
         ("llama", {}, {"to": 100}, "already covers 128 tokens"),

@@ -142,7 +142,7 @@ def test_a_model_that_can_have_no_map_has_no_teacher_and_says_so():
     said = []
     model = tiny_model("deepseek_v3")
     assert fitting._teacher(model, "auto", 1024, 4096, said.append) == (None, "none")
-    assert said[0].startswith("no teacher, the cross-entropy of the text instead: ")
+    assert said[0].startswith("training on the text's cross-entropy, without a teacher: ")
     with pytest.raises(RopepatchError, match="cannot have a position remapping") as refused:
         fitting._teacher(model, "rerope", 1024, 4096, said.append)
     assert refused.value.hint == "`teacher=none`, and a text"
@@ -158,7 +158,8 @@ def test_weight_files_with_other_names_leave_the_queries_alone_before_anything_i
     found = Checkpoint.find(source, weights=True)
     assert fitting._query_layers(model, found, said.append) is None
     assert said == [
-        f"frequencies alone: the weight files of {source} hold no model.layers.0.self_attn.q_proj.weight"
+        f"learning frequencies only, no query factors: the weights of {source} contain no "
+        "model.layers.0.self_attn.q_proj.weight"
     ]
 
 
@@ -211,7 +212,7 @@ def test_an_interrupted_fit_goes_on_to_the_same_end_and_its_folder_is_refused_to
     with pytest.raises(StoppedError):
         ropepatch.fit("tiny", to=TO, steps=6, work=work, progress=stopping)
     assert 0 < torch.load(work / "fit.pt", weights_only=True)["fit"]["steps"] < 5
-    with pytest.raises(RopepatchError, match="is of another fit"):
+    with pytest.raises(RopepatchError, match="belongs to another fit"):
         ropepatch.fit("tiny", to=TO, steps=7, work=work)
     again = ropepatch.fit("tiny", to=TO, steps=6, work=work)
     assert again.scaling == fitted.scaling

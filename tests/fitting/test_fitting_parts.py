@@ -333,7 +333,7 @@ def test_no_token_of_a_backward_pass_weighs_what_float16_rounds_away(rows, monke
 
 
 def test_text_that_no_method_reads_with_a_finite_loss_is_refused():
-    with pytest.raises(RopepatchError, match="no method reads this text with a finite loss"):
+    with pytest.raises(RopepatchError, match="no method has a finite loss on this text"):
         run(FitSettings(init="yarn"), train=Bowl(offset=math.nan))
 
 

@@ -62,14 +62,17 @@ def test_what_cannot_be_written_or_has_no_effect_is_said_before_anything_is_meas
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"recipe": "tiny", "to": "1k"}, "a window of 2048 tokens is longer than the target of 1024"),
+        (
+            {"recipe": "tiny", "to": "1k"},
+            "data.windows contains 2048 tokens, more than the target length of 1024",
+        ),
         ({"recipe": reading("short.txt")}, "short.txt has .* tokens, too few to hold out 1 x 512"),
         ({"recipe": reading("titles.jsonl")}, "titles.jsonl, line 1 has no field 'text'"),
         ({"recipe": small_recipe(), "out": "shut"}, "shut already exists"),
-        ({"recipe": small_recipe(), "out": "begun"}, "begun.run exists and is no run"),
+        ({"recipe": small_recipe(), "out": "begun"}, "begun.run exists and is not a run"),
         ({"out": "file/out"}, "cannot write .*file/out: Not a directory"),
-        ({"push": "no/such/name"}, "'no/such/name' is no name of a repository"),
-        ({"include": ["key"]}, "key holds an access token"),
+        ({"push": "no/such/name"}, "'no/such/name' is not a valid repository name"),
+        ({"include": ["key"]}, "key contains a Hub access token"),
         ({"model": "cut"}, "1 missing keys, for instance model.embed_tokens"),
         ({"model": "adapted"}, "adapted contains a model and a PEFT adapter"),
     ],

@@ -63,7 +63,7 @@ def test_the_outcome_goes_to_stdout_and_how_far_it_is_and_how_fast_to_stderr(don
 def test_a_failed_gate_is_exit_code_1_where_it_is_asked_for(done, run_at):
     gated = run_at(*LINE[:4], "--out", "out", "--max-short-loss-increase", "0%")
     assert gated.returncode == 1
-    assert "beyond the 0.00% allowed" in gated.stderr
+    assert "above the limit of 0.00%" in gated.stderr
     allowed = run_at(*LINE[:4], "--out", "out", "--max-short-loss-increase", "50%")
     assert allowed.returncode == 0
 
@@ -190,7 +190,10 @@ def test_a_dry_run_tells_what_the_training_then_does(place, run_at, done):
 
 def test_a_push_that_cannot_be_is_refused_before_the_work_and_leaves_nothing(place, run_at):
     before = sorted(place.iterdir())
-    for repo, message in (("a/b/c", "'a/b/c' is no name of a repository"), ("me/it", "no token for the Hub")):
+    for repo, message in (
+        ("a/b/c", "'a/b/c' is not a valid repository name"),
+        ("me/it", "no token for the Hub"),
+    ):
         done = run_at("extend", "tiny", "--recipe", "six.yaml", "--push", repo)
         assert (done.returncode, message in done.stderr) == (2, True)
         assert sorted(place.iterdir()) == before

@@ -190,19 +190,19 @@ def test_the_tables_are_those_of_the_results_with_this_checkpoint_marked_and_the
     assert shown["Perplexity"][-1][3] == "1.568 (1.419 to 1.733)"
     assert [cell.partition(" (")[0] for cell in found[2]] == ["512 tokens", "0%", "75%", "100%"]
     outcome = card.partition("## How to load it")[0].splitlines()
-    within = card.partition("### Within the old context\n\n")[2].splitlines()
+    within = card.partition("### Within the original context length\n\n")[2].splitlines()
     for lines, begin, numbers in (  # in the order of the sentence
         (outcome, "Loss (nats/token) at 1,024", ["1,024", "0.450", "12.033", "1,024", "75%"]),
         (within, "- Loss (nats/token) at 256", ["256", "0.611", "0.629"]),
         (within, "- Retrieval accuracy at 256", ["256", *["100%"] * 4]),
-        (within, "- Loss on the text that was watched", ["0.612", "0.618", "1.00%", "2.00%"]),
+        (within, "- Short-context check on held-out text", ["0.612", "0.618", "1.00%", "2.00%"]),
     ):
         (line,) = (line for line in lines if line.startswith(begin))
         told = [number for number in numbers_of(line.replace("+", "")) if number in numbers]
         assert told == numbers
     trained = ADAPTATION | {"gate": GATE | {"now": 0.7, "increase": 0.143, "passed": False}}
-    assert "**beyond**" in card_text(made(record(adaptation=trained)))
-    assert "**beyond**" not in card
+    assert "**above**" in card_text(made(record(adaptation=trained)))
+    assert "**above**" not in card
 
 
 @pytest.mark.parametrize(("documents", "haystacks"), [(2, 4), (4, 2), (10, 10)])
@@ -325,13 +325,13 @@ def test_licence_and_language_are_those_of_the_base_which_is_named_where_it_is_o
 def test_every_engine_is_listed_with_its_note_and_vllm_is_told_what_it_wants(method):
     model = made(record(method), name="tiny-1k")
     card = card_text(model)
-    rows = tables(card)["Who reads this rope"][1:]
+    rows = tables(card)["Engine support"][1:]
     assert [[re.sub(r"\\(.)", r"\1", cell) for cell in row] for row in rows] == [
         [engine.engine, engine.reads, engine.how or "", engine.note] for engine in model.record.engines
     ]
     part, engine = card.partition("### vLLM\n\n")[2].partition("\n##")[0], model.engine("vLLM")
     if engine.reads == "no":
-        assert part.startswith("vLLM does not read this rope")
+        assert part.startswith("vLLM does not support this RoPE scaling")
     else:
         limit = " --max-model-len 1024" if "--max-model-len 1024" in engine.note else ""
         assert part.startswith(f"```bash\nvllm serve tiny-1k{limit}\n```")

@@ -155,7 +155,7 @@ def test_weights_of_others_are_replaced_by_force_alone_and_the_rest_of_theirs_st
     (folder / "evaluation.html").unlink()
     for dry_run in (True, False):
         said = refused(folder, dry_run=dry_run)
-        assert said.startswith(f"{NAME} holds other weights: {', '.join(sorted({*gone, SHARDS[0]}))} | ")
+        assert said.startswith(f"{NAME} contains other weights: {', '.join(sorted({*gone, SHARDS[0]}))} | ")
         assert "--force" in said
     assert hub.files(NAME) == held
     done = pushed(folder, force=True)
@@ -178,7 +178,7 @@ def test_a_new_branch_replaces_the_weights_and_the_card_that_main_keeps(hub, fol
     hub.create("local/other", theirs)
     hub.models["local/other"].branches["longer"] = hub.head("local/other")
     hub.change("local/other", "longer", **{"model.safetensors": b"longer"})
-    assert "local/other holds other weights" in refused(folder, "local/other", revision="longer")
+    assert "local/other contains other weights" in refused(folder, "local/other", revision="longer")
 
 
 def test_a_card_of_ropepatch_is_replaced_and_one_that_somebody_else_wrote_stays(hub, folder):
@@ -194,7 +194,7 @@ def test_a_card_of_ropepatch_is_replaced_and_one_that_somebody_else_wrote_stays(
         done = pushed(folder, repo, **options)
         assert "README.md" not in done.uploaded
         (note,) = done.notes
-        assert note.startswith("README.md on the Hub is not ropepatch's and stays")
+        assert note.startswith("README.md on the Hub is not from ropepatch and is kept")
     assert hub.files(NAME) == files_of(folder) | {"README.md": b"# mine, written on the Hub"}
     assert hub.files("local/never-ours")["README.md"] == b"# theirs"
 
@@ -277,7 +277,7 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(hub, folder, name):
     if (folder / name).exists():
         (folder / name).rename(outside)
     (folder / name).symlink_to(outside)
-    assert f"is a link to no file within {folder}" in refused(folder)
+    assert f"links to a file outside {folder}" in refused(folder)
     assert hub.requests == []
 
 
@@ -304,8 +304,8 @@ def test_a_file_that_cannot_be_read_is_named(hub, folder, monkeypatch):
 LINE = "b3BlbnNzaC1rZXktdjEAAAA\n"
 KEY = "-----BEGIN OPENSSH PRIVATE" + f" KEY-----\n{LINE * 9}-----END OPENSSH PRIVATE KEY-----"
 SECRETS = {  # what is said of it, by what it is
-    "the token of an organisation": ("api_of_an_organisation", "an access token of the Hub"),
-    "a token": ("hf_" + "Zz9" * 11 + "A", "an access token of the Hub"),
+    "the token of an organisation": ("api_of_an_organisation", "a Hub access token"),
+    "a token": ("hf_" + "Zz9" * 11 + "A", "a Hub access token"),
     "a key": (KEY, "a private key"),
     "a key of 12 kB": (KEY.replace(LINE, LINE * 60), "a private key"),
     "a key in JSON": (json.dumps(KEY), "a private key"),
@@ -320,8 +320,8 @@ def test_a_file_that_holds_a_token_or_a_key_is_refused_in_whatever_code_it_is_wr
     secret, said = SECRETS[kind]
     for code in ("utf-8", "utf-16-be", "utf-32"):
         (folder / "LICENSE").write_bytes(f"Copyright.\nmine: {secret}\n".encode(code))
-        assert f"LICENSE holds {said}" in refused(folder)
-        assert f"LICENSE holds {said}" in refused(folder, force=True)
+        assert f"LICENSE contains {said}" in refused(folder)
+        assert f"LICENSE contains {said}" in refused(folder, force=True)
     assert hub.requests == []
 
 
@@ -348,7 +348,7 @@ def test_what_the_user_includes_is_sent_too_and_searched_for_keys_as_well(hub, f
     (note,) = [note for note in pushed(folder, include=["notes.md"]).notes if "large" in note]
     assert "notes.md" in note
     write(folder / "examples/a.txt", SECRETS["a token"][0])
-    assert "examples/a.txt holds" in refused(folder, include=["examples/*"])
+    assert "examples/a.txt contains" in refused(folder, include=["examples/*"])
 
 
 def half(path: Path) -> None:
@@ -389,7 +389,7 @@ def test_code_of_others_beside_a_map_is_refused_as_trust_would_run_it_too(hub, m
     foreign = Path(shutil.copytree(mapped, tmp_path / "map"))
     include = ["custom_generate/*"] if "generate.py" in name else []
     write(foreign / name, {"auto_map": {"AutoTokenizer": "other/repo--module.Class"}})
-    assert f"{name} brings code of others" in refused(foreign, include=include)
+    assert f"{name} contains other code" in refused(foreign, include=include)
     assert hub.requests == []
     if include:  # it stays behind where nobody asks for it
         pushed(foreign)
@@ -419,7 +419,7 @@ def test_a_byte_between_the_samples_of_the_fingerprint_is_missed_without_checksu
     assert reason == "its weights have changed since they were verified (model.safetensors)"
     edit_json(folder / "ropepatch.json", drop=("checksums",))
     assert judge(folder).against == ()
-    assert "samples alone" in judge(folder).notes[-1]
+    assert "only samples" in judge(folder).notes[-1]
 
 
 def verdict(frequencies, logits, difference, *, compared=True):
@@ -440,7 +440,7 @@ PROVEN = {  # by case: what the record says, what config.json says, what speaks 
     "not verified, red": (
         {"verified": None} | gate(passed=False),
         {},
-        "`verified` in ropepatch.json); its ch",
+        "`verified` in ropepatch.json); the short-context ch",
         "",
     ),
     "other frequencies": (verdict("off by 1e-3", "equal", 0.0), {}, "off by 1e-3", ""),
@@ -499,7 +499,7 @@ def test_an_adapter_needs_no_verification_but_its_gate(hub, tmp_path):
     pushed(adapter)
     assert json.loads(hub.files(NAME)["adapter_config.json"])["base_model_name_or_path"] == "base"
     edit_json(adapter / "ropepatch.json", **gate(passed=False))
-    assert "its check failed" in refused(adapter)
+    assert "the short-context check failed" in refused(adapter)
     half(adapter / "adapter_model.safetensors")
     assert "truncated" in refused(adapter, force=True)
 
@@ -513,11 +513,11 @@ REPOS = ["", "a/b/c", "https://hf.co/a/b", "a/..", "a/b.git", "ö/a"]
 
 def test_what_is_no_name_of_a_repository_or_a_branch_is_refused(hub, folder):
     for repo in REPOS:
-        assert "is no name of a repository" in refused(folder, repo)
-        with pytest.raises(RopepatchError, match="is no name of a repository"):
+        assert "is not a valid repository name" in refused(folder, repo)
+        with pytest.raises(RopepatchError, match="is not a valid repository name"):
             check_repo(repo)
     for branch in BRANCHES:
-        assert "is no name of a branch" in refused(folder, revision=branch)
+        assert "is not a valid branch name" in refused(folder, revision=branch)
     assert hub.requests == []
 
 
@@ -528,7 +528,7 @@ def test_a_token_that_is_unknown_or_missing_is_noticed_before_the_work(hub, fold
         check_repo(NAME)
     assert "hf_another" not in str(caught.value)
     for repo in (NAME, "tiny-2k"):
-        assert refused(folder, repo).startswith("the Hub does not accept the token")
+        assert refused(folder, repo).startswith("the Hub rejected the token")
     hub.requests.clear()
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(RopepatchError, match="no token for the Hub"):
@@ -556,7 +556,7 @@ def test_a_dry_run_sends_and_writes_nothing_and_foretells_the_push(hub, folder, 
     (folder / "evaluation/retrieval.json").unlink()
     write(folder / "merges.txt", "b c")
     would = pushed(folder, dry_run=True, revision="longer")
-    assert "the branch longer would be made from main" in would.notes
+    assert "the branch longer would be created from main" in would.notes
     done = pushed(folder, revision="longer")
     assert (would.uploaded, would.deleted, would.unchanged) == (done.uploaded, done.deleted, done.unchanged)
     assert ([*done.uploaded], done.deleted) == (["merges.txt"], ("evaluation/retrieval.json",))
@@ -573,7 +573,9 @@ def test_a_dry_run_compares_with_what_it_may_see_or_says_why_not(hub, folder, mo
     would = pushed(folder, dry_run=True)
     assert ([*would.uploaded], would.created) == (sorted(files_of(folder)), False)
     (note,) = would.notes
-    assert note.startswith("not compared with the Hub, all files count as new: the Hub is switched off")
+    assert note.startswith(
+        "could not compare with the Hub, so all files count as new: the Hub is switched off"
+    )
     assert refused(folder).startswith("the Hub is switched off (HF_HUB_OFFLINE) | unset HF_HUB_OFFLINE")
 
 
@@ -592,14 +594,14 @@ REQUESTS = {  # of a first push to a branch, in their order
 }
 AGAIN = "run the same command again"
 SAID = {  # by status of any request: the message and the hint
-    401: ("does not accept the token", "hf auth login"),
-    402: ("no room", "billing"),
-    403: (f"does not let this token write to {NAME}", "write access"),
-    404: (f"has no {NAME}, or does not show it", "organisation must exist"),
-    412: ("was changed by somebody else meanwhile", AGAIN),
-    413: ("no room", "billing"),
+    401: ("rejected the token", "hf auth login"),
+    402: ("quota", "billing"),
+    403: (f"may not write to {NAME}", "write access"),
+    404: (f"has no {NAME}, or this token may not see it", "organisation must exist"),
+    412: (f"somebody else changed {NAME} meanwhile", AGAIN),
+    413: ("quota", "billing"),
     418: (f"answered 418 for {NAME}", AGAIN),
-    429: ("asks for a pause", "wait"),
+    429: ("rate limit", "wait"),
     500: (f"answered 500 for {NAME}", AGAIN),
 }
 
@@ -614,7 +616,7 @@ def test_every_status_is_one_line_with_the_hubs_own_words_and_a_hint(hub, folder
         assert advice in hint
     hub.faults.clear()
     hub.fail("GET", f"{NAME}/revision", 403, code="GatedRepo")  # which is not one that is not there
-    assert refused(folder).startswith(f"the Hub does not let this token write to {NAME}")
+    assert refused(folder).startswith(f"this token may not write to {NAME}")
 
 
 @pytest.mark.parametrize("request_name", REQUESTS)
@@ -652,7 +654,7 @@ def test_at_whichever_request_the_line_goes_dead_the_next_push_goes_on(hub, fold
         assert not arrived & set(hub.arrived)
         assert len(hub.models[NAME].commits) == 2
     assert number > len(REQUESTS)
-    assert messages == {"the line to the Hub went dead"}
+    assert messages == {"the connection to the Hub broke"}
 
 
 @pytest.mark.parametrize("request_name", ["look", "put", "commit"])
@@ -681,11 +683,11 @@ def test_a_branch_that_moved_meanwhile_is_not_overwritten_and_one_that_moves_on_
         hub.change(NAME, **{"evaluation/theirs.json": b"{}"})
 
     hub.fail("POST", "/commit/", somebody_pushes, times=1)
-    assert f"{NAME} was changed by somebody else meanwhile" in refused(folder)
+    assert f"somebody else changed {NAME} meanwhile" in refused(folder)
     assert hub.files(NAME) == {"evaluation/theirs.json": b"{}"}
     hub.fail("GET", "/revision/", somebody_pushes, first=2, times=1)  # when we look at what we have sent
     done = pushed(folder)
-    assert done.notes == (f"main has since moved on to {hub.head(NAME)}",)
+    assert done.notes == (f"main has a newer commit by now, {hub.head(NAME)}",)
     assert done.commit != hub.head(NAME)
     hub.faults.clear()
     hub.fail("POST", "/branch/", lambda: hub.models[NAME].branches.update(longer=hub.head(NAME)))
@@ -696,7 +698,7 @@ def test_a_branch_that_moved_meanwhile_is_not_overwritten_and_one_that_moves_on_
 def test_a_file_that_the_hub_swallows_is_noticed(hub, folder):
     hub.create(NAME, {".gitignore": b"merges.txt\n"})
     said = refused(folder)
-    assert said.startswith(f"{NAME} does not hold what was sent: merges.txt | ")
+    assert said.startswith(f"{NAME} lacks uploaded files: merges.txt | ")
     assert ".gitignore" in said
 
 
@@ -716,7 +718,7 @@ def test_the_command_hands_on_what_it_was_told_and_its_dry_run_is_a_table(hub, f
     (folder / "ropepatch.json").unlink()
     assert command(folder, "local/force").returncode == 2
     told = json.loads(command(folder, "local/force", "--force", "--private", "--json").stdout)
-    assert told["notes"] == ["pushed by force: nothing has verified it (no ropepatch.json)"]
+    assert told["notes"] == ["pushed by force: it was not verified (no ropepatch.json)"]
     assert hub.models["local/force"].private
     sizes = {path: len(data) for path, data in files_of(folder).items()}
     assert (told["uploaded"], told["bytes"]) == (sizes, sum(sizes.values()))
@@ -754,5 +756,5 @@ def test_a_plan_is_pushed_and_leaves_nothing_behind(hub, tmp_path, monkeypatch):
     assert (done.created, hub.models[NAME].private) == (True, True)
     assert list((tmp_path / "temporary").iterdir()) == []
     monkeypatch.setattr("ropepatch.publishing.hub.extend", lambda *arguments: pytest.fail("was written"))
-    with pytest.raises(RopepatchError, match="no name of a repository"):
+    with pytest.raises(RopepatchError, match="not a valid repository name"):
         ropepatch.push(plan, "a/b/c")

@@ -273,14 +273,14 @@ OTHER_RECIPES = {
 
 @pytest.mark.parametrize("changes", OTHER_RECIPES.values(), ids=OTHER_RECIPES)
 def test_a_run_goes_on_by_its_recipe_alone(begun, changes):
-    with pytest.raises(RopepatchError, match=r"out\.run is of another run: it differs in .*recipe"):
+    with pytest.raises(RopepatchError, match=r"out\.run belongs to another run: it differs in .*recipe"):
         adapt(scaled(begun / "base"), of_texts(begun, **changes), begun / "out")
 
 
 def test_a_run_goes_on_with_its_texts_alone(begun):
     for name in ("read", "watched"):
         write_texts(begun, **{name: "two"})
-        with pytest.raises(RopepatchError, match=r"out\.run is of another run: it differs in text"):
+        with pytest.raises(RopepatchError, match=r"out\.run belongs to another run: it differs in text"):
             adapt(scaled(begun / "base"), of_texts(begun), begun / "out")
     write_texts(begun)
 
@@ -292,7 +292,9 @@ def test_a_run_goes_on_from_its_base_with_its_method_alone(begun, tmp_path):
         "weights": scaled(with_other_weights(tmp_path / "weights")),
     }
     for differs, plan in others.items():
-        with pytest.raises(RopepatchError, match=rf"out\.run is of another run: it differs in .*{differs}"):
+        with pytest.raises(
+            RopepatchError, match=rf"out\.run belongs to another run: it differs in .*{differs}"
+        ):
             adapt(plan, of_texts(begun), begun / "out")
 
 
@@ -309,7 +311,9 @@ def test_a_training_on_one_of_several_gpus_says_how_to_take_all(monkeypatch, tmp
 def test_a_run_goes_on_in_as_many_processes_alone(begun, monkeypatch):
     monkeypatch.setattr("ropepatch.training.run.join", lambda: Processes(0, 2))
     monkeypatch.setattr(Processes, "deal", ALONE.deal)
-    with pytest.raises(RopepatchError, match=r"out\.run is of another run: it differs in text, processes"):
+    with pytest.raises(
+        RopepatchError, match=r"out\.run belongs to another run: it differs in text, processes"
+    ):
         adapt(scaled(begun / "base"), of_texts(begun), begun / "out")
 
 
@@ -397,7 +401,7 @@ def test_the_greatest_share_of_an_adapter_is_written_that_neither_reads_worse_no
     )
     supply = SimpleNamespace(kinds=["passkey"], pieces=[torch.zeros(512), torch.ones(512)])
     if taken is None:
-        with pytest.raises(RopepatchError, match="reads 512 tokens worse than yarn alone, or finds less"):
+        with pytest.raises(RopepatchError, match="loss or retrieval at 512 tokens is worse than with yarn"):
             adaptation._examined(run, supply, lambda line: None)
         return
     merged, found = adaptation._examined(run, supply, lambda line: None)
@@ -501,13 +505,13 @@ def test_of_a_strangers_adapter_peft_runs_no_pattern_and_begins_no_weights(adapt
 @pytest.mark.parametrize(
     ("load", "said"),
     [
-        (lambda given: (patched(None), given["adapter"]), "takes the adapter's folder first, got Llama"),
-        (lambda given: (given["adapted"],), "holds no adapter of ropepatch"),
-        (lambda given: (given["adapter"], patched(None)), "this model has its own rope"),
-        (lambda given: (given["adapter"], patched(1024)), "yarn to 512 tokens; this model has yarn to 1024"),
+        (lambda given: (patched(None), given["adapter"]), "must be the adapter's folder, got Llama"),
+        (lambda given: (given["adapted"],), "contains no adapter of ropepatch"),
+        (lambda given: (given["adapter"], patched(None)), "this model has another RoPE"),
+        (lambda given: (given["adapter"], patched(1024)), "yarn at 512 tokens; this model has yarn to 1024"),
         (
             lambda given: (given["adapter"], None, with_other_weights(given["place"] / "base")),
-            "has other weights than the adapter was trained on",
+            "does not have the weights that the adapter was trained on",
         ),
     ],
 )
@@ -529,7 +533,7 @@ def test_an_adapter_is_refused_by_a_model_of_its_frequencies_with_other_factors_
     other, _ = ropepatch.load("tiny", device="cpu")
     with (
         ropepatch.patch(other, ropepatch.make_scaling("custom", **given)),
-        pytest.raises(RopepatchError, match="custom with other queries than this model"),
+        pytest.raises(RopepatchError, match="custom and other query factors than this model"),
     ):
         ropepatch.load_adapter(tmp_path, other)
     ropepatch.patch(other, scaling)
@@ -588,7 +592,7 @@ def test_a_gate_is_of_the_share_by_which_the_loss_rose():
 def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
     (tmp_path / "out.run").mkdir()
     (tmp_path / "out.run" / "mine.txt").write_text("mine")
-    with pytest.raises(RopepatchError, match=r"out\.run exists and is no run"):
+    with pytest.raises(RopepatchError, match=r"out\.run exists and is not a run"):
         adapt(yarn(), small_recipe(), tmp_path / "out")
     assert (tmp_path / "out.run" / "mine.txt").read_text() == "mine"
 
@@ -631,7 +635,7 @@ def test_trained_embeddings_take_a_tied_head_with_them_and_what_is_trained_is_in
         ({"use_dore": True}, "unknown lora key 'use_dore'"),
         ({"use_dora": "many"}, r"lora\.use_dora: .*valid boolean.*got 'many'"),
         ({"layers_pattern": ["a"]}, "PEFT refuses the recipe's lora: .*layers_to_transform"),
-        ({"target_modules": ("nowhere",)}, "no adapter on nowhere fits this model"),
+        ({"target_modules": ("nowhere",)}, "this model cannot have an adapter on nowhere"),
     ],
 )
 def test_keys_of_peft_are_checked_by_peft(keys, said):
@@ -710,6 +714,6 @@ def test_two_runs_do_not_train_in_one_folder(tmp_path):
     (tmp_path / "out.run").mkdir()
     with (
         FileLock(tmp_path / "out.run" / ".lock"),
-        pytest.raises(RopepatchError, match="another process trains"),
+        pytest.raises(RopepatchError, match="another process is training"),
     ):
         adapt(yarn(), small_recipe(), tmp_path / "out")

@@ -255,7 +255,7 @@ def test_a_forecast_counts_every_token_of_all_processes_once(count, tmp_path):
     ("changes", "said"),
     [
         *(
-            ({"trainer": wrong}, "transformers refuses the recipe's trainer")
+            ({"trainer": wrong}, "transformers rejects the recipe's trainer section")
             for wrong in (
                 {"report_to": "wandb"},  # which is not installed
                 {"optim": "adamw_bnb_8bit"},
@@ -263,11 +263,14 @@ def test_a_forecast_counts_every_token_of_all_processes_once(count, tmp_path):
                 {"lr_scheduler_kwargs": {"x": 1}},
             )
         ),
-        ({"lora": Lora(target_modules=("qkv",))}, "no adapter on qkv fits this model"),
-        ({"lora": Lora(r=2**62)}, "fits this model: Storage size calculation overflowed"),
-        ({"data": rows_of(1024)}, "a window of 1024 tokens is longer than the target of 512"),
+        ({"lora": Lora(target_modules=("qkv",))}, "this model cannot have an adapter on qkv"),
+        (
+            {"lora": Lora(r=2**62)},
+            "v_proj, o_proj: Storage size calculation overflowed",
+        ),
+        ({"data": rows_of(1024)}, "data.windows contains 1024 tokens, more than the target length of 512"),
         ({"attention": "flash_attention_2"}, "transformers cannot use flash_attention_2"),
-        ({"quantization": "4bit"}, "quantization: 4bit needs a CUDA GPU, and there is none here"),
+        ({"quantization": "4bit"}, "quantization: 4bit needs a CUDA GPU, and none was found"),
     ],
     ids=str,
 )

@@ -81,14 +81,14 @@ def test_what_needs_all_weights_is_refused_where_they_are_split(section):
     content = ways.recipe_of("fsdp2", lora=True) | {section: {} if section == "distil" else "4bit"}
     recipe = Recipe.model_validate(content)
     Sharing().check(recipe)
-    with pytest.raises(RopepatchError, match="where FSDP or DeepSpeed split the model"):
+    with pytest.raises(RopepatchError, match="if FSDP or DeepSpeed splits the model"):
         Sharing("FSDP").check(recipe)
 
 
 @pytest.mark.parametrize("size", ["CP_SIZE", "SP_SIZE"])
 def test_a_recipe_is_not_trained_where_accelerate_splits_rows(monkeypatch, size):
     monkeypatch.setenv(f"PARALLELISM_CONFIG_{size}", "2")
-    with pytest.raises(RopepatchError, match="packed rows"):
+    with pytest.raises(RopepatchError, match="packed sequences"):
         Sharing().check(Recipe.model_validate(ways.recipe_of("fsdp2", lora=True)))
 
 

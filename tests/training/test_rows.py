@@ -81,7 +81,7 @@ def test_an_epoch_has_every_token_once_but_the_rest_that_fills_no_window(lengths
     count = (sum(lengths) - begin) // window
     rows = TokenRows(store, begin, seed)
     if count < 1:
-        with pytest.raises(RopepatchError, match="too few for a row"):
+        with pytest.raises(RopepatchError, match="too few for a training sequence"):
             rows.row(0, window)
         return
     read = [rows.row(epoch * count + index, window).ids.tolist() for index in range(count)]
@@ -192,9 +192,7 @@ def test_sources_are_drawn_by_their_weights():
 
 @pytest.mark.parametrize(("window", "room"), [(9, 8), (1, 8), ("2x", 15)])
 def test_a_window_that_has_no_room_or_no_label_is_refused(window, room):
-    with pytest.raises(
-        RopepatchError, match=f"a window must be from 2 tokens to the {room} of tokens_per_batch"
-    ):
+    with pytest.raises(RopepatchError, match=f"data.windows must be from 2 to tokens_per_batch .{room}"):
         Schedule.of(
             data_of(1.0, windows=(4, window), tokens_per_batch=room), trained=8, steps=1, per_step=1, seed=0
         )
@@ -291,7 +289,7 @@ def test_a_batch_does_not_depend_on_what_was_asked_before(tiny, tmp_path):
 
 def test_a_window_that_a_source_has_no_room_for_is_refused():
     streams = [TokenRows(store_of([n], f"source {number}"), 0, 0) for number, n in enumerate([100, 15])]
-    with pytest.raises(RopepatchError, match="source 1 has 15 tokens, too few for a row of 16"):
+    with pytest.raises(RopepatchError, match="source 1 has 15 tokens, too few for a training sequence of 16"):
         batches_of(data_of(1.0, 1.0, windows=(8, 16)), streams)
 
 

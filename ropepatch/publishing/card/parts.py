@@ -131,7 +131,7 @@ def _machine(evidence: Evidence) -> str:
 
 
 def old_context(model: Extended) -> Iterator[str]:
-    """What the extension did to what the model could before."""
+    """Yield the results at the original context length, before and after the extension."""
     window = model.record.original_max_position_embeddings
     for evidence in model.evidence:
         for series in evidence.group.main:
@@ -144,9 +144,8 @@ def old_context(model: Extended) -> Iterator[str]:
     if model.record.adaptation:
         gate = model.record.adaptation.gate
         change = f"{gate.base:.3f} nats per token before, {gate.now:.3f} after ({gate.increase:+.2%})"
-        verdict = f"{'within' if gate.passed else '**beyond**'} the {gate.most:.2%} allowed"
-        watched = f"Loss on the text that was watched during the training{model.folded}"
-        yield f"{watched}: {change}, {verdict}."
+        verdict = f"{'within' if gate.passed else '**above**'} the limit of {gate.most:.2%}"
+        yield f"Short-context check on held-out text{model.folded}: {change}, {verdict}."
 
 
 # What was done
@@ -187,14 +186,13 @@ def teaching(adaptation: Adaptation | None) -> str:
     distil = adaptation.recipe.get("distil") if adaptation else None
     if not isinstance(distil, dict):
         return ""
-    named = distil.get("map")
+    named = distil.get("remapping")
     named = named.get("name") if isinstance(named, dict) else named
     mixed = f", with {share:.0%} of cross-entropy" if (share := _number(distil, "cross_entropy", 0)) else ""
     sharp = f" at temperature {t:g}" if (t := _number(distil, "temperature", 1)) != 1 else ""
     return (
-        f"It was distilled from the base model: trained on what that expects{sharp}{mixed}, "
-        "in place of the tokens of a text; "
-        f"texts longer than its context the base read under {code(str(named))}."
+        f"Self-distillation: the targets were the base model's token distributions{sharp}{mixed}. "
+        f"Beyond its context length, the base model ran with {code(str(named))}."
     )
 
 

@@ -107,7 +107,7 @@ def card_text(model: Extended) -> str:
         paper=parts.paper(model),
         headline=parts.headline(model),
         warnings=parts.warnings(model),
-        engines=markdown_rows(("engine", "reads it", "known by", "note"), engines),
+        engines=markdown_rows(("engine", "supported", "evidence", "note"), engines),
         measured=[*parts.parts(model)],
         old_context=[*parts.old_context(model)],
         command=parts.command(model),
@@ -121,16 +121,21 @@ def card_text(model: Extended) -> str:
 
 def _reservation(engine: Engine) -> str:
     if engine.reads == "not known":
-        return ": ".join(filter(None, ("Whether it reads this rope is not known", plain(engine.note)))) + "."
-    only = "Only partly: " if engine.reads == "partly" else "Note: "
+        return (
+            ": ".join(
+                filter(None, ("It is not known whether it supports this RoPE scaling", plain(engine.note)))
+            )
+            + "."
+        )
+    only = "Partly supported: " if engine.reads == "partly" else "Note: "
     return f"{only}{plain(engine.note)}." if engine.note else ""
 
 
 def _read(folder: Path, repo: str | None, branch: str | None) -> Extended:
     if not records.exists(folder):
         raise RopepatchError(
-            f"no ropepatch.json in {folder}: ropepatch did not make it",
-            hint="a card is written for what `ropepatch extend` made",
+            f"{folder} contains no ropepatch.json, so ropepatch did not write it",
+            hint="give a folder that `ropepatch extend` wrote",
         )
     model = Extended(
         name=repo or folder.resolve().name or "model",
