@@ -1,4 +1,4 @@
-"""Results side by side: of one task, measured alike, on one model and for one target."""
+"""Comparisons: results of one task, measured alike, on one model and for one target length."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from ropepatch.evaluation.results import Result, Row, Series, as_read, identity
 from ropepatch.evaluation.retrieval import why_not_counted
 from ropepatch.evaluation.tasks import task_of
 
-FLOOR = "floor"  # the label of what no model can beat
+FLOOR = "floor"  # the label of the least possible loss
 BASELINE = "baseline"  # the label of a model without scaling
-FEW = 5  # documents or haystacks, below which a warning is due
-UNITS = {"perplexity": "document", "retrieval": "haystack"}
+FEW = 5  # documents or prompts; fewer give a warning
+UNITS = {"perplexity": "document", "retrieval": "prompt"}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Results side by side, all measured alike."""
+    """Results that were measured alike."""
 
     model: str  # its name
-    trained: int  # the context it was trained on, in tokens; or was extended to
-    target: int  # the context to reach, in tokens
+    trained: int  # its context length in tokens, original or extended
+    target: int  # the target length in tokens
     task: str  # its name
     parameters: Mapping[str, Any]
-    results: Mapping[str, Result]  # by a name that is theirs alone; without the floor
-    floor: Result | None  # what no model can beat, where it is known
-    extended_from: int | None = None  # the context it was trained on, if extended since without training
+    results: Mapping[str, Result]  # by a unique name; without the floor
+    floor: Result | None  # the least possible loss, if it is known
+    extended_from: int | None = None  # the original length, if extended without training
 
     @property
     def history(self) -> str:
-        """What it was trained on, and how far it was extended without training, in words."""
+        """The original length, and the length extended to without training, in words."""
         if self.extended_from is None:
             return f"trained on {self.trained:,} tokens"
         return f"trained on {self.extended_from:,}, extended to {self.trained:,} tokens"
 
     def rows(self, measure: str, *keys: str) -> dict[str, list[Row]]:
-        """By name the rows of a measure at these keys, of every result that has some."""
+        """The rows of a measure at these keys, by name of the result."""
         return {name: rows for name, result in self.results.items() if (rows := result.of(measure, *keys))}
 
     def named(self) -> dict[str, Result]:
@@ -48,64 +48,64 @@ class Comparison:
         return dict(self.results) if self.floor is None else {**self.results, FLOOR: self.floor}
 
     def kinds_of_rows(self) -> list[tuple[str, tuple[str, ...]]]:
-        """The measures that the results have and what they are at, in the order in which they come."""
+        """The measures of the results with the keys of their places, in order."""
         kinds = ((row.measure, tuple(row.at)) for result in self.results.values() for row in result.rows)
         return list(dict.fromkeys(kinds))
 
     @property
     def kinds(self) -> list[str]:
-        """The kinds of questions that are asked."""
+        """The kinds of questions."""
         return list(self.parameters.get("kinds") or ())
 
     @property
     def series(self) -> list[Series]:
-        """What the results have by length, in the order in which it comes; never over several kinds."""
+        """The measures by length, in order; never pooled over several kinds."""
         rows = (row for result in self.results.values() for row in result.rows if by_length(row))
         found = dict.fromkeys(Series(row.measure, row.at.get("kind")) for row in rows)  # type: ignore[arg-type]
         return [one for one in found if (one.kind is None) == (len(self.kinds) < 2)]
 
     @property
     def main(self) -> list[Series]:
-        """The first measure that the results have by length, which says most, of every kind of question."""
+        """The first measure by length, for every kind of question."""
         return [one for one in self.series if one.measure == self.series[0].measure]
 
     @property
     def not_counted(self) -> dict[str, str]:
-        """The kinds of questions that tell nothing, and why; see `not_counted`."""
+        """The reason for each kind of question that does not count; see `not_counted`."""
         bases = (result for result in self.results.values() if result.base)
         base = min(bases, key=lambda result: result.served, default=None)
         return {} if base is None else not_counted(base)
 
     def reservation(self, series: Series) -> str:
-        """What is said behind a series whose kind of question does not count."""
+        """A note after the title of a series whose kind of question does not count."""
         reasons = self.not_counted
         kind = series.kind or next(iter(self.kinds), "")
         return f" (not counted: {reasons[kind]})" if kind in reasons else ""
 
     @property
     def served(self) -> tuple[str, list[str]] | None:
-        """The checkpoint itself, or else the first server, and the other servers; None without these."""
+        """The checkpoint itself, or else the first server, and the other servers; None without servers."""
         as_it_is = {name: result.served for name, result in self.results.items() if result.base}
         first, *others = sorted(as_it_is, key=as_it_is.__getitem__) or [""]
         others = [name for name in others if as_it_is[name]]
         return (first, others) if others else None
 
     def lengths(self, series: Series) -> list[int]:
-        """At which a series has rows, ascending."""
+        """The lengths of a series, ascending."""
         return sorted({row.length for result in self.results.values() for row in series.of(result)})
 
     def at(self, measure: str, **at: int | float | str) -> dict[str, Row]:
-        """The row at a place of every result that has it, by name."""
+        """The rows at a place, by name of the result."""
         rows = {name: result.row(measure, **at) for name, result in self.results.items()}
         return {name: row for name, row in rows.items() if row is not None}
 
     def last(self, name: str, series: Series) -> Row | None:
-        """The row of a result at the greatest length up to the target."""
+        """The row of a result at the greatest length up to the target length."""
         rows = [row for row in series.of(self.results[name]) if row.length <= self.target]
         return max(rows, key=lambda row: row.length, default=None)
 
     def warnings(self) -> list[str]:
-        """What makes its intervals and its order doubtful: too few documents or haystacks."""
+        """Reasons to doubt its intervals: too few documents or prompts."""
         return few(next(iter(self.results.values()))) if self.results else []
 
 
@@ -115,7 +115,7 @@ def by_length(row: Row) -> bool:
 
 
 def not_counted(base: Result) -> dict[str, str]:
-    """By kind of question why it tells nothing, by what the unscaled model finds; see `why_not_counted`."""
+    """The reason for each kind of question that does not count; see `why_not_counted`."""
     found: dict[str, dict[int, Mean]] = {}
     for row in base.of("found", "kind", "length"):
         found.setdefault(str(row.at["kind"]), {})[row.length] = row.mean
@@ -125,7 +125,7 @@ def not_counted(base: Result) -> dict[str, str]:
 
 
 def few(result: Result) -> list[str]:
-    """A warning where a result rests on too few documents or haystacks."""
+    """A warning if a result has too few documents or prompts."""
     rows = [row for row in result.rows if row.clusters and by_length(row)]
     sizes = {len(row.clusters) for row in rows if row.measure == rows[0].measure}  # not all have key tokens
     if not sizes or (clusters := min(sizes)) >= FEW:
@@ -133,8 +133,8 @@ def few(result: Result) -> list[str]:
     unit = UNITS.get(result.task, "cluster")
     counted = f"{clusters} {unit}{'s' * (clusters > 1)}"
     if clusters < FEWEST:
-        return [f"{counted}: no interval, which takes {FEWEST - clusters} more; nothing can be told apart"]
-    return [f"{counted}: too few to tell models apart but by large differences; intervals are wide"]
+        return [f"{counted}: no interval without {FEWEST - clusters} more; differences cannot be tested"]
+    return [f"{counted}: too few, only large differences can be significant; intervals are wide"]
 
 
 def training_free(results: Mapping[str, Result], adapted: Result) -> str | None:
@@ -147,7 +147,7 @@ def training_free(results: Mapping[str, Result], adapted: Result) -> str | None:
 
 
 def comparisons(results: Sequence[Result]) -> list[Comparison]:
-    """The results in groups, in the order in which these begin, however model and text are spelled."""
+    """Group comparable results, in order; spellings of model and text do not matter."""
     groups: dict[tuple[Any, ...], list[Result]] = {}
     names: dict[str, str] = {}  # of models, as they are spelled first
     for result in results:
@@ -187,7 +187,7 @@ def _comparison(model: str, group: Sequence[Result]) -> Comparison:
 
 
 def summary(results: Sequence[Result]) -> dict[str, Any]:
-    """What is known at the trained context and at the target, by task and label, as JSON-ready data.
+    """A summary at the original and the target length, by task and label, as JSON-ready data.
 
     It has ``model``, ``trained`` and ``target``, both in tokens, and ``tasks``: each with its settings and,
     by label, the rows of every measure at these two lengths, or the next below that was measured; of lm-eval
@@ -196,7 +196,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
     groups = comparisons(results)
     places = {(group.model, group.trained, group.target) for group in groups}
     if len(places) != 1:
-        raise RopepatchError(f"a summary is of one model and one target, got {len(places)} of these")
+        raise RopepatchError(f"a summary needs one model and one target, got {len(places)}")
     ((model, trained, target),) = places
     tasks = [_task_summary(group) for group in groups if group.results]
     content: dict[str, Any] = as_read({"model": model, "trained": trained, "target": target, "tasks": tasks})

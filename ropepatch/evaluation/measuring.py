@@ -1,4 +1,4 @@
-"""Run a suite: every task on every model, as it is, scaled and adapted, one result each, resumed."""
+"""Run a suite: every task on every model, unscaled, scaled and fine-tuned; resumes after interruptions."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from ropepatch.evaluation.suites import Suite
     from ropepatch.evaluation.tasks import Measurement
 
-SAMPLE = 512  # tokens of the sequence by whose time all is forecast, at most
+SAMPLE = 512  # most tokens of the sequence that is timed for the forecast
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A model that is measured; its weights are loaded when they are needed."""
+    """A model to measure; its weights are loaded when they are needed."""
 
     name: str  # as the user gave it
     source: Checkpoint
@@ -59,7 +59,7 @@ class Subject:
 
     @property
     def trained(self) -> int:
-        """The context it reads now, in tokens."""
+        """Its context length in tokens."""
         return self.source.stock.window
 
     @cached_property
@@ -83,12 +83,12 @@ class Subject:
         return loaded
 
     def forget_model(self) -> None:
-        """Free its memory; the model is loaded again if it is asked for."""
+        """Free its memory; the model is loaded again when needed."""
         self.__dict__.pop("model", None)
 
     @cached_property
     def record(self) -> dict[str, Any]:
-        """What results say of it."""
+        """Its entry in results."""
         known = self.remote is None or weight_sets(self.source.folder)
         weights = self.source.fingerprint if known else None
         if self.base is not None:
@@ -123,19 +123,19 @@ class Job:
     place: str  # the beginning of its files' names: model, target and task
 
     def patched(self) -> AbstractContextManager[Any]:
-        """Its model under its scaling, within a block."""
+        """A context manager in which its model is scaled."""
         if self.plan is None or self.subject.base is not None:
             return nullcontext()
         return put(self.subject.model, self.subject.source, self.plan)
 
     @property
     def name(self) -> str:
-        """Of its result file, without .json."""
+        """The name of its result file, without .json."""
         return f"{self.place}-{slug(self.label)}"
 
     @cached_property
     def request(self) -> dict[str, Any]:
-        """All of its result that does not have to be measured, without paths of this machine."""
+        """The parts of its result known before the measurement, without paths of this machine."""
         record = None if self.plan is None else self.plan.to_dict()
         keys = ("method", "factor", "parameters", "target", "attention_factor", "inv_freq")
         request: dict[str, Any] = as_read(
@@ -164,14 +164,14 @@ def measure(
     say: Callable[[str], None] = lambda line: None,
     remote: Remote | None = None,
 ) -> Iterator[Result]:
-    """The results of a suite, as they come; those that ``out`` holds are not measured again.
+    """Yield the results of a suite; those that ``out`` already contains are not measured again.
 
-    A text that was being read is taken up where it stopped. Several processes may share the folder. The
-    ``source`` is that of the model, of a suite with one, where it is found already. Where another process has
-    it, ``remote`` answers, and no method is measured.
+    An interrupted measurement resumes. Several processes may share the folder. ``source`` is the checkpoint
+    of a suite with one model, if already found. With ``remote``, a server runs the model, and no method is
+    measured.
     """
     if not suite.models:
-        raise RopepatchError("the suite names no models", hint="give MODEL on the command line")
+        raise RopepatchError("the suite has no models", hint="pass MODEL on the command line")
     jobs: list[Job] = []
     for name in suite.models:
         found = source or Checkpoint.find(name, revision, original=original)
@@ -189,15 +189,15 @@ def measure(
 
 
 def _check_room(remote: Remote, measurements: Iterable[Measurement], say: Callable[[str], None]) -> None:
-    """Name the lengths that a server does not read; refuse a task of which it reads none."""
+    """Warn of lengths beyond the limit of a server; refuse a task with no other lengths."""
     for measurement in measurements:
         lengths: list[int] = measurement.parameters["lengths"]
         beyond = [length for length in lengths if not remote.reads(length)]
-        reads = f"{remote.label} reads at most {remote.limit} tokens"
+        reads = f"{remote.label} accepts at most {remote.limit} tokens"
         if beyond == lengths:
             raise RopepatchError(
                 f"{measurement.task.name} at {min(lengths)} tokens and more: {reads}",
-                hint=f"serve it with a longer context, or {argument('lengths')} below that",
+                hint=f"serve it with a longer context, or pass shorter {argument('lengths')}",
             )
         if beyond:
             say(f"warning: {measurement.task.name} without {', '.join(map(str, beyond))} tokens: {reads}")
@@ -215,12 +215,12 @@ def measure_extension(
     say: Callable[[str], None] = lambda line: None,
     measurements: Mapping[str, Measurement] | None = None,
 ) -> Iterator[Result]:
-    """The results of one extension, side by side: the model as it is, patched, and adapted.
+    """Yield the results of one extension: of the unchanged model, the patched one, and the fine-tuned one.
 
-    All are measured with the same texts, lengths and passkeys: those of the model as it is, for the target
-    of the plan; of the suite the tasks count alone. What was measured before the adaptation is not measured
-    again after it. The checkpoint ``adapted``, called ``label``, was trained under the plan. The tasks are
-    prepared unless their ``measurements`` are given. See `measure`.
+    All use the same texts, lengths and prompts, prepared for the unchanged model and the target of the plan.
+    Only the tasks of the suite are used. Results from before the training are not measured again. The
+    checkpoint ``adapted``, called ``label``, was trained under the plan. ``measurements`` are the prepared
+    tasks, if they exist. See `measure`.
     """
     subject = Subject(plan.model, plan.source.complete(), processes, say=say)
     variants: list[Variant] = [(subject, BASELINE, None), (subject, plan.method.name, plan)]
@@ -229,7 +229,7 @@ def measure_extension(
         if frequency_error(after.source, plan):
             raise RopepatchError(
                 f"{adapted} does not have the frequencies of {plan.method.name} to {plan.target} tokens",
-                hint="give the checkpoint that was made by this plan",
+                hint="pass the checkpoint that this plan produced",
             )
         variants.append((after, label, plan))
     prepared = measurements or prepare_tasks(suite, subject.source, plan.target)
@@ -237,7 +237,7 @@ def measure_extension(
 
 
 def prepare_tasks(suite: Suite, source: Checkpoint, to: int) -> dict[str, Measurement]:
-    """The tasks of a suite for one model and target, by the beginning of their files' names."""
+    """The prepared tasks of a suite for one model and target, by the prefix of their file names."""
     seen: Counter[str] = Counter()
     measurements: dict[str, Measurement] = {}
     for task in suite.tasks:
@@ -249,7 +249,7 @@ def prepare_tasks(suite: Suite, source: Checkpoint, to: int) -> dict[str, Measur
 
 
 def _jobs(measurements: Mapping[str, Measurement], variants: Sequence[Variant], to: int) -> list[Job]:
-    """Every task on every variant of one model, in an order that loads each one's weights once."""
+    """Every task on every variant of one model, ordered so that weights are loaded once."""
     return [
         Job(subject, label, plan, to, measurement, place)
         for _, group in groupby(variants, key=lambda variant: variant[0])
@@ -260,26 +260,26 @@ def _jobs(measurements: Mapping[str, Measurement], variants: Sequence[Variant], 
 
 
 def _resumed(jobs: list[Job], out: Path | None, progress: Progress) -> Iterator[Result]:
-    """The results of the jobs, once all that can be checked before is."""
+    """The results of the jobs, after all checks that are possible in advance."""
     floors = dict.fromkeys(f"{job.place}-{FLOOR}" for job in jobs)
     for name, count in Counter([*floors, *(job.name for job in jobs)]).items():
         if count > 1:
             raise RopepatchError(
-                f"two results would be called {name}", hint="give models and labels different names"
+                f"two results would be called {name}", hint="use different names for models and labels"
             )
     earlier = {} if out is None else {job.name: _earlier(job, out / f"{job.name}.json") for job in jobs}
     return _run(jobs, earlier, _precisions(jobs, earlier, out), out, progress)
 
 
 def _precisions(jobs: list[Job], earlier: Mapping[str, Result | None], out: Path | None) -> dict[str, str]:
-    """By the name of each model the one dtype in which it was measured before, where it was."""
+    """The dtype of earlier results, by model; refuses several dtypes for one model."""
     found: dict[str, str] = {}
     for job in jobs:
         result = earlier.get(job.name)
         dtype = result and result.env.get("dtype")
         if dtype and (first := found.setdefault(job.subject.name, dtype)) != dtype:
             raise RopepatchError(
-                f"{out} holds results of {job.subject.name} in {first} and in {dtype}, which do not compare",
+                f"{out} contains results of {job.subject.name} in two precisions, {first} and {dtype}",
                 hint=f"choose another {argument('out')}, or remove those of one precision",
             )
     return found
@@ -297,16 +297,18 @@ def _run(
     for subject, group in groupby(jobs, key=lambda job: job.subject):
         own = list(group)
         if subject.dtype is None and (dtype := precisions.get(subject.name)):
-            # Differences between two precisions are none between methods.
+            # Differences between precisions must not look like differences between methods.
             subject = replace(subject, dtype=known_dtype(dtype.removeprefix("torch.")))
             own = [replace(job, subject=subject) for job in own]
         for job in own:
             if subject.remote and earlier.get(job.name):
-                subject.say(f"{job.name}.json is there already: not measured again")
+                subject.say(f"{job.name}.json exists: not measured again")
         ahead = [job for job in own if not earlier.get(job.name)]
         if ahead and not subject.remote:
             mapped = [job for job in ahead if job.plan and job.plan.remapping]
-            with mapped[0].patched() if mapped else nullcontext():  # refused before its first job, or not
+            with (
+                mapped[0].patched() if mapped else nullcontext()
+            ):  # so that it is refused before its first job
                 pass
             subject.say(forecast(subject.model, [job.measurement for job in ahead]))
             precisions.setdefault(subject.name, str(subject.model.dtype))
@@ -322,7 +324,7 @@ def _run(
 
 
 def _earlier(job: Job, file: Path) -> Result | None:
-    """The result in a file, model and text called what they are called now."""
+    """The result in a file, with the current names of model and text."""
     if not file.exists():
         return None
     result, settings = read_result(file), job.request
@@ -340,7 +342,7 @@ def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
     subject, label = job.subject, job.label
     model = subject.remote or subject.model
     env = subject.remote.environment if subject.remote else environment(subject.model)
-    # Settings, weights and environment tell apart what must not be resumed from one another.
+    # Never resume from another setting, other weights or another environment.
     digest = f"{seed_of(job.request, env):016x}"
     keep = None if out is None else out / _partial(job.name, digest)
     began = time.perf_counter()
@@ -355,7 +357,7 @@ def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
 
 
 def _partial(name: str, digest: str) -> str:
-    """The folder of what a job has done so far."""
+    """The folder of the partial results of a job."""
     return f".{name}.{digest}.partial"
 
 
@@ -366,10 +368,9 @@ def _written(result: Result, out: Path | None, name: str, subject: Subject) -> R
 
 
 def forecast(model: PreTrainedModel, measurements: Sequence[Measurement]) -> str:
-    """How long measurements take one after the other, in a line.
+    """A forecast of the time of measurements, in one line.
 
-    The time of a short sequence is scaled by what each costs, attention included. Sequences read in batches
-    take less.
+    It scales the time of a short sequence by the cost of each length, attention included. Batches are faster.
     """
     rows: Counter[int] = Counter()
     unknown = set()
@@ -379,7 +380,7 @@ def forecast(model: PreTrainedModel, measurements: Sequence[Measurement]) -> str
         else:
             rows.update(measurement.reads)
     measured = f"{len(measurements)} measurement{'s' * (len(measurements) > 1)}"
-    without = f", without {', '.join(sorted(unknown))}, whose time is not known" if unknown else ""
+    without = f", without {', '.join(sorted(unknown))}, whose time is unknown" if unknown else ""
     if not rows:
         return measured + without
     sample = min(SAMPLE, *rows)
@@ -387,7 +388,7 @@ def forecast(model: PreTrainedModel, measurements: Sequence[Measurement]) -> str
     width: int = embedding.shape[1]
 
     def cost(length: int) -> float:
-        """In tokens that its tokens see; one costs 6 * width beside attention."""
+        """The cost in units of attended tokens; a token costs 6 * width in addition to attention."""
         return length * (6 * width + length / 2)
 
     seconds = _seconds(model, sample)
@@ -400,7 +401,7 @@ def forecast(model: PreTrainedModel, measurements: Sequence[Measurement]) -> str
 
 
 def _seconds(model: PreTrainedModel, tokens: int) -> float:
-    """What a sequence of tokens takes, the second time."""
+    """The seconds of a forward pass over a sequence, the second time."""
     ids = torch.zeros(1, tokens, dtype=torch.long, device=input_device(model))
     takes_some = any(map(gives_positions, model.modules()))
     options: dict[str, Any] = {"logits_to_keep": 1} if takes_some else {}

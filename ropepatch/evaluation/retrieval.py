@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-THRESHOLD = 0.856  # the share found that counts as reading a length, RULER's (arXiv:2404.06654)
+THRESHOLD = 0.856  # the accuracy at an effective length, RULER's (arXiv:2404.06654)
 MOST_ROWS = 16  # questions of a batch
 CHUNK = 2048  # tokens of a haystack that are read at once on a CPU; four times as many elsewhere
 
@@ -156,7 +156,7 @@ class Retrieval:
         return f"Retrieval({span}found: {', '.join(kinds)})"
 
     def __str__(self) -> str:
-        heads, rows = ("tokens", "kind", "found", "(95 %)", "nats of an answer's token"), []
+        heads, rows = ("tokens", "kind", "correct", "(95 %)", "log-prob (nats/token)"), []
         for length in self.lengths:
             for kind in self.kinds:
                 found = self.found(length, kind)
@@ -244,7 +244,7 @@ def retrieve(
     if kinds is None:
         plan, left_out = Haystacks.by_default(tokenizer, min(settings["lengths"], default=0), **settings)
         for kind, reason in left_out.items():
-            logger.warning("no questions of the kind %s: %s", kind, reason)
+            logger.warning("no questions of kind %s: %s", kind, reason)
     else:
         plan = Haystacks(**settings, kinds=tuple(kinds))
     return ask(
@@ -301,7 +301,7 @@ def ask(
 def chat_parts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     """What the tokenizer's chat template puts before a user's message, and between that and the answer."""
     if not tokenizer.chat_template:
-        raise RopepatchError("the tokenizer has no chat template", hint="ask without one: chat=False")
+        raise RopepatchError("the tokenizer has no chat template", hint="use chat=False")
     mark = "WHAT THE USER SAYS"
     message = [{"role": "user", "content": mark}]
     text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
@@ -309,7 +309,7 @@ def chat_parts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
     if len(after) != 1:
         raise RopepatchError(
             f"the chat template repeats the user's message {len(after)} times, expected once",
-            hint="ask without it: chat=False",
+            hint="use chat=False",
         )
     return before, after[0]
 
@@ -371,7 +371,7 @@ class Reader:
                 logits |= zip(batch, self._batch([questions[n] for n in batch], pages), strict=True)
             if length in {lengths[0], lengths[-1]} - self._checked:
                 if not _same(logits[0], self._whole(haystack.ids[:stop], questions[0])):
-                    self._read_whole(f"its answers at {length} tokens are others than to whole prompts")
+                    self._read_whole(f"its answers at {length} tokens differ from those to whole prompts")
                     return None
                 self._checked.add(length)
             scored += [
@@ -430,9 +430,9 @@ class Reader:
     def _reason(self) -> str | None:
         """Why a cache cannot be used; None if there is no reason known."""
         if self._cache is None:
-            return "it takes no cache"
+            return "it has no cache"
         if _follows_length(self._model):
-            return "its frequencies follow the length of the input"
+            return "its frequencies depend on the input length"
         try:
             layers = {type(layer) for layer in DynamicCache(config=self._model.config).layers}
         except AttributeError as error:  # of a model that is made of several, each with a cache of its own
@@ -442,7 +442,7 @@ class Reader:
 
     def _read_whole(self, reason: str) -> None:
         name = type(self._model).__name__
-        logger.warning("%s: every prompt is read whole, which takes longer: %s", name, reason)
+        logger.warning("%s: every prompt is processed whole, which is slower: %s", name, reason)
         self._read_once = False
 
 
@@ -513,5 +513,5 @@ def _check_vocabulary(model: PreTrainedModel, haystacks: Sequence[Haystack]) -> 
     if (vocabulary := len(embedding)) <= largest:
         raise RopepatchError(
             f"the tokenizer gives token {largest}, the model knows 0 to {vocabulary - 1}",
-            hint="use the tokenizer that belongs to the model",
+            hint="use the tokenizer of the model",
         )

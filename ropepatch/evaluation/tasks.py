@@ -1,4 +1,4 @@
-"""The tasks of evaluation: settings and a measurement, whose rows make all tables, figures and sentences."""
+"""The tasks of an evaluation: their settings, and the measurement that returns rows of results."""
 
 from __future__ import annotations
 
@@ -46,34 +46,33 @@ from ropepatch.settings import (
     relative_length,
 )
 
-TALES = "held-out tales"  # what tiny reads where no text is given
-ONE_PASS = "Each piece is read once; its first N tokens give the figure at length N."
+TALES = "held-out tales"  # the text for tiny if none is given
+ONE_PASS = "One pass over each piece; its first N tokens give the loss at length N."
 SLIDING = (
-    "At length N, windows of N tokens move over each piece, {stride} tokens at a time; each token counts "
-    "once, in the first window that holds it."
+    "At length N, windows of N tokens slide over each piece, {stride} tokens at a time; each token counts "
+    "once, in the first window that contains it."
 )
-DRAWN = "Of each piece {:,} tokens count, one drawn from each of as many stretches of one length."
+DRAWN = "{:,} tokens of each piece count, drawn evenly."
 KEY_TOKENS = (
-    "LongPPL is of the tokens that {} finds likelier by more than {:g} nats with all the context than in "
-    "windows of the trained one that move by half of it, and likelier than exp({:g})."
+    "LongPPL is the perplexity of key tokens: {} gives them a log-prob more than {:g} nats higher with the "
+    "whole context than in sliding windows of the original length, and above {:g}."
 )
-DEPTHS = 5  # stretches of depth that a figure tells apart
-DOCUMENTS = 64  # of a text, from which haystacks are made
+DEPTHS = 5  # bins of depth in a figure
+DOCUMENTS = 64  # of a text, for prompts
 NORMAL = 1.959964  # standard errors from a mean to the ends of its 95 % interval
 
 
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """A task made ready for one model and one target.
+    """A task prepared for one model and one target length.
 
     Args:
         task: Its settings.
-        parameters: All that decides what is measured, for the result.
-        run: Gives the rows of the result. It takes the model; its tokenizer; a folder from which an
-            interrupted measurement resumes, or None; and what is called with how much is done and how much
-            there is.
-        floor: Rows that no model can beat, where they are known.
-        reads: How many sequences of how many tokens the model reads; None where that is not known.
+        parameters: All settings that determine the measurement, for the result.
+        run: Returns the rows of the result. It takes the model; its tokenizer; a folder from which an
+            interrupted measurement resumes, or None; and a callback of (done, total).
+        floor: The rows of the floor, the least possible loss, if it is known.
+        reads: The number of sequences by their length in tokens; None if unknown.
     """
 
     task: Task
@@ -84,33 +83,33 @@ class Measurement:
 
 
 class Task(Settings):
-    """A task of evaluation: its fields are its settings in a suite."""
+    """A task of an evaluation; its fields are its settings in a suite."""
 
     name: ClassVar[str]
     title: ClassVar[str] = ""
-    identity: ClassVar[tuple[str, ...]] = ()  # parameters that tell measurements apart, quoted in summaries
+    identity: ClassVar[tuple[str, ...]] = ()  # parameters that identify a measurement, quoted in summaries
 
     def prepare(
         self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int
     ) -> Measurement:
-        """What the task needs beside the model, trained on ``trained`` tokens, for a target of ``to``."""
+        """Prepare the task for a model of original length ``trained`` and target length ``to``, in tokens."""
         raise NotImplementedError
 
     def with_text(self, text: str, field: str, split: str) -> Task:
-        """The same on another text, where the task reads one; see `PerplexityTask`."""
+        """The task with another text, if it uses one; see `PerplexityTask`."""
         return self
 
     def limited(self, limit: int) -> Task:
-        """The same with at most so many pieces of text, haystacks, or documents of a task."""
+        """The task with at most ``limit`` pieces of text, prompts, or documents."""
         return self
 
     def at_most(self, setting: str, limit: int) -> Task:
-        """The same with a setting no greater than a limit; None is all that there is."""
+        """The task with a setting no greater than a limit; a setting of None has no limit."""
         return self.model_copy(update={setting: min(limit, getattr(self, setting) or limit)})
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """As a suite has it: with its name."""
+        """The JSON schema of the task in a suite, with its name."""
         written = super().__get_pydantic_json_schema__(core, handler)
         written["properties"] = {"task": {"const": cls.name}} | written["properties"]
         written["required"] = ["task", *written.get("required", [])]
@@ -118,12 +117,12 @@ class Task(Settings):
 
     @classmethod
     def method(cls, parameters: Mapping[str, Any]) -> str:
-        """How it was measured, in sentences."""
+        """The method of the measurement, in sentences."""
         return ""
 
 
 def doublings(trained: int, to: int) -> list[int]:
-    """L/2, L, 2L ... the target, in tokens."""
+    """The lengths L/2, L, 2L ... up to the target length, in tokens; L is the original length."""
     lengths = [min(trained // 2, to)]
     while lengths[-1] < to:
         lengths.append(min(2 * lengths[-1], to))
@@ -131,7 +130,7 @@ def doublings(trained: int, to: int) -> list[int]:
 
 
 def resolved(lengths: Sequence[Length] | None, trained: int, to: int) -> list[int]:
-    """The lengths of a task in tokens, ascending; doublings up to the target where it names none."""
+    """The lengths of a task in tokens, ascending; doublings up to the target length if it sets none."""
     if lengths is None:
         return doublings(trained, to)
     tokens = sorted({relative_length(length, trained) for length in lengths})
@@ -141,7 +140,7 @@ def resolved(lengths: Sequence[Length] | None, trained: int, to: int) -> list[in
         )
     if tokens[-1] > to:
         raise RopepatchError(
-            f"lengths go to {tokens[-1]}, beyond the target of {to}", hint=argument("to", tokens[-1])
+            f"lengths go to {tokens[-1]}, beyond the target length of {to}", hint=argument("to", tokens[-1])
         )
     return tokens
 
@@ -150,24 +149,25 @@ def resolved(lengths: Sequence[Length] | None, trained: int, to: int) -> list[in
 
 
 class PerplexityTask(Task):
-    """Read text.
+    """Measure loss and perplexity on text.
 
     Args:
-        text: A file, a folder, a `datasets` id or a saved set; None for the text of the command line, or for
-            the tales of tiny.
-        field: The column or key of a document's text.
-        split: The split of a `datasets` id or a saved set.
-        windows: Join the documents and read at most so many windows, spread over all; None for all.
-        documents: Do not join, but read so many: the first that have the greatest length.
-        lengths: The lengths that get a figure, in tokens; None for L/2, L, 2L ... the target.
-        stride: Slide windows of each length over pieces of twice the greatest, so many tokens at a time; None
-            for one pass, which gives every length at once.
+        text: A file, a folder, a `datasets` id or a saved dataset; None for the text of the command line, or
+            for the stories of tiny.
+        field: The column or key that contains the text of a document.
+        split: The split of a dataset.
+        windows: Join the documents and use at most N windows, spread over all of them; None for all.
+        documents: Do not join the documents; use the first N that have the greatest length.
+        lengths: The lengths to measure, in tokens; None for L/2, L, 2L ... the target length, where L is the
+            original length.
+        stride: Slide windows of each length over pieces of twice the greatest length, N tokens at a time;
+            None for one pass, which gives every length at once.
         bos: Put the beginning-of-sequence token before each document.
-        gain: Also measure what the tokens beyond the trained context bring; by a further pass.
-        positions: Score so many tokens of each window, drawn from stretches of one length; None for all, or
-            for 256 of a server that tells one token at a time.
-        scorer: A checkpoint that chooses key tokens, those that need the context beyond the trained one, for
-            LongPPL, their perplexity. It has the same tokenizer and is read as often.
+        gain: Also measure the gain from tokens beyond the original length, with a second pass.
+        positions: Score N tokens of each window, drawn evenly; None for all, or for 256 on a server that
+            returns one token at a time.
+        scorer: A checkpoint that selects key tokens, which need context beyond the original length; LongPPL
+            is their perplexity. It must have the same tokenizer, and costs as much time.
     """
 
     name: ClassVar[str] = "perplexity"
@@ -187,27 +187,25 @@ class PerplexityTask(Task):
     scorer: Text | None = None
 
     def check(self) -> None:
-        """Refuse settings that exclude each other."""
+        """Refuse settings that cannot be combined."""
         if self.gain and self.stride is not None:
-            raise RopepatchError("gain is of one pass, got a stride", hint="leave one of them out")
+            raise RopepatchError("gain cannot be combined with stride", hint="leave one of them out")
         if self.positions is not None and (self.gain or self.stride is not None):
             raise RopepatchError(
-                "positions are drawn in one pass without gain", hint="leave gain and stride out, or positions"
+                "positions cannot be combined with gain or stride", hint="leave positions out, or the others"
             )
         if self.scorer is not None and not self.gain:
-            raise RopepatchError(
-                "scorer chooses the key tokens of gain", hint=f"gain: true, or {argument('gain')}"
-            )
+            raise RopepatchError("scorer needs gain", hint=f"add gain: true, or {argument('gain')}")
         if not self.bos and self.documents is None:
             raise RopepatchError(
-                "without bos documents cannot be joined",
-                hint=f"documents: 10 in a suite, else {argument('documents', 10)}",
+                "documents cannot be joined without bos",
+                hint=f"add {argument('documents', 10)}, or documents: 10 in a suite",
             )
 
     def prepare(
         self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int
     ) -> Measurement:
-        """The text as token ids, in pieces of one length."""
+        """Prepare the text as token ids, in pieces of one length."""
         lengths = resolved(self.lengths, trained, to)
         if self.stride is not None and self.lengths is None:
             lengths = [length for length in lengths if length > self.stride] or lengths[-1:]
@@ -239,7 +237,7 @@ class PerplexityTask(Task):
         chosen: list[tuple[Tensor, ...]] = []  # by the scorer, once for all models
 
         def read(model: Any, keep: Path | None, advances: Iterator[Advance]) -> list[LossCurve]:
-            """The curve of each pass."""
+            """The loss curve of each pass."""
             curves = []
             for (window, stride), advance in zip(limits, advances, strict=False):
                 options: dict[str, Any] = {"keep": keep, "split": True, "progress": advance}
@@ -285,24 +283,24 @@ class PerplexityTask(Task):
         return Measurement(self, parameters, run, floor, reads)
 
     def with_text(self, text: str, field: str, split: str) -> PerplexityTask:
-        """The same on another text."""
+        """The task with another text."""
         return self.model_copy(update={"text": text, "field": field, "split": split})
 
     def limited(self, limit: int) -> Task:
-        """The same with at most so many windows, or documents if these are not joined."""
+        """The task with at most ``limit`` windows, or documents if they are not joined."""
         return self.at_most("windows" if self.documents is None else "documents", limit)
 
     def _tales(self, model: str, tokenizer: PreTrainedTokenizerBase, size: int) -> list[Tale]:
         check_text(self.text, model)
         if not self.bos:
             raise RopepatchError(
-                "the tales of tiny begin with its beginning-of-sequence token",
-                hint=f"give {argument('text')}",
+                "the stories of tiny need bos, its beginning-of-sequence token",
+                hint=f"add {argument('text')}",
             )
         return held_out_tales(tokenizer, length=size, count=self.documents or self.windows or 24)
 
     def _pieces(self, text: str, tokenizer: PreTrainedTokenizerBase, size: int) -> list[tuple[int, Tensor]]:
-        """Of each piece its document, and its tokens, beginning-of-sequence included."""
+        """The document and the tokens of each piece, beginning-of-sequence token included."""
         documents = stream_documents(text, field=self.field, split=self.split)
         if self.documents is None:
             joined = cut_windows(tokenizer, documents, length=size, count=self.windows)
@@ -312,44 +310,44 @@ class PerplexityTask(Task):
 
     @classmethod
     def method(cls, parameters: Mapping[str, Any]) -> str:
-        """How much text, in one pass or by windows, with which intervals."""
+        """The amount of text, the protocol and the intervals, in sentences."""
         of, by = parameters, parameters.get("scorer")
         words = [
-            f"{of['pieces']:,} pieces of {of['text']}, {of['tokens']:,} tokens in all.",
+            f"{of['pieces']:,} pieces of {of['text']}, {of['tokens']:,} tokens in total.",
             SLIDING.format(stride=of["stride"]) if of["stride"] else ONE_PASS,
             DRAWN.format(of["positions"]) if of.get("positions") else "",
             "A beginning-of-sequence token stands before each document."
             if of["bos"]
             else "No beginning-of-sequence token is added.",
             KEY_TOKENS.format(by, KEY_GAIN, KEY_LIKELY) if by else "",
-            "Intervals: 95 %, Student's t over the documents from which the pieces are.",
+            "Intervals: 95 %, Student's t over documents.",
         ]
         return " ".join(filter(None, words))
 
 
 def _scorer(name: str, model: str, tokenizer: PreTrainedTokenizerBase) -> Checkpoint:
-    """The checkpoint that chooses key tokens, if it splits text as the model does."""
+    """The checkpoint that selects key tokens, if its tokenizer is that of the model."""
     scorer = Checkpoint.find(name, weights=True)
     if scorer.tokenizer.get_vocab() != tokenizer.get_vocab():
         raise RopepatchError(
             f"the scorer {name} has another tokenizer than {model}",
-            hint="key tokens are chosen one by one: name a scorer of the same family, or none",
+            hint="use a scorer of the same family, or none",
         )
     return scorer
 
 
 def _edges(trained: int, end: int) -> list[int]:
-    """Of the stretches of positions: half octaves around the trained context, from an 8th of it."""
+    """The edges of position bins: half octaves around the original length, from an eighth of it."""
     marks = {round(trained * 2 ** (half / 2)) for half in range(-6, 100)}
     return [0, *sorted(mark for mark in marks if 1 < mark < end), end]
 
 
 def check_text(text: str | None, model: str | None) -> None:
-    """Refuse to read nothing."""
+    """Refuse a missing text; only tiny has one of its own."""
     if text is None and model != "tiny":
         raise RopepatchError(
             f"{argument('text')} is missing",
-            hint=f"{argument('text', 'FILE')}, a folder, a JSONL file or a `datasets` id",
+            hint=f"add {argument('text', 'FILE')}: a text or JSONL file, a folder, or a `datasets` id",
         )
 
 
@@ -357,22 +355,22 @@ def check_text(text: str | None, model: str | None) -> None:
 
 
 class RetrievalTask(Task):
-    """Ask for what stands in a long text.
+    """Measure retrieval from long prompts.
 
     Args:
-        kinds: The kinds of questions; None for `number`, `sentence`, `chain` and `fact`, as far as the
-            tokenizer can write them and the context has room, or `passkey` where keys is 1.
-        lengths: The lengths of the prompts, in tokens; None for L/2, L, 2L ... the target, without those that
-            have no room for the keys.
-        haystacks: How many long texts, each read once; None for 10, or 20 of each length where keys is 1.
-        keys: Questions of each kind, haystack and length; None for 8, or 1 for tiny, which cannot tell keys
-            apart.
-        seed: From which haystacks are drawn.
-        text: What stands around the keys: a file, a folder, a `datasets` id or a saved set; None for
-            ropepatch's own filler.
-        field: The column or key of a document's text.
-        split: The split of a `datasets` id or a saved set.
-        form: Whether a prompt is plain text, or a message in the model's own chat template.
+        kinds: The kinds of questions; None for `number`, `sentence`, `chain` and `fact`, unless the tokenizer
+            cannot write them or the original length is too short, or for `passkey` if keys is 1.
+        lengths: The lengths of the prompts, in tokens; None for L/2, L, 2L ... the target length, without
+            those too short for the keys. L is the original length.
+        haystacks: The number of prompts; None for 10, or 20 of each length if keys is 1.
+        keys: Questions of each kind per prompt and length; None for 8, or 1 for tiny, which cannot
+            distinguish several keys.
+        seed: The random seed of the prompts.
+        text: The text around the keys: a file, a folder, a `datasets` id or a saved dataset; None for the
+            built-in filler.
+        field: The column or key that contains the text of a document.
+        split: The split of a dataset.
+        form: plain for a plain text prompt, chat for the chat template of the model.
     """
 
     name: ClassVar[str] = "retrieval"
@@ -388,17 +386,17 @@ class RetrievalTask(Task):
     field: Text = "text"
     split: Text = "test"
     form: Annotated[Literal["plain", "chat"], expected("plain or chat")] = "plain"
-    _limit: int | None = None  # of haystacks, the default included, which depends on the model
+    _limit: int | None = None  # of prompts, also for the default, which depends on the model
 
     def check(self) -> None:
-        """Refuse a kind that is named twice."""
+        """Refuse duplicate kinds."""
         if self.kinds is not None and len(set(self.kinds)) < len(self.kinds):
             raise RopepatchError(f"kinds must differ, got {list(self.kinds)}", hint="leave one out")
 
     def prepare(
         self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int
     ) -> Measurement:
-        """The haystacks, at the lengths that have room for the keys."""
+        """Prepare the prompts, at the lengths that have room for the keys."""
         keys = self.keys or (1 if model == "tiny" else 8)
         texts = None
         if self.text is not None:
@@ -406,7 +404,7 @@ class RetrievalTask(Task):
             texts = [document for document in islice(documents, DOCUMENTS) if isinstance(document, str)]
             if not texts:
                 raise RopepatchError(
-                    f"{self.text} holds token ids, expected texts", hint="give texts, or leave it out"
+                    f"{self.text} contains token ids, expected text", hint="use a text, or leave it out"
                 )
         count = self.haystacks or (20 if keys == 1 else 10)
         wanted = resolved(self.lengths, trained, to)
@@ -419,7 +417,7 @@ class RetrievalTask(Task):
             "chat": chat_parts(tokenizer) if self.form == "chat" else ("", " "),
         }
         kinds, left_out = self.kinds or (("passkey",) if keys == 1 else None), dict[str, str]()
-        if kinds is None:  # those that have room within the context, where they count
+        if kinds is None:  # those that fit into the original length, where they count
             most = wanted[0] if self.lengths else max((n for n in wanted if n <= trained), default=wanted[0])
             plan, left_out = Haystacks.by_default(tokenizer, most, **settings)
         else:
@@ -440,39 +438,38 @@ class RetrievalTask(Task):
         def run(model: Any, tokenizer: Any, keep: Path | None, advance: Advance) -> list[Row]:
             return retrieval_rows(ask(model, haystacks, keep=keep, split=True, progress=advance))
 
-        # And one whole prompt more of each as a check.
+        # And one whole prompt per length, as a check.
         reads = dict.fromkeys(lengths if keys == 1 else lengths[-1:], plan.count + 1)
         return Measurement(self, parameters, run, reads=reads)
 
     def limited(self, limit: int) -> Task:
-        """The same with at most so many haystacks."""
+        """The task with at most ``limit`` prompts."""
         limited = self.model_copy()
         limited._limit = limit
         return limited
 
     @classmethod
     def method(cls, parameters: Mapping[str, Any]) -> str:
-        """What is asked, and what counts."""
+        """The questions, and the criterion of a correct answer, in sentences."""
         of = parameters
         kinds = "; ".join(f"{kind}: {KINDS[kind].title}" for kind in of["kinds"])
         absent = "; ".join(f"{kind} ({reason})" for kind, reason in of.get("left_out", {}).items())
         form = " in the model's chat template" if of["form"] == "chat" else ""
-        around = of["text"] or "ropepatch's own filler"
+        around = of["text"] or "the built-in filler"
         words = [
-            f"{of['haystacks']:,} haystacks of {around}{form}, seed {of['seed']}, each read once and asked "
-            f"{of['keys']} question{'s' * (of['keys'] > 1)} of each kind at every length. {kinds}.",
+            f"{of['haystacks']:,} prompts of {around}{form}, seed {of['seed']}, with {of['keys']} "
+            f"question{'s' * (of['keys'] > 1)} of each kind at every length. {kinds}.",
             f"Not asked: {absent}." if absent else "",
-            "An answer is found if greedy decoding would give it, to the last token. Intervals: 95 %; "
-            "Wilson's for the share found, with the design effect of haystacks; Student's t over haystacks "
-            "for log-probabilities.",
+            "An answer is correct if greedy decoding gives it, to the last token. Intervals: 95 %; Wilson's "
+            "for the accuracy, with the design effect of prompts; Student's t over prompts for the log-prob.",
         ]
         return " ".join(filter(None, words))
 
 
 def retrieval_rows(retrieval: Retrieval) -> list[Row]:
-    """The share found and the log-probability by kind and length, the share found also by depth.
+    """The accuracy and the log-prob by kind and length, and the accuracy by depth.
 
-    Those of the only kind are also by length alone; of several kinds nothing is taken together.
+    A single kind also gets rows by length only; several kinds are never pooled.
     """
     rows = []
     for length, kind in product(retrieval.lengths, retrieval.kinds):
@@ -495,7 +492,7 @@ def retrieval_rows(retrieval: Retrieval) -> list[Row]:
 # lm-eval
 
 
-NEEDED = (  # of the tasks in eval/tasks, what their metadata must have
+NEEDED = (  # metadata that tasks in eval/tasks require
     ("ropepatch_long_perplexity", "text"),
     ("ropepatch_key_tokens", "text"),
     ("ropepatch_key_tokens", "evaluator"),
@@ -506,9 +503,9 @@ class LmEvalTask(Task):
     """Run tasks of lm-eval.
 
     Args:
-        tasks: The names of the tasks: those of `eval/tasks` or of the harness.
-        metadata: What is passed to the tasks; `max_seq_lengths` is the target if it is not set.
-        limit: How many documents of each task are read; None for all.
+        tasks: The names of tasks, in `eval/tasks` or in lm-eval.
+        metadata: Metadata for the tasks; `max_seq_lengths` defaults to the target length.
+        limit: At most N documents of each task; None for all.
     """
 
     name: ClassVar[str] = "lm-eval"
@@ -522,7 +519,7 @@ class LmEvalTask(Task):
     def prepare(
         self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int
     ) -> Measurement:
-        """What the tasks are given."""
+        """Prepare the metadata of the tasks."""
         if find_spec("lm_eval") is None:
             raise RopepatchError("tasks of lm-eval need lm-eval", hint='pip install "ropepatch[eval]"')
         for task, key in NEEDED:
@@ -552,22 +549,22 @@ class LmEvalTask(Task):
         return Measurement(self, parameters, run)
 
     def with_text(self, text: str, field: str, split: str) -> LmEvalTask:
-        """The same, for tasks that read a text."""
+        """The task with another text in its metadata."""
         return self.model_copy(update={"metadata": self.metadata | {"text": text}})
 
     def limited(self, limit: int) -> Task:
-        """The same with at most so many documents of each task."""
+        """The task with at most ``limit`` documents of each task."""
         return self.at_most("limit", limit)
 
     @classmethod
     def method(cls, parameters: Mapping[str, Any]) -> str:
-        """How many documents."""
+        """The number of documents and the intervals, in sentences."""
         limit = f", {parameters['limit']:,} documents each" if parameters.get("limit") else ""
         return f"Tasks of lm-eval{limit}; intervals: 95 %, of shares Wilson's, else from its standard errors."
 
 
 def _row(score: Mapping[str, Any]) -> Row:
-    """A score, with the interval of lm-eval's standard error; a share of answers with that of shares."""
+    """A score with its interval: Wilson's for a share of answers, else from lm-eval's standard error."""
     value, error = score["value"], score["stderr"]
     low = high = None
     if score["answers"]:
@@ -588,5 +585,5 @@ TASKS: Registry[Task] = Registry("task", (PerplexityTask, RetrievalTask, LmEvalT
 
 
 def task_of(name: str) -> type[Task]:
-    """The task of a result."""
+    """The task class of a result."""
     return TASKS.find(name)

@@ -67,13 +67,13 @@ def test_a_document_has_its_length_wherever_the_first_token_stands(jsonl, tiny, 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (PerplexityTask(documents=2, bos=False), "begin with its beginning-of-sequence token"),
+        (PerplexityTask(documents=2, bos=False), "need bos, its beginning-of-sequence token"),
         (
             PerplexityTask(stride=128, lengths=(128,)),
             "stride must be from 1 to 127 for windows of 128 tokens",
         ),
         (PerplexityTask(lengths=(1,)), "lengths must be at least 2 tokens, got 1"),
-        (PerplexityTask(lengths=(257,)), "lengths go to 257, beyond the target of 256"),
+        (PerplexityTask(lengths=(257,)), "lengths go to 257, beyond the target length of 256"),
         (RetrievalTask(lengths=(24, 256)), "a haystack of 24 tokens has no room"),
         (PerplexityTask(), "has no revisions"),
     ],

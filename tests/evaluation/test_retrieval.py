@@ -146,7 +146,7 @@ def test_a_model_that_answers_otherwise_on_its_cache_is_seen_and_every_prompt_re
     model.register_forward_pre_hook(from_zero, with_kwargs=True)
     assert apart(ask(model, made, tokens_per_batch=1), whole) == 0
     (record,) = caplog.records
-    assert "every prompt is read whole, which takes longer" in record.getMessage()
+    assert "every prompt is processed whole, which is slower" in record.getMessage()
 
 
 def test_the_first_answer_is_checked_at_the_first_and_last_length_with_one_key_at_every_one(
@@ -178,7 +178,7 @@ def test_logits_may_differ_by_the_rounding_of_their_dtype_and_no_more(dtype, by,
     model = MODELS["grouped queries"]().to(dtype)
     model.register_forward_hook(scale, with_kwargs=True)
     ask(model, haystacks(model, 1))
-    assert sum("every prompt is read whole" in one.getMessage() for one in caplog.records) == refused
+    assert sum("every prompt is processed whole" in one.getMessage() for one in caplog.records) == refused
 
 
 # Models that are read whole, and models that are not
@@ -187,8 +187,8 @@ def test_logits_may_differ_by_the_rounding_of_their_dtype_and_no_more(dtype, by,
 @pytest.mark.parametrize(
     ("rope", "reason"),
     [
-        ({"rope_type": "dynamic", "factor": 4.0}, "its frequencies follow the length of the input"),
-        (LONGROPE | FACTORS, "its frequencies follow the length of the input"),
+        ({"rope_type": "dynamic", "factor": 4.0}, "its frequencies depend on the input length"),
+        (LONGROPE | FACTORS, "its frequencies depend on the input length"),
         (LONGROPE | FACTORS | {"short_factor": FACTORS["long_factor"]}, None),
         ({"rope_type": "yarn", "factor": 4.0}, None),
     ],
@@ -198,7 +198,7 @@ def test_only_where_frequencies_follow_the_length_is_every_prompt_read_whole(rop
     made = haystacks(model)
     assert apart(ask(model, made), ask(model, made, read_once=False)) < 1e-4
     assert [record.getMessage() for record in caplog.records if record.name.startswith("ropepatch")] == [
-        f"LlamaForCausalLM: every prompt is read whole, which takes longer: {reason}" for _ in [1] if reason
+        f"LlamaForCausalLM: every prompt is processed whole, which is slower: {reason}" for _ in [1] if reason
     ]
 
 
@@ -368,7 +368,7 @@ def test_a_task_asks_at_the_lengths_that_have_room_around_a_text_that_is_one(tin
         for text in (None, str(tmp_path / "novel.txt"))
     ]
     assert digests[0] != digests[1]
-    with pytest.raises(RopepatchError, match="holds token ids"):
+    with pytest.raises(RopepatchError, match="contains token ids"):
         RetrievalTask(text=str(tmp_path / "ids.jsonl")).prepare("tiny", tokenizer, trained=256, to=256)
     made = RetrievalTask(haystacks=2, keys=2).prepare("x", tokenizer, trained=256, to=512)
     assert made.parameters["lengths"] == [256, 512]
@@ -404,7 +404,7 @@ def test_a_forecast_scales_a_short_row_by_what_every_row_costs(tiny, monkeypatch
     sample = "(a sequence of 100 tokens took 60 s)"
     assert measuring.forecast(model, [asked]) == f"1 measurement: {line} {sample}"
     unknown = replace(asked, task=LmEvalTask(tasks=("x",)), reads=None)
-    without = "without lm-eval, whose time is not known"
+    without = "without lm-eval, whose time is unknown"
     assert measuring.forecast(model, [asked, unknown]) == f"2 measurements: {line}, {without} {sample}"
     assert measuring.forecast(model, [unknown]) == f"1 measurement, {without}"
 

@@ -66,7 +66,7 @@ def test_a_limit_a_seed_and_a_precision_decide_what_is_measured_and_are_on_recor
     ]
     assert [line.partition(": no interval")[0] for line in lines if line.startswith("warning")] == [
         "warning: 1 document",
-        "warning: 1 haystack",
+        "warning: 1 prompt",
     ]
     again = {**options, "dtype": "float32"}
     with pytest.raises(RopepatchError, match="dtype"):  # not the results of another precision

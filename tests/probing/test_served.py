@@ -113,7 +113,7 @@ def test_lengths_that_a_server_does_not_read_are_left_out_and_named():
         assert numbers(served[task], "found", "loss").keys() == {
             (measure, at) for (measure, at), _ in shorter if "128" not in at and "91" not in at
         } | {(measure, at) for (measure, at), _ in shorter if "'end': 91" in at}
-    with pytest.raises(RopepatchError, match="at 64 tokens and more: m reads at most 40 tokens"):
+    with pytest.raises(RopepatchError, match="at 64 tokens and more: m accepts at most 40 tokens"):
         measured(Manners(style="chat", limit=40, states=True))
     for beyond, words in (("told", "reports 100 prompt tokens"), ("refuse", "maximum context length")):
         with pytest.raises(RopepatchError, match=words):
