@@ -9,7 +9,7 @@ from ropepatch import api
 from ropepatch.api import *  # noqa: F403
 from ropepatch.errors import RopepatchError as RopepatchError
 
-if TYPE_CHECKING:  # what stands in LATER, for mypy and editors
+if TYPE_CHECKING:  # the names in LATER, for mypy and editors
     from ropepatch.attention import REMAPPINGS as REMAPPINGS
     from ropepatch.attention import Remapped as Remapped
     from ropepatch.attention import Remapping as Remapping
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # what stands in LATER, for mypy and editors
 
 __version__ = "0.1.0"
 
-LATER = {  # the module of every public name that is no verb of `api`: importing it takes seconds
+LATER = {  # modules of the public names outside `api`, imported when used because it takes seconds
     "attention": "REMAPPINGS Remapping Remapped make_remapping",
     "encodings": "ENCODINGS Encoding Swap make_encoding",
     "extension.patching": "Patch",
@@ -55,7 +55,7 @@ __all__ = sorted([*api.__all__, *_HOME, "RopepatchError"])
 
 
 def __getattr__(name: str) -> Any:
-    """Import a module of `LATER` when one of its names is asked for."""
+    """Import a module of `LATER` when one of its names is used."""
     if name not in _HOME:
         raise AttributeError(f"module 'ropepatch' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

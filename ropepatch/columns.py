@@ -7,8 +7,8 @@ import random
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-_state = random.getstate()  # from which rich draws when it is first imported
-from rich.console import Console  # noqa: E402  # between taking the state and putting it back
+_state = random.getstate()  # rich draws from it when it is first imported
+from rich.console import Console  # noqa: E402  # while the random state is saved
 from rich.table import Table as Table  # noqa: E402  # as above
 
 random.setstate(_state)
@@ -24,9 +24,9 @@ def columns(
     right: Collection[int] = (),
     whole: Collection[int] = (),
 ) -> Table:
-    """Rows below heads, if any, in columns to the left but for those to the ``right``.
+    """A table of rows below heads, if any; columns are left-aligned except those in ``right``.
 
-    Cells that are too long are folded, never cut, and later than others where a column is ``whole``.
+    Cells that are too long are wrapped, never cut; those of columns in ``whole`` last.
     """
     cells = [list(row) for row in rows]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(heads))
@@ -40,7 +40,7 @@ def columns(
 
 
 def as_text(parts: Iterable[str | Table], width: int = UNFOLDED) -> str:
-    """Lines and columns as plain text; the first line, which may be a path to copy, is never folded."""
+    """Lines and columns as plain text; the first line, which may be a path to copy, is never wrapped."""
     out = io.StringIO()
     console = Console(file=out, width=width, color_system=None, **PLAIN)
     for number, part in enumerate(parts):

@@ -1,4 +1,4 @@
-"""The exceptions users see, how it names arguments, and how text is escaped for the terminal."""
+"""The exceptions for users, the names of arguments in them, and escaping for the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MOST = 1000  # characters of a message
 
 
 def in_python(name: str, value: str = "") -> str:
-    """An argument as Python writes it: `to`, `to=32k`."""
+    """An argument in Python syntax: `to`, `to=32k`."""
     return f"`{name}={value}`" if value else f"`{name}`"
 
 
@@ -18,13 +18,13 @@ _writing: ContextVar[Callable[[str, str], str]] = ContextVar("writing", default=
 
 
 def argument(name: str, value: object = "") -> str:
-    """An argument as the caller writes it: `to=32k` in Python, --to 32k on the command line."""
+    """An argument in the caller's syntax: `to=32k` in Python, --to 32k on the command line."""
     return _writing.get()(name, str(value))
 
 
 @contextmanager
 def arguments_written(by: Callable[[str, str], str]) -> Iterator[None]:
-    """Let messages name arguments otherwise: ``by`` takes a name, and a value or nothing."""
+    """Set how messages write arguments: ``by`` is a function of a name and a value or an empty text."""
     before = _writing.set(by)
     try:
         yield
@@ -33,7 +33,7 @@ def arguments_written(by: Callable[[str, str], str]) -> Iterator[None]:
 
 
 def printable(text: str, most: int = MOST) -> str:
-    """Make one line for a terminal: escape control characters, which can move its cursor, and cut the middle.
+    """One line for a terminal: escape control characters, which can move its cursor, and cut the middle.
 
     Args:
         text: Any text, e.g. an error message.
@@ -48,16 +48,16 @@ class RopepatchError(Exception):
     """An error the user can fix.
 
     Args:
-        message: One line: what, got, expected.
-        hint: One line: the next thing to do.
+        message: One line: what is wrong, got, expected.
+        hint: One line: what to type or change.
     """
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(printable(message))
         self.hint = printable(hint) if hint else hint
         if hint:
-            self.add_note(f"hint: {self.hint}")  # shown by a traceback, in a notebook say
+            self.add_note(f"hint: {self.hint}")  # shown by a traceback, for example in a notebook
 
 
 class NothingHelpsError(RopepatchError):
-    """No scaling helps the model significantly."""
+    """No method helps the model significantly."""

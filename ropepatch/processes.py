@@ -1,6 +1,6 @@
-"""The processes that share a call: which one this is, what each of them does, and on which device.
+"""The processes that share a call: their ranks, their shares of the work, and their devices.
 
-Nobody else reads what a launcher put into the environment, or asks torch.distributed.
+Only this module uses the environment of a launcher and torch.distributed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ropepatch.errors import RopepatchError
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
-PATIENCE = timedelta(days=2)  # the others wait while the first tokenises, merges and saves
+PATIENCE = timedelta(days=2)  # time limit of the others while the first tokenises, merges and saves
 
 
 def is_first() -> bool:
-    """Whether this is the process that prints, of those that were started together, joined or not."""
+    """Whether this process prints, among those started together, joined or not."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def on_cpu() -> bool:
-    """Whether accelerate is kept on the CPU, where it has no FSDP."""
+    """Whether accelerate must use the CPU, on which it has no FSDP."""
     import torch
 
     return not torch.accelerator.is_available() and os.environ.get("ACCELERATE_USE_FSDP") != "true"
@@ -34,12 +34,12 @@ def on_cpu() -> bool:
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes of a call, as one of them sees them.
+    """The processes of a call, from the view of one of them.
 
     Args:
-        rank: The number of this one.
-        count: How many there are.
-        device: Where this one computes; `auto` for all devices of a machine, by accelerate.
+        rank: The rank of this process.
+        count: The number of processes.
+        device: The device of this process; `auto` lets accelerate use all devices of a machine.
     """
 
     rank: int = 0
@@ -48,21 +48,21 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that prints and writes."""
+        """Whether this process prints and writes."""
         return self.rank == 0
 
     def share(self, items: Sequence[Item]) -> Sequence[Item]:
-        """Those of the items that this process does: of n processes, number r does every n-th from r on."""
+        """The items of this process: with n processes, rank r gets every n-th from r on."""
         return items[self.rank :: self.count]
 
     def deal(
         self, items: Sequence[Item], work: Callable[[Item], Outcome], key: Callable[[Item], str] = str
     ) -> list[Outcome]:
-        """``work`` of every item, each done by the process whose share it is in, and returned by all of them.
+        """Do ``work`` for every item, each in one process, and return all results in every process.
 
-        An exception in one process ends the call in all of them. A process that is killed does not say so:
-        the others wait until their launcher ends them or the time limit of the process group is over. ``key``
-        names an item, which shows whether all processes have the same.
+        An exception in one process ends the call in all. If a process is killed, the others wait until their
+        launcher ends them or the time limit of the process group passes. ``key`` names an item, to check that
+        all processes have the same items.
         """
         if self.count == 1:
             return [work(item) for item in items]
@@ -72,7 +72,7 @@ class Processes:
         error: Exception | None = None
         try:
             done = [work(item) for item in self.share(items)]
-        except Exception as caught:  # told to the others, then raised
+        except Exception as caught:  # sent to the others, then raised
             error = caught
         names = [key(item) for item in items]
         gathered: list[Any] = [None] * self.count
@@ -90,15 +90,15 @@ class Processes:
         return [gathered[index % self.count][1][index // self.count] for index in range(len(items))]
 
     def wait(self) -> None:
-        """Wait until all have come here."""
+        """Wait until all processes reach this point."""
         self.deal([], str)
 
     def write_once(self, make: Callable[[], Outcome]) -> Outcome:
-        """What the first process makes, once all have come here; the others wait for it.
+        """Call ``make`` in the first process and return its result in all; the others wait for it.
 
-        ``make`` must not deal anything out.
+        ``make`` must not share work itself.
         """
-        self.wait()  # what the others have looked at before is not changed under their eyes
+        self.wait()  # the others may still use what ``make`` changes
         (made,) = self.deal([make], lambda make: make(), lambda make: "")
         return made
 
@@ -110,7 +110,7 @@ def join(device: str | None = None) -> Processes:
     """Join the processes that torchrun or accelerate started with this one, if they are not yet joined.
 
     Args:
-        device: Where this one computes; None for a GPU, of several processes one for each, or else the CPU.
+        device: The device of this process; None for a GPU, one per process, or else the CPU.
     """
     from torch import distributed
 
@@ -135,7 +135,7 @@ def join(device: str | None = None) -> Processes:
             hint="without GPUs it has no FSDP: start them by torchrun, or with DeepSpeed",
         )
     if not joined:
-        # Or its threads may abort a process that has ended well.
+        # Otherwise its threads may abort a process that has ended normally.
         atexit.register(state.destroy_process_group)
     rank, count = distributed.get_rank(), distributed.get_world_size()
     return Processes(rank, count, device or str(state.device))

@@ -1,4 +1,4 @@
-"""How far a long call is: callbacks, a bar in a terminal or a notebook, and elsewhere a line a minute."""
+"""Progress of long calls: callbacks, a bar in a terminal or a notebook, and elsewhere a line per minute."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from importlib.util import find_spec
 
 from ropepatch.processes import is_first
 
-Advance = Callable[[int, int | None], None]  # how much is done, and how much there is, if known
+Advance = Callable[[int, int | None], None]  # of (done, total), the total if known
 Progress = Callable[[str], AbstractContextManager[Advance]]  # of the name of a stage
 
-WEIGHTS = "weights"  # the stage that copies them: its progress is in bytes
+WEIGHTS = "weights"  # the stage that copies them, with progress in bytes
 
 
-EVERY = 60.0  # seconds between two lines where no bar is seen
+EVERY = 60.0  # seconds between two lines without a bar
 
 
 @contextmanager
 def no_bar(name: str) -> Iterator[Advance]:
-    """No progress at all."""
+    """Show no progress."""
     yield lambda done, total: None
 
 
 @contextmanager
 def bar(name: str) -> Iterator[Advance]:
-    """A bar on stderr, or in a notebook with ipywidgets, which goes when it is done.
+    """Show a progress bar on stderr, or in a notebook with ipywidgets, until the stage is done.
 
-    The bar of `WEIGHTS` counts bytes. Elsewhere there is a line every minute, of the first process alone.
+    The bar of `WEIGHTS` counts bytes. Without a terminal the first process prints a line every minute.
     """
     from rich import progress as rich
     from rich.console import Console
@@ -50,7 +50,7 @@ def bar(name: str) -> Iterator[Advance]:
 
 
 def _lines(name: str) -> Advance:
-    """A callback that writes at most a line a minute on stderr: the share that is done, and the time left."""
+    """A callback that writes at most one line per minute to stderr: percentage and time left."""
     began = said = time.monotonic()
 
     def advance(done: int, total: int | None) -> None:
@@ -69,7 +69,7 @@ def _lines(name: str) -> Advance:
 
 @contextmanager
 def advancing(progress: Advance | bool | None, name: str) -> Iterator[Advance]:
-    """The caller's own callback, or that of a bar for True, or one that does nothing."""
+    """The caller's callback, that of a bar for True, or one that does nothing."""
     if callable(progress):
         yield progress
         return
@@ -78,7 +78,7 @@ def advancing(progress: Advance | bool | None, name: str) -> Iterator[Advance]:
 
 
 def passes(advance: Advance, sizes: Sequence[int]) -> Iterator[Advance]:
-    """A callback for each of several passes of such sizes, which together are done once."""
+    """A callback for each of several passes of these sizes, with progress over all of them."""
     before, whole = 0, sum(sizes)
     for size in sizes:
 

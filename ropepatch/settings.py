@@ -38,7 +38,7 @@ _short.maxlevel, _short.maxstring, _short.maxother = 2, 100, 100
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is given twice; YAML forbids it, PyYAML takes the last."""
+    """Refuses duplicate keys; YAML forbids them, but PyYAML keeps the last."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
@@ -52,7 +52,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(path: Path, what: str) -> Any:
-    """Parse a file of plain YAML in which no key is given twice; ``what`` names its kind in errors."""
+    """Parse a file of plain YAML without duplicate keys; ``what`` names its kind in errors."""
     check_regular(path)
     try:
         return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
@@ -61,7 +61,7 @@ def read_yaml(path: Path, what: str) -> Any:
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         hint = "correct that line; a value that holds a colon or a bracket needs quotes"
         raise RopepatchError(f"{path} is not a {what}: {shorten(problem, 300)}{where}", hint=hint) from error
-    except Exception as error:  # PyYAML passes on what int(), datetime() and others say to a hostile value
+    except Exception as error:  # PyYAML passes on errors of int(), datetime() and others
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise RopepatchError(
             f"{path} is not a {what}: {shorten(reason, 300)}", hint="name a YAML file"
@@ -69,31 +69,31 @@ def read_yaml(path: Path, what: str) -> Any:
 
 
 def refuse_unknown(names: Iterable[object], choices: Iterable[str], what: str) -> None:
-    """Refuse a name that is none of the choices; the hint is the nearest of them, or all."""
+    """Refuse a name that is not among the choices; the hint is the nearest of them, or all."""
     choices = list(choices)
     for name in names:
         if name not in choices:
             raise RopepatchError(f"unknown {what} {shown(name)}", hint=_nearest_or_all(name, choices))
 
 
-# YAML files that come with ropepatch
+# Bundled YAML files
 
 SUITES, RECIPES = "eval/suites", "recipes"
 ENDINGS = (".yaml", ".yml")
 
 
 def shipped_names(folder: str) -> list[str]:
-    """Names of the YAML files in a folder that comes with ropepatch."""
+    """The names of the bundled YAML files in a folder."""
     return sorted(file.stem for file in shipped(folder).glob("*.yaml"))
 
 
 def name_of(named: str) -> str:
-    """The name of a shipped file, or that of a path without its ending."""
+    """The name of a bundled file, or that of a path without its suffix."""
     return Path(named).stem if named.endswith(ENDINGS) else named
 
 
 def find_shipped(name: str, folder: str, what: str) -> Path:
-    """The YAML file of a name in such a folder, or one by its own path; ``what`` names its kind."""
+    """The bundled YAML file of a name, or the file of a path; ``what`` names its kind."""
     if name.endswith(ENDINGS):
         return Path(name)
     refuse_unknown([name], shipped_names(folder), what)
@@ -101,9 +101,9 @@ def find_shipped(name: str, folder: str, what: str) -> Path:
 
 
 def check_keys(name: str, folder: str, what: str) -> None:
-    """Refuse a file of `find_shipped` whose keys are not those of the schema beside the shipped ones.
+    """Refuse a file of `find_shipped` whose keys are not those of the bundled schema.
 
-    The class that validates all of it takes seconds to import.
+    It is quick; the class that validates the rest takes seconds to import.
     """
     file, schema = find_shipped(name, folder, what), read_json(shipped(folder) / f"{what}.schema.json")
     content = read_yaml(file, what)
@@ -138,12 +138,12 @@ def _check_mapping(
 
 HUB_NAME = r"[A-Za-z0-9][\w.-]*"  # of an owner or a repository, in ASCII
 TOKENS = r"([0-9]{1,12})([kKmM]?)"
-MULTIPLE = r"([0-9]{1,6}(?:\.[0-9]{1,3})?)x"  # of the trained context
+MULTIPLE = r"([0-9]{1,6}(?:\.[0-9]{1,3})?)x"  # of the original length
 UNITS = {"": 1, "k": 1024, "m": 1024**2}
 
 
 def parse_length(text: str) -> int:
-    """Tokens, from `4096`, `32k` or `1m`."""
+    """Parse a number of tokens: `4096`, `32k` or `1m`."""
     match = re.fullmatch(TOKENS, text.strip())
     if not match or int(match[1]) == 0:
         plain = re.sub(r"[\s,_]|(?<=[kKmM])[bB]$", "", text).lower()
@@ -154,18 +154,18 @@ def parse_length(text: str) -> int:
 
 
 def relative_length(text: str | int, trained: int) -> int:
-    """Tokens, from what `parse_length` takes or from a multiple of the trained context: `4x`, `1.5x`."""
+    """Parse a number of tokens as `parse_length`, or a multiple of the original length: `4x`, `1.5x`."""
     match = re.fullmatch(MULTIPLE, str(text).strip())
     if not match:
         return parse_length(str(text))
     return round(float(match[1]) * trained) or parse_length("0")  # which refuses it
 
 
-OTHER_TYPES = {"default": "none", "su": "longrope"}  # of ropes, that are called otherwise here
+OTHER_TYPES = {"default": "none", "su": "longrope"}  # RoPE types with another name here
 
 
 def as_target(value: str = "") -> tuple[str, str]:
-    """The target and the method that a rope means, or a factor; 4x and yarn where it does not say them."""
+    """The target and method of a RoPE scaling, or of a factor; the defaults are 4x and yarn."""
     try:
         rope: Any = ast.literal_eval(value.replace("null", "None").replace("true", "True"))
     except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -190,7 +190,7 @@ def listed(values: Any) -> list[Any]:
 
 
 def short_length(tokens: int) -> str:
-    """The opposite of `parse_length`: 32768 as 32k."""
+    """Format a length, as `parse_length` parses it: 32768 as 32k."""
     for unit, size in reversed(UNITS.items()):
         if tokens % size == 0:
             return f"{tokens // size}{unit}"
@@ -203,7 +203,7 @@ def seed_of(*parts: object) -> int:
 
 
 def key_of(value: object) -> str:
-    """A key of 64 hexadecimal digits for whatever `value` is printed as; the same in every process."""
+    """A key of 64 hexadecimal digits for the repr of a value; the same in every process."""
     return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
@@ -332,11 +332,11 @@ class Settings(BaseModel):
         return repr(self)
 
     def check(self) -> None:
-        """Raise a `RopepatchError` where values do not fit together."""
+        """Raise a `RopepatchError` if values cannot be combined."""
 
     @classmethod
     def _check_keys(cls, keys: Collection[Any]) -> None:
-        """Refuse unknown keys, and to leave out what has no default."""
+        """Refuse unknown keys, and missing keys without a default."""
         required = [key for key, field in cls.model_fields.items() if field.is_required()]
         for key in [*keys, *required]:
             if key not in cls.model_fields or key not in keys:
@@ -473,7 +473,7 @@ def _nearest_or_all(name: object, names: list[str]) -> str:
 
 
 class Named(Settings):
-    """The parameters of something that a user chooses by its name from a `Registry`."""
+    """The parameters of an entry of a `Registry`, which the user chooses by name."""
 
     name: ClassVar[str]
     formula: ClassVar[str] = ""  # one line, for tables
@@ -483,7 +483,7 @@ class Named(Settings):
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """The default of every parameter; `...` where there is none."""
+        """The default of every parameter; `...` if there is none."""
         return {
             key: ... if field.is_required() else field.default
             for key, field in cls.model_fields.items()
@@ -512,7 +512,7 @@ class Named(Settings):
         return {key: getattr(self, key) for key in self.defaults()}
 
     def check(self) -> None:
-        """Raise a `RopepatchError` where values do not fit together, or leave the range of numbers."""
+        """Raise a `RopepatchError` if values cannot be combined or are out of range."""
         for key, value in self:
             within = not isinstance(value, int | float) or abs(value) <= MAX_NUMBER
             self._require(within, key, f"at most {MAX_NUMBER:g}")
@@ -554,7 +554,7 @@ class Registry(dict[str, type[Kind]]):
     Args:
         what: Their kind in messages, such as "method".
         kinds: The classes, in the order of lists.
-        other_names: What else people call them: only a suggestion.
+        other_names: Other names, only for suggestions.
     """
 
     def __init__(
