@@ -16,7 +16,7 @@ from ropepatch.files import json_text
 from ropepatch.pipeline.running import say_on_stderr
 from ropepatch.progress import bar, no_bar
 
-GROUP = Group("Look before", sort_key=3)
+GROUP = Group("Inspect", sort_key=3)
 
 
 @command(

@@ -1,4 +1,4 @@
-"""Questions beyond the window of a model, of the kinds that it answers within it."""
+"""Questions beyond the original length of a model, of the kinds that it answers within it."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from ropepatch.settings import seed_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-READ = 2**16  # tokens of haystacks, about, that an exam reads
-MOST, LEAST = 32, 4  # haystacks of an exam
-KEYS = 8  # questions of each kind to a haystack
-LESS_LIKELY, MORE_LOSS = 0.01, 0.001  # nats by which an answer or a loss may be worse that counts as no worse
-ALONE = "passkey"  # the kind that is one to a haystack: asked where no other kind can be
+READ = 2**16  # approximate tokens of the prompts of an exam
+MOST, LEAST = 32, 4  # prompts of an exam
+KEYS = 8  # questions of each kind per prompt
+LESS_LIKELY, MORE_LOSS = 0.01, 0.001  # nats by which an answer or a loss may be worse
+ALONE = "passkey"  # one per prompt; asked only if no other kind is possible
 
 
 @dataclass(frozen=True, eq=False)
 class Exam:
-    """Haystacks of one length, the same for every model that is examined.
+    """Prompts of one length with questions, the same for every model.
 
     Args:
-        kinds: Of the questions.
-        length: Of the prompts, in tokens.
-        haystacks: With their questions.
+        kinds: The kinds of questions.
+        length: The length of the prompts in tokens.
+        haystacks: The prompts with their questions.
     """
 
     kinds: Sequence[str]
@@ -37,17 +37,17 @@ class Exam:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, kinds: Sequence[str], length: int, *, seed: int) -> Exam:
-        """About `READ` tokens of haystacks."""
+        """Make an exam of about `READ` tokens."""
         plan = Haystacks(**_settings(length, seed), keys=1 if ALONE in kinds else KEYS, kinds=kinds)
         return cls(kinds, length, list(plan.make(tokenizer)))
 
     @property
     def tokens(self) -> int:
-        """How many it reads."""
+        """The number of its tokens."""
         return sum(len(haystack.ids) for haystack in self.haystacks)
 
     def of_model(self, model: PreTrainedModel, *, split: bool = False) -> Retrieval:
-        """What a model answers; see `ropepatch.evaluation.retrieval.ask`."""
+        """The answers of a model; see `ropepatch.evaluation.retrieval.ask`."""
         return ask(model, self.haystacks, split=split)
 
 
@@ -59,9 +59,9 @@ def answerable(
     seed: int,
     split: bool = False,
 ) -> list[str]:
-    """The kinds of questions of which a model finds more than by guessing, within its window.
+    """The kinds of questions that a model answers better than by guessing within its original length.
 
-    A passkey, of which a haystack holds but one, is asked for where none of the other kinds is answerable.
+    The passkey, one per prompt, is tried only if it answers none of the other kinds.
     """
     settings = _settings(window, seed_of("answerable", seed))
     for keys in (KEYS, 1):
@@ -81,7 +81,7 @@ def answerable(
 
 
 def compared(exam: Exam, before: Retrieval, after: Retrieval) -> dict[str, Any]:
-    """What two models answer, by kind: how many of how many are found, and the log-probability."""
+    """The answers of two models by kind: counts of correct answers, and log-probs."""
 
     def of(answers: Retrieval, kind: str) -> dict[str, Any]:
         found = answers.found(exam.length, kind)
@@ -99,18 +99,18 @@ def compared(exam: Exam, before: Retrieval, after: Retrieval) -> dict[str, Any]:
 
 
 def verdict(names: tuple[str, str], held: Mapping[str, Any], window: int) -> str:
-    """What was found on what decided nothing: the loss within and beyond the window, and the answers."""
+    """One line on held-out test data: the loss within and beyond the original length, and the answers."""
     within, beyond = (
         f"{held[f'{where}_before']:.4f} -> {held[f'{where}_after']:.4f}" for where in ("short", "far")
     )
     answers = (
-        f"{kind} {of['before']['found']} -> {of['after']['found']} of {of['count']} found "
-        f"({of['before']['log_prob']:.2f} -> {of['after']['log_prob']:.2f} nats)"
+        f"{kind} accuracy {of['before']['found']} -> {of['after']['found']} of {of['count']} "
+        f"({of['before']['log_prob']:.2f} -> {of['after']['log_prob']:.2f} nats/token)"
         for kind, of in held.get("answers", {}).items()
     )
-    asked = ", ".join(answers) or "it answers no kind of question within its window, so none was asked"
+    asked = ", ".join(answers) or "no questions, because it answers no kind within its original length"
     return (
-        f"{' -> '.join(names)}, on what decided nothing ({held['windows']} windows): loss within {window} "
+        f"{' -> '.join(names)}, on held-out test data ({held['windows']} windows): loss within {window} "
         f"tokens {within}, beyond {beyond}; {asked}"
     )
 
