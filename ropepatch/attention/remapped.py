@@ -221,7 +221,7 @@ def check_mappable(model: PreTrainedModel, window: int) -> None:
 
 
 def _narrow(sees: int, window: int) -> str:
-    return f"its layers that rotate see no farther than {sees} of its {window} tokens"
+    return f"its layers with RoPE attend to only {sees} of its {window} tokens"
 
 
 def mapped(model: nn.Module) -> Remapped | None:
@@ -235,7 +235,7 @@ def _refuse_saving(name: str, *given: Any, **options: Any) -> NoReturn:
     """In the place of a model's `save_pretrained`."""
     raise RopepatchError(
         f"a model with a position remapping ({name}) cannot be saved: transformers would ignore it",
-        hint="take the remapping out first; an adapter can be saved by itself",
+        hint="remove the remapping first; an adapter can be saved by itself",
     )
 
 

@@ -341,7 +341,7 @@ class Haystacks:
             raise RopepatchError("texts is one text, expected a list of texts", hint="pass [text]")
         if self.texts is not None and not any(text.strip() for text in self.texts):
             raise RopepatchError(
-                "the texts hold no text", hint="give some, or leave texts out for our filler"
+                "the texts hold no text", hint="give some, or drop texts to use the built-in filler"
             )
         object.__setattr__(self, "lengths", lengths)
         for kind in self.kinds:

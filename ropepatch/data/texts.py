@@ -224,7 +224,7 @@ def _checked(tokenizer: PreTrainedTokenizerBase | None, document: TextOrIds, ind
             return ids
         raise RopepatchError(
             f"documents[{index}] must be a text or a list of token ids, got {reprlib.repr(document)}",
-            hint="leave out what is empty; token ids are one row of whole numbers from 0 on",
+            hint="drop empty texts; token ids must be a list of whole numbers from 0",
         )
     if tokenizer is None:
         raise RopepatchError("documents are text, but tokenizer is None", hint="pass the model's tokenizer")
@@ -233,7 +233,7 @@ def _checked(tokenizer: PreTrainedTokenizerBase | None, document: TextOrIds, ind
             if Path(document).is_file():
                 raise RopepatchError(
                     f"documents[{index}] is the name of a file, {document!r}: documents are texts",
-                    hint="pass what it holds: [Path(name).read_text()]",
+                    hint="pass its content: [Path(name).read_text()]",
                 )
     return document
 

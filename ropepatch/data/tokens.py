@@ -236,7 +236,7 @@ def find(folder: Path, tokens: int) -> TokenStore | None:
     try:
         store = _mapped(folder)
     except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
-        logger.warning("%s is damaged (%s); its source is read again", printable(str(folder)), error)
+        logger.warning("%s is damaged (%s); tokenising its source again", printable(str(folder)), error)
         return None
     return store if len(store) >= tokens or store.reading.complete else None
 
@@ -301,5 +301,5 @@ def _entry(cache: Path, decisive: tuple[object, ...], revision: str | None) -> P
     earlier = max(cache.glob(f"{key}-*/{META}"), key=lambda file: file.stat().st_mtime, default=None)
     if earlier is None:
         return cache / f"{key}-unknown"
-    logger.warning("the Hub does not say which revision it has; using what was read before: %s", earlier)
+    logger.warning("cannot check the revision on the Hub; using the cached one: %s", earlier)
     return earlier.parent

@@ -129,7 +129,7 @@ class Swap(Substitution[SwappedPositions]):
         folder, encoding = absent(out), self.encoding
         if ENCODINGS.get(encoding.name) is not type(encoding):
             raise RopepatchError(
-                f"{encoding.name} is not registered: nothing could load it again",
+                f"{encoding.name} is not registered, so a saved checkpoint could not be loaded",
                 hint=f"ropepatch.ENCODINGS[{encoding.name!r}] = {type(encoding).__name__}",
             )
         if any(".base_layer." in name or ".lora_" in name for name, _ in self.model.named_parameters()):
@@ -222,7 +222,7 @@ def _attentions(base: PreTrainedModel, source: Checkpoint) -> list[nn.Module]:
     reasons = {
         "only a part of each head rotates": source.rotates_partly,
         "its layers do not stand beside its rotary module": not hasattr(decoder, "layers"),
-        "its rope differs by layer type": source.site.layer_type is not None,
+        "its RoPE differs by layer type": source.site.layer_type is not None,
     }
     if reason := uninterchangeable(base) or next((one for one, holds in reasons.items() if holds), None):
         raise refusal(reason)

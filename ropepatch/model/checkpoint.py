@@ -287,7 +287,9 @@ class Checkpoint(StatedRope):
             known = config_errors(self.raw) if error.__cause__ else ()
             if not known:
                 raise
-            raise RopepatchError(f"config.json: {known[0]}", hint="`ropepatch doctor` says more") from error
+            raise RopepatchError(
+                f"config.json: {known[0]}", hint="run `ropepatch doctor` for details"
+            ) from error
 
     @property
     def head_dim(self) -> int:

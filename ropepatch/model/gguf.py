@@ -138,7 +138,7 @@ class GgufModel(StatedRope):
         numbers = factor, attn_factor, float(original), base - 1
         if kind not in ("none", "linear", "yarn", "longrope") or not all(0 < x < math.inf for x in numbers):
             raise RopepatchError(
-                f"{self.name} scales its rope by {printable(kind, 60)} with factor {factor:g}, "
+                f"{self.name} scales RoPE by {printable(kind, 60)} with factor {factor:g}, "
                 f"original_context_length {original}, attn_factor {attn_factor:g}, freq_base {base:g}",
                 hint="llama.cpp knows none, linear, yarn and longrope, and positive numbers",
             )

@@ -151,8 +151,8 @@ class GgufFile:
             off += [] if same else [name]
         if off:
             raise RopepatchError(
-                f"{sorted(off)[0]} of the file, read back, is not what was written",
-                hint="nothing was written; check the disk, and report the version of gguf",
+                f"{sorted(off)[0]} differs from what was written",
+                hint="the copy was deleted; check the disk, and report the version of gguf",
             )
 
 

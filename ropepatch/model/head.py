@@ -37,8 +37,8 @@ def check_finite(model: PreTrainedModel, name: str) -> None:
     for tensor, values in model.state_dict().items():
         if not values.isfinite().all():
             raise RopepatchError(
-                f"the weights of {name} hold a NaN or an infinity: {tensor}",
-                hint="`ropepatch doctor` counts them; download the files again, or take an earlier state",
+                f"the weights of {name} contain NaN or infinity: {tensor}",
+                hint="download the files again, or use an earlier checkpoint; `ropepatch doctor` checks them",
             )
 
 
@@ -212,7 +212,7 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Eval mode within the block, where the rope is that of the config; `dynamic` ropes start anew."""
     for one in check_rope(model)[:1]:
-        logger.warning("the rope in memory is not the config's: %s is %s", one.key, one.problem)
+        logger.warning("the RoPE in memory is not the config's: %s is %s", one.key, one.problem)
     start_over(model)
     with in_eval_mode(model):
         yield

@@ -90,7 +90,7 @@ def check_rope(model: nn.Module, stated: PreTrainedConfig | None = None) -> list
     for one in findings:
         if one.severity == "error":
             raise RopepatchError(
-                f"the rope in memory is not the config's: {one.key} is {one.value}, {one.problem}",
+                f"the RoPE in memory is not the config's: {one.key} is {one.value}, {one.problem}",
                 hint=REPAIR,
             )
     return findings
@@ -249,7 +249,7 @@ class _Rope:
                 radians = float((values - state).abs().max()) * window
                 return "rope-rounded", f"rounded to {kind}, {radians:.2g} radians off at {window} tokens"
         if _is_garbage(values, expected):
-            return "rope-garbage", "memory that nothing was written to"
+            return "rope-garbage", "uninitialised memory"
         for length, table in self._tables_of_lengths(values).items():
             if _is_same(values, table):
                 return "rope-of-other-length", f"the frequencies of a text of {length} tokens"

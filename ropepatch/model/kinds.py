@@ -43,7 +43,7 @@ def check_stock(raw: dict[str, Any]) -> None:
         )
     if kind_of(raw) == "swapped":
         raise RopepatchError(
-            "the position encoding of this checkpoint is swapped (see its ropepatch.json): it has no rope",
+            "the position encoding of this checkpoint is swapped (see its ropepatch.json): it has no RoPE",
             hint="ropepatch.load and `ropepatch eval` take it; extend the checkpoint it was made from",
         )
 
@@ -57,7 +57,7 @@ def saved_remapping(raw: dict[str, Any]) -> dict[str, Any]:
     kinds = {"name": str, "parameters": dict, "window": int, "target": int}
     if not isinstance(described, dict) or any(type(described.get(key)) is not kinds[key] for key in kinds):
         raise RopepatchError(
-            f"config.json says nothing usable of {KEY}, got {shown(described)}",
+            f"config.json has an invalid {KEY}, got {shown(described)}",
             hint="copy it again from where the checkpoint came from",
         )
     return described
@@ -110,7 +110,7 @@ def write_swapped(folder: Path, encoding: str, parameters: Mapping[str, Any]) ->
     config = read_json(folder / "config.json")
     record = Swapped(
         version=VERSION,
-        needs_ropepatch="its position encoding is not its rope: load it by ropepatch.load",
+        needs_ropepatch="its position encoding is not RoPE: load it with ropepatch.load",
         encoding=encoding,
         parameters=dict(parameters),
         model_type=config["model_type"],

@@ -44,7 +44,7 @@ def check_device(device: str | torch.device) -> None:
         reason = str(error).splitlines()[0]
         known = "device type at start" not in reason  # it lists all that torch could have
         raise RopepatchError(
-            f"no device {str(device)!r} here{f': {reason}' * known}", hint="cpu, cuda, cuda:1 or mps, say"
+            f"no device {str(device)!r} here{f': {reason}' * known}", hint="use e.g. cpu, cuda, cuda:1 or mps"
         ) from error
 
 

@@ -101,7 +101,7 @@ def describe_placement(model: PreTrainedModel) -> list[str]:
         name = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
         return [f"on {device}{name}, {dtype}"]
     threads, size = torch.get_num_threads(), num_parameters(model)
-    slow = f"warning: {size / 1e9:.1f} billion parameters are read on the CPU, which takes long"
+    slow = f"warning: {size / 1e9:.1f} billion parameters run on the CPU, which is slow"
     return [f"on cpu, {dtype}, {threads} thread{'s' * (threads > 1)}", *([slow] * (size >= LARGE))]
 
 

@@ -42,7 +42,7 @@ def validated(kind: type[Kind], content: Mapping[str, Any], hint: str, file: str
     version = content.get("version", VERSION)
     if isinstance(version, int) and version > VERSION:
         raise RopepatchError(
-            f"{file} is of version {version}, this ropepatch reads up to version {VERSION}",
+            f"{file} has version {version}, this ropepatch supports up to version {VERSION}",
             hint="pip install -U ropepatch",
         )
     try:
@@ -75,4 +75,4 @@ def refused(
         elif isinstance(place, list | tuple) and isinstance(key, int):
             place = place[key]
     got = "nothing" if missing else shown(place)
-    return RopepatchError(f"{file} says nothing usable of {'.'.join(names)}, got {got}", hint=hint)
+    return RopepatchError(f"{file} has an invalid {'.'.join(names)}, got {got}", hint=hint)

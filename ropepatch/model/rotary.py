@@ -89,7 +89,7 @@ def find_rotary(model: nn.Module) -> RotarySite:
             raise refusal(f"its {rotary_class.__name__} has no inv_freq with an attention_scaling")
         return RotarySite(path, rotary_class, None)
     if not hasattr(module, f"{GLOBAL_LAYERS}_inv_freq"):
-        raise refusal(f"its rope differs by layer type and none is called {GLOBAL_LAYERS}")
+        raise refusal(f"its RoPE differs by layer type and none is called {GLOBAL_LAYERS}")
     return RotarySite(path, rotary_class, GLOBAL_LAYERS)
 
 
@@ -388,7 +388,7 @@ def _window(config: PreTrainedConfig, parameters: dict[str, Any]) -> int:
     if not isinstance(window, int):
         raise RopepatchError(
             f"max_position_embeddings must be an integer, got {window!r}",
-            hint="write the number of tokens the model was trained to read into config.json",
+            hint="write the model's context length in tokens into config.json",
         )
     if parameters.get("rope_type") in ("yarn", "longrope") and parameters.get("factor"):
         scaled = parameters["factor"] * parameters["original_max_position_embeddings"]

@@ -86,8 +86,8 @@ def locate(
     models = folder.glob("*.gguf") if is_folder and not (folder / "config.json").exists() else [folder]
     if exists and (file := next((one for one in models if one.suffix.lower() == ".gguf"), None)):
         raise RopepatchError(
-            f"{file} is a GGUF file, which `ropepatch plan` and `ropepatch extend` alone read",
-            hint="name the file itself there; to measure or train, take the checkpoint that it was made from",
+            f"{file} is a GGUF file, which only `ropepatch plan` and `ropepatch extend` support",
+            hint="give the file itself; to measure or train, use the checkpoint that it was made from",
         )
     if is_folder:
         if revision is not None:

@@ -61,8 +61,8 @@ class StatedRope(ABC):
             return None
         if self._stated_rope.is_scaled:
             raise RopepatchError(
-                f"{argument('original')} is {window}, but this rope is scaled already, to {stated} tokens",
-                hint=f"leave {argument('original')} out, or start from the checkpoint it was scaled from",
+                f"{argument('original')} is {window}, but this model is already scaled to {stated} tokens",
+                hint=f"drop {argument('original')}, or extend the checkpoint it was made from",
             )
         return window
 

@@ -117,7 +117,7 @@ def read_headers(folder: Path, raw: dict[str, Any] | None = None) -> Weights:
         )
     raise RopepatchError(
         f"no weights in {folder}",
-        hint=f"expected {SINGLE}, or {INDEX} with its files; pickles (*.bin) are not read",
+        hint=f"expected {SINGLE}, or {INDEX} with its files; pickles (*.bin) are not supported",
     )
 
 
@@ -165,7 +165,7 @@ def read_header(file: Path) -> Weights:
     except (OSError, MemoryError) as error:  # MemoryError: under a limit of the address space
         reason = getattr(error, "strerror", None) or str(error) or os.strerror(errno.ENOMEM)
         message = f"cannot read {file}: {reason}"
-        raise RopepatchError(message, hint="make the file readable, or look after the disk") from error
+        raise RopepatchError(message, hint="make the file readable, or check the disk") from error
     except SafetensorError as error:
         message = f"{file.name} is truncated or damaged: {error}"
         raise RopepatchError(message, hint="download the file again") from error

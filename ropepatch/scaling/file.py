@@ -112,7 +112,7 @@ def write_scaling(
         **dict(rope),
     )
     text = json_text(content.model_dump(exclude_defaults=True)) + "\n"
-    exists = RopepatchError(f"{file} already exists", hint="name another file; nothing is overwritten")
+    exists = RopepatchError(f"{file} already exists", hint="choose another file; nothing is overwritten")
     try:
         path = Path(file).expanduser()
         if path.exists():
@@ -137,8 +137,8 @@ def read_scaling(file: str | Path, *, beside: Collection[str] = ()) -> ScalingFi
         raise RopepatchError(f"{file}: {error}", hint=error.hint or HINT) from error
     if beside:
         raise RopepatchError(
-            f"{', '.join(beside)} beside {file}, which holds every parameter",
-            hint=f"name the method itself to set its parameters: {argument('method', read.method)}",
+            f"{', '.join(beside)} cannot be set: {file} contains every parameter",
+            hint=f"give the method to set its parameters: {argument('method', read.method)}",
         )
     return read
 
@@ -155,7 +155,7 @@ def _read(file: str | Path) -> dict[str, Any]:
     if type(version) is not int or version != VERSION:
         raise RopepatchError(
             f"{file} is a scaling file of version {shown(version)}, expected {VERSION}",
-            hint="a newer ropepatch may read it: pip install --upgrade ropepatch",
+            hint="a newer ropepatch may support it: pip install --upgrade ropepatch",
         )
     return content
 

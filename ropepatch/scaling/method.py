@@ -68,7 +68,7 @@ class Scaling(Method):
             others = "`linear`, `ntk`, `ntk-by-parts` or `custom`, which compose"
             use = argument(*self.way_out) if self.way_out else others
             raise RopepatchError(
-                f"{self.name} is a formula of rope_theta and does not apply to a rope that is already scaled",
+                f"{self.name} is a formula of rope_theta and does not apply to RoPE that is already scaled",
                 hint=f"use {use}, or start from the unscaled base model",
             )
         static = self.at(rope, length)

@@ -86,7 +86,7 @@ class Rope(Settings):
         if window < 2:
             raise RopepatchError(
                 f"max_position_embeddings must be at least 2, got {window}",
-                hint="it is the number of tokens the model was trained to read",
+                hint="write the model's context length in tokens",
             )
         if window > MAX_NUMBER:  # tensors of integers hold a million times that
             raise RopepatchError(
@@ -101,7 +101,7 @@ class Rope(Settings):
             )
         if not all(map(_is_frequency, self.carried)):
             raise RopepatchError(
-                f"the frequencies a rope carries must be finite and at least 0, got {self.carried}",
+                f"the frequencies of RoPE must be finite and at least 0, got {self.carried}",
                 hint="check the factors in the model's rope_parameters",
             )
 

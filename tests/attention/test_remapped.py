@@ -130,7 +130,7 @@ REFUSED = {
         axk1 deepseek_v3 gemma3n_text gemma4 gemma4_text gemma4_unified gemma4_unified_text
         glm4_moe_lite longcat_flash minicpm3 youtu
     """,
-    "its layers that rotate see no farther than 64 of its 64 tokens": """
+    "its layers with RoPE attend to only 64 of its 64 tokens": """
         afmoe cohere2 cohere2_moe exaone4 exaone_moe kolibri1 ministral ministral3 mistral mixtral
         phi3 phi4_multimodal starcoder2
     """,

@@ -163,7 +163,7 @@ def test_a_file_that_is_scaled_is_scaled_on_top(tmp_path):
         ("llama", {"rope.freq_base": "x"}, {}, "must be a number, got 'x'"),
         ("llama", {"rope.freq_base": float("nan")}, {}, "freq_base nan"),
         ("llama", {"rope.scaling.type": 3}, {}, "must be a text, got 3"),
-        ("llama", {"rope.scaling.type": "su"}, {}, "scales its rope by su"),
+        ("llama", {"rope.scaling.type": "su"}, {}, "scales RoPE by su"),
         ("llama", {"rope.scaling.factor": -4.0}, {}, "with factor -4"),
         ("llama", {"rope.dimension_count": 7}, {}, "7 dimensions rotate"),
     ],
@@ -212,7 +212,7 @@ def test_a_copy_that_differs_in_one_bit_is_not_kept(tmp_path, monkeypatch):
         write(self, tensor, *rest)
 
     monkeypatch.setattr(gguf.GGUFWriter, "write_tensor_data", flipped)
-    with pytest.raises(RopepatchError, match=r"blk\.0\.attn_q\.weight of the file, read back"):
+    with pytest.raises(RopepatchError, match=r"blk\.0\.attn_q\.weight differs from what was written"):
         ropepatch.extend(source, tmp_path / "b.gguf", to=TARGET)
     assert [path.name for path in tmp_path.iterdir()] == ["a.gguf"]
 

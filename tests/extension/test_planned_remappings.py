@@ -55,7 +55,7 @@ CARRIES = "it carries a state from token to token"  # in the oldest transformers
         "falcon": "its attention is no interchangeable function",
         "gemma2": "it caps its attention scores" if OLDEST else "it does not support sdpa",
         "gemma3": "some of its attention is not causal",
-        "mistral": "its layers that rotate see no farther than 64 of its 64 tokens",
+        "mistral": "its layers with RoPE attend to only 64 of its 64 tokens",
         "bamba": CARRIES if OLDEST else "it has layers of the type linear_attention",
     }.items(),
 )

@@ -62,7 +62,7 @@ def test_no_path_of_this_machine_is_written(record, tmp_path):
 def test_an_amendment_that_fails_leaves_the_record_as_it_was(record, tmp_path, monkeypatch):
     write(tmp_path, record)
     before = (tmp_path / FILE).read_bytes()
-    with pytest.raises(RopepatchError, match="says nothing usable of target, got 0"):
+    with pytest.raises(RopepatchError, match="has an invalid target, got 0"):
         amend(tmp_path, target=0)
 
     def full(path, content):

@@ -432,7 +432,7 @@ def test_weights_that_are_not_numbers_are_named(source, out, method, value):
     tensors[name][3, 5] = value
     save_file(tensors, source / WEIGHTS, {"format": "pt"})
     with pytest.raises(
-        RopepatchError, match=f"the weights of source hold a NaN or an infinity: {name}"
+        RopepatchError, match=f"the weights of source contain NaN or infinity: {name}"
     ) as caught:
         ropepatch.extend(source, out, to=TARGET, method=method)
     assert "`ropepatch doctor`" in caught.value.hint

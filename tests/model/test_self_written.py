@@ -170,7 +170,7 @@ def test_a_model_is_trained_and_watched_on_what_it_wrote_once(tmp_path, monkeypa
 
 def test_documents_that_teach_nothing_beyond_the_old_context_are_refused():
     with pytest.raises(
-        RopepatchError, match=r"generated: self makes documents within the old context"
+        RopepatchError, match=r"documents of generated: self end within the original context length"
     ) as error:
         own_text(positions="true-length")
     assert "boundaries: false" in error.value.hint

@@ -201,8 +201,8 @@ def test_another_target_or_model_other_parameters_and_divisors_of_another_length
     for given, words in (
         ({"to": TARGET // 2}, f"for a target of {TARGET} tokens"),
         ({"to": 2 * TARGET}, f"for a target of {TARGET} tokens"),
-        ({"to": TARGET, "attention_factor": 1.0}, "attention_factor beside"),
-        ({"to": TARGET, "factor": 4.0}, "factor beside"),
+        ({"to": TARGET, "attention_factor": 1.0}, "attention_factor cannot be set"),
+        ({"to": TARGET, "factor": 4.0}, "factor cannot be set"),
         ({"method": short}, "got 3 divisors"),
     ):
         with pytest.raises(RopepatchError, match=words):
