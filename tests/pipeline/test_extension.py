@@ -268,7 +268,7 @@ def test_what_is_no_part_of_a_checkpoint_stays_behind_and_is_named_unless_the_us
     stays = {"credentials.json", "id_rsa", "tokens.PY", "x.pkl", "params.json", "pytorch_model.bin"}
     assert not any((out / name).exists() for name in stays | {".env"})
     assert all((out / name).exists() for name in ("notes.md", "examples/a.txt", "special_tokens_map.json"))
-    (line,) = [line for line in lines if line.startswith("left out")]
+    (line,) = [line for line in lines if line.startswith("not copied")]
     assert f": {', '.join(sorted(stays))} (`include`" in line
     assert "warning: the tokenizer needs id_mine.py; add `include=id_mine.py` to copy it" in lines
     for pattern in (
