@@ -13,7 +13,9 @@ from ropepatch.report.printers import markdown_rows
 from ropepatch.training.forecast import Estimate
 from ropepatch.training.recipe import read_recipe
 
-METHODS = {BASELINE: "original model", "yarn": "`yarn`", "ntk": "`ntk`", "dca": "`dca` (remapping)"}
+METHODS = {BASELINE: "original model", "linear": "`linear` (position interpolation)"} | {
+    name: f"`{name}`" for name in ("ntk", "llama3", "yarn", "dca")
+}
 MODELS = (
     *("Qwen/Qwen3-8B", "Qwen/Qwen2.5-7B-Instruct", "meta-llama/Llama-3.1-8B", "mistralai/Mistral-7B-v0.3"),
     *("google/gemma-3-4b-it", "openai/gpt-oss-20b", "HuggingFaceTB/SmolLM3-3B"),
