@@ -57,7 +57,7 @@ class Agenda:
                 why = f"there is no {script}"
             try:
                 minutes = entry.open(self.gpu)
-            except (Exception, SystemExit) as error:  # of whatever kind: the others go on
+            except (Exception, SystemExit) as error:  # of whatever kind: the others continue
                 why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             if minutes and (entry.makes is None or entry.makes not in blocked):
                 yield entry, minutes, why
@@ -176,7 +176,7 @@ def main(words: Sequence[str] | None = None) -> None:
     try:
         agenda.run(given.minutes, logs)
     except KeyboardInterrupt:
-        print(f"interrupted; the same command goes on. Left:\n{agenda.table(math.inf)}")
+        print(f"interrupted; the same command resumes. Left:\n{agenda.table(math.inf)}")
         sys.exit(130)
     print(f"Left:\n{agenda.table(math.inf)}")
     sys.exit(bool(agenda.failed))

@@ -222,6 +222,27 @@ def test_every_output_in_readme_stands_in_the_transcript_of_its_commands():
     assert not [line for line in printed if line not in transcript]
 
 
+# Words that this project alone used, before it took those of the field.
+OUR_WORDS = re.compile(
+    r"attention[ -]maps?\b|in the place of|goes on|(is|are) told|comes? along|carry along|worth knowing|"
+    r"(old|trained) (context|window)|(pass)?keys found|haystacks? asked|reads? at \d|says all",
+    re.IGNORECASE,
+)
+KINDS_OF_TEXT = ("*.md", "*.py", "*.yaml", "*.jinja", "*.html", "*.js")
+
+
+def test_words_that_only_this_project_used_stay_away():
+    folders = [ROOT / name for name in ("docs", "eval", "recipes", "ropepatch")]
+    files = [file for folder in folders for kind in KINDS_OF_TEXT for file in folder.rglob(kind)]
+    files += [*ROOT.glob("*.md"), ROOT / "tests" / "cli" / "errors.txt"]
+    found = [
+        f"{file.relative_to(ROOT)}: {word[0]}"
+        for file in files
+        for word in OUR_WORDS.finditer(file.read_text(encoding="utf-8"))
+    ]
+    assert not found
+
+
 MEASURED_BY_TESTS = {"families"}  # of tests/extension
 
 

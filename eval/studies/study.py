@@ -192,7 +192,7 @@ class Study:
         self.run(self.command().parse_args(words))
 
     def run(self, given: Namespace) -> None:
-        """Measure what the file of these words does not hold yet; the others go on where a case fails."""
+        """Measure what the file of these words does not hold yet; the others continue where a case fails."""
         torch.set_num_threads(given.threads)
         if self.work:
             given.work.mkdir(parents=True, exist_ok=True)

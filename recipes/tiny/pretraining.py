@@ -60,7 +60,7 @@ class Rows(Dataset[dict[str, Tensor]]):
 
 
 def pretrain(recipe: Recipe, out: Path) -> Path:
-    """Train through all stages; a run that was interrupted goes on from its last checkpoint in ``out``.
+    """Train through all stages; a run that was interrupted resumes from its last checkpoint in ``out``.
 
     Every stage keeps the recipe up to itself beside its checkpoints, so that later stages may change.
 

@@ -64,7 +64,7 @@ class Recipe(Settings):
         texts: Files or folders of text, as seen from the working directory.
         model: What LlamaConfig takes.
         stages: Run one after the other.
-        encoding: The name of a position encoding, and its parameters, in the place of the rope.
+        encoding: The name of a position encoding, and its parameters, instead of RoPE.
     """
 
     seed: Whole
@@ -91,7 +91,7 @@ class Recipe(Settings):
             raise RopepatchError(f"model: {_one_line(error)}") from error
 
     def position_encoding(self) -> Encoding:
-        """What stands in the place of the rope, where `encoding` is given.
+        """What replaces RoPE, where `encoding` is given.
 
         Raises:
             RopepatchError: If it is no encoding with its parameters.

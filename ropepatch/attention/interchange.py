@@ -22,7 +22,7 @@ OTHER_SCORES = ("softcap", "s_aux", "position_bias")  # arguments by which a mod
 
 
 class PositionsInAttention(RotarySubstitute):
-    """Stands in the place of the rotary module: cos 1 and sin 0; an attention function does what it did.
+    """Replaces the rotary module: cos 1 and sin 0; an attention function does what it did.
 
     Args:
         stock: The rotary module; not registered.

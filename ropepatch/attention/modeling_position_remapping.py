@@ -171,7 +171,7 @@ PLAIN = Band(constant(0), nearer(0), same, same)
 
 
 def short_mask(batch_size: int, q_length: int, kv_length: int, **asked: Any) -> Tensor | None:
-    """In place of a mask [B, 1, Q, T], int64 [B, 1, 1, T + 2].
+    """Instead of a mask [B, 1, Q, T], int64 [B, 1, 1, T + 2].
 
     For every key its document in a packed sequence, counted from 1, or 0 for padding; then the column of the
     first query, and how many keys a query sees at most, or 0. A user's own pattern is sdpa's mask.
@@ -501,7 +501,7 @@ def attend(
     m, n = sight.queries, sight.keys
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     wide = torch.promote_types(query.dtype, torch.float32)
-    # Not mapped, or no farther than the trained window: one band of whatever the mask shows.
+    # Not mapped, or no farther than the original length: one band of whatever the mask shows.
     mapped = rope is not None and not 0 < sight.window <= rope.window
     bands, factor = [(PLAIN, slice(0, key.shape[2]))], None
     if rope is not None and mapped:
@@ -554,7 +554,7 @@ AttentionMaskInterface.register(NAME, short_mask)
 
 
 class Unrotated(MapRotation, nn.Module):
-    """Stands in the place of the rotary module, which is its submodule: transformers initialises it."""
+    """Replaces the rotary module, which is its submodule: transformers initialises it."""
 
     def __init__(self, stock: nn.Module, config: Any) -> None:
         super().__init__()

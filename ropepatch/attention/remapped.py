@@ -41,7 +41,7 @@ logger = logging.getLogger("ropepatch")
 
 
 class RemappedRope(PositionsInAttention, modeling.MapRotation):
-    """Stands in the place of the rotary module, and holds the remapping by which attention rotates.
+    """Replaces the rotary module, and holds the remapping by which attention rotates.
 
     Args:
         stock: The rotary module; not registered.
@@ -232,7 +232,7 @@ def mapped(model: nn.Module) -> Remapped | None:
 
 
 def _refuse_saving(name: str, *given: Any, **options: Any) -> NoReturn:
-    """In the place of a model's `save_pretrained`."""
+    """Replaces a model's `save_pretrained`."""
     raise RopepatchError(
         f"a model with a position remapping ({name}) cannot be saved: transformers would ignore it",
         hint="remove the remapping first; an adapter can be saved by itself",

@@ -18,7 +18,7 @@ from ropepatch.errors import RopepatchError, argument
 GROUP = Group("List", sort_key=4)
 REMAPPING = "position remapping"
 HEADS = {"scaling": "frequencies", REMAPPING: "D = m − n becomes"}  # of the tables
-REQUIRED = "required"  # in place of the default of a parameter without one
+REQUIRED = "required"  # stands for the default of a parameter without one
 
 
 def describe_method(method: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Attention by an encoding, in place of the model's own: linear memory, in training too.
+"""Attention by an encoding instead of the model's own: linear memory, in training too.
 
 Where distances add nothing, stock sdpa works on the changed queries, keys and values. Where they do, or
 weights are wanted, scores are computed in float32, for a block of queries at a time.

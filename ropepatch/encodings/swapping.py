@@ -1,4 +1,4 @@
-"""Another position encoding in the place of one model's rope, in memory and reversibly."""
+"""Another position encoding instead of one model's RoPE, in memory and reversibly."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def _task_summary(group: Comparison) -> dict[str, Any]:
 
 
 def _quoted(group: Comparison, result: Result) -> list[dict[str, Any]]:
-    """At the trained context and at the target, or the next length below; and what has no length."""
+    """At the original length and at the target, or the next length below; and what has no length."""
     quoted = [row for row in result.rows if "task" in row.at]
     for series in group.series:
         rows = {row.length: row for row in series.of(result)}

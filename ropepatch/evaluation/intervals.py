@@ -70,7 +70,7 @@ class Mean:
 
         Losses: r ± t * se, with the standard error and the degrees of freedom of `_spread`. Shares: Wilson's
         interval (J. Am. Stat. Assoc. 22, 1927) with the answers divided by the design effect (Kish 1965) and
-        t in the place of z. Unbounded, or 0 to 1, below three clusters (see `missing`) or if r is
+        t instead of z. Unbounded, or 0 to 1, below three clusters (see `missing`) or if r is
         not finite.
         """
         if self.missing or not math.isfinite(self.value):

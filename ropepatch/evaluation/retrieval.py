@@ -1,8 +1,8 @@
 """Retrieval: a haystack is read once, and every question is asked on its key-value cache at every length.
 
-A question never enters the cache: its keys and values are appended for one forward pass and dropped. So the
-reading goes on behind the stop of one length to that of the next, questions do not see each other, and layers
-with a sliding window are as exact as others.
+A question never enters the cache: its keys and values are appended for one forward pass and dropped. So
+reading continues after the stop of one length to that of the next, questions do not see each other, and
+layers with a sliding window are as exact as others.
 
 Shapes: B questions of a batch, T tokens of its longest with its answer, A tokens of an answer, N of a
 haystack, H heads of D dimensions, V vocabulary.

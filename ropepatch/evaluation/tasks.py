@@ -216,7 +216,7 @@ class PerplexityTask(Task):
         if self.text is not None:
             pieces = self._pieces(self.text, tokenizer, size)
         documents, ids = zip(*pieces, strict=True)
-        # Also the trained context, for the short-context cost.
+        # Also the original length, for the short-context cost.
         known = sorted({*lengths, *([trained] if trained < lengths[-1] else [])})
         edges = _edges(trained, lengths[-1])
         scorer = None if self.scorer is None else _scorer(self.scorer, model, tokenizer)

@@ -127,7 +127,7 @@ def cache_bytes(config: PreTrainedConfig, tokens: int) -> int | None:
 
 @dataclass(frozen=True)
 class _Way:
-    """How one engine is told to use other RoPE parameters.
+    """How one engine is made to use other RoPE parameters.
 
     Args:
         row: Its row in `Plan.engines`.

@@ -28,7 +28,7 @@ from ropepatch.settings import Count, Settings, Text, Whole, seed_of
 
 MIXTURES = 160  # random starts beside the published ones
 SCREENED = 16  # starts that are tried again on more text
-CANDIDATES = 4  # starts that take some steps before the best goes on
+CANDIDATES = 4  # starts that take some steps before the best continues
 RACE = 5  # of all steps, one in so many
 CHECKS = 8  # how often the validation windows are read on the way
 PATIENCE = 4  # checks without a new best, after which it stops
@@ -86,7 +86,7 @@ class Validated:
     loss: float
     start: str
     step: int = 0
-    short: float = 0.0  # the loss of the tokens within the trained context
+    short: float = 0.0  # the loss of the tokens within the original length
     log_prob: float = 0.0  # of the answers at the target
 
     @property
@@ -95,7 +95,7 @@ class Validated:
         return self.loss - ANSWERS * self.log_prob
 
     def not_worse(self, other: Validated) -> bool:
-        """Whether neither the trained context is read worse nor less is found."""
+        """Whether neither the original length is read worse nor less is found."""
         return self.short <= other.short and self.log_prob >= other.log_prob - LESS_LIKELY
 
 
@@ -251,7 +251,7 @@ def proceed(
     """The state after each further step, until it is over.
 
     The starts race, each on a process of its own if there are many; then the one whose descent has the lowest
-    validation loss goes on alone.
+    validation loss continues alone.
     """
     batch, every = batch_of(train), max(1, settings.steps // CHECKS)
     earlier = state.forward_tokens - train.spent - validation.spent

@@ -25,7 +25,7 @@ HELD_OUT = 16  # windows, at most, to validate, and as many to test; else 1 in 6
 FEWEST = 10  # windows without which nothing is learned
 TALES = 200  # that tiny learns from
 WRITTEN = 64  # rows that a model writes itself to learn from
-SHORTER = (2, 8)  # parts of the trained context, of which rows are that a device has no time for otherwise
+SHORTER = (2, 8)  # parts of the original length, of which rows are that a device has no time for otherwise
 PASSES = 4  # forward passes that a row of a step is worth: the teacher's, its own, and the backward pass
 
 
@@ -37,7 +37,7 @@ def rows_of_step(length: int) -> int:
 def row_length(model: Any, window: int, target: int, steps: int, device: str) -> int:
     """Tokens of the rows to learn from: the target, or fewer if a device took more than about an hour.
 
-    Rows are then within the trained context, at skipped positions: half of it, or else an eighth.
+    Rows are then within the original length, at skipped positions: half of it, or else an eighth.
     """
     config, weights = text_config(model.config), sum(weight.numel() for weight in model.parameters())
     hour = HOUR["cpu" if device == "cpu" else "cuda"]

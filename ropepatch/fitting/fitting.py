@@ -295,7 +295,7 @@ def _exam(
 
 
 def _outcome(test: FitLoss, sources: Sequence[int], state: FitState) -> dict[str, Any]:
-    """What decided nothing: loss and answers before, after, and the loss through the model's own window."""
+    """On rows that decided nothing: loss and answers before and after, and the original model's loss."""
     window, pairs = test.rope.original_max_position_embeddings, test.rope.num_pairs
     ends = [Vector.from_flat(end.vector, pairs) for end in (state.reference, state.best)]
     before, after = map(test.token_losses, ends)

@@ -3,7 +3,7 @@
 The loss of a token is its cross-entropy or, with a teacher, the Kullback-Leibler divergence from what the
 base model under a position remapping expects there to what the model expects. That of an answer, which is
 known to be true, is its cross-entropy in any case (`ropepatch.data.questions`).
-What is learned from weighs the tokens within the trained context `SHORT` of all, at least.
+What is learned from weighs the tokens within the original length `SHORT` of all, at least.
 
 Shapes: N windows of T tokens; B of them at once; P rotary pairs; C positions of a chunk.
 """
@@ -40,7 +40,7 @@ TAUGHT = 1 << 30  # bytes of the teacher's hidden states that are held
 AT_ONCE = 8192  # tokens of a forward pass, unless one window is longer
 ACTIVATIONS = 4 << 30  # bytes of them that are held
 VALUES = 16  # that a layer holds for every token, in units of the hidden size: counted on LLaMA in bfloat16
-SHORT = 0.4  # the least weight of the tokens within the trained context, of 1
+SHORT = 0.4  # the least weight of the tokens within the original length, of 1
 BACKWARD = 2  # a backward pass costs as many forward passes, as is usual to count
 
 
@@ -111,7 +111,7 @@ class Outcome(NamedTuple):
     """What validation windows say of a vector, in nats per token."""
 
     loss: float  # of all tokens by their weights
-    short: float  # within the trained context
+    short: float  # within the original length
     log_prob: float  # of the answers at the target; 0 where nothing is asked
 
 
@@ -128,7 +128,7 @@ class FitLoss:
 
     Attributes:
         ids: [N, T] int64.
-        factor: s, the length of a window over the trained context.
+        factor: s, the length of a window over the original length.
         spent: Forward tokens so far, without those of the teacher.
     """
 
@@ -190,7 +190,7 @@ class FitLoss:
         return total / self._scored(windows), flat.grad / scale
 
     def validate(self, vector: Vector) -> Outcome:
-        """The loss over all windows as it is learned, that within the trained context, and the answers."""
+        """The loss over all windows as it is learned, that within the original length, and the answers."""
         losses = precise(self.token_losses(vector))
         short, log_prob = losses[:, : self._trained - 1].mean().item(), 0.0
         if self.exam is not None:
@@ -257,7 +257,7 @@ class FitLoss:
     def _teach(self, ids: Tensor, teacher: Remapped) -> Tensor:
         """The hidden states [B, T, H] of the base model, or its logits if it has no decoder.
 
-        Windows that are longer than the trained context are read under the remapping.
+        Windows that are longer than the original length are read under the remapping.
 
         On the CPU; those of each window are computed once, as far as `TAUGHT` goes.
         """
@@ -287,7 +287,7 @@ class FitLoss:
 
 
 def _weights(tokens: int, within: int) -> Tensor:
-    """Of each of so many tokens, the first of which stand within the trained context; 1 in the mean."""
+    """Of each of so many tokens, the first of which stand within the original length; 1 in the mean."""
     share = max(SHORT, within / tokens)
     weights = torch.full((tokens,), (1 - share) * tokens / max(1, tokens - within))
     weights[:within] = share * tokens / within

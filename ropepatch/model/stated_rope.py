@@ -1,4 +1,4 @@
-"""A rope that files state, and the window that a user states in the place of theirs."""
+"""A rope that files state, and the window that a user states instead."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def packed_attention(model: nn.Module) -> Iterator[None]:
 def _no_mask(
     *, attention_mask: Tensor | None = None, local_size: int | None = None, device: Any = None, **_: Any
 ) -> Tensor:
-    """In the place of a mask, [1, 1, 0, window]: stock attention fails on it rather than leave a segment."""
+    """Replaces a mask, [1, 1, 0, window]: stock attention fails on it rather than leave a segment."""
     if attention_mask is not None:
         raise _misuse("an attention mask")
     return torch.empty(1, 1, 0, local_size or 0, dtype=torch.bool, device=device)

@@ -85,7 +85,7 @@ class Data(Settings):
     boundaries: bool = True
 
     def lengths(self, trained: int) -> tuple[list[int], int]:
-        """The tokens of each window and those of a batch, for an old context of ``trained`` tokens."""
+        """The tokens of each window and those of a batch, for an original length of ``trained`` tokens."""
         room = relative_length(self.tokens_per_batch, trained)
         windows = [relative_length(window, trained) for window in self.windows]
         for window in windows:
@@ -410,7 +410,7 @@ class Recipe(Settings):
         return self.trainer["max_steps"]
 
     def reads_beyond(self, trained: int) -> bool:
-        """Whether some of its rows are longer than an old context of ``trained`` tokens."""
+        """Whether some of its rows are longer than an original length of ``trained`` tokens."""
         return max(self.data.lengths(trained)[0]) > trained
 
     @property

@@ -165,7 +165,7 @@ def check_rows(streams: Iterable[Stream], windows: Iterable[int]) -> None:
 def held_out(store: TokenStore, length: int, count: int) -> tuple[list[Tensor], int]:
     """The first ``count`` pieces of ``length`` tokens, int64, and where the rest begins.
 
-    The document in which the last of them ends goes on in the rest.
+    The document in which the last of them ends continues in the rest.
     """
     taken = length * count
     if len(store) < taken:

@@ -79,12 +79,12 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """Where it keeps what it needs to go on."""
+        """Where it keeps what it needs to resume."""
         return self.out.with_name(f"{self.out.name}.run")
 
     @property
     def trained(self) -> int:
-        """The old context, in tokens."""
+        """The original context length, in tokens."""
         return self.plan.source.window
 
     def supply(self, say: Callable[[str], None] = lambda line: None) -> Supply:

@@ -62,7 +62,7 @@ def self_taught(source: Checkpoint, target: int, text: Texts | None) -> tuple[Re
 
 
 def _fitted(recipe: Recipe, hidden_size: int, text: Texts | None) -> Recipe:
-    """The recipe with the learning rate of a width, and with a text in the place of its source."""
+    """The recipe with the learning rate of a width, and with a text as its source."""
     rate = recipe.trainer["learning_rate"] * min(1.0, SMALL / hidden_size)
     changes: dict[str, Any] = {"trainer": recipe.trainer | {"learning_rate": float(f"{rate:.2g}")}}
     if text is not None:
@@ -72,7 +72,7 @@ def _fitted(recipe: Recipe, hidden_size: int, text: Texts | None) -> Recipe:
 
 
 def _longer(recipe: Recipe, length: int, target: int, trained: int, distances: dict[str, Any]) -> Recipe:
-    """The recipe with rows beyond the old context, which documents may be shorter than."""
+    """The recipe with training sequences beyond the original length, also of shorter documents."""
     room = max(length, relative_length(recipe.data.tokens_per_batch, trained))
     windows = {"windows": (length,), "tokens_per_batch": room, "boundaries": False}
     changes: dict[str, Any] = {"data": recipe.data.model_copy(update=windows)}

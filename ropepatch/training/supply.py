@@ -101,7 +101,7 @@ class RecipeReader:
 
     recipe: Recipe
     tokenizer: PreTrainedTokenizerBase
-    trained: int  # the old context, in tokens
+    trained: int  # the original context length, in tokens
     target: int  # the new context, in tokens
     vocabulary: int
     folder: Path  # the checkpoint, which generates what a recipe calls `generated: self`

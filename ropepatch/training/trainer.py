@@ -193,7 +193,7 @@ class SaveOnSignal(TrainerCallback):
     A second signal ends it at once, and so does one before which no step would be lost.
 
     Attributes:
-        unlogged: Of the checkpoint from which it goes on, the sum of the losses since a log, and its step.
+        unlogged: Of the checkpoint from which it resumes, the sum of the losses since a log, and its step.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""Measurements while a model trains: its loss within the old context and at the target, and passkeys."""
+"""Measurements while a model trains: its loss at the original length and the target, and passkeys."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Watcher:
     pieces: Sequence[
         Tensor
     ]  # held out, [target] or [L] each; of the latter no loss at the target is measured
-    trained: int  # the old context L, in tokens
-    target: int | None  # None where nothing is read beyond the old context
+    trained: int  # the original context length L, in tokens
+    target: int | None  # None where nothing beyond the original length is measured
     trials: int  # passkeys at each of five depths of the target
     split: bool  # whether processes share the work; not where the model itself is split over them
 

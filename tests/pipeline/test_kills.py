@@ -1,4 +1,4 @@
-"""Commands killed at points drawn from a seed: nothing half-written shows, and the same command goes on."""
+"""Commands killed at points drawn from a seed: nothing half-written shows, and the same command resumes."""
 
 from pathlib import Path
 

@@ -65,7 +65,7 @@ class Trial:
     Args:
         rows: What is read: one of `TEXTS`, or what the model writes itself.
         loss: Distillation or cross-entropy.
-        skipped: Rows of the old context at skipped positions, in place of rows of the target.
+        skipped: Sequences of the original length at skipped positions, instead of ones of the target length.
         method: The scaling.
         seed: Of adapter and rows.
         learning_rate: The greatest.

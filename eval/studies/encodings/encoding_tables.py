@@ -52,7 +52,7 @@ def spread(values: Sequence[float | None], form: str = "{:.3f}") -> str:
 
 
 def keys(runs: Sequence[Row], length: str) -> str:
-    """The passkeys found, of how many."""
+    """The passkeys retrieved, of how many."""
     found, asked = (sum(row["keys"][length][part] for row in runs) for part in (0, 1))
     return f"{found}/{asked}"
 

@@ -198,7 +198,7 @@ def in_short(rows: list[Row]) -> str:
         engines.append(f"{' '.join(engine)} {len(right)} of {len(own)} ({largest} nats{left})")
     return (
         "Written once, read the same: of the saved ropes of `tiny` that were probed on a CPU, each computes "
-        f"as transformers does (largest divergence beyond the old window): {', '.join(engines)}."
+        f"as transformers does (largest divergence beyond the original length): {', '.join(engines)}."
     )
 
 

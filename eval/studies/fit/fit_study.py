@@ -95,7 +95,7 @@ def text_of(model: str, text: str, factor: int) -> Text:
 
 
 def measure(case: Row, given: Namespace) -> Row:
-    """The mean loss of each window, of all its tokens and of those within the trained context."""
+    """The mean loss of each window, of all its tokens and of those within the original length."""
     place, label = checkpoint(case["model"], case["factor"]), case["label"]
     model, read = place.loaded[0], text_of(case["model"], case["text"], case["factor"])
     row: Row = {}
@@ -204,7 +204,7 @@ class Cell:
         return (best - least) / (mean(self.published["nats"]) - least)
 
     def excess(self, nats: Sequence[float]) -> float:
-        """A loss less that of the baseline through its own window."""
+        """A loss less that of the baseline within its original length."""
         return mean(less(nats, self.base["own"]))
 
     def _mean(self, values: Sequence[float], weights: Sequence[float] | None = None) -> Mean:

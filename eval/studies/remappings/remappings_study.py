@@ -56,7 +56,7 @@ def cases(given: Namespace) -> Iterator[Row]:
 
 
 def measure(case: Row, given: Namespace) -> Row:
-    """Losses, or keys found at the target, of how many, under a method; or why it cannot be put in."""
+    """Losses, or passkeys retrieved at the target, under a method; or why it cannot be put in."""
     place, method = checkpoint(case["model"], case["factor"]), case["method"]
     model, tokenizer = place.loaded
     if method == OWN:

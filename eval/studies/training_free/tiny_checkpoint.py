@@ -59,7 +59,7 @@ def worth(tokenizer: Any, *, length: int, count: int) -> dict[str, float]:
 
 
 def retrieval(model: Any, tokenizer: Any, lengths: tuple[int, ...], haystacks: int) -> dict[str, Any]:
-    """Passkeys found by length and by fifth of the keys, ordered by their depth."""
+    """Passkeys retrieved by length and by fifth of the keys, ordered by their depth."""
     asked = ropepatch.passkey(model, tokenizer, lengths=lengths, haystacks=haystacks, seed=SEED)
     cells: dict[str, Any] = {}
     for length in lengths:

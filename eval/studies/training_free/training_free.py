@@ -40,7 +40,7 @@ def cases(given: Namespace) -> Iterator[Row]:
 
 
 def measure(case: Row, given: Namespace) -> Row:
-    """Nats per token by stretch, with the reach of the 95 % interval over tales; keys found, of how many."""
+    """Nats per token by stretch, with the reach of the 95 % interval over tales; passkeys retrieved."""
     place, method = checkpoint("tiny", case["factor"]), case["method"]
     model, tokenizer = place.loaded
     ends = [place.trained << step for step in range(case["factor"].bit_length())]

@@ -250,7 +250,7 @@ def _sampled(target: int, count: int) -> Tensor:
 
 
 def _ticks(window: int, target: int, trained: str = "") -> tuple[list[int], list[str]]:
-    """The ends of an axis, and the trained context where there is room for it, with their names."""
+    """The ends of an axis, and the original length where there is room for it, with their names."""
     ticks = {0: "0", window: short_length(window) + trained, target: short_length(target)}
     ticks = {tokens: name for tokens, name in ticks.items() if not 0 < tokens < 0.12 * target}
     return [*ticks], [*ticks.values()]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ropepatch.evaluation.comparisons import Comparison
     from ropepatch.evaluation.results import Row
 
-HEADROOM = 1.0  # nats by which a picture goes on beyond its best line, at most
+HEADROOM = 1.0  # nats that a picture shows beyond its best line, at most
 LARGEST = 700  # nats, whose exponential is a number
 FLOOR = Look(FAINT, DASHES[2])
 

@@ -142,8 +142,8 @@ def rescalings(groups: Sequence[Comparison], look: Mapping[str, Look]) -> Change
 def pictures_of_results(comparison: Comparison, look: Mapping[str, Look]) -> list[Picture]:
     """Figures that the rows of a comparison allow."""
     adapted = any(result.adapted for result in comparison.results.values())
-    then = " before the adaptation" * adapted  # when the trained context was that
-    trained = f"the trained context of {short_length(comparison.trained)} tokens{then}"
+    then = " before the adaptation" * adapted  # when the original length was that
+    trained = f"the original length of {short_length(comparison.trained)} tokens{then}"
     several = len(comparison.kinds) > 1
     pictures = []
     for measure, keys in comparison.kinds_of_rows():
@@ -158,7 +158,7 @@ def pictures_of_results(comparison: Comparison, look: Mapping[str, Look]) -> lis
 
 
 def pictures_of_changes(changes: Changes) -> list[Picture]:
-    """Distances at which tokens are read, a figure for every trained context; the pairs of each scaling."""
+    """Distances at which tokens are read, a figure for every original length; the pairs of each scaling."""
     windows: dict[int, list[tuple[Rescaling, Look]]] = {}
     for change, look in changes:
         windows.setdefault(change.rope.original_max_position_embeddings, []).append((change, look))

@@ -33,7 +33,7 @@ DASHED: Any = {
     "linewidth": 0.9,
     "linestyle": (0, (4, 3)),
     "zorder": 0.9,
-}  # the trained context
+}  # the original length
 SOLID = ("yarn", "ntk", "linear", "llama3", FIT, "ntk-by-parts")  # in the order of COLOURS
 
 STYLE: Any = {
@@ -102,9 +102,9 @@ def shown(text: str, limit: int = 30) -> str:
 
 
 def length_axis(axes: Axes, lengths: Iterable[float], *, trained: int, label: str) -> None:
-    """A logarithmic axis of tokens with the trained context marked.
+    """A logarithmic axis of tokens with the original length marked.
 
-    Ticks stand at as many of the lengths as have room: the trained context and the last ones first.
+    Ticks stand at as many of the lengths as have room: the original length and the last ones first.
     """
     axes.set_xscale("log", base=2)
     low, high = axes.get_xlim()
