@@ -44,7 +44,7 @@ class Remapping(Method):
 
     kind = "position remapping"
     control: ClassVar[bool] = False  # to be measured beside others, and never chosen
-    saved_as = "code in its folder"
+    saved_as = "its own code"
     log_n: bool = False
     attention_factor: Amount = 1.0
 

@@ -281,7 +281,9 @@ def test_what_is_measured_beside_earlier_results_is_in_their_precision(tmp_path)
     assert [r.env["dtype"] for r in both if r.label != FLOOR] == ["torch.bfloat16"] * 2
     file = tmp_path / "tiny-512-perplexity-yarn.json"
     edit_json(file, env=json.loads(file.read_text())["env"] | {"dtype": "torch.float32"})
-    with pytest.raises(RopepatchError, match=r"of tiny in torch\.bfloat16 and in torch\.float32"):
+    with pytest.raises(
+        RopepatchError, match=r"of tiny in two precisions, torch\.bfloat16 and torch\.float32"
+    ):
         of_tiny(SHORT, methods=YARN, out=tmp_path)
 
 

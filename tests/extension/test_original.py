@@ -125,8 +125,8 @@ def test_a_window_beside_a_plan_or_of_a_scaled_rope_is_refused(source, tmp_path)
     model = AutoModelForCausalLM.from_pretrained(source)
     with pytest.raises(RopepatchError, match="patch needs a plan"):
         ropepatch.patch(model, plan, original=TRAINED)
-    with pytest.raises(RopepatchError, match=r"a plan says .* original"):
+    with pytest.raises(RopepatchError, match=r"a plan already sets .* original"):
         ropepatch.extend(plan, tmp_path / "out", original=TRAINED)
     out = extend(plan, tmp_path / "out")
-    with pytest.raises(RopepatchError, match=f"`original` is {TRAINED}, but this rope is scaled already"):
+    with pytest.raises(RopepatchError, match=f"`original` is {TRAINED}, but this model is already scaled"):
         ropepatch.plan(out, to=4 * TARGET, original=TRAINED)

@@ -98,7 +98,7 @@ def test_what_was_interrupted_after_the_checkpoint_has_its_name_goes_on_and_is_n
     with pytest.raises(KeyboardInterrupt):
         call(place, out := "measured", say=after_the_first, **measured)
     assert read_json(place / out / "ropepatch.json")["evaluation"] == {}
-    assert any("not complete" in note for note in judge(place / out).notes)
+    assert any("evaluation is incomplete" in note for note in judge(place / out).notes)
     for other in ({"evaluate": None}, {"to": 1024}, {"method": "ntk"}, {"dry_run": True, "to": 1024}):
         if other.get("dry_run"):
             (refusal,) = call(place, out, **measured | other).obstacles
@@ -113,7 +113,7 @@ def test_what_was_interrupted_after_the_checkpoint_has_its_name_goes_on_and_is_n
     again = call(place, out, say=lines.append, **measured)
     assert f"{again} is already written" in lines
     assert again.record == once.record
-    assert not any("not complete" in note for note in judge(again.folder).notes)
+    assert not any("evaluation is incomplete" in note for note in judge(again.folder).notes)
     files = [{file.name for file in one.folder.rglob("*")} for one in (once, again)]
     assert files[0] == files[1]
     monkeypatch.setattr("ropepatch.publishing.hub.check_repo", lambda repo: None)
@@ -282,7 +282,7 @@ def test_what_is_no_part_of_a_checkpoint_stays_behind_and_is_named_unless_the_us
 
 def test_an_extension_carries_no_key_and_none_is_left_behind_half_written(untidy, tmp_path):
     (untidy / "notes.md").write_text("hf_" + "Zz9" * 11 + "A")
-    with pytest.raises(RopepatchError, match=r"notes\.md holds an access token of the Hub"):
+    with pytest.raises(RopepatchError, match=r"notes\.md contains a Hub access token"):
         ropepatch.extend(untidy, tmp_path / "out", to="2k", include=["notes.md"])
     assert not (tmp_path / "out").exists()
     ropepatch.extend(untidy, tmp_path / "out", to="2k")

@@ -132,7 +132,7 @@ def test_every_warning_of_the_terminal_is_in_the_report_before_the_verdict(few, 
         asking("baseline", [haystacks, 0, 0], n=haystacks),
         asking("yarn", [haystacks] * 3, n=haystacks, method="yarn"),
     ]
-    expected = ["4 documents", "2 haystacks"] * few
+    expected = ["4 documents", "2 prompts"] * few
     print_results(results)
     print_ranking(rank(results, base="baseline"), results)
     printed = re.findall(r"^Warning: .*$", capsys.readouterr().out, re.MULTILINE)
@@ -145,8 +145,8 @@ def test_every_warning_of_the_terminal_is_in_the_report_before_the_verdict(few, 
 
 def test_how_it_was_measured_and_everything_that_stands_behind_a_result_is_in_the_file(page):
     text = plain(page)
-    assert "10 pieces of books, 10,240 tokens in all. Each piece is read once" in text
-    assert "4 haystacks of ropepatch's own filler, seed 0" in text
+    assert "10 pieces of books, 10,240 tokens in total. One pass over each piece" in text
+    assert "4 prompts of the built-in filler, seed 0" in text
     lines = ["model weights sha256:0123", "scaling factor 4.0", '"beta_fast": 32.0', "digest f00d"]
     for line in (*lines, "torch 2.8.0", "seconds 1.5", "n 1000 clusters 10", "n 12 clusters 4"):
         assert line in text, line

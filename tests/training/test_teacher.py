@@ -256,7 +256,7 @@ def test_a_run_that_is_interrupted_where_the_next_row_is_a_far_one_ends_like_one
 
 
 def test_what_has_no_teacher_is_refused_before_anything_is_read(tmp_path, monkeypatch):
-    with pytest.raises(RopepatchError, match="distil beside lora: null: the teacher is the base model"):
+    with pytest.raises(RopepatchError, match="distil needs a LoRA adapter"):
         recipe(lora=None)
     with pytest.raises(RopepatchError, match="unknown remapping 'rerpoe'"):
         Distil(remapping="rerpoe")
@@ -269,9 +269,7 @@ def test_what_has_no_teacher_is_refused_before_anything_is_read(tmp_path, monkey
 def test_a_model_that_takes_no_map_is_taught_by_short_rows_alone(tmp_path):
     slides = {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True, "sliding_window": 64}
     narrow = plan(tiny_config("qwen2", **slides, max_position_embeddings=256), to=512, method="yarn")
-    with pytest.raises(
-        RopepatchError, match="cannot have a position remapping: its layers that rotate see no far"
-    ):
+    with pytest.raises(RopepatchError, match="its layers with RoPE attend to only 64 of its 256"):
         prepare(narrow, recipe()).check()
     prepare(narrow, recipe(data=small_recipe().data)).check()
 
