@@ -53,22 +53,15 @@ def workplace(tmp_path_factory) -> Path:
     """A folder with the checkpoints and the books that the documents speak of, small and random."""
     folder = tmp_path_factory.mktemp("readme")
     # One head of 16: at 32k tokens attention is all that takes time.
-    write_checkpoint(
-        folder / "llama-2-7b",
-        max_position_embeddings=4096,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        by_bytes=True,
-    )
-    write_checkpoint(
-        folder / "SmolLM2-135M-Instruct",
-        max_position_embeddings=8192,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        by_bytes=True,
-    )
+    for name, length in (("llama-2-7b", 4096), ("SmolLM2-135M-Instruct", 8192)):
+        write_checkpoint(
+            folder / name,
+            max_position_embeddings=length,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+            by_bytes=True,
+        )
     AutoConfig.for_model("qwen3_5").save_pretrained(folder / "qwen3.5")
     for name in ("qwen3-8b", "Qwen/Qwen3-8B"):
         AutoConfig.for_model("qwen3", max_position_embeddings=40_960).save_pretrained(folder / name)
