@@ -1,16 +1,10 @@
 """The tables of README, each a few rows of a longer one elsewhere."""
 
-import json
-import tempfile
-from pathlib import Path
-
 from pages_tables import Outcome, asked, found, kinds_of, mean
-from registries import PRESETS, gpu_hours, smallest_gpu
+from registries import PRESETS, gpu_hours, memory_of, plan_of, smallest_gpu
 
-import ropepatch
 from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.report.printers import markdown_rows
-from ropepatch.training.forecast import Estimate
 from ropepatch.training.recipe import read_recipe
 
 METHODS = {BASELINE: "original model", "linear": "`linear` (position interpolation)"} | {
@@ -41,9 +35,7 @@ def models() -> str:
     """Which engines apply a plan by YaRN, of models that many use."""
     presets, rows, engines = {one["model"]: one for one in PRESETS}, [], list[str]()
     for model in MODELS:
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "config.json").write_text(json.dumps(presets[model]["config"]), encoding="utf-8")
-            plan = ropepatch.plan(folder, to=presets[model]["to"])
+        plan = plan_of(presets[model])
         lengths = f"{plan.rope.original_max_position_embeddings:,} → {plan.target:,}"
         rope_type = f"`{plan.rope_parameters['rope_type']}`"
         rows.append((f"`{model}`", lengths, rope_type, *(line.reads for line in plan.engines)))
@@ -56,8 +48,6 @@ def hardware() -> str:
     rows = []
     for name in TRAININGS:
         recipe = read_recipe(name)
-        ways = recipe, recipe.model_copy(update={"quantization": "4bit"})
-        costs = [cost for one in ways if (cost := Estimate.of(one))]
-        memory = (f"{cost.memory.total_gib:.0f} GiB: {smallest_gpu(cost.memory.total_gib)}" for cost in costs)
+        memory = (f"{gib:.0f} GiB: {smallest_gpu(gib)}" for gib in memory_of(recipe))
         rows.append((f"`{name}`", *memory, gpu_hours(recipe)))
     return markdown_rows(("recipe", "LoRA", "QLoRA (`quantization: 4bit`)", "H100 hours"), rows)

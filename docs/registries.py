@@ -112,13 +112,18 @@ def models() -> str:
     return markdown_rows(heads, [(f"`{one['model']}`", *_planned(one)) for one in PRESETS])
 
 
-def _planned(preset: Mapping[str, Any]) -> list[str]:
+def plan_of(preset: Mapping[str, Any]) -> Plan:
+    """The plan by YaRN of a preset."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(preset["config"]), encoding="utf-8")
-        try:
-            plan = ropepatch.plan(folder, to=preset["to"], method="yarn")
-        except RopepatchError as error:
-            return ["", f"refused: {error}", "", ""]
+        return ropepatch.plan(folder, to=preset["to"], method="yarn")
+
+
+def _planned(preset: Mapping[str, Any]) -> list[str]:
+    try:
+        plan = plan_of(preset)
+    except RopepatchError as error:
+        return ["", f"refused: {error}", "", ""]
     window, kind = plan.rope.original_max_position_embeddings, plan.rope_parameters["rope_type"]
     layers = f"{_scaled_layers(plan)} of {plan.source.config.num_hidden_layers}"
     return [f"{window:,}", f"{plan.target:,}", f"`{kind}`", layers]
@@ -191,13 +196,18 @@ def gpu_hours(recipe: Recipe) -> str:
     return f"{hours:.0f}" if hours > 0.5 else "under 1"
 
 
+def memory_of(recipe: Recipe) -> list[float]:
+    """GiB on one GPU, the weights in their precision and of an adapter also in 4 bits; none if not known."""
+    ways = [recipe, *([recipe.model_copy(update={"quantization": "4bit"})] if recipe.lora else [])]
+    return [cost.memory.total_gib for one in ways if (cost := Estimate.of(one))]
+
+
 def hardware() -> str:
     """The smallest GPU that holds each training, its weights in their precision and in 4 bits."""
     rows = []
     for name in shipped_names(RECIPES):
         recipe = read_recipe(name)
-        ways = [recipe, *([recipe.model_copy(update={"quantization": "4bit"})] if recipe.lora else [])]
-        costs = [cost.memory.total_gib for one in ways if (cost := Estimate.of(one))]
+        costs = memory_of(recipe)
         if recipe.model not in ("tiny", "MODEL") and costs:
             cells = [f"{gib:.1f} GiB: {smallest_gpu(gib)}" for gib in costs]
             rows.append((costs[0], [f"`{name}`", *cells, *["–"] * (2 - len(cells)), gpu_hours(recipe)]))

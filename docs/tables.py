@@ -21,7 +21,6 @@ sys.path.append(str(Path(__file__).parents[1] / "eval" / "studies"))
 sys.path.extend(str(folder) for folder in (Path(__file__).parents[1] / "eval" / "studies").glob("*/"))
 
 import distil_study
-import encoding_gallery
 import encoding_tables
 import engine_types
 import engines_study
@@ -223,9 +222,7 @@ FIGURES: Mapping[str, Make] = {
     "eval/results/tiny-suite-perplexity.svg": lambda: generate.svg(
         figures(ropepatch.read_results(RESULTS / "tiny-suite"))["perplexity"]
     ),
-    "eval/results/encodings-extrapolation.svg": lambda: generate.svg(
-        encoding_gallery.plot_encoding_gallery()["extrapolation"]
-    ),
+    "eval/results/encodings-extrapolation.svg": lambda: generate.concept_figures()["extrapolation"],
     **{
         f"docs/figures/{name}.svg": lambda name=name: generate.concept_figures()[name]
         for name in generate.CONCEPTS

@@ -441,7 +441,7 @@ def temperature(m: Tensor, window: int, log_n: bool, attention_factor: float) ->
     return ((precise(m) + 1).clamp(min=1).log() / math.log(window)).clamp(min=1) * factor
 
 
-class MapRotation:
+class RemappedRotation:
     """A rotary module that leaves queries and keys unrotated: attention rotates them by a remapping."""
 
     stock: nn.Module
@@ -497,7 +497,7 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention [B, Q, H, D] of unrotated queries [B, H, Q, D] to unrotated keys and values [B, K, T, D]."""
     sight = Sight.of(attention_mask, query, key, position_ids)
-    rope: MapRotation | None = module.__dict__[POSITIONS_SLOT]
+    rope: RemappedRotation | None = module.__dict__[POSITIONS_SLOT]
     m, n = sight.queries, sight.keys
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     wide = torch.promote_types(query.dtype, torch.float32)
@@ -553,7 +553,7 @@ AttentionInterface.register(NAME, attend)
 AttentionMaskInterface.register(NAME, short_mask)
 
 
-class Unrotated(MapRotation, nn.Module):
+class Unrotated(RemappedRotation, nn.Module):
     """Replaces the rotary module, which is its submodule: transformers initialises it."""
 
     def __init__(self, stock: nn.Module, config: Any) -> None:

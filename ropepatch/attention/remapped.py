@@ -40,7 +40,7 @@ REMAPPED_ATTENTION = "ropepatch_remapping"  # in the interfaces of transformers,
 logger = logging.getLogger("ropepatch")
 
 
-class RemappedRope(PositionsInAttention, modeling.MapRotation):
+class RemappedRope(PositionsInAttention, modeling.RemappedRotation):
     """Replaces the rotary module, and holds the remapping by which attention rotates.
 
     Args:
@@ -75,7 +75,7 @@ class RemappedRope(PositionsInAttention, modeling.MapRotation):
     def forward(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> Any:
         """Ones and zeros, but to layers of a type that is not mapped the stock module's cos and sin."""
         self.check_attention()
-        return modeling.MapRotation.forward(self, x, position_ids, *layer_type)
+        return modeling.RemappedRotation.forward(self, x, position_ids, *layer_type)
 
     def extra_repr(self) -> str:
         """The remapping, as `print(model)` shows it."""

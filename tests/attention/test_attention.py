@@ -33,7 +33,7 @@ def attention_module(name: str | None, window: int = 1000, wants_weights: bool =
     """What finds a remapping where attention looks for it, and LLaMA's rotation beside itself."""
     module = nn.Module()
     module.__class__ = type("Attention", (nn.Module,), {"__module__": modeling_llama.__name__})
-    rope = modeling.MapRotation()
+    rope = modeling.RemappedRotation()
     rope.stock, rope.wants_weights = Rotary(), wants_weights
     parameters = SMALL[name] | {"log_n": False, "attention_factor": 1.0}
     rope.set_remapping(None, {"name": name, "parameters": parameters, "window": window})

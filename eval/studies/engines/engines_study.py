@@ -12,7 +12,6 @@ llama.cpp's own converter, whose place CONVERTER gives.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import signal
 import socket
@@ -33,7 +32,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.model.mistakes import DOUBLED, FACTORLESS, MISREAD, TWICE, UNSCALED
 from ropepatch.model.reading_file import RIGHT
-from ropepatch.probing.judging import UNDECIDED, WORDS
+from ropepatch.probing.judging import WORDS
 from ropepatch.probing.mistakes import ropes
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
@@ -157,9 +156,6 @@ STUDY = Study(name="engines", about=__doc__, cases=cases, measure=measure, optio
 
 # Tables, which docs/tables.py writes
 
-GIVEN_A_TENSOR = "llama.cpp"  # of the frequencies, in a GGUF; its own converter writes none but for llama3
-LARGEST = re.compile(r"(?:largest|max KL divergence) (\S+) nats beyond")
-
 
 def probed_table(rows: list[Row]) -> str:
     """Each saved rope by engine: what `probe` says of it, and how many wrong ones it named."""
@@ -183,23 +179,7 @@ def verdict_of(row: Row) -> str:
     if row["verdict"] is None:
         return "no answer"
     nats = "" if row["beyond"] is None else f" ({row['beyond']:.0e} nats)"
-    return WORDS.get(row["verdict"], row["verdict"]).partition(":")[0] + nats
-
-
-def in_short(rows: list[Row]) -> str:
-    """How many of the saved ropes each engine computes, and the largest divergence, in a sentence."""
-    engines = []
-    read = [row for row in rows if row["served"] == RIGHT and row["engine"] != GIVEN_A_TENSOR]
-    for engine, own in by(read, "engine", "version").items():
-        right = [row for row in own if row["verdict"] == RIGHT]
-        largest = max((LARGEST.findall(row["why"])[0] for row in right), key=float)
-        undecided = sum(row["verdict"] == UNDECIDED for row in own)
-        left = f"; {undecided} undecided" if undecided else ""
-        engines.append(f"{' '.join(engine)} {len(right)} of {len(own)} ({largest} nats{left})")
-    return (
-        "Written once, read the same: of the saved ropes of `tiny` that were probed on a CPU, each computes "
-        f"as transformers does (largest divergence beyond the original length): {', '.join(engines)}."
-    )
+    return WORDS.get(row["verdict"], row["verdict"]) + nats
 
 
 def trainers_table(rows: list[Row]) -> str:
