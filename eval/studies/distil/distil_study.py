@@ -217,17 +217,13 @@ STUDY = Study(name="distil", about=__doc__, cases=cases, measure=measure, work=T
 # The table, which docs/tables.py writes
 
 
-TEXTS = {"own kind": "its own kind of text"}
-
-
 def title(row: Row) -> str:
     """What was trained on."""
     if row["of"] != TRIAL:
         return "teacher: base with ReRoPE" if row["of"] == TEACHER else f"not trained, {row['method']}"
     place = "skipped positions" if row["skipped"] else "sequences of the target length"
-    return f"{TEXTS.get(row['rows'], row['rows'])}, {place}, {row['method']}" + (
-        f", seed {row['seed']}" if row["seed"] else ""
-    )
+    text = "its own kind of text" if row["rows"] == "own kind" else row["rows"]
+    return f"{text}, {place}, {row['method']}" + (f", seed {row['seed']}" if row["seed"] else "")
 
 
 def loss(row: Row) -> str:
