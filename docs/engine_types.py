@@ -12,7 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ropepatch.extension.engines import VERSIONS
 from ropepatch.model import engine_types as facts
-from ropepatch.model.engine_types import ABSENT, ASKED, NOT_KNOWN, OTHERS, found
+from ropepatch.model.engine_types import ABSENT, NOT_KNOWN, OTHERS, TESTED, found
 from ropepatch.report.printers import markdown_rows
 
 Row = Mapping[str, Any]
@@ -78,7 +78,7 @@ def table() -> str:
 
 def cell(engine: str, whole: str, text: str | None = None) -> str:
     """Name the RoPE types that an engine supports in an architecture, and what it does with the others."""
-    verdicts = {kind: found(engine, whole, text or whole, kind) for kind in ASKED}
+    verdicts = {kind: found(engine, whole, text or whole, kind) for kind in TESTED}
     if len({*verdicts.values()}) == 1:
         how, verdict = verdicts["default"]
         return ", ".join(filter(None, ("all" if verdict == "right" else verdict, how)))

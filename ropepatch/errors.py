@@ -10,7 +10,7 @@ MOST = 1000  # characters of a message
 
 
 def in_python(name: str, value: str = "") -> str:
-    """An argument in Python syntax: `to`, `to=32k`."""
+    """Format an argument in Python syntax: `to`, `to=32k`."""
     return f"`{name}={value}`" if value else f"`{name}`"
 
 
@@ -18,13 +18,13 @@ _writing: ContextVar[Callable[[str, str], str]] = ContextVar("writing", default=
 
 
 def argument(name: str, value: object = "") -> str:
-    """An argument in the caller's syntax: `to=32k` in Python, --to 32k on the command line."""
+    """Format an argument in the caller's syntax: `to=32k` in Python, --to 32k on the command line."""
     return _writing.get()(name, str(value))
 
 
 @contextmanager
 def arguments_written(by: Callable[[str, str], str]) -> Iterator[None]:
-    """Set how messages write arguments: ``by`` is a function of a name and a value or an empty text."""
+    """Set how messages format arguments: ``by`` takes a name and a value or an empty string."""
     before = _writing.set(by)
     try:
         yield
@@ -33,11 +33,11 @@ def arguments_written(by: Callable[[str, str], str]) -> Iterator[None]:
 
 
 def printable(text: str, most: int = MOST) -> str:
-    """One line for a terminal: escape control characters, which can move its cursor, and cut the middle.
+    """Make one line for a terminal: escape control characters, and cut the middle of a long text.
 
     Args:
         text: Any text, e.g. an error message.
-        most: The characters to keep.
+        most: The number of characters to keep.
     """
     if len(text) > most:
         text = f"{text[: most // 2]} ... {text[-most // 2 :]}"

@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all, JSON, and what comes with the package."""
+"""Files and folders that are written completely or not at all, JSON, and bundled files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ropepatch.errors import RopepatchError, argument
 
 
 def check_name(path: str | Path) -> None:
-    """Refuse a name whose bytes are no UTF-8: no record, no JSON and no safetensors file can hold it."""
+    """Raise a `RopepatchError` for a name that is not UTF-8, which JSON and safetensors cannot store."""
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
@@ -28,12 +28,12 @@ def check_name(path: str | Path) -> None:
 
 
 def absent(out: str | Path) -> Path:
-    """The absolute path of a folder that does not exist yet; one that does is refused."""
+    """Return the absolute path of a new folder; raise a `RopepatchError` if it exists."""
     check_name(out)
     try:
         folder = Path(out).expanduser().absolute()
         exists = folder.exists() or folder.is_symlink()
-    except (OSError, RuntimeError) as error:  # a name that is too long, a folder closed to us, ~ of nobody
+    except (OSError, RuntimeError) as error:  # name too long, no permission, no such ~user
         reason = getattr(error, "strerror", None) or error
         raise RopepatchError(
             f"cannot write {out}: {reason}", hint=f"choose another {argument('out')}"
@@ -50,12 +50,12 @@ def absent(out: str | Path) -> Path:
 
 
 def is_gguf(model: str | os.PathLike[str]) -> bool:
-    """Whether a model is a GGUF file by its name."""
+    """Return whether the name of a model is that of a GGUF file."""
     return os.fspath(model).lower().endswith(".gguf") and not Path(model).is_dir()
 
 
 def check_space(what: str, place: Path, needed: int, *, hint: str) -> None:
-    """Refuse to write more bytes than the disk of the folder `place` has room for."""
+    """Raise a `RopepatchError` unless the disk of the folder `place` has enough free bytes."""
     free = shutil.disk_usage(place).free
     if needed > free:
         raise RopepatchError(f"{what} needs {_size(needed)}, {place} has {_size(free)} free", hint=hint)
@@ -70,7 +70,7 @@ def _size(num_bytes: int) -> str:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder to write into; it takes its name if all went well and is removed otherwise."""
+    """Yield a temporary folder to write into; rename it on success, remove it on an error."""
     parents = [parent for parent in folder.parents if not parent.exists()]
     try:
         with _partial(folder, lambda new: new.mkdir(parents=True)) as partial:
@@ -85,12 +85,12 @@ def new_folder(folder: Path) -> Iterator[Path]:
         raise
 
 
-# Errors of writing alone, whichever file they name: that of a copy names what it reads.
+# Errors that only writing raises; the error of a failed copy names the file it reads.
 OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def disk_error(error: OSError, folder: Path) -> RopepatchError:
-    """The error that a new file or folder could not be written, or what it is copied from not read."""
+    """Make the error of a new file or folder that cannot be written, or of an unreadable source."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     named = Path(os.fsdecode(error.filename or folder))
     ours = folder.is_relative_to(named) or f"/.{folder.name}." in named.as_posix()
@@ -110,11 +110,11 @@ def disk_error(error: OSError, folder: Path) -> RopepatchError:
 
 @contextmanager
 def whole_file(file: Path, *, new: bool = False) -> Iterator[Path]:
-    """Yield a path to write to; it takes the name of the file if all went well and is removed otherwise.
+    """Yield a temporary path to write to; rename it on success, remove it on an error.
 
     Args:
         file: The file.
-        new: Raise FileExistsError if the file exists by then, instead of replacing it.
+        new: Raise FileExistsError if the file exists by then instead of replacing it.
     """
     with _partial(file, Path.touch) as partial:
         try:
@@ -129,14 +129,14 @@ def whole_file(file: Path, *, new: bool = False) -> Iterator[Path]:
                 return
             except FileExistsError:
                 raise
-            except OSError:  # no links on this file system: take the name first
+            except OSError:  # no links on this file system: reserve the name first
                 file.touch(exist_ok=False)
         partial.replace(file)
 
 
 @contextmanager
 def _partial(path: Path, make: Callable[[Path], object]) -> Iterator[Path]:
-    """Yield a temporary path beside it, and remove that on exit unless it was renamed."""
+    """Yield a temporary path in the same folder, and remove it on exit unless it was renamed."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         make(partial)
@@ -146,7 +146,7 @@ def _partial(path: Path, make: Callable[[Path], object]) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, or as much of it as goes; nothing where there is none."""
+    """Remove a file, or as much of a folder as possible, if it exists."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -157,7 +157,7 @@ PACKAGE = Path(__file__).parent
 
 
 def shipped(folder: str) -> Path:
-    """A folder like ``eval/suites``: within an installed package, or beside the package in a checkout."""
+    """Return a bundled folder like ``eval/suites``, in an installed package or in a git checkout."""
     installed = PACKAGE / "shipped_data" / folder
     return installed if installed.is_dir() else PACKAGE.parent / folder
 
@@ -166,10 +166,10 @@ ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse strict JSON: no NaN, no number that no float holds, no text that is no UTF-8.
+    """Parse strict JSON: no NaN, no numbers beyond the range of a float, no invalid Unicode.
 
     Raises:
-        ValueError: It is no JSON, or nested too deep.
+        ValueError: If it is not JSON, or nested too deeply.
     """
     try:
         text = text.decode() if isinstance(text, bytes) else text
@@ -193,10 +193,10 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def check_regular(path: Path) -> None:
-    """Refuse a pipe, a socket or a device, also behind a link, before it is opened: reading may never end."""
+    """Raise a `RopepatchError` for a pipe, socket or device, from which reading may never end."""
     try:
         mode = path.stat().st_mode
-    except (OSError, ValueError):  # missing, closed to us, too long a name, NUL
+    except (OSError, ValueError):  # missing, no permission, name too long, NUL
         return
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise RopepatchError(
@@ -236,28 +236,28 @@ NOT_ASCII = re.compile(r"[\x7f-\U0010ffff]")
 
 
 def json_text(content: Any, *, indent: int | None = 2) -> str:
-    """Format strict JSON: no NaN, no infinity, and escapes for what is not printable."""
+    """Format strict JSON: no NaN, no infinity, and non-printable characters escaped."""
     text = json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=False)
     return NOT_ASCII.sub(lambda one: one[0] if one[0].isprintable() else json.dumps(one[0])[1:-1], text)
 
 
 def write_json(path: Path, content: Any, *, indent: int | None = 2) -> None:
-    """Write a file of `json_text`."""
+    """Write a JSON file; see `json_text`."""
     path.write_text(json_text(content, indent=indent) + "\n", encoding="utf-8")
 
 
 def check_resumed(what: str, earlier: Mapping[str, Any], now: Mapping[str, Any], *, hint: str) -> None:
-    """Refuse to resume an earlier call of other arguments, naming those that differ.
+    """Raise a `RopepatchError` if the resumed call had other arguments, and name those that differ.
 
     Args:
         what: The first words of the error, such as "FOLDER is of another run".
         earlier: All arguments of the earlier call that decide its outcome, as read from JSON.
-        now: The same of this call.
+        now: The same arguments of this call.
         hint: The hint of the error.
     """
-    same = json.loads(json.dumps(now))  # tuples are lists there
-    keys = [*same, *(key for key in earlier if key not in same)]
+    these = json.loads(json.dumps(now))  # with lists instead of tuples, as in `earlier`
+    keys = [*these, *(key for key in earlier if key not in these)]
     if differing := [
-        key for key in keys if (key in earlier, earlier.get(key)) != (key in same, same.get(key))
+        key for key in keys if (key in earlier, earlier.get(key)) != (key in these, these.get(key))
     ]:
         raise RopepatchError(f"{what}: it differs in {', '.join(differing)}", hint=hint)

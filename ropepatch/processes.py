@@ -1,4 +1,4 @@
-"""The processes that share a call: their ranks, their shares of the work, and their devices.
+"""The processes of one call: their ranks, their shares of the work, and their devices.
 
 Only this module uses the environment of a launcher and torch.distributed.
 """
@@ -17,16 +17,16 @@ from ropepatch.errors import RopepatchError
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
-PATIENCE = timedelta(days=2)  # time limit of the others while the first tokenises, merges and saves
+PATIENCE = timedelta(days=2)  # how long the others wait while the first tokenises, merges and saves
 
 
 def is_first() -> bool:
-    """Whether this process prints, among those started together, joined or not."""
+    """Return whether this process has rank 0 and prints, also before the processes are joined."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def on_cpu() -> bool:
-    """Whether accelerate must use the CPU, on which it has no FSDP."""
+    """Return whether accelerate must use the CPU, where it does not support FSDP."""
     import torch
 
     return not torch.accelerator.is_available() and os.environ.get("ACCELERATE_USE_FSDP") != "true"
@@ -34,7 +34,7 @@ def on_cpu() -> bool:
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes of a call, from the view of one of them.
+    """The processes of a call, and which of them this one is.
 
     Args:
         rank: The rank of this process.
@@ -52,7 +52,7 @@ class Processes:
         return self.rank == 0
 
     def share(self, items: Sequence[Item]) -> Sequence[Item]:
-        """The items of this process: with n processes, rank r gets every n-th from r on."""
+        """Return the items of this process: with n processes, every n-th from its rank on."""
         return items[self.rank :: self.count]
 
     def deal(
@@ -60,9 +60,9 @@ class Processes:
     ) -> list[Outcome]:
         """Do ``work`` for every item, each in one process, and return all results in every process.
 
-        An exception in one process ends the call in all. If a process is killed, the others wait until their
-        launcher ends them or the time limit of the process group passes. ``key`` names an item, to check that
-        all processes have the same items.
+        An exception in one process ends the call in all. If a process is killed, the others wait for their
+        launcher or the time limit of the process group. ``key`` names an item, to check that all processes
+        have the same items.
         """
         if self.count == 1:
             return [work(item) for item in items]

@@ -33,12 +33,12 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from ropepatch.errors import RopepatchError
 from ropepatch.files import check_regular, read_json, shipped
 
-_short = reprlib.Repr()  # aliases make a short YAML file hold an endless value
+_short = reprlib.Repr()  # because of its aliases, a short YAML file can contain an endless value
 _short.maxlevel, _short.maxstring, _short.maxother = 2, 100, 100
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses duplicate keys; YAML forbids them, but PyYAML keeps the last."""
+    """A loader that rejects duplicate keys: YAML forbids them, but PyYAML keeps the last."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
@@ -69,7 +69,7 @@ def read_yaml(path: Path, what: str) -> Any:
 
 
 def refuse_unknown(names: Iterable[object], choices: Iterable[str], what: str) -> None:
-    """Refuse a name that is not among the choices; the hint is the nearest of them, or all."""
+    """Raise a `RopepatchError` for a name that is not among the choices; the hint is the nearest, or all."""
     choices = list(choices)
     for name in names:
         if name not in choices:
@@ -83,17 +83,17 @@ ENDINGS = (".yaml", ".yml")
 
 
 def shipped_names(folder: str) -> list[str]:
-    """The names of the bundled YAML files in a folder."""
+    """Return the names of the bundled YAML files in a folder."""
     return sorted(file.stem for file in shipped(folder).glob("*.yaml"))
 
 
 def name_of(named: str) -> str:
-    """The name of a bundled file, or that of a path without its suffix."""
+    """Return the name of a bundled file, or of a path without its suffix."""
     return Path(named).stem if named.endswith(ENDINGS) else named
 
 
 def find_shipped(name: str, folder: str, what: str) -> Path:
-    """The bundled YAML file of a name, or the file of a path; ``what`` names its kind."""
+    """Find a bundled YAML file by name, or return a path; ``what`` names its kind in errors."""
     if name.endswith(ENDINGS):
         return Path(name)
     refuse_unknown([name], shipped_names(folder), what)
@@ -101,9 +101,9 @@ def find_shipped(name: str, folder: str, what: str) -> Path:
 
 
 def check_keys(name: str, folder: str, what: str) -> None:
-    """Refuse a file of `find_shipped` whose keys are not those of the bundled schema.
+    """Check the keys of a file of `find_shipped` against the bundled schema.
 
-    It is quick; the class that validates the rest takes seconds to import.
+    This is fast; importing the class that validates the rest takes seconds.
     """
     file, schema = find_shipped(name, folder, what), read_json(shipped(folder) / f"{what}.schema.json")
     content = read_yaml(file, what)
@@ -158,14 +158,14 @@ def relative_length(text: str | int, trained: int) -> int:
     match = re.fullmatch(MULTIPLE, str(text).strip())
     if not match:
         return parse_length(str(text))
-    return round(float(match[1]) * trained) or parse_length("0")  # which refuses it
+    return round(float(match[1]) * trained) or parse_length("0")  # raises
 
 
 OTHER_TYPES = {"default": "none", "su": "longrope"}  # RoPE types with another name here
 
 
 def as_target(value: str = "") -> tuple[str, str]:
-    """The target and method of a RoPE scaling, or of a factor; the defaults are 4x and yarn."""
+    """Return the target and method of a RoPE scaling or a factor; the defaults are 4x and yarn."""
     try:
         rope: Any = ast.literal_eval(value.replace("null", "None").replace("true", "True"))
     except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -183,7 +183,7 @@ def as_target(value: str = "") -> tuple[str, str]:
 
 
 def listed(values: Any) -> list[Any]:
-    """The entries of a list, or of a text that separates them by commas; one value alone is its own list."""
+    """Return the entries of a list or of a comma-separated text; any other value as a list of one."""
     if isinstance(values, str):
         return [value.strip() for value in values.split(",")]
     return list(values) if isinstance(values, Iterable) and not isinstance(values, dict) else [values]
@@ -198,12 +198,12 @@ def short_length(tokens: int) -> str:
 
 
 def seed_of(*parts: object) -> int:
-    """A 64-bit seed for the draw that ``parts`` describe; the same on every machine and in every process."""
+    """Compute a 64-bit seed from ``parts``, the same on every machine and in every process."""
     return int(key_of(parts)[:16], 16)
 
 
 def key_of(value: object) -> str:
-    """A key of 64 hexadecimal digits for the repr of a value; the same in every process."""
+    """Hash the repr of a value to 64 hexadecimal digits, the same in every process."""
     return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
@@ -215,7 +215,7 @@ def expected(words: str) -> WrapValidator:
             fits(value)
         except (ValidationError, RopepatchError):
             raise PydanticCustomError("unfit", "unfit", {"words": words}) from None
-        return value  # as it was written: 2 stays 2 where 2.0 would do
+        return value  # unconverted: 2 stays an int
 
     return WrapValidator(check)
 
@@ -237,12 +237,12 @@ def _some_tokens(length: int | str) -> int | str:
     return length
 
 
-Divisors = Annotated[  # each leaves a frequency that float32 holds
+Divisors = Annotated[  # in the range in which every frequency fits float32
     tuple[Annotated[float, Field(ge=1e-30, le=1e30)], ...],
     Field(min_length=1),
     expected("a tuple of numbers from 1e-30 to 1e30"),
 ]
-MAX_NUMBER = 1e12  # of a number in a formula: beyond it powers and logarithms leave the floating-point range
+MAX_NUMBER = 1e12  # of a number in a formula: beyond it powers overflow
 Entry = TypeVar("Entry")
 Several = Annotated[tuple[Entry, ...], Field(min_length=1)]
 Text = Annotated[str, Field(min_length=1), expected("a text")]
@@ -266,8 +266,8 @@ Length = Annotated[
     AfterValidator(_some_tokens),
     expected("a length in tokens (4096, 32k or 4x)"),
 ]
-UNKNOWN_FIELD = "unexpected_keyword_argument"  # of a dataclass, by pydantic's type of error
-WORDS = {  # where a type has no words of its own, by pydantic's type of error
+UNKNOWN_FIELD = "unexpected_keyword_argument"  # pydantic's type of error for a dataclass
+WORDS = {  # for types without `expected`, by pydantic's type of error
     "bool_type": "true or false",
     "dataclass_type": "a mapping",
     "dict_type": "a mapping",
@@ -284,10 +284,10 @@ WORDS = {  # where a type has no words of its own, by pydantic's type of error
 
 
 class Settings(BaseModel):
-    """User input of declared types, strictly: no conversions, no unknown keys.
+    """User input of declared types, validated strictly: no conversions, no unknown keys.
 
-    A value that does not fit is a `RopepatchError` that names its place, from YAML, JSON or Python alike.
-    Lists become tuples, numbers of NumPy and torch Python's. JSON Schemas take their texts from docstrings.
+    An invalid value raises a `RopepatchError` that names its key, for YAML, JSON and Python. Lists become
+    tuples, and NumPy and torch numbers become Python's. JSON Schemas contain the texts of the docstrings.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -298,11 +298,11 @@ class Settings(BaseModel):
         except ValidationError as error:
             raise refusal(error, type(self), values) from None
 
-    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # nested ones keep their place
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # keeps the path of nested errors
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
-        """Leave the names and defaults in the signature that `help` shows; the docstring explains them."""
+        """Remove annotations from the signature that `help` shows."""
         bare = [one.replace(annotation=one.empty) for one in inspect.signature(cls).parameters.values()]
         cls.__signature__ = inspect.Signature(bare)
 
@@ -336,7 +336,7 @@ class Settings(BaseModel):
 
     @classmethod
     def _check_keys(cls, keys: Collection[Any]) -> None:
-        """Refuse unknown keys, and missing keys without a default."""
+        """Raise an error for unknown keys, and for missing keys without a default."""
         required = [key for key, field in cls.model_fields.items() if field.is_required()]
         for key in [*keys, *required]:
             if key not in cls.model_fields or key not in keys:
@@ -372,12 +372,12 @@ class Settings(BaseModel):
 
 
 def noun(kind: type) -> str:
-    """Human-readable class name: a `PasskeyTemplate` is a passkey template."""
+    """Return a class name in words: `PasskeyTemplate` as "passkey template"."""
     return re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", " ", kind.__name__).lower()
 
 
 def meanings(kind: type) -> dict[str, str]:
-    """Parse the section Args of a docstring."""
+    """Parse the Args section of a docstring."""
     section = (inspect.getdoc(kind) or "").partition("Args:\n")[2].partition("\n\n")[0]
     entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", section, flags=re.MULTILINE)
     return {key: " ".join(text.split()) for key, text in entries}
@@ -389,7 +389,7 @@ def shown(value: object) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Turn lists and arrays into tuples, numbers of other libraries into Python's."""
+    """Convert lists and arrays to tuples, and numbers of other libraries to Python's."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if type(value) not in (list, tuple):
         return value
@@ -397,14 +397,14 @@ def _plain(value: Any) -> Any:
 
 
 def _tuples(value: Any, depth: int) -> Any:
-    """Turn lists within lists, to a depth, into tuples."""
+    """Convert lists within lists to tuples, down to a depth."""
     if depth == 0 or not isinstance(value, list | tuple):
         return value
     return tuple(_tuples(item, depth - 1) for item in value)
 
 
 def _even(layers: tuple[tuple[tuple[Any, ...], ...], ...]) -> Any:
-    """Refuse layers of unlike many heads, and heads of unlike many pairs."""
+    """Check that all layers have as many heads, and all heads as many pairs."""
     if (
         len({len(heads) for heads in layers}) > 1
         or len({len(pairs) for heads in layers for pairs in heads}) > 1
@@ -414,18 +414,18 @@ def _even(layers: tuple[tuple[tuple[Any, ...], ...], ...]) -> Any:
 
 
 def refusal(error: ValidationError, kind: type[Any], content: Any) -> RopepatchError:
-    """Phrase the first error of pydantic in one line and a hint.
+    """Make a `RopepatchError` with one line and a hint from the first error of pydantic.
 
     Args:
         error: The errors.
-        kind: The settings, or the dataclass, to be made.
+        kind: The class, settings or a dataclass.
         content: The input.
     """
-    # Unknown keys come first, which say most; pydantic's dataclasses put missing ones before them.
+    # Unknown keys are the most helpful; pydantic's dataclasses report missing ones before them.
     first = max(error.errors(include_url=False), key=lambda one: one["type"] == UNKNOWN_FIELD)
     value, context, fault, steps = first["input"], first.get("ctx", {}), first["type"], first["loc"]
     if fault in (UNKNOWN_FIELD, "missing"):
-        keys = [] if steps[1:] else [*inspect.signature(kind).parameters]  # of what is within, we have none
+        keys = [] if steps[1:] else [*inspect.signature(kind).parameters]  # not known for nested classes
         context = {"key": steps[-1:], "keys": keys}
         fault, steps = "unknown" if fault == UNKNOWN_FIELD else "absent", steps[:-1]
     place, hint = _place(steps, content), None
@@ -454,7 +454,7 @@ def refusal(error: ValidationError, kind: type[Any], content: Any) -> RopepatchE
 
 
 def _place(steps: tuple[int | str, ...], content: Any) -> str:
-    """Format a location: `data.sources[1].weight`; without the steps that pydantic takes within a union."""
+    """Format a location, `data.sources[1].weight`, without pydantic's own steps within a union."""
     place = ""
     for step in steps:
         with suppress(KeyError, IndexError, TypeError):
@@ -473,31 +473,31 @@ def _nearest_or_all(name: object, names: list[str]) -> str:
 
 
 class Named(Settings):
-    """The parameters of an entry of a `Registry`, which the user chooses by name."""
+    """The parameters of a `Registry` entry, which users choose by name."""
 
     name: ClassVar[str]
     formula: ClassVar[str] = ""  # one line, for tables
     paper: ClassVar[str] = "–"
     listed_by: ClassVar[str]  # the command that lists the parameters
-    beside: ClassVar[tuple[str, ...]] = ()  # fields that are no parameters of its own
+    common: ClassVar[tuple[str, ...]] = ()  # fields of all entries, not counted as parameters
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """The default of every parameter; `...` if there is none."""
+        """Return the default of every parameter; `...` if there is none."""
         return {
             key: ... if field.is_required() else field.default
             for key, field in cls.model_fields.items()
-            if key not in cls.beside
+            if key not in cls.common
         }
 
     @classmethod
     def required(cls) -> list[str]:
-        """Names of the parameters without a default."""
+        """Return the names of the parameters without a default."""
         return [key for key, default in cls.defaults().items() if default is ...]
 
     @classmethod
     def refuse_unknown(cls, parameters: Iterable[object], *, arguments: Iterable[str] = ()) -> None:
-        """Refuse names that are no parameters; the hint is the nearest one, or argument, and the list."""
+        """Raise a `RopepatchError` for an unknown parameter; the hint suggests the nearest name."""
         known = cls.defaults()
         for parameter in parameters:
             if parameter not in known:
@@ -508,7 +508,7 @@ class Named(Settings):
                 )
 
     def parameters(self) -> dict[str, Any]:
-        """The parameters by name."""
+        """Return the parameters by name."""
         return {key: getattr(self, key) for key in self.defaults()}
 
     def check(self) -> None:
@@ -521,8 +521,8 @@ class Named(Settings):
     def _check_keys(cls, keys: Collection[Any]) -> None:
         if not hasattr(cls, "name"):
             raise RopepatchError(f"{cls.__name__} has no name", hint='write name = "..." in the class')
-        cls.refuse_unknown(key for key in keys if key not in cls.beside)
-        if missing := [key for key in (*cls.beside, *cls.required()) if key not in keys]:
+        cls.refuse_unknown(key for key in keys if key not in cls.common)
+        if missing := [key for key in (*cls.common, *cls.required()) if key not in keys]:
             raise RopepatchError(f"{cls.name} needs {', '.join(missing)}", hint=cls._list())
 
     def _require(self, holds: bool, parameter: str, words: str) -> None:
@@ -549,7 +549,7 @@ Choice = TypeVar("Choice")
 
 
 class Registry(dict[str, type[Kind]]):
-    """Classes by the name that the user types; a third party adds an entry.
+    """Classes by the name that users type; third parties can add entries.
 
     Args:
         what: Their kind in messages, such as "method".
@@ -570,7 +570,7 @@ class Registry(dict[str, type[Kind]]):
         return "\n".join(f"{name}: {'; '.join(filter(None, of_one))}" for name, of_one in facts.items())
 
     def find(self, name: str) -> type[Kind]:
-        """Look up a class; an unknown name is refused with the nearest one and the list."""
+        """Look up a class; the error of an unknown name suggests the nearest one and lists all."""
         return find_named(name, self, self.what, self.other_names)
 
     def make(self, name: str, /, **parameters: Any) -> Kind:
@@ -581,7 +581,7 @@ class Registry(dict[str, type[Kind]]):
 
 
 def find_named(name: str, choices: Mapping[str, Choice], what: str, other_names: Mapping[str, str]) -> Choice:
-    """Look up a name; an unknown one is refused with the nearest one and the list."""
+    """Look up a name; the error of an unknown one suggests the nearest and lists all."""
     listed = f"{what}s: {', '.join(choices)}"
     if not isinstance(name, str):
         raise RopepatchError(f"{what} must be a name, got {shown(name)}", hint=listed)

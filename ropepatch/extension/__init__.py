@@ -1,1 +1,1 @@
-"""From a scaling to a patched model and a checkpoint that stock transformers loads."""
+"""Planning an extension, patching a model, and writing checkpoints that stock transformers loads."""

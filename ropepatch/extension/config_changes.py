@@ -49,13 +49,13 @@ def saved_ropes(scaling: Scaling, rope: Rope, current: dict[str, Any], to: int) 
     Args:
         scaling: The scaling to save.
         rope: The RoPE that it scales.
-        current: The model's current `rope_parameters` (of one layer type), whose other keys stay.
+        current: The model's current `rope_parameters` (of one layer type); other keys are kept.
         to: The new max_position_embeddings, in tokens.
     """
     # partial_rotary_factor is the share of pairs that rotate under `proportional`, else D / head_dim.
     proportional = {"partial_rotary_factor"} if current.get("rope_type") == "proportional" else set()
     own = {key: value for key, value in current.items() if key not in SCALING_KEYS | proportional}
-    # A query temperature uses this length, which must stay as the model was trained.
+    # A query temperature uses the original length that the model was trained with.
     kept = {ORIGINAL: current[ORIGINAL]} if {QUERY_TEMPERATURE, ORIGINAL} <= current.keys() else {}
     if native := scaling.native(rope):
         if native["rope_type"] == current.get("rope_type") == "yarn":  # the softmax scale uses its keys
@@ -103,8 +103,8 @@ def _lengths(attention_factor: float, rope: Rope, to: int, own: dict[str, Any]) 
     """Return the lengths for equal lists, which only determine the attention factor that engines derive.
 
     Engines use s = max_position_embeddings / original_max_position_embeddings. With the target as original
-    length they derive a = 1, and neither limit the length (vLLM) nor misplace a position (SGLang). The
-    original length of a query temperature stays.
+    length they derive a = 1, and neither limit the length (vLLM) nor misplace a position (SGLang). With a
+    query temperature, the original length is kept.
     """
     if ORIGINAL in own:
         return {"factor": to / own[ORIGINAL], ORIGINAL: own[ORIGINAL]} | _mscales(attention_factor)
@@ -158,8 +158,8 @@ def _forms(source: Checkpoint, scaling: Scaling, to: int, static: bool) -> Itera
     current = source.site.of(source.config.rope_parameters)
     forms = saved_ropes(scaling, source.rope, current, to)
     if "partial_rotary_factor" in current:
-        whole = current | {"partial_rotary_factor": 1.0}
-        forms = chain(forms, saved_ropes(scaling, source.rope, whole, to))
+        full = current | {"partial_rotary_factor": 1.0}
+        forms = chain(forms, saved_ropes(scaling, source.rope, full, to))
     if static or not switches(current):
         yield from forms
         return

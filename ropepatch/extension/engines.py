@@ -1,7 +1,7 @@
 """Which inference engines support an extended checkpoint, and how completely.
 
 The rules are derived from each engine's source for LLaMA's architecture (for llama.cpp, from its converter
-and runtime); `ropepatch.model.engine_types` knows which other architectures behave the same.
+and runtime); `ropepatch.model.engine_types` lists the other architectures that behave the same.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ STALE = "frequencies change as the sequence grows: cached keys go stale"
 
 Reads = Literal["yes", "partly", "no", "not known"]
 How = Literal["run", "probed", "read"] | None
-Switch = Annotated[Text, StringConstraints(pattern=r"^--[a-z-]+ \d+$")]  # a card prints it as a command
+Switch = Annotated[Text, StringConstraints(pattern=r"^--[a-z-]+ \d+$")]  # model cards print it in a command
 
 
 class Engine(Part):
@@ -72,7 +72,7 @@ class Engine(Part):
     switches: list[Switch]
 
 
-class Says(NamedTuple):
+class Support(NamedTuple):
     """An engine's support of a RoPE in LLaMA's architecture, from its source code; see `Engine`."""
 
     reads: Reads
@@ -93,7 +93,7 @@ def engine_support(
     whole: str | None = None,
     *,
     folds: bool = True,
-    scales_alone: bool = True,
+    rope_only: bool = True,
 ) -> list[Engine]:
     """Return one row per engine of `VERSIONS`.
 
@@ -107,39 +107,43 @@ def engine_support(
         model_type: The architecture of the language model, as transformers names it.
         whole: The architecture of the whole model, if the language model is a part of it.
         folds: Whether the attention factor can be folded into the query weights.
-        scales_alone: Whether only RoPE changes, so that a GGUF file can be scaled.
+        rope_only: Whether only RoPE changes, so that a GGUF file can be scaled.
     """
     written = _Written(parameters, rope, target, folds)
     rows = [_transformers(written).by("transformers 5.x", "run")]
     for engine, rule in RULES.items():
         known = found(engine, whole or model_type, model_type, written.kind)
-        says = rule(written) if known.verdict == "right" else _otherwise(engine, known, whole or model_type)
-        probed = says.reads == "yes" and PROBED.get(engine) == model_type
-        rows.append(says.by(engine, "probed" if probed else known.how))
+        support = (
+            rule(written) if known.verdict == "right" else _otherwise(engine, known, whole or model_type)
+        )
+        probed = support.reads == "yes" and PROBED.get(engine) == model_type
+        rows.append(support.by(engine, "probed" if probed else known.how))
     architecture = gguf_architecture(model_type)
-    says = _converted(written, model_type, architecture)
-    if says.reads != "yes" and scales_alone and architecture and _in_gguf(written, architecture):
+    support = _converted(written, model_type, architecture)
+    if support.reads != "yes" and rope_only and architecture and _in_gguf(written, architecture):
         instead = "use `ropepatch extend FILE.gguf` on a converted file"
-        says = says._replace(note="; ".join(filter(None, (says.note, instead))))
-    how: How = "read" if says.reads != "not known" else None
-    rows.insert(list(VERSIONS).index("llama.cpp"), says.by("llama.cpp", how))
+        support = support._replace(note="; ".join(filter(None, (support.note, instead))))
+    how: How = "read" if support.reads != "not known" else None
+    rows.insert(list(VERSIONS).index("llama.cpp"), support.by("llama.cpp", how))
     return rows
 
 
-def _otherwise(engine: str, known: Found, model_type: str) -> Says:
+def _otherwise(engine: str, known: Found, model_type: str) -> Support:
     """Return the support of an engine that does not, or may not, treat an architecture like LLaMA."""
     if engine in ("vLLM", "SGLang") and known.verdict == ABSENT:
-        return Says("not known", f"has no {model_type} of its own, but may run transformers' code")
+        return Support("not known", f"has no {model_type} of its own, but may run transformers' code")
     if known.verdict == NOT_KNOWN:
-        return Says("not known")
-    return Says("no", WHY_NOT[known.verdict].format(model_type))
+        return Support("not known")
+    return Support("no", WHY_NOT[known.verdict].format(model_type))
 
 
 def remapping_support() -> list[Engine]:
     """Return the support of a checkpoint with a position remapping, whose code only transformers runs."""
-    own = Says("yes", "with trust_remote_code=True, for the code in its folder").by("transformers 5.x", "run")
+    own = Support("yes", "with trust_remote_code=True, for the code in its folder").by(
+        "transformers 5.x", "run"
+    )
     others = [engine for engine in VERSIONS if engine != own.engine]
-    return [own, *(Says("no", "has no such attention").by(engine, "read") for engine in others)]
+    return [own, *(Support("no", "has no such attention").by(engine, "read") for engine in others)]
 
 
 @dataclass(frozen=True)
@@ -190,80 +194,80 @@ class _Written:
         return bool(self.parameters.get("truncate", True))
 
 
-def _transformers(written: _Written, note: str = "") -> Says:
+def _transformers(written: _Written, note: str = "") -> Support:
     if written.kind == "dynamic" or switches(written.parameters):
-        return Says("partly", STALE)
-    return Says("yes", note)
+        return Support("partly", STALE)
+    return Support("yes", note)
 
 
-def _transformers_4(written: _Written) -> Says:
+def _transformers_4(written: _Written) -> Support:
     return _transformers(written, "through rope_theta and rope_scaling")
 
 
-def _vllm(written: _Written) -> Says:
+def _vllm(written: _Written) -> Support:
     kind, window, switch = written.kind, written.window, f"--max-model-len {written.target}"
     if written.parameters.get("llama_4_scaling_beta"):
-        return Says("partly", "scales queries with the position only with Mistral's params.json")
+        return Support("partly", "scales queries with the position only with Mistral's params.json")
     if kind == "dynamic":
         garbage = ", and produces garbage beyond them" if written.factor > 1 else ""
-        return Says("no", f"does not scale, has a table of {window} tokens{garbage}")
+        return Support("no", f"does not scale, has a table of {window} tokens{garbage}")
     if switches(written.parameters):
         note = f"uses one list at every length: short_factor up to {window} tokens, else long_factor"
-        return Says("partly", f"{note} with {switch}", switch)
+        return Support("partly", f"{note} with {switch}", switch)
     if kind == "linear" and written.factor > 1:
-        return Says("yes", f"multiplies the length again: pass {switch}", switch)
+        return Support("yes", f"multiplies the length again: pass {switch}", switch)
     if kind == "longrope" and window < written.target:
         note = f"serves {window} tokens without {switch}; only for {HALVES}"
-        return Says("yes", note, switch)
+        return Support("yes", note, switch)
     if kind == "longrope":
-        return Says("yes", f"only for {HALVES}")
+        return Support("yes", f"only for {HALVES}")
     if kind == "yarn" and (end := math.ceil(window * written.factor)) < written.target:
-        return Says("partly", f"its table ends at {end} tokens")
+        return Support("partly", f"its table ends at {end} tokens")
     if kind == "yarn" and not written.is_written(written.by_yarn):
-        return Says("yes", f"builds that ignore attention_factor use {written.by_yarn:.4f}")
-    return Says("yes")
+        return Support("yes", f"builds that ignore attention_factor use {written.by_yarn:.4f}")
+    return Support("yes")
 
 
-def _sglang(written: _Written) -> Says:
+def _sglang(written: _Written) -> Support:
     kind, window = written.kind, written.window
     if kind == "dynamic":
         if written.factor == 1:
-            return Says("no", f"does not scale, serves {window} tokens")
+            return Support("no", f"does not scale, serves {window} tokens")
         reach = int(written.factor * window)
         serves = f", serves {reach} tokens" if reach < written.target else ""
-        return Says("partly", f"uses one base at every length{serves}")
+        return Support("partly", f"uses one base at every length{serves}")
     if switches(written.parameters):
-        return Says("partly", f"{STALE}; rotates position {window} as position 0 while it is the last")
+        return Support("partly", f"{STALE}; rotates position {window} as position 0 while it is the last")
     if kind == "linear" and written.factor > 1:
         switch = f"--context-length {written.target}"
-        return Says("yes", f"multiplies the length again: pass {switch}", switch)
+        return Support("yes", f"multiplies the length again: pass {switch}", switch)
     if kind == "longrope" and window < written.target:
         note = f"rotates position {window} as position 0 while it is the last; only for {HALVES}"
-        return Says("partly", note)
+        return Support("partly", note)
     if kind == "longrope":
-        return Says("yes", f"only for {HALVES}")
+        return Support("yes", f"only for {HALVES}")
     if kind == "yarn" and written.factor == 1 and not written.is_written(1):
-        return Says("partly", "uses 1.0000 as attention factor")
-    return Says("yes")
+        return Support("partly", "uses 1.0000 as attention factor")
+    return Support("yes")
 
 
-def _converted(written: _Written, model_type: str, architecture: str | None) -> Says:
+def _converted(written: _Written, model_type: str, architecture: str | None) -> Support:
     """Return the support of llama.cpp: its converter and its runtime."""
     if model_type in IN_LLAMA_CPP:
         return _llama_cpp(written)
     if architecture in GGUF_DROPPED and written.kind != "default":
-        return Says("no", "its converter drops the scaling")
+        return Support("no", "its converter drops the scaling")
     if architecture in {None, *GGUF_DROPPED, *GGUF_OTHERWISE} or written.kind not in PLAIN:
-        return Says("not known")
+        return Support("not known")
     return _llama_cpp(written)
 
 
-def _llama_cpp(written: _Written) -> Says:
+def _llama_cpp(written: _Written) -> Support:
     kind = written.kind
     if kind == "dynamic":
-        return Says("no", f"its converter drops the scaling, the context is {written.window} tokens")
+        return Support("no", f"its converter drops the scaling, the context is {written.window} tokens")
     if kind == "longrope":
-        return Says("no", "its converter drops the factors")
+        return Support("no", "its converter drops the factors")
     if kind == "yarn":
         a, usual = written.by_yarn, written.is_written(written.by_yarn)
         off = [] if usual else [f"uses {a:.4f} as attention factor"]
@@ -271,8 +275,8 @@ def _llama_cpp(written: _Written) -> Says:
             off.append("uses 32 and 1 as beta_fast and beta_slow")
         off += [] if written.truncates else ["truncates the ramp"]
         if off:
-            return Says("partly", " and ".join(off))
-    return Says("yes")
+            return Support("partly", " and ".join(off))
+    return Support("yes")
 
 
 def _in_gguf(written: _Written, architecture: str) -> bool:
@@ -288,10 +292,10 @@ def _in_gguf(written: _Written, architecture: str) -> bool:
     return by_keys and not written.rope.is_scaled
 
 
-def _mlx_lm(written: _Written) -> Says:
+def _mlx_lm(written: _Written) -> Support:
     kind, off = written.kind, []
     if kind == "dynamic":
-        return Says("partly", STALE)
+        return Support("partly", STALE)
     if switches(written.parameters):
         off.append("uses long_factor at every length")
     a = written.attention_factor
@@ -305,8 +309,8 @@ def _mlx_lm(written: _Written) -> Says:
     if kind == "yarn" and not written.truncates:
         off.append("truncates the ramp")
     if off:
-        return Says("partly", "; ".join(off))
-    return Says("yes", "through rope_theta and rope_scaling")
+        return Support("partly", "; ".join(off))
+    return Support("yes", "through rope_theta and rope_scaling")
 
 
 RULES = {"transformers 4.x": _transformers_4, "vLLM": _vllm, "SGLang": _sglang, "mlx-lm": _mlx_lm}

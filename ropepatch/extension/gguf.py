@@ -18,7 +18,7 @@ from ropepatch.extension.planning import WIDTH, check_method, method_for, scalin
 from ropepatch.extension.text import bands_text, changes_table, parameters_text
 from ropepatch.files import absent, check_space, disk_error, json_text, whole_file
 from ropepatch.model.architectures import GGUF_GLOBAL
-from ropepatch.model.gguf import BETAS, FACTORS, FREQS, LLAMA_CPP, GgufModel, Said, same_frequencies
+from ropepatch.model.gguf import BETAS, FACTORS, FREQS, LLAMA_CPP, GgufModel, GgufRope, same_frequencies
 from ropepatch.model.gguf_file import GgufFile, Keys, Tensors
 from ropepatch.model.rotary import float32_on_cpu
 from ropepatch.model.weights import Progress
@@ -50,7 +50,7 @@ class GgufPlan:
 
     @property
     def model(self) -> str:
-        """The file's name as the user gave it."""
+        """The path that the user gave."""
         return self.source.name
 
     @property
@@ -60,19 +60,21 @@ class GgufPlan:
 
     @cached_property
     @float32_on_cpu()
-    def said(self) -> Said:
+    def gguf_rope(self) -> GgufRope:
         """The RoPE metadata of the new file.
 
         Raises:
             RopepatchError: If llama.cpp cannot compute it in this architecture.
         """
         source, scaling = self.source, self.method
-        if (way := source.find_way(scaling)) is not None:
-            return way
+        if (equivalent := source.find_equivalent(scaling)) is not None:
+            return equivalent
         names = "yarn", "linear", "ntk"
         tried = [make_scaling(name, factor=scaling.factor) for name in names]
         can = [
-            one.name for one in tried if (one.composes or not self.rope.is_scaled) and source.find_way(one)
+            one.name
+            for one in tried
+            if (one.composes or not self.rope.is_scaled) and source.find_equivalent(one)
         ]
         methods = " or ".join(argument("method", name) for name in can)
         raise RopepatchError(
@@ -87,25 +89,25 @@ class GgufPlan:
     def tensors(self) -> Tensors:
         """The tensors that change; None removes a tensor."""
         here = self.source.file.tensors.keys() & {*FACTORS, FREQS} if self.source.tables else ()
-        names = FACTORS if self.said.kind == "longrope" else (FREQS,)
-        table = np.array(self.said.divisors, dtype=np.float32)
-        return dict.fromkeys(here) | (dict.fromkeys(names, table) if self.said.divisors else {})
+        names = FACTORS if self.gguf_rope.kind == "longrope" else (FREQS,)
+        table = np.array(self.gguf_rope.divisors, dtype=np.float32)
+        return dict.fromkeys(here) | (dict.fromkeys(names, table) if self.gguf_rope.divisors else {})
 
     @cached_property
     def keys(self) -> Keys:
         """The metadata that change; None removes a key."""
-        said, plain = self.said, self.said.kind in ("none", "longrope")
-        named = said.kind != "none" or said.attn_factor != 1 or said.divisors
+        new, plain = self.gguf_rope, self.gguf_rope.kind in ("none", "longrope")
+        named = new.kind != "none" or new.attn_factor != 1 or new.divisors
         scaling: dict[str, int | float | str | None] = {
-            "type": said.kind if named else None,
-            "factor": None if plain else float(said.factor),
-            "original_context_length": None if plain else said.original or None,
-            "attn_factor": None if said.attn_factor == 1 else said.attn_factor,
+            "type": new.kind if named else None,
+            "factor": None if plain else float(new.factor),
+            "original_context_length": None if plain else new.original or None,
+            "attn_factor": None if new.attn_factor == 1 else new.attn_factor,
             **dict.fromkeys(("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")),
         }
         source = self.source
         keys: dict[str, int | float | str | None] = {source.key("context_length"): self.target}
-        keys[source.key("rope.freq_base")] = said.base
+        keys[source.key("rope.freq_base")] = new.base
         keys |= {source.key(f"rope.scaling.{name}"): value for name, value in scaling.items()}
         keys[source.key("rope.scale_linear")] = None
         fields = source.file.fields
@@ -117,7 +119,7 @@ class GgufPlan:
 
     def frequencies(self) -> Frequencies:
         """Return the frequencies that llama.cpp computes from the new file."""
-        return self.said.frequencies(self.source.rotary_dim)
+        return self.gguf_rope.frequencies(self.source.rotary_dim)
 
     @cached_property
     @float32_on_cpu()
@@ -140,7 +142,7 @@ class GgufPlan:
                 f"sliding_window {source.sliding_window} does not change: in layers that have it, tokens "
                 "farther apart do not attend to each other"
             )
-        if self.said.divisors:
+        if self.gguf_rope.divisors:
             yield f"forks of llama.cpp that ignore {FREQS} (ik_llama.cpp) silently run this file unscaled"
         yield "transformers drops every RoPE scaling when it loads a GGUF file"
 
@@ -249,7 +251,7 @@ def plan(
             hint=f"use a static method, e.g. {argument('method', 'yarn')}",
         )
     made = GgufPlan(source, found, target)
-    _ = made.said
+    _ = made.gguf_rope
     return made
 
 
@@ -274,10 +276,10 @@ def check_place(plan: GgufPlan, out: str | Path) -> Path:
 
 
 def extend(plan: GgufPlan, out: str | Path, progress: Progress | None = None) -> tuple[Path, str]:
-    """Write the file of a plan, and compare it with the source before it gets its name.
+    """Write the file of a plan, and compare it with the source before renaming it.
 
     Returns:
-        The file, and the result of the comparison in words.
+        The file, and a description of the comparison.
 
     Raises:
         RopepatchError: If the file exists or cannot be written, or the source has changed.
@@ -291,8 +293,8 @@ def extend(plan: GgufPlan, out: str | Path, progress: Progress | None = None) ->
             source.file.copy(partial, keys, tensors, progress)
             written = GgufFile.open(partial)
             source.file.check_copy(written, keys, tensors)
-            judged = GgufModel(written)
-            if not same_frequencies(judged.said.frequencies(judged.rotary_dim), plan.frequencies()):
+            reloaded = GgufModel(written)
+            if not same_frequencies(reloaded.gguf_rope.frequencies(reloaded.rotary_dim), plan.frequencies()):
                 raise RopepatchError(f"{file} does not have the planned RoPE", hint="the file was deleted")
     except OSError as error:
         raise disk_error(error, file) from error

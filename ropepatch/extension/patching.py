@@ -42,15 +42,15 @@ logger = logging.getLogger("ropepatch")
 class ScaledRope(RotarySubstitute):
     """A rotary module that runs the stock forward with other frequencies.
 
-    So cos and sin have the stock class's layout (half-split, interleaved, half-width, complex, per layer
-    type) and precision: float32 positions and angles, cast last.
+    cos and sin keep the stock class's layout (half-split, interleaved, half-width, complex, per layer type)
+    and precision: float32 positions and angles, cast last.
     """
 
     state = "this model is already patched"
     way_back = "call remove() on its patch first"
     shows = "table"
 
-    table: nn.Module  # a shallow twin of the stock module, with buffers of its own
+    table: nn.Module  # a shallow copy of the stock module with other buffers
     softmax: dict[str, float]  # the softmax scale before the patch, by path of each changed attention
 
     @float32_on_cpu()
@@ -87,7 +87,7 @@ class Patch(Substitution[ScaledRope]):
     Args:
         model: The patched model.
         path: The path of its rotary module.
-        substitute: The module in its place while the patch is active.
+        substitute: The module that replaces it while the patch is active.
     """
 
     @property
@@ -158,7 +158,7 @@ def _planned(
     original: Length | None,
     parameters: dict[str, Any],
 ) -> tuple[Checkpoint, Plan]:
-    """Return the model as a checkpoint, and the plan for whatever `patch` received."""
+    """Return the model as a checkpoint, and the plan for the arguments of `patch`."""
     here = Checkpoint.of(base, method.source.original if isinstance(method, Plan) else original)
     match method:
         case Plan() if to is None and original is None and not parameters:

@@ -53,9 +53,7 @@ PUBLISHED = 32  # largest published factor of a RoPE scaling without training
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Plan:
-    """The plan of one extension.
-
-    Everything else is computed from these on first use.
+    """The plan of one extension; everything else is computed from its fields on first use.
 
     Args:
         source: The checkpoint to extend.
@@ -71,7 +69,7 @@ class Plan:
 
     @property
     def model(self) -> str:
-        """The name of the model as the user gave it."""
+        """The name of the model that the user gave."""
         return self.source.name
 
     @property
@@ -158,7 +156,7 @@ class Plan:
             self.model_type,
             str(self.source.whole_config.model_type),
             folds=folds_attention(self.source),
-            scales_alone=self.queries is None,
+            rope_only=self.queries is None,
         )
 
     @property
@@ -294,7 +292,7 @@ def method_for(
             return method, round(method.factor * source.window)
         return method, source.target(to)
     method = str(method)
-    file = read_scaling(method, beside=parameters) if is_scaling_file(method) else None
+    file = read_scaling(method, extra=parameters) if is_scaling_file(method) else None
     if to is None and isinstance(factor := parameters.get("factor"), int | float):
         to = f"{factor:.3f}x"
     target = file.target if file and to is None else source.target(to)
@@ -335,20 +333,20 @@ def plan_by(source: Checkpoint, method: Method, target: int) -> Plan:
 
 def check_layers(plan: Plan, layers: str | None) -> Plan:
     """Return the plan; raise if only sliding-window layers use RoPE, unless `layers` requests that."""
-    local, name, asked = plan.source.local_rope, argument("layers"), argument("layers", "sliding")
-    alone = local is not None and not local.shared
+    local, name, sliding = plan.source.local_rope, argument("layers"), argument("layers", "sliding")
+    local_only = local is not None and not local.shared
     if layers not in (None, "sliding"):
         raise RopepatchError(f"{name} must be sliding, got {shown(layers)}", hint=f"drop {name}")
-    if layers and not alone:
+    if layers and not local_only:
         raise RopepatchError(
-            f"{asked} needs a model that uses RoPE in sliding-window layers only; {plan.model} does not",
+            f"{sliding} needs a model that uses RoPE in sliding-window layers only; {plan.model} does not",
             hint=f"drop {name}",
         )
-    if local and alone and not layers and plan.scaling.name != "none":
+    if local and local_only and not layers and plan.scaling.name != "none":
         raise RopepatchError(
             f"{plan.model} uses RoPE only in its sliding-window layers ({local.layers} of {local.of}, "
             f"{local.window} tokens): no scaling is needed for a longer context",
-            hint=f"{argument('method', 'none')} only writes the longer context; {asked} scales anyway",
+            hint=f"{argument('method', 'none')} only writes the longer context; {sliding} scales anyway",
         )
     return plan
 
@@ -370,19 +368,19 @@ def find_method(name: str) -> type[Method]:
 
 
 def check_method(method: str, parameters: Collection[str], *, arguments: Collection[str] = ()) -> None:
-    """Raise if ``method`` is no method or scaling file, or has no such parameters.
+    """Raise if ``method`` is not a method or scaling file, or lacks one of the parameters.
 
-    Errors suggest the caller's arguments for parameters that look like one.
+    Errors suggest a name among the caller's ``arguments`` if a parameter is similar.
     """
     if is_scaling_file(method):
-        read_scaling(method, beside=parameters)
+        read_scaling(method, extra=parameters)
         return
     unknown = [name for name in parameters if name != "factor"]
     find_method(method).refuse_unknown(unknown, arguments=arguments)
 
 
 def _on_top(scaling: Scaling) -> str:
-    """Say that a method composes with the scaling it finds, and with which parameters."""
+    """Describe that a method composes with an earlier scaling, and with which parameters."""
     if scaling.name == "none":
         return ""
     values = [f"{key}={value}" for key, value in scaling.composing.items() if getattr(scaling, key) == value]

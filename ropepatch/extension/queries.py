@@ -1,10 +1,10 @@
-"""An amplitude and a phase per query head and rotary pair, folded into the query weights.
+"""A gain and a phase per query head and rotary dimension pair, folded into the query weights.
 
 A query q at m and a key k at n score the sum over pairs of Re(q_i k_i* exp(i theta_i (m - n))), q_i and k_i
 complex. Multiplying q_i by a exp(i phi) only changes the rows of the query projection, so every engine
 supports the checkpoint.
 
-Shapes: H query heads of D dimensions, P rotary pairs; W columns of cos and sin, which name a pair each.
+Shapes: H query heads of D dimensions, P rotary dimension pairs; W columns of cos and sin, one pair each.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from ropepatch.model.rotary import float32_on_cpu, scaled_twin
 from ropepatch.scaling.rope import Frequencies
 from ropepatch.settings import Queries
 
-SLOT = (
-    "ropepatch_query_weights"  # attribute of a projection: its original weights, and how to fold and unfold
-)
+# The attribute of a projection with its original weights and the functions that fold and unfold
+SLOT = "ropepatch_query_weights"
 HINT = "use `ropepatch fit --no-queries`, which learns only frequencies"
 
 Change = Callable[[Tensor], Tensor]
@@ -134,7 +133,7 @@ def _weights(attention: Any) -> dict[str, Tensor]:
 
 @float32_on_cpu()
 def _columns(model: PreTrainedModel, source: Checkpoint) -> Tensor:
-    """Return the rotary pair of each column of cos and sin, [W]."""
+    """Return the rotary dimension pair of each column of cos and sin, [W]."""
     angles = torch.linspace(0.1, 3.0, source.rope.num_pairs)  # all different, within the range of acos
     site, stock = source.site, model.get_submodule(source.site.path)
     layer = () if site.layer_type is None else (site.layer_type,)
@@ -160,12 +159,12 @@ def fold_queries(model: PreTrainedModel, source: Checkpoint, queries: Queries) -
                 hint="write a checkpoint with `ropepatch extend`, and offload that",
             )
     try:
-        for name, ways in changes.items():
+        for name, functions in changes.items():
             place, _, leaf = name.rpartition(".")
             holder: Any = model.get_submodule(place)
             weight = getattr(holder, leaf)
-            folded = nn.Parameter(ways[0](weight), weight.requires_grad)
-            holder.__dict__.setdefault(SLOT, {})[leaf] = (weight, *ways)
+            folded = nn.Parameter(functions[0](weight), weight.requires_grad)
+            holder.__dict__.setdefault(SLOT, {})[leaf] = (weight, *functions)
             setattr(holder, leaf, folded)
     except BaseException:
         unfold_queries(model)
@@ -173,9 +172,9 @@ def fold_queries(model: PreTrainedModel, source: Checkpoint, queries: Queries) -
 
 
 def unfold_queries(model: nn.Module) -> None:
-    """Restore the query weights from before `fold_queries`, or unfold those trained since.
+    """Restore the query weights from before `fold_queries`, or unfold them if they were trained since.
 
-    `requires_grad` stays as it is now.
+    `requires_grad` is kept.
     """
     for holder, kept in _folded_into(model):
         for leaf, (before, fold, unfold) in kept.items():

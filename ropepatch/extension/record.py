@@ -23,14 +23,8 @@ if TYPE_CHECKING:
     from ropepatch.extension.planning import Plan
 
 Texts = Text | list[Text]
-TAKEN = {
-    "model",
-    "to",
-    "method",
-    "original",
-    "layers",
-    "revision",
-}  # arguments of `plan`, which no parameter may share
+# Arguments of `plan`, which no parameter may share
+TAKEN = {"model", "to", "method", "original", "layers", "revision"}
 HINT = "copy it again from the original checkpoint, or run `ropepatch extend` again"
 
 
@@ -41,8 +35,8 @@ class Verdict(Part):
         frequencies: `equal` (bit-identical).
         logits: `equal`, `within 3.1e-07`, or why they were not compared.
         compared: Whether logits were compared.
-        difference: The largest difference of a logit (after folding: relative to the largest); None if they
-            were not compared.
+        difference: The largest difference of a logit (after folding: relative to the largest logit); None if
+            they were not compared.
     """
 
     frequencies: Text
@@ -52,7 +46,7 @@ class Verdict(Part):
 
 
 class Base(Part):
-    """The metadata of the base model's card that a derived model repeats.
+    """The metadata of the base model's card that derived models repeat.
 
     Args:
         license: The licence's name in the Hub's list, or `other`.
@@ -128,7 +122,7 @@ class Record(Part):
 
     Args:
         version: The version of this layout.
-        model: The base model as the user gave it.
+        model: The base model that the user gave.
         revision: The commit of a base model from the Hub.
         model_type: The architecture, as transformers names it.
         method: The method's name.
@@ -222,7 +216,7 @@ class Record(Part):
             )
         record = validated(cls, content, HINT)
         for name in record.parameters:
-            if not name.isidentifier() or iskeyword(name) or name in TAKEN:  # a card prints it as Python
+            if not name.isidentifier() or iskeyword(name) or name in TAKEN:  # model cards print it as Python
                 raise RopepatchError(
                     f"{FILE} has a parameter {name[:60]!r}, expected a plain name", hint=HINT
                 )

@@ -21,7 +21,7 @@ from ropepatch.extension.gguf import GgufPlan
 from ropepatch.extension.planning import Plan
 from ropepatch.model.architectures import gguf_architecture
 from ropepatch.model.config import LEGACY_KEYS, differs_by_layer, head_dim_of, key_value_heads_of
-from ropepatch.model.gguf import BETAS, Said
+from ropepatch.model.gguf import BETAS, GgufRope
 from ropepatch.scaling.ramps import yarn_temperature
 from ropepatch.settings import find_named
 
@@ -69,37 +69,37 @@ def serving(plan: Plan | GgufPlan, engine: str) -> Serving:
     Raises:
         RopepatchError: If the engine has another name.
     """
-    way = find_named(engine, ENGINES, "engine", {})
+    backend = find_named(engine, ENGINES, "engine", {})
     cache = None if isinstance(plan, GgufPlan) else cache_bytes(plan.source.config, plan.target)
-    if never := _never(plan, way):
+    if never := _never(plan, backend):
         return Serving(engine, (), never, cache=cache)
-    if why := FOLDED if getattr(plan.method, "queries", None) else way.why_not(plan):
-        written = (line.format(target=plan.target) for line in way.written)
-        return Serving(engine, (_extend(plan, way.gguf), *written), why, cache=cache)
+    if why := FOLDED if getattr(plan.method, "queries", None) else backend.why_not(plan):
+        written = (line.format(target=plan.target) for line in backend.written)
+        return Serving(engine, (_extend(plan, backend.gguf), *written), why, cache=cache)
     note = ""
     if isinstance(plan, Plan):
-        row = _row(plan, way)
+        row = _row(plan, backend)
         known = row.note if row.reads == "partly" else "not known whether it supports this RoPE here"
-        note = f"{FILE} is the unchanged checkpoint" if way.gguf else known * (row.reads != "yes")
-    return Serving(engine, tuple(way.direct(plan)), note=note, cache=cache)
+        note = f"{FILE} is the unchanged checkpoint" if backend.gguf else known * (row.reads != "yes")
+    return Serving(engine, tuple(backend.direct(plan)), note=note, cache=cache)
 
 
-def _never(plan: Plan | GgufPlan, way: _Way) -> str | None:
+def _never(plan: Plan | GgufPlan, backend: _Backend) -> str | None:
     """Return why an engine cannot serve a plan at all; None if it can."""
     if isinstance(plan, GgufPlan):
-        return None if way.gguf else "it cannot override the RoPE of a GGUF file"
-    row = _row(plan, way)
-    if plan.remapping or (row.reads == "no" and not way.gguf):
+        return None if backend.gguf else "it cannot override the RoPE of a GGUF file"
+    row = _row(plan, backend)
+    if plan.remapping or (row.reads == "no" and not backend.gguf):
         return row.note
-    if way.gguf and gguf_architecture(plan.model_type) is None:
+    if backend.gguf and gguf_architecture(plan.model_type) is None:
         return f"llama.cpp's support of {plan.model_type} is not known"
-    if way.gguf and plan.scaling.length_dependent:
+    if backend.gguf and plan.scaling.length_dependent:
         return "a GGUF file cannot contain frequencies that depend on the length"
     return None
 
 
-def _row(plan: Plan, way: _Way) -> Engine:
-    return next(row for row in plan.engines if row.engine == way.row)
+def _row(plan: Plan, backend: _Backend) -> Engine:
+    return next(row for row in plan.engines if row.engine == backend.row)
 
 
 def cache_bytes(config: PreTrainedConfig, tokens: int) -> int | None:
@@ -126,11 +126,11 @@ def cache_bytes(config: PreTrainedConfig, tokens: int) -> int | None:
 
 
 @dataclass(frozen=True)
-class _Way:
-    """How one engine is made to use other RoPE parameters.
+class _Backend:
+    """How an engine is configured to use other RoPE parameters.
 
     Args:
-        row: Its row in `Plan.engines`.
+        row: The engine's name in `Plan.engines`.
         written: The command lines for a written checkpoint.
         why_not: Why it needs a written checkpoint for a plan; None if options suffice.
         direct: The command lines with these options.
@@ -173,33 +173,33 @@ def _named(plan: Plan) -> str:
 
 def _llama_cpp(plan: Plan | GgufPlan) -> Iterator[str]:
     if isinstance(plan, GgufPlan):
-        yield _llama_server(shlex.quote(plan.model), plan.source.architecture, plan.target, plan.said)
+        yield _llama_server(shlex.quote(plan.model), plan.source.architecture, plan.target, plan.gguf_rope)
         return
     parameters = plan.rope_parameters
     kind, factor = parameters["rope_type"], parameters.get("factor", 1.0)
     kind = "none" if kind == "default" else kind
     original = parameters.get("original_max_position_embeddings", 0)
     own = plan.frequencies().attention_factor / (yarn_temperature(factor) if kind == "yarn" else 1.0)
-    said = Said(parameters["rope_theta"], kind, factor, original, own)
+    rope = GgufRope(parameters["rope_theta"], kind, factor, original, own)
     betas = (parameters["beta_fast"], parameters["beta_slow"]) if kind == "yarn" else BETAS
-    yield _llama_server(FILE, str(gguf_architecture(plan.model_type)), plan.target, said, betas)
+    yield _llama_server(FILE, str(gguf_architecture(plan.model_type)), plan.target, rope, betas)
 
 
 def _llama_server(
-    file: str, architecture: str, target: int, said: Said, betas: tuple[float, float] = BETAS
+    file: str, architecture: str, target: int, rope: GgufRope, betas: tuple[float, float] = BETAS
 ) -> str:
     """Return the command that serves a file with another RoPE, without a table of divisors."""
     # Builds before 2026-08-30 (llama.cpp#28030) serve no more than the file's length.
     words = [f"llama-server -m {file} -c {target} --override-kv {architecture}.context_length=int:{target}"]
-    words.append(f"--rope-freq-base {said.base:.10g} --rope-scaling {said.kind}")
-    if said.kind != "none":
-        words.append(f"--rope-scale {said.factor:.10g}")
-    if said.kind == "yarn":
-        words.append(f"--yarn-orig-ctx {said.original}")
+    words.append(f"--rope-freq-base {rope.base:.10g} --rope-scaling {rope.kind}")
+    if rope.kind != "none":
+        words.append(f"--rope-scale {rope.factor:.10g}")
+    if rope.kind == "yarn":
+        words.append(f"--yarn-orig-ctx {rope.original}")
     if betas != BETAS:
         words.append("--yarn-beta-fast {:g} --yarn-beta-slow {:g}".format(*betas))
-    if not math.isclose(said.attn_factor, 1, rel_tol=1e-6):
-        words.append(f"--override-kv {architecture}.rope.scaling.attn_factor=float:{said.attn_factor:.8g}")
+    if not math.isclose(rope.attn_factor, 1, rel_tol=1e-6):
+        words.append(f"--override-kv {architecture}.rope.scaling.attn_factor=float:{rope.attn_factor:.8g}")
     return " ".join(words)
 
 
@@ -235,24 +235,26 @@ def _text(value: Any) -> str:
 
 
 ENGINES = {
-    "vllm": _Way("vLLM", ("vllm serve DIR --max-model-len {target}",), direct=_vllm),
-    "sglang": _Way(
+    "vllm": _Backend("vLLM", ("vllm serve DIR --max-model-len {target}",), direct=_vllm),
+    "sglang": _Backend(
         "SGLang",
         ("python -m sglang.launch_server --model-path DIR --context-length {target}",),
         direct=_sglang,
     ),
-    "llama.cpp": _Way(
+    "llama.cpp": _Backend(
         "llama.cpp",
         ("llama-server -m NEW.gguf -c {target}",),
         _without_switch,
         _llama_cpp,
         gguf=True,
     ),
-    "ollama": _Way(
+    "ollama": _Backend(
         "llama.cpp",
         ("# Modelfile, for `ollama create NAME`:", "FROM ./NEW.gguf", "PARAMETER num_ctx {target}"),
         lambda plan: "a Modelfile has no RoPE parameters",
         gguf=True,
     ),
-    "mlx-lm": _Way("mlx-lm", ("mlx_lm.server --model DIR",), lambda plan: "mlx_lm.server has no RoPE option"),
+    "mlx-lm": _Backend(
+        "mlx-lm", ("mlx_lm.server --model DIR",), lambda plan: "mlx_lm.server has no RoPE option"
+    ),
 }

@@ -1,4 +1,4 @@
-"""The parts of what `ropepatch plan` prints."""
+"""The tables and lines that `ropepatch plan` prints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ropepatch.scaling.bands import bands
 from ropepatch.scaling.method import Method
 from ropepatch.scaling.rope import Frequencies, Rope
 
-ENDS = 1 << 20  # keys at each end of a band, which contain its extremes
+ENDS = 1 << 20  # keys at each end of a band, among which are its extremes
 
 
 def parameters_text(method: Method) -> str:
@@ -65,9 +65,12 @@ def _distance_table(distances: Remapping, target: int) -> Table:
         if begin < end:
             stretches = (begin, min(begin + ENDS, end)), (max(begin, end - ENDS), end)
             keys = torch.cat([torch.arange(*stretch) for stretch in stretches])
-            read = (band.query(last)[:, None] - band.key(keys)).double()
+            remapped = (band.query(last)[:, None] - band.key(keys)).double()
             rows.append(
-                map(_span, ((target - end, target - 1 - begin), (float(read.min()), float(read.max()))))
+                map(
+                    _span,
+                    ((target - end, target - 1 - begin), (float(remapped.min()), float(remapped.max()))),
+                )
             )
     return columns(rows, ("distance to the key", "remapped to"), right=(0, 1), whole=[0])
 

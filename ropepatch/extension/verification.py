@@ -83,8 +83,8 @@ def verify(written: Checkpoint, plan: Plan, expected: Tensor | str) -> tuple[Ver
         if not torch.equal(inv_freq, planned):
             raise _differs("frequencies", float((inv_freq - planned).abs().max()))
     if isinstance(expected, str):
-        said = f"not compared: {expected}"
-        return Verdict(frequencies="equal", logits=said, compared=False, difference=None), model
+        result = f"not compared: {expected}"
+        return Verdict(frequencies="equal", logits=result, compared=False, difference=None), model
     model = model or written.load()
     logits = probe_logits(model, plan.target, written.folder.name)
     largest, tolerance = expected.abs().max().item(), TOLERANCE
@@ -95,8 +95,8 @@ def verify(written: Checkpoint, plan: Plan, expected: Tensor | str) -> tuple[Ver
     difference = (logits - expected).abs().max().item()
     if not difference <= tolerance:
         raise _differs("logits", difference)
-    said = "equal" if difference == 0 else f"within {difference:.1e}"
-    return Verdict(frequencies="equal", logits=said, compared=True, difference=difference), model
+    result = "equal" if difference == 0 else f"within {difference:.1e}"
+    return Verdict(frequencies="equal", logits=result, compared=True, difference=difference), model
 
 
 def frequency_error(written: Checkpoint, plan: Plan) -> float:
@@ -106,10 +106,10 @@ def frequency_error(written: Checkpoint, plan: Plan) -> float:
 
 def check_frequencies(written: Checkpoint, plan: Plan) -> None:
     """Raise if stock transformers computes other frequencies than the plan's from a checkpoint."""
-    judged = plan.source.with_config(written.raw)
-    if error := judged.frequencies().distance(plan.saved.frequencies):
+    reloaded = plan.source.with_config(written.raw)
+    if error := reloaded.frequencies().distance(plan.saved.frequencies):
         raise _differs("frequencies", error)
-    if not plan.source.other_frequencies().items() <= judged.other_frequencies().items():
+    if not plan.source.other_frequencies().items() <= reloaded.other_frequencies().items():
         raise _differs("frequencies for the other layers", float("nan"))
 
 

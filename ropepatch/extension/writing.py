@@ -60,7 +60,8 @@ WRITTEN = {
     "README.md",
     "evaluation.html",
 }
-Finish = Callable[[Checkpoint, records.Record, PreTrainedModel | None], object]  # last: the reloaded model
+# Receives the written checkpoint, its record and the reloaded model
+Finish = Callable[[Checkpoint, records.Record, PreTrainedModel | None], object]
 
 
 def extend(
@@ -77,12 +78,12 @@ def extend(
     """Write the checkpoint of a plan, and verify it by reloading it with stock transformers.
 
     Copied weights are read once for the checksums of the record. With ``link_weights``, only files with
-    changed weights are copied. ``finish`` is called with the complete checkpoint before its folder gets its
-    name. A failure leaves nothing behind.
+    changed weights are copied. ``finish`` is called with the complete checkpoint before its folder is
+    renamed. After an error, nothing is left.
     """
     check_savable(plan)
     folder = absent(out)
-    source = source or source_of(plan, beside=folder, include=include)
+    source = source or source_of(plan, out=folder, include=include)
     if source is not plan.source:  # of a model in memory
         if source.rope != plan.rope:
             raise source.changed_since()
@@ -154,9 +155,9 @@ def proof_of(checkpoint: Checkpoint, verdict: records.Verdict, *, linked: bool =
 
 def check_room(weights: Weights, place: Path) -> None:
     """Raise if the disk of a folder, which may not exist yet, has no space for a copy of the weights."""
-    there = next(folder for folder in (place, *place.absolute().parents) if folder.is_dir())
+    existing = next(folder for folder in (place, *place.absolute().parents) if folder.is_dir())
     hint = f"free some space, or use {argument('link_weights')} on the file system of the source"
-    check_space("the copy", there, weights.num_bytes, hint=hint)
+    check_space("the copy", existing, weights.num_bytes, hint=hint)
 
 
 def check_weights(weights: Weights, model: PreTrainedModel) -> list[str]:
@@ -194,7 +195,7 @@ def save_trained(
         finish: See `extend`.
     """
     folder = absent(out)
-    source = source_of(plan, beside=folder)
+    source = source_of(plan, out=folder)
     origin = origin_of(source)
     with new_folder(folder) as partial:
         with saving(folder):
@@ -211,12 +212,12 @@ def save_trained(
     return folder
 
 
-def source_of(plan: Plan, *, beside: Path, include: Sequence[str] = ()) -> Checkpoint:
+def source_of(plan: Plan, *, out: Path, include: Sequence[str] = ()) -> Checkpoint:
     """Return the checkpoint of a plan with its weights; raise if the output folder lies inside it."""
     source = plan.source.complete(include)
-    if beside.resolve().is_relative_to(source.folder.resolve()):
+    if out.resolve().is_relative_to(source.folder.resolve()):
         raise RopepatchError(
-            f"{beside} lies inside the source checkpoint", hint=f"choose an {argument('out')} outside it"
+            f"{out} lies inside the source checkpoint", hint=f"choose an {argument('out')} outside it"
         )
     return source
 
@@ -247,7 +248,7 @@ def small_files(source: Path) -> dict[str, Path]:
 
 
 def included_files(source: Path, patterns: Sequence[str]) -> dict[str, Path]:
-    """Return the additional files that the user wants copied, by their paths in the checkpoint."""
+    """Return the additional files to copy, by their paths in the checkpoint."""
     weights = {file.name for file in source.iterdir() if _is_weights(file)}
     return _checked(included(source, patterns, but=WRITTEN | weights), source)
 

@@ -1,1 +1,1 @@
-"""A checkpoint as it is: where it lies, what it holds, and how stock transformers reads it."""
+"""Checkpoints: finding, parsing, checking and loading them with stock transformers."""

@@ -1,4 +1,4 @@
-"""What the structure of a model does not show: exceptions by architecture, a row each."""
+"""Tables of exceptions by architecture that the structure of a model does not show."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from transformers import PreTrainedConfig
 
 from ropepatch.files import PACKAGE, parse_json, read_text
 
-MOST_ADDED = 512  # by so many words the vocabularies of one maker differ
+MOST_ADDED = 512  # tokens by which vocabularies of one model family may differ
 
 
 class ModelTypes(frozenset[str]):
-    """Model types in transformers' words, in which `*` stands for any letters."""
+    """Model types as transformers names them; `*` matches any characters."""
 
     def __contains__(self, model_type: object) -> bool:
         return any(fnmatchcase(str(model_type), pattern) for pattern in self)
@@ -29,9 +29,9 @@ def _named(architectures: str) -> frozenset[str]:
     return frozenset(architectures.split())
 
 
-# Each comment says what differs, and in which version it was read or run.
+# Each comment states what differs, and the version in which the source was read or the code was run.
 
-LOCAL = "sliding_attention"  # the layer type that reads its surroundings alone, in transformers' words
+LOCAL = "sliding_attention"  # transformers' layer type of sliding-window attention
 
 # Remarks of a plan; transformers 5.23.
 REMARKS = {
@@ -39,28 +39,26 @@ REMARKS = {
     "rotation here: an attention factor changes nothing",
 }
 
-TIED = (
-    _types(  # attention multiplies its softmax scale by (0.1 mscale_all_dim ln s + 1)^2, s the factor; 5.23
-        "axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa hy_v4 "
-        "longcat_flash minicpm3 mistral4 mistral_large4 youtu"
-    )
+TIED = _types(  # softmax is scaled by (0.1 mscale_all_dim ln s + 1)^2, s the factor; 5.23
+    "axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 glm4_moe_lite glm_moe_dsa hy_v4 "
+    "longcat_flash minicpm3 mistral4 mistral_large4 youtu"
 )
 
-# How config.json names and states the rope; transformers 4.57.6.
+# The RoPE keys of config.json; transformers 4.57.6.
 NEOX_KEYS = _types("gpt_neox gpt_neox_japanese")  # rotary_emb_base, rotary_pct for partial_rotary_factor
 LOCAL_BASE = _types("gemma3*")  # rope_local_base_freq is the base of the sliding-window layers
-STATE_THETA = _types(  # younger than the key rope_theta, which every configuration states
+STATE_THETA = _types(  # every published configuration contains rope_theta
     "cohere cohere2 deepseek_v2 deepseek_v3 gemma gemma2 gemma3_text glm glm4 gpt_oss granite mistral "
     "mixtral olmo olmo2 olmo3 phi3 qwen2 qwen2_moe qwen3 qwen3_moe smollm3 starcoder2"
 )
-OPEN_RAMP = _types("gpt_oss")  # the published configuration says truncate: false
+OPEN_RAMP = _types("gpt_oss")  # the published configuration contains truncate: false
 
-# How readers differ.
-SCALED_BY_DEFAULT = _types("apertus gpt_oss")  # scaled where rope_scaling is absent, not null; 4.57.6
-REBUILD_CACHE = _types("phi3 phimoe phi4_multimodal")  # generate(), where LongRoPE switches lists; 5.23
+# How engines differ.
+SCALED_BY_DEFAULT = _types("apertus gpt_oss")  # scaled if rope_scaling is absent, not null; 4.57.6
+REBUILD_CACHE = _types("phi3 phimoe phi4_multimodal")  # generate() at the switch of LongRoPE; 5.23
 IN_LLAMA_CPP = _types("llama mistral qwen2")  # logits of its LLaMA graph were compared; 0c1e57098
-# GGUF architectures of which llama.cpp reads rope.freq_base, linear and YaRN scalings (betas 32 and 1) and an
-# attention factor; b11434.
+# GGUF architectures for which llama.cpp supports rope.freq_base, linear and YaRN scaling (betas 32 and 1) and
+# an attention factor; b11434.
 GGUF_PLAIN = _named(
     "bailingmoe bailingmoe2 command-r deepseek dots1 ernie4_5 ernie4_5-moe falcon gemma gemma2 glm4 glm4moe "
     "gpt-oss hunyuan-moe internlm2 minimax-m2 nemotron olmo olmoe orion phi2 qwen2 qwen2moe qwen2vl qwen3 "
@@ -69,16 +67,16 @@ GGUF_PLAIN = _named(
 GGUF_GLOBAL = _named("gemma3 gemma3n")  # the same, and sliding-window layers keep their frequencies
 GGUF_FREQS = _named("apertus arcee deci exaone granite granitemoe llama minicpm nanbeige")  # and rope_freqs
 GGUF_FACTORS = _named("phi3 phimoe")  # and rope_factors_long and _short
-GGUF_DROPPED = _named(
-    "command-r falcon gemma gemma2 phi2 stablelm"
-)  # convert_hf_to_gguf.py, any rope_scaling
-GGUF_OTHERWISE = _named("nemotron phi3 phimoe")  # it writes another scaling there
+# convert_hf_to_gguf.py drops any rope_scaling of these
+GGUF_DROPPED = _named("command-r falcon gemma gemma2 phi2 stablelm")
+GGUF_OTHERWISE = _named("nemotron phi3 phimoe")  # and writes another scaling for these
 GGUF_RENAMED = {"mistral": "llama", "mixtral": "llama", "cohere": "command-r", "phi": "phi2"}
 GGUF_RENAMED |= {"hunyuan_v1_moe": "hunyuan-moe", "qwen2_5_vl_text": "qwen2vl"}
 SCALED_EMBEDDINGS = _types("*gemma*")  # multiplied before the first layer; 5.23
 
 
-TRAINED_ON = {  # by type and max_position_embeddings, the window of published models whose config says more
+# The original context length of published models, by type and a larger max_position_embeddings
+TRAINED_ON = {
     ("qwen2", 131_072): 32_768,  # Qwen2.5 from 7B on
     ("qwen3", 40_960): 32_768,
     ("qwen3_moe", 40_960): 32_768,
@@ -86,7 +84,7 @@ TRAINED_ON = {  # by type and max_position_embeddings, the window of published m
 
 
 def gguf_architecture(model_type: str) -> str | None:
-    """The name in GGUF files of an architecture in transformers' words; None where its graph was not read."""
+    """Return the GGUF name of an architecture; None if its graph in llama.cpp was not examined."""
     name = GGUF_RENAMED.get(model_type) or model_type.removesuffix("_text")
     known = (*GGUF_PLAIN, *GGUF_GLOBAL, *GGUF_FREQS, *GGUF_FACTORS)
     return next((one for one in known if _letters(one) == _letters(name)), None)
@@ -97,7 +95,7 @@ def _letters(name: str) -> str:
 
 
 def trained_on(config: PreTrainedConfig) -> int | None:
-    """The window that the published model of such a configuration was trained on, where it states another."""
+    """Return the original context length of published models whose configuration states another."""
     scaled = (config.rope_parameters or {}).get("rope_type", "default") != "default"
     stated = str(config.model_type), getattr(config, "max_position_embeddings", 0)
     return None if scaled else TRAINED_ON.get(stated)
@@ -105,20 +103,20 @@ def trained_on(config: PreTrainedConfig) -> int | None:
 
 @cache
 def published() -> dict[str, dict[str, Any]]:
-    """The config.json of published models, by their names."""
+    """Return the config.json of published models by name."""
     presets = parse_json(read_text(PACKAGE / "gallery" / "presets.json"))
     return {preset["model"]: preset["config"] for preset in presets}
 
 
 def published_base(model_type: str, vocabulary: int, window: int) -> tuple[float, str] | None:
-    """The least base of published models of a type and vocabulary, and the name of one that has it.
+    """Return the lowest base of similar published models, and the name of one that has it.
 
-    Those that read more than the window are left out.
+    These have the same type, about the same vocabulary and no larger context length.
     """
     bases = [
         (float(theta), name)
-        for name, whole in published().items()
-        if (config := whole | whole.get("text_config", {}))["model_type"] == model_type
+        for name, raw in published().items()
+        if (config := raw | raw.get("text_config", {}))["model_type"] == model_type
         and abs(config.get("vocab_size", 0) - vocabulary) < MOST_ADDED
         and config["max_position_embeddings"] <= window
         and (theta := config.get("rope_theta") or (config.get("rope_parameters") or {}).get("rope_theta"))
@@ -127,7 +125,7 @@ def published_base(model_type: str, vocabulary: int, window: int) -> tuple[float
 
 
 def remarks(config: PreTrainedConfig) -> Iterator[str]:
-    """Yield what to know before a model is extended, a sentence each."""
+    """Yield remarks for the plan of a model, one sentence each."""
     yield from (remark for model_types, remark in REMARKS.items() if config.model_type in model_types)
     sliding = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if sliding and {*(getattr(config, "layer_types", None) or [LOCAL])} == {LOCAL}:

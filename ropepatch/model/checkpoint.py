@@ -1,4 +1,4 @@
-"""A checkpoint: what a user names as the model, found once and handed on."""
+"""Checkpoints: folders, files from the Hub, or models in memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,15 @@ from ropepatch.model.config import (
     quantization_of,
     text_config,
 )
-from ropepatch.model.kinds import KEY, Kind, Swapped, kind_of, read_swapped, saved_remapping, without_map
+from ropepatch.model.kinds import (
+    KEY,
+    Kind,
+    Swapped,
+    kind_of,
+    read_swapped,
+    saved_remapping,
+    without_remapping,
+)
 from ropepatch.model.layers import LocalRope, local_rope
 from ropepatch.model.loading import load_model, load_tokenizer
 from ropepatch.model.rotary import (
@@ -57,21 +65,21 @@ from ropepatch.settings import Length
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MOST_CONFIG = 4_000_000  # bytes; published ones have some 10,000
-UP_TO_SWITCH = "up to the switch"  # the table of a `longrope` for texts of its original window
+MOST_CONFIG = 4_000_000  # bytes; published ones have about 10,000
+UP_TO_SWITCH = "up to the switch"  # the `longrope` frequencies up to the original context length
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint(StatedRope):
-    """A folder, the files of a Hub id, or a model in memory; what it holds is read when needed, and once.
+    """A folder, the files of a Hub id, or a model in memory; files are read once, when needed.
 
     Args:
-        place: Its folder; None of a model in memory.
-        name: As the user gave it; empty for a folder that ropepatch has written.
-        revision: The commit, of a checkpoint from the Hub.
-        original: The window that its user says it was trained on, where config.json says another.
-        stated_raw: The content of config.json, where it is not read from the folder.
-        own_config: The configuration class of a model in memory with code of its own.
+        place: The folder; None for a model in memory.
+        name: The name that the user gave; empty for a folder that ropepatch has written.
+        revision: The commit of a checkpoint from the Hub.
+        original: The original context length that the user gave instead of config.json's.
+        stated_raw: The content of config.json if it is not read from the folder.
+        own_config: The configuration class of a model in memory with custom code.
     """
 
     place: Path | None
@@ -91,7 +99,7 @@ class Checkpoint(StatedRope):
         weights: bool = False,
         include: Sequence[str] = (),
     ) -> Self:
-        """Find the folder of that name, or download a Hub id: config.json alone, or all with its weights.
+        """Find a folder, or download a Hub id: config.json only, or everything including weights.
 
         Raises:
             RopepatchError: If there is no such model, or it cannot be downloaded.
@@ -101,10 +109,10 @@ class Checkpoint(StatedRope):
 
     @classmethod
     def of(cls, model: nn.Module | PreTrainedConfig, original: Length | None = None) -> Self:
-        """Take a model in memory, also within wrappers, or the configuration of one.
+        """Make a checkpoint of a model in memory, wrapped or not, or of a configuration.
 
         Raises:
-            RopepatchError: If it has no rope that can be read.
+            RopepatchError: If it has no supported RoPE.
         """
         if isinstance(model, PreTrainedConfig):
             name = str(model.name_or_path or type(model).__name__)
@@ -122,22 +130,22 @@ class Checkpoint(StatedRope):
 
     @property
     def folder(self) -> Path:
-        """Its folder.
+        """The folder.
 
         Raises:
-            RopepatchError: Of a model in memory.
+            RopepatchError: If the model is in memory.
         """
         if self.place is None:
             raise RopepatchError(f"{self.name} is in memory, not in a folder", hint="name the checkpoint")
         return self.place
 
     def complete(self, include: Sequence[str] = ()) -> Self:
-        """The same with its weights and every file that counts, and those that ``include`` names, downloaded.
+        """Return the checkpoint with weights and all files downloaded, including those of ``include``.
 
-        A model in memory is found again by its name.
+        For a model in memory, this finds the checkpoint by its name.
 
         Raises:
-            RopepatchError: If it is not found, cannot be downloaded, or has code of its own.
+            RopepatchError: If it is not found, cannot be downloaded, or has custom code.
         """
         here = self._complete
         if include and here.revision is not None:
@@ -159,12 +167,12 @@ class Checkpoint(StatedRope):
         return self
 
     def check_unchanged(self) -> None:
-        """Refuse a folder whose config.json has changed since it was read."""
+        """Raise a `RopepatchError` if config.json has changed since it was read."""
         if self.place is not None and read_json(self.place / "config.json") != self.raw:
             raise self.changed_since()
 
     def changed_since(self) -> RopepatchError:
-        """The error that a checkpoint is no longer the one of a plan."""
+        """Make the error of a checkpoint that changed after it was planned."""
         return RopepatchError(f"{self.name} changed since it was planned", hint="plan it again")
 
     # config.json
@@ -174,7 +182,7 @@ class Checkpoint(StatedRope):
         """The content of config.json.
 
         Raises:
-            RopepatchError: If it cannot be read, or is so large that it is none.
+            RopepatchError: If it cannot be read or is implausibly large.
         """
         if self.stated_raw is not None:
             return self.stated_raw
@@ -188,7 +196,7 @@ class Checkpoint(StatedRope):
 
     @property
     def kind(self) -> Kind:
-        """The kind of the checkpoint by its model type."""
+        """The kind of checkpoint, by its model type."""
         return kind_of(self.raw)
 
     @cached_property
@@ -198,7 +206,7 @@ class Checkpoint(StatedRope):
 
     @property
     def positions(self) -> dict[str, Any]:
-        """The JSON-ready encoding or position remapping that replaces the rope; empty for a rope."""
+        """The JSON-ready encoding or position remapping that replaces RoPE; empty for RoPE."""
         if self.kind == "swapped":
             return {"encoding": {"encoding": self.swapped.encoding, "parameters": self.swapped.parameters}}
         if self.kind == "mapped":
@@ -208,14 +216,14 @@ class Checkpoint(StatedRope):
 
     @cached_property
     def stock(self) -> Checkpoint:
-        """The same weights under the stock architecture, with the rope as it was before map or encoding."""
+        """The same weights with the stock architecture and RoPE, without remapping or swapped encoding."""
         if self.kind == "swapped":
             own = {"model_type": self.swapped.model_type, "architectures": self.swapped.architectures}
             return self.with_config(self.raw | own)
-        return self.with_config(without_map(self.raw)) if self.kind == "mapped" else self
+        return self.with_config(without_remapping(self.raw)) if self.kind == "mapped" else self
 
     def with_config(self, raw: dict[str, Any]) -> Checkpoint:
-        """The same weights and the same rotary module under another config.json."""
+        """Return the same weights and rotary module with another config.json."""
         other = replace(self, stated_raw=raw)
         if "site" in vars(self):
             vars(other)["site"] = self.site
@@ -225,36 +233,36 @@ class Checkpoint(StatedRope):
 
     @cached_property
     def whole_config(self) -> PreTrainedConfig:
-        """The configuration, as transformers reads it."""
-        with self._judged():
+        """The configuration as transformers parses it."""
+        with self._explained():
             return load_config(self.raw, self.own_config)
 
     @cached_property
     def config(self) -> PreTrainedConfig:
-        """The part of the configuration that describes the language model; of most models the whole."""
+        """The configuration of the language model; for text-only models the whole."""
         config = text_config(self.whole_config)
         check_rope_types(config)
         return config
 
     @cached_property
     def section(self) -> str | None:
-        """The key of the part of config.json that describes the language model; None where the top does."""
+        """The key of the language model's part of config.json; None for the top level."""
         name = part_of(self.whole_config)
-        is_there = name is None or isinstance(self.raw.get(name), dict)
-        return name if is_there or not describes_at_top(self.raw) else None
+        exists = name is None or isinstance(self.raw.get(name), dict)
+        return name if exists or not describes_at_top(self.raw) else None
 
     @property
     def is_part(self) -> bool:
-        """Whether the language model is a part of one that also sees or hears, say."""
+        """Whether the language model is part of a multimodal model."""
         return self.config is not self.whole_config
 
     @property
     def stated(self) -> dict[str, Any]:
-        """The description of the language model in config.json; see `stated_in`."""
+        """The language model's part of config.json; see `stated_in`."""
         return self.stated_in(self.raw)
 
     def stated_in(self, raw: dict[str, Any]) -> dict[str, Any]:
-        """The description of the language model in a config.json; in full where its part is left out."""
+        """Return the language model's part of a config.json, with all defaults if it is absent."""
         if self.section is None:
             return raw
         part = raw.get(self.section)
@@ -264,23 +272,23 @@ class Checkpoint(StatedRope):
         return full
 
     def changed(self, changes: dict[str, Any], raw: dict[str, Any] | None = None) -> dict[str, Any]:
-        """config.json, or another like it, with changes in its description of the language model.
+        """Return config.json, or another like it, with changes in the language model's part.
 
-        What the top repeats of a part stays: transformers 5 refuses a scaled rope there.
+        Keys that the top level repeats stay unchanged: transformers 5 rejects scaled RoPE there.
         """
-        whole = self.raw if raw is None else raw
-        stated = self.stated_in(whole) | changes
-        return stated if self.section is None else whole | {self.section: stated}
+        content = self.raw if raw is None else raw
+        stated = self.stated_in(content) | changes
+        return stated if self.section is None else content | {self.section: stated}
 
     @cached_property
     def skeleton(self) -> PreTrainedModel:
         """The model on the meta device, without memory for its weights."""
-        with self._judged():
+        with self._explained():
             return blueprint(self.whole_config)
 
     @contextmanager
-    def _judged(self) -> Iterator[None]:
-        """Where stock code fails on config.json, say what is wrong in the doctor's words, if it knows."""
+    def _explained(self) -> Iterator[None]:
+        """If stock code fails on config.json, raise the doctor's finding instead, if it has one."""
         try:
             yield
         except RopepatchError as error:
@@ -293,12 +301,12 @@ class Checkpoint(StatedRope):
 
     @property
     def head_dim(self) -> int:
-        """The dimensions of one head."""
+        """The dimension of a head."""
         return head_dim_of(self.config)
 
     @property
     def key_value_heads(self) -> int:
-        """The heads of keys and values."""
+        """The number of key and value heads."""
         return key_value_heads_of(self.config)
 
     @property
@@ -306,7 +314,7 @@ class Checkpoint(StatedRope):
         """Whether some dimensions of each head do not rotate."""
         return self.rope.rotary_dim < self.head_dim or hasattr(self.config, "qk_nope_head_dim")
 
-    # Its rope
+    # RoPE
 
     @cached_property
     def site(self) -> RotarySite:
@@ -316,12 +324,12 @@ class Checkpoint(StatedRope):
 
     @cached_property
     def local_rope(self) -> LocalRope | None:
-        """The layers that read their surroundings alone and rotate by this rope; not asked of own code."""
+        """The sliding-window layers that use this RoPE; None for custom code."""
         return None if self.own_config else local_rope(self.skeleton, self.site)
 
     @cached_property
     def _stated_rope(self) -> Rope:
-        """The rope by config.json."""
+        """The RoPE parameters by config.json."""
         if self.own_config is None:
             check_agreement(self.raw)
         config, site = self.config, self.site
@@ -334,9 +342,9 @@ class Checkpoint(StatedRope):
 
     @cached_property
     def tied_yarn(self) -> dict[str, Any] | None:
-        """The `rope_parameters` of a YaRN whose factor the scale of the softmax follows, too; else None.
+        """The `rope_parameters` of YaRN if its factor also changes the softmax scale; else None.
 
-        No frequencies on top of it can be said to stock readers: YaRN is applied anew, by another factor.
+        No rope type can express a further scaling of these, so YaRN is applied to L with a larger factor.
         """
         stated = self.site.of(self.config.rope_parameters)
         tied = self.config.model_type in TIED and stated.get("mscale_all_dim")
@@ -344,33 +352,33 @@ class Checkpoint(StatedRope):
 
     @property
     def reach(self) -> int:
-        """The context that it reads now, in tokens; more than L where its rope is scaled anew from L."""
+        """The current context length in tokens; more than L if RoPE is scaled from L anew."""
         stated = self.tied_yarn
         return int(stated["factor"] * stated[ORIGINAL]) if stated else self.window
 
     def with_rope(self, rope: Rope) -> Self:
-        """The same with another rope than config.json states."""
+        """Return the checkpoint with other RoPE parameters than those of config.json."""
         other = copy.copy(self)
         vars(other).pop("_complete", None)
         vars(other)["rope"] = rope
         return other
 
     def frequencies(self) -> Frequencies:
-        """The frequencies that stock transformers computes from config.json: the judge of all others.
+        """Compute the frequencies with stock transformers: the reference for all others.
 
-        Of a `longrope` that switches those beyond its switch.
+        For a `longrope` with two lists, those beyond the switch.
         """
         return stock_table(self.config, self.site, beyond_switch=True)
 
     def other_frequencies(self) -> dict[str, list[float]]:
-        """Those of the layer types that are not scaled, with their attention factors, and up to a switch."""
+        """Return the other frequencies and attention factors: of unscaled layer types, and up to a switch."""
         others = other_tables(self.config, self.site)
         if switches(self.site.of(self.config.rope_parameters)):
             others[UP_TO_SWITCH] = stock_table(self.config, self.site).inv_freq.tolist()
         return others
 
     def target(self, to: Length | None) -> int:
-        """The target in tokens, which must be beyond the window."""
+        """Return the target length in tokens, which must exceed the current one."""
         if (target := self.in_tokens(to)) > self.reach:
             return target
         keys = "max_position_embeddings", SEQUENCE
@@ -385,7 +393,7 @@ class Checkpoint(StatedRope):
             hint=f"{argument('to')} is the target context, e.g. {argument('to', 4 * self.reach)}{shorter}",
         )
 
-    # Its weights
+    # Weights
 
     @cached_property
     def weights(self) -> Weights:
@@ -399,17 +407,17 @@ class Checkpoint(StatedRope):
 
     @property
     def auto_class(self) -> str:
-        """The name of the auto class that loads it."""
+        """The name of the auto class that loads the model."""
         return str(auto_class(self.stock.raw["model_type"]).__name__)
 
     @property
     def is_quantised(self) -> bool:
-        """Whether config.json says that its weights are quantised."""
+        """Whether config.json describes quantised weights."""
         return quantization_of(self.stock.whole_config) is not None
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Its tokenizer, with which nothing else happens than reading and writing text."""
+        """The tokenizer."""
         return load_tokenizer(self.folder, self.stock.whole_config)
 
     def load(
@@ -418,11 +426,11 @@ class Checkpoint(StatedRope):
         device_map: str | dict[str, str] | None = None,
         quantization: Any = None,
     ) -> PreTrainedModel:
-        """The model by stock transformers, in eval mode, which names the checkpoint as its user did.
+        """Load the model with stock transformers, in eval mode, under the name that the user gave.
 
         Raises:
-            RopepatchError: If it has a position remapping or a swapped encoding, its weights are not those of
-                config.json, or nothing can be computed in the dtype.
+            RopepatchError: If it has a position remapping or a swapped encoding, its weights do not fit
+                config.json, or the dtype does not support computation.
         """
         config = None if self.stated_raw is None else copy.deepcopy(self.whole_config)
         model = load_model(self.folder, self.raw, config, dtype, device_map, quantization, self.name)

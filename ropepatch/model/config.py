@@ -1,4 +1,4 @@
-"""config.json as transformers reads it, its older and newer keys, and the model it describes."""
+"""config.json as transformers parses it, its older and newer keys, and the model it describes."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from ropepatch.model.kinds import check_stock
 from ropepatch.model.stock import stock_code
 from ropepatch.settings import MAX_NUMBER
 
-REQUIRED = {  # the keys that each type of a scaled rope needs
+REQUIRED = {  # by rope type
     "linear": ("factor",),
     "dynamic": ("factor",),
     "yarn": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor", "long_factor"),
 }
-WITH_ORIGINAL = ("yarn", "longrope", "llama3")  # the types that need the window of pretraining
-# The keys of a scaling; every other key of rope_parameters is the model's own and is carried over.
+WITH_ORIGINAL = ("yarn", "longrope", "llama3")  # the types that need the original context length
+# The keys of a scaling; every other key of rope_parameters is kept.
 SCALING_KEYS = frozenset({
     "rope_type", "type", "rope_theta", "original_max_position_embeddings", "attention_factor", "beta_fast",
     "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_mscale", "long_mscale", "alpha",
@@ -41,10 +41,10 @@ SCALING_KEYS = frozenset({
 LEGACY_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor", "rotary_emb_base", "rotary_pct")
 ORIGINAL = "original_max_position_embeddings"
 SIZES = ("max_position_embeddings", ORIGINAL, "factor")
-GLOBAL_LAYERS = "full_attention"  # the layer type that sees the whole context, in transformers' words
+GLOBAL_LAYERS = "full_attention"  # transformers' layer type of global attention
 TEXT_PARTS = ("text_config", "decoder", "generator")  # where transformers looks for the language model
-STATING = {"max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters"}  # a language model's
-MAX_LAYERS = 1000  # beyond these config.json is damaged, and a model takes all memory
+STATING = {"max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters"}  # of language models
+MAX_LAYERS = 1000  # more means a damaged config.json, and would exhaust memory
 
 
 def load_config(raw: dict[str, Any], own: type[PreTrainedConfig] | None = None) -> PreTrainedConfig:
@@ -52,7 +52,7 @@ def load_config(raw: dict[str, Any], own: type[PreTrainedConfig] | None = None) 
 
     Args:
         raw: The content of config.json.
-        own: The class of a user's own model in memory; None for that of transformers.
+        own: The configuration class of a custom model in memory; None for transformers' class.
     """
     check_stock(raw)
     if own is not None:
@@ -96,13 +96,13 @@ def load_config(raw: dict[str, Any], own: type[PreTrainedConfig] | None = None) 
 
 
 def part_of(config: PreTrainedConfig) -> str | None:
-    """The name of the part of a configuration that describes the language model; None for the whole."""
+    """Return the name of the language model's part of a configuration; None for the whole."""
     text = text_config(config)
     return next((name for name in TEXT_PARTS if getattr(config, name, None) is text), None)
 
 
 def describes_at_top(raw: dict[str, Any]) -> bool:
-    """Whether transformers reads a language model at the top of a config.json that has no part for it."""
+    """Whether transformers parses the top level of a config.json as the language model."""
     probe = {key: value for key, value in raw.items() if key not in STATING} | {"rope_theta": 12345.0}
     with stock_code("read config.json"):
         made = text_config(CONFIG_MAPPING[raw["model_type"]].from_dict(_decode_floats(probe)))
@@ -114,7 +114,7 @@ def describes_at_top(raw: dict[str, Any]) -> bool:
 
 
 def _stating(raw: dict[str, Any], parts: Iterable[str]) -> str | None:
-    """Where config.json describes a language model, but for the parts that transformers reads."""
+    """Where config.json describes a language model, outside the parts that transformers parses."""
     if STATING & raw.keys():
         return "at the top"
     others = {key: value for key, value in raw.items() if isinstance(value, dict) and key not in parts}
@@ -124,35 +124,35 @@ def _stating(raw: dict[str, Any], parts: Iterable[str]) -> str | None:
 
 
 def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
-    """Read how weights are quantised; None where they are not, or by no method that transformers knows.
+    """Return the quantisation of the weights; None if there is none that transformers supports.
 
     Raises:
-        RopepatchError: If no method is named, which stock transformers refuses.
+        RopepatchError: If the method's name is missing, which stock transformers rejects.
     """
     parts: Any = config, config.get_text_config(decoder=True)
     first, last = (getattr(part, "quantization_config", None) for part in parts)
     stated: dict[str, Any] | None = first or last
     hint = "take quantization_config out if the weights are not quantised"
-    judge: Any = AutoHfQuantizer
+    quantizers: Any = AutoHfQuantizer
     with stock_code("read quantization_config in config.json", hint):
-        is_known = stated is not None and judge.supports_quant_method(stated)
+        is_known = stated is not None and quantizers.supports_quant_method(stated)
     return stated if is_known else None
 
 
 def check_dequantised(stated: dict[str, Any]) -> None:
-    """Refuse weights that are quantised in a way that is not read here; the error names a missing package."""
+    """Raise a `RopepatchError` if these quantised weights cannot be loaded here, e.g. without a package."""
     with stock_code("load its quantised weights here", "install what it names to compare what they compute"):
         quantizer = AutoHfQuantizer.from_config(dict(stated), pre_quantized=True)
         quantizer.validate_environment(device_map=None, weights_only=True)
 
 
 def is_known(model_type: object) -> TypeGuard[str]:
-    """Whether the installed transformers has the architecture."""
+    """Return whether the installed transformers has the architecture."""
     return isinstance(model_type, str) and model_type in CONFIG_MAPPING
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Select the part of a configuration that describes the language model."""
+    """Return the language model's part of a configuration."""
     part: Any = config.get_text_config(decoder=True)
     if isinstance(part, dict):
         raise RopepatchError(
@@ -164,37 +164,37 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def differs_by_layer(config: Any) -> bool:
-    """Whether sizes differ from layer to layer."""
+    """Return whether sizes differ from layer to layer."""
     return bool(getattr(config, "is_heterogeneous", False))
 
 
 def of_global_layers(config: Any) -> Any:
-    """The configuration of the layers that read everything, where sizes differ by layer (Gemma 4)."""
+    """Return the configuration of the global-attention layers if sizes differ by layer (Gemma 4)."""
     return config.per_layer_config[GLOBAL_LAYERS] if differs_by_layer(config) else config
 
 
 def head_dim_of(config: Any) -> int:
-    """The dimensions of a head of global attention, which older configurations leave to be derived."""
+    """Return the dimension of a global-attention head, derived if the configuration lacks it."""
     of = of_global_layers(config)
     size: int = getattr(of, "head_dim", None) or of.hidden_size // of.num_attention_heads
     return size
 
 
 def key_value_heads_of(config: Any) -> int:
-    """The heads of keys and values of global attention."""
+    """Return the number of key and value heads of global attention."""
     of = of_global_layers(config)
     heads: int = getattr(of, "num_key_value_heads", None) or of.num_attention_heads
     return heads
 
 
 def forward_operations(config: Any, weights: int, tokens: int) -> int:
-    """Count the operations of reading a text: two a weight and token, and those of causal attention."""
+    """Count the operations of a forward pass: two per weight and token, plus causal attention."""
     queries = int(config.num_attention_heads) * head_dim_of(config)
     return 2 * tokens * (weights + int(config.num_hidden_layers) * queries * tokens)
 
 
 def _without_twin(raw: dict[str, Any]) -> dict[str, Any]:
-    """A config.json for transformers, which warns of an unscaled rope beside that of the language model."""
+    """Drop top-level unscaled RoPE that repeats the language model's: transformers warns of it."""
     decoded: dict[str, Any] = _decode_floats(raw)
     twin = decoded.get("rope_scaling")
     is_part = any(isinstance(raw.get(name), dict) for name in TEXT_PARTS)
@@ -204,7 +204,7 @@ def _without_twin(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _decode_floats(value: Any) -> Any:
-    """Copy a value deeply, with transformers' {"__float__": "Infinity"} as the number."""
+    """Copy a value deeply and convert transformers' {"__float__": "Infinity"} to numbers."""
     if isinstance(value, dict):
         if value.keys() == {"__float__"}:
             return float(value["__float__"])
@@ -213,7 +213,7 @@ def _decode_floats(value: Any) -> Any:
 
 
 def auto_class(model_type: object) -> Any:
-    """The auto class of transformers that loads an architecture with the head of its language model.
+    """Return transformers' auto class that loads an architecture with its language model head.
 
     Raises:
         RopepatchError: If there is none.
@@ -229,17 +229,17 @@ def auto_class(model_type: object) -> Any:
 
 
 def blueprint(config: PreTrainedConfig) -> PreTrainedModel:
-    """Build the model on the meta device, without memory for its weights."""
+    """Build the model on the meta device, without allocating its weights."""
     build: Any = auto_class(config.model_type).from_config
     with stock_code(f"build {config.model_type} from config.json"), torch.device("meta"):
-        # For a dtype it would set the default one, which is the process's; and it writes what it is given
-        # into the configuration. For trust_remote_code=None it would ask on stdin.
+        # A dtype would change torch's default dtype in all threads. The call changes its configuration.
+        # With trust_remote_code=None it would prompt on stdin.
         model: PreTrainedModel = build(copy.deepcopy(config), dtype=None, trust_remote_code=False)
     return model
 
 
 def check_rope_types(config: PreTrainedConfig) -> None:
-    """Refuse a rope type that transformers does not know, and sizes out of range, before it fails on them."""
+    """Raise a `RopepatchError` for unknown rope types and sizes out of range, before transformers fails."""
     parameters = getattr(config, "rope_parameters", None) or {}
     by_layer = [value for value in parameters.values() if isinstance(value, dict)]
     known = {"default", "axial", *ROPE_INIT_FUNCTIONS}
@@ -259,15 +259,15 @@ def check_rope_types(config: PreTrainedConfig) -> None:
 
 
 def legacy_keys(raw: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
-    """Write flat `rope_parameters` in the older keys, top-level `rope_theta` and `rope_scaling`.
+    """Convert flat `rope_parameters` to the older keys, top-level `rope_theta` and `rope_scaling`.
 
-    transformers 4 and mlx-lm read nothing else; transformers 5 lets them override `rope_parameters`, so the
-    two must agree. `rope_scaling` is None for the default type, unless it has the `mrope_section`.
+    transformers 4 and mlx-lm support only these. In transformers 5 they override `rope_parameters`, so both
+    must agree. `rope_scaling` is None for the default type without an `mrope_section`.
     """
     kind = parameters["rope_type"]
     scaling = {key: value for key, value in parameters.items() if key != "rope_theta"} | {"type": kind}
-    is_read = kind != "default" or "mrope_section" in parameters
-    keys = {"rope_theta": parameters["rope_theta"], "rope_scaling": scaling if is_read else None}
+    needed = kind != "default" or "mrope_section" in parameters
+    keys = {"rope_theta": parameters["rope_theta"], "rope_scaling": scaling if needed else None}
     renamed = raw.get("model_type") in NEOX_KEYS
     if renamed or "rotary_emb_base" in raw:
         keys["rotary_emb_base"] = parameters["rope_theta"]

@@ -1,4 +1,4 @@
-"""Which engines read the scaling of which architecture: what `engine_types.json` says, which is generated."""
+"""Which engines support RoPE scaling of which architecture, from the generated `engine_types.json`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, Literal, NamedTuple
 from ropepatch.files import PACKAGE, parse_json, read_text
 
 FILE = PACKAGE / "model" / "engine_types.json"  # from eval/results/engine-types.json, by docs/tables.py
-OTHERS = "*"  # the rope types that are not named
-ASKED = "default", "linear", "yarn", "llama3", "longrope"
+OTHERS = "*"  # all other rope types
+TESTED = "default", "linear", "yarn", "llama3", "longrope"
 ABSENT, NOT_KNOWN = "absent", "not known"
 
 
 class Found(NamedTuple):
-    """What is known of an engine, an architecture and a rope type.
+    """The support of a rope type for an architecture in an engine.
 
     Args:
-        how: Small random models were run in it, or its sources were read; None where it is not known.
+        how: `run` if small random models were run in the engine, `read` if its source was read, else None.
         verdict: `right`, `unscaled`, `refused`, `another rope`, `absent` or `not known`.
     """
 
@@ -26,33 +26,33 @@ class Found(NamedTuple):
 
 
 def found(engine: str, whole: str, text: str, rope_type: str) -> Found:
-    """What an engine makes of a rope type.
+    """Look up whether an engine supports a rope type.
 
     Args:
         engine: transformers 4.x, vLLM, SGLang or mlx-lm.
-        whole: The architecture, in transformers' words.
-        text: That of its language model; the same where it neither sees nor hears.
-        rope_type: As config.json names it.
+        whole: The architecture, as transformers names it.
+        text: The architecture of its language model; the same for a text-only model.
+        rope_type: The rope type in config.json.
     """
     if not may_have(engine, whole):
         return Found("read", ABSENT)
     rows = _rows(engine)
     how, verdicts = rows.get(whole if whole == text else f"{whole}/{text}") or rows.get(text, (None, {}))
     verdict = NOT_KNOWN
-    if rope_type in ASKED or len({*verdicts} - {"default"}) == 1:  # or all scalings share their fate
+    if rope_type in TESTED or len({*verdicts} - {"default"}) == 1:  # or all scalings share one verdict
         verdict = verdicts.get(rope_type) or verdicts.get(OTHERS, NOT_KNOWN)
-    own = whole == text or verdict != ABSENT  # as a part it may be there all the same
-    return Found(how, verdict) if own and verdict != NOT_KNOWN else Found(None, NOT_KNOWN)
+    certain = whole == text or verdict != ABSENT  # it may exist as a part of the multimodal model only
+    return Found(how, verdict) if certain and verdict != NOT_KNOWN else Found(None, NOT_KNOWN)
 
 
 def may_have(engine: str, model_type: str) -> bool:
-    """Whether an engine has an architecture, as far as its types are listed."""
+    """Return whether an engine has an architecture; True if its architectures are not listed."""
     types = _facts()[engine].get("types")
     return types is None or model_type in types.split()
 
 
 def needing_older_keys(whole: str, text: str) -> list[str]:
-    """The engines that have an architecture and do not look for its rope in `rope_parameters`."""
+    """Return the engines that have an architecture and do not parse its `rope_parameters`."""
     parts = {whole, text}
     older = {"transformers 4.x": parts, "mlx-lm": {whole}}
     newer = {*_facts()["mlx-lm"]["new_keys"].split()}
@@ -64,7 +64,7 @@ def needing_older_keys(whole: str, text: str) -> list[str]:
 
 
 def was_run(engine: str) -> bool:
-    """Whether small random models were run in an engine."""
+    """Return whether small random models were run in an engine."""
     return any(how == "run" for how, *_ in _facts().get(engine, {"rows": []})["rows"])
 
 
@@ -76,7 +76,7 @@ def _facts() -> dict[str, Any]:
 
 @cache
 def _rows(engine: str) -> dict[str, tuple[Any, dict[str, str]]]:
-    """How and what is known, by architecture."""
+    """How the verdicts were obtained, and the verdicts by rope type, for every architecture."""
     return {
         name: (how, verdicts) for how, verdicts, names in _facts()[engine]["rows"] for name in names.split()
     }

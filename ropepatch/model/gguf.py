@@ -1,4 +1,4 @@
-"""The model of a GGUF file: its rope as llama.cpp computes it, and the ways to say another."""
+"""The model of a GGUF file: its RoPE as llama.cpp computes it, and the metadata for a scaled one."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from ropepatch.scaling.ramps import yarn_temperature
 from ropepatch.scaling.rope import Frequencies, Rope, divisors
 from ropepatch.settings import Length
 
-LLAMA_CPP = "b11434"  # whose sources were read
-BETAS = 32.0, 1.0  # of YaRN in every architecture listed here, whatever the file says
+LLAMA_CPP = "b11434"  # the version whose source was read
+BETAS = 32.0, 1.0  # of YaRN in every architecture listed here, whatever the file contains
 FREQS = "rope_freqs.weight"
 FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 CLOSE = 1e-6  # numbers of the file are float32
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a GGUF file says of its rope.
+class GgufRope:
+    """The RoPE parameters of a GGUF file.
 
     Args:
         base: `rope.freq_base`.
         kind: `rope.scaling.type`.
-        factor: By which positions are divided, under YaRN those of slow pairs.
-        original: The window that YaRN reckons from, in tokens.
-        attn_factor: Multiplies cos and sin, beside YaRN's own.
-        divisors: Of the frequencies: [D/2], fastest first; empty for none.
+        factor: The divisor of positions; for YaRN that of slow pairs.
+        original: The original context length that YaRN uses, in tokens.
+        attn_factor: Multiplies cos and sin in addition to YaRN's own factor.
+        divisors: The divisors of the frequencies: [D/2], fastest first; empty for none.
     """
 
     base: float
@@ -50,7 +50,7 @@ class Said:
     divisors: tuple[float, ...] = ()
 
     def frequencies(self, rotary_dim: int) -> Frequencies:
-        """The frequencies that llama.cpp computes."""
+        """Compute the frequencies as llama.cpp does."""
         pairs = np.arange(rotary_dim // 2)
         inv_freq = self.base ** (-2 * pairs / rotary_dim) / np.array(self.divisors or 1.0)
         slow = inv_freq / (1.0 if self.kind == "none" else self.factor)
@@ -71,8 +71,8 @@ class GgufModel(StatedRope):
     """The model of a GGUF file.
 
     Args:
-        file: It.
-        original: The window that its user says it was trained on, where the file says another.
+        file: The file.
+        original: The original context length that the user gave instead of the file's.
     """
 
     file: GgufFile
@@ -85,15 +85,15 @@ class GgufModel(StatedRope):
 
     @property
     def name(self) -> str:
-        """The file as the user gave it."""
+        """The path that the user gave."""
         return str(self.file.path)
 
     @cached_property
     def architecture(self) -> str:
-        """The architecture, in llama.cpp's words.
+        """The architecture, as llama.cpp names it.
 
         Raises:
-            RopepatchError: If it is none whose graph was read.
+            RopepatchError: If its graph in llama.cpp was not examined.
         """
         architecture = self.file.get("general.architecture", "")
         known = (*GGUF_PLAIN, *GGUF_FREQS, *GGUF_FACTORS, *GGUF_GLOBAL)
@@ -109,12 +109,12 @@ class GgufModel(StatedRope):
         return str(architecture)
 
     def key(self, name: str) -> str:
-        """The full name of a key."""
+        """Return the full name of a key."""
         return f"{self.architecture}.{name}"
 
     @cached_property
     def rotary_dim(self) -> int:
-        """D, the dimensions of a head that rotate."""
+        """D, the number of dimensions of a head that rotate."""
         get, key = self.file.get, self.key
         if (size := get(key("rope.dimension_count"), 0) or get(key("attention.key_length"), 0)) == 0:
             size = get(key("embedding_length")) // max(1, get(key("attention.head_count")))
@@ -124,12 +124,12 @@ class GgufModel(StatedRope):
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The tensors of divisors that the architecture reads."""
+        """The names of the divisor tensors that the architecture supports."""
         return FACTORS if self.architecture in GGUF_FACTORS else (FREQS,) * (self.architecture in GGUF_FREQS)
 
     @cached_property
-    def said(self) -> Said:
-        """What the file says of its rope."""
+    def gguf_rope(self) -> GgufRope:
+        """The RoPE parameters of the file."""
         get, scaling = self.file.get, self.key("rope.scaling")
         kind = get(f"{scaling}.type", "linear")
         factor = get(f"{scaling}.factor", 0.0) or get(self.key("rope.scale_linear"), 0.0) or 1.0
@@ -142,10 +142,10 @@ class GgufModel(StatedRope):
                 f"original_context_length {original}, attn_factor {attn_factor:g}, freq_base {base:g}",
                 hint="llama.cpp knows none, linear, yarn and longrope, and positive numbers",
             )
-        read = FACTORS if kind == "longrope" and self.tables else self.tables
-        tables = [self.file.tensors[name].data for name in read if name in self.file.tensors]
+        names = FACTORS if kind == "longrope" and self.tables else self.tables
+        tables = [self.file.tensors[name].data for name in names if name in self.file.tensors]
         if any(table.shape != (self.rotary_dim // 2,) or not (table > 0).all() for table in tables):
-            raise RopepatchError(f"{self.name}: {read[0]} must hold {self.rotary_dim // 2} positive numbers")
+            raise RopepatchError(f"{self.name}: {names[0]} must hold {self.rotary_dim // 2} positive numbers")
         if not all(np.array_equal(table, tables[0]) for table in tables):
             raise RopepatchError(
                 f"{self.name} divides its frequencies by other numbers beyond {original} tokens (longrope)",
@@ -153,25 +153,25 @@ class GgufModel(StatedRope):
             )
         kind = "none" if kind == "linear" and factor == 1 else kind
         held = tuple(map(float, tables[0])) if tables else ()
-        return Said(base, kind, factor, original, attn_factor, held)
+        return GgufRope(base, kind, factor, original, attn_factor, held)
 
     @cached_property
     @float32_on_cpu()
     def _stated_rope(self) -> Rope:
-        said, window = self.said, self.file.get(self.key("context_length"))
-        if said.kind != "none":
-            window = max(window, round(said.factor * self.file.get(self._original_key, 0)))
-        plain, now = Said(said.base).frequencies(self.rotary_dim), said.frequencies(self.rotary_dim)
+        stated, window = self.gguf_rope, self.file.get(self.key("context_length"))
+        if stated.kind != "none":
+            window = max(window, round(stated.factor * self.file.get(self._original_key, 0)))
+        plain, now = GgufRope(stated.base).frequencies(self.rotary_dim), stated.frequencies(self.rotary_dim)
         if same_frequencies(plain, now):
-            return Rope(self.rotary_dim, said.base, window)
-        return Rope(self.rotary_dim, said.base, window, now.inv_freq.tolist(), now.attention_factor)
+            return Rope(self.rotary_dim, stated.base, window)
+        return Rope(self.rotary_dim, stated.base, window, now.inv_freq.tolist(), now.attention_factor)
 
     @property
     def _original_key(self) -> str:
         return self.key("rope.scaling.original_context_length")
 
     def target(self, to: Length | None) -> int:
-        """The target in tokens, which must be beyond the window."""
+        """Return the target length in tokens, which must exceed the current one."""
         if (target := self.in_tokens(to)) <= self.window:
             raise RopepatchError(
                 f"{self.name} already covers {self.window} tokens; nothing to extend to {target}",
@@ -181,46 +181,48 @@ class GgufModel(StatedRope):
 
     @property
     def sliding_window(self) -> int:
-        """How far its sliding-window layers read; 0 where there are none."""
+        """The sliding window in tokens; 0 if there is none."""
         return int(self.file.get(self.key("attention.sliding_window"), 0))
 
-    def ways(self, scaling: Scaling) -> Iterator[Said]:
-        """Ways to say a scaling that llama.cpp reads of this architecture; most readers know the first."""
-        rope, said = self.rope, self.said
-        if scaling.name == "linear" and said.kind in ("none", "linear"):
-            yield replace(said, kind="linear", factor=said.factor * scaling.factor)
+    def candidates(self, scaling: Scaling) -> Iterator[GgufRope]:
+        """Yield metadata with which llama.cpp may compute a scaling, the most widely supported first."""
+        rope, stated = self.rope, self.gguf_rope
+        if scaling.name == "linear" and stated.kind in ("none", "linear"):
+            yield replace(stated, kind="linear", factor=stated.factor * scaling.factor)
         if isinstance(scaling, Unscaled):
-            yield said
+            yield stated
         elif isinstance(scaling, NTKAware | AdjustedBase):
             base = ntk_theta(rope, scaling.factor) if isinstance(scaling, NTKAware) else scaling.rope_theta
-            yield replace(said, base=float(np.float32(base)))
+            yield replace(stated, base=float(np.float32(base)))
         scaled = scaling.frequencies(rope)
         if not rope.is_scaled:
             s, window = scaling.factor, rope.original_max_position_embeddings
-            yield Said(
+            yield GgufRope(
                 rope.rope_theta, "yarn", s, window, _to_one(scaled.attention_factor / yarn_temperature(s))
             )
         if self.tables:
             kind = "longrope" if self.tables == FACTORS else "none"
             table = divisors(rope.unscaled(), scaled.inv_freq).float()
             a, window = scaled.attention_factor, rope.original_max_position_embeddings
-            yield Said(rope.rope_theta, kind, 1.0, window, a, tuple(table.tolist()))
+            yield GgufRope(rope.rope_theta, kind, 1.0, window, a, tuple(table.tolist()))
 
-    def find_way(self, scaling: Scaling) -> Said | None:
-        """The first way that gives its frequencies; None where there is none."""
+    def find_equivalent(self, scaling: Scaling) -> GgufRope | None:
+        """Return the first metadata that reproduces a scaling's frequencies; None if none does."""
         wanted = scaling.frequencies(self.rope)
-        for way in self.ways(scaling):
-            others = way.base != self.said.base and self.key("rope.freq_base_swa") in self.file.fields
-            # the attention factor reaches the sliding-window layers, whose frequencies stay
+        for candidate in self.candidates(scaling):
+            others = (
+                candidate.base != self.gguf_rope.base and self.key("rope.freq_base_swa") in self.file.fields
+            )
+            # the attention factor also applies to sliding-window layers, whose frequencies do not change
             own = self.architecture in GGUF_GLOBAL and self.sliding_window
-            apart = way.attn_factor != self.said.attn_factor if own else others
-            if not apart and same_frequencies(way.frequencies(self.rotary_dim), wanted):
-                return way
+            apart = candidate.attn_factor != self.gguf_rope.attn_factor if own else others
+            if not apart and same_frequencies(candidate.frequencies(self.rotary_dim), wanted):
+                return candidate
         return None
 
 
 def same_frequencies(one: Frequencies, other: Frequencies) -> bool:
-    """Whether they differ by no more than float32 rounds."""
+    """Return whether two sets of frequencies agree up to float32 rounding."""
     near = np.allclose(one.inv_freq, other.inv_freq, rtol=CLOSE, atol=1e-20)
     return near and math.isclose(one.attention_factor, other.attention_factor, rel_tol=CLOSE)
 

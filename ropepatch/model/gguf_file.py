@@ -1,4 +1,4 @@
-"""A GGUF file, of one part or split into several, as the package `gguf` reads and writes it."""
+"""GGUF files, single or split, read and written with the package `gguf`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from gguf.gguf_reader import ReaderField, ReaderTensor
 
 PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
-OF_PARTS = ("split.no", "split.count", "split.tensors.count")  # metadata that one file alone does not have
+OF_PARTS = ("split.no", "split.count", "split.tensors.count")  # metadata of split files only
 AGAIN = "download or convert it again; a split one needs all of its parts in one folder"
-Keys = Mapping[str, int | float | str | None]  # metadata to be written; None leaves a key out
+Keys = Mapping[str, int | float | str | None]  # metadata to write; None drops a key
 Tensors = Mapping[str, NDArray[np.float32] | None]
 
 
@@ -33,8 +33,8 @@ class GgufFile:
     """Metadata and tensors of a model.
 
     Args:
-        path: As the user gave it, of a split model any part.
-        parts: One reader for each part; the first holds the metadata.
+        path: The path that the user gave; for a split model any part.
+        parts: One reader per part; the first contains the metadata.
     """
 
     path: Path
@@ -42,10 +42,10 @@ class GgufFile:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Read the headers of a file, and of the parts beside it.
+        """Read the headers of a file and of its other parts.
 
         Raises:
-            RopepatchError: If one is missing, damaged, truncated, or of another byte order.
+            RopepatchError: If one is missing, damaged, truncated or big-endian.
         """
         split = PART.fullmatch(path.name)
         count = int(split["count"]) if split else 1
@@ -66,18 +66,18 @@ class GgufFile:
 
     @property
     def fields(self) -> dict[str, ReaderField]:
-        """The metadata by their keys, less what counts parts."""
-        own = self.parts[0].fields.items()
-        return {key: field for key, field in own if not key.startswith("GGUF.") and key not in OF_PARTS}
+        """The metadata by key, without those about parts."""
+        fields = self.parts[0].fields.items()
+        return {key: field for key, field in fields if not key.startswith("GGUF.") and key not in OF_PARTS}
 
     @property
     def tensors(self) -> dict[str, ReaderTensor]:
-        """The tensors of all parts by their names."""
+        """The tensors of all parts by name."""
         return {tensor.name: tensor for part in self.parts for tensor in part.tensors}
 
     @property
     def stem(self) -> str:
-        """The name without its ending, and without the number of a part."""
+        """The file name without suffix and part number."""
         split = PART.fullmatch(self.path.name)
         return split["name"] if split else self.path.stem
 
@@ -87,10 +87,10 @@ class GgufFile:
         return sum(int(part.data.nbytes) for part in self.parts)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """One value of the metadata, of the kind of its default; a whole number where that is None.
+        """Return a metadata value of the default's type; an integer if the default is None.
 
         Raises:
-            RopepatchError: If it is of another kind, or missing without a default.
+            RopepatchError: If it has another type, or is missing without a default.
         """
         kind = int if default is None else type(default)
         field = self.parts[0].fields.get(key)
@@ -105,7 +105,7 @@ class GgufFile:
         return kind(value)
 
     def copy(self, out: Path, keys: Keys, tensors: Tensors, progress: Progress | None = None) -> None:
-        """Write all parts as one file: everything as it is, but for some keys and small float32 tensors."""
+        """Copy all parts into one file, with changes of some keys and small float32 tensors."""
         from gguf import GGMLQuantizationType, GGUFValueType
 
         kinds = {int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32, str: GGUFValueType.STRING}
@@ -113,7 +113,7 @@ class GgufFile:
         writer.data_alignment = int(self.parts[0].alignment)
         written: dict[str, Any] = {key: _packed(field) for key, field in self.fields.items()} | dict(keys)
         for key, value in written.items():
-            if value is not None and key != "general.architecture":  # which the writer has written
+            if value is not None and key != "general.architecture":  # the writer adds this itself
                 kind = self.fields[key].types[0] if isinstance(value, bytes) else kinds[type(value)]
                 writer.add_key_value(key, value, kind)
         added = {name: data for name, data in tensors.items() if data is not None}
@@ -137,27 +137,27 @@ class GgufFile:
             writer.close()
 
     def check_copy(self, written: GgufFile, keys: Keys, tensors: Tensors) -> None:
-        """Refuse a copy that is not this file but for these keys and tensors, byte for byte."""
-        off, fields, own, copied = [], written.fields, self.tensors, written.tensors
+        """Raise a `RopepatchError` unless a copy equals this file, except for these keys and tensors."""
+        wrong, fields, own, copied = [], written.fields, self.tensors, written.tensors
         for key in {*self.fields, *fields, *keys}:
             if key not in keys:
                 same = _packed(self.fields.get(key)) == _packed(fields.get(key))
             else:
-                value = fields[key].contents() if key in fields else None
-                same = value == (float(np.float32(said)) if isinstance(said := keys[key], float) else said)
-            off += [] if same else [key]
+                value, expected = fields[key].contents() if key in fields else None, keys[key]
+                same = value == (float(np.float32(expected)) if isinstance(expected, float) else expected)
+            wrong += [] if same else [key]
         for name in {*own, *copied, *tensors}:
             same = _same(copied.get(name), tensors[name] if name in tensors else own.get(name))
-            off += [] if same else [name]
-        if off:
+            wrong += [] if same else [name]
+        if wrong:
             raise RopepatchError(
-                f"{sorted(off)[0]} differs from what was written",
+                f"{sorted(wrong)[0]} differs from what was written",
                 hint="the copy was deleted; check the disk, and report the version of gguf",
             )
 
 
 def _packed(field: ReaderField | None) -> bytes:
-    """The bytes of a value, its type before it."""
+    """Return the bytes of a value, preceded by its type."""
     return b"".join(part.tobytes() for part in field.parts[2:]) if field else b""
 
 
@@ -172,7 +172,7 @@ def _same(copy: ReaderTensor | None, wanted: ReaderTensor | NDArray[np.float32] 
 
 @contextmanager
 def _gguf_code(path: Path) -> Iterator[None]:
-    """Say in one line what the package cannot read."""
+    """Convert the errors of the package to one line."""
     try:
         check_regular(path)
         with np.errstate(all="raise"):
@@ -194,7 +194,7 @@ def _reader(path: Path) -> GGUFReader:
         from gguf import GGUFReader, GGUFValueType
 
         class Reader(GGUFReader):
-            """The package's, which takes lists whole: a vocabulary entry by entry takes it half a minute."""
+            """The package's reader, but lists are read at once: entry by entry, a vocabulary takes 30 s."""
 
             def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[Any, ...]:
                 if self.byte_order == "S":
@@ -228,7 +228,7 @@ def _writer(path: Path, architecture: str) -> GGUFWriter:
     from gguf import GGUFValueType, GGUFWriter
 
     class Writer(GGUFWriter):
-        """The package's, which takes bytes for a value that is packed already."""
+        """The package's writer, which also accepts values as packed bytes."""
 
         def _pack_val(
             self, val: Any, vtype: GGUFValueType, add_vtype: bool, sub_type: GGUFValueType | None = None

@@ -1,6 +1,6 @@
-"""A model's decoder and head, run for a few positions at a time.
+"""A model's decoder and head: logits for a few positions at a time.
 
-Logits of all tokens of a long text take more memory than the model. Shapes: B sequences of T tokens, C
+The logits of all tokens of a long text need more memory than the model. Shapes: B sequences of T tokens, C
 positions of a chunk, H hidden size, V vocabulary.
 """
 
@@ -19,21 +19,21 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ropepatch.errors import RopepatchError
-from ropepatch.model.in_memory import check_rope, start_over
+from ropepatch.model.in_memory import check_rope, reset_dynamic
 
 logger = logging.getLogger(__name__)
 
-MARK = 4096.0  # exact in 16 bits, and above what a model caps its logits at
+MARK = 4096.0  # exact in 16 bits, and above any cap of logits
 
 
 def input_device(model: PreTrainedModel) -> torch.device:
-    """The device that takes the token ids of a model."""
+    """Return the device of a model's input token ids."""
     embedding: Any = model.get_input_embeddings().weight
     return torch.device("cpu") if embedding.is_meta else embedding.device  # meta: offloaded by accelerate
 
 
 def check_finite(model: PreTrainedModel, name: str) -> None:
-    """Refuse a model whose weights hold a NaN or an infinity, naming the first tensor that does."""
+    """Raise a `RopepatchError` that names the first weight tensor with a NaN or an infinity."""
     for tensor, values in model.state_dict().items():
         if not values.isfinite().all():
             raise RopepatchError(
@@ -43,23 +43,23 @@ def check_finite(model: PreTrainedModel, name: str) -> None:
 
 
 def decoder_of(model: PreTrainedModel) -> nn.Module | None:
-    """Find the part of a model below its head; None if it cannot return logits of single positions."""
+    """Find the decoder of a model; None if the model cannot return logits of selected positions."""
     if not any(map(gives_positions, model.modules())):  # any: wrappers such as PEFT's pass keywords on
         return None
     decoder = getattr(model, "get_decoder", lambda: None)()
-    # Llama 4 answers with the whole model, head included; in Gemma 4 the decoder takes logits_to_keep itself.
+    # Llama 4 returns the whole model, with its head; in Gemma 4 the decoder accepts logits_to_keep itself.
     return getattr(decoder, "model", decoder) if decoder and gives_positions(decoder) else decoder
 
 
 def gives_positions(module: nn.Module) -> bool:
-    """Whether forward accepts `logits_to_keep`."""
+    """Return whether forward accepts `logits_to_keep`."""
     return "logits_to_keep" in inspect.signature(module.forward).parameters
 
 
 def cache_keyword(model: nn.Module) -> str | None:
-    """The name of the key-value cache in a model's forward and output; None if it takes none.
+    """Return the name of the KV cache in a model's forward and output; None if it has none.
 
-    transformers 5.24 renames `past_key_values` to `cache` and warns of the old name.
+    transformers 5.24 renames `past_key_values` to `cache` and warns about the old name.
     """
     for module in model.modules():  # wrappers such as PEFT's pass keywords on
         taken = inspect.signature(module.forward).parameters
@@ -68,19 +68,19 @@ def cache_keyword(model: nn.Module) -> str | None:
     return None
 
 
-def reading_on(model: PreTrainedModel) -> Callable[..., Any]:
-    """Make a function of further token ids [1, T] that continues from its last call, by the cache."""
+def incremental_forward(model: PreTrainedModel) -> Callable[..., Any]:
+    """Make a function that runs a model on further token ids [1, T], with the KV cache of its last call."""
     name = cache_keyword(model)
     if name is None:
         raise RopepatchError(f"{type(model).__name__} takes no key-value cache", hint="use another model")
-    held: dict[str, Any] = {}
+    cache: dict[str, Any] = {}
 
-    def read(ids: Tensor, **more: Any) -> Any:
-        output = model(input_ids=ids, use_cache=True, **held, **more)
-        held[name] = output[name]
+    def run(ids: Tensor, **inputs: Any) -> Any:
+        output = model(input_ids=ids, use_cache=True, **cache, **inputs)
+        cache[name] = output[name]
         return output
 
-    return read
+    return run
 
 
 @contextmanager
@@ -91,17 +91,17 @@ def decoded_once(
     through: Callable[[Tensor], Tensor] = lambda hidden: hidden,
     **inputs: Tensor,
 ) -> Iterator[tuple[Callable[[Tensor], Tensor], list[Tensor]]]:
-    """Compute logits of a few positions at a time from one run of the decoder.
+    """Compute logits of a few positions at a time with one run of the decoder.
 
-    The head stays the model's own code, with all its family does before and after the projection: every call
-    runs the whole model, but for its decoder, which runs in the first call only.
+    The head remains the model's own code, with everything before and after the projection: every call runs
+    the whole model, but the decoder only in the first call.
 
     Args:
         model: The model.
         decoder: Its `decoder_of`.
         ids: Token ids [B, T].
         through: Applied once to the hidden states [B, T, H].
-        **inputs: What else the model is given.
+        **inputs: Further inputs of the model.
 
     Yields:
         The logits [B, C, V] as a function of positions [C]; and the hidden states, one per call.
@@ -117,9 +117,9 @@ def decoded_once(
         return outputs[-1]
 
     def logits_at(positions: Tensor) -> Tensor:
-        # Positions, never their number: for a number, Gemma 4's decoder leaves out all other rows.
-        whole = {"input_ids": ids, "use_cache": False} | inputs
-        logits: Tensor = model(**whole, logits_to_keep=positions).logits
+        # Positions, not their number: with a number, Gemma 4's decoder drops all other positions.
+        given = {"input_ids": ids, "use_cache": False} | inputs
+        logits: Tensor = model(**given, logits_to_keep=positions).logits
         return logits
 
     with shadowed(decoder, decode_once):
@@ -139,22 +139,22 @@ def _changed(output: Any, through: Callable[[Tensor], Tensor]) -> Any:
 
 
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """The loss of each target [...] under its logits [..., V], in nats: float32 [...]."""
+    """Compute the loss of each target [...] from its logits [..., V]: float32 [...], in nats."""
     rows = logits.flatten(end_dim=-2).float()
     losses = F.cross_entropy(rows, targets.flatten().to(rows.device), reduction="none")
     return losses.view(targets.shape)
 
 
 def find_linear_head(model: nn.Module, base: PreTrainedModel, inputs: Mapping[str, Any]) -> nn.Linear | None:
-    """Find the linear layer whose output is the model's logits, unchanged; None where no layer's is.
+    """Find the linear layer whose unchanged output is the model's logits; None if there is none.
 
-    Some families scale or cap their logits, and a LoRA may be on the head. So the layer returns a mark in a
-    short forward pass, which must be the model's output.
+    Some models scale or cap their logits or have a LoRA on the head. So the layer returns a mark in a short
+    forward pass, which must be the model's output.
 
     Args:
         model: Wrapped or not.
         base: The transformers model within.
-        inputs: Of the forward pass, with `input_ids` [1, T].
+        inputs: The inputs of the forward pass, with `input_ids` [1, T].
     """
     output: nn.Module | None = base.get_output_embeddings()  # type: ignore[no-untyped-call]
     linear = [part for part in output.modules() if isinstance(part, nn.Linear)] if output is not None else []
@@ -172,15 +172,15 @@ def _returns_logits(layer: nn.Linear, model: nn.Module, inputs: Mapping[str, Any
     with shadowed(layer, mark):
         try:
             logits = model(use_cache=False, **inputs).logits
-        except (IndexError, RuntimeError):  # of a model that computes with logits of the usual shape
+        except (IndexError, RuntimeError):  # from a model that processes its logits further
             return False
     return shapes == [inputs["input_ids"].shape] and logits.ndim == 0 and logits.item() == MARK
 
 
 @contextmanager
 def shadowed(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Replace the forward of one instance within the block, within its hooks."""
-    before, usual = vars(module).get("forward"), module.forward  # before: accelerate's
+    """Replace the forward of one module within the block; its hooks still run."""
+    before, usual = vars(module).get("forward"), module.forward  # before: set by accelerate
 
     @functools.wraps(usual)
     def replaced(*args: Any, **kwargs: Any) -> Any:
@@ -198,7 +198,7 @@ def shadowed(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode within the block, then each module's own."""
+    """Set eval mode within the block, then restore the mode of each module."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -210,9 +210,9 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode within the block, where the rope is that of the config; `dynamic` ropes start anew."""
+    """Check RoPE in memory, reset `dynamic` RoPE, and set eval mode within the block."""
     for one in check_rope(model)[:1]:
         logger.warning("the RoPE in memory is not the config's: %s is %s", one.key, one.problem)
-    start_over(model)
+    reset_dynamic(model)
     with in_eval_mode(model):
         yield

@@ -1,7 +1,7 @@
-"""Whether the rotary modules of a loaded model hold what its configuration computes.
+"""Comparison of a loaded model's rotary modules with those that its configuration gives.
 
-The judge is stock transformers, which builds each module anew from its configuration: float32, on the CPU. A
-module that cannot be built so is left alone.
+The reference is stock transformers, which builds each module anew from its configuration, in float32 on the
+CPU. A module that cannot be built this way is not compared.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from ropepatch.model.rotary import (
 from ropepatch.model.stock import stock_code
 from ropepatch.scaling.rope import Frequencies
 
-SAME = 1e-5  # of a frequency: devices differ by 1e-7, and 16 bits round by 1e-4 and more
-NEAR = 2**-7  # of a frequency that was rounded to 16 bits, even twice
+SAME = 1e-5  # relative: devices differ by 1e-7, and 16 bits round by 1e-4 and more
+NEAR = 2**-7  # relative, for a frequency rounded to 16 bits, even twice
 LEAST = 2**-24  # radians: the smallest number above 0 of float16
 REPAIR = "`ropepatch.diagnose(model, repair=True)` writes what the config computes"
 
@@ -45,13 +45,13 @@ def rope_findings(
 
     Args:
         model: The model.
-        stated: What the rope of its language model should be; what its own configuration says if not given.
+        stated: The expected configuration of its language model; its own configuration if None.
 
     Returns:
-        What is wrong; and for each rotary module what was looked at, or why it was not.
+        The findings; and for each rotary module what was compared, or why it was not.
 
     Raises:
-        RopepatchError: If there is no transformers model in it.
+        RopepatchError: If it contains no transformers model.
     """
     base, kinds = base_model(model), (RotarySubstitute,)
     stated = stated or text_config(base.config)
@@ -82,9 +82,9 @@ def rope_findings(
 
 
 def check_rope(model: nn.Module, stated: PreTrainedConfig | None = None) -> list[Finding]:
-    """Refuse a loaded model whose rope is not its config's; one that is only rounded, say, is returned.
+    """Raise a `RopepatchError` if a loaded model's RoPE is not its config's; return milder findings.
 
-    Rounding is what the line `model.to(torch.bfloat16)` does, so it is this model that its user runs.
+    Rounding is only a warning: `model.to(torch.bfloat16)` causes it, and the user runs this model.
     """
     findings, _ = rope_findings(model, stated)
     for one in findings:
@@ -97,7 +97,7 @@ def check_rope(model: nn.Module, stated: PreTrainedConfig | None = None) -> list
 
 
 def write_ropes(model: nn.Module, findings: list[Finding]) -> None:
-    """Write what findings say that the config computes: in float32, on the device of the buffer."""
+    """Write the config's frequencies of findings into the model: float32, on the buffer's device."""
     base = base_model(model)
     for edit in (edit for one in findings for edit in one.edits):
         path, name = edit.path
@@ -109,16 +109,16 @@ def write_ropes(model: nn.Module, findings: list[Finding]) -> None:
         value = torch.tensor(edit.value, dtype=torch.float32, device=now.device)
         if now.dtype == value.dtype and now.shape == value.shape and not now.is_inference():
             with torch.no_grad():
-                now.copy_(value)  # at its address, which CUDA graphs know
+                now.copy_(value)  # in place: CUDA graphs keep its address
         else:
             module.register_buffer(name, value, persistent=name not in module._non_persistent_buffers_set)
-    start_over(base)
+    reset_dynamic(base)
 
 
-def start_over(model: nn.Module) -> None:
-    """Reset stock `dynamic` ropes to their first frequencies; before transformers 5.13 they never are.
+def reset_dynamic(model: nn.Module) -> None:
+    """Reset stock `dynamic` RoPE to its first frequencies, which transformers before 5.13 never does.
 
-    Models whose images have positions of their own forget by how much those of an earlier one shift text.
+    This also resets the shift of text positions that an earlier image caused.
     """
     modules: list[Any] = [*model.modules()]
     for module in modules:
@@ -133,16 +133,16 @@ def start_over(model: nn.Module) -> None:
 
 
 def _config_of(module: nn.Module, stated: PreTrainedConfig, *, is_alone: bool) -> Any:
-    """The configuration of a rotary module: that of the language model, where it is its only one.
+    """Return the configuration of a rotary module: the language model's if it has only this one.
 
-    One of several may have a changed copy, as for layers with a base of their own.
+    One of several may have a changed copy, e.g. for layers with another base.
     """
     own = getattr(module, "config", None)
     return stated if is_alone and type(own) in (type(stated), type(None)) else own
 
 
 def _ropes(path: str, module: Any, config: PreTrainedConfig) -> list[_Rope]:
-    """One rope, or one for each layer type."""
+    """Return one `_Rope`, or one for each layer type."""
     if config is None:
         raise RopepatchError(f"{type(module).__name__} has no config")
     fresh = _built(module, config)
@@ -158,15 +158,15 @@ def _built(module: nn.Module, config: PreTrainedConfig) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class _Rope:
-    """One rope of a rotary module in memory.
+    """The RoPE of a rotary module in memory, for one layer type.
 
     Args:
-        path: Of the module in the model.
-        module: It.
-        config: What it should compute.
-        fresh: The module that stock transformers builds of that.
-        kind: Its rope type.
-        layer: Its layer type; None where the rope does not differ by layer.
+        path: The module's path in the model.
+        module: The module.
+        config: Its configuration.
+        fresh: The module that stock transformers builds from the configuration.
+        kind: The rope type.
+        layer: The layer type; None if RoPE does not differ by layer.
     """
 
     path: str
@@ -178,7 +178,7 @@ class _Rope:
 
     @property
     def names(self) -> list[str]:
-        """The names of its buffers."""
+        """The names of the buffers."""
         every = (self._named("inv_freq"), self._named("original_inv_freq"))
         return [name for name in every if isinstance(getattr(self.fresh, name, None), Tensor)]
 
@@ -186,33 +186,33 @@ class _Rope:
         return name if self.layer is None else f"{self.layer}_{name}"
 
     def read(self, name: str) -> Tensor | None:
-        """A buffer as it is, on the CPU; None where this process holds a part of it, or nothing."""
+        """Return a buffer on the CPU; None if this process has only a part of it, or nothing."""
         held = getattr(self.module, name, None)
         if not isinstance(held, Tensor) or held.is_meta:
             return None
         placements = getattr(held, "placements", ())  # of a DTensor
         if not all(place.is_replicate() for place in placements):
             return None
-        whole: Any = held
-        return (whole.to_local() if placements else held).detach().cpu()
+        replicated: Any = held
+        return (replicated.to_local() if placements else held).detach().cpu()
 
     def findings(self) -> Iterator[Finding]:
-        """What is wrong with its buffers and its attention factor."""
+        """Yield the findings about the buffers and the attention factor."""
         for name in self.names:
             held, expected = self.read(name), getattr(self.fresh, name)
             if held is not None and (fault := self._fault(name, held, expected)):
-                # Of frequencies that never change, nothing reads the first ones.
+                # Static RoPE never uses the original frequencies.
                 is_harmless = "original" in name and self.kind != "longrope" and "dynamic" not in self.kind
                 right = tuple(expected.tolist())
                 yield self._finding(name, fault, _shown(held), _shown(expected), right, is_harmless)
         name = self._named("attention_scaling")
         expected, held = getattr(self.fresh, name, None), getattr(self.module, name, None)
         if expected is not None and held is not None:
-            a, is_a = float(expected), float(held)
-            if not math.isclose(is_a, a, rel_tol=SAME):
-                code = "rope-rescaled" if math.isfinite(is_a) else "rope-garbage"
+            a, held_a = float(expected), float(held)
+            if not math.isclose(held_a, a, rel_tol=SAME):
+                code = "rope-rescaled" if math.isfinite(held_a) else "rope-garbage"
                 fault = code, "another factor of cos and sin"
-                yield self._finding(name, fault, f"{is_a:g}", f"{a:g}", a)
+                yield self._finding(name, fault, f"{held_a:g}", f"{a:g}", a)
 
     def _finding(
         self,
@@ -234,7 +234,7 @@ class _Rope:
         )
 
     def _fault(self, name: str, held: Tensor, expected: Tensor) -> tuple[str, str] | None:
-        """The code of what is wrong with a buffer, and what that is; None of a sound one."""
+        """Return code and description of a buffer's problem; None if there is none."""
         states = [expected, *(() if "original" in name else self._later_states)]
         values = held.float()
         if any(_is_same(values, state) for state in states):
@@ -255,7 +255,7 @@ class _Rope:
                 return "rope-of-other-length", f"the frequencies of a text of {length} tokens"
         return "rope-rescaled", f"another rope, {self._known(values) or 'by no scaling that is known'}"
 
-    # What the same config computes otherwise
+    # Other frequencies of the same config
 
     @property
     def _parameters(self) -> dict[str, Any]:
@@ -263,7 +263,7 @@ class _Rope:
         return dict(every.get(self.layer) or {}) if self.layer else dict(every)
 
     def _at(self, length: int) -> Tensor:
-        """The frequencies of a text of so many tokens, of a rope that follows the length."""
+        """Compute the frequencies of length-dependent RoPE at a length in tokens."""
         with stock_code(f"compute a {self.kind} rope"), float32_on_cpu():
             table, _ = ROPE_INIT_FUNCTIONS[self.kind](
                 self.config, torch.device("cpu"), seq_len=length, layer_type=self.layer
@@ -272,17 +272,17 @@ class _Rope:
 
     @cached_property
     def _later_states(self) -> list[Tensor]:
-        """What the module may hold once it has read a text, of a rope that follows the length."""
+        """The frequencies that length-dependent RoPE may have after a forward pass."""
         if self.kind == "longrope":
             return [self._at(int(self._parameters[ORIGINAL]) + 1)]
         if self.kind != "dynamic":
             return []
         layers = {"", self._named(""), f"{self.layer}_"}  # the last before transformers 5.13
-        told = {int(getattr(self.module, f"{layer}max_seq_len_cached", 0)) for layer in layers}
-        return [self._at(length) for length in told if length]
+        lengths = {int(getattr(self.module, f"{layer}max_seq_len_cached", 0)) for layer in layers}
+        return [self._at(length) for length in lengths if length]
 
     def _tables_of_lengths(self, values: Tensor) -> dict[int, Tensor]:
-        """What a rope that follows the length holds at the lengths that come into question."""
+        """Compute the frequencies of length-dependent RoPE at the lengths that may explain `values`."""
         if self.kind == "longrope":
             beyond = int(self._parameters[ORIGINAL]) + 1
             return {beyond: self._at(beyond)}
@@ -294,7 +294,7 @@ class _Rope:
         return {length: self._at(length)} if 0 < length < 2**31 else {}
 
     def _known(self, values: Tensor) -> str | None:
-        """By which known mistake a table comes from the config; or of which base it is."""
+        """Describe the known mistake, or the base, that explains a table of frequencies."""
         expected = getattr(self.fresh, self._named("inv_freq"))
         parameters, window = self._parameters, getattr(self.config, "max_position_embeddings", None)
         plain = {key: value for key, value in parameters.items() if key not in SCALING_KEYS}
@@ -314,10 +314,10 @@ class _Rope:
         return None
 
     def _otherwise(self, parameters: dict[str, Any]) -> Frequencies | None:
-        """What the module computes by other rope_parameters; None where it refuses them."""
+        """Compute the frequencies for other rope_parameters; None if the module rejects them."""
         config = copy.deepcopy(self.config)
-        whole = config.rope_parameters
-        config.rope_parameters = whole | {self.layer: parameters} if self.layer else parameters
+        every = config.rope_parameters
+        config.rope_parameters = every | {self.layer: parameters} if self.layer else parameters
         try:
             other = _built(self.module, config)
         except RopepatchError:
@@ -343,7 +343,7 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 
 
 def _rounded_to(values: Tensor, exact: Tensor) -> str | None:
-    """The 16 bits to which frequencies are rounded."""
+    """Return the 16-bit dtype to which frequencies were rounded, if any."""
     for kind in (torch.bfloat16, torch.float16):
         near = torch.allclose(values, exact.to(kind).float(), rtol=NEAR, atol=LEAST)
         if near and torch.equal(values, values.to(kind).float()):
@@ -352,7 +352,7 @@ def _rounded_to(values: Tensor, exact: Tensor) -> str | None:
 
 
 def _is_garbage(values: Tensor, expected: Tensor) -> bool:
-    """Whether numbers are no frequencies at all: not finite, negative, huge, or in no order."""
+    """Whether values cannot be frequencies: not finite, negative, huge, or unordered."""
     climbs, usual = (int((one.diff() > 0).sum()) for one in (values, expected))
     return (
         not bool(values.isfinite().all())
@@ -364,6 +364,6 @@ def _is_garbage(values: Tensor, expected: Tensor) -> bool:
 
 
 def _shown(values: Tensor) -> str:
-    """The first numbers of a table."""
+    """Format the first values of a table."""
     first = [f"{value:.4g}" for value in values.flatten()[:4].tolist()]
     return f"[{', '.join([*first, '...'] if values.numel() > 4 else first)}]"

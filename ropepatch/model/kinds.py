@@ -1,9 +1,8 @@
-"""The two kinds of checkpoints that stock transformers must refuse, by their config.json.
+"""The two kinds of checkpoints that stock transformers must reject, by their config.json.
 
-One that is saved with a position remapping has a model type of its own, and code beside the weights that
-transformers runs where a user trusts it; ropepatch reads the remapping out of config.json and never runs the
-code. One whose position encoding is swapped has a model type that nobody knows; `ropepatch.json` names its
-own.
+A checkpoint with a position remapping has its own model type, and code in its folder, which transformers runs
+with trust_remote_code. ropepatch takes the remapping from config.json and never runs the code. A checkpoint
+with a swapped position encoding has an unknown model type; `ropepatch.json` contains the original one.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from ropepatch.files import read_json, write_json
 from ropepatch.model.record_file import FILE, VERSION, Part, Text, validated
 from ropepatch.settings import shown
 
-CODE = "modeling_position_remapping.py"  # beside the weights, for transformers
-REMAPPED = "-position-remapping"  # the end of the model_type of a checkpoint with a position remapping
+CODE = "modeling_position_remapping.py"  # in the checkpoint's folder, for transformers
+REMAPPED = "-position-remapping"  # the suffix of the model_type of a checkpoint with a position remapping
 KEY = "position_remapping"  # in config.json
-NEEDS_ROPEPATCH = "needs_ropepatch"  # the model_type of a checkpoint whose position encoding is swapped
+NEEDS_ROPEPATCH = "needs_ropepatch"  # the model_type of a checkpoint with a swapped position encoding
 
 Kind = Literal["stock", "mapped", "swapped"]
 
 
 def kind_of(raw: dict[str, Any]) -> Kind:
-    """The kind of a checkpoint by its config.json."""
+    """Return the kind of a checkpoint, by its config.json."""
     if raw.get("model_type") == NEEDS_ROPEPATCH:
         return "swapped"
     return "mapped" if str(raw.get("model_type")).endswith(REMAPPED) else "stock"
 
 
 def check_stock(raw: dict[str, Any]) -> None:
-    """Refuse the config.json of a checkpoint that has no rope of its own to read or to scale."""
+    """Raise a `RopepatchError` for a position remapping or a swapped encoding in config.json."""
     if kind_of(raw) == "mapped":
         described = saved_remapping(raw)
         raise RopepatchError(
@@ -52,7 +51,7 @@ def check_stock(raw: dict[str, Any]) -> None:
 
 
 def saved_remapping(raw: dict[str, Any]) -> dict[str, Any]:
-    """Read the remapping: `name`, `parameters`, the `window` L before it and the `target` N, in tokens."""
+    """Return the remapping: `name`, `parameters`, and in tokens the `window` L and the `target` N."""
     described = raw.get(KEY)
     kinds = {"name": str, "parameters": dict, "window": int, "target": int}
     if not isinstance(described, dict) or any(type(described.get(key)) is not kinds[key] for key in kinds):
@@ -64,12 +63,12 @@ def saved_remapping(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def base_type(raw: dict[str, Any]) -> str:
-    """The architecture whose classes a remapping builds on."""
+    """Return the architecture that a remapping builds on."""
     return str(raw["model_type"]).removesuffix(REMAPPED)
 
 
-def without_map(raw: dict[str, Any]) -> dict[str, Any]:
-    """config.json for the stock architecture, whose classes the remapping builds on."""
+def without_remapping(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return config.json for the stock architecture, without the remapping."""
     saved_remapping(raw)
     others = {key: value for key, value in raw.items() if key not in ("auto_map", KEY)}
     return others | {"model_type": base_type(raw)}
@@ -79,15 +78,15 @@ def without_map(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 class Swapped(Part):
-    """The record of a checkpoint whose position encoding is swapped.
+    """The record of a checkpoint with a swapped position encoding.
 
     Args:
-        version: Of the layout.
-        needs_ropepatch: Why, in a sentence: no other library loads it rightly.
-        encoding: The name of the encoding that its weights go with.
-        parameters: Those of the encoding.
-        model_type: That of config.json before, which now names one that transformers refuses.
-        architectures: The same.
+        version: Version of the layout.
+        needs_ropepatch: Why other libraries cannot load it, in one sentence.
+        encoding: The name of the encoding that its weights need.
+        parameters: The parameters of the encoding.
+        model_type: The original model_type; config.json contains one that transformers rejects.
+        architectures: The original architectures.
     """
 
     version: Literal[1]
@@ -99,14 +98,14 @@ class Swapped(Part):
 
 
 def read_swapped(folder: Path) -> Swapped:
-    """The record of a swapped position encoding."""
+    """Read the record of a swapped position encoding."""
     content = {"version": VERSION} | read_json(folder / FILE)
     hint = "put config.json, ropepatch.json and the weights of the same checkpoint together"
     return validated(Swapped, content, hint)
 
 
 def write_swapped(folder: Path, encoding: str, parameters: Mapping[str, Any]) -> None:
-    """Mark a folder that transformers has written as one with a swapped encoding."""
+    """Mark a folder that transformers wrote as a checkpoint with a swapped encoding."""
     config = read_json(folder / "config.json")
     record = Swapped(
         version=VERSION,

@@ -1,4 +1,4 @@
-"""Which layers rotate by the rope of a model: found by running one of each kind, on the meta device."""
+"""Which layers use a model's RoPE, determined by running one of each kind on the meta device."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ropepatch.model.config import GLOBAL_LAYERS, text_config
 from ropepatch.model.rotary import RotarySite
 
 LOCAL_LAYERS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
-TABLES = "position_embeddings"  # in transformers' words what a rotary module gives to attention
+TABLES = "position_embeddings"  # transformers' argument with the outputs of a rotary module
 
 
 class LocalRope(NamedTuple):
-    """The layers that read their surroundings alone and rotate by the one rope of the model.
+    """The local layers (sliding or chunked attention) that use the one RoPE of the model.
 
     Args:
-        layers: How many.
-        of: How many there are in all.
-        window: How far they read, in tokens.
-        shared: Whether layers that read everything rotate, too.
+        layers: Their number.
+        of: The number of all layers.
+        window: The sliding window or chunk, in tokens.
+        shared: Whether global-attention layers rotate, too.
     """
 
     layers: int
@@ -35,14 +35,14 @@ class LocalRope(NamedTuple):
 
 
 def local_rope(skeleton: PreTrainedModel, site: RotarySite) -> LocalRope | None:
-    """Find out whether local layers rotate by the rope that would be scaled.
+    """Find out whether local layers use the RoPE that would be scaled.
 
     Args:
-        skeleton: On the meta device; its weights no longer ask for gradients.
+        skeleton: The model on the meta device; its weights no longer require gradients.
         site: Its rotary module.
 
     Returns:
-        None where they do not, or have a rope of their own, or there are no other layers of attention.
+        None if they do not, or have another RoPE, or there is no global attention.
     """
     config: Any = text_config(skeleton.config)
     kinds = getattr(config, "layer_types", None) or []
@@ -59,7 +59,7 @@ def local_rope(skeleton: PreTrainedModel, site: RotarySite) -> LocalRope | None:
 @torch.inference_mode(False)
 @torch.enable_grad()
 def _rotating(skeleton: PreTrainedModel, rotary: nn.Module, config: Any) -> set[str]:
-    """The types of the layers whose output depends on the tables of the rotary module."""
+    """Return the types of the layers whose output depends on the rotary module."""
     x = torch.zeros(1, 2, config.hidden_size, device="meta", dtype=skeleton.dtype)
     tables = rotary(x, torch.zeros(1, 2, device="meta", dtype=torch.long))
     traced = [table.requires_grad_() for table in (tables if isinstance(tables, tuple) else (tables,))]
@@ -74,14 +74,14 @@ def _rotating(skeleton: PreTrainedModel, rotary: nn.Module, config: Any) -> set[
 
 
 def _attention(skeleton: nn.Module, kinds: list[str]) -> Iterator[tuple[str, nn.Module]]:
-    """The attention of one layer of each type and of each setting."""
+    """Yield one attention module for each layer type and setting, with the layer type."""
     seen = set()
     for module in skeleton.modules():
         index = getattr(module, "layer_idx", None)
         if index is None or TABLES not in _arguments(type(module).forward):
             continue
         if any(TABLES in _arguments(type(part).forward) for part in module.modules() if part is not module):
-            continue  # a layer around it
+            continue  # a decoder layer that contains the attention module
         plain = (item for item in vars(module).items() if isinstance(item[1], int | float | str | None))
         setting = kinds[index], type(module), *(item for item in plain if item[0] != "layer_idx")
         if setting not in seen:
@@ -91,7 +91,7 @@ def _attention(skeleton: nn.Module, kinds: list[str]) -> Iterator[tuple[str, nn.
 
 @functools.cache
 def _arguments(forward: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of the arguments that a module must be given, and that of the tables."""
+    """Return the names of the required arguments of a module, and TABLES if it accepts it."""
     parameters = inspect.signature(forward).parameters.values()
     needed = [p.name for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
     return (*needed[1:], *(TABLES for p in parameters if p.name == TABLES and p.name not in needed))

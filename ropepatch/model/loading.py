@@ -1,4 +1,4 @@
-"""Checkpoints into memory, by stock transformers: safetensors only, no remote code, no network."""
+"""Loading of checkpoints by stock transformers: safetensors only, no remote code, no network."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from ropepatch.model.config import auto_class, load_config, text_config
 from ropepatch.model.stock import no_progress_bars, stock_code
 from ropepatch.model.weights import MISFIT, Weights, mismatch
 
-AUTO = "auto"  # in a device's place: accelerate puts every layer where there is room
+AUTO = "auto"  # as device: accelerate places every layer
 FLEX = "flex_attention"
-NUMBERED = re.compile(r"(.*?)\.\d+\.")  # a weight of one of several layers, after their common name
+NUMBERED = re.compile(r"(.*?)\.\d+\.")  # the name of a weight in one of several layers
 SAFELY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 def known_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """Look up a floating-point dtype by its name; None stays None."""
+    """Look up a floating-point dtype by name; None stays None."""
     kind = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if dtype is not None and not (isinstance(kind, torch.dtype) and kind.is_floating_point):
         raise RopepatchError(f"no dtype {dtype!r} of weights", hint="float32, bfloat16 or float16")
@@ -37,7 +37,7 @@ def known_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
 
 
 def check_device(device: str | torch.device) -> None:
-    """Refuse a device that this machine lacks, with torch's reason."""
+    """Raise a `RopepatchError` with torch's reason if this machine lacks a device."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
@@ -57,12 +57,12 @@ def load_model(
     quantization: Any = None,
     name: str = "",
 ) -> PreTrainedModel:
-    """Load the model of a folder whose config.json is ``raw``, or by another ``config``, in eval mode.
+    """Load a folder's model in eval mode, with its config.json ``raw`` or with another ``config``.
 
-    Refused if its weights are not those of config.json, or nothing can be computed in the dtype. Weights
-    beside the layers that it does not use are logged under the ``name`` that its user gave it.
+    Raises a `RopepatchError` if the weights do not fit config.json or the dtype does not support computation.
+    Unused weights outside the layers are logged under the ``name`` that the user gave.
     """
-    if dtype is not None and dtype.itemsize < 2:  # float8 stores weights; torch has no default of it
+    if dtype is not None and dtype.itemsize < 2:  # float8 is for storage only
         name = str(dtype).removeprefix("torch.")
         raise RopepatchError(f"no model computes in {name}", hint="dtype is float32, bfloat16 or float16")
     hint = "fix config.json or the weights so that transformers loads them"
@@ -74,11 +74,11 @@ def load_model(
     own = load_config(raw) if config is None else config
     load: Any = auto_class(own.model_type).from_pretrained
     compiles = own._attn_implementation == FLEX and not torch.accelerator.is_available()
-    if compiles:  # on a CPU, for minutes
+    if compiles:  # takes minutes on a CPU
         own._attn_implementation = None
-    if compiles or config is not None:  # else stock transformers read config.json themselves
+    if compiles or config is not None:  # else stock transformers parses config.json itself
         how["config"] = own
-    # Of weights that are missing, and so refused below, transformers draws some.
+    # transformers initialises missing weights at random, before they raise an error below.
     with stock_code(f"load {folder}", hint), no_progress_bars(), torch.random.fork_rng(devices=[]):
         model, report = load(folder, **how)
     unused = check_report(model, report)
@@ -90,16 +90,16 @@ def load_model(
 
 
 def returning_objects(model: PreTrainedModel) -> None:
-    """Let a model return objects with `logits`, whatever `return_dict` in its config.json says."""
+    """Let a model return objects with `logits`, whatever `return_dict` is in config.json."""
     for config in (model.config, text_config(model.config)):
         config.return_dict = True
 
 
-warn_once = lru_cache(logging.getLogger(__name__).warning)  # of a checkpoint that is loaded several times
+warn_once = lru_cache(logging.getLogger(__name__).warning)  # a checkpoint may be loaded several times
 
 
 def rehearse(model: PreTrainedModel, weights: Weights) -> list[str]:
-    """Load weights by their headers alone into another model on the meta device; see `check_report`."""
+    """Load weights by their headers only into a model on the meta device; see `check_report`."""
     state = {name: torch.empty(entry.shape, device="meta") for name, entry in weights.tensors.items()}
     how = {"config": copy.deepcopy(model.config), "state_dict": state, "device_map": {"": "meta"}}
     load: Any = type(model).from_pretrained
@@ -109,16 +109,16 @@ def rehearse(model: PreTrainedModel, weights: Weights) -> list[str]:
 
 
 def check_report(model: PreTrainedModel, report: dict[str, Any]) -> list[str]:
-    """The names of weights that are left out by what transformers reports of a model that it has loaded.
+    """Return the names of unused weights from transformers' loading report.
 
     Raises:
-        RopepatchError: If weights are missing or of other shapes, or those that are left out are of the
-            model's layers, such as of one that config.json does not count.
+        RopepatchError: If weights are missing, have other shapes, or belong to an unused layer, e.g. one more
+            than config.json states.
     """
     unused = sorted(map(str, report["unexpected_keys"]))
     lists = {found[1] for name in model.state_dict() if (found := NUMBERED.match(name))}
     in_layers = [name for name in unused if (found := NUMBERED.match(name)) and found[1] in lists]
-    if getattr(text_config(model.config), "num_nextn_predict_layers", 0):  # further layers, to guess ahead
+    if getattr(text_config(model.config), "num_nextn_predict_layers", 0):  # multi-token prediction layers
         in_layers = []
     for problem, names in (
         ("missing keys", report["missing_keys"]),
@@ -131,10 +131,10 @@ def check_report(model: PreTrainedModel, report: dict[str, Any]) -> list[str]:
 
 
 def load_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a folder; some go by the architecture, some by the model's name.
+    """Load the tokenizer of a folder; some depend on the architecture, some on the model's name.
 
     Raises:
-        RopepatchError: If transformers cannot load it, or the folder holds none.
+        RopepatchError: If transformers cannot load it, or the folder contains none.
     """
     hint = "copy the tokenizer's files into the folder"
     named = copy.deepcopy(config)
@@ -142,10 +142,10 @@ def load_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenize
     how = SAFELY | {"config": named}
     with stock_code(f"load the tokenizer of {folder}", hint):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **how)
-        _ = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id  # '' is looked up for ever
+        _ = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id  # '' recurses forever
         if not isinstance(tokenizer.model_max_length, int | float):
             raise TypeError(f"model_max_length is {tokenizer.model_max_length!r}")
-    # Without a vocabulary some classes are made from nothing but their special tokens.
+    # Without a vocabulary, some classes contain only their special tokens.
     if len(tokenizer) <= len(tokenizer.added_tokens_decoder) + 1:
         raise RopepatchError(
             f"no tokenizer in {folder}: what transformers makes up knows no words",

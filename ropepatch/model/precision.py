@@ -1,9 +1,9 @@
-"""The precision in which a device computes: bfloat16 where it has units for it, float32 elsewhere.
+"""The precision of a device's computations: bfloat16 with hardware support, else float32.
 
-It follows from the hardware, never from a clock. AVX512_BF16 counts as well as AMX: measured once on an AMD
-EPYC that has the former alone (one thread, torch 2.13), bfloat16 takes 0.55 of the time of float32 for a
-forward pass of `tiny` over 256 tokens, 0.31 for a LLaMA of 75M parameters over 512; 0.69 and 0.40 for a
-training step on 256 tokens in mixed precision; 1.47 and 0.71 for one token at a time.
+The choice depends on the hardware, not on a benchmark. AVX512_BF16 suffices, as measured on an AMD EPYC
+without AMX (one thread, torch 2.13). Time of bfloat16 over that of float32, for `tiny` and for a LLaMA of 75M
+parameters: forward pass over 256 and 512 tokens 0.55 and 0.31; training step on 256 tokens in mixed precision
+0.69 and 0.40; one token at a time 1.47 and 0.71.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import torch
 from transformers import PreTrainedModel
 
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
-HOUR = {"cpu": 5e14, "cuda": 1e18}  # operations, about, of two cores and of an H100
-LARGE = 10**9  # parameters from which on a CPU is slow
+HOUR = {"cpu": 5e14, "cuda": 1e18}  # operations per hour, roughly: two cores, one H100
+LARGE = 10**9  # parameters above which a CPU is slow
 AMPERE = 8, 0  # the first compute capability with units for bfloat16
-UNKNOWN = 4 << 30  # bytes that are available where the system does not say
+UNKNOWN = 4 << 30  # available bytes if the system does not report them
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-# Limit and use of a control group, and within memory.stat what of its use is cache; of the older version too.
+# Limit and usage of a control group, and the key of cached memory in memory.stat; cgroup v2, then v1.
 GROUP_FILES = ("memory.max", "memory.current", "inactive_file")
 OLDER_GROUP_FILES = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 UNITS = {"AMX": "_is_amx_tile_supported", "AVX512_BF16": "_is_avx512_bf16_supported"}  # in torch.cpu
@@ -33,13 +33,13 @@ UNITS = {"AMX": "_is_amx_tile_supported", "AVX512_BF16": "_is_avx512_bf16_suppor
 
 @dataclass(frozen=True)
 class Precision:
-    """`float32`, `bfloat16` or `float16`, and the hardware it follows from; no reason where it is stated."""
+    """A dtype's name and the hardware that decided it; no reason if the user chose it."""
 
     dtype: str
     reason: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON-ready data of a record."""
+        """Return JSON-ready data."""
         return {"dtype": self.dtype}
 
     def __str__(self) -> str:
@@ -48,10 +48,10 @@ class Precision:
 
 @contextmanager
 def without_subnormals() -> Iterator[None]:
-    """Have this thread, and those that it starts, round numbers below 1.2e-38 to 0 within the block.
+    """Flush numbers below 1.2e-38 to 0 within the block, in this thread and those it starts.
 
-    A CPU computes them up to 100 times slower, and the attention of a sharp head is full of them. Threads
-    that are there already stay as they are.
+    A CPU computes with them up to 100 times slower, and sharp attention heads produce many. Existing threads
+    do not change.
     """
     before = torch.tensor(1e-39).mul(1.0).item() == 0
     torch.set_flush_denormal(True)
@@ -62,13 +62,13 @@ def without_subnormals() -> Iterator[None]:
 
 
 def best_device() -> str:
-    """The accelerator of whatever kind, if there is one."""
+    """Return the type of the accelerator, else `cpu`."""
     accelerator = torch.accelerator.current_accelerator(True)
     return accelerator.type if accelerator else "cpu"
 
 
 def fastest(device: str | torch.device | None = None) -> Precision:
-    """The precision in which a device computes fastest; None for the GPU, if there is one, else the CPU."""
+    """Return a device's fastest precision; None means `best_device`."""
     on = torch.device(device or best_device())
     if on.type == "cuda":
         capability = torch.cuda.get_device_capability(on)
@@ -81,9 +81,9 @@ def fastest(device: str | torch.device | None = None) -> Precision:
 
 
 def prefers_float32(model: PreTrainedModel, device: str | torch.device) -> bool:
-    """Whether a bfloat16 model runs faster in float32: on a CPU without units for bfloat16.
+    """Return whether a bfloat16 model runs faster in float32, as on a CPU without bfloat16 units.
 
-    False where float32 would take more than half of the machine's memory.
+    False if float32 would need more than half of the machine's memory.
     """
     on_cpu = torch.device(device).type == "cpu"
     if not on_cpu or model.dtype != torch.bfloat16 or getattr(model, "hf_quantizer", None) is not None:
@@ -92,7 +92,7 @@ def prefers_float32(model: PreTrainedModel, device: str | torch.device) -> bool:
 
 
 def describe_placement(model: PreTrainedModel) -> list[str]:
-    """The device and dtype of a model, in words; and a warning where that will take long."""
+    """Describe a model's device and dtype, with a warning if it will be slow."""
     device, dtype = model.device, str(model.dtype).removeprefix("torch.")
     devices = dict.fromkeys(str(place) for place in (getattr(model, "hf_device_map", None) or {}).values())
     if len(devices) > 1:
@@ -106,19 +106,19 @@ def describe_placement(model: PreTrainedModel) -> list[str]:
 
 
 def num_parameters(model: PreTrainedModel) -> int:
-    """All parameters of a model."""
+    """Count the parameters of a model."""
     return sum(weight.numel() for weight in model.parameters())
 
 
 def memory_of(device: str | torch.device) -> int:
-    """A device's memory in bytes, of the CPU within the limits of a container; 0 where nothing says it."""
-    if torch.device(device).type in ("cuda", "xpu"):  # Apple's GPUs share that of the CPU
+    """Return a device's memory in bytes, for the CPU within container limits; 0 if unknown."""
+    if torch.device(device).type in ("cuda", "xpu"):  # Apple's GPUs share the CPU's memory
         return int(torch.get_device_module(device).get_device_properties(device).total_memory)
     return min([_physical_bytes(), *(limit for limit, _ in _limits())])
 
 
 def available_bytes() -> int:
-    """Memory that this process can have without swapping; a conservative 4 GiB where nothing says it."""
+    """Return the bytes that this process can allocate without swapping; 4 GiB if unknown."""
     free = 1024 * _numbers(PROC / "meminfo").get("MemAvailable", 0)
     machine = free or _physical_bytes() // 2 or UNKNOWN
     return min([machine, *(max(0, limit - used) for limit, used in _limits())])
@@ -132,7 +132,7 @@ def _physical_bytes() -> int:
 
 
 def _limits() -> Iterator[tuple[int, int]]:
-    """Limits of the memory of this process and what is used of each, in bytes: of its control groups."""
+    """Yield limit and usage in bytes of each control group of this process."""
     try:
         groups = [line.split(":", 2) for line in (PROC / "self/cgroup").read_text().splitlines()]
     except OSError:  # not Linux
@@ -148,7 +148,7 @@ def _limits() -> Iterator[tuple[int, int]]:
 
 
 def _numbers(file: Path) -> dict[str, int]:
-    """The lines `name number` of a file of the kernel; a number that stands alone is named by no letter."""
+    """Parse the lines `name number` of a kernel file; a number without a name has the key ""."""
     try:
         found = re.findall(r"^(\S*?):?\s*(\d+)(?: kB)?$", file.read_text(), re.MULTILINE)
     except OSError:

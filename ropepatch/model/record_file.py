@@ -11,8 +11,8 @@ from ropepatch.errors import RopepatchError
 from ropepatch.settings import shown
 
 FILE = "ropepatch.json"
-VERSION: Final = 1  # of its layout; records from before it was written down have none
-MAX_RECORDED = 2**63  # of numbers: greater ones are no number of tokens, and no float holds the greatest
+VERSION: Final = 1  # of the layout; older records have no version
+MAX_RECORDED = 2**63  # of numbers: larger ones are implausible, and may overflow a float
 
 Text = StrictStr
 Whole = Annotated[StrictInt, Field(ge=0, lt=MAX_RECORDED)]
@@ -21,16 +21,16 @@ Number = (
     Annotated[StrictInt, Field(gt=-MAX_RECORDED, lt=MAX_RECORDED)]
     | Annotated[StrictFloat, Field(allow_inf_nan=False)]
 )
-Keys = dict[Text, Any]  # which nothing executes, or prints one by one
+Keys = dict[Text, Any]  # free-form values
 
 
 class Part(BaseModel):
-    """A record, or an object within one; unlike settings it keeps the keys that it does not know."""
+    """A record, or an object within one; unlike settings it keeps unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
 
     def to_dict(self) -> dict[str, Any]:
-        """The keys that were given, for JSON."""
+        """Return the given keys, JSON-ready."""
         return self.model_dump(exclude_unset=True)
 
 
@@ -56,12 +56,12 @@ def validated(kind: type[Kind], content: Mapping[str, Any], hint: str, file: str
 def refused(
     content: Any, path: tuple[int | str, ...], hint: str, *, missing: bool = False, file: str = FILE
 ) -> RopepatchError:
-    """The error that names a key of a record, and what it holds.
+    """Make the error of an invalid key of a record.
 
     Args:
         content: The record.
-        path: The keys and positions that lead there, and perhaps the types that pydantic tried.
-        hint: What to do.
+        path: The path of the key, which may include types that pydantic tried.
+        hint: The hint.
         missing: Whether the last key is missing.
         file: The name of the record's file.
     """

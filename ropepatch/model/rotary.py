@@ -1,6 +1,6 @@
-"""The rotary module of a model: found and read by its structure, replaced and restored.
+"""The rotary module of a model: finding it by its structure, replacing it and restoring it.
 
-The code is the same for every architecture. Where a release of transformers breaks ropepatch, fix it here.
+The code is the same for every architecture. If a release of transformers breaks ropepatch, fix it here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ropepatch.model.stock import stock_code
 from ropepatch.scaling.rope import Frequencies, Rope
 
 MAX_PAIRS = 1 << 15
-SEQUENCE = "max_sequence_length"  # FastChat's name of the window after scaling
+SEQUENCE = "max_sequence_length"  # FastChat's key of the extended context length
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class RotarySite:
     Args:
         path: Its name in `model.named_modules()`.
         rotary_class: The stock class.
-        layer_type: The layer type that is scaled, where the rope differs by layer type; None for one rope.
+        layer_type: The scaled layer type if RoPE differs by layer type; else None.
     """
 
     path: str
@@ -43,7 +43,7 @@ class RotarySite:
     layer_type: str | None
 
     def attribute(self, name: str) -> str:
-        """The stock module's name of `inv_freq` or `attention_scaling`."""
+        """Return the stock module's name of `inv_freq` or `attention_scaling`."""
         return name if self.layer_type is None else f"{self.layer_type}_{name}"
 
     def of(self, rope_parameters: dict[str, Any]) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class RotarySite:
 
 
 def find_rotary(model: nn.Module) -> RotarySite:
-    """Find the one rotary module of a model; an error says why there is none with LLaMA's interface."""
+    """Find the rotary module of a model; raise a `RopepatchError` unless it is one like LLaMA's."""
     if substitute := find_substitute(model, RotarySubstitute):
         raise RopepatchError(substitute[1].state, hint=substitute[1].way_back)
     config: Any = model.config
@@ -94,9 +94,10 @@ def find_rotary(model: nn.Module) -> RotarySite:
 
 
 def language_ropes(model: nn.Module) -> dict[str, nn.Module]:
-    """The rotary modules of a model by their paths; of one that also sees or hears its language model's."""
-    whole: Any = model
-    decoder = whole if text_config(whole.config) is whole.config else whole.get_decoder()
+    """Return the rotary modules of a model by path; for a multimodal model those of its language model."""
+    any_model: Any = model
+    config = any_model.config
+    decoder = any_model if text_config(config) is config else any_model.get_decoder()
     within = set(map(id, decoder.modules()))
     return {
         path: module
@@ -106,24 +107,24 @@ def language_ropes(model: nn.Module) -> dict[str, nn.Module]:
 
 
 class OwnConfigs:
-    """Copies of a model's configurations, which other models may share, for the time it is changed.
+    """Copies of a model's configurations, which other models may share, while the model is changed.
 
     Args:
-        model: Every module of it that holds a configuration gets the copy.
-        ours: The names of the values that are changed; a user's changes of others persist.
+        model: The model; every module that has a configuration gets the copy.
+        ours: The names of the changed values; a user's changes of other values persist.
     """
 
     def __init__(self, model: nn.Module, ours: Iterable[str]) -> None:
         self.ours = set(ours)
         shared: dict[int, PreTrainedConfig] = {}
-        copies: dict[int, Any] = {}  # one for each, also where one is a part of another
+        copies: dict[int, Any] = {}  # one copy each, even if one contains another
         for held_by, name, config in _configs(model):
             shared[id(config)] = config
             held_by[name] = copy.deepcopy(config, copies)
         self.pairs = [(config, copies[key], dict(vars(copies[key]))) for key, config in shared.items()]
 
     def put_back(self, model: nn.Module) -> None:
-        """Restore the shared objects in every module that holds a copy."""
+        """Restore the shared configurations in every module that has a copy."""
         for held_by, name, config in _configs(model):
             held_by[name] = next((shared for shared, own, _ in self.pairs if own is config), config)
         for shared, own, before in self.pairs:
@@ -134,7 +135,7 @@ class OwnConfigs:
 
 
 def _configs(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, PreTrainedConfig]]:
-    """Yield every configuration that a module holds: the module's attributes, the name and the value."""
+    """Yield every configuration of a module: the module's attributes, the name and the value."""
     for module in model.modules():
         for name, value in vars(module).items():
             if isinstance(value, PreTrainedConfig):
@@ -143,7 +144,7 @@ def _configs(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, PreTrained
 
 @contextmanager
 def own_configs(model: nn.Module, *ours: str) -> Iterator[OwnConfigs]:
-    """Give a model `OwnConfigs`, which are put back if the block fails."""
+    """Give a model `OwnConfigs`, and restore the shared ones if the block raises."""
     configs = OwnConfigs(model, ours)
     try:
         yield configs
@@ -153,19 +154,19 @@ def own_configs(model: nn.Module, *ours: str) -> Iterator[OwnConfigs]:
 
 
 class RotarySubstitute(nn.Module):
-    """A module instead of a model's rotary module, which moves with the model and can be removed.
+    """A removable replacement of a model's rotary module, which moves with the model.
 
     The stock module is not registered: `model.to(bfloat16)` would round its frequencies by up to 0.4%, which
     at position 131072 is 160 radians for the second pair of Llama-2, and re-initialisation would reset them.
-    No subclass is called "RotaryEmbedding", by which transformers finds what to re-initialise.
+    No subclass has a name with "RotaryEmbedding", since transformers re-initialises such classes.
     """
 
-    state: ClassVar[str] = "the rotary module of this model is replaced"  # why it is not replaced again
+    state: ClassVar[str] = "the rotary module of this model is replaced"  # why it cannot be replaced again
     way_back: ClassVar[str] = "remove its replacement first"
-    shows: ClassVar[str] = "stock"  # the module whose attributes are read off this one
+    shows: ClassVar[str] = "stock"  # the module that provides missing attributes
 
     stock: nn.Module
-    configs: OwnConfigs  # if it changes the configuration
+    configs: OwnConfigs  # unless the configuration does not change
 
     def __init__(self, stock: nn.Module) -> None:
         super().__init__()
@@ -174,7 +175,7 @@ class RotarySubstitute(nn.Module):
         self.device = next(stock.buffers()).device
 
     def follow(self, device: torch.device) -> None:
-        """Move the stock module's tables to the model's device; from the meta device they come back."""
+        """Move the stock module's buffers to the model's device, also from the meta device."""
         self.device = device
         for name, table in self.tables.items():
             setattr(self.stock, name, table.to(device))
@@ -194,7 +195,7 @@ Substitute = TypeVar("Substitute", bound=RotarySubstitute)
 
 
 def find_substitute(model: nn.Module, kind: type[Substitute]) -> tuple[str, Substitute] | None:
-    """Find the substitute of a class and its path."""
+    """Find a substitute of a class, with its path."""
     for path, module in model.named_modules():
         if isinstance(module, kind):
             return path, module
@@ -202,7 +203,7 @@ def find_substitute(model: nn.Module, kind: type[Substitute]) -> tuple[str, Subs
 
 
 class Substitution(ABC, Generic[Substitute]):
-    """The handle of a model whose rotary module is replaced, and a context manager that puts it back."""
+    """The handle of a replaced rotary module, and a context manager that restores the original."""
 
     def __init__(self, model: PreTrainedModel, path: str, substitute: Substitute) -> None:
         self.model = model
@@ -211,11 +212,11 @@ class Substitution(ABC, Generic[Substitute]):
 
     @property
     def in_force(self) -> bool:
-        """Whether it has not been removed."""
+        """Whether the replacement has not been removed."""
         return self.model.get_submodule(self.path) is self._substitute
 
     def remove(self) -> None:
-        """Put the same rotary module and the same configuration back; a second time does nothing."""
+        """Restore the original rotary module and configuration; a second call does nothing."""
         if self.in_force:
             self._undo()
             self.model.set_submodule(self.path, self._substitute.stock)
@@ -223,7 +224,7 @@ class Substitution(ABC, Generic[Substitute]):
 
     @abstractmethod
     def _undo(self) -> None:
-        """Undo changes beside the rotary module and the configuration."""
+        """Undo all other changes than those of rotary module and configuration."""
 
     def __enter__(self) -> Self:
         return self
@@ -249,16 +250,16 @@ def rotating_by(model: nn.Module, path: str, rotary: nn.Module) -> Iterator[None
 
 @contextmanager
 def float32_on_cpu() -> Iterator[None]:
-    """Compute on the CPU within the block, whatever default device the user has set, in this thread.
+    """Compute on the CPU within the block, in this thread, whatever default device the user has set.
 
-    The default dtype is the process's and stays: code within the block states float32 itself.
+    The default dtype is shared by all threads and does not change: code in the block must specify float32.
     """
     with torch.device("cpu"):
         yield
 
 
 def base_model(model: nn.Module) -> PreTrainedModel:
-    """Unwrap the transformers model inside PEFT, torch.compile or data-parallel wrappers."""
+    """Return the transformers model inside PEFT, torch.compile or data-parallel wrappers."""
     for module in model.modules() if isinstance(model, nn.Module) else ():
         if isinstance(module, PreTrainedModel):
             return module
@@ -267,15 +268,15 @@ def base_model(model: nn.Module) -> PreTrainedModel:
 
 
 def is_stock(model: nn.Module) -> bool:
-    """Whether transformers has the model's classes, so that a checkpoint of it loads without code."""
+    """Return whether all classes of a model are transformers', so that its checkpoint needs no code."""
     base = base_model(model)
-    # torch makes classes of stock ones, as fully_shard does
+    # skip classes that torch derives, as fully_shard does
     first = next(kind for kind in type(base).__mro__ if not kind.__module__.startswith("torch."))
     return all(kind.__module__.startswith("transformers.") for kind in (first, type(base.config)))
 
 
 def other_tables(config: PreTrainedConfig, site: RotarySite) -> dict[str, list[float]]:
-    """Compute the frequencies and attention factors of the layer types that are not scaled."""
+    """Compute the frequencies and attention factors of the unscaled layer types."""
     if site.layer_type is None:
         return {}
     with stock_code(f"compute the frequencies of {config.model_type}"), float32_on_cpu():
@@ -289,7 +290,7 @@ def other_tables(config: PreTrainedConfig, site: RotarySite) -> dict[str, list[f
 def stock_table(config: PreTrainedConfig, site: RotarySite, *, beyond_switch: bool = False) -> Frequencies:
     """Compute the frequencies of a configuration by building its stock rotary module.
 
-    Of a `longrope` that switches those up to its switch, or those beyond.
+    For a `longrope` with two lists, they are those up to the switch unless `beyond_switch`.
     """
     with stock_code(f"compute the frequencies of {config.model_type}"), float32_on_cpu():
         if beyond_switch and switches(parameters := site.of(config.rope_parameters)):
@@ -307,9 +308,9 @@ def stock_table(config: PreTrainedConfig, site: RotarySite, *, beyond_switch: bo
 
 
 def scaled_twin(stock: Any, site: RotarySite, frequencies: Frequencies) -> nn.Module:
-    """Copy a stock rotary module, with other frequencies in its forward."""
+    """Copy a stock rotary module with other frequencies."""
     twin: Any = copy.copy(stock)
-    # Under any other type the stock forward may recompute its frequencies.
+    # With any other type the stock forward may recompute its frequencies.
     twin.rope_type = "default" if site.layer_type is None else {**stock.rope_type, site.layer_type: "default"}
     twin._buffers = dict(stock._buffers)
     setattr(twin, site.attribute("inv_freq"), frequencies.inv_freq)
@@ -319,7 +320,7 @@ def scaled_twin(stock: Any, site: RotarySite, frequencies: Frequencies) -> nn.Mo
 
 
 def check_table_rules(config: PreTrainedConfig, site: RotarySite) -> None:
-    """Refuse a rotary module whose forward does not follow its own `inv_freq` and `attention_scaling`."""
+    """Raise a `RopepatchError` if a module's forward does not use `inv_freq` and `attention_scaling`."""
     layer = () if site.layer_type is None else (site.layer_type,)
     with stock_code(f"run the rotary module of {config.model_type}"), torch.no_grad(), float32_on_cpu():
         stock = site.rotary_class(config)
@@ -337,17 +338,17 @@ def check_table_rules(config: PreTrainedConfig, site: RotarySite) -> None:
 
 
 def _positions(parameters: dict[str, Any]) -> Tensor:
-    """Some positions: [1, T], or [A, 1, T] of a rope whose pairs turn by one of A positions of a token."""
+    """Make test positions: [1, T], or [A, 1, T] for RoPE with A position axes (M-RoPE)."""
     positions = torch.arange(5)[None]
     axes = len(parameters.get("mrope_section") or parameters.get("xdrope_section") or ())
     return torch.stack([positions * (axis + 1) for axis in range(axes)]) if axes else positions
 
 
 def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
-    """Read the rope of a configuration; of an already scaled one, with the frequencies it carries.
+    """Return the RoPE parameters of a configuration, with the frequencies if it is already scaled.
 
-    A rope that follows the length is read as a text of the whole window is rotated: `dynamic` changes nothing
-    within it, and of two lists of `longrope` it is the one beyond their switch.
+    Length-dependent RoPE is taken at the full context length: `dynamic` does not change it, and for
+    `longrope` with two lists it is the one beyond the switch.
     """
     parameters = site.of(config.rope_parameters)
     for key, value in _leaves(config.rope_parameters):
@@ -356,7 +357,7 @@ def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
     table = stock_table(config, site, beyond_switch=True)
     window = _window(config, parameters)
     theta, d = parameters["rope_theta"], 2 * len(table.inv_freq)
-    if alpha := parameters.get("alpha"):  # HunYuan: NTK-aware by a number that no length changes
+    if alpha := parameters.get("alpha"):  # HunYuan: NTK-aware with a fixed factor
         theta *= alpha ** (d / (d - 2))
     try:
         plain = Rope(d, theta, window)
@@ -369,7 +370,7 @@ def read_rope(config: PreTrainedConfig, site: RotarySite) -> Rope:
 
 
 def switches(parameters: dict[str, Any]) -> bool:
-    """Whether a `longrope` has one list of divisors up to its original window and another beyond."""
+    """Return whether `longrope` has different divisors up to the original context length and beyond."""
     return parameters.get("short_factor") != parameters.get("long_factor")
 
 
@@ -383,7 +384,7 @@ def _leaves(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _window(config: PreTrainedConfig, parameters: dict[str, Any]) -> int:
-    """L in tokens now; Qwen's YaRN and Vicuna leave it above max_position_embeddings."""
+    """Return the current context length in tokens; for Qwen's YaRN and Vicuna not in config.json."""
     window = getattr(config, "max_position_embeddings", None)
     if not isinstance(window, int):
         raise RopepatchError(
@@ -399,16 +400,16 @@ def _window(config: PreTrainedConfig, parameters: dict[str, Any]) -> int:
 
 
 def stated_window(window: int, factor: float, max_sequence_length: object) -> int | None:
-    """The window of a linear checkpoint if `max_sequence_length` states it, else None.
+    """Return the context length of a linear checkpoint if `max_sequence_length` states it, else None.
 
-    max_position_embeddings is that window (deepseek-coder), or the one before scaling (Vicuna, LongChat).
+    max_position_embeddings is either this (deepseek-coder) or the original length (Vicuna, LongChat).
     """
     stated = max_sequence_length if type(max_sequence_length) is int else 0
     return stated if window <= stated <= factor * window else None
 
 
 def holds_frequencies(module: nn.Module) -> bool:
-    """Whether a module has a table of frequencies."""
+    """Return whether a module has a buffer of frequencies."""
     names = (name for name, _ in module.named_buffers(recurse=False))
     return any(name == "inv_freq" or name.endswith("_inv_freq") for name in names)
 

@@ -1,4 +1,4 @@
-"""Text that a model generates by its own probabilities, cached with the tokens of texts."""
+"""Self-generated text for training, stored in the token cache."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ropepatch.data.tokens import TokenStore, append, find, tokenizer_digest, wr
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import head_dim_of, key_value_heads_of, text_config
-from ropepatch.model.head import cache_keyword, reading_on
+from ropepatch.model.head import cache_keyword, incremental_forward
 from ropepatch.model.precision import best_device, memory_of
 from ropepatch.settings import key_of, seed_of
 
-FORMAT = 2  # of how documents are drawn
-TEMPERATURE = 0.8  # at 1 a small model's text loses its thread (eval/studies/fit/frequencies.md)
-SHARD = 2**14  # tokens that a CPU generates side by side, and appends to the cache
-CACHED = 1 / 4  # of a GPU's memory, for what it generates side by side
+FORMAT = 2  # the version of the sampling
+TEMPERATURE = 0.8  # at 1 a small model's text becomes incoherent (eval/studies/fit/frequencies.md)
+SHARD = 2**14  # tokens per batch on a CPU, each appended to the cache
+CACHED = 1 / 4  # the share of a GPU's memory for a batch
 SELF_WRITTEN = "self-generated text"
 
 
@@ -39,12 +39,12 @@ def self_written(
     cache: Path,
     say: Callable[[str], None] = lambda line: None,
 ) -> TokenStore:
-    """At least ``tokens`` tokens by a checkpoint, in documents of ``length``, each begun as a text is.
+    """Generate at least ``tokens`` tokens with a checkpoint, in documents of ``length`` tokens.
 
-    Shards are appended to the cache as they are generated: another call gets the same tokens, and one that
-    asks for more, or follows an interruption, resumes after the last whole shard.
+    Shards are appended to the cache as they are generated. A later call returns the same tokens; if it needs
+    more, or the last one was interrupted, it resumes after the last complete shard.
 
-    ``say`` is called before each shard with a line on how much is there, the rate and the time left.
+    ``say`` receives a progress line before each shard.
     """
     config = json.dumps(checkpoint.raw, sort_keys=True)
     decisive = (FORMAT, checkpoint.fingerprint, config, tokenizer_digest(tokenizer), length, seed)
@@ -75,10 +75,10 @@ def _progress(done: int, tokens: int, new: int, seconds: float) -> str:
 
 
 def side_by_side(model: PreTrainedModel, length: int, tokens: int) -> int:
-    """Count the documents of ``length`` tokens to generate at once, of so many tokens that are wanted.
+    """Choose the batch size, in documents of ``length`` tokens, to generate ``tokens`` tokens.
 
-    A step of a GPU takes about as long for many as for one, so there it is as many as its memory holds: keys
-    and values, and logits in float32 beside what is computed of them.
+    A GPU takes about as long for many documents as for one, so there its memory is the limit: KV cache, and
+    logits in float32 with their intermediate results.
     """
     if model.device.type == "cpu":
         return max(1, SHARD // length)
@@ -90,13 +90,13 @@ def side_by_side(model: PreTrainedModel, length: int, tokens: int) -> int:
 
 
 class _InPlace(DynamicLayer):  # type: ignore[no-untyped-call]
-    """Keys and values [B, K, T, D] in room for all that come: grown by copies they leave memory in pieces."""
+    """A preallocated KV cache layer [B, K, T, D]: growing it by copies would fragment memory."""
 
     def __init__(self, layer: Any, length: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.dtype, self.device, self.is_initialized = layer.keys.dtype, layer.keys.device, True
-        self._rooms = [x.new_empty(*x.shape[:2], length, x.shape[3]) for x in (layer.keys, layer.values)]
-        self.keys, self.values = (room[:, :, :0] for room in self._rooms)
+        self._buffers = [x.new_empty(*x.shape[:2], length, x.shape[3]) for x in (layer.keys, layer.values)]
+        self.keys, self.values = (buffer[:, :, :0] for buffer in self._buffers)
         self.update(layer.keys, layer.values)
 
     def update(
@@ -104,14 +104,14 @@ class _InPlace(DynamicLayer):  # type: ignore[no-untyped-call]
     ) -> tuple[Tensor, Tensor]:
         begin = self.get_seq_length()
         end = begin + key_states.shape[2]
-        for room, new in zip(self._rooms, (key_states, value_states), strict=True):
-            room[:, :, begin:end] = new
-        self.keys, self.values = (room[:, :, :end] for room in self._rooms)
+        for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[:, :, begin:end] = new
+        self.keys, self.values = (buffer[:, :, :end] for buffer in self._buffers)
         return self.keys, self.values
 
 
-def _give_room(cache: Any, length: int) -> None:
-    """Have the layers of a cache written in place that would grow by copies."""
+def _preallocate(cache: Any, length: int) -> None:
+    """Replace the layers of a KV cache that grow by copies."""
     layers = cache.layers if isinstance(cache, DynamicCache) else []
     for index, layer in enumerate(layers):
         if type(layer) is DynamicLayer:
@@ -122,9 +122,9 @@ def _give_room(cache: Any, length: int) -> None:
 def generated(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, length: int, draws: torch.Generator, rows: int
 ) -> list[Tensor]:
-    """Documents, one a row, of ``length`` tokens, int32, drawn token by token at `TEMPERATURE`.
+    """Sample ``rows`` documents of ``length`` tokens (int32) at `TEMPERATURE`.
 
-    Where the model ends a text, it begins the next: so rows of that length are one document each.
+    After an end-of-text token, a document continues with the next text.
     """
     first = first_token(tokenizer)
     if first is None:
@@ -132,11 +132,11 @@ def generated(
         ids = torch.randint(vocabulary, (rows, 1), generator=draws, device=model.device)
     else:
         ids = torch.full((rows, 1), first, device=model.device)
-    columns, read = [ids], reading_on(model)
+    columns, run = [ids], incremental_forward(model)
     while len(columns) < length:
-        output = read(ids)
+        output = run(ids)
         if len(columns) == 1:
-            _give_room(output[cache_keyword(model)], length)
+            _preallocate(output[cache_keyword(model)], length)
         p = (output.logits[:, -1].float() / TEMPERATURE).softmax(-1)
         if not p.isfinite().all():
             raise RopepatchError(

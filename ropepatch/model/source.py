@@ -23,12 +23,12 @@ from ropepatch.settings import HUB_NAME, shown
 
 TINY = Path(__file__).parents[1] / "data" / "tiny" / "checkpoint"
 HUB_ID = re.compile(rf"{HUB_NAME}(/{HUB_NAME})?", re.ASCII)
-SHARED = re.compile(rf"{HUB_ID.pattern}(:[\w.+-]+)?", re.ASCII)  # a data set may have a config
+SHARED = re.compile(rf"{HUB_ID.pattern}(:[\w.+-]+)?", re.ASCII)  # a dataset may have a config
 ADDRESS = re.compile(r"(https?://)(?:[^/]*@)?([^/]+).*")
 PASSED_ON = ("license", "license_name", "license_link", "language")
-TEMPLATES = "additional_chat_templates"  # the one folder within a checkpoint that transformers reads
-# What transformers, tokenizers, processors and engines read beside the weights. Any other file may be
-# somebody's notes or keys, and Mistral's params.json would give engines the rope of before.
+TEMPLATES = "additional_chat_templates"  # the only subfolder of a checkpoint that transformers uses
+# The files, other than weights, of transformers, tokenizers, processors and engines. Any other file may be
+# private, and Mistral's params.json would give engines the unscaled RoPE.
 KNOWN = (
     *("config.json", "generation_config.json", "chat_template.jinja", "chat_template.json"),
     *("tokenizer.json", "tokenizer.[0-9]*.json", "tokenizer_config.json", "special_tokens_map.json"),
@@ -53,9 +53,9 @@ class Place(NamedTuple):
     """Where the files of a model are.
 
     Args:
-        folder: On this machine.
-        name: As the user gave it.
-        revision: The commit, of a checkpoint from the Hub.
+        folder: The local folder.
+        name: The name that the user gave.
+        revision: The commit of a checkpoint from the Hub.
     """
 
     folder: Path
@@ -66,9 +66,9 @@ class Place(NamedTuple):
 def locate(
     model: str | Path, revision: str | None = None, *, weights: bool, include: Sequence[str] = ()
 ) -> Place:
-    """The local folder, or the downloaded files of a Hub id; without weights config.json alone.
+    """Find a local folder, or download a Hub id; without weights only config.json.
 
-    `tiny` is the checkpoint that comes with ropepatch; a folder of that name is `./tiny`.
+    `tiny` is the bundled checkpoint; a folder of that name is `./tiny`.
     """
     name = "./tiny" if model == Path("tiny") else str(model)
     check_name(name)
@@ -80,7 +80,7 @@ def locate(
     try:
         folder = TINY if name == "tiny" else Path(name).expanduser()
         is_folder, exists = folder.is_dir(), folder.exists()
-    except (OSError, RuntimeError) as error:  # a name that is too long, a folder closed to us, ~ of nobody
+    except (OSError, RuntimeError) as error:  # name too long, no permission, no such ~user
         reason = getattr(error, "strerror", None) or error
         raise RopepatchError(f"cannot look for {name}: {reason}", hint=expected) from error
     models = folder.glob("*.gguf") if is_folder and not (folder / "config.json").exists() else [folder]
@@ -112,22 +112,22 @@ def locate(
 
 
 def download(name: str, revision: str | None, *, include: Sequence[str] = ()) -> Place:
-    """The files of a Hub id that count, and those that ``include`` names."""
+    """Download the files of a Hub id that ropepatch needs, and those that match ``include``."""
     return _from_hub(name, revision, [*DOWNLOADED, *include])
 
 
 def is_carried(name: str) -> bool:
-    """Whether a file of this name beside the weights is copied with a checkpoint."""
+    """Return whether a file of this name is copied with a checkpoint."""
     return any(fnmatchcase(name, pattern) for pattern in KNOWN) or LICENCE.fullmatch(name) is not None
 
 
 def included(folder: Path, patterns: Sequence[str], *, but: Collection[str] = ()) -> dict[str, Path]:
-    """Find further files to carry with a checkpoint, by their paths in the folder.
+    """Find further files to copy with a checkpoint, by their paths in the folder.
 
     Args:
-        folder: Of the checkpoint.
-        patterns: Of paths in it, each of which must match; hidden files only by their dot.
-        but: Paths that are never carried.
+        folder: The checkpoint's folder.
+        patterns: Patterns of paths, each of which must match; hidden files only match with their dot.
+        but: Paths that are never copied.
     """
     names = {
         path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()
@@ -149,7 +149,7 @@ def included(folder: Path, patterns: Sequence[str], *, but: Collection[str] = ()
 def _from_hub(name: str, revision: str | None, patterns: list[str]) -> Place:
     from huggingface_hub import snapshot_download
 
-    # httpx's error, of whichever httpx the Hub's client uses: a line that goes dead while downloading
+    # httpx's error, as the Hub's client imports it: the connection broke while downloading
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     with hub_answers(name):
@@ -165,7 +165,7 @@ def _from_hub(name: str, revision: str | None, patterns: list[str]) -> Place:
 
 @contextmanager
 def hub_answers(repo: str) -> Iterator[None]:
-    """Say in one line that the Hub's client fails on what it is answered, by a captive portal or a mirror."""
+    """Report in one line that the Hub's client cannot parse a response, e.g. of a captive portal."""
     try:
         yield
     except RopepatchError:
@@ -181,7 +181,7 @@ def hub_answers(repo: str) -> Iterator[None]:
 
 
 def _named_in(index: Path) -> set[str]:
-    """The files of weights that an index names; what else is wrong with it whoever reads it says."""
+    """Return the weight files in an index, without validating it."""
     return (
         set(re.findall(r'"([^"/]+\.safetensors)"', index.read_text(errors="replace")))
         if index.exists()
@@ -227,7 +227,7 @@ def _explain(name: str, revision: str | None, error: Exception) -> NoReturn:
 
 
 def _meant(name: str) -> str:
-    """Suggest a similar name, `tiny` or a folder here, at the beginning of a hint."""
+    """Suggest `tiny` or a folder with a similar name, as the beginning of a hint."""
     here = Path(name).parent
     folders = [str(here / file.parent.name) for file in here.glob("*/config.json")] if here.is_dir() else []
     near = get_close_matches(name, ["tiny", *folders], n=1, cutoff=0.75)
@@ -235,14 +235,14 @@ def _meant(name: str) -> str:
 
 
 def stated_by_card(folder: Path) -> dict[str, Any]:
-    """Read what derived models pass on from the card (README.md): licence and language."""
+    """Read the licence and language from the model card (README.md), for derived models."""
     from huggingface_hub.repocard import metadata_load
 
     try:
         metadata = metadata_load(folder / "README.md") or {}
         texts = {key: metadata.get(key) for key in PASSED_ON}
         json.dumps(texts, ensure_ascii=False, default=str).encode()
-    except Exception:  # no card, or one that only people can read: PyYAML passes on what int() and others say
+    except Exception:  # no card, or invalid metadata: PyYAML passes on errors of int() and others
         return {}
     return {key: value for key, value in texts.items() if isinstance(value, str) or _are_texts(value)}
 
@@ -252,9 +252,9 @@ def _are_texts(value: object) -> bool:
 
 
 def check_inside(file: Path, folder: Path) -> None:
-    """Refuse a link that leads out of its checkpoint folder, and what is no regular file.
+    """Raise a `RopepatchError` for a link that leads out of the checkpoint, or a non-regular file.
 
-    The Hub's cache links a snapshot's files to its own blobs; these are inside.
+    The Hub's cache links a snapshot's files to its own blobs; these count as inside.
     """
     check_regular(file)
     target, home = file.resolve(), folder.resolve()
@@ -267,9 +267,9 @@ def check_inside(file: Path, folder: Path) -> None:
 
 
 def shown_name(name: str) -> str:
-    """A model or a text as others may see it: a Hub id, the last part of a path, no password of an address.
+    """Return a model's or text's name for publication: a Hub id, a path's last part, a URL's host.
 
-    `owner/name` may also be a folder within a folder: it stays, and tells nothing of the machine.
+    `owner/name` is kept even if it is a relative path.
     """
     if address := ADDRESS.fullmatch(name):
         return address[1] + address[2]
@@ -279,7 +279,7 @@ def shown_name(name: str) -> str:
 
 
 def shown_command(command: str) -> str:
-    """A command line with the last part of every path."""
+    """Shorten every path in a command line to its last part."""
     try:
         words = shlex.split(command)
     except ValueError:  # quotes that do not close
@@ -294,12 +294,12 @@ def _shown_word(word: str) -> str:
     return shown_name(word)
 
 
-# Keys of a model, a method or texts, which may be paths.
+# Keys whose values may be paths: models, methods or texts
 NAMES = ("model", "name", "text", "scorer", "recipe_texts")
 
 
 def without_paths(content: Any) -> Any:
-    """The same JSON-ready data with what it names and the command that made it as others may see them."""
+    """Return JSON-ready data with names and commands shortened for publication."""
     if isinstance(content, list):
         return [without_paths(item) for item in content]
     if not isinstance(content, dict):

@@ -1,4 +1,4 @@
-"""A rope that files state, and the window that a user states instead."""
+"""RoPE parameters from files, and the original context length that a user gives instead."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ropepatch.settings import Length, relative_length, shown
 
 
 class StatedRope(ABC):
-    """A model whose files state its rope.
+    """A model with RoPE parameters in its files.
 
     Attributes:
-        original: The window that its user says it was trained on, where the files say another.
+        original: The original context length that the user gave instead of the files'.
     """
 
     original: Length | None
@@ -23,31 +23,31 @@ class StatedRope(ABC):
     @property
     @abstractmethod
     def _stated_rope(self) -> Rope:
-        """The rope by the files."""
+        """The RoPE parameters of the files."""
 
     @cached_property
     def rope(self) -> Rope:
-        """The rope now, for the window that the model was trained on."""
+        """The RoPE parameters, with the original context length that the user gave."""
         if (window := self.original_window) is None:
             return self._stated_rope
         return self._stated_rope.model_copy(update={"original_max_position_embeddings": window})
 
     @property
     def window(self) -> int:
-        """L, the context in tokens that its rope is scaled from."""
+        """L, the context length in tokens that RoPE is scaled from."""
         return self.rope.original_max_position_embeddings
 
     @property
     def reach(self) -> int:
-        """The context that it reads now, in tokens; more than L where its rope is scaled anew from L."""
+        """The current context length in tokens; more than L if RoPE is scaled from L anew."""
         return self.window
 
     @cached_property
     def original_window(self) -> int | None:
-        """L as its user states it, in tokens; None where the files say the same.
+        """The L that the user gave, in tokens; None if it equals that of the files.
 
         Raises:
-            RopepatchError: If it is no length, or the rope is scaled already.
+            RopepatchError: If it is not a length, or RoPE is already scaled.
         """
         if self.original is None:
             return None
@@ -67,13 +67,13 @@ class StatedRope(ABC):
         return window
 
     def in_tokens(self, to: Length | None) -> int:
-        """A target in tokens, of a multiple of the window that of the model.
+        """Return a target length in tokens, also for a multiple of the current length.
 
         Raises:
-            RopepatchError: If it is no length.
+            RopepatchError: If it is not a length.
         """
         try:
-            # None has no index, which is the TypeError below.
+            # operator.index(None) raises the TypeError below.
             return relative_length(to, self.reach) if isinstance(to, str) else operator.index(to)  # type: ignore[arg-type]
         except TypeError:
             message = f"to must be a whole number of tokens, got {to!r}"

@@ -1,4 +1,4 @@
-"""Stock transformers code, run quietly and with errors of one line."""
+"""Running stock transformers code without warnings, and with one-line errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _is_heard(record: logging.LogRecord) -> bool:
 
 
 def _filter_handlers() -> None:
-    """Let every handler that transformers writes to ask whether this thread is within `stock_code`."""
+    """Add a filter to every handler of transformers that hides warnings within `stock_code`."""
     logger: logging.Logger | None = logging.getLogger("transformers")
     while logger:
         for handler in logger.handlers:
@@ -32,9 +32,9 @@ def _filter_handlers() -> None:
 
 @contextmanager
 def stock_code(what: str, hint: str = "fix config.json so that transformers loads it") -> Iterator[None]:
-    """Report whatever transformers raises on a stranger's files as one line; its warnings are not shown.
+    """Convert any exception of transformers to a one-line error, and hide its warnings.
 
-    Not those of this thread, that is: the logger's level, which all threads share, stays.
+    Only warnings of this thread are hidden: the logger's level, which all threads share, does not change.
     """
     _filter_handlers()
     token = _QUIET.set(True)
@@ -42,7 +42,7 @@ def stock_code(what: str, hint: str = "fix config.json so that transformers load
         yield
     except RopepatchError:
         raise
-    except Exception as error:  # whatever stock code raises here means: these files cannot be used
+    except Exception as error:  # stock code may raise anything on invalid files
         cause: BaseException = error
         while cause.__cause__ is not None:  # strict configurations wrap the reason twice
             cause = cause.__cause__
@@ -54,7 +54,7 @@ def stock_code(what: str, hint: str = "fix config.json so that transformers load
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Without transformers' own bars, which do not know whether anybody watches."""
+    """Disable transformers' progress bars, which it shows also without a terminal."""
     logging: Any = transformers_logging
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -67,7 +67,7 @@ def no_progress_bars() -> Iterator[None]:
 
 @contextmanager
 def saving(folder: Path) -> Iterator[None]:
-    """Save a model without progress bars; where a file cannot be written, say so in one line."""
+    """Save a model without progress bars; report a file that cannot be written in one line."""
     try:
         with no_progress_bars():
             yield

@@ -1,4 +1,4 @@
-"""The weight files of a checkpoint: checked by their headers, cloned without being read."""
+"""The weight files of a checkpoint: checked by their headers, copied without loading."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-NAMED = "transformers_weights"  # the key of config.json that names another file to stock transformers
+NAMED = "transformers_weights"  # the key of config.json with another weight file for stock transformers
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt")
 COPY_BLOCK = 16 << 20  # bytes copied between two progress reports
 FINGERPRINT_SAMPLE = 1 << 20
 MISFIT = "put config.json and the weights of the same checkpoint together"
-UNQUANTISED = {"F64", "F32", "F16", "BF16", "BOOL", "I64"}  # the last two of buffers
+UNQUANTISED = {"F64", "F32", "F16", "BF16", "BOOL", "I64"}  # the last two are for buffers
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Progress = Callable[[int, int], None]  # bytes done, total bytes
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class TensorEntry:
 
     Args:
         file: A safetensors file.
-        dtype: In the words of safetensors: F32, BF16.
-        shape: Rows first.
-        offset: Of its first byte, from the start of the file.
-        num_bytes: Its size.
+        dtype: The dtype, as safetensors names it: F32, BF16.
+        shape: The shape, rows first.
+        offset: The offset of its first byte in the file.
+        num_bytes: The size in bytes.
     """
 
     file: Path
@@ -56,12 +56,12 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Weights:
-    """Weight files by their headers.
+    """The headers of weight files.
 
     Args:
-        files: Their paths, the index first where there is one.
-        tensors: Every tensor in them.
-        metadata: Of a single file, what the program that wrote it added; None for nothing.
+        files: The paths, the index first if there is one.
+        tensors: Every tensor in the files, by name.
+        metadata: The metadata of a single file; None if there is none.
     """
 
     files: tuple[Path, ...]
@@ -75,23 +75,23 @@ class Weights:
 
     @property
     def quantised(self) -> bool:
-        """Whether any of them is in less than 16 bits, or packed."""
+        """Whether any tensor has less than 16 bits, or is packed."""
         return not {entry.dtype for entry in self.tensors.values()} <= UNQUANTISED
 
     @property
     def num_bytes(self) -> int:
-        """The size of all files, and of a copy, which has no holes where they may have some."""
+        """The total size of all files."""
         return sum(file.stat().st_size for file in self.files)
 
 
 def read_headers(folder: Path, raw: dict[str, Any] | None = None) -> Weights:
-    """Find the weights and check every file against its own header and the index; no tensor is read.
+    """Find the weights and check every file against its header and the index, without reading tensors.
 
-    Of two sets of weights it takes the one that stock transformers (5.4 to 5.24) loads.
+    Of two sets of weights, this is the one that stock transformers (5.4 to 5.24) loads.
 
     Args:
-        folder: Holds the weights.
-        raw: The content of config.json where it has been read.
+        folder: The folder with the weights.
+        raw: The content of config.json, if it has been read.
 
     Raises:
         RopepatchError: If weights are missing, truncated, damaged or pickled, or config.json names others.
@@ -122,7 +122,7 @@ def read_headers(folder: Path, raw: dict[str, Any] | None = None) -> Weights:
 
 
 def weight_sets(folder: Path) -> list[str]:
-    """The sets of weights in a folder, each by its first file; stock transformers loads the first one."""
+    """Return the sets of weights in a folder by their first files; stock transformers loads the first set."""
     return [name for name in (SINGLE, INDEX) if (folder / name).exists()]
 
 
@@ -148,13 +148,13 @@ def _indexed(index: Path) -> Weights:
 
 
 def read_header(file: Path) -> Weights:
-    """Read the header of one safetensors file; no tensor is read.
+    """Read the header of one safetensors file, without reading tensors.
 
     Raises:
-        RopepatchError: The file is missing, unreadable, truncated, damaged or something else.
+        RopepatchError: If the file is missing, unreadable, truncated, damaged or not safetensors.
     """
-    # framework="pt" maps the file privately, so that a file larger than the memory would be refused.
-    # It says of a file that is closed to us that it is missing, but first of all it checks the file.
+    # safe_open checks the file. With framework="pt" it maps it privately, and rejects files larger than the
+    # memory. It reports a file without read permission as missing, so the file is opened first.
     try:
         with file.open("rb") as opened, safe_open(file, framework="np"):
             begin = 8 + int.from_bytes(opened.read(8), "little")
@@ -162,7 +162,7 @@ def read_header(file: Path) -> Weights:
     except FileNotFoundError:
         message = f"{file.name} is missing from {file.parent}"
         raise RopepatchError(message, hint="download the checkpoint again; every shard is needed") from None
-    except (OSError, MemoryError) as error:  # MemoryError: under a limit of the address space
+    except (OSError, MemoryError) as error:  # MemoryError: a limit of the address space
         reason = getattr(error, "strerror", None) or str(error) or os.strerror(errno.ENOMEM)
         message = f"cannot read {file}: {reason}"
         raise RopepatchError(message, hint="make the file readable, or check the disk") from error
@@ -180,8 +180,8 @@ def read_header(file: Path) -> Weights:
 def fingerprint(weights: Weights) -> str:
     """Identify the weights of a checkpoint: sha256 over the names, sizes and samples of the files.
 
-    Of each file the first, the last and 14 evenly spaced MiB are read, so that 140 GB take a second. It is a
-    name and no proof; that is `checksums`.
+    Only the first, the last and 14 evenly spaced MiB of each file are read, so 140 GB take a second. Use
+    `checksums` to verify all bytes.
     """
     digest = hashlib.sha256()
     for file in weights.files:
@@ -195,19 +195,19 @@ def fingerprint(weights: Weights) -> str:
 
 
 def checksums(weights: Weights) -> dict[str, str]:
-    """The sha256 of all bytes of every weight file, by its name."""
-    with ThreadPoolExecutor() as pool:  # hashlib leaves the other threads free
+    """Compute the sha256 of every weight file, by name."""
+    with ThreadPoolExecutor() as pool:  # hashlib releases the GIL
         sums = list(pool.map(sha256, weights.files))
     return {file.name: checksum for file, checksum in zip(weights.files, sums, strict=True)}
 
 
 def changed(weights: Weights, sums: Mapping[str, str]) -> list[str]:
-    """The weight files whose sha256 is another than the one that was kept by their name."""
+    """Return the weight files whose sha256 differs from the recorded one."""
     return [name for name, checksum in checksums(weights).items() if sums.get(name) != checksum]
 
 
 def sha256(file: Path) -> str:
-    """Hash a file, which is read again only after it has changed."""
+    """Compute the sha256 of a file, cached until it changes."""
     status = file.stat()
     return _sha256(file.resolve(), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
@@ -219,17 +219,17 @@ def _sha256(file: Path, *state: int) -> str:
 
 
 def mismatch(reason: str) -> RopepatchError:
-    """The error of weights that belong to another model."""
+    """Make the error of weights that belong to another model."""
     return RopepatchError(f"the weights are not those of config.json: {reason}", hint=MISFIT)
 
 
 def check_fit(weights: Weights, expected: dict[str, tuple[int, ...]], tied: Collection[str] = ()) -> None:
-    """Refuse weights of another model; names that transformers renames are left to the loader.
+    """Raise a `RopepatchError` for weights of another model; tensors renamed at loading are not checked.
 
     Args:
-        weights: Of the checkpoint.
-        expected: The tensors of the model that config.json describes.
-        tied: Those that are another one's copy and need not be stored.
+        weights: The checkpoint's weights.
+        expected: The shapes of the model that config.json describes, by tensor name.
+        tied: Tied tensors, which need not be stored.
     """
     shapes = weights.shapes
     if {_ending(name) for name in expected}.isdisjoint(map(_ending, shapes)):
@@ -239,13 +239,13 @@ def check_fit(weights: Weights, expected: dict[str, tuple[int, ...]], tied: Coll
         if shapes[name] != expected[name]:
             raise mismatch(f"{name} has shape {list(shapes[name])}, expected {list(expected[name])}")
     missing = (expected.keys() - shapes.keys()).difference(tied)
-    # Where others are there, transformers renames while loading, and judges itself.
+    # With additional names, transformers renames tensors while loading and checks them itself.
     if missing and shapes.keys() <= expected.keys():
         raise mismatch(f"{len(missing)} missing keys, for instance {min(missing)}")
 
 
 def _ending(name: str) -> str:
-    """The part of a tensor's name that transformers keeps when it renames while loading."""
+    """Return the part of a tensor's name that does not change when transformers renames it."""
     return ".".join(name.split(".")[-2:])
 
 
@@ -257,9 +257,9 @@ def clone_files(
     progress: Progress | None,
     changes: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType({}),
 ) -> None:
-    """Bring files into a folder: by hard link, else as a copy-on-write clone, else byte by byte.
+    """Copy files into a folder: by hard link, else as a copy-on-write clone, else byte by byte.
 
-    A file that holds tensors which change, by their names, is written anew.
+    A file with tensors in ``changes`` is rewritten.
 
     Raises:
         RopepatchError: If a hard link cannot be made.
@@ -288,18 +288,18 @@ def _rewrite(
     changes: Mapping[str, Callable[[Tensor], Tensor]],
     metadata: dict[str, str] | None,
 ) -> None:
-    from safetensors.torch import load, save_file  # most that look at weights need no torch
+    from safetensors.torch import load, save_file  # only rewriting needs torch
 
     from ropepatch.model.stock import stock_code
 
-    # Read, not mapped: a file that another program shortens ends in an error, not in a signal.
+    # Read, not mapped: if another program truncates the file, this raises an error instead of a signal.
     with stock_code(f"read {origin}", "write it again when nothing else does"):
         tensors = load(origin.read_bytes())
     changed = {name: change(tensors[name]) for name, change in changes.items()}
     try:
         save_file(tensors | changed, target, metadata)
     except SafetensorError as error:
-        if code := re.search(r"os error (\d+)", str(error)):  # as a copy would fail: the disk is full
+        if code := re.search(r"os error (\d+)", str(error)):  # the same error as a copy, e.g. disk full
             raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
         raise
 
@@ -321,7 +321,7 @@ def _reflink(origin: Path, target: Path) -> bool:
         import fcntl
     except ImportError:  # not on Windows
         return False
-    ficlone = 0x40049409  # linux/fs.h: share the blocks until one of the two files is written to
+    ficlone = 0x40049409  # linux/fs.h: share the blocks until either file is modified
     with origin.open("rb") as source, target.open("wb") as clone:
         try:
             fcntl.ioctl(clone.fileno(), ficlone, source.fileno())

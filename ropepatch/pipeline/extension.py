@@ -167,7 +167,7 @@ def extend(options: ExtendOptions) -> Extension:
             plan.source.check_unchanged()
         _check_place(options)
         folder = options.place
-        source = writing.source_of(plan, beside=folder, include=include)
+        source = writing.source_of(plan, out=folder, include=include)
         extra, carried = _carried(options, source)
         if stays := writing.left_out(source, carried):
             more = f"({argument('include')} copies more files)"
@@ -319,7 +319,7 @@ def _carried(options: ExtendOptions, source: Checkpoint) -> tuple[dict[str, Path
 
 def _check_files(options: ExtendOptions, plan: Plan) -> None:
     """Refuse a checkpoint that cannot be copied, from its small files and weight headers."""
-    source = writing.source_of(plan, beside=options.folder, include=options.include)
+    source = writing.source_of(plan, out=options.folder, include=options.include)
     _ = source.weights
     _carried(options, source)
     if options.training is None:

@@ -1,4 +1,4 @@
-"""The mathematics of scaled ropes; it needs torch alone."""
+"""The mathematics of RoPE scaling, which needs only torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ METHODS |= {
 
 
 def formulas() -> tuple[str, ...]:
-    """The static methods that need nothing but a factor."""
+    """Return the names of the static methods that need only a factor."""
     return tuple(
         name for name, method in METHODS.items() if not method.length_dependent and not method.required()
     )
@@ -35,11 +35,11 @@ def make_scaling(name: str, *, factor: float, **parameters: Any) -> Scaling:
     """Make a scaling.
 
     Args:
-        name: The method.
-        factor: s, the target length over the original window; at least 1.
-        parameters: The method's own.
+        name: The method's name.
+        factor: s, the target length over the original context length; at least 1.
+        parameters: The method's own parameters.
 
     Raises:
-        RopepatchError: On an unknown method or parameter, or one that is missing or outside its domain.
+        RopepatchError: If the method or a parameter is unknown, or a parameter is missing or out of range.
     """
     return METHODS.make(name, factor=factor, **parameters)

@@ -1,4 +1,4 @@
-"""Bands of rotary pairs that a scaling keeps, blends, interpolates or stops."""
+"""Bands of rotary dimension pairs that a scaling keeps, blends, interpolates or stops."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torch import Tensor
 
 from ropepatch.scaling.rope import Rope, rotations, wavelengths
 
-TOLERANCE = 1e-5  # of a divisor: float32 tables agree to about 4e-7
+TOLERANCE = 1e-5  # relative, for a divisor: float32 tables agree to about 4e-7
 
 
 class Band(NamedTuple):
-    """Consecutive pairs scaled in the same way.
+    """Consecutive rotary dimension pairs scaled in the same way.
 
     Args:
         fate: kept, blended, interpolated (divided by exactly s), stretched (by more), sped up or stopped.
         first: Index of the fastest pair.
         last: Index of the slowest pair.
-        wavelength: Tokens per rotation of these two pairs, before.
-        rotations: Rotations of these two pairs inside L, before.
+        wavelength: Tokens per rotation of these two pairs, before scaling.
+        rotations: Rotations of these two pairs within L tokens, before scaling.
         divisor: theta / theta' of these two pairs.
     """
 
@@ -33,7 +33,7 @@ class Band(NamedTuple):
 
 
 def bands(rope: Rope, inv_freq: Tensor, factor: float) -> list[Band]:
-    """Group the pairs between a rope and its scaled frequencies [D/2] by their fate, fastest first."""
+    """Group the pairs of a model by what the scaled frequencies [D/2] do to them, fastest first."""
     before = rope.inv_freq()
     divisor = (before.double() / inv_freq.double()).masked_fill(before == 0, 1.0).tolist()
     rotated = rotations(before, rope.original_max_position_embeddings).tolist()

@@ -1,4 +1,4 @@
-"""NTK-aware at a length that is given once: a table that changes later contradicts the cached keys."""
+"""Dynamic NTK at one fixed length: changing the frequencies later would invalidate the KV cache."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ropepatch.scaling.rope import Rope
 
 
 def stretch(rope: Rope, length: int | None) -> float:
-    """s(l) = max(1, l/L), the planned length over the window."""
+    """Compute s(l) = max(1, l/L), the planned length over the original context length."""
     return max(1.0, (length or 0) / rope.original_max_position_embeddings)
 
 
 class DynamicNTK(NTKAware):
-    """NTK-aware at the planned length (YaRN paper, section 3.3).
+    """NTK-aware scaling by the planned length (YaRN paper, section 3.3).
 
     Args:
-        form: "paper", s(l) = max(1, l/L); "transformers", s(l) = f l/L - (f - 1) beyond L with f = factor,
-            which overshoots: 13 at l = 4 L and f = 4.
+        form: "paper": s(l) = max(1, l/L). "transformers": s(l) = f l/L - (f - 1) beyond L with f = factor,
+            which overshoots (13 at l = 4 L and f = 4).
     """
 
     name = "dynamic"
@@ -27,7 +27,7 @@ class DynamicNTK(NTKAware):
     paper = "arXiv:2309.00071"
     saved_as = "dynamic"
     length_dependent = True
-    composes = False  # the rope type holds no frequencies of an earlier scaling
+    composes = False  # the rope type cannot contain the frequencies of an earlier scaling
     form: Literal["paper", "transformers"] = "paper"
 
     @property

@@ -1,4 +1,4 @@
-"""A scaling in a small JSON file, accepted wherever a method name is: what `fit` writes."""
+"""Scaling files: JSON files that `fit` writes, accepted wherever a method name is."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from ropepatch.scaling import METHODS, Scaling, make_scaling
 from ropepatch.scaling.rope import Rope
 from ropepatch.settings import MAX_NUMBER, Count, Settings, shown
 
-MARK = "ropepatch_scaling"  # the key that holds the version of the format
+MARK = "ropepatch_scaling"  # the key of the format's version
 VERSION = 1
-FIT, AUTO = "fit", "auto"  # stand for a method, too: found by measuring a model
+FIT, AUTO = "fit", "auto"  # accepted as methods: found by measuring a model
 FIT_COMMAND = "`ropepatch fit MODEL --to N --text PATH --out x.json`"
 HINT = f"{FIT_COMMAND} writes such a file"
-EARLIER = {  # in words: what a rope has from an earlier scaling
+EARLIER = {  # the traces of an earlier scaling, for messages
     "carried": "frequencies of an earlier scaling",
     "carried_attention_factor": "an earlier attention factor",
 }
 
 
 class ScalingFile(Settings):
-    """A scaling, and what it was made for: the keys of the file.
+    """The content of a scaling file: a scaling, the RoPE it applies to and its target length.
 
     Args:
         ropepatch_scaling: The version of the format.
         method: Name of the method.
         parameters: The method's own parameters by name, without the factor.
         factor: s.
-        target: The context to reach, in tokens.
-        rotary_dim: Of the rope before, as the four keys below; see `Rope`.
-        fit: How the parameters were found, where the file says so.
+        target: The target length, in tokens.
+        rotary_dim: A parameter of the RoPE before scaling, as the next four keys; see `Rope`.
+        fit: How the parameters were found, if recorded.
     """
 
     ropepatch_scaling: Count
@@ -58,17 +58,17 @@ class ScalingFile(Settings):
 
     @cached_property
     def rope(self) -> Rope:
-        """The rope of the model before."""
+        """The model's RoPE before this scaling."""
         return Rope(**{key: getattr(self, key) for key in Rope.model_fields})
 
     def check(self) -> None:
-        """Raise a `RopepatchError` unless the keys make a scaling, a rope and a target."""
+        """Raise a `RopepatchError` unless scaling, RoPE and target length are valid."""
         _ = self.scaling, self.rope
         if self.target > MAX_NUMBER:
             raise RopepatchError(f"target must be at most {MAX_NUMBER:g}, got {shown(self.target)}")
 
     def check_model(self, file: str, rope: Rope, model: str, to: int) -> None:
-        """Refuse a model with another rope, or another target in tokens, than those the file was made for."""
+        """Raise a `RopepatchError` unless RoPE and target length are those the file was made for."""
         for key, wanted in self.rope:
             here = getattr(rope, key)
             if not _same(wanted, here):
@@ -85,19 +85,19 @@ class ScalingFile(Settings):
 
 
 def is_scaling_file(method: str) -> bool:
-    """Tell a file from the name of a method."""
+    """Return whether a method is given as a file."""
     return method.endswith(".json")
 
 
 def method_label(method: str) -> str:
-    """The name of a method in folders, tables and figures; of a file, its name without the ending."""
+    """Return a method's name for folders, tables and figures; for a file, its stem."""
     return Path(method).stem if is_scaling_file(method) else method
 
 
 def write_scaling(
     file: str | Path, scaling: Scaling, rope: Rope, target: int, *, fit: Mapping[str, Any] | None = None
 ) -> Path:
-    """Write a scaling, whole or not at all, into a new file; the arguments are those of `ScalingFile`."""
+    """Write a scaling into a new file, completely or not at all; for the arguments see `ScalingFile`."""
     if not is_scaling_file(str(file)):
         raise RopepatchError(
             f"{file} must end in .json", hint=f"by that, {argument('method')} knows a file from a name"
@@ -128,23 +128,23 @@ def write_scaling(
     return path
 
 
-def read_scaling(file: str | Path, *, beside: Collection[str] = ()) -> ScalingFile:
-    """Read a file of `write_scaling`; parameters ``beside`` it, by their names, are refused."""
+def read_scaling(file: str | Path, *, extra: Collection[str] = ()) -> ScalingFile:
+    """Read a scaling file; raise a `RopepatchError` if the user also sets ``extra`` parameters."""
     content = _read(file)
     try:
         read = ScalingFile.model_validate(content)
     except RopepatchError as error:
         raise RopepatchError(f"{file}: {error}", hint=error.hint or HINT) from error
-    if beside:
+    if extra:
         raise RopepatchError(
-            f"{', '.join(beside)} cannot be set: {file} contains every parameter",
+            f"{', '.join(extra)} cannot be set: {file} contains every parameter",
             hint=f"give the method to set its parameters: {argument('method', read.method)}",
         )
     return read
 
 
 def _read(file: str | Path) -> dict[str, Any]:
-    """Read a mapping that says that it is a scaling of our version."""
+    """Read the JSON object of a scaling file and check its version."""
     try:
         content = parse_json(read_text(Path(file).expanduser()))
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: nested too deep, or no such ~user
@@ -161,7 +161,7 @@ def _read(file: str | Path) -> dict[str, Any]:
 
 
 def _same(there: Any, here: Any) -> bool:
-    """Compare two values; the frequencies of equally wide ropes up to another machine's rounding."""
+    """Compare two values, frequencies up to the rounding of another machine."""
     if isinstance(there, tuple) and isinstance(here, tuple):
         return all(math.isclose(*pair, rel_tol=1e-5) for pair in zip(there, here, strict=True))
     return bool(there == here)

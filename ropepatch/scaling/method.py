@@ -1,4 +1,4 @@
-"""Scaling methods: a frozen set of parameters and a pure function from a rope to frequencies."""
+"""Scaling methods: frozen parameters and a pure function from RoPE parameters to frequencies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ropepatch.settings import FromOne, Named, Registry, shown
 
 
 class Method(Named):
-    """One published way to a longer context."""
+    """One published method of context extension."""
 
     listed_by = "ropepatch methods"
     kind: ClassVar[str]
@@ -24,45 +24,45 @@ class Method(Named):
 
     @classmethod
     def for_target(cls, rope: Rope, target: int, parameters: Mapping[str, Any]) -> Self:
-        """The method of these parameters that takes a rope to N = `target`."""
+        """Make the method with these parameters for a target length N = `target`."""
         return cls(**parameters)
 
     def fitted(self, window: int, target: int) -> Self:
-        """The method with all its parameters, for a model of L = `window` tokens and N = `target`."""
+        """Return the method with all its parameters set, for L = `window` and N = `target` tokens."""
         return self
 
 
 class Scaling(Method):
-    """One published way to stretch a rope.
+    """One published method of RoPE scaling.
 
-    A subclass gives `_inv_freq(rope)`, `_temperature(rope)` if it has one, and `_native(rope)` if
-    transformers has a rope type of the same bits.
+    A subclass implements `_inv_freq(rope)`, `_temperature(rope)` if it has one, and `_native(rope)` if a
+    rope type of transformers computes bit-identical frequencies.
 
     Args:
-        factor: s, the target length over the original window; at least 1.
+        factor: s, the target length over the original context length; at least 1.
     """
 
-    beside = ("factor",)
+    common = ("factor",)
     kind = "scaling"
-    saved_as = "longrope"  # the rope type of an extended LLaMA
-    composes: ClassVar[bool] = True  # with what a rope carries that is already scaled
-    composing: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # defaults on a rope that is already scaled
-    way_out: ClassVar[tuple[str, str] | None] = None  # the parameter that composes, and its value
+    saved_as = "longrope"  # the rope type in the config of an extended LLaMA
+    composes: ClassVar[bool] = True  # whether it applies to RoPE that is already scaled
+    composing: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # the defaults for such RoPE
+    way_out: ClassVar[tuple[str, str] | None] = None  # a parameter and its value with which it composes
     factor: FromOne
 
     @classmethod
     def for_target(cls, rope: Rope, target: int, parameters: Mapping[str, Any]) -> Self:
-        """The scaling whose factor reaches the target, unless one is given."""
+        """Make the scaling with target / L as factor, unless the parameters contain one."""
         composing = cls.composing if rope.is_scaled else {}
         return cls(**{"factor": target / rope.original_max_position_embeddings, **composing, **parameters})
 
     @final
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:
-        """Scale the frequencies of a rope.
+        """Scale the frequencies of a model.
 
         Args:
-            rope: The rope to scale.
-            length: The planned length in tokens, which length-dependent methods read; None means L.
+            rope: The RoPE to scale.
+            length: The planned length in tokens, for length-dependent methods; None means L.
         """
         if rope.is_scaled and not self.composes:
             others = "`linear`, `ntk`, `ntk-by-parts` or `custom`, which compose"
@@ -86,22 +86,23 @@ class Scaling(Method):
 
     @final
     def native(self, rope: Rope) -> dict[str, Any] | None:
-        """Rope parameters, less an unchanged `rope_theta`, that give transformers the same table.
+        """Return the RoPE parameters with which transformers computes the same frequencies.
 
-        None where it has no such rope type, or where `rope` already is scaled or rotates some pairs alone.
+        They lack an unchanged `rope_theta`. None if no rope type fits, or if `rope` is already scaled or
+        rotates only some pairs.
         """
         return None if rope.carried else self._native(rope)
 
     def at(self, rope: Rope, length: int | None) -> Scaling:
-        """The equivalent static method at a length; a static method is its own."""
+        """Return the equivalent static method at a length; a static method returns itself."""
         return self
 
     @abstractmethod
     def _inv_freq(self, rope: Rope) -> Tensor:
-        """theta'_i: [D/2] float32, radians per token."""
+        """Compute theta'_i: [D/2] float32, radians per token."""
 
     def _temperature(self, rope: Rope) -> float:
-        """a: multiplies cos and sin, hence logits by its square."""
+        """Compute a, which multiplies cos and sin, hence attention logits by its square."""
         return 1.0
 
     def _native(self, rope: Rope) -> dict[str, Any] | None:

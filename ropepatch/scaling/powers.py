@@ -1,4 +1,4 @@
-"""Methods that keep the frequencies a smooth curve: one division, another base, another exponent."""
+"""Methods that change all frequencies smoothly: by a division, another base or another exponent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ropepatch.settings import AboveOne
 
 
 def ntk_theta(rope: Rope, factor: float) -> float:
-    """b' = b * s^(d/(d-2)): the base at which the slowest pair is divided by exactly s."""
+    """Compute b' = b * s^(d/(d-2)), the base that divides the slowest pair by exactly s."""
     d, slowest = rope.rotary_dim, rope.rotating - 1
     if slowest < 1:
         raise RopepatchError(
@@ -26,10 +26,10 @@ def ntk_theta(rope: Rope, factor: float) -> float:
 
 
 class Unscaled(Scaling):
-    """The model's own frequencies, whatever the target: the baseline of every comparison.
+    """No scaling: the model's own frequencies, the baseline of every comparison.
 
-    Those of a model that is already scaled are saved as longrope, whose float32 division can round the last
-    bit another way; patched and reloaded are equal all the same.
+    If the model is already scaled, they are saved as longrope, whose float32 division can change the last
+    bit. A patched model and its reloaded checkpoint are equal all the same.
     """
 
     name = "none"
@@ -45,7 +45,7 @@ class Unscaled(Scaling):
 
 
 class PositionInterpolation(Scaling):
-    """Squeeze all positions into the trained range (Chen et al. 2023, section 2)."""
+    """Position interpolation: divide every frequency by s (Chen et al. 2023, section 2)."""
 
     name = "linear"
     formula = "θ_i / s"
@@ -60,7 +60,7 @@ class PositionInterpolation(Scaling):
 
 
 class NTKAware(Scaling):
-    """A larger base: the fastest pair stays, the slowest is interpolated (YaRN paper, Definition 1)."""
+    """A larger base that keeps the fastest pair and divides the slowest by s (YaRN paper, Definition 1)."""
 
     name = "ntk"
     formula = "b′^(−2i/d), b′ = b·s^(d/(d−2))"
@@ -75,7 +75,7 @@ class NTKAware(Scaling):
 
 
 class AdjustedBase(Scaling):
-    """A base chosen by hand, to be trained with (Xiong et al. 2023).
+    """A larger base chosen by hand, to be followed by training (Xiong et al. 2023).
 
     Args:
         rope_theta: The new base b'.
@@ -98,7 +98,7 @@ class AdjustedBase(Scaling):
 
 
 class NTKFixed(Scaling):
-    """NTK-aware with the correction spread from the first pair on (Su 2023, kexue.fm/archives/9706)."""
+    """NTK-aware scaling that also slows the fastest pair (Su 2023, kexue.fm/archives/9706)."""
 
     name = "ntk-fixed"
     formula = "θ_i · s^(−2(i+1)/d)"
@@ -111,7 +111,7 @@ class NTKFixed(Scaling):
 
 
 class NTKMixed(Scaling):
-    """A stretched-exponential correction (Su 2023; bojone/rerope, ntk_patch.py)."""
+    """Division by a stretched exponential of the pair's index (Su 2023; bojone/rerope, ntk_patch.py)."""
 
     name = "ntk-mixed"
     formula = "θ_i · exp(−A·(i+1)^0.75), A = ln s / (d/2)^0.75"

@@ -1,4 +1,4 @@
-"""Methods that keep fast pairs, interpolate slow ones and blend between."""
+"""Methods that keep fast pairs, interpolate slow ones and blend those between."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ropepatch.settings import MAX_NUMBER, Amount, Number
 
 
 def yarn_temperature(factor: float, mscale: float = 1.0) -> float:
-    """0.1 k ln s + 1, k = `mscale`: YaRN's attention factor, which multiplies cos and sin."""
+    """Compute YaRN's attention factor, 0.1 k ln s + 1 with k = `mscale`, which multiplies cos and sin."""
     return 0.1 * mscale * math.log(factor) + 1.0
 
 
 def shared_temperature(factor: float, mscale: float, mscale_all_dim: float) -> float:
-    """DeepSeek's attention factor, of YaRN's form with k ln s, less the share that scales its softmax."""
+    """Compute DeepSeek's attention factor: YaRN's, divided by the share that scales its softmax."""
     return yarn_temperature(factor, mscale) / yarn_temperature(factor, mscale_all_dim)
 
 
 def blend_by_rotations(rope: Rope, factor: float, low: float, high: float) -> Tensor:
-    """theta/s at up to `low` rotations inside L, theta from `high` on, linear between: [D/2].
+    """Compute [D/2]: theta/s up to `low` rotations within L tokens, theta from `high` on, linear between.
 
-    In the expression order of transformers' `llama3`, so that the two agree to the bit.
+    The expression order is that of transformers' `llama3`, so that the two agree bit for bit.
     """
     inv_freq = rope.inv_freq()
     window = rope.original_max_position_embeddings
@@ -39,13 +39,13 @@ def blend_by_rotations(rope: Rope, factor: float, low: float, high: float) -> Te
 
 
 class NTKByParts(Scaling):
-    """Interpolate by the number of rotations inside the window (YaRN paper, Definition 2).
+    """Interpolation of slow pairs, by their rotations within L tokens (YaRN paper, Definition 2).
 
-    The authors' repository has a class LlamaPartNTKScaled of another formula, with a band of NTK in addition.
+    LlamaPartNTKScaled in the authors' repository has another formula, with an additional NTK band.
 
     Args:
-        alpha: At most this many rotations: divided by s.
-        beta: At least this many: left alone.
+        alpha: Pairs with at most this many rotations are divided by s.
+        beta: Pairs with at least this many rotations are kept.
     """
 
     name = "ntk-by-parts"
@@ -87,13 +87,12 @@ class YaRN(Scaling):
     """NTK-by-parts with a temperature (Peng et al. 2023; jquesnelle/yarn).
 
     Args:
-        beta_fast: Pairs with at least this many rotations are left alone.
+        beta_fast: Pairs with at least this many rotations are kept.
         beta_slow: Pairs with at most this many are divided by s.
         truncate: Round the bounds of the index ramp outwards to whole pairs, as the released code does.
-        ramp: "index", linear in the pair's index (released code, every published checkpoint); "rotations",
-            linear in rotations (paper, equations 18 to 22; taken for a model that is already scaled, whose
-            frequencies it reads); "wavelength", the index ramp over wavelengths instead of frequencies
-            (PoSE's form).
+        ramp: "index": linear in the pair's index, as the released code and every published checkpoint.
+            "rotations": linear in rotations (paper, equations 18 to 22), the default for a model that is
+            already scaled. "wavelength": the index ramp over wavelengths instead of frequencies (PoSE).
         attention_factor: Multiplies cos and sin; None for 0.1 ln s + 1.
     """
 
@@ -103,7 +102,7 @@ class YaRN(Scaling):
     saved_as = "yarn"
     composing = MappingProxyType({"ramp": "rotations"})
 
-    way_out = ("ramp", "rotations")  # which reads the frequencies themselves
+    way_out = ("ramp", "rotations")
 
     beta_fast: Number = 32.0
     beta_slow: Number = 1.0
@@ -134,7 +133,7 @@ class YaRN(Scaling):
         return 1.0 / (self.factor * powers) * (1 - keep) + 1.0 / powers * keep
 
     def _index_ramp(self, rope: Rope) -> Tensor:
-        """0 up to the pair of beta_fast rotations inside L, 1 from the one of beta_slow on."""
+        """0 up to the pair with beta_fast rotations within L tokens, 1 from the one with beta_slow on."""
         window, log_theta = rope.original_max_position_embeddings, math.log(rope.rope_theta)
         low, high = (
             rope.rotary_dim * math.log(window / (rotations * 2 * math.pi)) / (2 * log_theta)
@@ -160,6 +159,6 @@ class YaRN(Scaling):
             "attention_factor": float(a),
         }
         if usual != 1 and not math.isclose(a, usual, rel_tol=1e-9):
-            # SGLang and mlx-lm ignore attention_factor, which precedes these two wherever it is read.
+            # SGLang and mlx-lm ignore attention_factor; elsewhere it takes precedence over these two.
             parameters |= {"mscale": (a - 1) / (usual - 1), "mscale_all_dim": 0.0}
         return parameters if self.truncate else parameters | {"truncate": False}

@@ -16,10 +16,10 @@ from ropepatch.settings import AboveOne, Amount, Count, Share, Weight
 
 
 class GiraffePower(Scaling):
-    """Fade slow pairs by a power of their index (Pal et al. 2023).
+    """A gradual slowdown of slow pairs, by a power of their index (Pal et al. 2023).
 
     Args:
-        power: The exponent p; larger fades more.
+        power: The exponent p; larger slows more.
         interpolate: Divide by s first.
     """
 
@@ -37,10 +37,10 @@ class GiraffePower(Scaling):
 
 
 class GiraffeTruncated(Scaling):
-    """Three bands: keep, hold at one slow frequency, stop (Pal et al. 2023; abacusai/Long-Context).
+    """Three bands: kept, set to one slow frequency, stopped (Pal et al. 2023; abacusai/Long-Context).
 
     Args:
-        cutoff: T: wavelengths up to T tokens are kept, up to 8T held at 16T, longer ones stopped; None for L.
+        cutoff: T: wavelengths up to T tokens are kept, up to 8T set to 16T, longer ones stopped; None for L.
         interpolate: Divide by s first.
     """
 
@@ -59,10 +59,10 @@ class GiraffeTruncated(Scaling):
 
 
 class PartialRope(Scaling):
-    """Keep the fastest pairs, stop the others (Barbero et al. 2024, p-RoPE); p = 0 is NoPE.
+    """Rotation of the fastest pairs only (p-RoPE, Barbero et al. 2024); p = 0 is NoPE.
 
     Args:
-        partial: p, the share of pairs that still rotate, 0 to 1.
+        partial: p, the share of pairs that rotate, 0 to 1.
     """
 
     name = "p-rope"
@@ -81,7 +81,7 @@ class PartialRope(Scaling):
 
 
 class _OverAnother(Scaling):
-    """A method that changes the frequencies of another."""
+    """A method that changes the frequencies of another method."""
 
     way_out = ("over", "ntk")
 
@@ -112,10 +112,10 @@ class _OverAnother(Scaling):
 
 
 class Resonance(_OverAnother):
-    """Round every wavelength to whole tokens, after another method (Wang et al. 2024).
+    """Another method's wavelengths, rounded to whole tokens (Wang et al. 2024).
 
-    The released code repeats one table, so that a period is exact at any position. A stock rope multiplies
-    positions by float32 frequencies: there cos is off by about 2e-3 at position 20,000, and more beyond.
+    The released code repeats one table, so that a period is exact at any position. Stock RoPE multiplies
+    positions by float32 frequencies, so cos is off by about 2e-3 at position 20,000, and more beyond.
 
     Args:
         over: The method whose wavelengths are rounded, with its default parameters.
@@ -133,13 +133,12 @@ class Resonance(_OverAnother):
 
 
 class ClippedRope(_OverAnother):
-    """Fade the slowest pairs to zero, after another method (CoPE, clipped RoPE).
+    """Another method's frequencies, with the slowest pairs faded to zero (CoPE, clipped RoPE).
 
     Args:
-        over: The method whose slowest pairs are faded, with its default parameters; the authors train over
-            "abf".
+        over: The method, with its default parameters; the authors train with "abf".
         rope_theta: The base b' of `over=abf`.
-        pairs: How many of them.
+        pairs: The number of faded pairs.
         hard: Stop them all instead of fading along a half cosine.
     """
 

@@ -1,4 +1,4 @@
-"""Methods whose divisors are given: searched, learned, or taken from a paper's table."""
+"""Methods with given divisors: searched, learned, or copied from a paper."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ropepatch.settings import Amount, Divisors, Queries
 
 
 def divided(rope: Rope, divisors: tuple[float, ...], name: str) -> Tensor:
-    """theta_i / divisor_i in the expression order of transformers' `longrope`: [D/2]."""
+    """Compute theta_i / divisor_i in the expression order of transformers' `longrope`: [D/2]."""
     if len(divisors) != rope.num_pairs:
         raise RopepatchError(
             f"{name}: this model has {rope.num_pairs} rotary pairs, got {len(divisors)} divisors",
@@ -30,7 +30,7 @@ def divided(rope: Rope, divisors: tuple[float, ...], name: str) -> Tensor:
 def longrope_parameters(
     rope: Rope, factor: float, attention_factor: float, *, short: tuple[float, ...], long: tuple[float, ...]
 ) -> dict[str, Any]:
-    """The `rope_parameters` of transformers' `longrope`; divisors up to L tokens and beyond."""
+    """Return transformers' `longrope` parameters with the divisors up to L tokens and beyond."""
     return {
         "rope_type": "longrope",
         "factor": float(factor),
@@ -42,7 +42,7 @@ def longrope_parameters(
 
 
 def longrope_attention_factor(factor: float, window: float) -> float:
-    """sqrt(1 + ln s / ln L): the authors' a, and what engines take where nothing else is written."""
+    """Compute sqrt(1 + ln s / ln L), the authors' attention factor and the engines' default."""
     return math.sqrt(1 + math.log(factor) / math.log(window)) if factor > 1 else 1.0
 
 
@@ -52,8 +52,8 @@ class CustomDivisors(Scaling):
     Args:
         divisors: theta_i / theta'_i; 1 keeps a pair, s interpolates it, 1e30 stops it.
         attention_factor: Multiplies cos and sin.
-        queries: For each layer whose rope is scaled, query head and pair, an amplitude and a phase in radians
-            by which the query is multiplied: folded into the query weights, with which it is saved.
+        queries: A gain and a phase in radians for each layer with scaled RoPE, query head and pair. They
+            multiply the query and are folded into the query weights.
     """
 
     name = "custom"
@@ -68,7 +68,7 @@ class CustomDivisors(Scaling):
     def rounded(
         cls, divisors: Tensor, attention_factor: float, *, factor: float, digits: int
     ) -> CustomDivisors:
-        """Divisors [D/2] and a with so many significant digits each; float32 tells 9 apart."""
+        """Round divisors [D/2] and attention factor to significant digits; float32 has at most 9."""
         short = [float(f"{number:.{digits}g}") for number in (*divisors.tolist(), attention_factor)]
         return cls(factor=factor, divisors=tuple(short[:-1]), attention_factor=short[-1])
 
@@ -84,10 +84,10 @@ class CustomDivisors(Scaling):
 
 
 class LongRoPE(Scaling):
-    """Searched divisors, one vector for every length (Ding et al. 2024).
+    """Searched divisors, one vector for all lengths (Ding et al. 2024).
 
     Args:
-        long_factor: The divisors, fastest pair first; given, not searched here.
+        long_factor: The divisors, fastest pair first; ropepatch does not search them.
         attention_factor: Multiplies cos and sin; None for sqrt(1 + ln s / ln L).
     """
 
@@ -113,7 +113,7 @@ class LongRoPE(Scaling):
 
 
 class LongRoPESwitch(LongRoPE):
-    """LongRoPE with a second vector for lengths up to L, as the Phi models use it.
+    """LongRoPE with a second vector for lengths up to L, as in the Phi models.
 
     Args:
         short_factor: The divisors up to L tokens, fastest pair first.

@@ -278,7 +278,7 @@ def _save(
         base = {"base_model_name_or_path": plan.model, "revision": plan.revision}
         write_json(folder / "adapter_config.json", read_json(trained / "adapter_config.json") | base)
         enclose(folder)
-        origin = origin_of(source_of(plan, beside=run.out))
+        origin = origin_of(source_of(plan, out=run.out))
         records.write(folder, records.Record.of(plan, **extras | origin))
 
 

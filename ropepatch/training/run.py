@@ -66,7 +66,7 @@ class Run:
         folder = Path(out).expanduser().absolute()
         if not records.exists(folder):
             absent(folder)
-        source = source_of(plan, beside=folder)
+        source = source_of(plan, out=folder)
         sharing, precision = prepared.sharing, prepared.precision
         tokenizer = source.tokenizer
         run = cls(plan, recipe, source, folder, sharing, precision, join(), tokenizer)

@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from tiny_models import tiny_model
 
 from ropepatch import RopepatchError
-from ropepatch.model.head import cache_keyword, evaluating, reading_on, shadowed
+from ropepatch.model.head import cache_keyword, evaluating, incremental_forward, shadowed
 from ropepatch.model.stock import stock_code
 
 LENGTH = 48
@@ -64,7 +64,7 @@ def test_the_cache_is_taken_and_given_under_one_name(wrapped):
     keyword = cache_keyword(model)
     ids = torch.arange(3, 11)[None]
     with torch.no_grad():
-        read = reading_on(model)
+        read = incremental_forward(model)
         pieces = torch.cat([read(piece).logits for piece in ids.split([5, 1, 2], dim=1)], 1)
         assert torch.allclose(pieces, stock(ids, use_cache=False).logits, atol=1e-5)
         first = model(input_ids=ids[:, :5], use_cache=True)
@@ -77,7 +77,7 @@ def test_a_model_that_takes_no_cache_has_no_name_for_it():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2))
     assert cache_keyword(model) is None
     with pytest.raises(RopepatchError, match="Sequential takes no key-value cache"):
-        reading_on(model)
+        incremental_forward(model)
 
 
 @pytest.mark.parametrize("length", [LENGTH, 100])
