@@ -1,4 +1,4 @@
-"""The exceptions by architecture: every one is about models that transformers has."""
+"""The tables of exceptions by architecture, compared with transformers' model types."""
 
 from fnmatch import fnmatchcase
 
@@ -9,7 +9,7 @@ from ropepatch.model import architectures
 from ropepatch.model.architectures import LOCAL_BASE, REMARKS, ModelTypes
 
 
-def test_every_name_is_one_of_transformers_is_matched_whole_and_a_star_stands_for_any_letters():
+def test_every_pattern_matches_a_complete_model_type_of_transformers():
     named = [*REMARKS, *(value for value in vars(architectures).values() if isinstance(value, ModelTypes))]
     assert len(named) >= 10
     patterns = {pattern for model_types in named for pattern in model_types}

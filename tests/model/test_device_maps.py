@@ -1,4 +1,4 @@
-"""A model that is too large for one device is read as on one."""
+"""A model spread over several devices computes the same as on one."""
 
 from contextlib import nullcontext
 
@@ -21,11 +21,11 @@ def spread():
     places = dict.fromkeys(["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"], "cpu")
     places |= {f"model.layers.{number}": ("disk", "cpu")[number % 2] for number in range(4)}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(generic, "_is_mlx_available", False)  # asked for by accelerate's hooks
+        patched.setattr(generic, "_is_mlx_available", False)  # accelerate's hooks check it
         yield load_checkpoint(Checkpoint(TINY), None, places)
 
 
-def test_layers_on_several_devices_give_the_losses_and_passkeys_of_one(spread, tiny):
+def test_layers_on_several_devices_give_the_same_losses_and_passkey_results(spread, tiny):
     model, tokenizer = tiny
     assert describe_placement(spread) == ["on cpu, disk, float32"]
     assert spread.model.layers[0].self_attn.q_proj.weight.is_meta
@@ -40,7 +40,7 @@ def test_layers_on_several_devices_give_the_losses_and_passkeys_of_one(spread, t
     assert found[0] == found[1]
 
 
-def test_auto_is_a_device_for_reading_alone(tiny):
+def test_device_auto_applies_to_inference_only(tiny):
     model, _ = ropepatch.load("tiny", device="auto")
     ids = torch.arange(5, 25)[None]
     assert torch.equal(model(ids).logits, tiny[0](ids).logits)

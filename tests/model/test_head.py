@@ -1,4 +1,4 @@
-"""A model's decoder, head and cache, which is as it was afterwards; and transformers' warnings meanwhile."""
+"""A model's decoder, head and KV cache, and the warnings of transformers."""
 
 import logging
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from ropepatch.model.stock import stock_code
 LENGTH = 48
 
 
-def test_a_forward_that_is_replaced_within_a_block_is_back_afterwards():
+def test_a_replaced_forward_is_restored_after_the_block():
     layer, x = torch.nn.Linear(3, 3), torch.ones(3)
     usual = layer(x)
     with shadowed(layer, lambda x: -x):
@@ -27,7 +27,7 @@ def test_a_forward_that_is_replaced_within_a_block_is_back_afterwards():
 
 @pytest.fixture
 def heard() -> Iterator[list[str]]:
-    """What a handler of transformers' logger is given."""
+    """The messages that a handler of transformers' logger receives."""
     messages: list[str] = []
     handler = logging.StreamHandler()
     handler.emit = lambda record: messages.append(record.getMessage())
@@ -37,8 +37,8 @@ def heard() -> Iterator[list[str]]:
     logger.removeHandler(handler)
 
 
-def test_warnings_of_transformers_are_not_shown_within_a_block_and_nothing_global_changes(heard):
-    """Of two threads that enter one after the other the first leaves first."""
+def test_warnings_of_transformers_are_hidden_in_this_thread_only(heard):
+    """Two threads enter the block one after the other, and leave it in the same order."""
     logger = logging.getLogger("transformers.models")
     level = logging.getLogger("transformers").level
     first, second = stock_code("a"), stock_code("b")
@@ -56,16 +56,16 @@ def test_warnings_of_transformers_are_not_shown_within_a_block_and_nothing_globa
     assert logging.getLogger("transformers").level == level
 
 
-@pytest.mark.parametrize("wrapped", [False, True], ids=["as it is", "within a LoRA"])
-def test_the_cache_is_taken_and_given_under_one_name(wrapped):
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "LoRA"])
+def test_the_kv_cache_has_one_name_in_input_and_output(wrapped):
     stock, model = tiny_model("llama").eval(), tiny_model("llama").eval()
     if wrapped:
         model = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
     keyword = cache_keyword(model)
     ids = torch.arange(3, 11)[None]
     with torch.no_grad():
-        read = incremental_forward(model)
-        pieces = torch.cat([read(piece).logits for piece in ids.split([5, 1, 2], dim=1)], 1)
+        run = incremental_forward(model)
+        pieces = torch.cat([run(piece).logits for piece in ids.split([5, 1, 2], dim=1)], 1)
         assert torch.allclose(pieces, stock(ids, use_cache=False).logits, atol=1e-5)
         first = model(input_ids=ids[:, :5], use_cache=True)
         then = model(input_ids=ids[:, 5:], use_cache=True, **{keyword: first[keyword]})
@@ -73,7 +73,7 @@ def test_the_cache_is_taken_and_given_under_one_name(wrapped):
         assert torch.allclose(then.logits, stock(ids, use_cache=False).logits[:, 5:], atol=1e-5)
 
 
-def test_a_model_that_takes_no_cache_has_no_name_for_it():
+def test_a_model_without_a_kv_cache_has_no_keyword_for_it():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2))
     assert cache_keyword(model) is None
     with pytest.raises(RopepatchError, match="Sequential takes no key-value cache"):
@@ -82,7 +82,7 @@ def test_a_model_that_takes_no_cache_has_no_name_for_it():
 
 @pytest.mark.parametrize("length", [LENGTH, 100])
 @torch.no_grad()
-def test_a_dynamic_rope_is_measured_as_if_it_had_read_nothing_before(length):
+def test_evaluation_resets_dynamic_rope_of_an_earlier_longer_text(length):
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
     model = tiny_model("llama", rope_parameters=rope)
     ids = torch.randint(0, 64, (1, 200), generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""Models in memory with code of their own, loaded by the user: measured as any other, never written."""
+"""Models in memory with custom code: they can be measured, but not written."""
 
 import builtins
 import sys
@@ -21,19 +21,19 @@ class MineForCausalLM(LlamaForCausalLM):
 
 
 class OwnConfig(LlamaConfig):
-    """A user's, of an architecture that transformers does not have."""
+    """A user's configuration of an architecture that transformers does not have."""
 
     model_type = "own"
 
 
 class OwnModel(LlamaForCausalLM):
-    """A user's."""
+    """A user's model with its own configuration class."""
 
     config_class = OwnConfig
 
 
 class OwnClassOnly(LlamaForCausalLM):
-    """A user's, with the configuration of LLaMA."""
+    """A user's model with LLaMA's configuration."""
 
 
 def loaded_with_trust(folder, monkeypatch):
@@ -57,11 +57,11 @@ KINDS = {
 
 @pytest.mark.filterwarnings("ignore:You are using a model of type")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_loaded_model_with_code_of_its_own_is_measured_as_the_stock_one_and_never_written(
+def test_a_model_with_custom_code_is_measured_like_the_stock_model_and_cannot_be_written(
     kind, tiny, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(sys, "stdin", None)  # nobody is asked whether code may run
-    monkeypatch.setattr(builtins, "input", lambda *prompt: pytest.fail("asked"))
+    monkeypatch.setattr(sys, "stdin", None)  # no prompt whether code may run
+    monkeypatch.setattr(builtins, "input", lambda *prompt: pytest.fail("prompted"))
     stock, tokenizer = tiny
     stock.save_pretrained(tmp_path / "own")
     model = KINDS[kind](tmp_path / "own", monkeypatch).eval()

@@ -1,4 +1,4 @@
-"""In which precision a device computes follows from its hardware alone."""
+"""The precision of a device depends only on its hardware."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ AMX, AVX512 = UNITS = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
 
 @pytest.fixture
 def hardware(monkeypatch):
-    """Sets the units that the CPU has, by torch's names, and the compute capability of a GPU, if any."""
+    """Set the bfloat16 units of the CPU, by torch's names, and the compute capability of a GPU, if any."""
 
     def set_to(*units, capability=None, accelerator=None):
         device = torch.device("cuda") if capability else accelerator and torch.device(accelerator)
@@ -30,7 +30,7 @@ def model():
 
 
 @pytest.mark.parametrize(
-    ("units", "capability", "device", "dtype", "said"),
+    ("units", "capability", "device", "dtype", "reason"),
     [
         ([AMX], None, None, "bfloat16", "AMX"),
         ([AVX512], None, None, "bfloat16", "AVX512_BF16"),
@@ -43,24 +43,24 @@ def model():
         (UNITS, None, "meta", "float32", "no units for bfloat16"),  # another accelerator
     ],
 )
-def test_a_device_computes_in_bfloat16_where_it_has_units_for_it(
-    hardware, model, units, capability, device, dtype, said
+def test_a_device_with_bfloat16_units_computes_in_bfloat16(
+    hardware, model, units, capability, device, dtype, reason
 ):
     hardware(*units, capability=capability)
     chosen = fastest(device)
     assert (chosen.dtype, chosen.to_dict()) == (dtype, {"dtype": dtype})
-    assert said in str(chosen)
-    assert prefers_float32(model, "cpu") is (not units)  # whatever the GPU can
-    assert not prefers_float32(model.float(), "cpu")  # it is, and it is never rounded
+    assert reason in str(chosen)
+    assert prefers_float32(model, "cpu") is (not units)  # whatever the GPU supports
+    assert not prefers_float32(model.float(), "cpu")  # it already is float32
 
 
 @pytest.mark.parametrize("kind", ["cuda", "mps", "xpu", None])
-def test_the_accelerator_is_taken_of_whatever_kind(hardware, kind):
+def test_the_best_device_is_any_accelerator_or_else_the_cpu(hardware, kind):
     hardware(accelerator=kind)
     assert precision.best_device() == (kind or "cpu")
 
 
-def test_a_torch_that_tells_of_no_units_and_a_model_for_which_memory_is_short_stay_as_they_are(
+def test_without_known_units_float32_is_chosen_and_with_little_memory_bfloat16_is_kept(
     hardware, model, monkeypatch
 ):
     hardware()
@@ -96,7 +96,7 @@ GIB = 2**30
         (None, {}, 8 * GIB, 16 * GIB),
     ],
 )
-def test_the_memory_that_is_there_is_the_least_of_the_machine_and_of_every_container_around_us(
+def test_available_memory_is_the_minimum_of_the_machine_and_all_control_groups(
     tmp_path, monkeypatch, groups, files, available, memory
 ):
     files = {f"groups/{name}": content for name, content in files.items()}

@@ -1,4 +1,4 @@
-"""What stands in the place of a rotary module: told by its kind, moved with the model, taken out again."""
+"""Replacements of a rotary module: found by class, moved with the model, removable."""
 
 import pytest
 import torch
@@ -8,8 +8,8 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.rotary import RotarySubstitute, find_rotary, find_substitute, rotating_by
 
 
-class Guest(RotarySubstitute):
-    state, way_back = "a guest is here", "show it out"
+class Replacement(RotarySubstitute):
+    state, way_back = "a replacement is active", "remove the replacement"
 
     def forward(self, x, position_ids):
         return self.stock(x, position_ids)
@@ -20,21 +20,21 @@ def model(tiny):
     return tiny[0]
 
 
-def test_a_substitute_is_told_by_its_kind_whatever_its_name(model):
+def test_a_substitute_is_found_by_its_class(model):
     path = find_rotary(model).path
     stock = model.get_submodule(path)
-    with rotating_by(model, path, Guest(stock)):
-        found = find_substitute(model, Guest)
+    with rotating_by(model, path, Replacement(stock)):
+        found = find_substitute(model, Replacement)
         assert found is not None
         assert found[0] == path
-        with pytest.raises(RopepatchError, match="a guest is here") as caught:
+        with pytest.raises(RopepatchError, match="a replacement is active") as caught:
             find_rotary(model)
-        assert caught.value.hint == "show it out"
+        assert caught.value.hint == "remove the replacement"
     assert model.get_submodule(path) is stock
-    assert find_substitute(model, Guest) is None
+    assert find_substitute(model, Replacement) is None
 
 
-def test_the_stock_module_is_back_after_an_error(model):
+def test_the_stock_module_is_restored_after_an_error(model):
     path = find_rotary(model).path
     stock = model.get_submodule(path)
     with pytest.raises(ZeroDivisionError), rotating_by(model, path, nn.Identity()):
@@ -43,16 +43,16 @@ def test_the_stock_module_is_back_after_an_error(model):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_tables_move_with_the_model_and_are_never_rounded(model, dtype):
+def test_frequencies_move_with_the_model_and_are_never_rounded(model, dtype):
     path = find_rotary(model).path
     stock = model.get_submodule(path)
     exact = stock.inv_freq.clone()
     before = model.dtype
-    with rotating_by(model, path, Guest(stock)):
+    with rotating_by(model, path, Replacement(stock)):
         holder = model.get_submodule(path.rpartition(".")[0])
-        guest = holder.rotary_emb.to(dtype).to("meta")
+        replacement = holder.rotary_emb.to(dtype).to("meta")
         assert stock.inv_freq.is_meta
-        guest.to_empty(device="cpu")
+        replacement.to_empty(device="cpu")
         assert torch.equal(stock.inv_freq, exact)
-        assert not guest.state_dict()
+        assert not replacement.state_dict()
     assert model.dtype == before

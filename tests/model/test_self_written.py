@@ -1,4 +1,4 @@
-"""What a model writes itself: by its own probabilities, once, and on from where it was interrupted."""
+"""Self-generated text: sampling, caching, and resuming after an interruption."""
 
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ from ropepatch.training.recipe import Data, Distil, Generated, Watch
 
 
 class Marks:
-    """Of a tokenizer what a writer asks for."""
+    """A tokenizer with special tokens only."""
 
     def __init__(self, bos, eos=None):
         self.bos_token_id, self.eos_token_id = bos, eos
@@ -29,7 +29,7 @@ def draws(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def test_tokens_follow_each_other_as_often_as_the_model_says_at_the_temperature():
+def test_token_frequencies_match_the_models_probabilities_at_the_temperature():
     model = shift_model(3, 0.7)
     documents = generated(model, Marks(None), 64, draws(), 256)
     steps = torch.cat([document.diff() % 20 for document in documents])
@@ -45,7 +45,7 @@ def test_tokens_follow_each_other_as_often_as_the_model_says_at_the_temperature(
     assert (sharp == 3).float().mean() > 0.99
 
 
-def test_the_cache_changes_nothing(tiny):
+def test_the_kv_cache_does_not_change_the_sampled_text(tiny):
     model, tokenizer = tiny
     ids, draw = torch.full((4, 1), tokenizer.bos_token_id), draws(5)
     with torch.no_grad():
@@ -58,7 +58,7 @@ def test_the_cache_changes_nothing(tiny):
         assert row.tolist() == document.tolist()
 
 
-def test_a_gpu_writes_as_many_documents_at_once_as_a_quarter_of_its_memory_holds(monkeypatch, tiny):
+def test_the_batch_size_on_a_gpu_fills_a_quarter_of_its_memory(monkeypatch, tiny):
     model, _ = tiny
     output = model(torch.ones(1, 1, dtype=torch.long), use_cache=True)
     token = sum(layer.keys.nbytes + layer.values.nbytes for layer in output.past_key_values.layers)
@@ -71,7 +71,7 @@ def test_a_gpu_writes_as_many_documents_at_once_as_a_quarter_of_its_memory_holds
 
 
 @pytest.mark.parametrize(("bos", "eos", "first"), [(1, 5, {1}), (None, 5, {5}), (None, None, set(range(20)))])
-def test_a_document_begins_as_a_text_does_and_is_of_one_length(bos, eos, first):
+def test_documents_begin_with_the_first_token_of_a_text_and_have_one_length(bos, eos, first):
     documents = generated(shift_model(1, 0.5), Marks(bos, eos), 64, draws(), 256)
     assert {int(document[0]) for document in documents} == first
     assert {len(document) for document in documents} == {64}
@@ -88,26 +88,26 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(module, "SHARD", 64)
 
 
-def test_what_is_written_once_is_read_again_and_more_goes_on_from_there_or_from_a_kill(
+def test_cached_tokens_are_reused_and_generation_resumes_also_after_a_killed_process(
     tmp_path, small_parts, tiny, monkeypatch
 ):
-    """Which left half a shard."""
+    """The killed process left an incomplete shard."""
     one, two, (_, tokenizer) = tmp_path / "one", tmp_path / "two", tiny
-    whole, few = write_tiny(one, tokenizer, 400), write_tiny(two, tokenizer, 100)
+    many, few = write_tiny(one, tokenizer, 400), write_tiny(two, tokenizer, 100)
     assert 100 <= len(few) < 200
-    assert len(whole) >= 400
-    assert torch.equal(whole.tokens[: len(few)], few.tokens)
+    assert len(many) >= 400
+    assert torch.equal(many.tokens[: len(few)], few.tokens)
     (entry,) = two.iterdir()
     with (entry / TOKENS).open("ab") as file:
         file.write(b"torn")
-    assert write_tiny(two, tokenizer, 400).digest == whole.digest
-    assert write_tiny(one, tokenizer, 400, seed=1).digest != whole.digest
-    monkeypatch.setattr(module, "generated", lambda *_: pytest.fail("it writes again"))
-    assert write_tiny(one, tokenizer, 400).digest == whole.digest
+    assert write_tiny(two, tokenizer, 400).digest == many.digest
+    assert write_tiny(one, tokenizer, 400, seed=1).digest != many.digest
+    monkeypatch.setattr(module, "generated", lambda *_: pytest.fail("it generates again"))
+    assert write_tiny(one, tokenizer, 400).digest == many.digest
     assert write_tiny(one, tokenizer, 100).digest == few.digest
 
 
-def test_a_shard_costs_what_is_in_it_however_much_there_is_already(tmp_path, small_parts, tiny, monkeypatch):
+def test_each_shard_is_appended_without_rewriting_earlier_ones(tmp_path, small_parts, tiny, monkeypatch):
     sizes, append = [], module.append
 
     def counted(entry, documents, **names):
@@ -123,7 +123,7 @@ def test_a_shard_costs_what_is_in_it_however_much_there_is_already(tmp_path, sma
     assert sizes == [4 * 64] * 7
 
 
-def test_a_model_whose_logits_are_no_numbers_is_refused_in_one_line():
+def test_non_finite_logits_raise_a_one_line_error():
     model = shift_model(1, 0.5)
     with torch.no_grad():
         next(model.parameters()).fill_(torch.nan)
@@ -131,7 +131,7 @@ def test_a_model_whose_logits_are_no_numbers_is_refused_in_one_line():
         generated(model, Marks(1), 64, draws(), 2)
 
 
-def test_a_full_disk_is_said_in_one_line(tmp_path, small_parts, tiny, monkeypatch):
+def test_a_full_disk_raises_a_one_line_error(tmp_path, small_parts, tiny, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
@@ -153,7 +153,7 @@ def own_text(**changes):
 
 
 @pytest.mark.slow
-def test_a_model_is_trained_and_watched_on_what_it_wrote_once(tmp_path, monkeypatch):
+def test_training_and_evaluation_use_self_generated_text_from_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
     plan = ropepatch.plan("tiny", to=512, method="yarn")
     lines = []
@@ -168,7 +168,7 @@ def test_a_model_is_trained_and_watched_on_what_it_wrote_once(tmp_path, monkeypa
     assert lines.count(lines[0]) == 1
 
 
-def test_documents_that_teach_nothing_beyond_the_old_context_are_refused():
+def test_documents_that_end_within_the_original_context_length_are_rejected():
     with pytest.raises(
         RopepatchError, match=r"documents of generated: self end within the original context length"
     ) as error:

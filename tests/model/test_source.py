@@ -1,4 +1,4 @@
-"""MODEL: a folder, or a Hub id served here on this machine; what goes wrong is said without the token."""
+"""MODEL: a folder, or a Hub id on a local test server; error messages never contain the token."""
 
 import json
 import shlex
@@ -21,7 +21,6 @@ NAME = "a-lab/tiny-llama"
 TOKEN = "hf_secret0123456789"
 
 
-# The command line with one more command that only finds a model: torch, which takes two seconds, stays out.
 @pytest.fixture
 def hub(shards):
     with serving(Hub(NAME, shards)) as hub:
@@ -35,7 +34,7 @@ def cache(tmp_path):
 
 @pytest.fixture
 def run(hub, cache, tmp_path, run_here, monkeypatch):
-    """The command line, with this Hub and a cache of its own, in the folder `here`."""
+    """The command line with this Hub and an empty cache, in the folder `here`."""
     speak_to(hub, monkeypatch, TOKEN)
     files = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
     monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", files)
@@ -48,11 +47,11 @@ def switched_off(hub, cache, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
-def test_plan_downloads_config_json_alone(hub, run):
+def test_plan_downloads_only_config_json(hub, run):
     done = run("plan", NAME, "--to", "256")
     assert done.stdout.startswith(f"{NAME} at {COMMIT} (llama): 64 -> 256 tokens"), done.stderr
     assert hub.downloaded == ["config.json"]
-    assert hub.tokens - {None} == {f"Bearer {TOKEN}"}  # the client asks of its own accord, too
+    assert hub.tokens - {None} == {f"Bearer {TOKEN}"}  # the client itself also makes requests
     assert TOKEN not in done.stdout + done.stderr
 
 
@@ -72,20 +71,18 @@ def test_extend_downloads_the_checkpoint_and_records_its_commit(shards, tmp_path
     assert not any(TOKEN in path.read_text() for path in out.glob("*.json"))
 
 
-def test_of_a_hub_model_no_weights_are_downloaded_that_nobody_reads(hub, shards, run):
-    read = {path.name for path in shards.iterdir()} | {"ropepatch.json", f"{TEMPLATES}/tools.jinja"}
+def test_unused_weight_files_of_a_hub_model_are_not_downloaded(hub, shards, run):
+    used = {path.name for path in shards.iterdir()} | {"ropepatch.json", f"{TEMPLATES}/tools.jinja"}
     others = ["consolidated.safetensors", "params.json", "model.fp16.safetensors", "consolidated-00001.json"]
     others += ["original/model.safetensors", "checkpoint-500/model.safetensors", "some/deep/state.json"]
     hub.change(NAME, "main", **dict.fromkeys((*others, "ropepatch.json", f"{TEMPLATES}/tools.jinja"), b"{}"))
     folder = Checkpoint.find(NAME, weights=True).folder
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    assert found == read
+    assert found == used
 
 
 @pytest.mark.slow
-def test_a_checkpoint_downloaded_before_is_extended_offline_by_hard_links(
-    hub, cache, tmp_path, run, monkeypatch
-):
+def test_a_downloaded_checkpoint_is_extended_offline_with_hard_links(hub, cache, tmp_path, run, monkeypatch):
     assert run("extend", NAME, "--to", "256", "--out", "first").returncode == 0
     hub.fail("", "", 503)
     switched_off(hub, cache, monkeypatch)
@@ -101,7 +98,7 @@ def test_a_commit_can_be_named(hub, run):
     assert hub.downloaded == ["config.json"]
 
 
-def test_a_model_of_the_hub_has_one_record_whichever_way_it_was_loaded(hub, run, tmp_path):
+def test_the_record_of_a_hub_model_does_not_depend_on_how_it_was_loaded(hub, run, tmp_path):
     stock = AutoModelForCausalLM.from_pretrained
     extend = partial(ropepatch.extend, reading=False, say=lambda line: None)
     plans = [ropepatch.plan(model, to=256) for model in (NAME, load(NAME, device="cpu")[0], stock(NAME))]
@@ -110,7 +107,7 @@ def test_a_model_of_the_hub_has_one_record_whichever_way_it_was_loaded(hub, run,
     assert records[0] == records[1] == records[2]
 
 
-def test_a_target_that_exists_is_noticed_before_the_weights_are_downloaded(hub, tmp_path, run):
+def test_an_existing_output_folder_is_reported_before_weights_are_downloaded(hub, tmp_path, run):
     (tmp_path / "here" / "out").mkdir()
     done = run("extend", NAME, "--to", "256", "--out", "out")
     assert (done.returncode, "already exists" in done.stderr) == (2, True)
@@ -136,7 +133,7 @@ def odd(content):
 
 
 @pytest.mark.parametrize(
-    ("prepare", "asked", "problem", "advice"),
+    ("prepare", "arguments", "problem", "advice"),
     [
         *(
             (odd(content), [NAME], f"what answered for {NAME} is not what the Hub answers", "HF_ENDPOINT")
@@ -161,13 +158,11 @@ def odd(content):
         (switched_off, [NAME], SWITCHED_OFF, "downloaded before"),
     ],
 )
-def test_what_goes_wrong_at_the_hub_is_said_with_what_to_do(
-    hub, cache, run, monkeypatch, prepare, asked, problem, advice
-):
+def test_errors_of_the_hub_have_a_hint(hub, cache, run, monkeypatch, prepare, arguments, problem, advice):
     if prepare:
         prepare(hub, cache, monkeypatch)
     with pytest.raises(RopepatchError) as caught:
-        Checkpoint.find(*asked)
+        Checkpoint.find(*arguments)
     assert str(caught.value).startswith(problem)
     assert advice in caught.value.hint
     assert TOKEN not in f"{caught.value}{caught.value.hint}"
@@ -176,7 +171,7 @@ def test_what_goes_wrong_at_the_hub_is_said_with_what_to_do(
 @pytest.mark.parametrize(
     ("typed", "meant"), [("tinny", "tiny"), ("tiny-lama", "tiny-llama"), ("./tinyllama", "tiny-llama")]
 )
-def test_a_name_that_is_nearly_tiny_or_a_folder_here_is_asked_after(typed, meant, shards, monkeypatch):
+def test_a_misspelled_model_suggests_tiny_or_a_local_folder(typed, meant, shards, monkeypatch):
     monkeypatch.chdir(shards.parent)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(RopepatchError) as caught:
@@ -185,7 +180,7 @@ def test_a_name_that_is_nearly_tiny_or_a_folder_here_is_asked_after(typed, meant
     assert caught.value.hint.startswith(f"did you mean {meant}? ")
 
 
-def test_a_folder_is_taken_before_the_hub_is_asked(shards, monkeypatch):
+def test_a_local_folder_takes_precedence_over_the_hub(shards, monkeypatch):
     monkeypatch.chdir(shards.parent)
     source = Checkpoint.find("tiny-llama", weights=True)
     assert (source.name, source.folder, source.revision) == ("tiny-llama", Path("tiny-llama"), None)
@@ -213,16 +208,16 @@ def test_a_path_never_becomes_a_hub_id(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "name", ["LICENSE", "LICENCE.txt", "Licence", "license-2.0", "NOTICE", "USE_POLICY.md"]
 )
-def test_a_licence_is_carried_and_downloaded_from_the_hub(name):
+def test_a_licence_is_downloaded_and_copied(name):
     assert is_carried(name)
     assert not is_carried(f"{name}.bin")
     assert any(fnmatchcase(name, pattern) for pattern in DOWNLOADED)
 
 
-# Names as others may see them
+# Names for publication
 
 
-def test_a_command_keeps_its_words_and_loses_its_folders():
+def test_a_published_command_contains_no_folders():
     typed = "/home/alice/venv/bin/ropepatch extend '/home/alice/my models/llama 2' --to 32k"
     typed += " --text=/home/alice/books --out ~/out/x --set 'divisors=[1.0, 2.0]'"
     typed += " --recipe ./mine.yaml --push me/llama"
@@ -237,7 +232,7 @@ PARTS = st.lists(
 
 
 @given(PARTS, st.sampled_from(["/home/zorro/", "~zorro/", "./zorro/", "../zorro/q/", "C:\\zorro\\"]))
-def test_no_folder_of_the_user_is_in_what_others_see(parts, root):
+def test_published_data_contains_no_folder_of_the_user(parts, root):
     path = root + "/".join(parts)
     command = shlex.join(["ropepatch", "extend", path, "--text", path, f"--out={path}", "--to", "1k"])
     text = {"text": "a/b:c", "data": {"sources": [{"text": path}]}, "recipe_texts": [path]}

@@ -1,4 +1,4 @@
-"""Weight files are judged by their headers and indexes; what is unsound is named."""
+"""Checks of weight files by their headers and indexes."""
 
 import errno
 import hashlib
@@ -43,7 +43,7 @@ def sharded(tmp_path) -> Path:
 
 @pytest.fixture
 def both(sharded) -> Path:
-    """The shards of one model, and beside them all weights of another in one file."""
+    """The shards of one model and the single weight file of another."""
     other = {name: tensor + 1 for name, tensor in stock_weights(sharded).items()}
     save_file(other, sharded / SINGLE, {"format": "pt"})
     return sharded
@@ -65,7 +65,7 @@ def refusal(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_the_headers_give_every_tensor_and_every_file_once(single, sharded):
+def test_headers_list_every_tensor_and_file_once(single, sharded):
     (single / "pytorch_model.bin").write_bytes(b"never opened")
     expected = {name: tuple(tensor.shape) for name, tensor in load_file(single / SINGLE).items()}
     for folder, files in (
@@ -77,7 +77,7 @@ def test_the_headers_give_every_tensor_and_every_file_once(single, sharded):
         assert weights.num_bytes == sum(file.stat().st_size for file in files)
 
 
-def test_a_terabyte_of_weights_is_judged_by_its_header(tmp_path):
+def test_a_terabyte_of_weights_is_checked_by_its_header(tmp_path):
     """The file is sparse: reading it would take minutes."""
     size = 1 << 40
     header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
@@ -86,17 +86,17 @@ def test_a_terabyte_of_weights_is_judged_by_its_header(tmp_path):
         file.truncate(8 + len(header) + size)
     weights = read_headers(tmp_path)
     assert weights.shapes == {"w": (size,)}
-    with pytest.raises(RopepatchError, match=r"needs 1099\.5 GB"):  # the copy has no holes
+    with pytest.raises(RopepatchError, match=r"needs 1099\.5 GB"):  # the copy is not sparse
         check_room(weights, tmp_path)
 
 
-# What is refused
+# Errors
 
 
 @pytest.mark.parametrize(
     "name", ["../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "config.json", ["x.safetensors"]]
 )
-def test_an_index_that_names_anything_but_a_file_beside_it_is_refused(sharded, name):
+def test_an_index_with_a_file_outside_its_folder_is_rejected(sharded, name):
     save_file({}, sharded.parent / "x.safetensors")
     index = json.loads((sharded / INDEX).read_text())
     edit_json(sharded / INDEX, weight_map=index["weight_map"] | {"model.norm.weight": name})
@@ -104,12 +104,12 @@ def test_an_index_that_names_anything_but_a_file_beside_it_is_refused(sharded, n
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt"])
-def test_pickles_alone_are_refused_with_the_reason(single, name):
+def test_weights_only_as_pickle_are_rejected_with_the_reason(single, name):
     (single / SINGLE).rename(single / name)
     assert f"as a pickle ({name}), which can run code" in refusal(single)
 
 
-def test_a_file_that_this_memory_cannot_map_is_refused_in_one_line(single, monkeypatch):
+def test_a_file_too_large_to_map_raises_a_one_line_error(single, monkeypatch):
     def under_a_limit(file, framework):
         raise MemoryError
 
@@ -119,8 +119,8 @@ def test_a_file_that_this_memory_cannot_map_is_refused_in_one_line(single, monke
     assert finding.code == "weights-damaged"
 
 
-def test_weights_that_are_closed_to_us_are_not_called_missing(single, monkeypatch):
-    """Root may read anything, so the system's refusal is played."""
+def test_weights_without_read_permission_are_not_reported_as_missing(single, monkeypatch):
+    """The error is simulated, since root may read anything."""
     opened = Path.open
 
     def closed(path: Path, *words, **options):
@@ -135,7 +135,7 @@ def test_weights_that_are_closed_to_us_are_not_called_missing(single, monkeypatc
 # Two sets of weights
 
 
-def test_of_two_sets_of_weights_that_one_is_read_and_extended_that_stock_transformers_loads(both, tmp_path):
+def test_of_two_sets_of_weights_the_one_that_stock_transformers_loads_is_extended(both, tmp_path):
     """modeling_utils.py of transformers 5.4 to 5.24, _get_resolved_checkpoint_files."""
     loaded, weights = stock_weights(both), read_headers(both)
     assert weights.files == (both / SINGLE,)
@@ -149,7 +149,7 @@ def test_of_two_sets_of_weights_that_one_is_read_and_extended_that_stock_transfo
     assert fingerprint(read_headers(both)) != before
 
 
-def test_weights_that_config_json_names_are_what_stock_transformers_loads_and_refused(both):
+def test_other_weights_named_in_config_json_are_rejected(both):
     edit_json(both / "config.json", transformers_weights=INDEX)
     assert not same(stock_weights(both), load_file(both / SINGLE))
     named = rf"names {INDEX!r} as its weights .*, expected {SINGLE!r}"
@@ -162,10 +162,10 @@ def test_weights_that_config_json_names_are_what_stock_transformers_loads_and_re
     assert "names 'other.safetensors' as its weights" in refusal(both)
 
 
-# Whether weights are the model's, and copies of them
+# Weights of another model, and copies
 
 
-def test_weights_of_another_model_are_foreign_and_names_that_the_loader_renames_are_left_to_it(single):
+def test_weights_of_another_model_are_rejected_unless_the_loader_may_rename_them(single):
     weights = read_headers(single)
     copied = weights.shapes | {"model.copy.weight": (4, 4)}
     with pytest.raises(RopepatchError, match=r"1 missing keys, for instance model\.copy\.weight"):
@@ -177,7 +177,7 @@ def test_weights_of_another_model_are_foreign_and_names_that_the_loader_renames_
         check_fit(Weights((), {}), {"lm_head.weight": (48, 32), "model.norm.weight": (32,)})
 
 
-def test_files_larger_than_a_block_are_copied_whole(tmp_path, monkeypatch):
+def test_files_larger_than_a_block_are_copied_completely(tmp_path, monkeypatch):
     monkeypatch.setattr(weights_module, "COPY_BLOCK", 1000)
     files = tuple(tmp_path / f"{name}.safetensors" for name in "ab")
     for file in files:
@@ -192,8 +192,8 @@ def test_files_larger_than_a_block_are_copied_whole(tmp_path, monkeypatch):
     assert seen == [(number, 2 * size) for number in done]
 
 
-def test_the_fingerprint_tells_bytes_at_either_end_and_between_the_length_and_the_name(tmp_path):
-    """Of files longer than what it reads at one time."""
+def test_the_fingerprint_depends_on_first_middle_and_last_bytes_length_and_name(tmp_path):
+    """The files are longer than one sample."""
     size = 3 << 20
 
     def print_of(content: bytes, name: str = SINGLE) -> str:
@@ -208,8 +208,8 @@ def test_the_fingerprint_tells_bytes_at_either_end_and_between_the_length_and_th
     assert len({*prints}) == 6
 
 
-def test_a_file_that_was_changed_in_place_has_another_checksum(tmp_path):
-    """Of the same name, size and inode."""
+def test_a_file_changed_in_place_has_another_checksum(tmp_path):
+    """Name, size and inode are the same."""
     file = tmp_path / SINGLE
     file.write_bytes(b"one")
     first = checksums(Weights((file,), {}))

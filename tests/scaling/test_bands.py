@@ -1,4 +1,4 @@
-"""Which pairs a scaling keeps, blends, interpolates or stops."""
+"""Bands of rotary dimension pairs that a scaling keeps, blends, interpolates or stops."""
 
 import math
 from itertools import pairwise
@@ -55,7 +55,7 @@ def test_known_methods_have_known_bands(name, geometry, factor, parameters, expe
     assert fates(bands_of(name, GEOMETRIES[geometry], factor, **parameters)) == expected
 
 
-def test_every_fate_is_told_by_its_divisor():
+def test_the_divisor_determines_the_band():
     rope = Rope(16, 1e4, 256)
     divisors = (0.9, 1.0, 2.0, 3.999, 4.0, 4.001, 100.0, 1e30)
     assert fates(bands_of("custom", rope, 4.0, divisors=divisors)) == [
@@ -68,7 +68,7 @@ def test_every_fate_is_told_by_its_divisor():
     ]
 
 
-def test_rounding_alone_is_no_change():
+def test_rounding_does_not_change_the_bands():
     noise = 1 + 4e-7 * torch.tensor([1.0, -1.0]).repeat(32)
     assert fates(bands(LLAMA_2, LLAMA_2.inv_freq() * noise, 4.0)) == [("kept", 0, 63)]
     assert fates(bands(LLAMA_2, LLAMA_2.inv_freq() / 4 * noise, 4.0)) == [("interpolated", 0, 63)]
@@ -82,7 +82,7 @@ def test_a_pair_that_never_rotated_is_kept():
     assert band.rotations == pytest.approx((256 / (2 * math.pi), 0.0))
 
 
-def test_a_band_tells_the_numbers_of_its_two_ends():
+def test_a_band_has_the_values_of_its_first_and_last_pair():
     kept, blended, interpolated = bands_of("yarn")
     assert kept.wavelength == pytest.approx((2 * math.pi, 2 * math.pi / 5.623413252e-02))
     assert kept.rotations == pytest.approx((4096 / (2 * math.pi), 4096 * 5.623413252e-02 / (2 * math.pi)))

@@ -1,4 +1,4 @@
-"""A model's frequencies before any scaling."""
+"""A model's RoPE before scaling."""
 
 import copy
 import math
@@ -33,12 +33,12 @@ def test_wavelengths_and_rotations_agree_with_numpy():
     ],
     ids=str,
 )
-def test_numbers_of_no_rope_are_refused(numbers):
+def test_invalid_rope_parameters_are_rejected(numbers):
     with pytest.raises(RopepatchError):
         Rope(*numbers)
 
 
-def test_numbers_of_other_libraries_become_pythons():
+def test_numbers_of_other_libraries_are_converted():
     carried = np.array([1.0, 0.5], np.float32)
     rope = Rope(np.int64(4), np.float32(1e4), np.int64(64), carried, np.float64(1.5))
     assert (

@@ -1,4 +1,4 @@
-"""Every formula against two oracles that share no code with it, golden values, properties."""
+"""Every formula against two independent oracles, golden values and properties."""
 
 import math
 import re
@@ -45,7 +45,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("cope", {"over": "yarn", "pairs": 5}),
     ("cope", {"pairs": 1}),
     ("cope", {"hard": True}),
-    ("cope", {"over": "abf", "rope_theta": 1e7}),  # as its authors train it
+    ("cope", {"over": "abf", "rope_theta": 1e7}),  # its authors' setting
     ("dynamic", {"form": "transformers"}),
 ]
 SETTINGS = [(name, {}) for name in METHODS] + VARIANTS
@@ -66,7 +66,7 @@ def numbers(rope: Rope) -> Geometry:
 
 
 def expected(scaling: Scaling, rope: Rope, length: int | None = None) -> Table:
-    """What NumPy makes of the same parameters."""
+    """Compute the frequencies with NumPy from the same parameters."""
     if scaling.name not in ORACLES:
         pytest.fail(
             f"{scaling.name!r} has no oracle: transcribe its paper into ORACLES of tests/support/oracle.py"
@@ -90,13 +90,13 @@ def lengths(scaling: Scaling, rope: Rope) -> list[int | None]:
 
 
 def stock_parameters(scaling: Scaling, rope: Rope) -> dict[str, Any] | None:
-    """`rope_parameters` as a user of transformers would write them; None where it has no such type."""
+    """`rope_parameters` as a user of transformers would write them; None if it lacks the type."""
     written = by_hand_parameters(scaling, rope)
     return written if written and written["rope_type"] in STOCK_TYPES else None
 
 
 def by_hand_parameters(scaling: Scaling, rope: Rope) -> dict[str, Any] | None:
-    """Those of the newest transformers."""
+    """The same for the newest transformers."""
     s, window = scaling.factor, rope.original_max_position_embeddings
     given_ = {name: value for name, value in scaling.parameters().items() if value is not None}
     match scaling.name:
@@ -164,11 +164,11 @@ def test_numpy_computes_the_same_numbers(name, parameters, rope):
 
 
 def without_ties(got: Frequencies, right: Table, scaling: Any, rope: Rope) -> Table:
-    """Where a wavelength is a half-integer within float32, both ways of rounding are right."""
+    """Accept both roundings of a wavelength that is a half-integer within float32."""
     wavelength = 2 * np.pi / ORACLES[scaling.over](numbers(rope), scaling.factor)[0]
     tie = np.abs(wavelength % 1 - 0.5) < 5e-7 * wavelength
     within_one = np.abs(2 * np.pi / got.inv_freq.double().numpy() - wavelength) < 0.5 + 1e-6 * wavelength
-    assert tie[wavelength < 1e4].sum() <= 1  # the excuse is for the slowest pairs
+    assert tie[wavelength < 1e4].sum() <= 1  # only slow pairs are ambiguous
     return np.where(tie & within_one, got.inv_freq.double().numpy(), right[0]), right[1]
 
 
@@ -250,15 +250,15 @@ def test_both_oracles_agree_on_any_geometry(name, parameters, rope, factor):
         got = scaling.frequencies(rope, length)
         if by_hand is not None:
             assert torch.equal(got.inv_freq, stock_table(by_hand, rope, length).inv_freq)
-        if name != "resonance":  # whose ties are judged above
-            # 4e-6: an exponent 2i/d that float32 does not hold exactly, times ln b = 16, and cancellation,
-            # which a blend by rotations has most of: keep * theta beside theta / s
+        if name != "resonance":  # its ties are tested above
+            # 4e-6: the rounding of 2i/d in float32 times ln b = 16, and cancellation, which is largest for
+            # a blend by rotations: keep * theta against theta / s
             blended = name in {"ntk-by-parts", "llama3"} or parameters.get("ramp") == "rotations"
             loss = max(1, 4 * parameters.get("power", 0), factor / 8 if blended else 0)
             check(got, expected(scaling, rope, length), rtol=4e-6 * loss)
 
 
-# What is refused.
+# Errors.
 
 INVALID: dict[tuple[str, str], list[Any]] = {
     ("linear", "factor"): [0.999, -4.0, math.nan, math.inf],
@@ -293,7 +293,7 @@ INVALID: dict[tuple[str, str], list[Any]] = {
     [(*where, value) for where, values in INVALID.items() for value in values],
     ids=str,
 )
-def test_a_parameter_outside_its_domain_is_refused_by_method_name_and_value(name, parameter, value):
+def test_the_error_of_a_parameter_out_of_range_names_method_parameter_and_value(name, parameter, value):
     parameters = {"factor": 4.0} | example(name, 4).parameters() | {parameter: value}
     with pytest.raises(RopepatchError) as error:
         make_scaling(name, **parameters)
@@ -305,14 +305,14 @@ def test_a_parameter_outside_its_domain_is_refused_by_method_name_and_value(name
 @pytest.mark.parametrize(
     "make", [partial(make_scaling, factor=4.0), METHODS.find, make_remapping, make_encoding]
 )
-def test_a_name_that_is_no_text_is_refused(make, name):
+def test_a_name_that_is_not_a_string_is_rejected(make, name):
     with pytest.raises(RopepatchError) as error:
         make(name)
     assert repr(name) in str(error.value)
 
 
 @pytest.mark.parametrize("number", [np.float32(16), np.float64(16), np.int64(16), torch.tensor(16)])
-def test_a_number_of_another_library_becomes_pythons(number):
+def test_a_number_of_another_library_is_converted(number):
     made = make_scaling("yarn", factor=number, beta_fast=number)
     assert made == make_scaling("yarn", factor=16.0, beta_fast=16.0)
     assert {type(made.factor), type(made.beta_fast)} <= {int, float}
@@ -323,7 +323,7 @@ def test_a_number_of_another_library_becomes_pythons(number):
         YaRN(factor=np.float32("nan"))
 
 
-def test_what_no_method_is_made_of_is_refused_with_a_way_out():
+def test_errors_of_missing_or_unsuitable_parameters_have_a_hint():
     tiny = Rope(2, 1e4, 128)
     for make in (
         *(partial(make_scaling, name, factor=2.0) for name in NEED_MORE),
@@ -339,11 +339,11 @@ def test_what_no_method_is_made_of_is_refused_with_a_way_out():
 
 
 @EVERY_METHOD
-def test_the_answer_does_not_depend_on_earlier_calls(name):
+def test_frequencies_do_not_depend_on_earlier_calls(name):
     scaling = example(name, LLAMA_2.num_pairs)
     first = scaling.frequencies(LLAMA_2, 300)
     kept = first.inv_freq.clone()
-    first.inv_freq.zero_()  # nor on what a caller does to an answer
+    first.inv_freq.zero_()  # nor on a caller's changes of a result
     for length in (None, 70_000, 5000):
         scaling.frequencies(LLAMA_2, length)
     again = scaling.frequencies(LLAMA_2, 300)
