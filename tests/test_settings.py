@@ -1,4 +1,4 @@
-"""What a user writes, whatever the schema: values that fit, and refusals in one line that name the place."""
+"""Validation of user input: valid values, and one-line errors that name the key."""
 
 import math
 import re
@@ -103,7 +103,7 @@ def read(folder: Path, content: str | bytes) -> object:
 # Settings
 
 
-def test_values_stay_as_they_were_written_and_lists_become_tuples():
+def test_values_are_not_converted_except_lists_to_tuples():
     recipe = demo(rate=2, floor=0, lengths=["4x", 512, "32k"], shares={"a": 1}, keys=["b"], even=[2, 4])
     assert recipe.sources == (Book(text="books"),)
     assert (recipe.rate, type(recipe.rate)) == (2, int)
@@ -112,7 +112,7 @@ def test_values_stay_as_they_were_written_and_lists_become_tuples():
     assert recipe.even == (2, 4)
 
 
-def test_a_copy_with_other_values_is_checked_as_all_settings_are():
+def test_a_copy_with_other_values_is_validated():
     recipe = demo(keys=["a"])
     assert recipe.model_copy(update={"count": 3}) == demo(keys=["a"], count=3)
     with pytest.raises(RopepatchError, match="count must be a whole number above 0, got 0"):
@@ -141,7 +141,7 @@ NO_LENGTHS = (0, "0x", "-1k", 1.5, True, "4 k")
         ("sources", ((),), "of at least one entry"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_what_is_expected_and_the_value(key, wrong, wanted):
+def test_the_error_of_an_invalid_value_states_the_expected_type_and_the_value(key, wrong, wanted):
     for value in wrong:
         content, message = {"sources": [ONE], key: value}, f"{key} must be {wanted}, got {value!r}"
         assert refused(DemoRecipe, content)[0] == message
@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_refused_with_what_is_expected_and_the_value(key, w
         ({"sources": [ONE, ONE | {"wieght": 2}]}, "unknown demo recipe key 'sources[1].wieght'"),
     ],
 )
-def test_a_refusal_within_names_its_place(changes, message):
+def test_the_error_of_a_nested_value_names_its_key(changes, message):
     assert refused(DemoRecipe, {"sources": [ONE]} | changes)[0].startswith(message)
 
 
@@ -196,7 +196,7 @@ def test_a_refusal_within_names_its_place(changes, message):
         ),
     ],
 )
-def test_a_hint_says_what_may_be_meant(kind, content, message, hint):
+def test_hints_suggest_similar_names(kind, content, message, hint):
     said, hinted = refused(kind, content)
     assert said == message
     assert hinted is not None
@@ -209,14 +209,14 @@ BOMB = "- &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 
 
 @pytest.mark.parametrize("content", [BOMB, "&a [*a]", "&a {text: *a}", "{text: a, weight: &a [*a]}"])
-def test_a_value_that_aliases_made_endless_is_refused_in_a_short_message(tmp_path, content):
+def test_an_endless_value_of_yaml_aliases_raises_a_short_error(tmp_path, content):
     assert refused(Book, read(tmp_path, content))
     with pytest.raises(RopepatchError, match="unknown method") as caught:
         refuse_unknown([read(tmp_path, content)], ["linear"], "method")
     assert len(str(caught.value)) < 500
 
 
-def test_a_yaml_file_is_named_in_every_refusal(tmp_path):
+def test_every_error_of_a_yaml_file_names_it(tmp_path):
     file = tmp_path / "demo.yaml"
     file.write_text("sources: [{text: a}]\ncount: 3\n")
     assert DemoRecipe.from_yaml(file) == demo(sources=[{"text": "a"}], count=3)
@@ -228,7 +228,7 @@ def test_a_yaml_file_is_named_in_every_refusal(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "4.5k", "k", "32kb", "1e3", "٣", "9" * 30])
-def test_what_is_no_length_is_refused(text):
+def test_invalid_lengths_are_rejected(text):
     with pytest.raises(RopepatchError, match="not a length"):
         parse_length(text)
 
@@ -236,7 +236,7 @@ def test_what_is_no_length_is_refused(text):
 @pytest.mark.parametrize(
     ("tokens", "text"), [(1, "1"), (1000, "1000"), (1536, "1536"), (32768, "32k"), (3 << 20, "3m")]
 )
-def test_a_short_length_is_in_the_largest_unit_that_divides_it_and_reads_back(tokens, text):
+def test_a_short_length_has_the_largest_dividing_unit_and_parses_back(tokens, text):
     assert short_length(tokens) == text
     assert parse_length(text) == tokens
 
@@ -244,7 +244,7 @@ def test_a_short_length_is_in_the_largest_unit_that_divides_it_and_reads_back(to
 # read_yaml
 
 
-def test_a_missing_file_and_a_folder_are_named(tmp_path):
+def test_the_errors_of_a_missing_file_and_a_folder_name_them(tmp_path):
     for file, why in ((tmp_path / "nowhere.yaml", "No such file"), (tmp_path, "directory")):
         with pytest.raises(RopepatchError, match=rf"{file.name} is not a suite: .*{why}"):
             read_yaml(file, "suite")
@@ -273,9 +273,7 @@ TWICE = ["a: 1\nb: 2\na: 3", "x: {a: 1, a: 1}", "- {1: a, 1: b}", '"a": 1\na: 2'
         *((content, r".*[a1] is given twice, line \d") for content in TWICE),
     ],
 )
-def test_what_is_no_plain_yaml_is_one_error_on_one_line_and_nothing_is_run(
-    tmp_path, monkeypatch, content, why
-):
+def test_invalid_yaml_raises_a_one_line_error_and_runs_nothing(tmp_path, monkeypatch, content, why):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RopepatchError, match=rf"recipe\.yaml is not a recipe: .*{why}") as caught:
         read(tmp_path, content)
@@ -284,7 +282,7 @@ def test_what_is_no_plain_yaml_is_one_error_on_one_line_and_nothing_is_run(
     assert [file.name for file in tmp_path.iterdir()] == ["recipe.yaml"]
 
 
-def test_a_merged_key_may_be_given_again_and_counts_once(tmp_path):
+def test_a_merged_yaml_key_may_be_overridden(tmp_path):
     content = "a: &a {x: 1, y: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: *b, y: 3}\nd: {<<: [*a, *b]}\n"
     assert read(tmp_path, content) == {
         "a": {"x": 1, "y": 1},
@@ -304,7 +302,7 @@ def test_a_merged_key_may_be_given_again_and_counts_once(tmp_path):
         *(([name], "", "known: linear, yarn") for name in ("zzz", 3, ["yarn"])),
     ],
 )
-def test_the_first_unknown_name_is_refused_with_the_nearest_or_all_that_are_known(names, first, hint):
+def test_the_error_of_an_unknown_name_suggests_the_nearest_or_lists_all(names, first, hint):
     refuse_unknown(["yarn", "linear", "yarn"], iter(["linear", "yarn"]), "method")
     with pytest.raises(RopepatchError, match=f"unknown method {first}") as caught:
         refuse_unknown(names, ["linear", "yarn"], "method")

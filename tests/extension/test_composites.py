@@ -1,4 +1,4 @@
-"""Checkpoints that also see: their language model is extended, and all else is as it was."""
+"""Multimodal checkpoints: only their language model is extended."""
 
 import copy
 
@@ -40,7 +40,7 @@ def three_tokens(model):
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_vl", "qwen2_5_vl"])
-def test_an_image_is_read_as_by_the_checkpoint_that_is_written(tmp_path, model_type):
+def test_a_patched_model_processes_images_like_its_extended_checkpoint(tmp_path, model_type):
     sizes = {"out_hidden_size": 64, "depth": 2, "num_heads": 4, "deepstack_visual_indexes": [0]}
     config = tiny_config(model_type, image_token_id=IMAGE, video_token_id=VIDEO).to_dict()
     config["vision_config"] |= sizes | {"fullatt_block_indexes": [1]}
@@ -62,9 +62,7 @@ def test_an_image_is_read_as_by_the_checkpoint_that_is_written(tmp_path, model_t
 @pytest.mark.filterwarnings("ignore:.rope_scaling. is deprecated")  # the older key is what is tried
 @pytest.mark.parametrize(("method", "kind"), [("yarn", "yarn"), ("ntk", "default")])
 @pytest.mark.parametrize("places", [("text_config",), ("top",), ("top", "text_config")], ids=str)
-def test_older_keys_of_a_rope_with_three_positions_change_wherever_they_stand_and_nothing_else(
-    places, method, kind
-):
+def test_only_the_older_keys_of_mrope_change_at_any_level(places, method, kind):
     raw = tiny_config("qwen2_5_vl").to_dict()
     text = {key: value for key, value in raw.pop("text_config").items() if key != "rope_parameters"} | OLDER
     top = {key: value for key, value in text.items() if key not in raw} if "top" in places else {}
@@ -103,13 +101,13 @@ def test_older_keys_of_a_rope_with_three_positions_change_wherever_they_stand_an
         ({"model_type": "clip"}, "no model of type clip that generates text"),
     ],
 )
-def test_a_language_model_that_is_not_where_transformers_reads_it_is_refused(raw, words):
+def test_a_language_model_outside_the_sections_of_transformers_is_rejected(raw, words):
     if raw["model_type"] in CONFIG_MAPPING:
         with pytest.raises(RopepatchError, match=words):
             _ = Checkpoint(None, "it", stated_raw=raw).rope
 
 
-def test_after_an_image_text_is_measured_at_its_own_positions():
+def test_text_positions_are_reset_after_an_image():
     model = tiny_model("qwen3_vl")
     model.model.rope_deltas = torch.tensor([[-7]])
     with evaluating(model):

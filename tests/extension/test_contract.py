@@ -1,4 +1,4 @@
-"""The contract of whatever changes a model's positions: cases are data, and a check holds for each."""
+"""The contract of every change of a model's positions: each check runs on each case."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ SWAPS = ["integer", "nezha", "rope", "nope", "alibi", *TRAINED]  # one of every 
 
 
 class Case(NamedTuple):
-    """A model type, what changes it (a method, a position remapping, an encoding), and how."""
+    """A model type and its change: a method, a position remapping or an encoding, with parameters."""
 
     model_type: str
     kind: str
@@ -172,7 +172,7 @@ def a_written_checkpoint_is_the_patched_model(case: Case, folder: Path) -> None:
 
 
 def an_adapter_trains_and_merges(case: Case, folder: Path) -> None:
-    """Before and after the change it is the same model."""
+    """Before and after the change, the model is the same."""
     model = built(case)
     handle = changed(model, case)
     expected = logits(lora(model), IDS)

@@ -1,4 +1,4 @@
-"""What `ropepatch plan` says of other engines is what their rules make of the config.json it would write."""
+"""The engine support in `ropepatch plan`, compared with the engines' rules for the planned config.json."""
 
 import functools
 import json
@@ -70,7 +70,7 @@ SCALED = {
 
 
 def llama(rope: Rope, **rope_parameters: Any) -> dict[str, Any]:
-    """The config.json of a LLaMA with that rope."""
+    """The config.json of a LLaMA with these RoPE parameters."""
     parameters = {"rope_type": "default", "rope_theta": rope.rope_theta} | rope_parameters
     d = rope.rotary_dim
     return {
@@ -109,7 +109,7 @@ def same(ours: np.ndarray, theirs: np.ndarray) -> bool:
 
 
 def transformers_5(config: dict[str, Any], length: int, served: int | None = None) -> Reading:
-    """Stock transformers itself."""
+    """Compute with stock transformers."""
     module = LlamaRotaryEmbedding(LlamaConfig(**config))
     module(torch.zeros(1, 1, 1), torch.tensor([[length - 1]]))
     return Reading(module.inv_freq.double().numpy(), module.attention_scaling)
@@ -180,7 +180,7 @@ def check(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize(("method", "parameters"), [(name, {}) for name in METHODS] + SETTINGS, ids=str)
-def test_the_plan_says_what_every_engine_makes_of_a_method(method, parameters):
+def test_the_plan_lists_every_engines_support_of_a_method(method, parameters):
     check(planned(surveyed("llama-2"), method, **parameters))
     if not parameters:
         check(planned(surveyed("babyllama"), method, 8.0))
@@ -188,7 +188,7 @@ def test_the_plan_says_what_every_engine_makes_of_a_method(method, parameters):
 
 @pytest.mark.parametrize("method", ["linear", "ntk", "p-rope", "custom", "cope"])
 @pytest.mark.parametrize("kind", SCALED)
-def test_the_plan_says_what_every_engine_makes_of_a_model_that_is_scaled_already(kind, method):
+def test_the_plan_lists_every_engines_support_of_a_scaled_model(kind, method):
     already = {"rope_type": kind, "factor": 4.0, "original_max_position_embeddings": 1024} | SCALED[kind]
     check(planned(Checkpoint(None, "a llama", stated_raw=llama(LLAMA_2, **already)), method))
 
@@ -207,7 +207,7 @@ def plans(tmp_path_factory) -> dict[str, Plan]:
 
 @pytest.fixture(scope="module")
 def folders(plans, tmp_path_factory) -> list[Path]:
-    """Their checkpoints."""
+    """The checkpoints of these plans."""
     root = tmp_path_factory.mktemp("extended")
     return [ropepatch.extend(plan, root / name, reading=False).folder for name, plan in plans.items()]
 
@@ -275,12 +275,12 @@ def check_run(engine: str, answers: Answers, plans: dict[str, Plan], measured: A
 
 
 @pytest.mark.sweep  # the contract holds for every method
-def test_transformers_5_computes_what_the_plan_says(by_transformers_5, plans, measured):
+def test_transformers_5_computes_what_the_plan_states(by_transformers_5, plans, measured):
     check_run("transformers 5.x", by_transformers_5, plans, measured)
 
 
 @pytest.mark.sweep
-def test_transformers_4_computes_the_same_bits_and_what_the_plan_says(
+def test_transformers_4_is_bit_identical_and_computes_what_the_plan_states(
     by_transformers_5, plans, folders, families, measured, tmp_path
 ):
     script = Path(second_transformers.__file__)
@@ -302,13 +302,13 @@ def test_transformers_4_computes_the_same_bits_and_what_the_plan_says(
 
 
 @pytest.mark.sweep
-def test_mlx_lm_computes_what_the_plan_says(plans, folders, measured, tmp_path):
+def test_mlx_lm_computes_what_the_plan_states(plans, folders, measured, tmp_path):
     answers = read_by(Path(second_mlx.__file__), second_mlx.PACKAGES, folders, tmp_path)
     check_run("mlx-lm", answers, plans, measured)
 
 
 def rows(study: str) -> list[dict[str, Any]]:
-    """What a study found."""
+    """The results of a study."""
     found = json.loads((README.parent / "eval" / "results" / f"{study}.json").read_text())["rows"]
     return [row for row in found if "asked" not in row]
 
@@ -322,7 +322,7 @@ WRITTEN = {
 }
 
 
-def test_yes_is_said_where_the_study_found_it_and_nowhere_else():
+def test_the_plan_says_yes_exactly_where_the_study_confirmed_it():
     for row in rows("engine-types"):
         part = CONFIG_MAPPING[row["model_type"]]().get_text_config(decoder=True).model_type
         if part != row["model_type"] and row["reads"] in ("unclear", "has"):
@@ -335,7 +335,7 @@ def test_yes_is_said_where_the_study_found_it_and_nowhere_else():
             assert (said in ("yes", "partly")) == (verdict in (RIGHT, "reads")), (row, kind, said)
 
 
-def test_what_a_server_was_probed_for_is_what_the_plan_says():
+def test_the_plan_agrees_with_probed_servers():
     probed = {
         row["case"]: row["verdict"]
         for row in rows("engines")
@@ -348,7 +348,7 @@ def test_what_a_server_was_probed_for_is_what_the_plan_says():
         assert (probed[name] == RIGHT) == (reads["vLLM"] == "yes"), name
 
 
-def test_what_was_not_asked_of_a_server_is_not_called_probed():
+def test_support_that_was_not_probed_is_not_called_probed():
     stated = {name: planned(surveyed("llama-2"), name).engines for name in ("yarn", "dynamic")}
     shown = {name: {line.engine: line.how for line in lines} for name, lines in stated.items()}
     assert (shown["yarn"]["vLLM"], shown["dynamic"]["vLLM"]) == ("probed", "read")

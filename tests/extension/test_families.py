@@ -1,4 +1,4 @@
-"""The contract that every supported architecture keeps, on a tiny random model; the README's list of them."""
+"""The contract of every supported architecture, on tiny random models, and the README's list."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from ropepatch.scaling.rope import Frequencies
 UNTRIED = "not tried: no small random model of it is built here"
 
 
-def test_what_the_oldest_transformers_is_said_not_to_build_it_does_not():
+def test_the_oldest_transformers_fails_on_the_listed_types():
     for model_type in BROKEN:
         with pytest.raises((AttributeError, StrictDataclassFieldValidationError)):
             tiny_model(model_type)
@@ -25,7 +25,7 @@ def test_what_the_oldest_transformers_is_said_not_to_build_it_does_not():
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("model_type", ROTARY_TYPES)
-def test_the_rope_of_every_architecture_is_where_the_plan_says_and_becomes_what_it_says(model_type):
+def test_every_architecture_has_the_planned_rotary_module_and_frequencies(model_type):
     """Without any weights: the rotary module of stock transformers, on its own, has the tables to the bit."""
     config = tiny_config(model_type)
     if refusal(model_type):
@@ -50,7 +50,7 @@ def test_the_rope_of_every_architecture_is_where_the_plan_says_and_becomes_what_
 @pytest.mark.skipif(
     not transformers.__version__.startswith("5.23"), reason="the README lists the types of transformers 5.23"
 )
-def test_the_readme_lists_exactly_the_supported_and_the_refused_types():
+def test_the_readme_lists_exactly_the_supported_and_unsupported_types():
     reasons = {model_type: refusal(model_type) for model_type in ROTARY_TYPES} | dict.fromkeys(
         NOT_BUILT, UNTRIED
     )

@@ -1,4 +1,4 @@
-"""From a scaling to `rope_parameters`: stock transformers computes from them what we said, to the bit."""
+"""From a scaling to `rope_parameters`, from which stock transformers computes identical frequencies."""
 
 import math
 from typing import Any
@@ -62,7 +62,7 @@ def assert_equal(stock: Frequencies, ours: Frequencies) -> None:
 
 @EVERY_GEOMETRY
 @EVERY_STATIC
-def test_stock_llama_computes_every_form_to_the_bit(name, rope):
+def test_stock_llama_computes_every_form_bit_identically(name, rope):
     for factor in (1.5, 16.0):
         for export in every_form(name, rope, factor):
             stock = stock_llama(export.rope_parameters, rope, target_of(rope, factor))
@@ -70,14 +70,14 @@ def test_stock_llama_computes_every_form_to_the_bit(name, rope):
 
 
 @EVERY_STATIC
-def test_a_model_with_partly_rotating_heads_computes_every_form_to_the_bit(name):
+def test_partly_rotating_heads_compute_every_form_bit_identically(name):
     for export in every_form(name, PARTIAL, partial_rotary_factor=0.5):
         stock = stock_table(export.rope_parameters, PARTIAL, share=0.5, reach=8192)
         assert_equal(stock, export.frequencies)
 
 
 @pytest.mark.parametrize("name", [name for name in STATIC if name not in ("longrope", "abf")])
-def test_a_scaled_model_computes_its_one_form_to_the_bit(name):
+def test_a_scaled_model_computes_its_only_form_bit_identically(name):
     composing = {"yarn": {"ramp": "rotations"}, "resonance": {"over": "linear"}}.get(name, {})
     scaling = METHODS[name](factor=4.0, **(example(name, 64).parameters() | composing))
     current = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32}
@@ -119,7 +119,7 @@ def test_the_first_form_has_the_rope_type_that_the_method_announces(name):
 
 @EVERY_GEOMETRY
 @EVERY_STATIC
-def test_the_lengths_beside_equal_lists_say_the_attention_factor_or_else_two_keys_do(name, rope):
+def test_lengths_or_two_keys_give_the_attention_factor_of_equal_lists(name, rope):
     target = target_of(rope, 8.0)
     for export in every_form(name, rope, 8.0):
         parameters = export.rope_parameters
@@ -137,7 +137,7 @@ def test_the_lengths_beside_equal_lists_say_the_attention_factor_or_else_two_key
 
 @pytest.mark.parametrize("to", [1, 100, 4096])
 @pytest.mark.parametrize("a", [1.0, math.sqrt(1 + math.log(100 / 4096) / math.log(4096))])
-def test_within_the_window_no_attention_factor_is_derived(to, a):
+def test_no_attention_factor_is_derived_within_the_original_context_length(to, a):
     """The second is what the formula would give at 100 tokens."""
     scaling = make_scaling("custom", factor=1, divisors=(2.0,) * 64, attention_factor=a)
     for export in saved_ropes(scaling, LLAMA_2, plain(LLAMA_2), to):
@@ -147,7 +147,7 @@ def test_within_the_window_no_attention_factor_is_derived(to, a):
 
 
 @EVERY_METHOD
-def test_stock_transformers_has_no_more_to_warn_of_than_two_keys_of_other_engines(name, caplog):
+def test_stock_transformers_warns_only_about_two_keys_of_other_engines(name, caplog):
     to = 16384
     caplog.set_level("WARNING", logger="transformers")
     scaling = example(name, 64, to / 4096)
@@ -168,7 +168,7 @@ def test_stock_transformers_has_no_more_to_warn_of_than_two_keys_of_other_engine
 @pytest.mark.parametrize(
     "parameters", [{"attention_factor": 0.7}, {"attention_factor": 1.5, "truncate": False}]
 )
-def test_an_unusual_temperature_of_yarn_is_said_in_both_ways_and_the_usual_one_in_one(parameters):
+def test_an_unusual_attention_factor_of_yarn_is_also_written_as_mscale(parameters):
     usual = {"attention_factor": 0.1 * math.log(4) + 1}
     for other in (
         make_scaling("yarn", factor=4, **usual),
@@ -228,7 +228,7 @@ def test_the_native_parameters_are_the_documented_ones():
 
 
 @EVERY_METHOD
-def test_the_models_own_keys_are_carried_over_and_those_of_a_scaling_are_not(name):
+def test_keys_of_the_model_are_kept_and_keys_of_an_earlier_scaling_dropped(name):
     own = {"partial_rotary_factor": 0.5, "mrope_section": [2, 3, 3], "some_future_key": {"x": 1}}
     stale = dict.fromkeys(KEYS_OF_OLDER_SCALINGS, "stale")
     current = plain(PARTIAL) | own | stale
@@ -243,7 +243,7 @@ def test_the_models_own_keys_are_carried_over_and_those_of_a_scaling_are_not(nam
 # Length-dependent methods.
 
 
-def test_stock_longrope_switches_between_the_two_lists_after_the_window():
+def test_stock_longrope_switches_lists_after_the_original_context_length():
     scaling = example("longrope-switch", 64)
     (export,) = saved_ropes(scaling, LLAMA_2, plain(LLAMA_2), 16384)
     for length in (1, 4096, 4097, 16384):
@@ -253,7 +253,7 @@ def test_stock_longrope_switches_between_the_two_lists_after_the_window():
 
 @pytest.mark.parametrize("length", [100, 8192, 16384])
 @pytest.mark.parametrize("name", LENGTH_DEPENDENT)
-def test_held_at_one_length_it_is_as_static_as_any(name, length):
+def test_at_a_fixed_length_a_length_dependent_method_is_static(name, length):
     scaling = example(name, 64)
     *_, export = saved_ropes(scaling.at(LLAMA_2, length), LLAMA_2, plain(LLAMA_2, mrope_section=[1]), length)
     target = scaling.frequencies(LLAMA_2, length)

@@ -1,4 +1,4 @@
-"""GGUF files with another rope; llama.cpp itself is asked by eval/studies/engines/gguf_study.py."""
+"""Extended GGUF files; eval/studies/engines/gguf_study.py runs llama.cpp itself."""
 
 import math
 import re
@@ -58,7 +58,7 @@ def computed(path: Path, position: int) -> np.ndarray:
 
 
 def expected(plan: GgufPlan, position: int) -> np.ndarray:
-    """The same by the scaling itself."""
+    """The same, computed from the scaling."""
     inv_freq, a = plan.method.frequencies(plan.rope)
     angles = position * inv_freq.double()
     return torch.stack([angles.cos() * a, angles.sin() * a], dim=1).numpy()
@@ -94,7 +94,7 @@ def test_llama_cpp_computes_the_planned_rope_from_the_written_file(
     assert read(written)[0][f"{architecture}.context_length"] == TARGET
 
 
-def test_only_the_rope_changes_and_the_source_stays(tmp_path, monkeypatch):
+def test_only_rope_changes_and_the_source_is_not_modified(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     keys = {"general.alignment": 64, "attention.sliding_window": 4096, "rope.scaling.yarn_beta_fast": 8.0}
     source = write_gguf(tmp_path / "a.gguf", **keys)
@@ -110,7 +110,7 @@ def test_only_the_rope_changes_and_the_source_stays(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a-llama3-512.gguf", "a.gguf"]
 
 
-def test_the_parts_of_a_split_file_become_one(tmp_path):
+def test_a_split_file_is_written_as_one(tmp_path):
     whole = write_gguf(tmp_path / "w.gguf")
     first = write_gguf(tmp_path / "s.gguf", parts=2)
     second = first.with_name("s-00002-of-00002.gguf")
@@ -125,7 +125,7 @@ def test_the_parts_of_a_split_file_become_one(tmp_path):
         ropepatch.plan(first.rename(tmp_path / "alone.gguf"), TARGET)
 
 
-def test_a_file_that_is_scaled_is_scaled_on_top(tmp_path):
+def test_a_scaled_file_is_scaled_on_top(tmp_path):
     source = write_gguf(tmp_path / "a.gguf", "qwen3", **{"rope.scaling.factor": 2.0, "context_length": 256})
     plan = ropepatch.plan(source, 1024, method="linear")
     assert plan.rope.is_scaled
@@ -168,7 +168,7 @@ def test_a_file_that_is_scaled_is_scaled_on_top(tmp_path):
         ("llama", {"rope.dimension_count": 7}, {}, "7 dimensions rotate"),
     ],
 )
-def test_what_llama_cpp_cannot_hold_or_a_file_says_wrongly_is_one_line(
+def test_unsupported_scalings_and_invalid_files_raise_one_line_errors(
     tmp_path, architecture, keys, asked, words
 ):
     source = write_gguf(tmp_path / "a.gguf", architecture, **keys)
@@ -177,7 +177,7 @@ def test_what_llama_cpp_cannot_hold_or_a_file_says_wrongly_is_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_cut_off_anywhere_or_garbled_is_one_line(tmp_path):
+def test_a_truncated_or_damaged_file_raises_a_one_line_error(tmp_path):
     source = write_gguf(tmp_path / "a.gguf")
     data, reader = source.read_bytes(), gguf.GGUFReader(source)
     places = {0, 1, 4, 12, 23, len(data) - 1, len(data) - 40}
@@ -217,7 +217,7 @@ def test_a_copy_that_differs_in_one_bit_is_not_kept(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["a.gguf"]
 
 
-def test_a_plan_of_a_file_that_has_changed_is_refused(tmp_path):
+def test_a_plan_of_a_changed_file_is_rejected(tmp_path):
     plan = ropepatch.plan(write_gguf(tmp_path / "a.gguf"), TARGET)
     (tmp_path / "a.gguf").unlink()
     write_gguf(tmp_path / "a.gguf", **{"rope.freq_base": 5e5})
@@ -225,7 +225,7 @@ def test_a_plan_of_a_file_that_has_changed_is_refused(tmp_path):
         ropepatch.extend(plan, tmp_path / "b.gguf")
 
 
-def test_a_dry_run_says_what_would_stop_the_call_and_writes_nothing(tmp_path):
+def test_a_dry_run_reports_errors_and_writes_nothing(tmp_path):
     source = write_gguf(tmp_path / "a.gguf", "qwen3")
     dry = ropepatch.extend(source, tmp_path / "b.gguf", to="4x", dry_run=True)
     assert "qwen3.rope.scaling.type" in dry.outcome()

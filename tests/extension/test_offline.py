@@ -1,4 +1,4 @@
-"""What stays on this machine: no command asks anybody about a local folder, and none runs its code."""
+"""With a local folder, no command uses the network or runs code of the folder."""
 
 import json
 from pathlib import Path
@@ -55,8 +55,8 @@ def place(tmp_path) -> Path:
     return tmp_path
 
 
-def test_no_command_asks_the_network_about_a_local_folder_or_runs_code_in_it(place):
-    """One that needs the network is seen to ask."""
+def test_no_command_uses_the_network_for_a_local_folder_or_runs_its_code(place):
+    """A command that needs the network is detected."""
     (place / "source" / "modeling.py").write_text("open('ran', 'w')\n")
     named = {f"Auto{kind}": "modeling.Model" for kind in ("Config", "Model", "ModelForCausalLM")}
     edit_json(place / "source" / "config.json", auto_map=named)

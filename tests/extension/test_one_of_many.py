@@ -1,4 +1,4 @@
-"""A patch, a remapping and a swap touch one model: none with the same configuration."""
+"""A patch, a remapping and a swap change only one of several models with the same configuration."""
 
 from copy import deepcopy
 from typing import Any
@@ -33,7 +33,7 @@ def two() -> tuple[PreTrainedModel, PreTrainedModel]:
 
 
 def configs(model: nn.Module) -> list[tuple[str, PreTrainedConfig]]:
-    """Every configuration that a module of a model holds."""
+    """All configurations of a model's modules."""
     return [
         (name, value)
         for name, module in model.named_modules()
@@ -49,7 +49,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize(("way", "second"), [("patch", "map"), ("map", "swap"), ("swap", "patch")])
-def test_both_models_are_changed_and_put_back_in_any_order(two, way, second):
+def test_two_models_with_one_configuration_are_changed_and_restored_in_any_order(two, way, second):
     one, other = two
     held, before = configs(one), [logits(model, IDS) for model in two]
     first, then = WAYS[way](one), WAYS[second](other)
@@ -63,7 +63,7 @@ def test_both_models_are_changed_and_put_back_in_any_order(two, way, second):
 
 
 @pytest.mark.parametrize("way", ["map", "swap"])
-def test_a_refusal_after_the_model_was_looked_at_leaves_its_configuration_alone(way, monkeypatch):
+def test_an_error_after_the_checks_leaves_the_configuration_unchanged(way, monkeypatch):
     model = tiny_model("llama")
     held, content = configs(model), deepcopy(vars(model.config))
 
@@ -93,7 +93,7 @@ def test_a_patch_within_packed_attention_may_outlast_it():
     assert model.config._attn_implementation == attention
 
 
-def test_a_map_that_is_read_again_leaves_another_model_alone(two):
+def test_loading_a_remapping_again_does_not_change_another_model(two):
     one, other = two
     expected = logits(other, IDS)
     with remap_positions(one, "rerope", to=256, window=8) as handle:
@@ -105,7 +105,7 @@ def test_a_map_that_is_read_again_leaves_another_model_alone(two):
     assert same(configs(one), held)
 
 
-def test_attention_within_a_block_is_put_back_where_it_was_set():
+def test_the_attention_implementation_is_restored_after_the_block():
     model = tiny_model("llama")
     attention = model.config._attn_implementation
     with pytest.raises(ZeroDivisionError), attending_by(model, "eager"):

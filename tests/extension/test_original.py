@@ -1,4 +1,4 @@
-"""`original`: the window that a model was trained on, where its config.json says another."""
+"""`original`: the original context length, if config.json contains another."""
 
 import json
 
@@ -34,7 +34,7 @@ def logits(model):
 
 
 @pytest.mark.parametrize(("model_type", "stated", "said"), [("qwen3", 40960, True), ("qwen3", 32768, False)])
-def test_a_published_window_that_is_none_of_the_training_is_named_until_it_is_given(model_type, stated, said):
+def test_the_plan_suggests_the_known_original_length_unless_it_is_given(model_type, stated, said):
     config = tiny_model(model_type).config
     config.max_position_embeddings = stated
     hinted = [line for line in ropepatch.plan(config, to="128k").warnings if "`original=32k`" in line]
@@ -42,7 +42,7 @@ def test_a_published_window_that_is_none_of_the_training_is_named_until_it_is_gi
     assert not any("`original=" in line for line in ropepatch.plan(config, to="4x", original="32k").warnings)
 
 
-def test_what_already_covers_the_target_by_a_window_that_none_was_trained_on_says_so():
+def test_a_target_within_a_nominal_length_suggests_the_known_original_length():
     config = tiny_model("qwen2").config
     config.max_position_embeddings = 131_072
     with pytest.raises(RopepatchError) as refused:
@@ -50,7 +50,7 @@ def test_what_already_covers_the_target_by_a_window_that_none_was_trained_on_say
     assert "`original=32768`" in refused.value.hint
 
 
-def test_yarn_of_qwen3_is_written_as_its_makers_publish_it(tmp_path):
+def test_yarn_for_qwen3_is_written_as_published(tmp_path):
     model = tiny_model("qwen3")
     model.config.max_position_embeddings = 40960
     model.save_pretrained(tmp_path / "source")
@@ -92,7 +92,7 @@ def test_a_patch_a_plan_and_a_reload_compute_the_same(method, source, tmp_path):
         assert plan_of_record(record, Checkpoint.find(source, original=record.original)) == plan
 
 
-def test_a_window_that_config_json_says_itself_changes_nothing(source):
+def test_an_original_length_equal_to_config_json_changes_nothing(source):
     for same in (STATED, "1x"):
         given = ropepatch.plan(source, to=TARGET, original=same)
         assert given == ropepatch.plan(source, to=TARGET)
@@ -102,7 +102,7 @@ def test_a_window_that_config_json_says_itself_changes_nothing(source):
     )
 
 
-def test_what_measures_counts_from_the_window_that_is_given():
+def test_measurements_use_the_given_original_length():
     quick = {"to": "2x", "original": "0.5x", "say": lambda line: None}
     scaled = [*ropepatch.evaluate("tiny", methods="yarn", lengths="1x", limit=1, **quick)][-1]
     assert (scaled.model["trained"], scaled.target, scaled.scaling["factor"]) == (128, 256, 2.0)
@@ -115,12 +115,12 @@ def test_what_measures_counts_from_the_window_that_is_given():
 
 
 @pytest.mark.parametrize("original", [0, -1, True, 64.0, "0.001x", "", 512])
-def test_what_is_no_length_or_covers_the_target_is_refused(original, source):
+def test_an_invalid_original_length_or_one_beyond_the_target_is_rejected(original, source):
     with pytest.raises(RopepatchError):
         ropepatch.plan(source, to=TARGET, original=original)
 
 
-def test_a_window_beside_a_plan_or_of_a_scaled_rope_is_refused(source, tmp_path):
+def test_an_original_length_with_a_plan_or_for_a_scaled_model_is_rejected(source, tmp_path):
     plan = ropepatch.plan(source, to=TARGET, original=TRAINED)
     model = AutoModelForCausalLM.from_pretrained(source)
     with pytest.raises(RopepatchError, match="patch needs a plan"):

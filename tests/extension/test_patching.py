@@ -33,7 +33,7 @@ def plan_for(model, method="yarn", **parameters):
     return ropepatch.plan(model, to=FACTOR * WINDOW, method=method, **parameters)
 
 
-def test_a_handle_of_a_removed_patch_does_no_harm(model):
+def test_the_handle_of_a_removed_patch_changes_nothing(model):
     frequencies = model.model.rotary_emb.inv_freq.clone()
     old = ropepatch.patch(model, plan_for(model))
     model.bfloat16()
@@ -46,7 +46,7 @@ def test_a_handle_of_a_removed_patch_does_no_harm(model):
         _ = old.plan
 
 
-def test_what_cannot_be_patched_is_refused(model):
+def test_models_that_cannot_be_patched_are_rejected(model):
     for given in ((torch.nn.Linear(2, 2), make_scaling("linear", factor=2.0)), (model, "yarn")):
         with pytest.raises(RopepatchError):
             ropepatch.patch(*given)
@@ -58,7 +58,7 @@ def test_what_cannot_be_patched_is_refused(model):
             ropepatch.patch(model, scaling, **more)
 
 
-def test_a_plan_takes_a_scaling_as_a_patch_does(model):
+def test_plan_and_patch_accept_a_scaling(model):
     with ropepatch.patch(model, make_scaling("linear", factor=2.0)) as patch:
         by_factor = patch.plan
     assert by_factor.target == 2 * by_factor.rope.original_max_position_embeddings
@@ -96,7 +96,7 @@ class Undefined(Nameless):
     ("kind", "said"),
     [(Nameless, "Nameless has no name"), (Short, "Short._inv_freq must"), (Undefined, "Undefined._inv_freq")],
 )
-def test_a_faulty_scaling_of_ones_own_is_named_and_leaves_the_model_as_it_was(model, kind, said):
+def test_the_error_of_a_faulty_custom_scaling_names_it_and_the_model_is_unchanged(model, kind, said):
     with pytest.raises(RopepatchError, match=said):
         ropepatch.patch(model, kind(factor=4))
     assert ropepatch.active(model) is None
@@ -105,7 +105,7 @@ def test_a_faulty_scaling_of_ones_own_is_named_and_leaves_the_model_as_it_was(mo
 
 @pytest.mark.parametrize("verb", [ropepatch.active, ropepatch.patch])
 @pytest.mark.parametrize("given", ["tiny", None])
-def test_a_name_in_place_of_a_loaded_model_is_refused(verb, given):
+def test_a_name_instead_of_a_loaded_model_is_rejected(verb, given):
     with pytest.raises(RopepatchError, match="holds no transformers model"):
         verb(given)
 
@@ -119,7 +119,7 @@ def test_a_name_in_place_of_a_loaded_model_is_refused(verb, given):
     ],
     ids=["patch", "map", "swap"],
 )
-def test_whatever_is_in_a_model_can_be_found_and_removed(model, ids, change):
+def test_every_replacement_in_a_model_can_be_found_and_removed(model, ids, change):
     before = logits(model, ids)
     change(model)
     ropepatch.active(model).remove()
@@ -132,7 +132,7 @@ def test_the_factor_of_a_method_gives_its_target(model):
     assert ropepatch.plan(model, "2x").target == 128
 
 
-def test_a_config_value_that_was_absent_is_absent_again(ids):
+def test_an_absent_config_value_is_absent_after_removal(ids):
     model = tiny_model("mixtral")
     model.config.head_dim = None
     with ropepatch.patch(model, ropepatch.plan(model, to=256)):
@@ -153,7 +153,7 @@ def test_a_patch_shows_in_print_in_active_and_in_one_log_line(model, caplog):
     assert ropepatch.active(model) is None
 
 
-def test_the_plan_of_another_model_is_refused(model):
+def test_the_plan_of_another_model_is_rejected(model):
     plan = plan_for(model)
     other = tiny_model("llama", max_position_embeddings=128)
     with pytest.raises(RopepatchError, match=r"is 64, this model.s is 128"):
@@ -187,15 +187,15 @@ def test_a_plan_is_for_the_model_inside_its_wrappers(model, ids, wrap):
         assert ropepatch.active(wrapped) is not None
 
 
-def test_what_is_done_to_the_configuration_leaves_the_plan_alone(model):
+def test_changes_of_the_configuration_do_not_change_the_plan(model):
     plan = plan_for(model)
     with ropepatch.patch(model, plan):
         model.config.rope_parameters["factor"] = 99.0
     assert plan.rope_parameters["factor"] == 4.0
 
 
-def test_the_layers_that_are_not_scaled_keep_their_rope(tmp_path):
-    """modernbert-decoder lets the older flat keys reach its sliding layers too."""
+def test_unscaled_layers_keep_their_frequencies(tmp_path):
+    """In modernbert-decoder the older flat keys also apply to sliding layers."""
     model = tiny_model("modernbert-decoder")
     plan = ropepatch.plan(model, to=256, method="linear")
     changed = type(model.config).from_dict(plan.apply(model.config.to_dict()))
@@ -213,7 +213,7 @@ def test_the_layers_that_are_not_scaled_keep_their_rope(tmp_path):
     ids=["bfloat16", "half", "there and back", "through meta"],
 )
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
-def test_casting_the_model_leaves_the_frequencies_alone(family, cast):
+def test_casting_the_model_does_not_change_the_frequencies(family, cast):
     model = tiny_model(family)
     plan = ropepatch.plan(model, to=256)
     ropepatch.patch(model, plan)
@@ -246,7 +246,7 @@ def test_generation_equals_that_of_stock_transformers(model, cache, tmp_path):
     assert torch.equal(model.generate(ids, **arguments), stock.generate(ids, **arguments))
 
 
-def test_growing_the_vocabulary_or_initialising_again_keeps_the_patch(model):
+def test_resizing_the_vocabulary_or_reinitialising_keeps_the_patch(model):
     ropepatch.patch(model, plan_for(model))
     table = model.model.rotary_emb.table.inv_freq.clone()
     model.resize_token_embeddings(140)

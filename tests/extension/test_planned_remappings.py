@@ -1,4 +1,4 @@
-"""A plan by a remapping: what it says is what a patched model does; what cannot be is said before."""
+"""Plans with a position remapping: they agree with patched models and report errors early."""
 
 import json
 
@@ -25,7 +25,7 @@ def reach(name: str) -> int:
 
 
 @every_remapping
-def test_a_plan_shows_the_distances_of_its_last_token_and_its_record_is_the_whole_plan(name):
+def test_a_plan_shows_the_distances_of_its_last_token_and_the_record_is_complete(name):
     plan = ropepatch.plan("tiny", to=reach(name), method=name)
     record = json.loads(plan.to_json())
     assert make_remapping(record["method"], **record["parameters"]) == plan.remapping == plan.method
@@ -39,7 +39,7 @@ def test_a_plan_shows_the_distances_of_its_last_token_and_its_record_is_the_whol
     assert (min(read), max(read)) == pytest.approx((min(seen), max(seen)), rel=1e-3)
 
 
-def test_a_plan_for_a_target_beyond_all_memory_is_made_at_once():
+def test_a_plan_for_a_huge_target_is_fast():
     for name in REMAPPINGS.keys() - {"string", "lampe"}:  # which would reach beyond the largest parameter
         assert "remapped distances stay within the original context of 256" in str(
             ropepatch.plan("tiny", to="999999999999", method=name)
@@ -59,12 +59,12 @@ CARRIES = "it carries a state from token to token"  # in the oldest transformers
         "bamba": CARRIES if OLDEST else "it has layers of the type linear_attention",
     }.items(),
 )
-def test_a_family_whose_attention_stays_is_refused_by_its_configuration_with_the_reason(model_type, reason):
+def test_architectures_without_remappable_attention_are_rejected_with_the_reason(model_type, reason):
     with pytest.raises(RopepatchError, match=f"cannot have a position remapping: {reason}"):
         ropepatch.plan(tiny_config(model_type), to=256, method="self-extend")
 
 
-def test_what_is_measured_is_the_model_mapped_by_hand_and_no_other_map_is_taken_for_it(tiny, tmp_path):
+def test_the_measured_model_has_the_requested_remapping(tiny, tmp_path):
     model, tokenizer = tiny
     task = PerplexityTask(windows=None, documents=1, lengths=(512,))
     suite = Suite(to=(512,), tasks=(task,))
@@ -103,7 +103,7 @@ HOSTILE |= st.text(max_size=6)
         max_size=3,
     ),
 )
-def test_whatever_a_map_is_set_to_is_a_plan_or_one_line_and_a_hint(run_here, name, settings):
+def test_any_parameters_of_a_remapping_give_a_plan_or_a_one_line_error(run_here, name, settings):
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     done = run_here("plan", "tiny", "--to", "480", "--method", name, *words)
     if done.returncode == 0:

@@ -1,4 +1,4 @@
-"""What a plan says of the model and of the request before anything is written."""
+"""Warnings and errors of a plan, before anything is written."""
 
 import json
 
@@ -16,7 +16,7 @@ WINDOW = 64
 
 
 def config(tmp_path, rope=None, **top):
-    """A folder with the config.json of a tiny LLaMA whose rope is scaled; no weights."""
+    """A folder with the config.json of a tiny LLaMA with scaled RoPE; no weights."""
     raw = tiny_config("llama").to_dict()
     raw.pop("rope_parameters")
     raw |= {"rope_theta": 10_000.0, "rope_scaling": rope} | top
@@ -42,7 +42,7 @@ LISTS = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     ("stated", "window", "other"),
     [(None, WINDOW, 4 * WINDOW), (4 * WINDOW, 4 * WINDOW, None), (WINDOW, WINDOW, None), (7, WINDOW, 256)],
 )
-def test_the_window_of_a_linear_checkpoint_is_read_or_both_readings_are_said(tmp_path, stated, window, other):
+def test_an_ambiguous_length_of_a_linear_checkpoint_gives_a_warning(tmp_path, stated, window, other):
     """Vicuna's is max_sequence_length, deepseek-coder's max_position_embeddings."""
     made = ropepatch.plan(config(tmp_path, LINEAR, max_sequence_length=stated), to=512, method="linear")
     assert made.rope.original_max_position_embeddings == window
@@ -66,7 +66,7 @@ LLAMA_3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 @pytest.mark.parametrize("rope", [YARN, LLAMA_3], ids=lambda rope: rope["rope_type"])
 @pytest.mark.parametrize("method", ["yarn", "resonance"])
-def test_a_method_works_by_default_on_a_model_that_is_scaled_and_says_how_it_composes(tmp_path, rope, method):
+def test_methods_extend_scaled_models_and_the_plan_states_how_they_compose(tmp_path, rope, method):
     made = ropepatch.plan(config(tmp_path, rope), to=256, method=method)
     choice = {"over": "ntk"} if method == "resonance" else {"ramp": "rotations"}
     assert made.scaling.parameters().items() >= choice.items()
@@ -93,7 +93,7 @@ def test_a_method_works_by_default_on_a_model_that_is_scaled_and_says_how_it_com
     ],
     ids=str,
 )
-def test_what_contradicts_the_target_or_goes_beyond_all_that_is_published_warns(tmp_path, request_, warning):
+def test_contradictions_and_factors_beyond_published_ones_give_warnings(tmp_path, request_, warning):
     made = ropepatch.plan(config(tmp_path), **request_)
     assert bool(made.warnings) == bool(warning), made.warnings
     assert warning is None or said(made, warning)
@@ -116,7 +116,7 @@ NONSENSE = [
 
 
 @pytest.mark.parametrize(("damage", "words"), NONSENSE, ids=[words for _, words in NONSENSE])
-def test_what_the_doctor_calls_an_error_a_plan_refuses_or_warns_of(tmp_path, damage, words):
+def test_errors_of_the_doctor_are_errors_or_warnings_of_the_plan(tmp_path, damage, words):
     folder = config(tmp_path, **damage)
     findings = ropepatch.diagnose(folder, measure=False).findings
     assert any(words in one.problem for one in findings if one.severity == "error"), findings
@@ -127,7 +127,7 @@ def test_what_the_doctor_calls_an_error_a_plan_refuses_or_warns_of(tmp_path, dam
     assert said(made, words)
 
 
-def test_the_base_of_gemmas_local_layers_is_looked_at_too(tmp_path):
+def test_the_base_of_gemmas_local_layers_is_checked(tmp_path):
     raw = {"model_type": "gemma3_text", "rope_local_base_freq": False, "rope_theta": 1e6}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     assert any(
@@ -136,7 +136,7 @@ def test_the_base_of_gemmas_local_layers_is_looked_at_too(tmp_path):
 
 
 @pytest.mark.parametrize("factor", [float("inf"), float("nan")])
-def test_a_factor_that_is_no_finite_number_is_refused(factor):
+def test_a_non_finite_factor_is_rejected(factor):
     with pytest.raises(RopepatchError, match="must be a finite number"):
         ropepatch.plan(LlamaConfig(rope_parameters=LINEAR | {"rope_theta": 1e4, "factor": factor}), to="2x")
 
@@ -159,7 +159,7 @@ HUGE = LLAMA_3 | LISTS
     ],
     ids=str,
 )
-def test_a_number_beyond_the_range_is_refused_in_one_line(tmp_path, rope, top):
+def test_a_number_out_of_range_raises_a_one_line_error(tmp_path, rope, top):
     folder = config(tmp_path, rope=rope, **top)
     with pytest.raises(RopepatchError, match=r" must be .*at most 1e\+") as caught:
         ropepatch.plan(folder, to="4x", method="yarn" if rope else "ntk")
@@ -167,7 +167,7 @@ def test_a_number_beyond_the_range_is_refused_in_one_line(tmp_path, rope, top):
     assert not rope or top or ropepatch.diagnose(folder, measure=False).has_errors
 
 
-def test_a_share_of_each_head_that_the_default_rope_ignores_is_written_as_the_whole():
+def test_a_partial_rotary_factor_that_default_rope_ignores_is_written_as_1():
     """Stock LLaMA rotates all pairs under `default`, and a share under every other type."""
     model = tiny_model("llama")
     model.config.rope_parameters["partial_rotary_factor"] = 0.5
@@ -181,7 +181,7 @@ def test_a_share_of_each_head_that_the_default_rope_ignores_is_written_as_the_wh
 @pytest.mark.parametrize(
     ("model_type", "written"), [("gpt_oss", True), ("apertus", True), ("mistral", False)]
 )
-def test_a_default_rope_says_null_where_transformers_4_would_scale_it(tmp_path, model_type, written):
+def test_default_rope_is_written_as_null_where_transformers_4_would_scale_it(tmp_path, model_type, written):
     """What it computes is in tests/extension/test_engines.py, in the sweep."""
     model = tiny_model(model_type)
     model.save_pretrained(tmp_path / "source")
@@ -202,7 +202,7 @@ def test_a_default_rope_says_null_where_transformers_4_would_scale_it(tmp_path, 
     ],
     ids=str,
 )
-def test_a_text_part_that_config_json_leaves_out_is_that_of_transformers(tmp_path, model_type, stated):
+def test_a_missing_text_config_is_written_with_the_defaults_of_transformers(tmp_path, model_type, stated):
     raw = {"model_type": model_type} | stated
     (tmp_path / "config.json").write_text(json.dumps(raw))
     layers = "sliding" if model_type == "llama4" else None
@@ -226,16 +226,14 @@ def test_a_text_part_that_config_json_leaves_out_is_that_of_transformers(tmp_pat
         ("llama", {}, True),
     ],
 )
-def test_a_base_that_config_json_does_not_name_is_said_to_be_transformers(
-    tmp_path, model_type, stated, warned
-):
+def test_the_plan_warns_of_the_default_base_of_transformers(tmp_path, model_type, stated, warned):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type} | stated))
     made = ropepatch.plan(tmp_path, to="2x", method="linear")
     assert bool(said(made, "has no rope_theta")) == warned
 
 
 @pytest.mark.parametrize("model_type", ["mllama", "qwen3_5"])
-def test_a_text_part_that_contradicts_itself_is_refused_with_what_the_doctor_says(tmp_path, model_type):
+def test_a_contradictory_text_config_is_rejected_with_the_doctors_finding(tmp_path, model_type):
     rope = tiny_config("llama").rope_parameters | LINEAR | {"rope_type": "linear"}
     text = {"rope_parameters": rope, "rope_scaling": LINEAR | {"factor": 8.0}}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "text_config": text}))
@@ -246,7 +244,7 @@ def test_a_text_part_that_contradicts_itself_is_refused_with_what_the_doctor_say
     assert str(caught.value).endswith(finding.problem)
 
 
-def test_a_text_part_that_stands_at_the_top_is_extended_with_all_that_it_says(tmp_path):
+def test_a_language_model_at_the_top_level_is_extended_completely(tmp_path):
     """As Fuyu's config.json on the Hub: transformers reads it from there where there is no text_config."""
     model = tiny_model("fuyu")
     model.save_pretrained(tmp_path / "source")
@@ -262,7 +260,7 @@ def test_a_text_part_that_stands_at_the_top_is_extended_with_all_that_it_says(tm
     assert_as_patched(model, "linear", out)
 
 
-def test_a_plan_warns_of_attention_that_gets_flatter_and_of_weights_that_are_a_pickle(tmp_path):
+def test_a_plan_warns_of_flatter_attention_and_pickled_weights(tmp_path):
     config(tmp_path)
     (tmp_path / "pytorch_model.bin").touch()
     flatter, pickle, *_ = ropepatch.plan(tmp_path, to="4x", attention_factor=0.1).warnings
@@ -294,7 +292,7 @@ SHARED = ["cwm", "gemma2", "gpt_oss", "vaultgemma"]
         ),
     ],
 )
-def test_the_layers_that_rotate_are_those_whose_attention_moves_with_the_tables(model_type):
+def test_rotating_layers_are_those_whose_attention_depends_on_the_rotary_module(model_type):
     model, moved = tiny_model(model_type), set()
 
     def moves(layer, args, given, out):
@@ -312,7 +310,7 @@ def test_the_layers_that_rotate_are_those_whose_attention_moves_with_the_tables(
     assert found.shared == (model_type in SHARED)
 
 
-def test_a_model_whose_local_layers_alone_rotate_is_scaled_where_that_is_asked_for(tmp_path):
+def test_a_model_with_rope_in_local_layers_only_is_scaled_on_request(tmp_path):
     model = tiny_model("cohere2")
     model.save_pretrained(tmp_path)
     for made in (model, tmp_path):

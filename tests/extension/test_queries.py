@@ -1,4 +1,4 @@
-"""Factors of queries: multiplied by the stock rotation, folded into weights and out again, saved, refused."""
+"""Query factors: folding into weights, unfolding, saving, and errors."""
 
 import copy
 import errno
@@ -56,7 +56,7 @@ def seen_queries(model, **inputs):
 
 
 @every_family(*FOLDED)
-def test_a_phase_of_theta_i_times_n_stands_a_query_n_positions_later(model_type):
+def test_a_phase_of_theta_i_times_n_moves_a_query_by_n_positions(model_type):
     if model_type in NOT_YET or refusal(model_type):
         return
     model = tiny_model(model_type)
@@ -88,7 +88,7 @@ def test_a_phase_of_theta_i_times_n_stands_a_query_n_positions_later(model_type)
         assert (multiplied[module] - now[module]).abs().max() > 100 * tolerance
 
 
-def test_an_amplitude_and_a_phase_multiply_each_pair_of_each_head_as_complex_numbers(tmp_path):
+def test_gain_and_phase_multiply_each_pair_as_a_complex_number(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(write_checkpoint(tmp_path / "source"))
     queries = factors(2, 2, PAIRS)
     positions = torch.zeros_like(IDS)  # where nothing rotates
@@ -104,7 +104,7 @@ def test_an_amplitude_and_a_phase_multiply_each_pair_of_each_head_as_complex_num
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_stock_transformers_computes_of_the_checkpoint_what_the_patched_model_does(tmp_path, dtype):
+def test_the_checkpoint_in_stock_transformers_equals_the_patched_model(tmp_path, dtype):
     source = write_checkpoint(tmp_path / "source")
     model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
     (source / "model.safetensors").unlink()
@@ -126,7 +126,7 @@ def test_stock_transformers_computes_of_the_checkpoint_what_the_patched_model_do
     assert 0 < len(linked) < len([*out.glob("*.safetensors")])
 
 
-def test_removed_is_never_patched_also_of_a_copy_a_cast_model_and_one_that_was_trained(tmp_path):
+def test_removal_restores_the_weights_also_of_copied_cast_and_trained_models(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(write_checkpoint(tmp_path / "source"))
     projection = model.model.layers[1].self_attn.q_proj
     weight, before = projection.weight, projection.weight.detach().clone()
@@ -158,7 +158,7 @@ def test_removed_is_never_patched_also_of_a_copy_a_cast_model_and_one_that_was_t
     assert torch.allclose(trained.weight, 2 * before, atol=1e-5 * before.abs().max())
 
 
-def test_weights_that_were_frozen_or_set_free_under_the_patch_stay_so(tmp_path):
+def test_requires_grad_set_under_the_patch_is_kept(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(write_checkpoint(tmp_path / "source"))
     for frozen in (True, False):
         model.requires_grad_(frozen)
@@ -167,7 +167,7 @@ def test_weights_that_were_frozen_or_set_free_under_the_patch_stay_so(tmp_path):
         assert {parameter.requires_grad for parameter in model.parameters()} == {not frozen}
 
 
-def test_a_full_disk_is_told_of_in_a_line_and_leaves_nothing(tmp_path):
+def test_a_full_disk_raises_a_one_line_error_and_leaves_nothing(tmp_path):
     source = write_checkpoint(tmp_path / "source")
     given = {"divisors": (1.0,) * PAIRS, "queries": factors(2, 2, PAIRS).tolist()}
     plan = ropepatch.plan(source, to="4x", method="custom", **given)
@@ -186,14 +186,14 @@ def test_a_full_disk_is_told_of_in_a_line_and_leaves_nothing(tmp_path):
         [factors(1, 2, PAIRS)[0], factors(1, 2, PAIRS - 1)[0]],
     ],
 )
-def test_factors_of_another_model_and_impossible_ones_are_refused_before_anything_is_read(tmp_path, queries):
+def test_invalid_query_factors_are_rejected_before_weights_are_read(tmp_path, queries):
     source = write_checkpoint(tmp_path / "source")
     given = {"divisors": (1.0,) * PAIRS, "queries": [layer.tolist() for layer in queries]}
     with pytest.raises(RopepatchError, match="queries"):
         ropepatch.plan(source, to="4x", method="custom", **given)
 
 
-def test_quantised_weights_and_files_without_query_weights_are_refused_and_leave_nothing(tmp_path):
+def test_quantised_or_missing_query_weights_are_rejected_and_leave_nothing(tmp_path):
     source = write_checkpoint(tmp_path / "source")
     given = {"divisors": (1.0,) * PAIRS, "queries": factors(2, 2, PAIRS).tolist()}
     edit_json(source / "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
@@ -205,7 +205,7 @@ def test_quantised_weights_and_files_without_query_weights_are_refused_and_leave
         ropepatch.plan(tiny_model("phi3"), to="4x", method="custom", **given)
 
 
-def test_weights_that_are_quantised_or_elsewhere_are_not_folded_into_in_memory(tmp_path):
+def test_quantised_or_offloaded_weights_are_not_folded_in_memory(tmp_path):
     source = write_checkpoint(tmp_path / "source")
     scaling = custom(PAIRS, factors(2, 2, PAIRS).tolist())
     for change, said in (
@@ -223,7 +223,7 @@ def test_weights_that_are_quantised_or_elsewhere_are_not_folded_into_in_memory(t
         assert last.weight is before[1]
 
 
-def test_a_fold_that_fails_midway_leaves_the_model_as_it_was(tmp_path, monkeypatch):
+def test_a_failed_fold_leaves_the_model_unchanged(tmp_path, monkeypatch):
     model = AutoModelForCausalLM.from_pretrained(write_checkpoint(tmp_path / "source"))
     before = [layer.self_attn.q_proj.weight for layer in model.model.layers]
     fold = QueryLayers._folded

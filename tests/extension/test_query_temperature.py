@@ -1,4 +1,4 @@
-"""Ministral 3: the query at m is multiplied by 1 + beta ln(1 + floor(m / L)), whatever scales the rope."""
+"""Ministral 3: the query at m is multiplied by 1 + beta ln(1 + floor(m / L)), whatever the RoPE scaling."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from tiny_models import tiny_model
 import ropepatch
 from ropepatch import plan
 
-BETA, WINDOW = 0.1, 24  # the temperature's L is not the rope's
+BETA, WINDOW = 0.1, 24  # this L is not that of RoPE
 POSITIONS = torch.tensor([[0, 1, 23, 24, 47, 48, 63, 64, 200, 255]])
 
 
@@ -47,7 +47,7 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
         return model(ids, position_ids=POSITIONS, attention_mask=torch.ones_like(ids), use_cache=False).logits
 
 
-def test_an_extended_checkpoint_extends_again_and_its_queries_grow_on(model, tmp_path):
+def test_an_extended_checkpoint_extends_again_with_its_query_temperature(model, tmp_path):
     model.save_pretrained(tmp_path / "source")
     for place, to in (("source", 128), ("once", 256)):
         out = {"source": "once", "once": "twice"}[place]
@@ -57,6 +57,6 @@ def test_an_extended_checkpoint_extends_again_and_its_queries_grow_on(model, tmp
     assert grown(twice) == pytest.approx(growth(WINDOW), rel=1e-6)
 
 
-def test_an_engine_that_reads_the_growth_elsewhere_is_named(model):
+def test_the_plan_names_an_engine_with_another_query_temperature(model):
     reads = {engine.engine: engine.reads for engine in plan(model, to=128, method="yarn").engines}
     assert (reads["vLLM"], reads["transformers 5.x"]) == ("partly", "yes")

@@ -1,4 +1,4 @@
-"""A model that reads, measured by others: ../shared/checkpoints/README.md and methods.md 9.7."""
+"""A trained model with published measurements: ../shared/checkpoints/README.md and methods.md 9.7."""
 
 from functools import cache
 from pathlib import Path
@@ -31,7 +31,7 @@ PUBLISHED = {
 
 @pytest.fixture(scope="module")
 def curve(shared: Path):
-    """The losses of babyllama-361 under a method, which are read once."""
+    """The losses of babyllama-361 under a method, computed once."""
     folder = shared / "checkpoints" / "babyllama-361"
     stories = read_documents(shared / "texts" / "tinystories")
     model = Checkpoint(folder).load()
@@ -49,14 +49,14 @@ def curve(shared: Path):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("method", "parameters"), PUBLISHED)
-def test_perplexity_by_position_is_what_others_measured(curve, method, parameters):
+def test_perplexity_by_position_matches_published_measurements(curve, method, parameters):
     buckets = (0, 128), (128, 256), (256, 512), (512, 1024)
     measured = [curve(method, parameters).between(*bucket).perplexity for bucket in buckets]
     assert measured == pytest.approx(PUBLISHED[method, parameters], abs=0.0051, rel=1e-4)
 
 
 @pytest.mark.slow
-def test_the_first_24_windows_give_the_nats_of_the_readme(curve):
+def test_the_first_24_windows_give_the_loss_in_the_readme(curve):
     published = {"none": (3.080, 4.554, 0.693), "ntk": (1.335, 2.851, 0.746), "yarn": (0.825, 0.838, 0.792)}
     for method, nats in published.items():
         first = LossCurve(curve(method).nll[:24])

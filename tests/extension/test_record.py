@@ -1,4 +1,4 @@
-"""`ropepatch.json` is declared once, refused in one line, and nothing of it is lost."""
+"""`ropepatch.json`: validation with one-line errors, and lossless reading and writing."""
 
 import json
 
@@ -24,21 +24,21 @@ def put(folder, content):
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_nothing_of_a_record_is_lost_by_reading_and_writing_it(name, tmp_path):
+def test_a_record_is_read_and_written_without_loss(name, tmp_path):
     record = read(put(tmp_path, RECORDS[name]))
     assert record.to_dict() == RECORDS[name]
     write(tmp_path, record)
     assert read(tmp_path) == record
 
 
-def test_the_record_of_a_swapped_encoding_is_none_of_an_extension(tmp_path):
+def test_the_record_of_a_swapped_encoding_is_not_an_extension_record(tmp_path):
     record = Checkpoint(put(tmp_path, SWAPPED)).swapped
     assert (record.encoding, record.model_type) == ("t5", "llama")
     with pytest.raises(RopepatchError, match="swapped position encoding"):
         read(tmp_path)
 
 
-def test_amending_keeps_what_it_does_not_know(record, tmp_path):
+def test_amending_keeps_unknown_keys(record, tmp_path):
     mine = {"mine": {"a": [1, None]}, "adaptation": ADAPTATION | {"loss": "ours"}}
     put(tmp_path, record.to_dict() | mine)
     amended = amend(tmp_path, command="ropepatch extend", engines=[])
@@ -59,7 +59,7 @@ def test_no_path_of_this_machine_is_written(record, tmp_path):
     assert "zorro" not in (tmp_path / FILE).read_text()
 
 
-def test_an_amendment_that_fails_leaves_the_record_as_it_was(record, tmp_path, monkeypatch):
+def test_a_failed_amendment_leaves_the_record_unchanged(record, tmp_path, monkeypatch):
     write(tmp_path, record)
     before = (tmp_path / FILE).read_bytes()
     with pytest.raises(RopepatchError, match="has an invalid target, got 0"):
@@ -92,19 +92,19 @@ def test_an_amendment_that_fails_leaves_the_record_as_it_was(record, tmp_path, m
     ],
     ids=str,
 )
-def test_a_value_of_the_wrong_kind_or_of_a_later_version_is_refused(damage, record, tmp_path):
+def test_a_value_of_the_wrong_type_or_a_later_version_is_rejected(damage, record, tmp_path):
     with pytest.raises(RopepatchError) as caught:
         read(put(tmp_path, record.to_dict() | damage))
     assert caught.value.hint
 
 
-def test_a_key_that_is_missing_is_named(record, tmp_path):
+def test_the_error_of_a_missing_key_names_it(record, tmp_path):
     content = {key: value for key, value in record.to_dict().items() if key != "target"}
     with pytest.raises(RopepatchError, match="target, got nothing"):
         read(put(tmp_path, content))
 
 
 @pytest.mark.parametrize("name", ["a=1)\nimport os; os.system('x')", "", "a b", "import", "1a", "*a"])
-def test_a_parameter_that_is_no_name_is_refused(name, record):
+def test_a_parameter_that_is_not_an_identifier_is_rejected(name, record):
     with pytest.raises(RopepatchError, match=r"has a parameter .*expected a plain name"):
         record.amended(parameters={name: 1.0})

@@ -1,4 +1,4 @@
-"""Checkpoints with a position remapping: what they compute without ropepatch, and what reads them."""
+"""Checkpoints with a position remapping: their results without ropepatch, and loading them."""
 
 import contextlib
 import hashlib
@@ -101,7 +101,7 @@ def answers(here, expected) -> Callable[[str], Any]:
 
 @pytest.mark.slow
 @every_remapping
-def test_a_saved_map_is_the_model_with_these_distances_where_there_is_no_ropepatch(answers, expected, name):
+def test_a_saved_remapping_computes_the_remapped_distances_without_ropepatch(answers, expected, name):
     model = tiny_model("llama")
     with by_oracle(model, distances(ORACLE[name](**SMALL[name]), 40)):
         by_formula = logits(model, IDS)
@@ -116,20 +116,20 @@ def test_a_saved_map_is_the_model_with_these_distances_where_there_is_no_ropepat
         for name in [*REMAPPINGS, "modified", *ODD]
     ],
 )
-def test_a_saved_map_is_read_as_by_the_engine_at_once_and_through_caches(answers, expected, name):
+def test_a_saved_remapping_equals_the_patched_model_with_and_without_kv_cache(answers, expected, name):
     assert apart(answers(name)["logits"], expected[name]) < 5e-5
     for way in ("cached", "one by one", "static"):
         assert apart(answers(name)[way], answers(name)["logits"]) < 5e-5
 
 
-def test_documents_of_a_packed_row_are_read_as_if_alone(answers):
+def test_packed_documents_are_independent(answers):
     model = tiny_model("llama")
     remap_positions(model, "self-extend", to=65, **SMALL["self-extend"])
     parts = [logits(model, IDS[:, :18], use_cache=False), logits(model, IDS[:, 18:], use_cache=False)]
     assert apart(answers("self-extend")["packed"], torch.cat(parts, 1)) < 5e-5
 
 
-def test_a_saved_map_generates_trains_as_by_the_engine_and_is_saved_and_pickled(answers, expected):
+def test_a_saved_remapping_generates_trains_saves_and_pickles(answers, expected):
     more, read = answers("more"), answers("self-extend")["logits"]
     assert apart(more["generated"], more["alone"]) < 5e-5
     assert torch.equal(more["alone"].argmax(-1), more["sequences"][:, -9:])
@@ -151,13 +151,13 @@ def test_a_saved_map_generates_trains_as_by_the_engine_and_is_saved_and_pickled(
 
 
 @pytest.mark.parametrize("load", [AutoConfig.from_pretrained, AutoModelForCausalLM.from_pretrained])
-def test_without_trust_it_is_an_error_and_never_the_plain_model(here, expected, load):
+def test_without_trust_remote_code_loading_fails(here, expected, load):
     with pytest.raises(ValueError, match="contains custom code"):
         load(here / "self-extend", trust_remote_code=False)
 
 
 @pytest.mark.sweep
-def test_every_family_that_takes_a_map_is_saved_with_it(tmp_path):
+def test_every_supported_architecture_is_saved_with_a_remapping(tmp_path):
     expected = {}
     for model_type in ROTARY_TYPES:
         if model_type in NOT_YET or refusal(model_type):
@@ -197,7 +197,7 @@ def copied(extended, tmp_path) -> Path:
     return Path(shutil.copytree(extended, tmp_path / "mapped"))
 
 
-def test_extend_writes_the_map_its_code_and_the_hash_and_compares_them(source, extended):
+def test_extend_writes_and_verifies_the_remapping_its_code_and_hash(source, extended):
     config, record = read_json(extended / "config.json"), records.read(extended)
     assert config["model_type"] == "llama-position-remapping"
     assert config["architectures"] == ["RemappedLlamaForCausalLM"]
@@ -236,9 +236,7 @@ def test_code_that_computes_something_else_is_not_kept(source, tmp_path, monkeyp
     assert not (tmp_path / "out").exists()
 
 
-def test_a_map_that_cannot_be_compared_or_beside_code_of_others_is_refused_before_anything_is_written(
-    source, tmp_path, monkeypatch
-):
+def test_unverifiable_remappings_and_other_code_are_rejected_before_writing(source, tmp_path, monkeypatch):
     def refused(folder: Path, words: str, **options: Any) -> None:
         made = ropepatch.plan(folder, to="4x", method="rerope")
         with pytest.raises(RopepatchError, match=words):
@@ -266,7 +264,7 @@ SAID: dict[str, Any] = {"name": "rerope", "parameters": WINDOWED, "window": 64, 
 SAID |= {"layers": None, "layer_type": None}
 
 
-def test_ropepatch_reads_the_map_and_never_runs_the_code(source, copied):
+def test_ropepatch_loads_the_remapping_without_running_the_code(source, copied):
     (copied / CODE).write_text("raise SystemError('never run')")
     model = load_checkpoint(Checkpoint(source))
     ropepatch.patch(model, "self-extend", to="4x")
@@ -290,7 +288,7 @@ def test_ropepatch_reads_the_map_and_never_runs_the_code(source, copied):
         lambda folder, out: Checkpoint(folder).load(),
     ],
 )
-def test_nothing_is_put_on_top_of_a_map(extended, tmp_path, put_on_top):
+def test_a_remapped_checkpoint_cannot_be_extended_again(extended, tmp_path, put_on_top):
     with pytest.raises(RopepatchError, match=r"has a position remapping already .self-extend to 256 tokens"):
         put_on_top(extended, tmp_path / "out")
     assert not list(tmp_path.iterdir())
@@ -304,7 +302,7 @@ class LoadedWithTrust(LlamaConfig):
 
 
 @pytest.mark.parametrize("method", ["yarn", "rerope"])
-def test_nothing_is_put_on_top_of_a_map_that_transformers_loaded(method):
+def test_a_remapped_model_loaded_by_transformers_cannot_be_patched(method):
     model = tiny_model("llama")
     model.config = LoadedWithTrust(**model.config.to_dict() | {"position_remapping": SAID})
     model.__class__ = type("RemappedLlamaForCausalLM", (type(model),), {})  # of no module of transformers
@@ -324,7 +322,7 @@ def test_nothing_is_put_on_top_of_a_map_that_transformers_loaded(method):
     ],
     ids=str,
 )
-def test_a_map_by_which_transformers_would_compute_something_else_is_refused(copied, said):
+def test_an_invalid_remapping_in_config_json_is_rejected(copied, said):
     edit_json(copied / "config.json", position_remapping=SAID)
     assert mapped(load_checkpoint(Checkpoint(copied))).distances.name == "rerope"
     edit_json(copied / "config.json", position_remapping=said)
@@ -332,7 +330,7 @@ def test_a_map_by_which_transformers_would_compute_something_else_is_refused(cop
         load_checkpoint(Checkpoint(copied))
 
 
-def test_a_map_of_a_model_whose_layers_see_less_than_the_window_is_refused(copied):
+def test_a_remapping_of_a_model_with_a_shorter_sliding_window_is_rejected(copied):
     edit_json(copied / "config.json", model_type="mistral-position-remapping", sliding_window=16)
     with pytest.raises(RopepatchError):
         load_checkpoint(Checkpoint(copied))

@@ -1,4 +1,4 @@
-"""Checkpoints whose scaling is more than frequencies: two lists, `dynamic`, a softmax that follows."""
+"""Scaled checkpoints with two lists, `dynamic` RoPE or a tied softmax scale."""
 
 import json
 
@@ -42,7 +42,7 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4}
         ("hunyuan_v1_dense", {"factor": 1.0, "alpha": 1000.0}, 1e4 * 1000 ** (16 / 14)),
     ],
 )
-def test_dynamic_is_extended_as_the_plain_rope_it_is_within_its_window(tmp_path, model_type, stated, theta):
+def test_dynamic_rope_is_extended_like_unscaled_rope(tmp_path, model_type, stated, theta):
     needs(model_type)
     model = tiny_model(model_type, max_position_embeddings=WINDOW, rope_parameters=DYNAMIC | stated)
     made = ropepatch.plan(model, to="2x")
@@ -63,7 +63,7 @@ SWITCHING = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_
 
 
 @pytest.mark.parametrize("method", ["ntk", "yarn"])
-def test_of_two_lists_the_one_beyond_the_switch_is_scaled_and_the_other_stays(tmp_path, method):
+def test_of_two_lists_only_the_one_beyond_the_switch_is_scaled(tmp_path, method):
     own = {"max_position_embeddings": WINDOW, "original_max_position_embeddings": 16}
     model = tiny_model("phi3", rope_parameters=SWITCHING, **own)
     raw, reloaded = written(model, tmp_path, to=TARGET, method=method)
@@ -82,7 +82,7 @@ def test_of_two_lists_the_one_beyond_the_switch_is_scaled_and_the_other_stays(tm
     assert torch.equal(logits(model, TARGET), before)
 
 
-def test_adaptation_has_no_fixed_frequencies_where_a_list_stays(tmp_path):
+def test_training_rejects_frequencies_that_switch_lists(tmp_path):
     own = {"max_position_embeddings": WINDOW, "original_max_position_embeddings": 16}
     tiny_model("phi3", rope_parameters=SWITCHING, **own).save_pretrained(tmp_path / "source")
     with pytest.raises(RopepatchError, match="follows the length") as refused:
@@ -94,7 +94,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
 YARN |= {"beta_fast": 16.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0.707}
 
 
-def test_the_types_whose_softmax_follows_the_factor_are_known():
+def test_the_types_with_a_softmax_scale_by_the_factor_are_listed():
     """By the sources of transformers: DeepSeek's kin multiply all logits by mscale_all_dim."""
     files = {
         name: (MODELS / model_type_to_module_name(name)).glob("modeling_*.py") for name in CAUSAL_LM_TYPES
@@ -106,7 +106,7 @@ def test_the_types_whose_softmax_follows_the_factor_are_known():
 
 
 @pytest.mark.parametrize("model_type", sorted({*TIED} & {*CAUSAL_LM_TYPES}))
-def test_where_the_softmax_follows_the_factor_yarn_is_applied_anew_by_a_greater_one(tmp_path, model_type):
+def test_yarn_with_a_tied_softmax_scale_is_applied_anew_with_a_larger_factor(tmp_path, model_type):
     model = tiny_model(model_type, rope_parameters=YARN, max_position_embeddings=WINDOW)
     raw, reloaded = written(model, tmp_path, to="2x")
     softmax = 0.1 * 0.707 * np.log(8) + 1
@@ -119,7 +119,7 @@ def test_where_the_softmax_follows_the_factor_yarn_is_applied_anew_by_a_greater_
     assert torch.equal(logits(model, TARGET), before)
 
 
-def test_no_other_method_extends_where_the_softmax_follows_and_elsewhere_the_key_means_nothing():
+def test_a_tied_softmax_scale_allows_only_yarn_and_other_types_ignore_the_key():
     tied, other = (
         tiny_model(model_type, rope_parameters=YARN, max_position_embeddings=WINDOW)
         for model_type in ("deepseek_v3", "llama")
@@ -148,7 +148,7 @@ def test_no_other_method_extends_where_the_softmax_follows_and_elsewhere_the_key
         ("p-rope", "longrope", lambda i: np.array([1, 1, 1, np.inf])),
     ],
 )
-def test_of_a_proportional_rope_the_pairs_that_rotate_are_scaled(tmp_path, method, kind, divided):
+def test_only_the_rotating_pairs_of_proportional_rope_are_scaled(tmp_path, method, kind, divided):
     needs("gemma4_text")
     model = tiny_model("gemma4_text", max_position_embeddings=WINDOW)
     stated = model.config.rope_parameters["full_attention"]

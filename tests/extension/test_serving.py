@@ -1,4 +1,4 @@
-"""What `ropepatch plan --for ENGINE` prints makes that engine compute the plan, by the engine's own rules."""
+"""The commands of `ropepatch plan --for ENGINE`, interpreted by the engines' rules."""
 
 import json
 import shlex
@@ -46,7 +46,7 @@ def planned(case: str, **parameters) -> ropepatch.extension.planning.Plan:
 
 
 def options(command: str) -> dict[str, str]:
-    """The options of a command line by their names, and overridden keys by theirs."""
+    """The options of a command line and the overridden keys, by name."""
     pairs = list(pairwise(shlex.split(command)))
     keys = dict(value.split("=", 1) for word, value in pairs if word == "--override-kv")
     return keys | {word: value for word, value in pairs if word.startswith("-")}
@@ -54,7 +54,7 @@ def options(command: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(("case", "parameters"), (SAYABLE | UNSAYABLE).items())
 @pytest.mark.parametrize("engine", ROW)
-def test_overridden_keys_say_to_an_engine_what_the_written_config_says(engine, case, parameters):
+def test_overridden_keys_equal_the_written_config(engine, case, parameters):
     plan = planned(case, **parameters)
     given = options("\n".join(serving(plan, engine).commands))
     raw, target = plan.source.raw, plan.target
@@ -67,7 +67,7 @@ def test_overridden_keys_say_to_an_engine_what_the_written_config_says(engine, c
 
 
 @pytest.mark.parametrize(("case", "parameters"), SAYABLE.items())
-def test_the_switches_of_llama_cpp_say_the_frequencies_and_the_attention_factor(case, parameters):
+def test_the_options_of_llama_cpp_give_frequencies_and_attention_factor(case, parameters):
     plan = planned(case, **parameters)
     check_switches(serving(plan, "llama.cpp").commands[-1], plan)
 
@@ -91,7 +91,7 @@ def check_switches(command, plan):
 
 
 @pytest.mark.parametrize("parameters", [{}, {"attention_factor": 1.5}], ids=str)
-def test_a_gguf_file_is_served_by_the_same_switches(parameters, tmp_path):
+def test_a_gguf_file_is_served_with_the_same_options(parameters, tmp_path):
     file = write_gguf(tmp_path / "llama.gguf")
     plan = ropepatch.plan(file, to="4x", **parameters)
     check_switches(serving(plan, "llama.cpp").commands[-1], plan)
@@ -100,7 +100,7 @@ def test_a_gguf_file_is_served_by_the_same_switches(parameters, tmp_path):
 
 
 @pytest.mark.parametrize(("case", "parameters"), UNSAYABLE.items())
-def test_what_no_switch_says_is_written_first(case, parameters):
+def test_scalings_without_options_need_a_written_checkpoint(case, parameters):
     served = serving(planned(case, **parameters), "llama.cpp")
     assert served.why_not
     command = options(served.commands[0])
@@ -109,7 +109,7 @@ def test_what_no_switch_says_is_written_first(case, parameters):
         assert f"--set={key}={str(value).lower()}" in shlex.split(served.commands[0])
 
 
-def test_a_scaling_that_is_in_the_file_is_not_scaled_again_by_a_switch():
+def test_an_already_scaled_file_is_not_scaled_by_options():
     raw = ropepatch.plan("tiny", to="4x", method="llama3")
     scaled = Checkpoint(None, "scaled", stated_raw=raw.apply(raw.source.raw))
     plan = ropepatch.extension.planning.plan_method(scaled, "linear", {}, "2x")
@@ -119,12 +119,12 @@ def test_a_scaling_that_is_in_the_file_is_not_scaled_again_by_a_switch():
 @pytest.mark.parametrize(
     ("method", "engine"), [("rerope", engine) for engine in ENGINES] + [("dynamic", "vllm")]
 )
-def test_what_an_engine_cannot_run_at_all_has_no_command(method, engine):
+def test_an_unsupported_plan_has_no_command(method, engine):
     served = serving(ropepatch.plan("tiny", to="4x", method=method), engine)
     assert (served.commands, bool(served.why_not)) == ((), True)
 
 
-def test_an_unknown_engine_is_refused_with_the_nearest_name():
+def test_the_error_of_an_unknown_engine_suggests_the_nearest_name():
     with pytest.raises(RopepatchError) as error:
         serving(planned("yarn"), "vlm")
     assert "vllm" in error.value.hint
@@ -148,7 +148,7 @@ SMALL = {
     ],
     ids=lambda config: config.model_type,
 )
-def test_the_kv_cache_is_as_large_as_that_of_transformers(config):
+def test_the_kv_cache_size_equals_that_of_transformers(config):
     model, tokens = AutoModelForCausalLM.from_config(config).eval(), 40
     with torch.no_grad():
         cache: Cache = model(torch.zeros(1, tokens, dtype=torch.long), use_cache=True).past_key_values
@@ -160,6 +160,6 @@ def test_the_kv_cache_is_as_large_as_that_of_transformers(config):
     assert cache_bytes(config, tokens) == 2 * held
 
 
-def test_latent_attention_holds_its_latents_alone():
+def test_latent_attention_caches_only_its_latents():
     config = DeepseekV3Config(kv_lora_rank=512, qk_rope_head_dim=64, num_hidden_layers=61)
     assert cache_bytes(config, 1000) == 2 * 61 * 1000 * (512 + 64)

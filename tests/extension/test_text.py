@@ -24,7 +24,7 @@ SCALED = LlamaConfig(
 )
 
 
-def test_a_plan_of_an_unusual_rope_says_what_it_had_and_which_layers_it_scales():
+def test_a_plan_names_the_earlier_scaling_and_the_scaled_layers():
     scaled, layered = (str(ropepatch.plan(one, to=4096, method="linear")) for one in (SCALED, LAYERED))
     assert "attention factor 1.1300 -> 1.1300" in scaled
     assert "scales RoPE in the full_attention layers only" in layered
@@ -38,7 +38,7 @@ def test_in_a_notebook_a_plan_is_the_same_text(monkeypatch):
     assert plan._repr_html_() == f"<pre>{html.escape(text)}</pre>"
 
 
-def test_a_target_is_tokens_or_a_length_in_words():
+def test_a_target_is_a_number_or_a_text():
     plans = [ropepatch.plan("tiny", to=to) for to in (1024, "1024", "1k", "4x")]
     assert {str(plan) for plan in plans} == {str(plans[0])}
     with pytest.raises(ropepatch.RopepatchError, match="'1q' is not a length in tokens") as caught:
@@ -46,7 +46,7 @@ def test_a_target_is_tokens_or_a_length_in_words():
     assert caught.value.__notes__ == [f"hint: {caught.value.hint}"]
 
 
-def test_names_and_values_of_strangers_can_neither_move_the_cursor_nor_fill_the_screen(tmp_path):
+def test_untrusted_names_and_values_are_escaped_and_shortened(tmp_path):
     folder = tmp_path / "evil\x1b[2J\nfolder\u202e"
     shutil.copytree(TINY, folder)
     plan = ropepatch.plan(folder, to=1024)

@@ -1,4 +1,4 @@
-"""Extended checkpoints: what stock transformers makes of them, what they say, what a failure leaves."""
+"""Extended checkpoints: loading them with stock transformers, their files, and errors."""
 
 import errno
 import functools
@@ -79,7 +79,7 @@ def test_a_llama_without_a_head_dim_extends_like_one_with_it(source, out, templa
     assert torch.equal(logits(load(out)), logits(load(extend(template, tmp_path / "with"))))
 
 
-def test_a_head_dim_of_null_that_yarn_cannot_read_is_written_as_a_number(tmp_path, out):
+def test_a_null_head_dim_is_written_as_a_number_for_yarn(tmp_path, out):
     tiny_model("mixtral").save_pretrained(tmp_path / "source")
     edit_json(tmp_path / "source/config.json", head_dim=None)
     made = plan(tmp_path / "source")
@@ -89,7 +89,7 @@ def test_a_head_dim_of_null_that_yarn_cannot_read_is_written_as_a_number(tmp_pat
 
 
 @pytest.mark.parametrize("stored", ["model.embed_tokens.weight", "lm_head.weight"])
-def test_tied_embeddings_may_be_stored_under_either_name_and_not_under_none(tmp_path, out, stored):
+def test_tied_embeddings_need_either_of_their_names(tmp_path, out, stored):
     source = write_checkpoint(tmp_path / "source", tie_word_embeddings=True)
     tensors = load_file(source / WEIGHTS)
     embeddings = tensors.pop("model.embed_tokens.weight")
@@ -138,7 +138,7 @@ def test_on_an_extended_checkpoint_linear_composes(source, out, tmp_path):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_config_json_says_the_lengths_and_the_rope_to_older_and_newer_readers(template, method):
+def test_config_json_contains_older_and_newer_keys(template, method):
     config = plan(template, method).apply(read(template / "config.json"))
     parameters, kind = config["rope_parameters"], config["rope_parameters"]["rope_type"]
     # stock transformers starts to scale `dynamic` from there
@@ -152,7 +152,7 @@ def test_config_json_says_the_lengths_and_the_rope_to_older_and_newer_readers(te
     json.dumps(config, allow_nan=False)
 
 
-def test_everything_else_in_config_json_stays_as_it_was(source, out):
+def test_other_keys_of_config_json_do_not_change(source, out):
     edit_json(source / "config.json", a_stranger="keeps its key", architectures=["LlamaForCausalLM"])
     before, after = read(source / "config.json"), read(extend(source, out) / "config.json")
     changed = {key for key in before | after if before.get(key) != after.get(key)}
@@ -160,7 +160,7 @@ def test_everything_else_in_config_json_stays_as_it_was(source, out):
     assert changed == lengths | {"rope_parameters", "rope_scaling", "rope_theta"}
 
 
-def test_the_tokenizer_and_the_generation_follow_the_target(source, out):
+def test_tokenizer_and_generation_config_have_the_target_length(source, out):
     extend(source, out)
     assert AutoTokenizer.from_pretrained(out).model_max_length == TARGET
     assert GenerationConfig.from_pretrained(out).max_length == TARGET
@@ -169,7 +169,7 @@ def test_the_tokenizer_and_the_generation_follow_the_target(source, out):
     assert tokenizers[0] | {"model_max_length": TARGET} == tokenizers[1]
 
 
-def test_a_generation_length_chosen_by_hand_stays_and_missing_files_stay_missing(source, out, tmp_path):
+def test_another_generation_length_is_kept_and_missing_files_are_not_created(source, out, tmp_path):
     edit_json(source / "generation_config.json", max_length=20, temperature=0.5, do_sample=True)
     assert read(extend(source, out) / "generation_config.json") == read(source / "generation_config.json")
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
@@ -227,7 +227,7 @@ STATED = {"license": "llama2", "language": ["en", "de"], "license_link": "https:
         *((card, {}) for card in (b"license: 3", b"- a", b"\xff")),
     ],
 )
-def test_of_the_card_of_the_base_the_licence_and_the_language_are_passed_on(source, out, card, passed_on):
+def test_licence_and_language_of_the_base_models_card_are_recorded(source, out, card, passed_on):
     (source / "README.md").write_bytes(b"---\n" + card + b"\n---\n# A card\n")
     extend(source, out)
     assert read(out / "ropepatch.json")["base"] == passed_on
@@ -244,7 +244,7 @@ def test_a_link_that_leads_out_of_the_checkpoint_is_not_followed(source, out, tm
 
 
 @pytest.mark.parametrize("link_weights", [False, True])
-def test_the_source_is_never_touched_and_shares_its_weights_at_most(source, out, link_weights, monkeypatch):
+def test_the_source_is_never_modified(source, out, link_weights, monkeypatch):
     usage = shutil.disk_usage(source)._replace(free=0)
     monkeypatch.setattr(
         shutil, "disk_usage", lambda path: usage if link_weights else usage._replace(free=1 << 30)
@@ -257,7 +257,7 @@ def test_the_source_is_never_touched_and_shares_its_weights_at_most(source, out,
     assert [path.name for path in both if path.samefile(source / path.name)] == [WEIGHTS] * link_weights
 
 
-def test_a_reflink_is_taken_where_the_file_system_makes_one(source, out, monkeypatch):
+def test_weights_are_reflinked_where_the_file_system_supports_it(source, out, monkeypatch):
     import fcntl
 
     def clone(target: int, request: int, origin: int) -> None:
@@ -291,7 +291,7 @@ def fail(number, *arguments, **options):
     raise OSError(number, os.strerror(number))
 
 
-def test_a_hard_link_that_cannot_be_made_is_an_error_and_no_copy(source, out, tmp_path, monkeypatch):
+def test_a_failed_hard_link_is_an_error_without_a_copy(source, out, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "link", functools.partial(fail, errno.EXDEV))
     with pytest.raises(RopepatchError, match=f"cannot hard-link {WEIGHTS}"):
         extend(source, out, link_weights=True)
@@ -307,7 +307,7 @@ def test_a_hard_link_that_cannot_be_made_is_an_error_and_no_copy(source, out, tm
         ("Mine", [], True, ["tokenization_mine.py"]),
     ],
 )
-def test_a_tokenizer_asks_for_code_that_is_carried_or_that_transformers_lacks(
+def test_code_of_a_tokenizer_is_kept_only_if_copied_or_needed(
     template, source, out, name, include, asks, missing
 ):
     """Code that transformers does not need is not asked for; of other code that stays behind we tell."""
@@ -325,7 +325,7 @@ def test_a_tokenizer_asks_for_code_that_is_carried_or_that_transformers_lacks(
         )
 
 
-def test_quantised_weights_are_compared_by_their_frequencies_alone(source, out):
+def test_only_the_frequencies_of_quantised_models_are_compared(source, out):
     edit_json(source / "config.json", quantization_config={"quant_method": "awq", "bits": 4})
     extend(source, out)
     verified = read(out / "ropepatch.json")["verified"]
@@ -333,7 +333,7 @@ def test_quantised_weights_are_compared_by_their_frequencies_alone(source, out):
     assert verified["logits"] == "not compared: quantised weights"
 
 
-def test_quantisation_by_no_method_that_is_known_is_none_and_a_missing_package_is_named(source, out):
+def test_unknown_quantisation_is_ignored_and_a_missing_package_is_named(source, out):
     edit_json(source / "config.json", quantization_config={"quant_method": "nope"})
     extend(source, out)
     assert read(out / "ropepatch.json")["verified"]["compared"]
@@ -345,13 +345,13 @@ def test_quantisation_by_no_method_that_is_known_is_none_and_a_missing_package_i
     assert "not compared" in warning
 
 
-def test_weights_in_full_precision_must_be_the_models_whatever_their_quantisation(source, out):
+def test_unquantised_weights_must_fit_the_model_despite_quantization_config(source, out):
     edit_json(source / "config.json", quantization_config={"quant_method": "fp8"}, vocab_size=47)
     with pytest.raises(RopepatchError, match=r"expected \[47"):
         extend(source, out)
 
 
-def test_attention_that_a_cpu_compiles_is_left_out_of_the_proof(source, out, monkeypatch):
+def test_flex_attention_is_not_used_for_verification_on_a_cpu(source, out, monkeypatch):
     edit_json(source / "config.json", _attn_implementation="flex_attention")
     monkeypatch.setattr(
         "transformers.integrations.flex_attention.compile_friendly_flex_attention",
@@ -361,9 +361,7 @@ def test_attention_that_a_cpu_compiles_is_left_out_of_the_proof(source, out, mon
     assert read(out / "config.json")["_attn_implementation"] == "flex_attention"
 
 
-def test_weights_that_fit_once_and_not_twice_are_compared_by_their_frequencies_alone(
-    source, out, monkeypatch
-):
+def test_with_too_little_memory_only_frequencies_are_compared(source, out, monkeypatch):
     available = int(1.5 * (source / WEIGHTS).stat().st_size)
     monkeypatch.setattr("ropepatch.extension.verification.available_bytes", lambda: available)
     extend(source, out)
@@ -374,7 +372,7 @@ def test_weights_that_fit_once_and_not_twice_are_compared_by_their_frequencies_a
 
 
 def sabotage(monkeypatch, name: str, damage) -> None:
-    """Damage one file between being written and being judged."""
+    """Damage one file after writing and before verification."""
     write = checkpoint_module.write_json
 
     def write_damaged(path: Path, content: dict) -> None:
@@ -416,7 +414,7 @@ def with_rope(content: dict, **values) -> dict:
         ("dynamic", lambda content: content | {"max_position_embeddings": TARGET}, "other logits"),
     ],
 )
-def test_a_written_config_of_other_numbers_is_refused(
+def test_a_written_config_with_other_values_is_rejected(
     source, out, tmp_path, monkeypatch, method, damage, refusal
 ):
     sabotage(monkeypatch, "config.json", damage)
@@ -426,7 +424,7 @@ def test_a_written_config_of_other_numbers_is_refused(
 
 
 @pytest.mark.parametrize(("method", "value"), [("yarn", float("nan")), ("self-extend", float("inf"))])
-def test_weights_that_are_not_numbers_are_named(source, out, method, value):
+def test_the_error_of_non_finite_weights_names_them(source, out, method, value):
     tensors = load_file(source / WEIGHTS)
     name = "model.layers.1.self_attn.q_proj.weight"
     tensors[name][3, 5] = value
@@ -440,13 +438,13 @@ def test_weights_that_are_not_numbers_are_named(source, out, method, value):
 
 
 @pytest.mark.parametrize("method", ["yarn", "rerope"])
-def test_a_config_that_asks_for_tuples_is_extended_and_compared_as_any_other(source, out, method):
+def test_a_config_with_return_dict_false_is_extended_and_verified(source, out, method):
     edit_json(source / "config.json", return_dict=False)
     ropepatch.extend(source, out, to=TARGET, method=method)
     assert ropepatch.load(out)[0].config.return_dict
 
 
-def test_logits_that_overflow_are_not_blamed_on_the_weights(source, out):
+def test_the_error_of_overflowing_logits_does_not_name_weights(source, out):
     tensors = load_file(source / WEIGHTS)
     tensors["lm_head.weight"] *= 3e38
     save_file(tensors, source / WEIGHTS, {"format": "pt"})
@@ -454,7 +452,7 @@ def test_logits_that_overflow_are_not_blamed_on_the_weights(source, out):
         ropepatch.extend(source, out, to=TARGET, method="linear")
 
 
-def test_weights_damaged_while_being_copied_are_refused(source, out, tmp_path, monkeypatch):
+def test_weights_damaged_while_copying_are_rejected(source, out, tmp_path, monkeypatch):
     copy = weights_module._copy
 
     def copy_and_damage(origin: Path, target: Path):
@@ -472,7 +470,7 @@ def test_weights_damaged_while_being_copied_are_refused(source, out, tmp_path, m
 # --- failures leave nothing ---
 
 
-def test_a_folder_that_appears_meanwhile_is_not_overwritten(source, out, tmp_path):
+def test_a_folder_created_meanwhile_is_not_overwritten(source, out, tmp_path):
     def meanwhile(done: int, total: int) -> None:
         out.mkdir(exist_ok=True)
         (out / "precious").write_text("kept")
@@ -483,7 +481,7 @@ def test_a_folder_that_appears_meanwhile_is_not_overwritten(source, out, tmp_pat
     assert left(out) == ["precious"]
 
 
-def test_a_target_that_exists_as_a_dangling_link_is_refused_before_the_source_is_looked_for(source, out):
+def test_a_dangling_link_as_output_is_rejected_before_the_source_is_searched(source, out):
     made = plan(source)
     shutil.rmtree(source)
     out.symlink_to("nowhere")
@@ -492,7 +490,7 @@ def test_a_target_that_exists_as_a_dangling_link_is_refused_before_the_source_is
 
 
 @pytest.mark.parametrize("inside", ["out", "a/b/out", "../alias/out"])
-def test_a_target_inside_the_source_is_refused(source, tmp_path, inside):
+def test_an_output_folder_inside_the_source_is_rejected(source, tmp_path, inside):
     (tmp_path / "alias").symlink_to(source)
     before = contents(source)
     with pytest.raises(RopepatchError, match="lies inside the source"):
@@ -500,7 +498,7 @@ def test_a_target_inside_the_source_is_refused(source, tmp_path, inside):
     assert contents(source) == before
 
 
-def test_a_source_that_changed_or_holds_an_adapter_is_refused(source, out, tmp_path):
+def test_a_changed_source_or_one_with_an_adapter_is_rejected(source, out, tmp_path):
     made = plan(source)
     (source / "adapter_config.json").write_text("{}")
     with pytest.raises(RopepatchError, match="contains a model and a PEFT adapter"):
@@ -511,7 +509,7 @@ def test_a_source_that_changed_or_holds_an_adapter_is_refused(source, out, tmp_p
     assert left(tmp_path) == ["source"]
 
 
-def test_too_little_space_is_noticed_before_anything_is_copied(source, out, tmp_path, monkeypatch):
+def test_too_little_disk_space_is_reported_before_copying(source, out, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     monkeypatch.setattr(checkpoint_module, "clone_files", lambda *a, **k: pytest.fail("copied"))
@@ -521,7 +519,7 @@ def test_too_little_space_is_noticed_before_anything_is_copied(source, out, tmp_
     assert left(tmp_path) == ["source"]
 
 
-def test_a_write_that_the_system_cuts_short_leaves_nothing(source, tmp_path):
+def test_an_interrupted_write_leaves_nothing(source, tmp_path):
     made = plan(source)
     size = (source / WEIGHTS).stat().st_size
     with largest_file(size // 2), pytest.raises(RopepatchError, match=os.strerror(errno.EFBIG)):
@@ -530,7 +528,7 @@ def test_a_write_that_the_system_cuts_short_leaves_nothing(source, tmp_path):
 
 
 @pytest.mark.parametrize("step", ["mkdir", "copyfile", "write_text", "_copy", "rename"])
-def test_a_disk_that_fails_at_any_step_leaves_nothing(source, out, tmp_path, monkeypatch, step):
+def test_a_disk_error_at_any_step_leaves_nothing(source, out, tmp_path, monkeypatch, step):
     made = plan(source)
     owner = {"copyfile": shutil, "_copy": weights_module}.get(step, Path)
     monkeypatch.setattr(owner, step, functools.partial(fail, errno.ENOSPC))

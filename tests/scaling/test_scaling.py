@@ -377,7 +377,7 @@ COMPOSING: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "parameters"), COMPOSING, ids=str)
-def test_a_scaled_rope_is_scaled_on_top_of_what_it_carries(name, parameters):
+def test_scaled_rope_is_scaled_on_top_of_its_frequencies(name, parameters):
     for factor in FACTORS:
         scaling = instance(name, parameters, CARRIED, factor)
         for length in lengths(scaling, CARRIED):
@@ -389,7 +389,7 @@ def test_a_scaled_rope_is_scaled_on_top_of_what_it_carries(name, parameters):
 
 
 @pytest.mark.parametrize(("name", "parameters"), REFUSING, ids=str)
-def test_a_formula_of_rope_theta_refuses_a_scaled_rope_with_a_way_out(name, parameters):
+def test_a_formula_of_rope_theta_rejects_scaled_rope_with_a_hint(name, parameters):
     scaling = instance(name, parameters, CARRIED, 4.0)
     with pytest.raises(RopepatchError, match=r"formula of rope_theta .* already scaled") as error:
         scaling.frequencies(CARRIED)
@@ -399,7 +399,7 @@ def test_a_formula_of_rope_theta_refuses_a_scaled_rope_with_a_way_out(name, para
 
 
 @EVERY_METHOD
-def test_a_method_shows_its_formula_and_its_paper_and_comes_back_from_its_print(name):
+def test_the_registry_shows_formulas_and_papers_and_a_repr_evaluates_to_its_method(name):
     method, scaling = METHODS[name], example(name, 4)
     assert f"{name}: {method.formula}; {method.paper}" in repr(METHODS).splitlines()
     assert eval(repr(scaling), {method.__name__: method}) == scaling != example(name, 4, 8.0)

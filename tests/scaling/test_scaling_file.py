@@ -1,4 +1,4 @@
-"""A scaling in a small JSON file stands wherever the name of a method does."""
+"""Scaling files, accepted wherever a method name is."""
 
 import errno
 import json
@@ -50,7 +50,7 @@ def saved(file, plan, fit=None):
 
 
 def small_config(**changes):
-    """A configuration as that of the checkpoint, but for what is given."""
+    """The checkpoint's configuration with changes."""
     small = {"hidden_size": 32, "num_attention_heads": 2, "head_dim": 16, "max_position_embeddings": WINDOW}
     return LlamaConfig(**small | {"rope_theta": 10000.0} | changes)
 
@@ -61,7 +61,7 @@ def custom(**changes):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """A small model and, beside it, a text that its tokenizer knows."""
+    """A small model with a text for its tokenizer."""
     folder = write_checkpoint(tmp_path_factory.mktemp("models") / "small")
     (folder.parent / "text.txt").write_text(" ".join(f"word{i * i % 43}" for i in range(600)))
     return folder
@@ -69,7 +69,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture
 def fitted(tmp_path, checkpoint):
-    """What `fit` leaves: the plan of a custom scaling, written."""
+    """A custom scaling file, as `fit` writes it."""
     parameters = {"divisors": DIVISORS, "attention_factor": ATTENTION, "queries": None}
     plan = ropepatch.plan(checkpoint, to=TARGET, method="custom", **parameters)
     return saved(tmp_path / "fitted.json", plan, fit=RECORD)
@@ -78,19 +78,19 @@ def fitted(tmp_path, checkpoint):
 # Writing and reading
 
 
-def test_a_file_says_the_scaling_and_what_it_was_made_for(fitted):
+def test_a_file_contains_the_scaling_and_its_model(fitted):
     assert json.loads(fitted.read_text(encoding="utf-8")) == CONTENT | {"fit": RECORD}
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_comes_back_to_the_bit(tmp_path, name):
+def test_every_method_round_trips_bit_identically(tmp_path, name):
     scaling = example_of(name, PAIRS, factor=10 / 3)
     file = written(tmp_path / "x.json", scaling, fit=RECORD)
     read = read_scaling(file)
     assert (read.scaling, read.rope, read.target, read.fit) == (scaling, ROPE, TARGET, RECORD)
 
 
-def test_a_rope_that_was_scaled_before_comes_back_too_into_a_new_folder_of_ones_home(tmp_path, monkeypatch):
+def test_scaled_rope_round_trips_in_a_new_folder_below_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     carried = tuple((ROPE.inv_freq() / 3).tolist())
     rope = Rope(2 * PAIRS, 10000.0, WINDOW, carried, 1.1)
@@ -100,12 +100,12 @@ def test_a_rope_that_was_scaled_before_comes_back_too_into_a_new_folder_of_ones_
     assert (file.rope, file.scaling, file.fit) == (rope, custom(), None)
 
 
-def test_a_default_may_be_left_out(fitted):
+def test_keys_with_defaults_may_be_missing(fitted):
     fitted.write_text(changed(parameters={"divisors": DIVISORS}))
     assert read_scaling(fitted).scaling == custom(attention_factor=1.0)
 
 
-def test_where_nothing_can_be_written_is_one_line_and_nothing_is_overwritten(tmp_path, fitted):
+def test_write_errors_have_one_line_and_nothing_is_overwritten(tmp_path, fitted):
     before = fitted.read_bytes()
     (tmp_path / "file").touch()
     for file in (fitted, tmp_path / "fitted.txt", tmp_path / "file/x.json", "~nobody-of-that-name/x.json"):
@@ -117,10 +117,8 @@ def test_where_nothing_can_be_written_is_one_line_and_nothing_is_overwritten(tmp
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
-def test_a_file_is_written_whole_and_one_that_appears_meanwhile_is_not_overwritten(
-    tmp_path, monkeypatch, links
-):
-    """Where a file system knows no links the file that appeared is seen, too, though not to the instant."""
+def test_a_file_is_written_completely_and_one_created_meanwhile_is_kept(tmp_path, monkeypatch, links):
+    """Without hard links, the created file is also detected, with a small race."""
 
     def refuse(*arguments, **options):
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
@@ -163,7 +161,7 @@ def changed(**changes):
     ],
     ids=str,
 )
-def test_what_is_no_scaling_is_refused_by_the_name_of_the_file(tmp_path, changes):
+def test_the_error_of_an_invalid_scaling_names_the_file(tmp_path, changes):
     file = tmp_path / "x.json"
     file.write_text(changed(**changes))
     with pytest.raises(RopepatchError) as caught:
@@ -173,7 +171,7 @@ def test_what_is_no_scaling_is_refused_by_the_name_of_the_file(tmp_path, changes
 
 
 @pytest.mark.parametrize("file", ["nowhere.json", ".json", "~nobody-of-that-name/x.json", "a\0.json", "/"])
-def test_a_file_that_is_not_there_is_refused(file):
+def test_a_missing_file_is_rejected(file):
     with pytest.raises(RopepatchError):
         read_scaling(file)
 
@@ -181,7 +179,7 @@ def test_a_file_that_is_not_there_is_refused(file):
 # Plans
 
 
-def test_a_plan_from_a_file_is_that_from_its_parameters(checkpoint, fitted):
+def test_a_plan_from_a_file_equals_that_from_its_parameters(checkpoint, fitted):
     one = ropepatch.plan(checkpoint, to=TARGET, method=str(fitted))
     other = ropepatch.plan(
         checkpoint, to=TARGET, method="custom", divisors=DIVISORS, attention_factor=ATTENTION
@@ -194,7 +192,7 @@ def test_a_plan_from_a_file_is_that_from_its_parameters(checkpoint, fitted):
     assert one.frequencies().attention_factor == ATTENTION
 
 
-def test_another_target_or_model_other_parameters_and_divisors_of_another_length_are_refused(
+def test_a_file_for_another_target_or_model_or_with_extra_parameters_is_rejected(
     tmp_path, checkpoint, fitted
 ):
     short = written(tmp_path / "x.json", custom(divisors=DIVISORS[:3]))
@@ -212,7 +210,7 @@ def test_another_target_or_model_other_parameters_and_divisors_of_another_length
             ropepatch.plan(small_config(**changes), method=str(fitted))
 
 
-def test_a_file_for_a_model_that_was_scaled_before_fits_that_model(tmp_path):
+def test_a_file_for_a_scaled_model_applies_to_it(tmp_path):
     scaled = small_config(rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0})
     plan = ropepatch.plan(scaled, to=TARGET, method="custom", divisors=DIVISORS, factor=8.0)
     assert plan.rope.is_scaled
@@ -233,7 +231,7 @@ def test_a_file_for_a_model_that_was_scaled_before_fits_that_model(tmp_path):
 # Recipes and suites
 
 
-def test_a_mistake_in_a_method_is_found_before_anything_is_read_or_downloaded(fitted):
+def test_errors_in_a_method_are_reported_before_reading_or_downloading(fitted):
     assert read_method({"name": "yarn", "factor": 8.0}).parameters == {"factor": 8.0}
     assert parse_settings(str(fitted), ()) == {}
     for name, parameters in (
@@ -246,19 +244,19 @@ def test_a_mistake_in_a_method_is_found_before_anything_is_read_or_downloaded(fi
             parse_settings(name, [f"{key}={value}" for key, value in parameters.items()])
 
 
-def test_a_recipe_takes_a_file(tmp_path, fitted):
+def test_a_recipe_accepts_a_scaling_file(tmp_path, fitted):
     recipe = as_read(small_recipe().to_dict())
     for method in (str(fitted), {"name": str(fitted)}):
         (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe | {"method": method}))
         assert read_recipe(str(tmp_path / "mine.yaml")).method == Method(name=str(fitted))
 
 
-def test_a_method_is_called_by_the_name_of_its_file():
+def test_the_label_of_a_scaling_file_is_its_stem():
     assert Method(name="far/away/fitted.json").label == method_label("fitted.json") == "fitted"
     assert method_label("ntk-by-parts") == "ntk-by-parts"
 
 
-def test_a_suite_takes_a_file_and_its_results_hold_the_parameters(tmp_path, checkpoint, fitted):
+def test_a_suite_accepts_a_scaling_file_and_records_its_parameters(tmp_path, checkpoint, fitted):
     text = {"task": "perplexity", "text": str(checkpoint.parent / "text.txt"), "windows": 2}
     suite = {"models": [str(checkpoint)], "methods": [str(fitted), "ntk"], "to": [TARGET], "tasks": [text]}
     (tmp_path / "suite.yaml").write_text(yaml.safe_dump(suite))
