@@ -1,6 +1,6 @@
 """The tables of README, each a few rows of a longer one elsewhere."""
 
-from pages_tables import Outcome, asked, found, kinds_of, mean
+from pages_tables import Outcome, answers_of, found, kinds_of, mean
 from registries import PRESETS, gpu_hours, memory_of, plan_of, smallest_gpu
 
 from ropepatch.evaluation.comparisons import BASELINE
@@ -24,7 +24,7 @@ def accuracy(outcome: Outcome) -> str:
     for method, title in METHODS.items():
         cells = []
         for kind, length in places:
-            share = mean(outcome.methods[method], asked(found, kind, length), share=True)
+            share = mean(outcome.methods[method], answers_of(found, kind, length), share=True)
             low, high = share.interval()
             cells.append(f"{share.value:.0%} [{low:.0%}, {high:.0%}]")
         rows.append((title, *cells))

@@ -100,7 +100,7 @@ def further_pages() -> str:
     parts = []
     for (name, window, target), model in FURTHER.items():
         own = rows(name) if (RESULTS / f"{name}.json").exists() else []
-        if {BASELINE, pages_tables.BESIDE} <= {row["method"] for row in own if row["target"] == target}:
+        if {BASELINE, pages_tables.REFERENCE} <= {row["method"] for row in own if row["target"] == target}:
             outcome, file = pages_tables.Outcome(own, window, target), f"`eval/results/{name}.json`"
             told = pages_tables.measured(result(name), outcome, model, "python eval/run.py", file)
             tables = pages_tables.all_tables(own, window, target)

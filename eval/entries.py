@@ -1,4 +1,4 @@
-"""The entries of `run.py`, best first: rows of studies and benchmarks, and the models that they need."""
+"""The entries of `run.py`, the most useful first: rows of studies and benchmarks, and models for them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Any
 EVAL = Path(__file__).resolve().parent
 sys.path.insert(0, str(EVAL / "studies"))
 
-from study import SHARED, Row, Rows  # noqa: E402  # its folder is named above
+from study import SHARED, Row, Rows  # noqa: E402
 
 CPU, CUDA = "cpu", "cuda"
 PAGES = "eval/studies/pages"
 SMOLLM2, GEMMA = "smollm2", "gemma3-270m"
-REACHING = (
-    "ntk:factor=2.93"  # the first pair without a whole turn in 8,192 tokens is slowed twice: 2 ** (62 / 40)
+STRONGER_NTK = (
+    "ntk:factor=2.93"  # halves the first pair without a full rotation in 8,192 tokens: 2 ** (62 / 40)
 )
-LIKE_ITS_MAKERS = "linear:factor=8"  # Gemma 3's larger sizes, from 32k to 128k, on the global layers
-Minutes = tuple[float | None, float | None]  # of a CPU, and of a GPU; None: not there
+PUBLISHED_LINEAR = "linear:factor=8"  # of Gemma 3's larger sizes, from 32k to 128k, on the global layers
+Minutes = tuple[float | None, float | None]  # on a CPU, and on a GPU; None: not there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +31,12 @@ class Entry:
     """One command.
 
     Args:
-        title: What it measures or makes.
+        title: A description.
         command: The words after `python`, the first a script.
-        minutes: Of a row, or of what it makes, where no row says it; of a CPU, and of a GPU. None: not there.
-        makes: The file or folder that it makes; None where it measures rows.
-        needs: What must be there.
-        rows: How many there are, where that cannot be known before `needs` is there.
+        minutes: The minutes of a row or a model if no row has them, on a CPU and on a GPU; None: not there.
+        makes: The file or folder that it makes; None if it measures rows.
+        needs: The files and folders that must exist.
+        rows: The number of rows, as long as something in `needs` is missing.
     """
 
     title: str
@@ -48,14 +48,14 @@ class Entry:
 
     @cached_property
     def words(self) -> list[str]:
-        """The command."""
+        """The command as text."""
         return [str(word) for word in self.command]
 
     def open(self, gpu: bool) -> list[float]:
-        """Minutes of every row that is missing, or of what is to be made.
+        """The minutes of every missing row, or of the missing model.
 
         Raises:
-            Exception: Whatever the study says of its words.
+            Exception: Any error of the study for these words.
         """
         stated = self.minutes[gpu]
         if stated is None or (self.makes and self.makes.exists()):
@@ -70,7 +70,7 @@ class Entry:
 
 @cache
 def module_of(script: str) -> Any:
-    """The module of a script of ours; one of them has the name of a module of Python's own."""
+    """The module of a script, under another name: one has the name of a module of the standard library."""
     place = EVAL.parent / script
     sys.path.append(str(place.parent))
     spec = spec_from_file_location(f"{place.stem}_to_run", place)
@@ -82,7 +82,7 @@ def module_of(script: str) -> Any:
 
 
 def minutes_of(case: Row, rows: Rows, gpu: bool, stated: float) -> float:
-    """The mean of the rows of a like device that share most of a case's values."""
+    """The mean minutes of the rows that share most values with a case, on a similar device."""
     alike: dict[int, list[float]] = {}
     for row in rows.rows:
         if row.get("seconds") and on_gpu(rows.start_of(row)) == gpu:
@@ -92,15 +92,15 @@ def minutes_of(case: Row, rows: Rows, gpu: bool, stated: float) -> float:
 
 
 def on_gpu(start: Row) -> bool:
-    """Whether a start measured on a GPU; earlier ones name their device among the versions."""
+    """Whether a start used a GPU; older ones have the device among the versions."""
     return start["gpu"] is not None if "gpu" in start else "NVIDIA" in json.dumps(start)
 
 
-# What there is to do, the best first
+# The entries, the most useful first
 
 
 def entries(models: Path) -> Iterator[Entry]:
-    """All commands."""
+    """All entries."""
     yield Entry(
         title="tests that need a GPU",
         command=["-m", "pytest", "tests/attention", "-qkon_a_gpu", "--junitxml", models / "gpu-tests.xml"],
@@ -108,7 +108,7 @@ def entries(models: Path) -> Iterator[Entry]:
         makes=models / "gpu-tests.xml",
     )
     yield making(models / SMOLLM2, SHARED / "checkpoints" / "smollm2-135m-instruct" / "make.py")
-    free = ("baseline", "yarn", "llama3", "ntk", REACHING, "rerope", "dca", "self-extend")
+    free = ("baseline", "yarn", "llama3", "ntk", STRONGER_NTK, "rerope", "dca", "self-extend")
     yield from pages(models, SMOLLM2, "16k", free, (12, 0.1))
     yield from pages(models, SMOLLM2, "16k", ("yarn-tuned.json",), (12, 0.1))
     yield from pages(models, SMOLLM2, "16k", ("baseline", "yarn", "rerope"), (12, 0.1), kinds="fact,chain")
@@ -125,18 +125,18 @@ def entries(models: Path) -> Iterator[Entry]:
     )
     yield from pages(models, SMOLLM2, "16k", ("student",), (12, 0.1))
     yield making(models / GEMMA, f"{PAGES}/gemma3_270m.py")
-    yield from pages(models, GEMMA, "64k", ("baseline", "yarn", LIKE_ITS_MAKERS), (60, 0.5), first=4)
+    yield from pages(models, GEMMA, "64k", ("baseline", "yarn", PUBLISHED_LINEAR), (60, 0.5), first=4)
     yield from pages(models, GEMMA, "64k", ("fit-novels.json",), (60, 0.5), first=4)
     yield from pages(models, SMOLLM2, "32k", ("baseline", "yarn", "rerope", "dca"), (40, 0.3))
     yield from pages(models, SMOLLM2, "32k", ("fit.json", "student"), (40, 0.3))
     yield from pages(
-        models, GEMMA, "64k", ("baseline", "yarn", LIKE_ITS_MAKERS, "fit-novels.json"), (None, 0.5)
+        models, GEMMA, "64k", ("baseline", "yarn", PUBLISHED_LINEAR, "fit-novels.json"), (None, 0.5)
     )
     yield from on_cpu(models / "work")
 
 
 def making(out: Path, script: str | Path) -> Entry:
-    """A model that its maker writes."""
+    """A model that a script writes."""
     return Entry(title=f"{out.name}, made", command=[script, out], minutes=(2, 2), makes=out)
 
 
@@ -150,7 +150,7 @@ def pages(
     first: int = 8,
     kinds: str = "",
 ) -> Iterator[Entry]:
-    """Pages of a model under methods, some or all eight; files and students are made before."""
+    """The first pages of a model with these methods, after the files and students that they need."""
     model, place = models / name, models / f"{name}-{to}"
     made = {method: place / method for method in methods if method in MAKERS}
     for method, out in made.items():
@@ -176,14 +176,14 @@ def pages(
 
 MAKERS = {
     "yarn-tuned.json": ([f"{PAGES}/scalings.py"], (90, 1)),
-    "fit-novels.json": ([f"{PAGES}/scalings.py"], (None, 8)),  # on a CPU a reading alone takes minutes
+    "fit-novels.json": ([f"{PAGES}/scalings.py"], (None, 8)),  # on a CPU a forward pass takes minutes
     "fit.json": (["-m", "ropepatch", "fit"], (180, 8)),
     "student": (["-m", "ropepatch", "extend", "--distil"], (600, 8)),
 }
 
 
 def on_cpu(work: Path) -> Iterator[Entry]:
-    """The studies of small models, which a CPU measures; the last of them train."""
+    """The studies of small models, for a CPU; the last of them train."""
     studies = {
         "training_free/tiny_checkpoint": 5,
         "training_free/training_free": 0.5,

@@ -1,13 +1,13 @@
-"""Run the measurements that are still missing, best first, within a time limit.
+"""Run the missing measurements, the most useful first, within a time limit.
 
     python eval/run.py --dry-run
     python eval/run.py --minutes 9 --device cuda
 
-Each entry is one command in its own process: rows that a file of eval/results lacks, or a model that some
-rows need, made in the folder `--models`. Minutes are those of the rows that a similar device measured, else
-an estimate. An entry starts if its first row fits into the remaining time. At the end of the time, and at
-Ctrl-C, it is interrupted, and every finished row is kept. The same command resumes. The output of the
-commands is in `--models`/logs.
+Each entry is one command in its own process. It measures rows that a file of eval/results lacks, or makes a
+model for such rows in the folder `--models`. Its minutes are those of rows measured on a similar device, or
+an estimate. An entry starts if its first row fits into the remaining time. The end of the time and Ctrl-C
+interrupt it; every finished row is kept, and the same command resumes. The output of the commands is in
+`--models`/logs.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from entries import CPU, CUDA, EVAL, Entry, entries
 
 from ropepatch.data.tokens import default_cache
 
-START = 0.3  # minutes until a command measures
-SAVES = 60  # seconds that an interrupted command has to save
+START = 0.3  # minutes before a command begins to measure
+SAVES = 60  # seconds for an interrupted command to save
 
 
 class Agenda:
-    """The entries, and what of them is left.
+    """The entries, and those that are left.
 
     Args:
-        entries: Of which some make what later ones need.
-        gpu: Whether there is one.
+        entries: The entries; those that make a model come before those that need it.
+        gpu: Whether there is a GPU.
     """
 
     def __init__(self, entries: Sequence[Entry], gpu: bool) -> None:
         self.entries, self.gpu = entries, gpu
-        self.failed: dict[str, str] = {}  # why, by title
+        self.failed: dict[str, str] = {}  # reasons by title
 
     def left(self) -> Iterator[tuple[Entry, list[float], str]]:
-        """What is left to do, the minutes of its rows, and what blocks it, as it is when it is asked for."""
+        """Each entry that is left, with the minutes of its rows and the reason why it cannot run, if any."""
         blocked: dict[Path | None, str] = {}
         for entry in self.entries:
             why = self.failed.get(entry.title, "") or next(filter(None, map(blocked.get, entry.needs)), "")
@@ -57,7 +57,7 @@ class Agenda:
                 why = f"there is no {script}"
             try:
                 minutes = entry.open(self.gpu)
-            except (Exception, SystemExit) as error:  # of whatever kind: the others continue
+            except (Exception, SystemExit) as error:  # the other entries continue
                 why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             if minutes and (entry.makes is None or entry.makes not in blocked):
                 yield entry, minutes, why
@@ -65,7 +65,7 @@ class Agenda:
                 blocked[entry.makes] = why and f"{entry.title}: {why}"
 
     def table(self, minutes: float) -> str:
-        """What is left, and how much of it fits into so many minutes."""
+        """The entries that are left, and how many of their rows fit into so many minutes."""
         lines, there = [f"{'minutes':>8} {'rows':>5} {'fit':>5}"], set[Path]()
         remaining, in_all = minutes, 0.0
         for entry, taken, why in self.left():
@@ -84,30 +84,30 @@ class Agenda:
         return "\n".join([*lines, f"{in_all:8.1f} in all"]) if in_all else "nothing is left"
 
     def run(self, minutes: float, logs: Path) -> None:
-        """Run what fits, the best first."""
+        """Run the entries that fit, in order."""
         end = time.monotonic() + 60 * minutes
         for entry, taken, why in self.left():
             remaining = (end - time.monotonic()) / 60
             if why or not all(place.exists() for place in entry.needs):
                 continue
             if START + taken[0] > remaining:
-                said(f"does not fit into {remaining:.1f} minutes: {entry.title}")
+                log_line(f"does not fit into {remaining:.1f} minutes: {entry.title}")
                 continue
-            said(f"{entry.title}: about {START + sum(taken):.1f} minutes")
+            log_line(f"{entry.title}: about {START + sum(taken):.1f} minutes")
             began, log = time.monotonic(), logs / f"{entry.title.replace('/', '-')[:80]}.log"
             code = self._finished(entry, remaining, log)
             after = f"after {(time.monotonic() - began) / 60:.1f} minutes"
             if code is None:
-                said(f"{entry.title}: interrupted at the end of the time, {after}")
+                log_line(f"{entry.title}: interrupted at the end of the time, {after}")
             elif code:
                 *_, last = ["", *log.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]]
                 self.failed[entry.title] = f"exit code {code}, {log}"
-                said(f"{entry.title}: failed {after}: {last[:200]}")
+                log_line(f"{entry.title}: failed {after}: {last[:200]}")
             else:
-                said(f"{entry.title}: done {after}")
+                log_line(f"{entry.title}: done {after}")
 
     def _finished(self, entry: Entry, minutes: float, log: Path) -> int | None:
-        """The exit code of an entry; None where it took longer, and was interrupted."""
+        """The exit code of an entry; None if it was interrupted at the end of the time."""
         words = [sys.executable, *entry.words]
         if entry.makes:
             partial = entry.makes.parent / "partial" / entry.makes.name
@@ -134,13 +134,13 @@ class Agenda:
                     interrupt(child)
         if entry.makes and not code:
             partial.rename(entry.makes)
-            with suppress(OSError):  # others are begun
+            with suppress(OSError):  # not empty: another model is incomplete
                 partial.parent.rmdir()
         return code
 
 
 def interrupt(child: subprocess.Popen[bytes]) -> None:
-    """End a command, which may save first."""
+    """Interrupt a command, and kill it if it does not end in time."""
     for number, seconds in ((signal.SIGINT, SAVES), (signal.SIGKILL, None)):
         os.killpg(child.pid, number)
         try:
@@ -150,16 +150,16 @@ def interrupt(child: subprocess.Popen[bytes]) -> None:
             continue
 
 
-def said(line: str) -> None:
+def log_line(line: str) -> None:
     print(time.strftime("%H:%M:%S"), line, flush=True)
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="all that is left, if not given")
-    parser.add_argument("--device", choices=[CPU, CUDA], help="a GPU, if there is one, if not given")
-    parser.add_argument("--dry-run", action="store_true", help="print what is left, and what of it fits")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="default: no limit")
+    parser.add_argument("--device", choices=[CPU, CUDA], help="default: a GPU, if there is one")
+    parser.add_argument("--dry-run", action="store_true", help="print what is left, and what fits")
     parser.add_argument("--models", type=Path, default=default_cache().parent / "eval", metavar="FOLDER")
     given = parser.parse_args(words)
     there = torch.cuda.is_available()

@@ -1,4 +1,4 @@
-"""Cost of prefill, decoding and a training step with each position remapping, against stock sdpa.
+"""Cost of prefill, decoding and a training step with each position remapping, relative to stock SDPA.
 
     python eval/benchmarks/attention_cost.py [--tokens 2048 4096] [--rounds N]
 
@@ -36,7 +36,7 @@ from study import Row, Study
 
 SEED, ROUNDS, STEPS = 0, 3, 48
 STOCK = "stock"
-BEYOND = {"string": 1.4}  # of the window, where a remapping reaches no farther than 4
+BEYOND = {"string": 1.4}  # times L, because this remapping supports less than four times L
 SHAPE: dict[str, Any] = {
     "vocab_size": 1024,
     "hidden_size": 576,
@@ -61,7 +61,7 @@ def make_ids(tokens: int) -> Tensor:
 
 
 def seconds() -> float:
-    """CPU time; on a GPU, wall time once its work is done."""
+    """The CPU time; on a GPU, the wall time after its work is finished."""
     if not GPU:
         return time.process_time()
     torch.cuda.synchronize()
@@ -75,8 +75,8 @@ def within(model: LlamaForCausalLM, tokens: int, name: str) -> AbstractContextMa
     return remap_positions(model, name, to=tokens)
 
 
-def read(model: LlamaForCausalLM, ids: Tensor) -> dict[str, float]:
-    """Seconds of a prefill, of a decode step and of a training step."""
+def times(model: LlamaForCausalLM, ids: Tensor) -> dict[str, float]:
+    """The seconds of a prefill, of a decode step and of a training step."""
     cache = DynamicCache(config=model.config)
     steps = []
     with torch.inference_mode():
@@ -99,7 +99,7 @@ def train(model: LlamaForCausalLM, ids: Tensor) -> None:
 
 
 def measure_memory(name: str, tokens: str | int) -> float:
-    """MiB of a training step in this process, which on a CPU does nothing else."""
+    """The MiB of a training step in this process; on a CPU, a separate process."""
     torch.set_num_threads(1)
     model = make_model()
     ids = make_ids(int(tokens))
@@ -136,23 +136,23 @@ def measure(case: Row, given: Namespace) -> Row:
 
 
 def timed(name: str, tokens: int, rounds: int) -> dict[str, list[dict[str, float]]]:
-    """What each round found, of stock and of a remapping."""
+    """The times of stock and of a remapping, by round."""
     model = make_model()
-    runs = dict.fromkeys(dict.fromkeys((STOCK, name)), partial(read, model, make_ids(tokens)))
+    runs = dict.fromkeys(dict.fromkeys((STOCK, name)), partial(times, model, make_ids(tokens)))
     return in_turn(runs, rounds, within=partial(within, model, tokens), seed=SEED)[1]
 
 
-def more(parser: ArgumentParser) -> None:
+def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--device", choices=TOKENS, default=DEVICE, help="a GPU, if there is one")
-    parser.add_argument("--tokens", type=int, nargs="+", help="that are read")
+    parser.add_argument("--tokens", type=int, nargs="+", help="tokens of the sequence")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.set_defaults(threads=1)
 
 
-STUDY = Study(name="attention_cost", about=__doc__, cases=cases, measure=measure, options=more)
+STUDY = Study(name="attention_cost", about=__doc__, cases=cases, measure=measure, options=add_options)
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--measure"]:  # in a process of its own
+    if sys.argv[1:2] == ["--measure"]:  # in a separate process
         print(json.dumps(measure_memory(*sys.argv[2:])))
     else:
         STUDY.main()

@@ -67,7 +67,7 @@ KINDS = {"step": step, "forward": forward}
 
 
 def measure_time(tokens: int, rounds: int) -> dict[str, dict[str, Any]]:
-    """Seconds of each encoding and, for each kind, the spread of its ratio to the stock rope."""
+    """The seconds of each encoding and, for each kind, the spread of its ratio to stock RoPE."""
     model = make_model()
     ids = torch.randint(SHAPE["vocab_size"], (1, tokens))
 
@@ -87,12 +87,12 @@ def measure_time(tokens: int, rounds: int) -> dict[str, dict[str, Any]]:
 
 
 def measure_memory(name: str, tokens: str) -> float:
-    """MiB at the peak of a training step, above the loaded model; in a process of its own."""
+    """The peak MiB of a training step, above the loaded model; in a separate process."""
     torch.set_num_threads(1)
     model = make_model()
     step(model, torch.zeros(1, 16, dtype=torch.long))
     with within(model, name):
-        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak so far is forgotten
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the peak
         held = resident_mib("VmRSS")
         step(model, torch.randint(SHAPE["vocab_size"], (1, int(tokens))))
         return resident_mib("VmHWM") - held

@@ -58,7 +58,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Run:
-    """One process, as the kernel counted it."""
+    """The cost of one process, from the kernel."""
 
     seconds: float
     cpu_seconds: float
@@ -66,7 +66,7 @@ class Run:
 
 
 def tensor_shapes() -> Shapes:
-    """Every tensor of the model, in the order of its layers."""
+    """The shape of every tensor of the model, in the order of its layers."""
     kv = HIDDEN // HEADS * KV_HEADS
     layer: Shapes = {
         "input_layernorm": (HIDDEN,),
@@ -92,7 +92,7 @@ def num_bytes(shape: tuple[int, ...]) -> int:
 
 
 def shards_of(shapes: Shapes) -> Iterator[Shapes]:
-    """The tensors in their order, cut into SHARDS parts of about the same size."""
+    """The tensors in order, in SHARDS parts of about the same size."""
     limit = sum(map(num_bytes, shapes.values())) / SHARDS
     shards: list[Shapes] = [{} for _ in range(SHARDS)]
     before = 0
@@ -137,7 +137,7 @@ def write_checkpoint(folder: Path) -> None:
 
 
 def measure(command: list[str]) -> Run:
-    # A child's peak starts at that of its parent, so nothing large is imported here.
+    # The peak of a child starts at that of its parent, so nothing large is imported here.
     begin = time.perf_counter()
     with tempfile.TemporaryFile() as log:
         child = subprocess.Popen(command, stdout=log, stderr=log)
@@ -157,14 +157,14 @@ def disk_bytes(*folders: Path) -> int:
 
 
 def check_links(source: Path, out: Path) -> None:
-    """Every weight file of the copy is the very file of the source."""
+    """Check that every weight file of the copy is a hard link to the source."""
     for file in source.glob("*.safetensors*"):
         if not file.samefile(out / file.name):
             raise SystemExit(f"{out / file.name} is a copy of {file}")
 
 
 def extend_once(source: Path, out: Path) -> tuple[Run, int, dict[str, str]]:
-    """One extension, the bytes it added to the disk, and what it verified."""
+    """Run one extension; return its cost, the added bytes on disk, and its verification."""
     before = disk_bytes(source)
     executable = str(Path(sys.executable).with_name("ropepatch"))
     run = measure([executable, "extend", str(source), "--to", "32k", "--link-weights", "--out", str(out)])

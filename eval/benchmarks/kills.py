@@ -1,4 +1,4 @@
-"""Commands that are killed at random times: nothing is lost, and the same command ends as if undisturbed.
+"""Kill commands at random times, and check that nothing is lost and the same command resumes.
 
     python eval/benchmarks/kills.py [--campaigns 180] [--seed 0] [--json FILE]
 
@@ -7,7 +7,7 @@ then runs it once more. The result is compared byte by byte (times excluded) wit
 The same command resumes an interrupted benchmark, from the campaigns in its file.
 """
 
-# ruff: noqa: E402  # the environment and the folder of helpers are set before what reads them is imported
+# ruff: noqa: E402  # environment and import path are set before the imports that need them
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from ropepatch.model.source import TINY
 from ropepatch.training.recipe import Data
 
 HEAVY.append("__main__")
-BaseServer.handle_error = lambda *_: None  # of the Hub, whose client is killed
+BaseServer.handle_error = lambda *_: None  # the Hub, when its client is killed
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 READING = """
 to: [2x]
@@ -63,7 +63,7 @@ STORY = "Once upon a time there was a small red fox that lived by the lake numbe
 
 
 def write_text(place: Path) -> None:
-    """A text, a suite that reads it, and `six.yaml`, a recipe that trains on it."""
+    """Write a text, a suite that uses it, and `six.yaml`, a recipe that trains on it."""
     (place / "text.txt").write_text("<|endoftext|>".join(STORY.format(*[n] * 8) for n in range(60)))
     (place / "suite.yaml").write_text(READING)
     own = Data(sources=(Texts(text="text.txt"),), windows=(64,), tokens_per_batch=128)
@@ -71,7 +71,7 @@ def write_text(place: Path) -> None:
 
 
 def commands(folder: Path) -> dict[str, Attack]:
-    """The commands that are killed, each on tiny and on a random model whose weights lie in several files."""
+    """The commands to kill, each on tiny and on a random model with sharded weights."""
     shards = write_checkpoint(folder / "shards", by_bytes=True, max_shard_size="30KB")
     known = attacks(folder)
     train, distil = (known[name] for name in ("train", "distil"))
@@ -127,7 +127,7 @@ def commands(folder: Path) -> dict[str, Attack]:
 
 
 def drawn(number: int, seed: int, names: list[str]) -> tuple[str, int, list[float]]:
-    """The command of a campaign, its signal, and when it is sent, as shares of an undisturbed run."""
+    """The command of a campaign, its signal, and its times as shares of an undisturbed run."""
     draw = random.Random(f"{seed} {number}")
     times = [draw.random() for _ in range(draw.randint(1, 3))]
     return names[number % len(names)], SIGNALS[number // len(names) % len(SIGNALS)], times
@@ -136,7 +136,7 @@ def drawn(number: int, seed: int, names: list[str]) -> tuple[str, int, list[floa
 def campaign(
     number: int, seed: int, folder: Path, known: dict[str, Attack], undisturbed: Any
 ) -> dict[str, Any]:
-    """One campaign: what was killed, how often that found it alive, and what was wrong."""
+    """Run one campaign; return the command, the number of kills that hit, and the errors."""
     name, sent, times = drawn(number, seed, list(known))
     reference: Reference = undisturbed(name)
     kills = [Kill(None, seconds=reference.seconds * share, signal=sent) for share in times]
@@ -152,7 +152,7 @@ def campaign(
 
 
 def once(make: Callable[[str], Any]) -> Callable[[str], Any]:
-    """The same, made once for each name, whichever thread asks first."""
+    """Make a value once for each name, also with several threads."""
     locks: dict[str, Lock] = {}
     made = cache(make)
 
@@ -164,7 +164,7 @@ def once(make: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """By command and signal how many campaigns there were, how many kills hit, and what was lost."""
+    """The numbers of campaigns, hits and losses by command and signal."""
     for command, sent in sorted({(row["command"], row["signal"]) for row in rows}):
         own = [row for row in rows if (row["command"], row["signal"]) == (command, sent)]
         yield {
@@ -178,7 +178,7 @@ def table(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def earlier(file: Path, seed: int, commit: str | None) -> list[dict[str, Any]]:
-    """The campaigns that the file of the same seed and commit holds."""
+    """The campaigns in the file, if it has the same seed and commit."""
     if not file.exists():
         return []
     content = json.loads(file.read_text(encoding="utf-8"))

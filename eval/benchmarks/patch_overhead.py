@@ -73,9 +73,9 @@ def forward_of(model: Any) -> Run:
 
 
 def compiled_alone(model: LlamaForCausalLM) -> Any:
-    """Compiled in one graph, or an error; as in a process of its own.
+    """Compile a model in one graph, without the cache that models of one class share.
 
-    Models of one class share a cache otherwise, in which a call tries the guards of the other three first.
+    With that cache, a call would try the guards of the other three models first.
     """
     compile_model: Any = torch.compile  # its overloads leave isolate_recompiles out
     return compile_model(model, fullgraph=True, dynamic=False, isolate_recompiles=True)
@@ -106,7 +106,7 @@ def forward_rows(models: dict[str, LlamaForCausalLM]) -> Iterator[dict[str, Any]
 
 
 def patch_milliseconds(model: LlamaForCausalLM) -> dict[str, dict[str, float]]:
-    """Of `patch` with a plan made before, and of `remove`."""
+    """The milliseconds of `patch` with an existing plan, and of `remove`."""
     plan = ropepatch.plan(model, to=TARGET, method="yarn")
     putting, removing = [], []
     for _ in range(PATCHES):

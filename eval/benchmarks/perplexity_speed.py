@@ -52,7 +52,7 @@ def label(sliding: dict[str, int]) -> str:
 
 
 def published_loss(model: Any, ids: Tensor, scored: int) -> tuple[float, int]:
-    """Nats, and how many tokens they are of, for one window of which the last ``scored`` tokens count."""
+    """The nats of the last ``scored`` tokens of a window, and their number."""
     labels = ids.clone()
     labels[: len(ids) - scored] = -100
     count = int((labels[1:] != -100).sum())
@@ -60,7 +60,7 @@ def published_loss(model: Any, ids: Tensor, scored: int) -> tuple[float, int]:
 
 
 def published_one_pass(model: Any, documents: list[Tensor], lengths: list[int]) -> list[float]:
-    """Nats per token at each length."""
+    """The nats per token at each length."""
     means = []
     for length in lengths:
         sums = [published_loss(model, ids[:length], length) for ids in documents]
@@ -69,7 +69,7 @@ def published_one_pass(model: Any, documents: list[Tensor], lengths: list[int]) 
 
 
 def published_sliding(model: Any, documents: list[Tensor], window: int, stride: int) -> list[float]:
-    """Nats per token, over all tokens of all documents."""
+    """The nats per token over all documents."""
     sums = []
     for ids in documents:
         read = 0
@@ -104,7 +104,7 @@ def sliding_floor(model: Any, documents: list[Tensor], window: int, stride: int)
 
 
 def compare(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, Any]:
-    """Seconds and ratios of "published", "ours" and "floor" over the rounds."""
+    """The seconds and ratios of "published", "ours" and "floor" over the rounds."""
     seconds, results = in_turn(runs, rounds, warm_up=0, seed=SEED)
     pairs = zip(results["published"][-1], results["ours"][-1], strict=True)
     difference = max(abs(published - ours) for published, ours in pairs)
@@ -152,7 +152,7 @@ def time_both(rounds: int) -> dict[str, Any]:
 
 @torch.inference_mode()
 def measure_memory(procedure: str, name: str) -> dict[str, float]:
-    """Of one procedure in this process, which does nothing else."""
+    """The memory of one procedure; in a separate process."""
     torch.manual_seed(SEED)
     sliding, length = MEMORY[name]
     model = LlamaForCausalLM(LlamaConfig(**SHAPE, max_position_embeddings=length)).eval()

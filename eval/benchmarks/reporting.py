@@ -23,7 +23,7 @@ PACKAGES = ("ropepatch", "transformers", "torch", "safetensors")
 
 
 def spread(samples: Sequence[float]) -> dict[str, float]:
-    """Median, quartiles and range, to six significant digits."""
+    """The median, quartiles and range, to six significant digits."""
     low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
     values = {"median": middle, "q1": low, "q3": high, "min": min(samples), "max": max(samples)}
     return {name: float(f"{value:.6g}") for name, value in values.items()}
@@ -36,7 +36,7 @@ def resident_mib(field: str) -> float:
 
 
 def environment() -> dict[str, Any]:
-    """Date, commit, command, versions and machine; torch is not imported for it."""
+    """The date, commit, command, versions and machine; does not import torch."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -53,7 +53,7 @@ def environment() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit that runs, marked where files differ from it; None outside a clone."""
+    """The current commit, marked if files differ from it; None outside a clone."""
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
     done = subprocess.run([*git, "--exclude=*"], capture_output=True, text=True, check=False)
     return done.stdout.strip() or None
@@ -65,7 +65,7 @@ def _cpu() -> str:
 
 
 def shown(result: Any, place: str = "") -> Iterator[str]:
-    """A line for each number of a result, by its place; of a spread its median and range."""
+    """A line for each number of a result, with its path; for a spread its median and range."""
     if isinstance(result, dict) and "median" in result:
         yield f"{place}: {result['median']:.4g} ({result['min']:.4g} to {result['max']:.4g})"
     elif isinstance(result, dict | list):
@@ -83,14 +83,14 @@ def in_turn(
     warm_up: int = 1,
     seed: int = 0,
 ) -> tuple[dict[str, list[float]], dict[str, list[Any]]]:
-    """Run all in every round, in shuffled order, each within a context of its own that is not timed.
+    """Run all in every round, in shuffled order, each within its own context, which is not timed.
 
     Args:
-        runs: By name.
-        rounds: How many count.
+        runs: The functions by name.
+        rounds: The number of timed rounds.
         within: The context of a name.
-        warm_up: Rounds before, which do not count.
-        seed: Of the order.
+        warm_up: The number of rounds before, which are not timed.
+        seed: The seed of the order.
 
     Returns:
         The seconds of each by round, and what it returned.
@@ -116,7 +116,7 @@ def ratio(seconds: Mapping[str, Sequence[float]], ours: str, baseline: str) -> d
 
 
 def in_own_process(*arguments: str) -> Any:
-    """Run `measure` of this script with these arguments, in a process that does nothing else."""
+    """Run `measure` of this script with these arguments in a separate process."""
     command = [sys.executable, sys.argv[0], "--measure", *arguments]
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
@@ -131,9 +131,9 @@ def run_benchmark(
 
     Args:
         description: The docstring of the script.
-        benchmark: Takes the options; what it returns is the result, but for name and environment.
-        measure: What `in_own_process` asks for.
-        options: Whole numbers, or several of them.
+        benchmark: Takes the options, and returns the result without name and environment.
+        measure: The function that `in_own_process` runs.
+        options: The options: whole numbers, or lists of them.
     """
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=description, formatter_class=formatter)
@@ -156,7 +156,7 @@ def run_benchmark(
 
 
 def lines(content: Mapping[str, Any]) -> str:
-    """JSON with a line for each key, and for each row of a list of them."""
+    """JSON with a line for each key, and for each row in a list of rows."""
     parts = []
     for key, value in content.items():
         text = json.dumps(value, ensure_ascii=False)

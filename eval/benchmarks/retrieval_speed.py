@@ -33,7 +33,7 @@ SEED, ROUNDS, HAYSTACKS = 0, 5, 10
 FIFTHS = 5  # of the depth
 METHOD, TARGET_LENGTH = "yarn", 2048
 SHAPE: dict[str, Any] = {
-    "vocab_size": 1024,  # tiny's, whose tokenizer writes the haystacks
+    "vocab_size": 1024,  # of tiny, whose tokenizer encodes the haystacks
     "hidden_size": 256,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
@@ -58,7 +58,7 @@ def random_model() -> Any:
 
 
 def tokens_read(haystacks: Sequence[Haystack]) -> dict[str, dict[str, int]]:
-    """How many tokens pass through the model, by either procedure: of haystacks, and in all."""
+    """The tokens that each procedure processes: of haystacks, and in total."""
     first, asked = haystacks[0], [pair for haystack in haystacks for pair in prompts(haystack)]
     ends = min(first.stops), max(first.stops)
     checked = [next(pair for pair in prompts(first) if pair[0] == first.stops[length]) for length in ends]
@@ -74,7 +74,7 @@ def tokens_read(haystacks: Sequence[Haystack]) -> dict[str, dict[str, int]]:
 
 
 def prompts(haystack: Haystack) -> list[tuple[int, int]]:
-    """The tokens of every prompt: of the haystack, and of the question with its answer."""
+    """The tokens of every prompt: those of the haystack, and of the question with its answer."""
     return [
         (haystack.stops[length], len(question))
         for length, asked in haystack.asked.items()
@@ -83,12 +83,12 @@ def prompts(haystack: Haystack) -> list[tuple[int, int]]:
 
 
 def cells(retrieval: Retrieval) -> int:
-    """How many of the cells of length and fifth of the depth have answers."""
+    """The number of cells of length and fifth of the depth with answers."""
     return len({(answer.length, min(int(FIFTHS * answer.depth), FIFTHS - 1)) for answer in retrieval.answers})
 
 
 def difference(first: Retrieval, second: Retrieval) -> float:
-    """The largest difference in log-probability; infinite where other answers are found."""
+    """The largest difference in log-prob; infinite if other answers are correct."""
     pairs = list(zip(first.answers, second.answers, strict=True))
     if any(a._replace(log_prob=0) != b._replace(log_prob=0) for a, b in pairs):
         return float("inf")
@@ -96,7 +96,7 @@ def difference(first: Retrieval, second: Retrieval) -> float:
 
 
 def measure(model: Any, haystacks: Sequence[Haystack], rounds: int) -> dict[str, Any]:
-    """Seconds of both procedures over the rounds, and their ratio."""
+    """The seconds of both procedures over the rounds, and their ratio."""
     runs = {EACH: partial(ask, model, haystacks, read_once=False), ONCE: partial(ask, model, haystacks)}
     ask(model, haystacks[:1])  # warm up
     seconds, results = in_turn(runs, rounds, warm_up=0, seed=SEED)

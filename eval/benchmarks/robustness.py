@@ -8,7 +8,7 @@ Stock transformers loads what `extend` wrote, and its logits are compared with t
 whose rotary module gets the frequencies of the record. Seed and number reproduce a mutant.
 """
 
-# ruff: noqa: E402  # the environment and the folder of helpers are set before what reads them is imported
+# ruff: noqa: E402  # environment and import path are set before the imports that need them
 
 from __future__ import annotations
 
@@ -123,10 +123,10 @@ class Kind:
     """One kind of file.
 
     Args:
-        folder: The sound one, among `sound`; of the model types each in turn where it is empty.
-        files: One of them is damaged.
-        calls: The commands that read it, in a folder in which the copy is `m`; some are drawn.
-        share: Of all mutants.
+        folder: The valid folder, in `sound`; if empty, those of the model types in turn.
+        files: The files, of which one is damaged.
+        calls: The commands that load it, as `m` in the working folder; some are drawn.
+        share: The share of all mutants.
     """
 
     folder: str
@@ -173,7 +173,7 @@ SUITE = {
 
 
 def make_sound(place: Path) -> None:
-    """Write the folders that are damaged."""
+    """Write the valid folders."""
     (place / "text.txt").write_text(" ".join(f"word{i * i % 43}" for i in range(2000)))
     llama = write_checkpoint(place / "llama")
     write_checkpoint(place / "shards", max_shard_size="30KB")
@@ -199,7 +199,7 @@ def make_sound(place: Path) -> None:
 
 
 def adapter(folder: Path) -> None:
-    """An untrained LoRA of tiny with a record."""
+    """Write an untrained LoRA adapter of tiny with a record."""
     from peft import LoraConfig, get_peft_model
 
     tiny = Checkpoint.find("tiny", weights=True)
@@ -216,7 +216,7 @@ def adapter(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Mutant:
-    """One damaged file, by its number, and what is called."""
+    """One damaged file, with its number and the commands."""
 
     kind: str
     folder: str
@@ -227,7 +227,7 @@ class Mutant:
 
 
 def mutant(place: Path, seed: int, number: int) -> Mutant:
-    """Draw a mutant; the same for the same sound folders, seed and number."""
+    """Draw a mutant; the same for the same valid folders, seed and number."""
     draw = random.Random(f"{seed} {number}")
     name = draw.choices(list(KINDS), [kind.share for kind in KINDS.values()])[0]
     kind = KINDS[name]
@@ -241,7 +241,7 @@ def mutant(place: Path, seed: int, number: int) -> Mutant:
 
 
 def changed(draw: random.Random, file: str, data: bytes) -> tuple[str, bytes]:
-    """What is done to a file, in words, and what it holds then."""
+    """A change of a file, in words, and the changed content."""
     if file.endswith(".safetensors"):
         size = int.from_bytes(data[:8], "little")
         damage, header = changed(draw, "header.json", data[8 : 8 + size])
@@ -268,7 +268,7 @@ def changed(draw: random.Random, file: str, data: bytes) -> tuple[str, bytes]:
 
 
 def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The JSON pointers of all values within a content; of a long list those of the first and the last."""
+    """The paths of all values in JSON; of a long list only those of the first and the last."""
     yield path
     inner = list(content.items()) if isinstance(content, dict) else []
     inner = [*enumerate(content)] if isinstance(content, list) else inner
@@ -277,7 +277,7 @@ def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 
 
 def changed_bytes(draw: random.Random, data: bytes) -> tuple[str, bytes]:
-    """The same for bytes that need not be JSON."""
+    """A change of any bytes, in words, and the changed bytes."""
     at, piece = draw.randrange(len(data)), draw.choice(PIECES)
     lines = data.splitlines(keepends=True)
     line = draw.randrange(len(lines))
@@ -297,11 +297,11 @@ def changed_bytes(draw: random.Random, data: bytes) -> tuple[str, bytes]:
     return name, done[name]
 
 
-# What becomes of a call
+# Outcomes of calls
 
 
 def called(words: list[str]) -> tuple[int, str]:
-    """The exit code of a command and what it said; -1 with the traceback where it raised."""
+    """The exit code and the output of a command; -1 and the traceback if it raised."""
     streams = sys.argv, sys.stdout, sys.stderr
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     sys.argv, sys.stdout, sys.stderr = ["ropepatch", *words], out, err
@@ -316,7 +316,7 @@ def called(words: list[str]) -> tuple[int, str]:
     except ropepatch.RopepatchError as error:
         print(f"error: {error}", file=err)
         code = 2
-    except BaseException:  # tokenizers' panics are no Exception
+    except BaseException:  # panics of tokenizers are not of Exception
         return -1, traceback.format_exc()
     finally:
         sys.argv, sys.stdout, sys.stderr = streams
@@ -327,7 +327,7 @@ def called(words: list[str]) -> tuple[int, str]:
 
 
 def state() -> dict[str, Any]:
-    """What no call may change in a process."""
+    """The state of the process that no call may change."""
     return {
         "dtype": torch.get_default_dtype(),
         "threads of torch": torch.get_num_threads(),
@@ -363,7 +363,7 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 def judged(source: Path, out: Path) -> tuple[str, str]:
-    """The fault of a written checkpoint, and what is wrong; empty where it is right."""
+    """The kind of fault of a written checkpoint, and its description; empty if there is none."""
     record = json.loads((out / "ropepatch.json").read_text())
     before, after = (json.loads((folder / "config.json").read_text()) for folder in (source, out))
     parts = [key for key in ("text_config", "decoder", "generator") if isinstance(after.get(key), dict)]
@@ -410,14 +410,14 @@ def judged(source: Path, out: Path) -> tuple[str, str]:
         got = written(ids, **how).logits
         try:
             expected = stock(ids, **how).logits
-        except Exception:  # a source that stock does not run as it is
+        except Exception:  # a source that stock transformers does not run
             return "", ""
     off = ((got - expected).abs().max() / expected.abs().max()).item()
     return ("wrong_ropes", f"logits off by {off:.1e}") if off > 1e-4 else ("", "")
 
 
 def answered(place: Path, server: str, one: Mutant, say: Callable[[str], None]) -> dict[str, Any]:
-    """Run the calls of a mutant, and count what is wrong with them."""
+    """Run the calls of a mutant, and count their faults."""
     counted: Counter[str] = Counter()
     found: list[str] = []
     with TemporaryDirectory(dir=place) as scratch:
@@ -433,7 +433,7 @@ def answered(place: Path, server: str, one: Mutant, say: Callable[[str], None]) 
             code, said = called(call.replace("{server}", server).split())
             after = state()
             for thread in {*threading.enumerate()} - {*running}:
-                thread.join(1)  # a pool that ends
+                thread.join(1)  # a pool that is ending
                 if thread.is_alive():
                     after |= {"thread": thread.name}
             counted["calls"] += 1
@@ -462,7 +462,7 @@ def answered(place: Path, server: str, one: Mutant, say: Callable[[str], None]) 
 
 
 def work(place: Path, server: str, seed: int, pipe: Connection) -> None:
-    """Answer for numbers of mutants until there are no more."""
+    """Run mutants by their numbers until there are no more."""
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     os.dup2(os.open(place / "stderr.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
@@ -475,7 +475,7 @@ def work(place: Path, server: str, seed: int, pipe: Connection) -> None:
 
 
 class Answers(BaseHTTPRequestHandler):
-    """A server of completions that always says the same."""
+    """A completions server that always returns the same."""
 
     def _say(self, content: Config) -> None:
         body = json.dumps(content).encode()
@@ -489,19 +489,19 @@ class Answers(BaseHTTPRequestHandler):
         self._say({"data": [{"id": "m", "max_model_len": 4096}]})
 
     def do_POST(self) -> None:
-        """Say the probabilities of the next token."""
+        """Return the probabilities of the next token."""
         self.rfile.read(int(self.headers["Content-Length"]))
         tops = {f"token_id:{token}": -1.0 - token / 10 for token in range(5, 15)}
         self._say({"choices": [{"logprobs": {"top_logprobs": [tops]}}]})
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def supervised(
     place: Path, server: str, mutants: int, seed: int, workers: int
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The outcome of every mutant; a worker that is silent for too long is killed, and another starts."""
+    """The outcome of every mutant; replaces a worker that does not answer in time."""
     context = multiprocessing.get_context("fork")
     left = iter(range(mutants))
     running: dict[Connection, tuple[Any, int, str, float]] = {}
@@ -551,7 +551,7 @@ def supervised(
 
 
 def warm_up(place: Path, server: str) -> None:
-    """Run every command once on sound files, so that what is imported by the way is there."""
+    """Run every command once on valid files, so that all lazy imports are done."""
     for name, kind in KINDS.items():
         folder = kind.folder or "qwen2"
         for call in dict.fromkeys(kind.calls):

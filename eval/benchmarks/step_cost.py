@@ -61,12 +61,12 @@ SHAPES = {
 LORA, QLORA, DISTIL, FULL = "lora", "qlora", "distil", "full"
 LENGTHS = ("8k", "32k", "16k", "64k", "128k")
 WINDOW = 8192  # of all shapes but tiny
-STEPS, ENOUGH = 4, 40.0  # at most; in so many seconds two do
-OPERATIONS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}  # a second, bfloat16 without sparsity
+STEPS, ENOUGH = 4, 40.0  # at most; only two if they take so many seconds
+OPERATIONS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}  # per second, bfloat16 without sparsity
 
 
 def cases(given: Namespace) -> Iterator[study.Row]:
-    """The longest rows last; in 4 bits only where they can be."""
+    """The cases, the longest sequences last; 4-bit ones only if possible."""
     can_quantise = torch.cuda.is_available() and find_spec("bitsandbytes") is not None
     for length in given.lengths:
         for shape in given.shapes:
@@ -76,10 +76,10 @@ def cases(given: Namespace) -> Iterator[study.Row]:
 
 
 class RandomRows:
-    """Tokens drawn at random.
+    """Training sequences of random tokens.
 
     Args:
-        vocabulary: Of how many.
+        vocabulary: The size of the vocabulary.
     """
 
     name, digest, size = "random tokens", "", None
@@ -88,7 +88,7 @@ class RandomRows:
         self._vocabulary = vocabulary
 
     def row(self, index: int, window: int) -> Row:
-        """As `TokenRows.row`."""
+        """A training sequence; see `TokenRows.row`."""
         ids = torch.randint(self._vocabulary, (window,), generator=torch.Generator().manual_seed(index))
         return Row(ids, ids.clone(), (window,))
 
@@ -100,11 +100,11 @@ class Clock(TrainerCallback):
         self.seconds: list[float] = []
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        """Wait for what was before."""
+        """Wait for earlier work on the device."""
         self._began = self._now()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Wait for the step."""
+        """Wait for the step, and record its time."""
         self.seconds.append(self._now() - self._began)
         control.should_evaluate = control.should_save = control.should_log = False
         if len(self.seconds) > 2 and sum(self.seconds) > ENOUGH:
@@ -118,7 +118,7 @@ class Clock(TrainerCallback):
 
 
 def recipe_of(how: str, tokens: int, window: int) -> Recipe:
-    """The recipe with one row of so many tokens a step."""
+    """The recipe with one sequence of so many tokens per step."""
     recipe = read_recipe("smollm2-135m-32k-full" if how == FULL else "llama3-8b-yarn-64k")
     rows = {"windows": (tokens,), "tokens_per_batch": tokens, "boundaries": False}
     distances = {"name": "rerope", "window": teaching_window(window)}
@@ -126,7 +126,7 @@ def recipe_of(how: str, tokens: int, window: int) -> Recipe:
     changes: dict[str, Any] = {
         "data": recipe.data.model_copy(update=rows),
         "positions": TrueLength(),
-        "trainer": {key: value for key, value in trainer.items() if key != "bf16"},  # as is fastest
+        "trainer": {key: value for key, value in trainer.items() if key != "bf16"},  # the fastest
         "distil": Distil(remapping=distances) if how == DISTIL else None,
         "quantization": "4bit" if how == QLORA else None,
         "attention": "sdpa",
@@ -135,7 +135,7 @@ def recipe_of(how: str, tokens: int, window: int) -> Recipe:
 
 
 def config_of(shape: str) -> Any:
-    """The configuration of a shape, its rope unscaled."""
+    """The configuration of a shape, with unscaled RoPE."""
     raw = dict(published_config(SHAPES[shape]) or {})
     if shape != "tiny":
         raw |= {"max_position_embeddings": WINDOW, "rope_scaling": None}
@@ -151,14 +151,14 @@ def made(shape: str, dtype: torch.dtype) -> Any:
 
 @cache
 def saved(shape: str, dtype: torch.dtype) -> tuple[Path, Any]:
-    """Its folder, from which weights are loaded in 4 bits, and what removes it at the end."""
+    """The folder of a model for loading in 4 bits, and the object that removes it at the end."""
     place = tempfile.TemporaryDirectory()
     made(shape, dtype).save_pretrained(place.name)
     return Path(place.name), place
 
 
 def measure(case: study.Row, given: Namespace) -> study.Row:
-    """What a step takes, or that it does not fit."""
+    """The time and memory of a step, or the error that it does not fit."""
     shape, how, tokens = (case[key] for key in ("shape", "how", "tokens"))
     config = config_of(shape)
     window = config.max_position_embeddings
@@ -186,7 +186,7 @@ def measure(case: study.Row, given: Namespace) -> study.Row:
 
 
 def stepped(shape: str, recipe: Recipe, plan: Any, dtype: torch.dtype) -> study.Row:
-    """Time and memory of some steps, the model made ready as for a run."""
+    """The time and memory of some steps of a model prepared as for a run."""
     window, target, name = plan.source.window, plan.target, str(dtype).removeprefix("torch.")
     device = best_device()
     if recipe.quantization:
@@ -225,7 +225,7 @@ def stepped(shape: str, recipe: Recipe, plan: Any, dtype: torch.dtype) -> study.
 
 
 def operations(config: Any, weights: int, how: str, tokens: int) -> int:
-    """Of a step: forward and backward, the gradients of frozen weights left out; with the teacher's."""
+    """The operations of a step, without gradients of frozen weights, but with those of a teacher."""
     looked_up = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
     attention = forward_operations(config, 0, tokens)
     linear = forward_operations(config, weights - looked_up, tokens) - attention
@@ -234,14 +234,14 @@ def operations(config: Any, weights: int, how: str, tokens: int) -> int:
 
 
 def mfu(row: study.Row, gpu: str) -> float | None:
-    """The share of a GPU's operations; None where nobody has stated them here."""
+    """The share of the peak operations of a GPU; None if they are not in `OPERATIONS`."""
     stated = next((most for name, most in OPERATIONS.items() if name in gpu), None)
     seconds = row["step_seconds"]["median"]
     return row["operations"] / seconds / stated if stated else None
 
 
 def steps_table(rows: list[study.Row], gpu_of: Callable[[float], str]) -> str:
-    """Tabulate rows that name the GPU that measured them; those of one shape together, the shortest first."""
+    """The table of rows with the name of a GPU, by shape, the shortest first."""
     fits = "step_seconds"
 
     def shown(form: Callable[[study.Row], str]) -> Callable[[study.Row], str]:
@@ -273,15 +273,15 @@ def steps_table(rows: list[study.Row], gpu_of: Callable[[float], str]) -> str:
     return study.table(sorted(rows, key=lambda row: (row["parameters"], row["how"], row["tokens"])), columns)
 
 
-def more(parser: ArgumentParser) -> None:
+def add_options(parser: ArgumentParser) -> None:
     hows = (LORA, DISTIL, QLORA, FULL)
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=[*SHAPES][:3])
     parser.add_argument("--hows", nargs="+", choices=hows, default=hows)
-    parser.add_argument("--lengths", nargs="+", default=LENGTHS, help="tokens of a row")
+    parser.add_argument("--lengths", nargs="+", default=LENGTHS, help="tokens of a sequence")
 
 
 STUDY = Study(
-    name="step_cost", about=__doc__, cases=cases, measure=measure, options=more, inputs=lambda case: ()
+    name="step_cost", about=__doc__, cases=cases, measure=measure, options=add_options, inputs=lambda case: ()
 )
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def loss_functions(model: nn.Module) -> dict[str, Callable[[dict[str, Tensor]], 
 
 
 class Step:
-    """One step of a procedure; all of a process share a model and an optimiser."""
+    """One step of a procedure; the procedures share a model and an optimiser."""
 
     def __init__(self) -> None:
         self.model, self.batch = make_model(), make_batch()
@@ -77,7 +77,7 @@ class Step:
         self.losses = loss_functions(self.model)
 
     def __call__(self, procedure: str, *, update: bool = True) -> tuple[float, float]:
-        """Loss, and the norm of the gradients."""
+        """The loss, and the norm of the gradients."""
         self.optimizer.zero_grad()
         loss = self.losses[procedure](self.batch)
         loss.backward()
@@ -104,7 +104,7 @@ def time_both(rounds: int) -> dict[str, Any]:
 
 
 def measure_memory(procedure: str) -> dict[str, float]:
-    """Of one procedure in this process, which does nothing else."""
+    """The memory of one procedure; in a separate process."""
     torch.set_num_threads(1)
     step = Step()
     loaded = resident_mib("VmRSS")

@@ -1,8 +1,8 @@
-"""One frame of all studies: cases, a function from a case to its row, a file that resumes, and tables.
+"""The frame of all studies: cases, a function from a case to its row, a file that resumes, and tables.
 
-A case is what names a row, and a row that the file holds is not measured again. The file is written after
-every row, under a lock, a row a line; each row says which of its `recorded` starts measured it: date, commit,
-command, versions, machine, and digests of what was read.
+A case identifies a row, and rows in the file are not measured again. The file is written after every row,
+under a lock, with a row per line. Each row refers to one of the `recorded` starts: date, commit, command,
+versions, machine, and digests of the input files.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ RESULTS = Path(__file__).parents[1] / "results"
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 STORIES = SHARED / "texts" / "tinystories" / "true_case.txt"
 OWN, FLOOR = "own window", "floor"
-KEYS = 40  # haystacks, of a key each
+KEYS = 40  # prompts with one key each
 Row = dict[str, Any]
 Item = TypeVar("Item")
 
 
-# What is read
+# Models and texts
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint at a factor, read on what it was not trained on: tales for tiny, else stories.
+    """A checkpoint and a target length, with held-out text: synthetic stories for tiny, else TinyStories.
 
     Args:
         name: tiny, or the name of a folder of shared/checkpoints.
-        factor: The target over L.
-        windows: How many are read.
+        factor: The target length over L.
+        windows: The number of windows of text.
     """
 
     name: str
@@ -72,28 +72,28 @@ class Checkpoint:
 
     @cached_property
     def loaded(self) -> tuple[Any, Any]:
-        """Model and tokenizer."""
+        """The model and its tokenizer."""
         return ropepatch.load(self.place, device="cpu")
 
     @cached_property
     def trained(self) -> int:
-        """L, in tokens."""
+        """The original context length L in tokens."""
         config = json.loads((self.place / "config.json").read_text(encoding="utf-8"))
         return int(config["max_position_embeddings"])
 
     @property
     def target(self) -> int:
-        """N, in tokens."""
+        """The target length N in tokens."""
         return self.factor * self.trained
 
     @property
     def named(self) -> Row:
-        """What names the checkpoint in a row."""
+        """The values that identify it in a row."""
         return {"model": self.name, "factor": self.factor, "target": self.target}
 
     @property
     def tales(self) -> list[Tale]:
-        """The held-out tales of tiny."""
+        """The held-out synthetic stories of tiny."""
         return held_out_tales(self.loaded[1], length=self.target, count=self.windows)
 
     @cached_property
@@ -106,16 +106,16 @@ class Checkpoint:
         return cut_windows(self.loaded[1], held_out, length=self.target, count=self.windows)
 
     def losses(self, model: Any, **how: Any) -> Row:
-        """Nats and tokens of each document: in all, within the first L tokens, and in the last quarter."""
+        """The nats and tokens of each document: of all tokens, of the first L, and of the last quarter."""
         documents, pieces = zip(*self.pieces, strict=True)
         return self._spans(ropepatch.perplexity(model, None, pieces, **how), documents)
 
     def through_own_window(self) -> Row:
-        """The losses of the model as it is, half a window at a time."""
+        """The losses of the unscaled model in sliding windows of L tokens, with a stride of L/2."""
         return self.losses(self.loaded[0], window=self.trained, stride=self.trained // 2)
 
     def floor(self) -> Row:
-        """The losses of tiny's tales that no model beats."""
+        """The least possible losses on the synthetic stories of tiny."""
         return self._spans(LossCurve(tuple(-tale.log_probs()[1:] for tale in self.tales)))
 
     def _spans(self, curve: LossCurve, documents: Sequence[int] | None = None) -> Row:
@@ -128,27 +128,27 @@ class Checkpoint:
         }
 
     def keys(self, model: Any, count: int = KEYS) -> Row:
-        """Ask for passkeys at the target: the log-probabilities and the shares found, by haystack."""
-        asked = ropepatch.passkey(model, self.loaded[1], lengths=[self.target], haystacks=count, seed=1)
-        answers = asked.log_prob(self.target), asked.found(self.target)
-        return {"log_prob": answers[0].clusters, "found": answers[1].clusters}
+        """The log-prob and the accuracy of passkeys at the target length, by prompt."""
+        answers = ropepatch.passkey(model, self.loaded[1], lengths=[self.target], haystacks=count, seed=1)
+        log_prob, found = answers.log_prob(self.target), answers.found(self.target)
+        return {"log_prob": log_prob.clusters, "found": found.clusters}
 
 
 @cache
 def checkpoint(name: str, factor: int) -> Checkpoint:
-    """The checkpoint of a case, which is loaded once."""
+    """The checkpoint of a case, loaded once."""
     return Checkpoint(name, factor)
 
 
 def trained_on(documents: Sequence[Any]) -> int:
-    """How many of the stories, the first ones, may be trained on."""
+    """The number of stories, from the first, that may be used for training."""
     return len(documents) * 17 // 20
 
 
 @contextmanager
 def adapted(plan: Any, recipe: Recipe, out: Path) -> Iterator[tuple[Any, Row]]:
-    """The model that a training makes, in float32, and the training's record; the folder goes after it."""
-    folder = ropepatch.adapt(plan, recipe, out, say=said).folder
+    """Train, yield the model in float32 with the record of the training, and remove the folder."""
+    folder = ropepatch.adapt(plan, recipe, out, say=log_line).folder
     record = json.loads((folder / "ropepatch.json").read_text(encoding="utf-8"))["adaptation"]
     yield ropepatch.load(folder, device="cpu")[0].float(), record
     shutil.rmtree(out)
@@ -157,8 +157,8 @@ def adapted(plan: Any, recipe: Recipe, out: Path) -> Iterator[tuple[Any, Row]]:
 # A study
 
 
-def read_by(case: Row) -> list[Path]:
-    """The weights that a case reads, and the stories."""
+def inputs_of(case: Row) -> list[Path]:
+    """The input files of a case: its weights, and the stories."""
     if "model" not in case:
         return []
     place = TINY if case["model"] == "tiny" else SHARED / "checkpoints" / case["model"]
@@ -170,13 +170,13 @@ class Study:
     """A list of cases and a function from a case to its row.
 
     Args:
-        name: That of its file in eval/results.
+        name: The name of its file in eval/results.
         about: The docstring of its module.
-        cases: What names each row, by the words of the command.
-        measure: What a case gives; several rows where one measurement gives them.
-        options: Adds words of its own to the command.
-        inputs: The files that a case reads.
-        work: Whether the command takes a folder to train in.
+        cases: A function from the arguments of the command to the cases.
+        measure: A function from a case to its row, or to several rows of one measurement.
+        options: Adds options to the command.
+        inputs: The input files of a case.
+        work: Whether the command needs a folder for trainings.
     """
 
     name: str
@@ -184,15 +184,15 @@ class Study:
     cases: Callable[[Namespace], Iterable[Row]]
     measure: Callable[[Row, Namespace], Row | list[Row]]
     options: Callable[[ArgumentParser], object] = lambda parser: None
-    inputs: Callable[[Row], Iterable[Path]] = read_by
+    inputs: Callable[[Row], Iterable[Path]] = inputs_of
     work: bool = False
 
     def main(self, words: Sequence[str] | None = None) -> None:
-        """Measure what the file does not hold yet."""
+        """Measure the rows that the file lacks."""
         self.run(self.command().parse_args(words))
 
     def run(self, given: Namespace) -> None:
-        """Measure what the file of these words does not hold yet; the others continue where a case fails."""
+        """Measure the rows that the file lacks; if a case fails, the others continue."""
         torch.set_num_threads(given.threads)
         if self.work:
             given.work.mkdir(parents=True, exist_ok=True)
@@ -201,35 +201,35 @@ class Study:
         for case in self.missing(given, rows):
             began = time.perf_counter()
             if began + longest > end:
-                said(f"another row does not fit into {given.minutes:.3g} minutes")
+                log_line(f"another row does not fit into {given.minutes:.3g} minutes")
                 break
             try:
                 found = self.measure(case, given)
-            except Exception:  # of whatever kind: the other rows are measured
+            except Exception:  # the other rows are measured
                 failed += 1
                 traceback.print_exc()
-                said(f"{', '.join(map(str, case.values()))}: failed")
+                log_line(f"{', '.join(map(str, case.values()))}: failed")
                 continue
             longest = max(longest, time.perf_counter() - began)
             taken = {"seconds": round(time.perf_counter() - began, 1), "threads": torch.get_num_threads()}
             several = found if isinstance(found, list) else [found]
             rows.add(*(case | taken | one for one in several), inputs=self.inputs(case))
-            said(f"{', '.join(map(str, case.values()))}: {taken['seconds']} s")
+            log_line(f"{', '.join(map(str, case.values()))}: {taken['seconds']} s")
         if failed:
             sys.exit(f"error: {failed} cases failed")
 
     def missing(self, given: Namespace, rows: Rows) -> Iterator[Row]:
-        """The cases of these words that the rows lack."""
+        """The cases of these arguments without a row."""
         for case in self.cases(given):
-            asked = any(one.items() <= case.items() for one in given.only or [{}])
-            if asked and not rows.of(**case):
+            selected = any(one.items() <= case.items() for one in given.only or [{}])
+            if selected and not rows.of(**case):
                 yield case
 
     def command(self) -> ArgumentParser:
         """The command line."""
         parser = ArgumentParser(description=self.about, formatter_class=RawDescriptionHelpFormatter)
         default = RESULTS / f"{self.name}.json"
-        parser.add_argument("--json", type=Path, default=default, help="the file of rows, which is added to")
+        parser.add_argument("--json", type=Path, default=default, help="the file to which rows are added")
         parser.add_argument("--only", type=named, nargs="+", metavar="NAME=VALUE,...", help="these cases")
         parser.add_argument("--minutes", type=float, default=math.inf, help="begin no row that takes longer")
         parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -240,21 +240,21 @@ class Study:
 
 
 def named(text: str) -> Row:
-    """The values that a case is to have: "model=tiny,factor=4"."""
+    """The values of a case from text such as "model=tiny,factor=4"."""
     pairs = (pair.split("=", 1) for pair in text.split(","))
     return {name: int(value) if value.isdecimal() else value for name, value in pairs}
 
 
-def said(line: str) -> None:
-    """On stderr, with the time."""
+def log_line(line: str) -> None:
+    """Print a line with the time on stderr."""
     print(time.strftime("%H:%M:%S"), line, file=sys.stderr, flush=True)
 
 
 class Rows:
-    """The rows of a study in its file; several processes may add to it.
+    """The rows of a study in its file; several processes may add rows.
 
     Args:
-        file: JSON.
+        file: The JSON file.
         task: The name of the study.
     """
 
@@ -269,15 +269,15 @@ class Rows:
         self._recorded: list[Row] = held.get("recorded", [])
 
     def of(self, **named: Any) -> list[Row]:
-        """Those with these values, a name that a row lacks being None."""
+        """The rows with these values; a missing value counts as None."""
         return [row for row in self.rows if all(row.get(name) == value for name, value in named.items())]
 
     def start_of(self, row: Row) -> Row:
-        """The start of a program that measured a row."""
+        """The start that measured a row."""
         return self._recorded[row["recorded"]]
 
     def add(self, *rows: Row, inputs: Iterable[Path] = ()) -> None:
-        """Append rows, their sums of nats to 6 digits, with this start of the program."""
+        """Append rows with this start; sums of nats are rounded to 6 digits."""
         read = digests(tuple(inputs))
         with FileLock(f"{self._file}.lock"):
             self._read()
@@ -297,7 +297,7 @@ class Rows:
 
 @cache
 def digests(inputs: tuple[Path, ...]) -> dict[str, str]:
-    """The SHA-256 of each file, by its name and its folder's."""
+    """The SHA-256 of each file, by the names of its folder and the file."""
     from hashlib import file_digest
 
     found = {}
@@ -308,7 +308,7 @@ def digests(inputs: tuple[Path, ...]) -> dict[str, str]:
 
 
 def _rounded(value: Any) -> Any:
-    """The clusters of a mean; any other value as it is."""
+    """The clusters of a mean, rounded; any other value unchanged."""
     if not (isinstance(value, tuple) and all(isinstance(cluster, tuple) for cluster in value)):
         return value
     return [[round(total, 6), weight] for total, weight in value]
@@ -318,12 +318,12 @@ def _rounded(value: Any) -> Any:
 
 
 def table(items: Iterable[Item], columns: Mapping[str, Callable[[Item], str]]) -> str:
-    """Markdown, a line for each item, its cells below the heads."""
+    """A Markdown table with a line for each item."""
     return markdown_rows([*columns], [[cell(item) for cell in columns.values()] for item in items])
 
 
 def by(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]]:
-    """The rows by their values of these names."""
+    """The rows by the values of these names."""
     places: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         places.setdefault(tuple(row.get(name) for name in names), []).append(row)
@@ -336,23 +336,23 @@ def by_case(rows: list[Row]) -> dict[tuple[Any, ...], list[Row]]:
 
 
 def first(rows: Iterable[Row], **values: Any) -> Row | None:
-    """The first row with these values, if there is one."""
+    """The first row with these values, or None."""
     return next((row for row in rows if values.items() <= row.items()), None)
 
 
 def excess(row: Row, base: Row, span: str = "all") -> Mean:
-    """Nats per token above the base, document by document.
+    """The nats per token above the base, paired by document.
 
     Raises:
-        ValueError: They have read different windows.
+        ValueError: If they were measured on different windows.
     """
     if row["digest"] != base["digest"]:
-        raise ValueError(f"{row} and {base} have read different windows")
+        raise ValueError(f"{row} and {base} were measured on different windows")
     return difference(Mean.of(row[span]), Mean.of(base[span]))
 
 
 def averaged(rows: Sequence[Row], *spans: str) -> Row:
-    """A row of each span's mean over rows of the same documents, as of seeds."""
+    """A row with the mean of each span over several rows, such as seeds, of the same documents."""
     mean = dict(rows[0])
     for span in spans:
         totals = zip(*(row[span] for row in rows), strict=True)
@@ -361,12 +361,12 @@ def averaged(rows: Sequence[Row], *spans: str) -> Row:
 
 
 def share(correct: int, n: int) -> Mean:
-    """A share of answers, each on a haystack of its own."""
+    """An accuracy with one answer per prompt."""
     return Mean.of([(1, 1)] * correct + [(0, 1)] * (n - correct), share=True)
 
 
 def counted(mean: Mean) -> str:
-    """How many of how many, with the interval of the share."""
+    """The number of correct answers of all, with the interval of the accuracy."""
     low, high = mean.interval()
     return f"{mean.value * mean.weight:.0f}/{mean.weight:.0f} ({low:.0%} to {high:.0%})"
 

@@ -35,24 +35,24 @@ Splits = dict[str, datasets.Dataset]
 def passkeys(
     *, max_seq_lengths: Sequence[int] = (), haystacks: int = 20, seed: int = 0, **metadata: Any
 ) -> Splits:
-    """One row per key: prompt and answer as text, and the length."""
+    """A row for every passkey: the prompt and the answer as text, and the length."""
     lengths = _lengths("ropepatch_passkey", max_seq_lengths, metadata)
     tokenizer = _tokenizer(metadata)
     plan = Haystacks(lengths=lengths, count=haystacks, keys=1, kinds=("passkey",), seed=seed)
     rows = []
     for haystack in plan.make(tokenizer):
         ((length, (question,)),) = haystack.asked.items()
-        read = torch.cat([haystack.ids[: haystack.stops[length]], question.ids])
-        prompt, answer = _written(tokenizer, read.tolist(), question.answer.tolist())
+        ids = torch.cat([haystack.ids[: haystack.stops[length]], question.ids])
+        prompt, answer = _decoded(tokenizer, ids.tolist(), question.answer.tolist())
         rows.append({"prompt": prompt, "answer": answer, "length": length})
     return _test_split(rows)
 
 
-def _written(tokenizer: PreTrainedTokenizerBase, question: list[int], answer: list[int]) -> tuple[str, str]:
+def _decoded(tokenizer: PreTrainedTokenizerBase, question: list[int], answer: list[int]) -> tuple[str, str]:
     """A prompt and its answer as texts that the harness tokenises to exactly these tokens."""
     ids = question + answer
     bos = tokenizer.bos_token or ""
-    special = {"add_special_tokens": False} if bos else {}  # the harness adds none behind a literal BOS
+    special = {"add_special_tokens": False} if bos else {}  # the harness adds none after a literal BOS
 
     def decode(tokens: list[int]) -> str:
         return tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
@@ -60,10 +60,10 @@ def _written(tokenizer: PreTrainedTokenizerBase, question: list[int], answer: li
     def decode_body(tokens: list[int]) -> str:
         return bos + decode(tokens[1:] if bos else tokens)
 
-    for write in (decode_body, decode):  # tokenizers differ in the space behind the BOS
+    for write in (decode_body, decode):  # tokenizers differ in the space after the BOS
         whole, context = write(ids), write(question)
-        read = [tokenizer.encode(text, **special) for text in (whole, context)]
-        if whole.startswith(context) and read == [ids, question]:
+        encoded = [tokenizer.encode(text, **special) for text in (whole, context)]
+        if whole.startswith(context) and encoded == [ids, question]:
             return context, whole[len(context) :]
     raise RopepatchError(
         f"a prompt of {len(ids)} tokens has other tokens when its text is encoded with "
@@ -73,7 +73,7 @@ def _written(tokenizer: PreTrainedTokenizerBase, question: list[int], answer: li
 
 
 def passkey_scores(doc: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, float]:
-    """The score of a key: 1 if it was found, over all and over those of its length."""
+    """The score of a passkey, 1 if correct: for the mean over all, and for that over its length."""
     ((_, greedy),) = results
     return {"acc": float(greedy), f"acc_{doc['length']}": float(greedy)}
 
@@ -82,7 +82,7 @@ def passkey_scores(doc: dict[str, Any], results: list[tuple[float, bool]]) -> di
 
 
 def long_documents(*, text: str = "", add_bos_token: bool | None = None, **metadata: Any) -> Splits:
-    """One row per document, with the number of its tokens."""
+    """A row for every document, with the number of its tokens."""
     tokenizer = _tokenizer(metadata)
     if add_bos_token is not False and tokenizer.encode("a") != tokenizer.encode(
         "a", add_special_tokens=False
@@ -98,7 +98,7 @@ def long_documents(*, text: str = "", add_bos_token: bool | None = None, **metad
 
 
 def perplexity_scores(doc: dict[str, Any], results: list[float]) -> dict[str, tuple[float, int]]:
-    """The document's log-likelihood and its length, in each unit."""
+    """The log-likelihood of a document and its length, in each unit."""
     (log_likelihood,), text = results, doc["text"]
     units = {"token": doc["tokens"], "word": len(re.split(r"\s+", text)), "byte": len(text.encode())}
     return {f"{unit}_perplexity": (log_likelihood, count) for unit, count in units.items()}
@@ -116,7 +116,7 @@ def key_spans(
     spans: int = 32,
     **metadata: Any,
 ) -> Splits:
-    """One row per span of key tokens: it, all text before it, and how many tokens it has."""
+    """A row for every span of key tokens: the span, all text before it, and the number of its tokens."""
     task = "ropepatch_key_tokens"
     length = _lengths(task, max_seq_lengths, metadata)[-1]
     if not 4 <= short < length:
@@ -136,18 +136,18 @@ def key_spans(
     for beginning in beginnings:
         marked = _key_tokens(judge, judge_tokenizer, beginning, short)
         found = _spans_of(tokenizer, beginning, marked)
-        asked = min(spans, len(found))
-        rows += [found[index * len(found) // asked] for index in range(asked)]
+        count = min(spans, len(found))
+        rows += [found[index * len(found) // count] for index in range(count)]
     if not rows:
         raise RopepatchError(
             f"{evaluator} marks no key token in {len(beginnings)} documents of {length} tokens",
-            hint="give more text, or a smaller short",
+            hint="use more text, or a smaller short",
         )
     return _test_split(rows)
 
 
 def _beginnings(tokenizer: PreTrainedTokenizerBase, documents: list[str], length: int) -> list[str]:
-    """The text of the first ``length`` tokens, BOS included, of each document that has so many."""
+    """The text of the first ``length`` tokens, BOS included, of each document of at least this length."""
     body = length - (tokenizer.bos_token_id is not None)
     offsets = tokenizer(
         documents, add_special_tokens=False, return_offsets_mapping=True, verbose=False
@@ -157,7 +157,7 @@ def _beginnings(tokenizer: PreTrainedTokenizerBase, documents: list[str], length
     if not cut:
         raise RopepatchError(
             f"no document has {length} tokens: the longest has {max(map(len, offsets)) + length - body}",
-            hint="give longer documents, or smaller max_seq_lengths",
+            hint="use longer documents, or smaller max_seq_lengths",
         )
     return cut
 
@@ -165,7 +165,7 @@ def _beginnings(tokenizer: PreTrainedTokenizerBase, documents: list[str], length
 def _key_tokens(
     evaluator: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, short: int
 ) -> list[tuple[int, int]]:
-    """Where in the text the runs of key tokens begin and end, in characters."""
+    """The beginning and end of each run of key tokens, in characters of the text."""
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     body, offsets, stride = encoded["input_ids"], encoded["offset_mapping"], short // 4
@@ -178,7 +178,7 @@ def _key_tokens(
     near = torch.cat([nll[begin - end :] for nll, (begin, end) in zip(windows, blocks, strict=True)])
     far = far[-len(near) :]  # both losses, in nats
     is_key = (near - far > KEY_GAIN) & (far < -KEY_LIKELY)
-    is_key = F.pad(is_key, (short + 1, 1)).int()  # the first tokens are none
+    is_key = F.pad(is_key, (short + 1, 1)).int()  # the first tokens cannot be key tokens
     edges = is_key.diff()
     runs = zip(*((edges == edge).nonzero().flatten().tolist() for edge in (1, -1)), strict=True)
     return [(offsets[begin][0], offsets[end - 1][1]) for begin, end in runs]
@@ -191,7 +191,7 @@ def _spans_of(
     special = {"add_special_tokens": False} if bos else {}
     rows = []
     for begin, end in places:
-        context = bos + text[:begin].rstrip()  # the harness counts white space to the span
+        context = bos + text[:begin].rstrip()  # in the harness, white space belongs to the span
         span = (bos + text[:end])[len(context) :]
         tokens = len(tokenizer.encode(context + span, **special)) - len(tokenizer.encode(context, **special))
         if tokens > 0:
@@ -200,16 +200,16 @@ def _spans_of(
 
 
 def key_scores(doc: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, Any]:
-    """The span's log-likelihood and tokens, and whether greedy decoding gives it."""
+    """The log-likelihood and the tokens of a span, and whether greedy decoding gives it."""
     ((log_likelihood, greedy),) = results
     return {"key_perplexity": (log_likelihood, doc["tokens"]), "key_acc": float(greedy)}
 
 
-# What the harness passes
+# Metadata of the harness
 
 
 def _lengths(task: str, lengths: Sequence[int], metadata: dict[str, Any]) -> list[int]:
-    """The lengths, ascending, if the model's window holds them; 256 and its doublings up to it by default."""
+    """The lengths, ascending, within the limit of the model; default: 256 and its doublings."""
     limit = _window(metadata)
     if not lengths and limit is None:
         raise RopepatchError(
@@ -218,14 +218,14 @@ def _lengths(task: str, lengths: Sequence[int], metadata: dict[str, Any]) -> lis
     ordered = sorted({int(length) for length in lengths or doublings(2 * min(SHORTEST, limit), limit)})
     if limit is not None and ordered[-1] > limit:
         raise RopepatchError(
-            f"{task} asks for {ordered[-1]} tokens, but the model's max_length is {limit}",
+            f"{task} needs {ordered[-1]} tokens, but the model's max_length is {limit}",
             hint="use shorter lengths; set max_length in model_args only if the model supports it",
         )
     return ordered
 
 
 def _window(metadata: dict[str, Any]) -> int | None:
-    """Beyond so many tokens the harness cuts a prompt; None if only the model's backend knows."""
+    """The tokens beyond which the harness truncates a prompt; None if only the backend has the limit."""
     if metadata.get("max_length"):
         return int(metadata["max_length"])
     if not metadata.get("pretrained"):
@@ -244,7 +244,7 @@ def _tokenizer(metadata: dict[str, Any]) -> PreTrainedTokenizerBase:
 
 
 def _safely(metadata: dict[str, Any]) -> dict[str, Any]:
-    """The revision asked for, and no code that comes with it; None would ask on stdin."""
+    """Options for the requested revision without its code; trust_remote_code=None would prompt on stdin."""
     return {"revision": str(metadata.get("revision") or "main"), "trust_remote_code": False}
 
 

@@ -18,7 +18,7 @@ from ropepatch.cli.derive import app
 from ropepatch.errors import RopepatchError
 from ropepatch.files import check_name
 
-ROPES = (  # options of other tools whose value is a RoPE scaling or its factor
+SCALINGS = (  # options of other tools whose value is a RoPE scaling or its factor
     *("rope_scaling", "rope_parameters", "rope_type", "hf_overrides", "json_model_override_args"),
     *("factor", "rope_factor", "rope_scaling_factor", "rope_scaling_type", "rope_scale", "scale"),
 )
@@ -31,7 +31,7 @@ GROUPS = {one.GROUP.name: one for one in (make, measure, look, listing)}
 
 def main() -> None:
     """Run the command line: exit 0 done, 1 a bad finding, 2 user error, 130 interrupted."""
-    # Exit on SIGTERM so that cleanup runs and nothing half-written stays.
+    # Exit on SIGTERM, so that cleanup removes incomplete files.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     before, sys.unraisablehook = sys.unraisablehook, _again
     for stream in (sys.stdout, sys.stderr):
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def _again(unraisable: Any) -> None:
-    """Send a signal again whose exception Python dropped, as it does while it frees memory."""
+    """Send a signal again if Python dropped its exception, which happens in destructors."""
     numbers = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}
     if number := numbers.get(unraisable.exc_type):
         Timer(0.1, os.kill, [os.getpid(), number]).start()
@@ -76,17 +76,17 @@ def _again(unraisable: Any) -> None:
 def _usage_error(error: CycloptsError) -> RopepatchError:
     """An error of cyclopts as one line and a hint."""
     error.verbose = False
-    said, _, advice = " ".join(str(error).split()).partition(". ")
+    words, _, advice = " ".join(str(error).split()).partition(". ")
     if isinstance(error, UnusedCliTokensError):
-        said = f"unexpected {shlex.join(error.unused_tokens or ())}"
+        words = f"unexpected {shlex.join(error.unused_tokens or ())}"
     command = " ".join(["ropepatch", *(error.command_chain or ())])
-    near, asks, _ = advice.partition("?")  # the suggestion; the list of all words follows it
-    hint = f"{near[:1].lower()}{near[1:]}?" if asks else f"see `{command} --help`"
+    near, mark, _ = advice.partition("?")  # a suggestion, followed by a list of all words
+    hint = f"{near[:1].lower()}{near[1:]}?" if mark else f"see `{command} --help`"
     if isinstance(error, UnknownOptionError):
         hint = _pasted(error.token.keyword or error.token.value) or hint
-    elif "--eval " in said:
+    elif "--eval " in words:
         hint = "--eval SUITE; `ropepatch suites` lists them"
-    return RopepatchError(f"{said[:1].lower()}{said[1:].rstrip('.')}", hint=hint)
+    return RopepatchError(f"{words[:1].lower()}{words[1:].rstrip('.')}", hint=hint)
 
 
 def _pasted(option: str) -> str | None:
@@ -95,7 +95,7 @@ def _pasted(option: str) -> str | None:
     name = option.lstrip("-").partition("=")[0].replace("-", "_")
     if name in LENGTHS:
         return "use --to for the target length"
-    if name not in ROPES:
+    if name not in SCALINGS:
         return None
     given = words[words.index(option) + 1 :] if option in words else []
     from ropepatch.settings import as_target

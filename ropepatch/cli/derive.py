@@ -27,7 +27,7 @@ app = App(
 )
 app.register_install_completion_command(help="Install shell completion for commands, options and names.")
 
-IN_PYTHON_ALONE = {"say", "progress", "show", "command", "record", "work", "card", "api", "repair"}
+ONLY_IN_PYTHON = {"say", "progress", "show", "command", "record", "work", "card", "api", "repair"}
 ARGUMENTS = {"model", "checkpoint", "name", "file"}  # positional, although they may be left out
 NAMES: dict[str, tuple[str, ...]] = {  # options with another name than their argument
     "evaluate": ("--eval",),
@@ -60,7 +60,7 @@ def command(
             key: one for key, one in inspect.signature(run).parameters.items() if one.kind != one.VAR_KEYWORD
         }
         of_verb = inspect.signature(verb).parameters if verb else {}
-        merged = {key: own.get(key, one) for key, one in of_verb.items() if key not in IN_PYTHON_ALONE} | own
+        merged = {key: own.get(key, one) for key, one in of_verb.items() if key not in ONLY_IN_PYTHON} | own
         if merged.pop("parameters", None):  # any others, by name
             merged.setdefault("settings", _SETTINGS)
         called_as = name or run.__name__
@@ -87,7 +87,7 @@ def command(
 
 
 def written(names: dict[str, str], name: str, value: str = "") -> str:
-    """An argument as the user of a command types it; ``names`` has the options by argument."""
+    """An argument as typed on the command line; ``names`` has the options by argument."""
     option = names.get(name) or names.get(f"{name}s")  # `method` of --methods
     if option is None and value and "settings" in names:  # a parameter of a method
         option, value = names["settings"], f"{name}={value}"
@@ -97,11 +97,11 @@ def written(names: dict[str, str], name: str, value: str = "") -> str:
 def _text(run: Run, verb: Callable[..., Any] | None) -> str:
     """The docstring of a verb followed by that of the command, with the explanations of arguments last."""
     parts = [(inspect.getdoc(one) or "").partition("\n\nArgs:\n") for one in (verb, run) if one]
-    told = "\n\n".join(re.sub(r"(?<!\n)\n(?!\n)", " ", text) for text, _, _ in parts)
+    description = "\n\n".join(re.sub(r"(?<!\n)\n(?!\n)", " ", text) for text, _, _ in parts)
     arguments = "\n".join([*(text.partition("\n\n")[0] for _, _, text in parts), *COMMON])
     if "    settings:" not in arguments:
         arguments = arguments.replace("**parameters:", "settings:")
-    return f"{told}\n\nArgs:\n" + re.sub(r"\n {5,}", " ", arguments)
+    return f"{description}\n\nArgs:\n" + re.sub(r"\n {5,}", " ", arguments)
 
 
 _SETTINGS = inspect.Parameter(
@@ -114,7 +114,7 @@ def _is_argument(one: inspect.Parameter) -> bool:
 
 
 def _option(one: inspect.Parameter) -> str:
-    """An argument as the user types it."""
+    """An argument as typed on the command line, without a value."""
     return (
         one.name.upper()
         if _is_argument(one)
@@ -162,9 +162,9 @@ def _complete(kinds: tuple[str, ...], context: Any) -> list[str]:
     ]
 
 
-def _classes(room: str) -> Iterable[str]:
+def _classes(package: str) -> Iterable[str]:
     """The names of a registry, read from its files, because importing them takes seconds."""
-    for file in sorted((PACKAGE / room).glob("*.py")):
+    for file in sorted((PACKAGE / package).glob("*.py")):
         yield from re.findall(r'^    name(?:: .*)? = "([\w-]+)"$', file.read_text("utf-8"), re.MULTILINE)
 
 

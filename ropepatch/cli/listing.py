@@ -234,10 +234,10 @@ def _list(
 
 
 def _comment(file: Path) -> str:
-    """The first sentence of a file, below the line that names its schema."""
+    """The first sentence of a file, below the line with its schema."""
     lines = file.read_text(encoding="utf-8").splitlines()[1:]
-    said = re.match(r"(?:# .*\n)+", "\n".join(lines) + "\n")
-    text = " ".join(said[0].replace("\n# ", " ")[2:].split()) if said else ""
+    comment = re.match(r"(?:# .*\n)+", "\n".join(lines) + "\n")
+    text = " ".join(comment[0].replace("\n# ", " ")[2:].split()) if comment else ""
     return text.split("  ropepatch ")[0].partition(". ")[0].removesuffix(".")
 
 
@@ -249,7 +249,7 @@ def _copy(source: Path, file: Path) -> None:
             f"{file} must end in .yaml",
             hint="`extend --recipe` takes a name without .yaml for a bundled recipe",
         )
-    schema = source.with_name("recipe.schema.json").resolve()  # which is not next to the copy
+    schema = source.with_name("recipe.schema.json").resolve()  # because it is not next to the copy
     text = source.read_text(encoding="utf-8").replace(f"$schema={schema.name}", f"$schema={schema}")
     place = file.expanduser()
     try:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ropepatch.pipeline.extension import Extension
 
 GROUP = Group("Measure", sort_key=2)
-FORECAST = " measurements: about "  # the one line of progress of the demo
 
 
 @command(
@@ -90,23 +89,23 @@ def compare(model: str, *, to: str, quiet: bool = False, as_json: bool = False, 
     if as_json:
         print(choice.to_json())
         return
-    again: list[str] = []
+    method: list[str] = []
     if choice.ranking.recommended == FIT and choice.fitted:
         reading = {"text": asked.get("text"), "field": asked.get("field", "text")}
         reading |= {"split": asked.get("split", "test")}  # `extend` has another default
-        again = [FIT, *(word for key in reading if reading["text"] for word in (f"--{key}", reading[key]))]
+        method = [FIT, *(word for key in reading if reading["text"] for word in (f"--{key}", reading[key]))]
         if out := asked.get("out"):
-            again = [str(Path(out) / FIT / f"{FIT}.json")]
+            method = [str(Path(out) / FIT / f"{FIT}.json")]
     elif choice.method is not None:
-        again = [choice.method]
-    line = _command(model, to, again, asked) if again else ""
+        method = [choice.method]
+    line = _command(model, to, method, asked) if method else ""
     print_ranking(choice.ranking, choice.results, command=line)
 
 
 def _command(model: str, to: str, method: list[str], asked: dict[str, Any]) -> str:
     """The command that writes the recommended checkpoint."""
-    said = {key: asked[key] for key in ("original", "revision") if asked.get(key)}
-    options = [word for key, value in said.items() for word in (f"--{key}", value)]
+    given = {key: asked[key] for key in ("original", "revision") if asked.get(key)}
+    options = [word for key, value in given.items() for word in (f"--{key}", value)]
     return shlex.join(["ropepatch", "extend", model, "--to", to, "--method", *method, *options])
 
 
@@ -188,14 +187,18 @@ def demo(*, out: str = "ropepatch-demo", quiet: bool = False, as_json: bool = Fa
     Args:
         out: The folder to write.
     """
-    how = feedback(quiet)
-    how["say"] = lambda line: (say_on_stderr if FORECAST in line and not quiet else warn_on_stderr)(line)
+    from ropepatch.evaluation.measuring import Duration
+
+    def say(line: str) -> None:
+        (say_on_stderr if isinstance(line, Duration) and not quiet else warn_on_stderr)(line)
+
+    how = feedback(quiet) | {"say": say}
     extension = api.extend("tiny", out, to="2k", evaluate="demo", record={"command": command_line()}, **how)
     print(extension.to_json()) if as_json else print_text("\n".join(_before_and_after(extension)))
 
 
 def _before_and_after(extension: Extension) -> Iterator[str]:
-    """The demo's measurements at both lengths, what they show, and the files with the rest."""
+    """The measurements of the demo at both lengths, a conclusion, and the files with all results."""
     from ropepatch.report.plots import save_figure
 
     folder, plan = extension.folder, extension.plan

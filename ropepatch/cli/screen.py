@@ -34,8 +34,8 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     console, rows = Console(**PLAIN), list(rows)
     words = [max(map(len, " ".join(column).split())) for column in zip(headers, *rows, strict=True)]
     fits = sum(words) + 2 * len(words) <= console.width
-    named = [place for place in range(len(headers)) if fits and not any(" " in row[place] for row in rows)]
-    console.print(columns(rows, headers, whole=[0, *named]))  # names and addresses are copied
+    named = [column for column in range(len(headers)) if fits and not any(" " in row[column] for row in rows)]
+    console.print(columns(rows, headers, whole=[0, *named]))  # users copy names and addresses
 
 
 def print_text(text: str) -> None:
@@ -56,8 +56,8 @@ def paragraphs(docstring: str) -> str:
     for line in docstring.splitlines():
         before = lines[-1] if lines else ""
         depth, above = (len(one) - len(one.lstrip()) for one in (line, before))
-        goes_on = line and before and not before.endswith(":") and (depth > above or depth == above == 0)
-        if goes_on:
+        continues = line and before and not before.endswith(":") and (depth > above or depth == above == 0)
+        if continues:
             lines[-1] += f" {line.lstrip()}"
         else:
             lines.append(line)

@@ -1,4 +1,4 @@
-"""Comparisons: results of one task, measured alike, on one model and for one target length."""
+"""Comparisons: results of one task with the same settings, on one model and for one target length."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNITS = {"perplexity": "document", "retrieval": "prompt"}
 
 @dataclass(frozen=True)
 class Comparison:
-    """Results that were measured alike."""
+    """Results that were measured with the same settings."""
 
     model: str  # its name
     trained: int  # its context length in tokens, original or extended
@@ -85,9 +85,9 @@ class Comparison:
     @property
     def served(self) -> tuple[str, list[str]] | None:
         """The checkpoint itself, or else the first server, and the other servers; None without servers."""
-        as_it_is = {name: result.served for name, result in self.results.items() if result.base}
-        first, *others = sorted(as_it_is, key=as_it_is.__getitem__) or [""]
-        others = [name for name in others if as_it_is[name]]
+        unscaled = {name: result.served for name, result in self.results.items() if result.base}
+        first, *others = sorted(unscaled, key=unscaled.__getitem__) or [""]
+        others = [name for name in others if unscaled[name]]
         return (first, others) if others else None
 
     def lengths(self, series: Series) -> list[int]:
@@ -138,7 +138,7 @@ def few(result: Result) -> list[str]:
 
 
 def training_free(results: Mapping[str, Result], adapted: Result) -> str | None:
-    """The name of the result with the scaling of an adapted one and the weights that it was adapted from."""
+    """The name of the result with the scaling of a fine-tuned one and the weights before the training."""
     scaling, weights = as_read(adapted.scaling), adapted.model["adapted_from"]
     for name, result in results.items():
         if result.model.get("weights") == weights and as_read(result.scaling) == scaling:
@@ -149,7 +149,7 @@ def training_free(results: Mapping[str, Result], adapted: Result) -> str | None:
 def comparisons(results: Sequence[Result]) -> list[Comparison]:
     """Group comparable results, in order; spellings of model and text do not matter."""
     groups: dict[tuple[Any, ...], list[Result]] = {}
-    names: dict[str, str] = {}  # of models, as they are spelled first
+    names: dict[str, str] = {}  # of models, in the first spelling
     for result in results:
         model = dict(result.model)
         if base := model.pop("adapted_from", None):
@@ -161,7 +161,7 @@ def comparisons(results: Sequence[Result]) -> list[Comparison]:
 
 
 def by_place(groups: Sequence[Comparison]) -> dict[tuple[str, int], list[Comparison]]:
-    """Comparisons by the name of their model and their target, in the order in which these come."""
+    """Comparisons by the name of their model and their target, in order of appearance."""
     places: dict[tuple[str, int], list[Comparison]] = {}
     for group in groups:
         places.setdefault((group.model, group.target), []).append(group)
@@ -189,9 +189,9 @@ def _comparison(model: str, group: Sequence[Result]) -> Comparison:
 def summary(results: Sequence[Result]) -> dict[str, Any]:
     """A summary at the original and the target length, by task and label, as JSON-ready data.
 
-    It has ``model``, ``trained`` and ``target``, both in tokens, and ``tasks``: each with its settings and,
-    by label, the rows of every measure at these two lengths, or the next below that was measured; of lm-eval
-    all scores.
+    It has ``model``, the lengths ``trained`` and ``target`` in tokens, and ``tasks``. Each task has its
+    settings and, by label, the rows of every measure at these two lengths, or the next measured length below;
+    for lm-eval all scores.
     """
     groups = comparisons(results)
     places = {(group.model, group.trained, group.target) for group in groups}
@@ -214,7 +214,7 @@ def _task_summary(group: Comparison) -> dict[str, Any]:
 
 
 def _quoted(group: Comparison, result: Result) -> list[dict[str, Any]]:
-    """At the original length and at the target, or the next length below; and what has no length."""
+    """The rows at the original and the target length, or the next length below, and those of lm-eval."""
     quoted = [row for row in result.rows if "task" in row.at]
     for series in group.series:
         rows = {row.length: row for row in series.of(result)}

@@ -1,4 +1,4 @@
-"""The loss of every token of some documents, and its means. Losses are in nats."""
+"""The loss of every token of documents, and its means. Losses are in nats."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class LossCurve:
     """The loss of every scored token, in rows of neighbouring tokens.
 
     Attributes:
-        nll: A float32 CPU tensor [T - 1] per row; entry t is -ln p(token t + 1 | the context that it got), in
-            nats, or NaN where it was not scored. A row is a document, or a window of one.
-        documents: For each row the index of the document it is from; None if each is one of its own.
+        nll: A float32 CPU tensor [T - 1] per row; entry t is -ln p(token t + 1 | its context) in nats, or NaN
+            if the token was not scored. A row is a document, or a window of one.
+        documents: The index of the document of each row; None if each row is its own document.
     """
 
     nll: tuple[Tensor, ...]
@@ -43,20 +43,20 @@ class LossCurve:
             )
 
     def at(self, length: int) -> Mean:
-        """The loss of reading the first ``length`` tokens of every row that has at least so many.
+        """The loss of the first ``length`` tokens of every row that has at least so many.
 
         Raises:
-            RopepatchError: No row has ``length`` tokens, or ``length`` is below 2.
+            RopepatchError: If no row has ``length`` tokens, or ``length`` is below 2.
         """
         check_length(length)
         read = [nll[: length - 1] if len(nll) >= length - 1 else nll[:0] for nll in self.nll]
         return self._sum(read, f"{length} tokens")
 
     def between(self, begin: int, end: int) -> Mean:
-        """The loss of the tokens with an index in [begin, end) in their row, however long that is.
+        """The loss of the tokens with an index in [begin, end) in their row, of rows of any length.
 
         Raises:
-            RopepatchError: No row has such a token; token 0 is never scored.
+            RopepatchError: If no row has such a token; token 0 is never scored.
         """
         if not 0 <= begin < end:
             raise RopepatchError(f"need 0 <= begin < end, got begin {begin}, end {end}")
@@ -64,34 +64,34 @@ class LossCurve:
         return self._sum(read, f"a scored token in [{begin}, {end})")
 
     def gain_over(self, limited: LossCurve) -> LossCurve:
-        """What each token gains from the context that ``limited``, a curve of the same tokens, did not give.
+        """The gain of each token from the longer context, over ``limited``, a curve of the same tokens.
 
-        Its "losses" are the nats of ``limited`` minus those of this curve: above 0 where the longer context
-        helped.
+        The values are the losses of ``limited`` minus those of this curve: above 0 where the longer context
+        helps.
 
         Raises:
-            RopepatchError: The rows differ in number, length or document.
+            RopepatchError: If the rows differ in number, length or document.
         """
         shapes = [[len(nll) for nll in curve.nll] for curve in (self, limited)]
         if shapes[0] != shapes[1] or self._indices() != limited._indices():
             raise RopepatchError(
                 f"cannot subtract {self!r} from {limited!r}: not the same tokens",
-                hint="read the same documents in the same order, cut to the same length, in one row each",
+                hint="measure the same documents in the same order, cut to the same length, in one row each",
             )
         gains = tuple(short - full for short, full in zip(limited.nll, self.nll, strict=True))
         return LossCurve(gains, self.documents)
 
     def key_tokens(self, limited: LossCurve) -> tuple[Tensor, ...]:
-        """Which tokens need the context that ``limited``, a curve of the same tokens, did not give.
+        """The tokens that need the longer context, compared with ``limited``, a curve of the same tokens.
 
-        Those of LongPPL (Fang et al. 2024, arXiv:2410.23771): with all the context a token is more likely, by
-        more than `KEY_GAIN` nats, and its log-probability is above `KEY_LIKELY`.
+        They are those of LongPPL (Fang et al. 2024, arXiv:2410.23771): the whole context raises the log-prob
+        of the token by more than `KEY_GAIN` nats, to above `KEY_LIKELY`.
 
         Returns:
-            For each row a mask [T - 1], True for a key token, as `long_perplexity` takes it.
+            For each row a mask [T - 1], True for a key token; see `long_perplexity`.
 
         Raises:
-            RopepatchError: As `gain_over`.
+            RopepatchError: See `gain_over`.
         """
         gains = self.gain_over(limited).nll
         pairs = zip(gains, self.nll, strict=True)
@@ -101,23 +101,24 @@ class LossCurve:
         """The loss of the key tokens, whose `perplexity` is LongPPL.
 
         Args:
-            keys: Masks by `key_tokens` of the curve of another model, for the same tokens. (Chosen by the
-                model itself, their perplexity is below exp(-`KEY_LIKELY`) by definition.)
-            length: Only among the first ``length`` tokens of every row; None for all.
+            keys: The masks from `key_tokens` of the curve of another model, for the same tokens. (For key
+                tokens of the model itself the perplexity is below exp(-`KEY_LIKELY`) by definition.)
+            length: Use only the first ``length`` tokens of every row; None for all.
 
         Raises:
-            RopepatchError: Masks of other tokens. Where there is no key token, its loss has no documents.
+            RopepatchError: If the masks are of other tokens. Without key tokens the mean has no clusters.
         """
         if [len(mask) for mask in keys] != [len(nll) for nll in self.nll]:
             raise RopepatchError(
-                f"the key tokens are not those of {self!r}", hint="read the same documents in the same order"
+                f"the key tokens are not those of {self!r}",
+                hint="measure the same documents in the same order",
             )
         end = None if length is None else length - 1
         read = [nll[:end][mask[:end]] for nll, mask in zip(self.nll, keys, strict=True)]
         return self._sum(read, "a key token") if any(map(len, read)) else Mean(())
 
     def of_documents(self, documents: Sequence[int]) -> LossCurve:
-        """The same where row i, such as a window, is of document ``documents[i]``."""
+        """The curve with the document of each row."""
         return replace(self, documents=tuple(documents))
 
     def _indices(self) -> tuple[int, ...]:
@@ -132,7 +133,7 @@ class LossCurve:
             if len(nll := every[~every.isnan()]):
                 sums[index].append(nll.sum(dtype=torch.float64).item())
                 counts[index] += len(nll)
-        # fsum rounds once, so that the order of the rows changes nothing.
+        # fsum rounds once, so the order of the rows has no effect.
         return Mean(tuple((math.fsum(sums[index]), counts[index]) for index in sums))
 
     def _longest(self) -> int:
@@ -154,7 +155,7 @@ class LossCurve:
             yield length, self.at(length)
 
     def to_pandas(self) -> DataFrame:
-        """A row for every doubling of the length, in tokens, up to the longest row.
+        """A pandas frame with a row for every doubling of the length in tokens, up to the longest row.
 
         Raises:
             RopepatchError: If pandas is not installed.

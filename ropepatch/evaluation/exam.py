@@ -14,11 +14,11 @@ from ropepatch.settings import seed_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-READ = 2**16  # approximate tokens of the prompts of an exam
+TOKENS = 2**16  # approximate tokens of the prompts of an exam
 MOST, LEAST = 32, 4  # prompts of an exam
 KEYS = 8  # questions of each kind per prompt
 LESS_LIKELY, MORE_LOSS = 0.01, 0.001  # nats by which an answer or a loss may be worse
-ALONE = "passkey"  # one per prompt; asked only if no other kind is possible
+FALLBACK = "passkey"  # one per prompt; used only if no other kind is possible
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,13 +37,13 @@ class Exam:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, kinds: Sequence[str], length: int, *, seed: int) -> Exam:
-        """Make an exam of about `READ` tokens."""
-        plan = Haystacks(**_settings(length, seed), keys=1 if ALONE in kinds else KEYS, kinds=kinds)
+        """Make an exam of about `TOKENS` tokens."""
+        plan = Haystacks(**_settings(length, seed), keys=1 if FALLBACK in kinds else KEYS, kinds=kinds)
         return cls(kinds, length, list(plan.make(tokenizer)))
 
     @property
     def tokens(self) -> int:
-        """The number of its tokens."""
+        """The tokens of its prompts."""
         return sum(len(haystack.ids) for haystack in self.haystacks)
 
     def of_model(self, model: PreTrainedModel, *, split: bool = False) -> Retrieval:
@@ -61,17 +61,17 @@ def answerable(
 ) -> list[str]:
     """The kinds of questions that a model answers better than by guessing within its original length.
 
-    The passkey, one per prompt, is tried only if it answers none of the other kinds.
+    Passkeys, one per prompt, are tried only if it answers none of the other kinds.
     """
     settings = _settings(window, seed_of("answerable", seed))
     for keys in (KEYS, 1):
         try:
             if keys == 1:
-                plan = Haystacks(**settings, keys=keys, kinds=[ALONE])
+                plan = Haystacks(**settings, keys=keys, kinds=[FALLBACK])
             else:
                 plan, _ = Haystacks.by_default(tokenizer, window, **settings, keys=keys)
             exam = Exam(plan.kinds, window, list(plan.make(tokenizer)))
-        except RopepatchError:  # no room, or a tokenizer that cannot write it
+        except RopepatchError:  # no room, or a tokenizer that cannot encode the keys
             continue
         answers = exam.of_model(model, split=split)
         shares = {kind: {window: answers.found(window, kind)} for kind in exam.kinds}
@@ -108,12 +108,12 @@ def verdict(names: tuple[str, str], held: Mapping[str, Any], window: int) -> str
         f"({of['before']['log_prob']:.2f} -> {of['after']['log_prob']:.2f} nats/token)"
         for kind, of in held.get("answers", {}).items()
     )
-    asked = ", ".join(answers) or "no questions, because it answers no kind within its original length"
+    retrieval = ", ".join(answers) or "no questions, because it answers no kind within its original length"
     return (
         f"{' -> '.join(names)}, on held-out test data ({held['windows']} windows): loss within {window} "
-        f"tokens {within}, beyond {beyond}; {asked}"
+        f"tokens {within}, beyond {beyond}; {retrieval}"
     )
 
 
 def _settings(length: int, seed: int) -> dict[str, Any]:
-    return {"lengths": [length], "count": max(LEAST, min(MOST, READ // length)), "seed": seed}
+    return {"lengths": [length], "count": max(LEAST, min(MOST, TOKENS // length)), "seed": seed}

@@ -1,4 +1,4 @@
-"""Tasks of lm-eval on a model in memory; nothing is cut, and none of lm-eval's settings stays behind."""
+"""Run tasks of lm-eval on a model in memory, without truncation and without lasting global settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ropepatch.evaluation.results import finite
 from ropepatch.model.head import evaluating
 
 Score = dict[str, Any]
-UNASKED = -1.0  # what RULER's tasks report for lengths that nobody asked for
+UNASKED = -1.0  # the value of RULER's tasks for lengths that were not requested
 
 
 def run_tasks(
@@ -40,11 +40,11 @@ def run_tasks(
 ) -> list[Score]:
     """The scores of tasks or groups of lm-eval: rows ``{task, version, metric, value, stderr, answers, n}``.
 
-    Where every document is right or wrong, ``answers`` says which, as 1 and 0.
+    If every document is right or wrong, ``answers`` has 1 or 0 for each.
 
-    A prompt that lm-eval would cut is refused: its score would be that of another prompt. The log-likelihood
-    of a whole document is that of its text alone: lm-eval also scores a beginning-of-sequence token that the
-    tokenizer adds, which is left out here. No code of a repository is run for the tokenizer.
+    A prompt that lm-eval would truncate raises RopepatchError. The log-likelihood of a whole document leaves
+    out a beginning-of-sequence token that the tokenizer adds, which lm-eval would also score. No code of a
+    repository is run for the tokenizer.
     """
     with _undisturbed(model.device), evaluating(model), TemporaryDirectory() as folder:
         evaluate = _lm_eval().simple_evaluate
@@ -66,16 +66,16 @@ def run_tasks(
                 hint=f"pip install {error.name}" if error.name else "install what lm-eval names",
             ) from error
         except OSError as error:  # of datasets, requests and httpx
-            offline = "HF_HUB_OFFLINE is set: only data sets in the cache can be read"
+            offline = "HF_HUB_OFFLINE is set: only data sets in the cache can be loaded"
             raise RopepatchError(
-                f"lm-eval cannot read the data of {', '.join(tasks)}: {_first_line(error)}",
+                f"lm-eval cannot load the data of {', '.join(tasks)}: {_first_line(error)}",
                 hint=offline if constants.HF_HUB_OFFLINE else "check the network",
             ) from error
     return [row for task in results["results"] for row in _rows(task, results)]
 
 
 def check_tasks(tasks: Sequence[str], include_path: Path) -> None:
-    """Refuse names that lm-eval and a folder of tasks do not have, before hours of other measurements."""
+    """Refuse unknown task names, before hours of other measurements."""
     _manager(tasks, include_path, {})
 
 
@@ -90,7 +90,7 @@ def _lm_eval() -> Any:
 
 @contextmanager
 def _undisturbed(device: torch.device) -> Iterator[None]:
-    """Within the block, lm-eval is quiet and single-process; afterwards its seeds and settings are undone."""
+    """Run lm-eval quietly and in one process; restore random states and environment afterwards."""
     import numpy as np
 
     logger = logging.getLogger("lm_eval")
@@ -111,19 +111,19 @@ def _undisturbed(device: torch.device) -> Iterator[None]:
 
 
 def _saved(tokenizer: PreTrainedTokenizerBase, folder: str) -> PreTrainedTokenizerBase:
-    """A copy, as lm-eval sets a padding token; and one in the folder, for tasks that load it by name."""
+    """A copy, because lm-eval sets a padding token; also saved, for tasks that load it from the folder."""
     own = copy.deepcopy(tokenizer)
-    own.init_kwargs.pop("auto_map", None)  # RULER would run the code it names
+    own.init_kwargs.pop("auto_map", None)  # RULER would run that code
     own.save_pretrained(folder)
     return own
 
 
 def _manager(tasks: Sequence[str], include_path: Path | None, metadata: Mapping[str, Any]) -> Any:
-    """What finds the tasks; the thousands that come with lm-eval are only listed if they are needed."""
+    """The task manager; it lists the thousands of tasks of lm-eval only if they are needed."""
     folder = None if include_path is None else str(include_path)
-    for shipped in (False, True):
+    for bundled in (False, True):
         manager = import_module("lm_eval.tasks").TaskManager(
-            include_path=folder, include_defaults=shipped, metadata=dict(metadata)
+            include_path=folder, include_defaults=bundled, metadata=dict(metadata)
         )
         unknown = [task for task in tasks if task not in manager.all_tasks]
         if not unknown:
@@ -136,11 +136,11 @@ def _manager(tasks: Sequence[str], include_path: Path | None, metadata: Mapping[
 
 
 def _reader(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **options: Any) -> Any:
-    """The model as lm-eval wants it, refusing what that would cut."""
+    """The model for lm-eval, with errors instead of truncation."""
     huggingface = import_module("lm_eval.models.huggingface")
 
     class WholePrompts(huggingface.HFLM):  # type: ignore[name-defined,misc]
-        """Raises where HFLM cuts the beginning off a prompt and only logs it."""
+        """HFLM that raises if a prompt is too long; the original truncates it and logs a warning."""
 
         task_names: Mapping[Any, str]  # the task of each prompt
         add_bos_token: Any  # of HFLM
@@ -150,21 +150,21 @@ def _reader(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **option
             return super().loglikelihood(requests, **kwargs)
 
         def _loglikelihood_tokens(self, requests: Any, *args: Any, **kwargs: Any) -> Any:
-            # The last token is predicted, never read.
-            sizes = [(len(context) + len(said) - 1, text) for text, context, said in requests]
+            # The last token is predicted, but no input.
+            sizes = [(len(context) + len(answer) - 1, text) for text, context, answer in requests]
             too_long = [(size, text) for size, text in sizes if size > self.max_length]
             if too_long:
                 size, text = max(too_long, key=lambda pair: pair[0])
                 raise RopepatchError(
                     f"{self.task_names[text]}: {len(too_long)} of {len(sizes)} prompts exceed the "
-                    f"{self.max_length} tokens that the model reads; the longest takes {size}",
-                    hint="ask for shorter prompts, or extend the model to more",
+                    f"{self.max_length} tokens of the model; the longest has {size}",
+                    hint="use shorter prompts, or extend the model to more",
                 )
             return super()._loglikelihood_tokens(requests, *args, **kwargs)
 
         def loglikelihood_rolling(self, requests: Any, **kwargs: Any) -> Any:
-            # lm-eval puts a beginning-of-sequence token before the text; one that the tokenizer adds as well
-            # would be predicted and scored (lm-evaluation-harness#3333).
+            # lm-eval puts a beginning-of-sequence token before the text; a second one, added by the
+            # tokenizer, would be predicted and scored (lm-evaluation-harness#3333).
             setting, self.add_bos_token = self.add_bos_token, False
             try:
                 return super().loglikelihood_rolling(requests, **kwargs)
@@ -175,7 +175,7 @@ def _reader(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **option
             self.task_names = {request.args[0]: request.task_name for request in requests}
             try:
                 return super().generate_until(requests, **kwargs)
-            except AssertionError as error:  # the answer alone fills the window
+            except AssertionError as error:  # no room for a prompt next to the answer
                 tasks = ", ".join(sorted(set(self.task_names.values())))
                 raise RopepatchError(
                     f"{tasks}: {_first_line(error)}", hint="extend the model to more"
@@ -185,11 +185,11 @@ def _reader(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **option
             room = kwargs.pop("left_truncate_len", None)
             ids, mask = super().tok_batch_encode(strings, *args, **kwargs)
             if room is not None and ids.shape[1] > room:
-                longest = strings[0]  # lm-eval sorts them so
+                longest = strings[0]  # lm-eval sorts by length
                 raise RopepatchError(
-                    f"{self.task_names[longest]}: a prompt takes {ids.shape[1]} tokens and its answer up to"
-                    f" {self.max_length - room}, more than the {self.max_length} that the model reads",
-                    hint="ask for shorter prompts, or extend the model to more",
+                    f"{self.task_names[longest]}: a prompt has {ids.shape[1]} tokens and its answer up to"
+                    f" {self.max_length - room}, more than the {self.max_length} of the model",
+                    hint="use shorter prompts, or extend the model to more",
                 )
             return ids, mask
 

@@ -1,6 +1,6 @@
-"""One estimator for losses and answers: a mean over clusters, its confidence interval, paired differences.
+"""One estimator for losses and answers: means over clusters, their confidence intervals, paired differences.
 
-Tokens of one document are not independent, nor are answers on one haystack. So the sampling unit is the
+Tokens of one document are not independent, nor are answers from one haystack. So the sampling unit is the
 cluster: a document for losses, a haystack for answers. Notation: cluster i has the sum s_i and the weight
 w_i; W is the sum of the weights, r = sum(s) / W the mean, p_i = w_i / W.
 """
@@ -23,17 +23,17 @@ Interval = tuple[float, float]
 Name = TypeVar("Name")
 
 LEVEL = 0.95
-FEWEST = 3  # clusters without which there is no interval
-SAME = 1e-9  # the standard error, as a share of a mean, of clusters that differ by rounding alone
+FEWEST = 3  # clusters for an interval
+SAME = 1e-9  # the greatest standard error, as a share of the mean, of clusters that differ only by rounding
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over clusters: nats per token over documents, or the share of answers found over haystacks.
+    """A mean over clusters: nats per token over documents, or retrieval accuracy over haystacks.
 
     Attributes:
-        clusters: The sum and the weight of each: nats and tokens, or answers found and answers.
-        share: Whether it is the share of answers that are found, each 0 or 1.
+        clusters: The sum and the weight of each: nats and tokens, or correct answers and all answers.
+        share: Whether it is the share of correct answers, each 0 or 1.
     """
 
     clusters: tuple[Cluster, ...]
@@ -41,37 +41,37 @@ class Mean:
 
     @classmethod
     def of(cls, clusters: Sequence[Sequence[float]], *, share: bool = False) -> Mean:
-        """The same from lists, as JSON has them."""
+        """The mean of clusters from JSON."""
         return cls(tuple((float(total), float(weight)) for total, weight in clusters), share)
 
     @property
     def weight(self) -> float:
-        """W: how many tokens or answers."""
+        """W, the number of tokens or answers."""
         return math.fsum(weight for _, weight in self.clusters)
 
     @property
     def value(self) -> float:
-        """r: the sums divided once, so that the order of the clusters changes nothing; NaN without any."""
+        """r, independent of the order of the clusters; NaN if there are none."""
         return math.fsum(total for total, _ in self.clusters) / self.weight if self.clusters else math.nan
 
     @property
     def perplexity(self) -> float:
-        """exp(r), of a loss in nats; infinite beyond the largest float."""
+        """The perplexity exp(r) of a loss in nats; infinite if it overflows."""
         with np.errstate(over="ignore"):
             return float(np.exp(self.value))
 
     @property
     def missing(self) -> int:
-        """How many clusters an interval needs beyond those that there are."""
+        """The number of further clusters that an interval needs."""
         return max(0, FEWEST - len(self.clusters))
 
     def interval(self) -> Interval:
-        """The 95 % confidence interval of the mean that other clusters of the kind would have.
+        """The 95 % confidence interval of the mean over the population of clusters.
 
         Losses: r ± t * se, with the standard error and the degrees of freedom of `_spread`. Shares: Wilson's
-        interval (J. Am. Stat. Assoc. 22, 1927) with the answers divided by the design effect (Kish 1965) and
-        t instead of z. Unbounded, or 0 to 1, below three clusters (see `missing`) or if r is
-        not finite.
+        interval (J. Am. Stat. Assoc. 22, 1927) with the number of answers divided by the design effect
+        (Kish 1965) and t instead of z. With fewer than three clusters, or if r is not finite, it is
+        unbounded, or 0 to 1.
         """
         if self.missing or not math.isfinite(self.value):
             return (0.0, 1.0) if self.share else (-math.inf, math.inf)
@@ -83,9 +83,10 @@ class Mean:
 
     @property
     def p_value(self) -> float:
-        """Two-sided, of the hypothesis that a mean difference is 0: Student's t.
+        """The two-sided p-value of a mean difference under the hypothesis that it is 0: Student's t.
 
-        It is 1 below three clusters, and where all agree to rounding: those are no independent texts.
+        It is 1 with fewer than three clusters, and if all are equal up to rounding: then they are not
+        independent texts.
         """
         if self.missing or not math.isfinite(self.value):
             return 1.0
@@ -99,9 +100,9 @@ class Mean:
         """The standard error of r and its degrees of freedom.
 
         Bell and McCaffrey (Survey Methodology 28, 2002): squared residuals e_i = s_i / w_i - r are divided by
-        their expectation under means of equal variance, 1 - 2 p_i + sum(p^2), which makes the variance
-        unbiased for uneven clusters; the degrees of freedom are Satterthwaite's. For even ones this is
-        Student's t.
+        their expectation under means of equal variance, 1 - 2 p_i + sum(p^2). So the variance is unbiased
+        for clusters of unequal weight. The degrees of freedom are Satterthwaite's. With equal weights this
+        is Student's t.
         """
         sums, weights = np.array(self.clusters, dtype=np.float64).T
         p = weights / weights.sum()
@@ -109,7 +110,7 @@ class Mean:
         q = (p**2).sum()
         scale = p**2 / (1 - 2 * p + q)
         # The variance is a quadratic form of the means with the matrix F = M' diag(scale) M, M = I - 1 p',
-        # whose trace is q. The degrees of freedom are q^2 / tr(F^2); the second, written out:
+        # whose trace is q. The degrees of freedom are q^2 / tr(F^2), with tr(F^2) written out:
         all_scales, scaled = scale.sum(), (scale * p).sum()
         squared = 2 * (scale * p**2).sum() * all_scales + 2 * scaled**2 + (q * all_scales) ** 2
         squared += (scale**2 * (1 + 2 * (q - 2 * p))).sum() - 4 * q * scaled * all_scales
@@ -119,7 +120,7 @@ class Mean:
         n, p = self.weight / self._design_effect, self.value
 
         def low(p: float) -> float:
-            if p == 0:  # rounding would leave 4e-17
+            if p == 0:  # else 4e-17 by rounding
                 return 0.0
             root = math.sqrt(max(0.0, p * (1 - p) / n + t * t / (4 * n * n)))
             return max(0.0, (p + t * t / (2 * n) - t * root) / (1 + t * t / n))
@@ -128,11 +129,11 @@ class Mean:
 
     @property
     def _design_effect(self) -> float:
-        """By how much answers on one haystack tell less than as many independent ones.
+        """The factor by which answers from one haystack are worth less than independent ones.
 
-        It is estimated with one more haystack of six answers, three of them found (as Agresti and Coull,
-        Am. Stat. 52, 1998, add answers to single ones), for haystacks that are all found tell nothing of
-        their spread; and lies between 1 and that of answers which are the same within each haystack.
+        Haystacks with only correct answers show no spread. So the estimate adds one haystack of six answers,
+        three of them correct, as Agresti and Coull (Am. Stat. 52, 1998) add single answers. It lies between
+        1 and the effect of equal answers within each haystack.
         """
         sums, weights = np.array([*self.clusters, (3, 6)], dtype=np.float64).T
         total, count = weights.sum(), len(weights)
@@ -144,7 +145,7 @@ class Mean:
 
 
 def summed(means: Sequence[Mean]) -> Mean:
-    """The mean over what several are over, of the same clusters."""
+    """The pooled mean of several means over the same clusters."""
     clusters = [
         [math.fsum(part) for part in zip(*same, strict=True)]
         for same in zip(*(mean.clusters for mean in means), strict=True)
@@ -153,21 +154,21 @@ def summed(means: Sequence[Mean]) -> Mean:
 
 
 def difference(a: Mean, b: Mean) -> Mean:
-    """The mean of a minus that of b, paired cluster by cluster: what makes a document hard cancels out."""
+    """The mean of a minus that of b, paired by cluster, so that the difficulty of a document cancels out."""
     if [weight for _, weight in a.clusters] != [weight for _, weight in b.clusters]:
         raise RopepatchError(
-            f"cannot compare {a.weight:,.0f} tokens or answers of {len(a.clusters)} documents or haystacks "
+            f"cannot compare {a.weight:,.0f} tokens or answers of {len(a.clusters)} documents or prompts "
             f"with {b.weight:,.0f} of {len(b.clusters)}: not the same in each",
-            hint="measure the same documents or haystacks in the same order, with one protocol and length",
+            hint="measure the same documents or prompts in the same order, with one protocol and length",
         )
     pairs = zip(a.clusters, b.clusters, strict=True)
     return Mean(tuple((first - second, weight) for (first, weight), (second, _) in pairs))
 
 
 def significant(differences: Mapping[Name, Mean]) -> set[Name]:
-    """The names of the differences from 0 by Holm's procedure (Scand. J. Stat. 6, 1979).
+    """The names of the significant differences, by Holm's procedure (Scand. J. Stat. 6, 1979).
 
-    The probability that any is named which is 0 in truth is at most 5 %, however many there are.
+    The probability of naming any difference that is truly 0 is at most 5 %, for any number of them.
     """
     found: set[Name] = set()
     ordered = sorted(differences, key=lambda name: differences[name].p_value)

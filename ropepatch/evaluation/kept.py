@@ -1,4 +1,4 @@
-"""What an interrupted measurement kept."""
+"""The partial results of an interrupted measurement."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ropepatch.errors import RopepatchError
 
 
 class Kept:
-    """A folder of what a measurement has done so far, by keys, from which an interrupted one resumes.
+    """A folder of partial results by key, from which an interrupted measurement resumes.
 
-    Each process appends lines of JSON to a file of its own; a line that was not written to its end is left
-    out. Floats come back as they were. Whoever names the folder guarantees that it belongs to one model and
-    one measurement; without one nothing is kept.
+    Each process appends lines of JSON to its own file; incomplete lines are ignored. Floats are restored
+    exactly. The caller guarantees that the folder belongs to one model and one measurement; without a folder
+    nothing is kept.
 
     Attributes:
-        found: The values that were kept before.
+        found: The values kept by earlier runs.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -40,10 +40,10 @@ class Kept:
         """Keep a value."""
         if self._folder is not None:
             with _disk_errors(self._folder):
-                # Another process that ended first may have removed it.
+                # Another process that finished first may have removed it.
                 self._folder.mkdir(parents=True, exist_ok=True)
                 with (self._folder / self._name).open("a", encoding="utf-8") as file:
-                    file.write(f"\n{json.dumps([key, value])}")  # the line before may be half a one
+                    file.write(f"\n{json.dumps([key, value])}")  # the line before may be incomplete
 
 
 @contextmanager
@@ -52,5 +52,5 @@ def _disk_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RopepatchError(
-            f"cannot keep results in {folder}: {error}", hint="name a folder you may write to"
+            f"cannot keep results in {folder}: {error}", hint="choose a folder that you can write to"
         ) from error

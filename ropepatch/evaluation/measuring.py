@@ -51,11 +51,11 @@ class Subject:
 
     name: str  # as the user gave it
     source: Checkpoint
-    processes: Processes  # which share the measurements; of this one the device
-    dtype: torch.dtype | None = None  # None for that in which the device reads it fastest
-    say: Callable[[str], None] = lambda line: None  # takes a line on where it is read
-    base: Subject | None = None  # before an adaptation: named by results, and its tokenizer reads the texts
-    remote: Remote | None = None  # where it runs, of a model that another process has
+    processes: Processes  # those that share the measurements, with the device of this one
+    dtype: torch.dtype | None = None  # None for the one in which it runs fastest on the device
+    say: Callable[[str], None] = lambda line: None  # takes lines on the placement of the weights
+    base: Subject | None = None  # the model before fine-tuning: results have its name, texts its tokenizer
+    remote: Remote | None = None  # the server that runs it, if any
 
     @property
     def trained(self) -> int:
@@ -193,14 +193,14 @@ def _check_room(remote: Remote, measurements: Iterable[Measurement], say: Callab
     for measurement in measurements:
         lengths: list[int] = measurement.parameters["lengths"]
         beyond = [length for length in lengths if not remote.reads(length)]
-        reads = f"{remote.label} accepts at most {remote.limit} tokens"
+        accepts = f"{remote.label} accepts at most {remote.limit} tokens"
         if beyond == lengths:
             raise RopepatchError(
-                f"{measurement.task.name} at {min(lengths)} tokens and more: {reads}",
+                f"{measurement.task.name} at {min(lengths)} tokens and more: {accepts}",
                 hint=f"serve it with a longer context, or pass shorter {argument('lengths')}",
             )
         if beyond:
-            say(f"warning: {measurement.task.name} without {', '.join(map(str, beyond))} tokens: {reads}")
+            say(f"warning: {measurement.task.name} without {', '.join(map(str, beyond))} tokens: {accepts}")
 
 
 def measure_extension(
@@ -306,9 +306,7 @@ def _run(
         ahead = [job for job in own if not earlier.get(job.name)]
         if ahead and not subject.remote:
             mapped = [job for job in ahead if job.plan and job.plan.remapping]
-            with (
-                mapped[0].patched() if mapped else nullcontext()
-            ):  # so that it is refused before its first job
+            with mapped[0].patched() if mapped else nullcontext():  # raises its errors before the first job
                 pass
             subject.say(forecast(subject.model, [job.measurement for job in ahead]))
             precisions.setdefault(subject.name, str(subject.model.dtype))
@@ -342,7 +340,7 @@ def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
     subject, label = job.subject, job.label
     model = subject.remote or subject.model
     env = subject.remote.environment if subject.remote else environment(subject.model)
-    # Never resume from another setting, other weights or another environment.
+    # Never resume with other settings, weights or versions.
     digest = f"{seed_of(job.request, env):016x}"
     keep = None if out is None else out / _partial(job.name, digest)
     began = time.perf_counter()
@@ -367,7 +365,13 @@ def _written(result: Result, out: Path | None, name: str, subject: Subject) -> R
     return result
 
 
-def forecast(model: PreTrainedModel, measurements: Sequence[Measurement]) -> str:
+class Duration(str):
+    """A line of progress on the time that measurements take."""
+
+    __slots__ = ()
+
+
+def forecast(model: PreTrainedModel, measurements: Sequence[Measurement]) -> Duration:
     """A forecast of the time of measurements, in one line.
 
     It scales the time of a short sequence by the cost of each length, attention included. Batches are faster.
@@ -382,7 +386,7 @@ def forecast(model: PreTrainedModel, measurements: Sequence[Measurement]) -> str
     measured = f"{len(measurements)} measurement{'s' * (len(measurements) > 1)}"
     without = f", without {', '.join(sorted(unknown))}, whose time is unknown" if unknown else ""
     if not rows:
-        return measured + without
+        return Duration(measured + without)
     sample = min(SAMPLE, *rows)
     embedding: Any = model.get_input_embeddings().weight  # [V, width]
     width: int = embedding.shape[1]
@@ -397,14 +401,16 @@ def forecast(model: PreTrainedModel, measurements: Sequence[Measurement]) -> str
     duration = next(
         (f"{total / size:,.1f} {unit}" for unit, size in units if total >= size), f"{total:.0f} s"
     )
-    return f"{measured}: about {duration}{without} (a sequence of {sample} tokens took {seconds:.2g} s)"
+    return Duration(
+        f"{measured}: about {duration}{without} (a sequence of {sample} tokens took {seconds:.2g} s)"
+    )
 
 
 def _seconds(model: PreTrainedModel, tokens: int) -> float:
-    """The seconds of a forward pass over a sequence, the second time."""
+    """The seconds of the second of two forward passes over a sequence."""
     ids = torch.zeros(1, tokens, dtype=torch.long, device=input_device(model))
-    takes_some = any(map(gives_positions, model.modules()))
-    options: dict[str, Any] = {"logits_to_keep": 1} if takes_some else {}
+    keeps_some = any(map(gives_positions, model.modules()))
+    options: dict[str, Any] = {"logits_to_keep": 1} if keeps_some else {}
     with evaluating(model), torch.inference_mode(), stock_code(f"run {type(model).__name__}"):
         for _ in range(2):
             begin = time.perf_counter()

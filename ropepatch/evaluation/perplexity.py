@@ -1,8 +1,8 @@
-"""Perplexity at every length from one pass over the documents, or by windows that slide over them.
+"""Perplexity at every length, from one pass over the documents or from sliding windows.
 
-The two protocols measure different quantities, whose numbers never belong in one column. Token 0 of a
-document is not scored. Few logits are in memory at a time. Losses are in nats. Shapes: B windows of a batch,
-T tokens of each, C positions of a chunk, V vocabulary.
+The two protocols measure different quantities, so their numbers cannot be compared. Token 0 of a document is
+not scored. Few logits are in memory at a time. Losses are in nats. Shapes: B windows of a batch, T tokens of
+each, C positions of a chunk, V vocabulary.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BLOCK = 256  # documents of an iterator that are held at a time
+BLOCK = 256  # documents of an iterator in memory at a time
 
 
 def perplexity(
@@ -55,9 +55,9 @@ def perplexity(
     positions: int | None = None,
     progress: Advance | bool | None = None,
 ) -> LossCurve:
-    """Read documents and keep the loss of every token but their first, in the order of the documents.
+    """The loss of every token of the documents but the first; see `ropepatch.perplexity`.
 
-    With ``positions`` keep those of so many tokens of each window, spread over it.
+    With ``positions``, the losses of so many tokens of each window, spread over it.
     """
     if length is not None:
         check_length(length)
@@ -109,7 +109,7 @@ def perplexity(
             by_window = dict(zip(chain(*batches), losses, strict=True))
             curve += [torch.cat([by_window[one] for one in row]) for row in rows]
     if not curve:
-        raise RopepatchError("no documents to read", hint="pass at least one text or list of token ids")
+        raise RopepatchError("no documents", hint="pass at least one text or list of token ids")
     if length is not None and longest < length:
         logger.warning("no document has %d tokens: the longest has %d", length, longest)
     return LossCurve(tuple(curve))
@@ -120,7 +120,7 @@ def _tokens(batch: list[Window]) -> int:
 
 
 def _blocks(documents: Iterable[Any]) -> Iterator[Any]:
-    """A collection in one block, an iterator in many."""
+    """The documents in blocks: a collection in one, an iterator in many."""
     if isinstance(documents, Sized):
         yield documents
         return
@@ -153,16 +153,16 @@ def _check_finite(nll: Tensor, window: Window) -> None:
         raise RopepatchError(
             f"documents[{window.document}]: the loss of token {window.begin + window.first + position} is "
             f"{nll[position]}, expected a number",
-            hint="load the model in float32 or bfloat16; check its weights and its rope scaling",
+            hint="load the model in float32 or bfloat16; check its weights and its RoPE scaling",
         )
 
 
 class LossReader:
-    """Reads the losses of batches under one model.
+    """Computes the losses of batches with one model.
 
     Args:
         model: A causal language model, in eval mode.
-        chunk: Logits of at most so many positions are held at a time, over all windows of a batch, or of
+        chunk: The most positions whose logits are in memory at a time, over all windows of a batch; at least
             two per window.
     """
 
@@ -173,7 +173,7 @@ class LossReader:
         self._warned = False
 
     def read(self, batch: list[Window]) -> list[Tensor]:
-        """Float32 losses on the CPU of each window's tokens from its first scored one on."""
+        """The float32 losses of each window on the CPU, from its first scored token on."""
         device, first = input_device(self._model), batch[0].first
         losses: Iterable[Tensor] | None = None
         with torch.inference_mode():
@@ -190,7 +190,7 @@ class LossReader:
                 losses = [
                     _full_losses(self._model, window.ids.to(device), first, self._chunk) for window in batch
                 ]
-        placed = []  # copies, not slices, which hold and are sent with their whole batch
+        placed = []  # copies, because a slice keeps its whole batch in memory, and is sent with it
         for window, nll in zip(batch, losses, strict=True):
             _check_finite(nll, window)
             placed.append(window.placed(nll[window.scored - window.first]))
@@ -202,14 +202,14 @@ def _chunked_losses(
 ) -> Tensor | None:
     """Losses [B, T - first] of ids [B, T], from the logits of C positions at a time.
 
-    None if the decoder does not give one row per token, or if the first and last logits are not those the
-    model gives when asked for these two alone.
+    None if the decoder does not return one state per token, or if the first and last logits differ from those
+    that the model computes for these two positions only.
     """
     predicting = torch.arange(first - 1, ids.shape[1] - 1)
     ends = torch.unique(predicting[[0, -1]])
     chunks = []
     with decoded_once(model, decoder, ids) as (logits_at, states):
-        # The last comes first, so that a model which answers two positions of its own choice is found out.
+        # In reverse, to detect a model that ignores the positions and returns two of its own choice.
         expected = logits_at(ends.flip(0)).flip(1)
         if len(states) != 1 or expected.shape[1] != len(ends) or states[0].shape[:2] != ids.shape:
             return None
@@ -221,7 +221,8 @@ def _chunked_losses(
             chunks.append((token_losses(logits, ids[:, positions + 1]).cpu(), at_ends))
             del logits
     losses, at_ends = (torch.cat(parts, dim=1) for parts in zip(*chunks, strict=True))
-    # Products of other shapes round differently, in TF32 most of all; a wrong position is off by far more.
+    # Matrix products of different shapes round differently, most of all in TF32; a wrong position has a far
+    # greater effect.
     tolerance = max(torch.finfo(expected.dtype).eps ** 0.5, 1e-3) * expected.nan_to_num().abs().max().item()
     same = torch.allclose(at_ends, expected, rtol=0, atol=tolerance, equal_nan=True)
     return losses if same else None
@@ -231,14 +232,16 @@ def _full_losses(model: PreTrainedModel, ids: Tensor, first: int, chunk: int) ->
     """Losses [T - first] of ids [T], from all logits [T, V] at once."""
     logits = model(input_ids=ids[None], use_cache=False).logits
     if logits.shape[1] != len(ids):
-        raise RopepatchError(f"{type(model).__name__} gave {logits.shape[1]} logits for {len(ids)} tokens")
+        raise RopepatchError(
+            f"{type(model).__name__} returned {logits.shape[1]} logits for {len(ids)} tokens"
+        )
     rows, targets = logits[0, first - 1 : -1], ids[first:]
     pairs = zip(torch.split(rows, chunk), torch.split(targets, chunk), strict=True)
     return torch.cat([token_losses(*pair).cpu() for pair in pairs])
 
 
 def _remote_losses(model: Remote, batch: list[Window]) -> list[Tensor]:
-    """The same by asking where the model runs."""
+    """The losses of windows from a server."""
     return [window.placed(torch.tensor(model.losses(window.ids, window.scored.tolist()))) for window in batch]
 
 
@@ -247,14 +250,14 @@ def _remote_losses(model: Remote, batch: list[Window]) -> list[Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """Tokens of a document that are read at once.
+    """Tokens of a document in one forward pass.
 
     Attributes:
-        document: Its index among all that are read.
-        begin: Where in the document the window begins.
+        document: The index of the document.
+        begin: The index in the document of the first token.
         ids: The token ids [T], int64 on the CPU.
-        first: The index in the window of the first token that counts, at least 1.
-        positions: How many tokens count, one of each of as many stretches of one length; None for all.
+        first: The index in the window of the first scored token, at least 1.
+        positions: The number of scored tokens, one from each of as many equal stretches; None for all.
     """
 
     document: int
@@ -265,7 +268,7 @@ class Window:
 
     @cached_property
     def scored(self) -> Tensor:
-        """The indices in the window of the tokens that count, ascending; drawn from its tokens."""
+        """The indices in the window of the scored tokens, ascending; the seed is a hash of the window."""
         count = len(self.ids) - self.first
         if self.positions is None or self.positions >= count:
             return torch.arange(self.first, len(self.ids))
@@ -274,14 +277,14 @@ class Window:
         return torch.tensor([self.first + int(place) for place in places])
 
     def placed(self, losses: Tensor) -> Tensor:
-        """The losses of the tokens that count, among NaN for the others from the first on."""
+        """The losses of the scored tokens, with NaN for the others from the first on."""
         every = torch.full((len(self.ids) - self.first,), torch.nan)
         every[self.scored - self.first] = losses.float()
         return every
 
     @cached_property
     def identity(self) -> tuple[int, int, str]:
-        """The same for windows that have the same losses; shorter ones come first."""
+        """A key that is equal for windows with equal losses; shorter windows come first."""
         return len(self.ids), self.first, hashlib.sha256(self.ids.numpy().tobytes()).hexdigest()
 
 
@@ -292,7 +295,7 @@ def check_windows(window: int | None, stride: int | None) -> None:
     if window is None or stride is None:
         raise RopepatchError(
             f"windows that slide need a length and a stride, got window={window}, stride={stride}",
-            hint="window=4096, stride=256; or neither, to read in one pass",
+            hint="window=4096, stride=256; or neither, for one pass",
         )
     if window < 2:
         raise RopepatchError(f"window must be at least 2 tokens, got {window}: the first is never scored")
@@ -306,12 +309,12 @@ def check_windows(window: int | None, stride: int | None) -> None:
 def windows(
     document: int, ids: Tensor, window: int | None, stride: int | None, positions: int | None = None
 ) -> list[Window]:
-    """The windows whose scored tokens, one after another, are all tokens but the first.
+    """The windows of a document, which together score all its tokens but the first.
 
-    Without a window the document is one: one pass, in which every token sees all tokens before it. Windows
-    that slide begin at the multiples of the stride, and each token counts in the first that holds it: it sees
-    at least window - stride and at most window - 1 tokens, in the first window all before it. The last ends
-    where the document does, and may be shorter.
+    Without a window length there is one window, in which every token attends to all tokens before it. Sliding
+    windows begin at the multiples of the stride. Each token is scored in the first window that contains it,
+    with a context of window - stride to window - 1 tokens, in the first window all tokens before it. The last
+    window ends with the document, and may be shorter.
     """
     if window is None or stride is None or len(ids) <= window:
         return [Window(document, 0, ids, 1, positions)]
@@ -323,11 +326,11 @@ def windows(
 
 
 def batched(windows: Iterable[Window], *, tokens: int, rows: int) -> list[list[Window]]:
-    """The windows in batches of one length and one first scored token; their own order changes nothing.
+    """The windows in batches of equal length and first scored token, in an order of their own.
 
-    A batch holds at most so many tokens, unless it is one window, and rows. The shortest come first, which
-    suits stock ``dynamic`` models: they forget the frequencies of a longer input only at one within their
-    window.
+    A batch has at most ``rows`` windows, and at most ``tokens`` tokens unless it is one window. The shortest
+    come first, because stock ``dynamic`` models keep the frequencies of a longer input until one within the
+    original context length.
     """
     batches = []
     ordered = sorted(windows, key=lambda window: window.identity)
@@ -338,5 +341,5 @@ def batched(windows: Iterable[Window], *, tokens: int, rows: int) -> list[list[W
 
 
 def key_of(batch: list[Window]) -> str:
-    """Names the losses of a batch on disk, for one model."""
+    """The key of the losses of a batch on disk, for one model."""
     return hashlib.sha256(repr([window.identity for window in batch]).encode()).hexdigest()

@@ -55,7 +55,7 @@ class Ranked:
         loss_gain: The baseline's loss minus its loss, paired by document.
         short_context_loss: The loss within the original context length.
         short_context_cost: That loss minus the baseline's, paired by document.
-        answers: The answers at the target length, by kind of question; empty if nothing was asked there.
+        answers: The answers at the target length, by kind of question; empty without retrieval.
         helps: Whether it is significantly better than the baseline in one measure and not significantly worse
             in another; see `RULE`.
     """
@@ -114,9 +114,9 @@ def rank(results: Sequence[Result], *, base: str) -> Ranking:
     """Rank the methods of one model at one target length by `RULE`, and recommend one.
 
     Loss does not predict retrieval (OlmPool, arXiv:2608.10296, for the loss on short texts), so retrieval
-    comes first where it can rank. A control, which is a position remapping that ignores distant tokens, is
-    never recommended. Fewer than three documents cannot show a harm to the loss, so they recommend nothing;
-    nor do the answers to fewer than three prompts.
+    ranks first where possible. A control, a position remapping that ignores distant tokens, is never
+    recommended. Fewer than three documents cannot show a harm to the loss, so nothing is recommended. With
+    fewer than three prompts the answers have no effect.
 
     Args:
         results: Results of one-pass perplexity, and of retrieval if it was measured. If several results of a
@@ -150,7 +150,7 @@ def rank(results: Sequence[Result], *, base: str) -> Ranking:
 
 
 def _judged(base: str, reading: Mapping[str, Result], asking: Mapping[str, Result]) -> _Judged:
-    """The methods and the baseline, with all gains tested together."""
+    """The methods and the baseline, with all gains tested for significance together."""
     target, trained = reading[base].target, int(reading[base].model["trained"])
     asked = asking[base].of("log_prob", "kind", "length") if asking else []
     kinds = list(dict.fromkeys(str(row.at["kind"]) for row in asked))
@@ -278,7 +278,7 @@ class _Judged:
         if row.short_context_cost.value > 0:
             cost = signed(row.short_context_cost)
             advice.append(f"Short-context cost, first {at.model['trained']:,} tokens: {cost} nats/token.")
-        advice += [line for kind in self.counted if (line := self._more_found(row, kind))]
+        advice += [line for kind in self.counted if (line := self._less_accurate(row, kind))]
         shares = {kind: row.answers[kind].found.value for kind in self.counted}
         if low := [f"{share:.0%} for {kind}" for kind, share in shares.items() if share < THRESHOLD]:
             train = "Fine-tune it for longer" if self._adapted else "Fine-tune it"
@@ -288,27 +288,27 @@ class _Judged:
             )
         return [*advice, *self._by_kind()]
 
-    def _more_found(self, row: Ranked, kind: str) -> str:
-        """Why a method is recommended although others answer more questions; empty where none does."""
+    def _less_accurate(self, row: Ranked, kind: str) -> str:
+        """The reason to recommend a method although others have a higher accuracy; empty if none has."""
         found = {label: other.answers[kind].found for label, other in self.rows.items()}
         own = found[row.label]
         gains = {x: difference(share, own) for x, share in found.items() if share.value > own.value}
         apart = significant(gains)
-        told = []
+        reasons = []
         for label in gains:
             doubt = (
                 "significantly higher, but log-prob ranks first"
                 if label in apart
                 else "not significantly higher"
             )
-            told.append(f"{label}'s {found[label].value:.0%} is {doubt}")
-        return f"Its {kind} accuracy is {own.value:.0%}; {enumeration(told)}." if told else ""
+            reasons.append(f"{label}'s {found[label].value:.0%} is {doubt}")
+        return f"Its {kind} accuracy is {own.value:.0%}; {enumeration(reasons)}." if reasons else ""
 
     def _by_kind(self) -> list[str]:
         """A verdict for every kind of question, and a line if no kind counts."""
         lines = [f"{kind}: {self._of_kind(kind)}." for kind in self.rows[self.base].answers]
         left_out = self.asking[self.base].parameters.get("left_out", {}) if self.asking else {}
-        lines += [f"{kind}: not asked: {reason}." for kind, reason in left_out.items()]
+        lines += [f"{kind}: not measured: {reason}." for kind, reason in left_out.items()]
         return [
             *lines,
             *["Retrieval does not rank: no kind of question counts."] * bool(lines and not self.counted),
@@ -325,8 +325,8 @@ class _Judged:
         if tied := [label for label in others if label not in apart]:
             best += f", not significantly above {enumeration(tied)}"
         groups = {v: [x for x, answers in of.items() if answers.verdict == v] for v in ("better", "worse")}
-        told = [f"{verdict} than the baseline: {enumeration(x)}" for verdict, x in groups.items() if x]
-        return "; ".join([best, *(told or ["none differs significantly from the baseline"])])
+        verdicts = [f"{verdict} than the baseline: {enumeration(x)}" for verdict, x in groups.items() if x]
+        return "; ".join([best, *(verdicts or ["none differs significantly from the baseline"])])
 
     def _refusal(self) -> list[str]:
         base, scalings = (

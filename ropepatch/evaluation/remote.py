@@ -1,4 +1,4 @@
-"""A model that is measured where it runs: another process has it, and answers what it is asked."""
+"""A model that runs in another process, such as a server."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class Remote(ABC):
-    """Takes the place of a model in `perplexity` and `ask`.
+    """The interface of such a model for `perplexity` and `ask`.
 
     Attributes:
-        label: What tables call it.
-        vocabulary: How many tokens it knows.
-        limit: The most tokens it reads; None where it does not say.
-        environment: What a result says of where it was measured.
+        label: Its name in tables.
+        vocabulary: The size of its vocabulary.
+        limit: The most tokens that it accepts; None if unknown.
+        environment: The ``env`` of its results.
     """
 
     label: str
@@ -28,16 +28,16 @@ class Remote(ABC):
     environment: dict[str, str]
 
     def reads(self, tokens: int) -> bool:
-        """Whether so many tokens have room."""
+        """Whether it accepts so many tokens."""
         return self.limit is None or tokens <= self.limit
 
     @abstractmethod
     def losses(self, ids: Tensor, scored: Sequence[int]) -> list[float]:
-        """The losses of tokens by their indices in ids [T], in nats; NaN where it does not answer."""
+        """The losses in nats of the tokens of ids [T] with these indices; NaN where it returns none."""
 
     @abstractmethod
     def answers(self, haystack: Haystack) -> list[tuple[int, str, float, bool, float]]:
-        """Length, kind, depth, whether it is found, and log-probability of every answer that has room.
+        """The length, kind, depth, correctness and log-prob of every answer within the limit.
 
-        The log-probability is NaN where it is not told.
+        The log-prob is NaN where the server returns none.
         """

@@ -1,8 +1,8 @@
-"""Retrieval: a haystack is read once, and every question is asked on its key-value cache at every length.
+"""Retrieval: a haystack is processed once, and its KV cache answers the questions of every length.
 
-A question never enters the cache: its keys and values are appended for one forward pass and dropped. So
-reading continues after the stop of one length to that of the next, questions do not see each other, and
-layers with a sliding window are as exact as others.
+A question never enters the cache: its keys and values are appended for one forward pass and dropped. So the
+cache grows from one length to the next, no question attends to another, and layers with a sliding window
+are as exact as others.
 
 Shapes: B questions of a batch, T tokens of its longest with its answer, A tokens of an answer, N of a
 haystack, H heads of D dimensions, V vocabulary.
@@ -45,19 +45,19 @@ logger = logging.getLogger(__name__)
 
 THRESHOLD = 0.856  # the accuracy at an effective length, RULER's (arXiv:2404.06654)
 MOST_ROWS = 16  # questions of a batch
-CHUNK = 2048  # tokens of a haystack that are read at once on a CPU; four times as many elsewhere
+CHUNK = 2048  # tokens of a haystack per forward pass on a CPU; four times as many elsewhere
 
 
 class Answer(NamedTuple):
-    """What a model answers to one question.
+    """The answer of a model to one question.
 
     Args:
         haystack: The index of its haystack.
-        length: Of the prompt, in tokens.
-        kind: Of the question.
-        depth: Where in the haystack the last needle ends that the answer follows from, from 0 to 1.
-        found: Whether greedy decoding would give the answer, to the last token.
-        log_prob: The mean log-probability of the answer's tokens, in nats; NaN where a server tells none.
+        length: The length of the prompt in tokens.
+        kind: The kind of the question.
+        depth: The end of the last needle that the answer needs, from 0 to 1 of the prompt.
+        found: Whether greedy decoding gives the answer, to the last token.
+        log_prob: The mean log-prob of the answer's tokens, in nats; NaN if a server returns none.
     """
 
     haystack: int
@@ -70,49 +70,49 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Retrieval:
-    """All answers of a model; a haystack is what is drawn anew, so it is the cluster of every mean.
+    """All answers of a model. Haystacks are drawn independently, so each is a cluster of every mean.
 
     Attributes:
-        answers: By haystack and length.
+        answers: The answers, by haystack and length.
     """
 
     answers: tuple[Answer, ...]
 
     @property
     def lengths(self) -> list[int]:
-        """In tokens, the shortest first."""
+        """The lengths of the prompts in tokens, ascending."""
         return sorted({answer.length for answer in self.answers})
 
     @property
     def kinds(self) -> list[str]:
-        """In the order in which they were asked."""
+        """The kinds of questions, in the order of the answers."""
         return list(dict.fromkeys(answer.kind for answer in self.answers))
 
     def found(self, length: int, kind: str | None = None, depths: tuple[float, float] = (0, 1)) -> Mean:
-        """The share of the answers that are found.
+        """The retrieval accuracy: the share of correct answers.
 
         Args:
-            length: Of the prompts, in tokens.
-            kind: Of the questions; None for all.
-            depths: Between which their needles end, the second included.
+            length: The length of the prompts in tokens.
+            kind: The kind of the questions; None for all.
+            depths: The bounds of the depth of their needles, the second included.
 
         Raises:
-            RopepatchError: Nothing was asked there.
+            RopepatchError: If there are no such questions.
         """
         return self._mean(length, kind, depths, lambda answer: float(answer.found), share=True)
 
     def log_prob(self, length: int, kind: str | None = None) -> Mean:
-        """The mean log-probability of the answers' tokens, in nats; see `found`.
+        """The answer log-prob: the mean over the answers' tokens, in nats; see `found`.
 
-        It is continuous, so it tells models apart long before the share found does.
+        It is continuous, so it distinguishes models long before the accuracy does.
         """
         return self._mean(length, kind, (0, 1), lambda answer: answer.log_prob, share=False)
 
     def effective_length(self, threshold: float = THRESHOLD) -> int | None:
-        """The greatest length at which, as at all shorter ones, so much is found of each kind; None for none.
+        """The greatest length up to which each kind has at least this accuracy; None if there is none.
 
         Raises:
-            RopepatchError: A threshold that is not above 0, or above 1.
+            RopepatchError: If the threshold is not above 0 and at most 1.
         """
         if not 0 < threshold <= 1:
             raise RopepatchError(
@@ -139,7 +139,7 @@ class Retrieval:
                 values[answer.haystack].append(value(answer))
         if not values:
             raise RopepatchError(
-                f"nothing was asked at {length} tokens, kind {kind or 'any'}, depths {depths}",
+                f"no questions at {length} tokens, kind {kind or 'any'}, depths {depths}",
                 hint=f"lengths: {self.lengths}; kinds: {', '.join(self.kinds)}",
             )
         clusters = ((math.fsum(values[key]), float(len(values[key]))) for key in sorted(values))
@@ -167,7 +167,7 @@ class Retrieval:
         return as_text([columns(rows, heads, right=range(5))])
 
     def to_pandas(self) -> DataFrame:
-        """A row for every answer.
+        """A pandas frame with a row for every answer.
 
         Raises:
             RopepatchError: If pandas is not installed.
@@ -179,34 +179,34 @@ class Retrieval:
 
 
 def why_not_counted(found: Mapping[int, Mean], *, keys: int, trained: int) -> str | None:
-    """Why answers to a kind of question tell nothing of a longer context; None where they count.
+    """The reason why a kind of question does not count; None if it counts.
 
-    They count where the unscaled model finds more than by guessing within its context: at one of the lengths
-    the interval of its share is above that of a guess among the keys.
+    It counts if the unscaled model answers it better than by guessing within its original context length: at
+    one of the lengths, the interval of its accuracy is above that of a guess among the keys.
 
     Args:
-        found: The share that the unscaled model finds, by length in tokens.
-        keys: Questions of the kind at every length.
-        trained: The context of that model, in tokens.
+        found: The accuracy of the unscaled model, by length in tokens.
+        keys: The number of questions of the kind at every length.
+        trained: The original context length in tokens.
     """
     within = [share for length, share in found.items() if length <= trained]
     if not within:
-        return f"it was not asked within {trained:,} tokens"
+        return f"no such questions within {trained:,} tokens"
     chance = 1 / keys if keys > 1 else 0.0
     best = max(within, key=lambda share: share.interval()[0])
     low, high = best.interval()
     if low > chance:
         return None
     if best.missing:
-        return f"{len(best.clusters)} haystack{'s' * (len(best.clusters) > 1)}: no interval"
+        return f"{len(best.clusters)} prompt{'s' * (len(best.clusters) > 1)}: no interval"
     return (
-        f"within {trained:,} tokens the unscaled model finds {best.value * best.weight:.0f} of "
-        f"{best.weight:.0f} (95 % interval {low:.0%} to {high:.0%}), no more than by guessing ({chance:.0%})"
+        f"within {trained:,} tokens the unscaled model answers {best.value * best.weight:.0f} of "
+        f"{best.weight:.0f} (95 % interval {low:.0%} to {high:.0%}), no better than guessing ({chance:.0%})"
     )
 
 
 def effective_length(found: Mapping[int, float], threshold: float = THRESHOLD) -> int | None:
-    """The greatest length whose share, as those of all shorter ones, is at or above the threshold."""
+    """The greatest length up to which the accuracy is at least the threshold at all lengths."""
     reached = None
     for length in sorted(found):
         if found[length] < threshold:
@@ -232,7 +232,7 @@ def retrieve(
     split: bool = False,
     progress: Advance | bool | None = None,
 ) -> Retrieval:
-    """Ask for what stands in long texts, at several lengths and at all depths."""
+    """Measure retrieval from long prompts; see `ropepatch.retrieve`."""
     settings: dict[str, Any] = {
         "lengths": [parse_length(str(length)) for length in listed(lengths)],
         "count": haystacks,
@@ -268,7 +268,7 @@ def ask(
     split: bool = False,
     progress: Advance | bool | None = None,
 ) -> Retrieval:
-    """Ask about haystacks that are made already; see `retrieve`."""
+    """The answers of a model to the questions of these haystacks; see `retrieve`."""
     reader: Reader | Remote
     reading: AbstractContextManager[Any]
     if isinstance(model, Remote):
@@ -299,10 +299,10 @@ def ask(
 
 
 def chat_parts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    """What the tokenizer's chat template puts before a user's message, and between that and the answer."""
+    """The parts of the chat template before a user's message, and between the message and the answer."""
     if not tokenizer.chat_template:
         raise RopepatchError("the tokenizer has no chat template", hint="use chat=False")
-    mark = "WHAT THE USER SAYS"
+    mark = "THE USER'S MESSAGE"
     message = [{"role": "user", "content": mark}]
     text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
     before, *after = str(text).split(mark)
@@ -315,7 +315,7 @@ def chat_parts(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
 
 
 def _follows_length(model: PreTrainedModel) -> bool:
-    """Whether its frequencies follow the length of the input: stock ``dynamic``, or two sets of factors."""
+    """Whether its frequencies depend on the input length: stock ``dynamic``, or two sets of factors."""
     for module in model.modules():
         kind = str(getattr(module, "rope_type", ""))  # may be a dict by layer
         if "dynamic" in kind:
@@ -331,7 +331,7 @@ def _follows_length(model: PreTrainedModel) -> bool:
 
 
 class Reader:
-    """Reads haystacks under one model and asks their questions; see `retrieve` for its arguments."""
+    """Computes the answers of one model; see `retrieve` for its arguments."""
 
     def __init__(self, model: PreTrainedModel, tokens_per_batch: int, *, read_once: bool = True) -> None:
         self._model, self._tokens = model, tokens_per_batch
@@ -343,7 +343,7 @@ class Reader:
             self._read_whole(reason)
 
     def answers(self, haystack: Haystack) -> list[tuple[int, str, float, bool, float]]:
-        """Length, kind, depth, whether it is found, and log-probability of every answer."""
+        """The length, kind, depth, correctness and log-prob of every answer."""
         if self._read_once:
             scored = self._cached(haystack)
             if scored is not None:
@@ -355,7 +355,7 @@ class Reader:
         ]
 
     def _cached(self, haystack: Haystack) -> list[tuple[int, str, float, bool, float]] | None:
-        """The answers on the cache; None where the first ones are not those to whole prompts."""
+        """The answers from the cache; None if the first ones differ from those to whole prompts."""
         pages = DynamicCache(config=self._model.config)
         lengths = [length for length in haystack.stops if haystack.asked[length]]
         scored, read = [], 0
@@ -387,28 +387,28 @@ class Reader:
             self._logits(ids[None, begin : begin + chunk], 1, pages)
 
     def _batch(self, questions: Sequence[Question], pages: DynamicCache) -> Iterator[Tensor]:
-        """The logits [A, V] of the answers to each question, none of which sees another."""
+        """The logits [A, V] of the answer to each question; no question attends to another."""
         width = max(map(len, questions))
         rows = torch.stack(
             [
-                # In a causal model no real token sees the padding behind it.
+                # In a causal model no token attends to the padding after it.
                 torch.cat([q.ids, q.answer, q.answer[-1:].expand(width - len(q))])
                 for q in questions
             ]
         )
         first = min(len(question.ids) for question in questions) - 1
-        logits = self._logits(rows, width - first, _beside(pages))
+        logits = self._logits(rows, width - first, _appended(pages))
         for row, question in zip(logits, questions, strict=True):
             begin = len(question.ids) - 1 - first
             yield _checked(row[begin : begin + len(question.answer)], self._model)
 
     def _whole(self, ids: Tensor, question: Question) -> Tensor:
-        """The logits [A, V] of an answer behind the whole prompt."""
+        """The logits [A, V] of an answer, from the whole prompt."""
         row = torch.cat([ids, question.ids, question.answer])[None]
         return _checked(self._logits(row, len(question.answer) + 1, None)[0, :-1], self._model)
 
     def _logits(self, ids: Tensor, count: int, cache: DynamicCache | None) -> Tensor:
-        """The logits of the last so many tokens of rows [B, T]."""
+        """The logits of the last ``count`` tokens of ids [B, T]."""
         options: dict[str, Any] = {"logits_to_keep": count} if self._gives_positions else {}
         options |= {"use_cache": False} if cache is None else {"use_cache": True, str(self._cache): cache}
         logits: Tensor = self._model(input_ids=ids.to(self._device), **options).logits[:, -count:]
@@ -428,14 +428,14 @@ class Reader:
         return input_device(self._model)
 
     def _reason(self) -> str | None:
-        """Why a cache cannot be used; None if there is no reason known."""
+        """The reason why the cache cannot be used; None if none is known."""
         if self._cache is None:
             return "it has no cache"
         if _follows_length(self._model):
             return "its frequencies depend on the input length"
         try:
             layers = {type(layer) for layer in DynamicCache(config=self._model.config).layers}
-        except AttributeError as error:  # of a model that is made of several, each with a cache of its own
+        except AttributeError as error:  # a model made of several, each with its own cache
             return f"there is no cache for its config ({error})"
         others = layers - {DynamicLayer, DynamicSlidingWindowLayer}
         return f"its cache has layers of the kind {others.pop().__name__}" if others else None
@@ -446,8 +446,8 @@ class Reader:
         self._read_once = False
 
 
-class _Beside(DynamicLayer):  # type: ignore[no-untyped-call]
-    """Gives the keys and values of another layer with new ones behind them, and keeps none."""
+class _Appended(DynamicLayer):  # type: ignore[no-untyped-call]
+    """Returns the keys and values of another layer followed by new ones, which it does not keep."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -475,28 +475,28 @@ class _Beside(DynamicLayer):  # type: ignore[no-untyped-call]
         return length
 
 
-def _beside(pages: DynamicCache) -> DynamicCache:
-    """A cache for questions on what another holds, which does not change."""
+def _appended(pages: DynamicCache) -> DynamicCache:
+    """A cache for questions after the tokens of another cache, which does not change."""
     cache = DynamicCache()
-    cache.layers = [_Beside(layer) for layer in pages.layers]
+    cache.layers = [_Appended(layer) for layer in pages.layers]
     return cache
 
 
 def _checked(logits: Tensor, model: PreTrainedModel) -> Tensor:
     if logits.isnan().any():
         raise RopepatchError(
-            f"{type(model).__name__} gave NaN logits",
-            hint="load the model in float32 or bfloat16; check its weights and its rope scaling",
+            f"{type(model).__name__} returned NaN logits",
+            hint="load the model in float32 or bfloat16; check its weights and its RoPE scaling",
         )
     return logits
 
 
 def _same(logits: Tensor, expected: Tensor) -> bool:
-    """Whether the two greatest logits of every token differ by rounding alone.
+    """Whether the two greatest logits of every token differ only by rounding.
 
-    Products of other shapes round differently, in TF32 most of all; a wrong position is off by far more. The
-    others are left out, as a model may forbid tokens with logits as low as the dtype allows. Under autocast
-    logits are float32 that 16 bits hold.
+    Matrix products of different shapes round differently, most of all in TF32; a wrong position has a far
+    greater effect. A model may forbid tokens with the lowest logits of the dtype, so the others are ignored.
+    Under autocast the logits are float32 with values of 16 bits.
     """
     greatest, tokens = expected.topk(2)
     narrow = (torch.bfloat16, torch.float16)
@@ -512,6 +512,6 @@ def _check_vocabulary(model: PreTrainedModel, haystacks: Sequence[Haystack]) -> 
     largest = max(int(ids.max()) for ids in rows)
     if (vocabulary := len(embedding)) <= largest:
         raise RopepatchError(
-            f"the tokenizer gives token {largest}, the model knows 0 to {vocabulary - 1}",
+            f"the tokenizer returns token {largest}, the model has 0 to {vocabulary - 1}",
             hint="use the tokenizer of the model",
         )

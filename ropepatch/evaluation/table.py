@@ -15,9 +15,9 @@ class Cell(NamedTuple):
     """One value.
 
     Args:
-        text: What is read.
-        detail: What stands below or behind it, smaller: an interval, a standard error.
-        value: By which a column is sorted; None comes last.
+        text: Its text.
+        detail: A smaller text below or behind it: an interval, a standard error.
+        value: The sort key in its column; None comes last.
         best: Whether it is the best of its column.
     """
 
@@ -41,11 +41,11 @@ class Table(NamedTuple):
     """Cells below heads.
 
     Args:
-        caption: What it shows.
-        heads: The name of each column and what stands below it.
-        rows: Their first `labels` cells say what they are about.
-        labels: How many those are.
-        across: Whether the columns are the methods; else the rows are.
+        caption: The caption.
+        heads: The name of each column, and a second line below it.
+        rows: The cells by row; the first `labels` of each name the row.
+        labels: The number of cells that name a row.
+        across: Whether the methods are the columns; else they are the rows.
     """
 
     caption: str
@@ -55,11 +55,11 @@ class Table(NamedTuple):
     across: bool = False
 
     def column(self, number: int) -> dict[str, Cell]:
-        """A column by the names of its rows."""
+        """A column, by the names of the rows."""
         return {row[0].text: row[number] for row in self.rows}
 
     def with_methods_across(self) -> Table:
-        """The same with the methods side by side, for pages that are longer than wide."""
+        """The table with the methods as columns, for pages that are longer than wide."""
         if self.across:
             return self
         heads = [("", ""), *((row[0].text, "") for row in self.rows)]
@@ -72,7 +72,7 @@ class Table(NamedTuple):
 
 
 def enumeration(words: Sequence[str]) -> str:
-    """Words as a sentence lists them: a, b and c."""
+    """Words as a list in a sentence: a, b and c."""
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 

@@ -58,7 +58,7 @@ KEY_TOKENS = (
     "whole context than in sliding windows of the original length, and above {:g}."
 )
 DEPTHS = 5  # bins of depth in a figure
-DOCUMENTS = 64  # of a text, for prompts
+DOCUMENTS = 64  # of a text, at most, for prompts
 NORMAL = 1.959964  # standard errors from a mean to the ends of its 95 % interval
 
 
@@ -231,10 +231,10 @@ class PerplexityTask(Task):
             limits = [(length, self.stride) for length in lengths]
         elif self.gain and size > trained:
             limits.append((trained, max(1, trained // 2)))
-        read_at_once = [
+        sizes = [
             [len(window.ids) for piece in ids for window in windows(0, piece, *limit)] for limit in limits
         ]
-        chosen: list[tuple[Tensor, ...]] = []  # by the scorer, once for all models
+        chosen: list[tuple[Tensor, ...]] = []  # key tokens, once for all models
 
         def read(model: Any, keep: Path | None, advances: Iterator[Advance]) -> list[LossCurve]:
             """The loss curve of each pass."""
@@ -248,7 +248,7 @@ class PerplexityTask(Task):
 
         def run(model: Any, tokenizer: Any, keep: Path | None, advance: Advance) -> list[Row]:
             scores = scorer is not None and len(limits) == 2 and not chosen
-            advances = passes(advance, [*map(sum, read_at_once)] * (2 if scores else 1))
+            advances = passes(advance, [*map(sum, sizes)] * (2 if scores else 1))
             curves = read(model, keep, advances)
             if self.stride is not None:
                 losses = [curve.between(0, size) for curve in curves]
@@ -279,7 +279,7 @@ class PerplexityTask(Task):
         }
         exact = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
         floor = of_one_pass(exact) if tales and not self.stride else None
-        reads = Counter(chain(*read_at_once))
+        reads = Counter(chain(*sizes))
         return Measurement(self, parameters, run, floor, reads)
 
     def with_text(self, text: str, field: str, split: str) -> PerplexityTask:
@@ -417,14 +417,14 @@ class RetrievalTask(Task):
             "chat": chat_parts(tokenizer) if self.form == "chat" else ("", " "),
         }
         kinds, left_out = self.kinds or (("passkey",) if keys == 1 else None), dict[str, str]()
-        if kinds is None:  # those that fit into the original length, where they count
+        if kinds is None:  # those that fit into the original length; others would not count
             most = wanted[0] if self.lengths else max((n for n in wanted if n <= trained), default=wanted[0])
             plan, left_out = Haystacks.by_default(tokenizer, most, **settings)
         else:
             plan = Haystacks(**settings, kinds=kinds)
-        lengths, reason = plan.feasible(tokenizer)
-        if reason is not None and (self.lengths is not None or not lengths):
-            raise reason
+        lengths, error = plan.feasible(tokenizer)
+        if error is not None and (self.lengths is not None or not lengths):
+            raise error
         haystacks = list(plan.at(lengths).make(tokenizer))
         parameters = self.model_dump() | {
             "lengths": lengths,
@@ -459,7 +459,7 @@ class RetrievalTask(Task):
         words = [
             f"{of['haystacks']:,} prompts of {around}{form}, seed {of['seed']}, with {of['keys']} "
             f"question{'s' * (of['keys'] > 1)} of each kind at every length. {kinds}.",
-            f"Not asked: {absent}." if absent else "",
+            f"Not measured: {absent}." if absent else "",
             "An answer is correct if greedy decoding gives it, to the last token. Intervals: 95 %; Wilson's "
             "for the accuracy, with the design effect of prompts; Student's t over prompts for the log-prob.",
         ]

@@ -43,7 +43,7 @@ class Choice:
         parameters: The parameters of that method that differ from their defaults; those of a position
             remapping follow from model and target.
         results: The measurements.
-        fitted: The outcome of `fit`, chosen or not; None if it took no part.
+        fitted: The outcome of `fit`, chosen or not; None if `fit` was not among the methods.
         left_out: The reason for each method that was left out, by name.
     """
 
@@ -118,7 +118,7 @@ def choose(options: CompareOptions) -> Choice:
         if FIT in names:
             try:
                 fits = Path(place) if folder is None else folder / FIT
-                method, fitted = fit_beside(suite, fits, options)
+                method, fitted = fit_apart(suite, fits, options)
                 suite = suite.model_copy(update={"methods": (*suite.methods, method)})
             except RopepatchError as error:
                 if options.methods is not None:
@@ -136,10 +136,10 @@ def choose(options: CompareOptions) -> Choice:
     )
 
 
-def fit_beside(suite: Suite, folder: Path, options: CompareOptions) -> tuple[Method, Fitted]:
+def fit_apart(suite: Suite, folder: Path, options: CompareOptions) -> tuple[Method, Fitted]:
     """Fit the model of a ranking on text that the ranking does not use.
 
-    The folder gets `fit.json`, and keeps the state of the fit.
+    The folder gets `fit.json` and the state of the fit.
     """
     task, (to,) = suite.tasks[0], suite.to
     assert isinstance(task, PerplexityTask)
@@ -178,7 +178,7 @@ def ranking_suite(
     """The suite of a ranking: the loss over windows of the target length, and retrieval.
 
     Returns:
-        The suite, and the reason why retrieval is left out, if the tokenizer cannot write the keys or no
+        The suite, and the reason why retrieval is left out, if the tokenizer cannot encode the keys or no
         length has room for them.
     """
     tasks: list[Task] = [PerplexityTask(**{"windows": WINDOWS} | reading)]

@@ -40,7 +40,7 @@ from ropepatch.settings import Length, expected, relative_length, short_length
 ALL, EVERY_REMAPPING = (
     "all",
     "remappings",
-)  # stand for all candidates, and all position remappings, that the model allows
+)  # all candidates, and all position remappings, that the model allows
 WINDOWS = 24  # default number of windows of text
 
 
@@ -89,7 +89,7 @@ class MeasureOptions(Arguments):
     def measured(
         self, suite: Suite, source: Checkpoint | None = None, remote: Remote | None = None
     ) -> Results:
-        """The results of a suite, with a report; places that cannot be written are refused first.
+        """The results of a suite, with a report; raises at once if a place cannot be written.
 
         With ``remote`` it measures a server, which runs the checkpoint ``source``.
         """
@@ -109,9 +109,9 @@ class MeasureOptions(Arguments):
             if folder is None
             else f"finished results are kept in {folder}; the same command resumes"
         )
-        beside = read_results(folder) if remote and folder and any(folder.glob("*.json")) else Results()
+        earlier = read_results(folder) if remote and folder and any(folder.glob("*.json")) else Results()
         with interruptible(self.say, lambda: kept):
-            return reported(results, page, self.processes, self.feedback, beside)
+            return reported(results, page, self.processes, self.feedback, earlier)
 
 
 class EvaluateOptions(MeasureOptions):
@@ -148,15 +148,15 @@ class EvaluateOptions(MeasureOptions):
             ("methods", "stride", "gain", "scorer", "device", "dtype"),
         )
         if misplaced := [key for key in named[self.is_served] if getattr(self, key)]:
-            told = ("needs the address of a server", "cannot be used with a server")[self.is_served]
+            words = ("needs the address of a server", "cannot be used with a server")[self.is_served]
             hint = (f"{argument('model')} http://localhost:8000", "leave it out")[self.is_served]
-            raise RopepatchError(f"{argument(misplaced[0])} {told}", hint=hint)
+            raise RopepatchError(f"{argument(misplaced[0])} {words}", hint=hint)
         if self.suite is not None:
             given = {"methods": self.methods, "to": self.to} | self.task
             given.pop("positions", None)
-            if beside := [argument(key) for key, value in given.items() if value not in (None, ())]:
+            if doubled := [argument(key) for key, value in given.items() if value not in (None, ())]:
                 hint = "leave it out, or change a copy: `ropepatch suites NAME > mine.yaml`"
-                raise RopepatchError(f"{argument('suite')} already sets {', '.join(beside)}", hint=hint)
+                raise RopepatchError(f"{argument('suite')} already sets {', '.join(doubled)}", hint=hint)
             return
         if self.windows and self.documents:
             hint = "windows join the documents; leave one out"
@@ -229,8 +229,8 @@ def _of_server(options: EvaluateOptions) -> Results:
             raise RopepatchError(
                 f"{served.label} cannot be measured: {reason}", hint="see docs/guides/measure.md"
             )
-        asked = suite.model_copy(update={"tasks": tuple(tasks)})
-        return options.measured(asked.narrowed(options.limit, options.seed), source, served)
+        suite = suite.model_copy(update={"tasks": tuple(tasks)})
+        return options.measured(suite.narrowed(options.limit, options.seed), source, served)
 
 
 def _why_not(task: Task, served: Served, model: str) -> str | None:
@@ -301,8 +301,8 @@ def named_suite(
 def candidates() -> tuple[str, ...]:
     """The methods that `all` stands for: static ones without required parameters.
 
-    A length-dependent method is measured at a fixed target, where it equals its static counterpart, which
-    takes part. With a changing length it would contradict the keys in the cache.
+    A length-dependent method is measured at a fixed target, where it equals its static counterpart, which is
+    among them. With a changing length it would not match the keys in the cache.
     """
     return tuple(name for name in formulas() if name != "none")  # the baseline
 
@@ -331,10 +331,10 @@ def participants(
 
 def without(entrants: tuple[list[tuple[Method, Plan]], dict[str, str]], say: Say) -> list[Method]:
     """The methods of `participants`, with a warning for each that is left out."""
-    drawn, left_out = entrants
+    planned, left_out = entrants
     for name, reason in left_out.items():
         say(f"warning: without {name}: {reason}")
-    return [method for method, _ in drawn]
+    return [method for method, _ in planned]
 
 
 def reported(
@@ -342,7 +342,7 @@ def reported(
     report: Path | None,
     processes: Processes,
     feedback: Feedback,
-    beside: Sequence[Result] = (),
+    earlier: Sequence[Result] = (),
 ) -> Results:
     """All results, each announced when finished, and their report, with comparable earlier results."""
     measured: list[Result] = []
@@ -352,9 +352,9 @@ def reported(
                 feedback.say(f"warning: {warning}")
         measured.append(result)
         if result.seconds is not None:
-            reached = "" if result.scaling is None else f" to {short_length(result.target)}"
-            feedback.say(f"{result.task}, {result.label}{reached}{_first_figure(result)}")
-    for group in comparisons([*measured, *beside]):
+            target = "" if result.scaling is None else f" to {short_length(result.target)}"
+            feedback.say(f"{result.task}, {result.label}{target}{_first_figure(result)}")
+    for group in comparisons([*measured, *earlier]):
         if any(result in measured for result in group.results.values()):
             measured += [result for result in group.named().values() if result not in measured]
     if report is not None:
@@ -380,11 +380,11 @@ def _first_figure(result: Result) -> str:
     lasts = [(kind, row) for kind, row in named if row is not None]
     if not lasts:
         return ""
-    told = (
+    values = (
         " ".join(filter(None, [kind, row.text, row.interval and f"({row.interval})"])) for kind, row in lasts
     )
     first = lasts[0][1]
-    return f" at {first.length:,} tokens: {measure_of(first.measure).title.lower()} {', '.join(told)}"
+    return f" at {first.length:,} tokens: {measure_of(first.measure).title.lower()} {', '.join(values)}"
 
 
 def _kept(results: Sequence[Result]) -> Path:

@@ -152,7 +152,7 @@ def extend(options: ExtendOptions) -> Extension:
     with interruptible(say, lambda: kept(options)):
         plan, learned = planned(options)
         if options.dry_run:
-            return _foreseen(options, plan)
+            return _dry_run(options, plan)
         if options.plan is None:
             for warning in plan.warnings:
                 say(f"warning: {warning}")
@@ -169,9 +169,9 @@ def extend(options: ExtendOptions) -> Extension:
         folder = options.place
         source = writing.source_of(plan, out=folder, include=include)
         extra, carried = _carried(options, source)
-        if stays := writing.left_out(source, carried):
+        if others := writing.left_out(source, carried):
             more = f"({argument('include')} copies more files)"
-            say(f"not copied: {', '.join(stays)} {more}")
+            say(f"not copied: {', '.join(others)} {more}")
         for code in writing.tokenizer_of_copy(source.folder, carried)[1]:
             say(f"warning: the tokenizer needs {code}; add {argument('include', code)} to copy it")
         if is_written:
@@ -237,9 +237,9 @@ def _of_gguf(options: ExtendOptions) -> Extension:
 
 
 def _is_written(options: ExtendOptions, plan: Plan) -> bool:
-    """Whether an earlier call wrote the checkpoint of the same plan; any other folder is refused.
+    """Whether an earlier call wrote the checkpoint of the same plan; raises for any other existing folder.
 
-    Without a suite or a push there is nothing to resume, so that folder is refused as well.
+    Without a suite or a push there is nothing to resume, so it raises for that folder as well.
     """
     with suppress(OSError, RuntimeError, RopepatchError):  # no name or home, or a folder with other content
         folder = options.place
@@ -264,8 +264,8 @@ def _complete(options: ExtendOptions, plan: Plan, source: Checkpoint, extra: dic
     add_reading(options, written, record)
 
 
-def _foreseen(options: ExtendOptions, plan: Plan) -> Extension:
-    """The plan and forecast of a call, and the errors that would stop it; no weights are read."""
+def _dry_run(options: ExtendOptions, plan: Plan) -> Extension:
+    """The plan and forecast of a call, and the errors that would stop it; loads no weights."""
     options.check_suite(plan)
     recipe, folder = options.training, options.folder
     checks: list[Callable[[], object]] = [
@@ -304,7 +304,7 @@ def _check_push(options: ExtendOptions) -> None:
 
 def _check_place(options: ExtendOptions) -> None:
     """Refuse a folder that cannot be created, before hours of work."""
-    with suppress(RuntimeError):  # ~ of an unknown user, which writing refuses
+    with suppress(RuntimeError):  # ~ of an unknown user, for which writing raises an error
         if not os.path.lexists(place := options.folder.expanduser()):
             check_writable(place, f"choose another {argument('out')}")
 
@@ -342,7 +342,7 @@ def _trained(
     from ropepatch.training.adaptation import adapt
 
     old, once = None, options.processes.write_once
-    with suppress(OSError):  # a name that is too long, which the training refuses
+    with suppress(OSError):  # a name that is too long, for which the training raises an error
         old = records.read(options.folder) if records.exists(options.folder) else None
     adapted = adapt(
         plan,
@@ -384,7 +384,7 @@ def add_reading(
 ) -> None:
     """Write the fingerprint of a checkpoint if requested or quick, or say why there is none.
 
-    A fingerprint of the same weights stays.
+    An existing fingerprint of the same weights is kept.
     """
     if options.reading is False:
         return
@@ -397,8 +397,8 @@ def add_reading(
             raise RopepatchError(hypotheses)
         progress = (
             no_bar if options.training is None else options.progress
-        )  # the progress of the weights still shows
-        with progress("reading") as advance:
+        )  # without training, the bar of the weights is still open
+        with progress("fingerprint") as advance:
             how: Any = {"hypotheses": hypotheses, "progress": advance, "record": record, "model": model}
             reading = make_reading(checkpoint, device=device, **how)
         readings.write(folder, reading)

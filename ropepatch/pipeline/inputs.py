@@ -81,8 +81,8 @@ def parse_settings(method: str, settings: Sequence[str]) -> dict[str, Any]:
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals:
-            asked = argument("settings")
-            raise RopepatchError(f"{asked} {setting} has no value", hint=f"write {asked} NAME=VALUE")
+            option = argument("settings")
+            raise RopepatchError(f"{option} {setting} has no value", hint=f"write {option} NAME=VALUE")
         parameters[name] = _value(method, name, text, types[name]) if name in types else text
     if method not in (FIT, AUTO):
         check_method(method, parameters)
@@ -90,7 +90,7 @@ def parse_settings(method: str, settings: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(method: str, name: str, text: str, kind: Any) -> Any:
-    """A text in a declared type; if it does not parse, the text itself, which the method refuses."""
+    """A text in a declared type; if it does not parse, the text itself, for the error of the method."""
     if type(None) in get_args(kind) and text.lower() in ("none", "null"):
         return None
     several = "tuple" in str(kind)

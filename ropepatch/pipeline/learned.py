@@ -27,7 +27,7 @@ from ropepatch.settings import refuse_unknown
 from ropepatch.training.recipe import Fit, Recipe
 from ropepatch.training.supply import RecipeReader
 
-# Names in the work folder; the last is a folder of `ropepatch.choose`.
+# Names in the work folder; the last is the folder of the measurements of `auto`.
 START, WINDOWS, STATE, MEASURED = "start.json", "text.jsonl", fitting.STATE, "measured"
 EVIDENCE = ("fit", "ranking")  # keys of records: the basis of the choice
 
@@ -74,7 +74,7 @@ def planned(options: ExtendOptions) -> tuple[Plan, Learned | None]:
     asked |= {} if options.original is None else {"original": options.original}
     work = work_folder(options)
     record = _remembered(as_read(asked), options.folder, work)
-    if "method" not in record.get("start", {}):  # it was asked for, and the search did not end
+    if "method" not in record.get("start", {}):  # no search, or an interrupted one
         if options.processes.count > 1:
             raise RopepatchError(
                 f"{argument('method')} {options.chosen} runs in one process",
@@ -176,7 +176,7 @@ def _choose(options: ExtendOptions, source: Checkpoint) -> tuple[dict[str, Any],
             raise NothingHelpsError(" ".join(chosen.ranking.advice))
         ranking = {"rule": RULE, **chosen.ranking.record()}
         outcome = {"method": chosen.method, "parameters": chosen.parameters, "ranking": ranking}
-        if chosen.fitted is not None:  # of the checkpoint, or of one that was ranked
+        if chosen.fitted is not None:  # recommended, or only ranked
             (outcome if chosen.ranking.recommended == FIT else ranking)["fit"] = chosen.fitted.record
         return outcome
 
@@ -199,7 +199,7 @@ def _write_windows(recipe: Recipe, source: Checkpoint, to: int, file: Path) -> N
 def _remembered(asked: dict[str, Any], folder: Path, work: Path) -> dict[str, Any]:
     """The record of the same search in the checkpoint or the work folder; empty if there is none."""
     earlier, finished = {}, {}
-    with suppress(OSError):  # a name that is too long, which writing refuses
+    with suppress(OSError):  # a name that is too long, for which writing raises an error
         if records.exists(folder):
             finished = records.read(folder).to_dict()
         if (work / START).is_file():

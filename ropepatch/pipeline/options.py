@@ -31,7 +31,7 @@ from ropepatch.training.preparation import Prepared, prepare
 from ropepatch.training.recipe import Recipe, read_recipe
 from ropepatch.training.self_taught import DISTIL, self_taught
 
-BESIDE_TEXT = {
+TEXT_DEFAULTS = {
     "text": None,
     "field": "text",
     "split": None,
@@ -92,7 +92,7 @@ class ExtendOptions(Arguments):
         )
         chosen, trains = self.chosen, self.recipe is not None or self.distil
         has_text, measures = self.text is not None, self.suite is not None
-        given = [argument(key) for key, default in BESIDE_TEXT.items() if getattr(self, key) != default]
+        given = [argument(key) for key, default in TEXT_DEFAULTS.items() if getattr(self, key) != default]
         named = self.to, self.method, self.original, self.layers, self.revision, self.settings
         of_plan = (*named, self.parameters or None)
         another = f"leave {evaluate} out, and run `ropepatch eval` on the checkpoint with another text"
@@ -267,13 +267,13 @@ class ExtendOptions(Arguments):
 
     @property
     def _text(self) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in BESIDE_TEXT}
+        return {key: getattr(self, key) for key in TEXT_DEFAULTS}
 
     @property
     def searched(self) -> dict[str, Any]:
         """The text for `fit` or `auto`, with its field and, if given, its split."""
         # fit uses the training text without the held-out part
-        text = BESIDE_TEXT if self.distil and self.chosen != AUTO else self._text
+        text = TEXT_DEFAULTS if self.distil and self.chosen != AUTO else self._text
         return {key: value for key, value in text.items() if key != "split" or value}
 
     @cached_property

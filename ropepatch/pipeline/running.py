@@ -33,7 +33,7 @@ def warn_on_stderr(line: str) -> None:
 
 @contextmanager
 def interruptible(say: Say, kept: Callable[[], str]) -> Iterator[None]:
-    """If the user or SIGTERM ends the block, say what is kept; only the innermost block does."""
+    """If the user or SIGTERM interrupts the block, say what is kept; only the innermost block does."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as error:
@@ -62,7 +62,7 @@ class Feedback:
 
     @contextmanager
     def announced(self, name: str) -> Iterator[Advance]:
-        """The progress of a stage, with a line that stays."""
+        """The progress of a stage, after a line with its name."""
         self.say(name)
         with self.progress(name) as advance:
             yield advance

@@ -283,10 +283,10 @@ def ranking_tables(ranking: Ranking, results: Sequence[Result]) -> list[Table]:
     heads = ["", f"loss at {to}", "gain over baseline", f"loss at {trained}", "short-context cost"]
     tables = [_ranking("Ranking by loss (nats/token)", heads, losses)]
     if kinds := ranking.rows[0].answers:
-        asked = [_answers(row, kind, row.label in unscaled) for kind in kinds for row in ranking.rows]
+        answers = [_answers(row, kind, row.label in unscaled) for kind in kinds for row in ranking.rows]
         heads = ["kind", "", f"accuracy at {to}", "log-prob", "gain over baseline", "verdict"]
         tables.append(
-            _ranking("Retrieval by kind of question (log-prob in nats/token)", heads, asked, labels=2)
+            _ranking("Retrieval by kind of question (log-prob in nats/token)", heads, answers, labels=2)
         )
     return tables
 

@@ -79,9 +79,9 @@ def measured(groups: Sequence[Comparison]) -> str:
     adapted = [name for name, result in results.items() if result.adapted]
     methods = {name: r.scaling["method"] for name, r in results.items() if r.scaling and not r.adapted}
     parts = []
-    for one, rest, is_remapping in (("RoPE scaling", "", False), ("position remapping", "", True)):
+    for kind, is_remapping in (("RoPE scaling", False), ("position remapping", True)):
         if names := [name for name, method in methods.items() if (method in REMAPPINGS) == is_remapping]:
-            count = f"{len(names)} {one}{'s' * (len(names) > 1)}{rest}"
+            count = f"{len(names)} {kind}{'s' * (len(names) > 1)}"
             parts.append(
                 f"{count} to {target} tokens{' without training' * bool(adapted)}: {enumeration(names)}"
             )
@@ -89,8 +89,8 @@ def measured(groups: Sequence[Comparison]) -> str:
         parts.append(f"served: {enumeration(served)}")
     if adapted:
         parts.append(f"fine-tuned for {target} tokens: {enumeration(adapted)}")
-    what = "; ".join(parts) or f"the baseline, to {target} tokens"
-    return f"{groups[0].model} was {groups[0].history}. Measured here: {what}."
+    models = "; ".join(parts) or f"the baseline, to {target} tokens"
+    return f"{groups[0].model} was {groups[0].history}. Measured here: {models}."
 
 
 def variant(group: Comparison, groups: Sequence[Comparison]) -> str:

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from ropepatch import METHODS, REMAPPINGS, api
 from ropepatch import __version__ as ropepatch_version
 from ropepatch.cli import app
-from ropepatch.cli.derive import IN_PYTHON_ALONE, written
+from ropepatch.cli.derive import ONLY_IN_PYTHON, written
 from ropepatch.errors import argument, arguments_written
 from ropepatch.evaluation.suites import Method, Suite, read_suite
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
@@ -120,7 +120,7 @@ def test_every_option_is_an_argument_of_the_verb_and_explained_once(command, run
     if verb is None or command == "plot":
         return
     offered = {one.field_info.name for one in found.values()}
-    arguments = inspect.signature(verb).parameters.keys() - IN_PYTHON_ALONE - {"parameters"}
+    arguments = inspect.signature(verb).parameters.keys() - ONLY_IN_PYTHON - {"parameters"}
     assert arguments <= offered
     own = {"quiet", "as_json", "settings", "out", "link_weights", "fix", "show", "engine"}
     assert offered <= arguments | own

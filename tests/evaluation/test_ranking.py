@@ -115,7 +115,7 @@ def test_with_fewer_than_three_haystacks_answers_decide_nothing(loss, recommende
     ranking = ranked(read(BASELINE, 2.0), read("a", loss), *answers)
     assert ranking.recommended == recommended
     assert ranking.advice[-2:] == (
-        "passkey: not counted: 2 haystacks: no interval.",
+        "passkey: not counted: 2 prompts: no interval.",
         "Retrieval does not rank: no kind of question counts.",
     )
     assert len(ranking.warnings) == 1

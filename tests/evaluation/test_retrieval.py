@@ -263,7 +263,7 @@ def test_nan_logits_and_a_tokenizer_of_another_model_are_refused():
     model = MODELS["grouped queries"]()
     (made,) = haystacks(model, 1)
     strange = replace(made.asked[40][0], answer=torch.tensor([VOCABULARY]))
-    with pytest.raises(RopepatchError, match="the tokenizer gives token 48, the model knows 0 to 47"):
+    with pytest.raises(RopepatchError, match="the tokenizer returns token 48, the model has 0 to 47"):
         ask(model, [replace(made, asked={40: [strange]})])
     with torch.no_grad():
         model.lm_head.weight[5] = math.nan
@@ -318,7 +318,7 @@ def test_a_mean_is_over_haystacks_of_a_length_a_kind_and_depths():
     assert SOME.log_prob(64).clusters == ((-2.5, 2), (-1, 2), (-1, 2))
     assert not SOME.log_prob(64).share
     assert (SOME.lengths, SOME.kinds) == ([64, 128], ["number", "fact"])
-    with pytest.raises(RopepatchError, match="nothing was asked at 128 tokens, kind chain") as error:
+    with pytest.raises(RopepatchError, match="no questions at 128 tokens, kind chain") as error:
         SOME.found(128, "chain")
     assert error.value.hint == "lengths: [64, 128]; kinds: number, fact"
 

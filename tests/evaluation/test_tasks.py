@@ -202,7 +202,7 @@ DULL = {"text": "The mill wheel turns and turns. " * 60, "max_seq_lengths": [200
         ("key_spans", {"text": "x"}, "ropepatch_key_tokens needs max_seq_lengths"),
         ("key_spans", KEYS | {"short": 64}, "needs an evaluator"),
         ("key_spans", KEYS | {"evaluator": "tiny"}, "short must be from 4 to 127"),
-        ("key_spans", KEYS | {"max_length": 100}, "asks for 128 tokens"),
+        ("key_spans", KEYS | {"max_length": 100}, "needs 128 tokens"),
         ("key_spans", READ | DULL | {"evaluator": "tiny"}, "marks no key token in 1 documents"),
     ],
 )

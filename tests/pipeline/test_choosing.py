@@ -18,7 +18,7 @@ from ropepatch.evaluation.suites import Method
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.fitting.examples import read_splits
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.pipeline.choice import CompareOptions, fit_beside, ranking_suite
+from ropepatch.pipeline.choice import CompareOptions, fit_apart, ranking_suite
 from ropepatch.pipeline.evaluation import candidates, participants
 from ropepatch.processes import Processes
 from ropepatch.progress import bar
@@ -123,7 +123,7 @@ def test_the_windows_that_rank_are_none_of_those_that_the_fit_reads(tiny, tmp_pa
     monkeypatch.setattr("ropepatch.evaluation.tasks.perplexity", look)
     suite.tasks[0].prepare("tiny", tokenizer, trained=256, to=512).run(*tiny, None, lambda done, total: None)
     of: dict = {"field": "text", "split": "test", "say": print, "progress": bar, "allow_code": False}
-    fit_beside(suite, tmp_path, CompareOptions(model="tiny", to=512, device="cpu", **of))
+    fit_apart(suite, tmp_path, CompareOptions(model="tiny", to=512, device="cpu", **of))
     assert fits[0]["say"] is print
     read = {key: fits[0][key] for key in ("field", "split", "spare")}
     fitted = read_splits(tokenizer, fits[0]["text"], length=fits[0]["to"], **read)

@@ -1,4 +1,4 @@
-"""Fine-tunings side by side: methods at equal tokens, short and true length at equal tokens and equal time.
+"""Fine-tuning compared: methods at equal tokens; short and full length at equal tokens and at equal time.
 
     python eval/studies/adaptation/adaptation.py --work DIR [--only "run=yarn"]
 
@@ -28,18 +28,18 @@ from ropepatch.training.recipe import Data, Recipe, Watch, read_recipe
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
-from study import FLOOR, STORIES, Row, Study, checkpoint, read_by, said
+from study import FLOOR, STORIES, Row, Study, checkpoint, inputs_of, log_line
 
 TARGET, TRAINED, TALES = 2048, 256, 24
 SPANS = ((0, 256), (256, 512), (512, 1024), (1024, 2048), (0, 2048))
 LENGTHS, HAYSTACKS = [128, 256, 512, 1024, 2048], 100
 BABYLLAMA = "babyllama"
-# A step of 8 rows of 256 tokens took this share of the time of one row of 2048.
+# The time of a step of 8 sequences of 256 tokens, as a share of that of one sequence of 2048.
 TIME_OF_SHORT_ROWS = 0.63
 
 
 class Run(NamedTuple):
-    """What differs from the recipe `tiny`."""
+    """The differences of a run from the recipe `tiny`."""
 
     method: str = "yarn"
     windows: tuple[str, ...] | None = None
@@ -63,12 +63,12 @@ def cases(given: Namespace) -> Iterator[Row]:
 
 
 def inputs(case: Row) -> list[Path]:
-    """What a run reads."""
-    return read_by({"model": "babyllama-361" if case["run"] == BABYLLAMA else "tiny"})
+    """The input files of a run."""
+    return inputs_of({"model": "babyllama-361" if case["run"] == BABYLLAMA else "tiny"})
 
 
 def measure(case: Row, given: Namespace) -> Row:
-    """The losses and the passkeys of a run, and how it was trained."""
+    """The losses, the passkey accuracy and the training record of a run."""
     run = case["run"]
     model, tokenizer = checkpoint("tiny", 8).loaded
     if run == FLOOR:
@@ -76,12 +76,12 @@ def measure(case: Row, given: Namespace) -> Row:
         return {"nats": by_span(LossCurve(tuple(-tale.log_probs()[1:] for tale in tales)))}
     if run in UNTRAINED:
         with ropepatch.patch(model, UNTRAINED[run], to=TARGET):
-            return judge(model, tokenizer)
+            return results_of(model, tokenizer)
     if run == BABYLLAMA:
         folder, row = train(run, stories(), checkpoint("babyllama-361", 8).place, "yarn", given.work)
-        return row | judge_stories(folder)
+        return row | results_on_stories(folder)
     folder, row = train(run, recipe_of(RUNS[run]), "tiny", RUNS[run].method, given.work)
-    return row | judge(*ropepatch.load(folder, device="cpu"))
+    return row | results_of(*ropepatch.load(folder, device="cpu"))
 
 
 def recipe_of(run: Run) -> Recipe:
@@ -93,7 +93,7 @@ def recipe_of(run: Run) -> Recipe:
 
 
 def stories() -> Recipe:
-    """babyllama-361 on the stories it was trained on, all joined."""
+    """The recipe of babyllama-361, on the joined stories of its own training."""
     sources = (Texts(text=str(STORIES)),)
     data = Data(sources=sources, windows=("1x", "8x"), tokens_per_batch="2k", boundaries=False)
     watch = Watch(every=100, windows=16, passkey_trials=0)
@@ -101,9 +101,11 @@ def stories() -> Recipe:
 
 
 def train(name: str, recipe: Recipe, model: Any, method: str, work: Path) -> tuple[Path, Row]:
-    """The folder of a run, and its history."""
+    """Train a run, and return its folder and its history."""
     out = work / name.replace(", ", "-").replace(" ", "-")
-    folder = ropepatch.adapt(ropepatch.plan(model, to=TARGET, method=method), recipe, out, say=said).folder
+    folder = ropepatch.adapt(
+        ropepatch.plan(model, to=TARGET, method=method), recipe, out, say=log_line
+    ).folder
     record = json.loads((folder / "ropepatch.json").read_text(encoding="utf-8"))["adaptation"]
     history = json.loads((folder / "adaptation" / "history.json").read_text(encoding="utf-8"))
     keys = ("step", "short_loss", "target_loss", "target_passkey")
@@ -114,8 +116,8 @@ def train(name: str, recipe: Recipe, model: Any, method: str, work: Path) -> tup
     }
 
 
-def judge(model: Any, tokenizer: Any) -> Row:
-    """The losses and the passkeys of a model."""
+def results_of(model: Any, tokenizer: Any) -> Row:
+    """The losses and the passkey accuracy of a model."""
     tales = held_out_tales(tokenizer, length=TARGET, count=TALES)
     answers = ropepatch.passkey(model, tokenizer, lengths=LENGTHS, haystacks=HAYSTACKS)
     found = {length: answers.found(length).clusters for length in LENGTHS}
@@ -125,26 +127,26 @@ def judge(model: Any, tokenizer: Any) -> Row:
     }
 
 
-def judge_stories(folder: Path) -> Row:
-    """babyllama before, training-free and after, on the same held-out stories."""
+def results_on_stories(folder: Path) -> Row:
+    """The losses of babyllama-361 unscaled, training-free and fine-tuned, on the same held-out stories."""
     base, tokenizer = checkpoint("babyllama-361", 8).loaded
     pieces = cut_windows(tokenizer, stream_documents(STORIES), length=TARGET, count=None)[:16]
     held_out = [torch.tensor(piece) for _, piece in pieces]
-    # The text of the long stretch, read by the base model within its context: 256 tokens at a time.
+    # The text of the far positions, in sequences of the original length of the base model.
     same = [ids[begin : begin + TRAINED] for ids in held_out for begin in range(1024, TARGET, TRAINED)]
-    read = partial(ropepatch.perplexity, base, None)
+    losses = partial(ropepatch.perplexity, base, None)
     within = {
-        "0 to 256": read([ids[:TRAINED] for ids in held_out]).at(TRAINED).value,
-        "1024 to 2048, 256 tokens at a time": read(same).at(TRAINED).value,
+        "0 to 256": losses([ids[:TRAINED] for ids in held_out]).at(TRAINED).value,
+        "1024 to 2048, 256 tokens at a time": losses(same).at(TRAINED).value,
     }
     with ropepatch.patch(base, "yarn", to=TARGET):
-        free = by_span(read(held_out))
+        free = by_span(losses(held_out))
     after = ropepatch.perplexity(ropepatch.load(folder, device="cpu")[0], None, held_out)
     return {"pieces": len(held_out), "base": within, "training-free": free, "adapted": by_span(after)}
 
 
 def by_span(curve: LossCurve) -> dict[str, float]:
-    """Nats per token by stretch of positions."""
+    """The nats per token by range of positions."""
     return {f"{begin} to {end}": curve.between(begin, end).value for begin, end in SPANS}
 
 

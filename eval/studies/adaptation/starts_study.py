@@ -36,7 +36,7 @@ PLACE = checkpoint("babyllama-361", 4)
 
 
 def cases(given: Namespace) -> Iterator[Row]:
-    """Before any step, and after them."""
+    """The starts without training, and after the training."""
     yield from ({"model": PLACE.name, "start": start} for start in (OWN, YARN, FIT))
     for seed in range(given.seeds):
         for start in (YARN, FIT):
@@ -44,7 +44,7 @@ def cases(given: Namespace) -> Iterator[Row]:
 
 
 def measure(case: Row, given: Namespace) -> Row:
-    """Nats per token by stretch of positions; and by window, for paired differences."""
+    """The losses of a start; see `spans_of`."""
     model, start = PLACE.loaded[0], case["start"]
     if start == OWN:
         return spans_of(ropepatch.perplexity(model, None, pieces(), window=256, stride=128))
@@ -61,7 +61,7 @@ def measure(case: Row, given: Namespace) -> Row:
 
 @cache
 def pieces() -> list[Any]:
-    """The windows, of the first stories."""
+    """The windows of the first stories."""
     windows = cut_windows(PLACE.loaded[1], stream_documents(STORIES), length=PLACE.target, count=None)
     return [ids for _, ids in windows[:WINDOWS]]
 
@@ -80,7 +80,7 @@ def recipe_of(steps: int, seed: int) -> Recipe:
 
 
 def fitted(work: Path) -> Path:
-    """The scaling file of a fit to what the adaptations train on, which is not what they are judged by."""
+    """The scaling file of a fit to the training text, which differs from the held-out text."""
     file, text = work / "fitted.json", work / "windows.jsonl"
     if not file.exists():
         tokenizer = Checkpoint(Path(PLACE.place)).tokenizer
@@ -98,30 +98,30 @@ def fitted(work: Path) -> Path:
 
 
 def spans_of(curve: LossCurve) -> Row:
-    """Nats per token by stretch of positions; and by window."""
+    """The nats per token by range of positions; and by window, for paired differences."""
     return {
         "nats": {f"{begin} to {end}": curve.between(begin, end).value for begin, end in SPANS},
         "by_window": [nats / tokens for nats, tokens in curve.between(0, PLACE.target).clusters],
     }
 
 
-def more(parser: ArgumentParser) -> None:
+def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=1000, help="of each start")
     parser.add_argument("--seeds", type=int, default=1, help="of each start")
 
 
-STUDY = Study(name="fit-starts", about=__doc__, cases=cases, measure=measure, options=more, work=True)
+STUDY = Study(name="fit-starts", about=__doc__, cases=cases, measure=measure, options=add_options, work=True)
 
 
 STARTS = {OWN: "base model within its original length"}
 
 
 def starts_table(rows: list[Row]) -> str:
-    """The same steps from several starts, which docs/tables.py writes."""
+    """The table of the same steps from several starts, for docs/tables.py."""
     reference = first(rows, start=YARN, seed=0)
     assert reference is not None
 
-    def behind(row: Row) -> str:
+    def over_yarn(row: Row) -> str:
         if "steps" not in row or row is reference:
             return ""
         pairs = zip(row["by_window"], reference["by_window"], strict=True)
@@ -133,7 +133,7 @@ def starts_table(rows: list[Row]) -> str:
         ),
         "steps": lambda row: f"{row.get('steps', 0)}",
         **{f"loss, {span}": lambda row, span=span: f"{row['nats'][span]:.4f}" for span in SHOWN},
-        "loss, 0 to 1024, less YaRN's after the same steps": behind,
+        "loss, 0 to 1024, less YaRN's after the same steps": over_yarn,
     }
     return table(rows, columns)
 

@@ -40,7 +40,7 @@ from study import (
     by_case,
     checkpoint,
     excess,
-    said,
+    log_line,
     signed,
     table,
     trained_on,
@@ -49,7 +49,7 @@ from study import (
 TEXTS = {
     "fairy tales": SHARED / "texts" / "fairytales",
     "wikitext": SHARED / "texts" / "wikitext2" / "test.raw.txt",
-    "own kind": Path("own.txt"),  # of the work folder, as the next
+    "own kind": Path("own.txt"),  # in the work folder, like the next
     "random tokens": Path("random.jsonl"),
 }
 SELF = "self-written"
@@ -63,13 +63,13 @@ class Trial:
     """One training.
 
     Args:
-        rows: What is read: one of `TEXTS`, or what the model writes itself.
+        rows: The training text: one of `TEXTS`, or self-written.
         loss: Distillation or cross-entropy.
         skipped: Sequences of the original length at skipped positions, instead of ones of the target length.
         method: The scaling.
-        seed: Of adapter and rows.
-        learning_rate: The greatest.
-        temperature: Of a distillation.
+        seed: The seed of adapter and training sequences.
+        learning_rate: The greatest learning rate.
+        temperature: The temperature of a distillation.
     """
 
     rows: str = "fairy tales"
@@ -105,7 +105,7 @@ TRIALS = (
         for skip in (False, True)
     ),
 )
-CASES = {  # with how many of the trials
+CASES = {  # with the number of trials
     ("babyllama-361", 4): len(TRIALS),
     ("babyllama-361", 8): 3,
     ("stories-260k", 4): 2,
@@ -115,7 +115,7 @@ CASES = {  # with how many of the trials
 
 
 def texts(place: Checkpoint, work: Path) -> dict[str, Path]:
-    """The texts of the trials; those of the work folder are written."""
+    """The texts of the trials; writes those of the work folder."""
     documents = [str(one) for one in stream_documents(STORIES)]
     kept, vocabulary = trained_on(documents), len(place.loaded[1])
     for name, part in {"own.txt": documents[:kept], "held-out.txt": documents[kept:]}.items():
@@ -128,21 +128,21 @@ def texts(place: Checkpoint, work: Path) -> dict[str, Path]:
 
 
 def scaling(place: Checkpoint, name: str, work: Path) -> str:
-    """A scaling; that of a fit is a file, made from fairy tales if the work folder has none."""
+    """A scaling by name; that of a fit is a file, fitted to fairy tales if it does not exist."""
     file = work / f"{place.name}-{place.factor}-fit.json"
     if name == FIT and not file.exists():
         text = str(TEXTS["fairy tales"])
-        ropepatch.fit(place.place, to=place.target, text=text, minutes=FIT_MINUTES, say=said).save(file)
+        ropepatch.fit(place.place, to=place.target, text=text, minutes=FIT_MINUTES, say=log_line).save(file)
     return str(file) if name == FIT else name
 
 
 def teachers_remapping(place: Checkpoint) -> Row:
-    """Under which the teacher reads rows of the target."""
+    """The remapping of the teacher on sequences of the target length."""
     return {"name": "rerope", "window": place.trained * 3 // 4}
 
 
 def recipe_of(place: Checkpoint, trial: Trial, work: Path) -> Recipe:
-    """The recipe of a trial: 2 x N tokens a step, whatever the rows."""
+    """The recipe of a trial, always with 2 x N tokens per step."""
     source = {"generated": "self"} if trial.rows == SELF else {"text": str(texts(place, work)[trial.rows])}
     distil = {"remapping": teachers_remapping(place), "temperature": trial.temperature}
     return Recipe.model_validate(
@@ -191,7 +191,7 @@ def cases(given: Namespace) -> Iterator[Row]:
 
 
 def measure(case: Row, given: Namespace) -> Row:
-    """The losses of one reader; of a trial, which is trained first, no weights are kept."""
+    """The losses of a case; a trial is trained first, and its weights are removed."""
     place, work = checkpoint(case["model"], case["factor"]), given.work
     model, of = place.loaded[0], case["of"]
     if of in (OWN, FLOOR):
@@ -214,11 +214,11 @@ def measure(case: Row, given: Namespace) -> Row:
 STUDY = Study(name="distil", about=__doc__, cases=cases, measure=measure, work=True)
 
 
-# The table, which docs/tables.py writes
+# The table, for docs/tables.py
 
 
 def title(row: Row) -> str:
-    """What was trained on."""
+    """The training text and its form."""
     if row["of"] != TRIAL:
         return "teacher: base with ReRoPE" if row["of"] == TEACHER else f"not trained, {row['method']}"
     place = "skipped positions" if row["skipped"] else "sequences of the target length"
@@ -227,15 +227,15 @@ def title(row: Row) -> str:
 
 
 def loss(row: Row) -> str:
-    """By which loss, and how fast."""
+    """The loss and the learning rate."""
     if row["of"] != TRIAL:
         return "–"
-    warmth = f" at T = {row['temperature']:g}" if row["loss"] == DISTILLED else ""
-    return f"{row['loss']}{warmth}, {row['learning_rate']:g}"
+    temperature = f" at T = {row['temperature']:g}" if row["loss"] == DISTILLED else ""
+    return f"{row['loss']}{temperature}, {row['learning_rate']:g}"
 
 
 def distil_table(rows: list[Row]) -> str:
-    """For each checkpoint and factor, the trainings by the excess loss that remains."""
+    """A table for each checkpoint and factor: the trainings by remaining excess loss."""
     return "\n\n".join(block(*case, here) for case, here in by_case(rows).items())
 
 

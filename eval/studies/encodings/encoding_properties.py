@@ -5,7 +5,7 @@ parameters have standard deviation 1, so that they have an effect. Contents have
 al.'s embeddings times sqrt(C), so an absolute encoding's vectors are added times sqrt(C). Where the same
 content is at every position, any difference between positions is due to the encoding.
 
-Letters, in addition to those of `encoding`: L the window, E the dimensions that attention works on.
+Letters, in addition to those of `encoding`: L the original length, E the dimensions of attention.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Places(NamedTuple):
 
 @dataclass(frozen=True)
 class IdentityModel:
-    """An encoding in such a model, with as many key-value heads as heads and C = H * D."""
+    """An encoding in this model, with as many key-value heads as heads and C = H * D."""
 
     module: EncodingModule
     shape: ModelShape
@@ -56,7 +56,7 @@ class IdentityModel:
     def of(
         cls, kind: type[Encoding], length: int = SHAPE.window, shape: ModelShape = SHAPE, seed: int = 0
     ) -> IdentityModel:
-        """An encoding with its default parameters, and with the length of the text where it needs that."""
+        """An encoding with its default parameters, and with the length of the text if required."""
         encoding = kind(**dict.fromkeys(kind.required(), length))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -69,11 +69,11 @@ class IdentityModel:
 
     @property
     def layers(self) -> range:
-        """Those that may differ."""
+        """The layers that may differ."""
         return range(1 if self.absolute else self.shape.layers)
 
     def attended(self, layer: int, query: Tensor, key: Tensor, places: Places) -> AttentionInputs:
-        """What attention works on, for contents [B, H, Q or 1, D] and [B, H, T or 1, D] at these places."""
+        """The inputs of attention for contents [B, H, Q or 1, D] and [B, H, T or 1, D] at these places."""
         query = query.expand(-1, -1, places.queries.shape[1], -1)
         key = key.expand(-1, -1, places.keys.shape[1], -1)
         if self.absolute:
@@ -105,7 +105,7 @@ class IdentityModel:
         return by_distance(scores.mean((0, 1, 2)), torch.nan).nanmean(0)
 
     def carried(self, key: Tensor) -> tuple[Tensor, Tensor]:
-        """What tokens of the window carry into attention, and the norms of their contents.
+        """The vectors that tokens carry into attention, and the norms of their contents.
 
         Hidden states [1, B, 1, L, C] of an absolute encoding, otherwise keys [layers, B, H, L, E].
         """
@@ -116,7 +116,7 @@ class IdentityModel:
         return carried, key.norm(dim=-1)
 
     def outputs(self, content: Tensor, mask: Tensor | None) -> Tensor:
-        """What every layer by itself makes of a text [B, H, T, D]: [layers, B, T, H, D]; None is causal."""
+        """The output of each single layer for a text [B, H, T, D]: [layers, B, T, H, D]; None is causal."""
         module = self.module
         if self.absolute:
             content = content + self._vectors(text(content.shape[2]).keys)
@@ -124,13 +124,13 @@ class IdentityModel:
         return torch.stack([_attention(module, layer, content, mask) for layer in self.layers])
 
     def _vectors(self, positions: Tensor) -> Tensor:
-        """sqrt(C) times the vectors of positions [B, T], shared out among the heads: [B, H, T, D]."""
+        """sqrt(C) times the vectors of positions [B, T], split into heads: [B, H, T, D]."""
         vectors: Tensor = self.module(positions) * math.sqrt(self.shape.hidden_size)
         return vectors.view(*positions.shape, self.shape.heads, -1).transpose(1, 2)
 
 
 def text(tokens: int) -> Places:
-    """Every token is asking and is read."""
+    """The places of a text in which every token is a query and a key."""
     positions = torch.arange(tokens)[None]
     return Places(positions, positions)
 
@@ -143,14 +143,14 @@ def contents(seed: int, shape: ModelShape = SHAPE) -> Tensor:
 
 
 def by_distance(scores: Tensor, nothing: float) -> Tensor:
-    """The scores [..., Q, T] of the last queries with the keys 0, 1, ... T - 1 tokens behind them."""
+    """The scores [..., Q, T] of the last queries with the keys 0, 1, ... T - 1 tokens before them."""
     queries, tokens = scores.shape[-2:]
     columns = torch.arange(tokens - queries, tokens)[:, None] - torch.arange(tokens)
     return scores.gather(-1, columns.clamp(min=0).expand_as(scores)).masked_fill(columns < 0, nothing)
 
 
 def _attention(module: EncodingModule, layer: int, content: Tensor, mask: Tensor | None) -> Tensor:
-    """The attention that a swapped model runs, with all scores written down: [B, T, H, D]."""
+    """The attention of a swapped model, computed from explicit scores: [B, T, H, D]."""
     attention: Any = nn.Module()
     attention.layer_idx = layer
     attention.__dict__[POSITIONS_SLOT] = SimpleNamespace(encoded=module, wants_weights=True)
@@ -160,11 +160,11 @@ def _attention(module: EncodingModule, layer: int, content: Tensor, mask: Tensor
 
 # The properties
 
-TOLERANCE = 1e-4  # of what is compared; float32 keeps a hundredth of it
+TOLERANCE = 1e-4  # relative; float32 is a hundred times as exact
 FEW = 4  # contents whose scores are compared
 SHIFTS = (1, 5, 16)  # k, in tokens
-NEAR = (0, 4, 16, 64)  # the stretches of distances whose mean scores are compared begin and end here
-STEADY = 0.1  # of the whole fall, from every stretch to the next
+NEAR = (0, 4, 16, 64)  # the edges of the ranges of distances whose mean scores are compared
+STEADY = 0.1  # the least fall from a range to the next, as a share of the whole
 REACH = 16  # times L, the longest text
 GRID = (8, 16)  # rows and columns
 WORDS = 8  # different contents in a text with repeats
@@ -185,13 +185,13 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Property:
-    """Whether a property holds, and the number that says so.
+    """Whether a property holds, and the number that decides it.
 
     Attributes:
-        holds: None where it does not apply: nothing is carried by a token, but by pairs of tokens.
-        number: The least difference for `unique` and `grid`, the greatest for `order`; for `decays` the
-            least fall from a stretch of distances to the next; for `beyond` the windows; for the others the
-            greatest deviation. All but the windows are shares of what is compared.
+        holds: None if it does not apply, because no single token carries its position.
+        number: The least difference for `unique` and `grid`, the greatest for `order`; for `decays` the least
+            fall from a range of distances to the next; for `beyond` the multiple of L; for the others the
+            greatest deviation. All but the multiple are relative.
     """
 
     holds: bool | None = None
@@ -201,7 +201,7 @@ class Property:
 @cache
 @torch.no_grad()
 def properties_of(kind: type[Encoding]) -> dict[str, Property]:
-    """Measure one encoding with its default parameters, by the names of `MEANINGS`."""
+    """The properties of an encoding with its default parameters, by the names of `MEANINGS`."""
     model, window = IdentityModel.of(kind), SHAPE.window
     query, key = contents(1)[:FEW], contents(2)[:FEW]
     scores = model.scores(query, key, text(window))
@@ -225,7 +225,7 @@ def properties_of(kind: type[Encoding]) -> dict[str, Property]:
 
 
 def parameters_of(kind: type[Encoding]) -> int:
-    """The trained numbers of an encoding in a model of `SHAPE`."""
+    """The number of trained parameters of an encoding in a model of `SHAPE`."""
     return sum(parameter.numel() for parameter in IdentityModel.of(kind).module.parameters())
 
 
@@ -236,7 +236,7 @@ def identical_tokens_agree(kind: type[Encoding], *, causal: bool = False) -> boo
 
 
 def _share(difference: Tensor, compared: Tensor) -> float:
-    """The greatest of the differences over the greatest of what is compared."""
+    """The greatest difference, relative to the greatest compared value."""
     tiny = torch.finfo(compared.dtype).tiny
     return float(difference.abs().max() / compared.abs().max().clamp(min=tiny))
 
@@ -247,7 +247,7 @@ def _equal(difference: Tensor, compared: Tensor) -> Property:
 
 
 def _apart(scores: Tensor) -> Property:
-    """Whether no two keys have the same scores [layers, B, H, T]."""
+    """Whether all keys differ in their scores [layers, B, H, T]."""
     keys = scores.flatten(0, -2).T.double()
     distances = torch.cdist(keys, keys, compute_mode="donot_use_mm_for_euclid_dist")
     others = ~torch.eye(len(keys), dtype=torch.bool)
@@ -262,7 +262,7 @@ def _shift_free(matrix: Tensor) -> Property:
 
 
 def _linear(carried: Tensor) -> Property:
-    """Whether one matrix for each layer and head of [layers, B, H, T, E] leads k positions on."""
+    """Whether one matrix for each layer and head of [layers, B, H, T, E] shifts by k positions."""
     rows = carried.transpose(1, 2).double()
     worst = 0.0
     for shift in SHIFTS:
@@ -273,7 +273,7 @@ def _linear(carried: Tensor) -> Property:
 
 
 def _fall(model: IdentityModel) -> float:
-    """The least fall of the mean score from a stretch of distances to the next, over its whole change."""
+    """The least fall of the mean score from a range of distances to the next, relative to its range."""
     means = model.mean_scores(SHAPE.window // 2, SHAPE.window)
     stretches = torch.stack([means[start:end].mean() for start, end in pairwise(NEAR)])
     change = stretches.max() - stretches.min()
@@ -281,7 +281,7 @@ def _fall(model: IdentityModel) -> float:
 
 
 def _reach(kind: type[Encoding], query: Tensor, key: Tensor) -> int:
-    """How many windows may be read, of 1, 2, 4 ... REACH; 0 for none."""
+    """The greatest multiple of L, of 1, 2, 4 ... REACH, at which it is defined; 0 for none."""
     for windows in (REACH, 8, 4, 2, 1):
         positions = torch.arange(windows * SHAPE.window)[None]
         try:
@@ -289,12 +289,12 @@ def _reach(kind: type[Encoding], query: Tensor, key: Tensor) -> int:
             if model.scores(query, key, Places(positions[:, -1:], positions)).isfinite().all():
                 return windows
         except RopepatchError:
-            pass  # it is not defined there
+            pass  # not defined at this length
     return 0
 
 
 def _on_a_grid(kind: type[Encoding]) -> Tensor:
-    """The scores [layers, B, H, T] of a query amid the last row with itself and the places before it."""
+    """The scores [layers, B, H, T] of a query within the last row, with itself and all places before."""
     half = SHAPE.head_dim // 2
     rope = SHAPE.rope.model_copy(update={"rotary_dim": half})
     shape = replace(SHAPE, head_dim=half, hidden_size=SHAPE.hidden_size // 2, rope=rope)
@@ -309,7 +309,7 @@ def _on_a_grid(kind: type[Encoding]) -> Tensor:
 
 
 def _difference(model: IdentityModel, *, causal: bool) -> float:
-    """The greatest difference between outputs of equal tokens in a text with repeats, over the outputs."""
+    """The greatest relative difference between outputs of equal tokens in a text with repeats."""
     draw = torch.Generator().manual_seed(7)
     tokens = SHAPE.window // 2
     words = torch.randint(WORDS, (tokens,), generator=draw)

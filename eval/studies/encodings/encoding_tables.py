@@ -1,7 +1,7 @@
-"""The tables of the study of position encodings, which docs/tables.py writes.
+"""The tables of the study of position encodings, for docs/tables.py.
 
-Losses are nats/token above the floor, the least possible loss on the same tokens; means over seeds, with
-their minimum and maximum where there are several.
+Losses are nats/token above the floor, the least possible loss on the same tokens: means over seeds, with
+minimum and maximum if there are several.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Run = tuple[str, list[Row]]
 
 
 def from_scratch(rows: Sequence[Row]) -> Iterator[Run]:
-    """The runs of each encoding that was trained from scratch, one per seed, in the order of the registry."""
+    """The runs from scratch of each encoding, one per seed, in the order of the registry."""
     for name in ENCODINGS:
         runs = [row for row in rows if row["study"] == "scratch" and row["encoding"] == name]
         if runs:
@@ -27,23 +27,23 @@ def from_scratch(rows: Sequence[Row]) -> Iterator[Run]:
 
 
 def lengths(rows: Sequence[Row]) -> list[str]:
-    """The lengths at which all was read, ascending."""
+    """The measured lengths, ascending."""
     return sorted(rows[0]["nats"], key=int)
 
 
 def excess(row: Row, length: str) -> float:
-    """Nats per token before a length, above the floor."""
+    """The excess loss up to a length, in nats per token."""
     return float(row["nats"][length] - row["floor"]["nats"][length])
 
 
 def recall(row: Row, length: str, span: str) -> float | None:
-    """The same of the tokens that repeat what the tale has told, near (within the window) or farther back."""
+    """The excess loss of tokens that repeat a fact, near (within the original length) or farther back."""
     found, least = row["told"][span][length]["nats"], row["floor"]["told"][span][length]["nats"]
     return None if found is None else found - least
 
 
 def spread(values: Sequence[float | None], form: str = "{:.3f}") -> str:
-    """The mean, and the least and the greatest where there are several."""
+    """The mean, with minimum and maximum if there are several values."""
     known = [value for value in values if value is not None]
     if not known:
         return ""
@@ -52,25 +52,25 @@ def spread(values: Sequence[float | None], form: str = "{:.3f}") -> str:
 
 
 def keys(runs: Sequence[Row], length: str) -> str:
-    """The passkeys retrieved, of how many."""
-    found, asked = (sum(row["keys"][length][part] for row in runs) for part in (0, 1))
-    return f"{found}/{asked}"
+    """The correct passkeys, of all."""
+    correct, count = (sum(row["keys"][length][part] for row in runs) for part in (0, 1))
+    return f"{correct}/{count}"
 
 
 def of_runs(value: Callable[..., float | None], *where: str) -> Callable[[Run], str]:
-    """The cell of a value over the seeds."""
+    """A cell with a value over the seeds."""
     return lambda run: spread([value(row, *where) for row in run[1]])
 
 
 def loss_table(rows: Sequence[Row]) -> str:
-    """Excess loss by length, a line per encoding."""
+    """The excess loss by length, with a line for each encoding."""
     columns = {"encoding": lambda run: f"`{run[0]}`", "seeds": lambda run: f"{len(run[1])}"}
     columns |= {f"{length} tokens": of_runs(excess, length) for length in lengths(rows)}
     return table(from_scratch(rows), columns)
 
 
 def recall_table(rows: Sequence[Row]) -> str:
-    """Told tokens and passkeys by length, a line per encoding."""
+    """The excess loss of repeated facts and the passkey accuracy by length, with a line for each encoding."""
     at = lengths(rows)
     shown = [(at[0], "near"), (at[2], "near"), (at[2], "far"), (at[-1], "near"), (at[-1], "far")]
     columns: dict[str, Callable[[Run], str]] = {"encoding": lambda run: f"`{run[0]}`"}
@@ -85,10 +85,10 @@ def recall_table(rows: Sequence[Row]) -> str:
 
 
 def recalibration_table(rows: Sequence[Row]) -> str:
-    """The trained rope with other encodings, before and after their steps."""
+    """The model trained with RoPE under other encodings, before and after the further steps."""
     at = lengths(rows)
     again = [row for row in rows if row["study"] == "recalibrated"]
-    items = [(row, when, read) for row in again for when, read in (("before", row["before"]), ("after", row))]
+    items = [(row, when, at) for row in again for when, at in (("before", row["before"]), ("after", row))]
     columns: dict[str, Callable[[Any], str]] = {
         "encoding": lambda one: f"`{one[0]['encoding']}`",
         "sequences of": lambda one: f"{one[0]['window']}",
@@ -100,7 +100,7 @@ def recalibration_table(rows: Sequence[Row]) -> str:
 
 
 def cost_table(result: dict[str, Any]) -> str:
-    """Time and memory of each encoding against the stock rope."""
+    """The time and memory of each encoding relative to stock RoPE."""
     cells = {(cell["encoding"], cell["tokens"]): cell for cell in result["cells"]}
     at = sorted({tokens for _, tokens in cells})
     ratio, memory = "{median:.2f} ({min:.2f} to {max:.2f})", "{memory_ratio:.2f} ({mib:.0f} MiB)"
@@ -117,7 +117,7 @@ def cost_table(result: dict[str, Any]) -> str:
 
 
 def properties_table() -> str:
-    """Which properties each encoding has, measured anew, and its trained numbers."""
+    """The properties of each encoding, measured anew, and the number of its parameters."""
     words = {True: "yes", False: "no", None: "–"}
     columns: dict[str, Callable[[Any], str]] = {"encoding": lambda one: f"`{one[0]}`"}
     for name in MEANINGS:

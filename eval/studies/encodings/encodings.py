@@ -27,7 +27,7 @@ from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.evaluation.curves import LossCurve
 
 PRETRAINING = Path(__file__).resolve().parents[3] / "recipes" / "tiny"
-sys.path.insert(0, str(PRETRAINING))  # the program that trains the bundled checkpoint trains these models too
+sys.path.insert(0, str(PRETRAINING))  # the program that trains the bundled checkpoint
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
 from pretraining import Rows, pretrain, train  # noqa: E402
@@ -38,14 +38,14 @@ from study import Row, Study  # noqa: E402
 RECIPE = PRETRAINING / "encodings.yaml"
 FACTOR, TALES, HAYSTACKS, SEEDS = 16, 32, 20, 3
 MAIN = ("rope", "p-rope", "alibi", "t5", "nope", "sinusoidal")  # with every seed; the others with the first
-# Rows beyond the window are there, and are not trained; the text's length is that of training throughout.
+# `learned` has untrained rows beyond the original length; `normalised` always divides by the training length.
 PARAMETERS: dict[str, Row] = {
     "normalised": {"length": 128},
     "learned": {"rows": 2048},
     "nope-layers": {"every": 3},  # the last of three
 }
-UNTRAINED_ALIKE = ("drope",)  # which is nope until there is a rope to drop
-# With the windows, times that of training, at which they are trained on; rope alone says what the steps do.
+SAME_FROM_SCRATCH = ("drope",)  # equals nope without RoPE to drop
+# With the length of the further training as a multiple of the original; rope shows the effect of the steps.
 RECALIBRATED = (("rope", 1), ("alibi", 1), ("drope", 1), ("t5", 1), ("p-rope", 1), ("yarn", 1), ("yarn", 16))
 RECALIBRATION: Row = {
     "tokens_per_step": 4096,
@@ -57,11 +57,11 @@ SCRATCH, AGAIN = "scratch", "recalibrated"
 
 
 def cases(given: Namespace) -> Iterator[Row]:
-    """The runs from scratch, then those that are trained on."""
+    """The runs from scratch, then the recalibrated ones."""
     recipe = read_recipe(given.recipe)
     for seed in range(SEEDS):
         for name in MAIN if seed else ropepatch.ENCODINGS:
-            if name not in UNTRAINED_ALIKE:
+            if name not in SAME_FROM_SCRATCH:
                 yield {"study": SCRATCH, "encoding": name, "seed": seed}
     for name, times in RECALIBRATED:
         window = times * recipe.model["max_position_embeddings"]
@@ -69,25 +69,25 @@ def cases(given: Namespace) -> Iterator[Row]:
 
 
 def measure(case: Row, given: Namespace) -> Row:
-    """What a run reads and finds, and how long it trained."""
+    """The losses and passkeys of a run, and the time of its training."""
     recipe, name, seed = read_recipe(given.recipe), case["encoding"], case["seed"]
     if case["study"] == AGAIN:
         return recalibrated(recipe, given.work, name, case["window"])
     folder = given.work / f"{name}-{seed}"
     anew, began = not folder.exists(), time.perf_counter()
-    model, tokenizer = ropepatch.load(pretrain(asked(recipe, name, seed), folder), device="cpu")
-    seconds = time.perf_counter() - began if anew else None  # of a run that was interrupted, unknown
-    return {"seconds": seconds} | read(model, tokenizer, recipe.model["max_position_embeddings"])
+    model, tokenizer = ropepatch.load(pretrain(recipe_with(recipe, name, seed), folder), device="cpu")
+    seconds = time.perf_counter() - began if anew else None  # unknown for an interrupted run
+    return {"seconds": seconds} | results_of(model, tokenizer, recipe.model["max_position_embeddings"])
 
 
-def asked(recipe: Recipe, name: str, seed: int) -> Recipe:
+def recipe_with(recipe: Recipe, name: str, seed: int) -> Recipe:
     """The recipe with another encoding and seed."""
     return recipe.model_copy(update={"seed": seed, "encoding": {"name": name, **PARAMETERS.get(name, {})}})
 
 
 def recalibrated(recipe: Recipe, out: Path, name: str, window: int) -> Row:
-    """Put an encoding, or YaRN, into the run with rope; measure, train on in rows of a window, measure."""
-    base = pretrain(asked(recipe, "rope", recipe.seed), out / f"rope-{recipe.seed}")
+    """Apply an encoding or YaRN to the run with RoPE; measure, train further at one length, measure."""
+    base = pretrain(recipe_with(recipe, "rope", recipe.seed), out / f"rope-{recipe.seed}")
     model, tokenizer = ropepatch.load(base, device="cpu")
     trained = recipe.model["max_position_embeddings"]
     stage = Stage(
@@ -102,31 +102,31 @@ def recalibrated(recipe: Recipe, out: Path, name: str, window: int) -> Row:
     swapped.remove()
     torch.manual_seed(recipe.seed)
     yarn = name == "yarn"
-    put = ropepatch.patch(loaded, "yarn", to=FACTOR * trained) if yarn else ropepatch.swap(loaded, name)
-    with put:
-        before = read(loaded, tokenizer, trained)
+    change = ropepatch.patch(loaded, "yarn", to=FACTOR * trained) if yarn else ropepatch.swap(loaded, name)
+    with change:
+        before = results_of(loaded, tokenizer, trained)
         began = time.perf_counter()
         rows = Rows(stage, Stock.of(tokenizer, []), recipe.seed)
         train(loaded, stage, rows, recipe.seed, out / stage.name)
         seconds = time.perf_counter() - began
         loaded.eval()
         row = {"seconds": seconds, "tokens": stage.steps * stage.tokens_per_step, "before": before}
-        return row | read(loaded, tokenizer, trained)
+        return row | results_of(loaded, tokenizer, trained)
 
 
-# What is read by every model alike
+# The same measurements for every model
 
 
 @cache
 def tales_of(tokenizer: Any, length: int) -> Any:
-    """The tales; of each token but the first the distance of what it repeats, 0 where nothing; the floor."""
+    """The stories, the distance of the fact that each token but the first repeats, and the floor."""
     tales = held_out_tales(tokenizer, length=length, count=TALES)
     distances = [tale.distance[1:] for tale in tales]
     return [tale.ids for tale in tales], distances, LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
 
 
-def read(model: Any, tokenizer: Any, trained: int) -> Row:
-    """The losses of a model at the window and its doubles, the passkeys that it finds, and the floor."""
+def results_of(model: Any, tokenizer: Any, trained: int) -> Row:
+    """The losses and passkeys of a model at the original length and its doublings, and the floor."""
     lengths = [trained * 2**k for k in range(FACTOR.bit_length())]
     pieces, distances, floor = tales_of(tokenizer, lengths[-1])
 
@@ -147,7 +147,7 @@ def read(model: Any, tokenizer: Any, trained: int) -> Row:
     return losses(ropepatch.perplexity(model, None, pieces)) | {"keys": keys, "floor": losses(floor)}
 
 
-def more(parser: ArgumentParser) -> None:
+def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--recipe", type=Path, default=RECIPE)
     parser.set_defaults(threads=1)
 
@@ -157,7 +157,7 @@ STUDY = Study(
     about=__doc__,
     cases=cases,
     measure=measure,
-    options=more,
+    options=add_options,
     inputs=lambda case: [RECIPE],
     work=True,
 )

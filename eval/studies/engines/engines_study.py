@@ -3,10 +3,10 @@ r"""Which engines compute the checkpoints that ropepatch saves, checked through 
     python eval/studies/engines/engines_study.py --work DIR vLLM 0.32.0 \
       "vllm serve {folder} --port {port} {switches}"
 
-Every saved RoPE type of tiny at 4 times its original length is served, right and without its scaling.
-yarn is also served with every other mistake that a fingerprint detects. `probe` must name each mistake:
-the control. {switches} are those that `ropepatch plan` names for the engine. {gguf} is the file of
-llama.cpp's own converter, whose place CONVERTER gives.
+Every saved RoPE type of tiny at 4 times its original length is served with and without its scaling. yarn is
+also served with every other mistake that a fingerprint detects. As a control, `probe` must name each mistake.
+{switches} are those of `ropepatch plan` for the engine. {gguf} is the file of llama.cpp's own converter; the
+environment variable CONVERTER has its path.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 from study import Item, Row, Study, by, table
 
 RISING = [1.0 + 0.2 * pair for pair in range(16)]
-METHODS: dict[str, dict[str, Any]] = {  # that a static rope type holds, with what tiny's rope asks for
+METHODS: dict[str, dict[str, Any]] = {  # those with a static RoPE type, with parameters for tiny
     **{name: {} for name in ("linear", "ntk", "ntk-by-parts", "yarn", "llama3", "ntk-fixed", "ntk-mixed")},
     **{name: {} for name in ("giraffe-power", "giraffe-truncated", "p-rope", "resonance", "cope")},
     "longrope": {"long_factor": RISING},
@@ -58,13 +58,13 @@ MISTAKES = (UNSCALED, FACTORLESS, TWICE, DOUBLED, MISREAD)
 
 
 def served(case: str) -> tuple[str, ...]:
-    """What is served of a case: the right rope, and wrong ones."""
+    """The checkpoints of a case to serve: the right one, and those with a mistake."""
     return (RIGHT, *(MISTAKES if case == "yarn" else (UNSCALED,)))
 
 
 @cache
 def checkpoint_of(case: str, kind: str, work: Path) -> Path:
-    """The checkpoint of a case; or one that an engine serves which makes a mistake."""
+    """The checkpoint of a case; or one with the RoPE parameters of a mistake."""
     folder = work / f"{case} {kind}".replace(" ", "-")
     if folder.exists():
         return folder
@@ -81,7 +81,7 @@ def checkpoint_of(case: str, kind: str, work: Path) -> Path:
 
 
 def command_for(command: str, engine: str, folder: Path) -> str:
-    """What starts the server of a checkpoint, but for its {port}; a GGUF is made where it takes one."""
+    """The command that serves a checkpoint, with {port} left; makes the GGUF file if it needs one."""
     supported = {one.engine: one for one in records.read(folder).engines}
     switches = " ".join(supported[engine].switches) if engine in supported else ""
     gguf = folder.with_suffix(".gguf")
@@ -93,7 +93,7 @@ def command_for(command: str, engine: str, folder: Path) -> str:
 
 @contextmanager
 def served_by(command: str, output: Path) -> Iterator[str]:
-    """The address of a server that a command starts at a free {port}, which is stopped afterwards."""
+    """Start a server at a free {port}, yield its address, and stop it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -112,7 +112,7 @@ def served_by(command: str, output: Path) -> Iterator[str]:
 
 
 def once_started(ask: Callable[[], Item]) -> Item:
-    """Ask a server until it has started, and return its answer."""
+    """Repeat a request until the server has started, and return its answer."""
     end = time.monotonic() + STARTS
     while True:
         try:
@@ -125,14 +125,14 @@ def once_started(ask: Callable[[], Item]) -> Item:
 
 
 def cases(given: Namespace) -> Iterator[Row]:
-    """Every checkpoint that is served by this engine."""
+    """Every checkpoint for this engine."""
     engine = {"engine": given.engine, "version": given.version}
     for case in CASES:
         yield from (engine | {"case": case, "served": kind} for kind in served(case))
 
 
 def measure(case: Row, given: Namespace) -> Row:
-    """What `probe` says of a server, or why it says nothing."""
+    """The judgement of `probe` on a server, or its error."""
     folder = checkpoint_of(case["case"], case["served"], given.work)
     right = checkpoint_of(case["case"], RIGHT, given.work)
     try:
@@ -145,30 +145,30 @@ def measure(case: Row, given: Namespace) -> Row:
     return found
 
 
-def more(parser: ArgumentParser) -> None:
+def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("engine", help="as in `ropepatch plan`: vLLM, llama.cpp, mlx-lm")
     parser.add_argument("version")
     parser.add_argument("server", help="starts the server, with {folder} or {gguf}, {port}, {switches}")
 
 
-STUDY = Study(name="engines", about=__doc__, cases=cases, measure=measure, options=more, work=True)
+STUDY = Study(name="engines", about=__doc__, cases=cases, measure=measure, options=add_options, work=True)
 
 
-# Tables, which docs/tables.py writes
+# The tables, for docs/tables.py
 
 
 def probed_table(rows: list[Row]) -> str:
-    """Each saved rope by engine: what `probe` says of it, and how many wrong ones it named."""
+    """The verdict of `probe` on each saved RoPE type by engine, and the number of named mistakes."""
     engines = by(rows, "engine", "version")
 
     def cell(engine: tuple[str, str]) -> Any:
-        def said(case: tuple[str]) -> str:
+        def verdict(case: tuple[str]) -> str:
             own = [row for row in engines[engine] if (row["case"],) == case]
             right = [verdict_of(row) for row in own if row["served"] == RIGHT]
             wrong = [row["verdict"] == row["served"] for row in own if row["served"] != RIGHT]
-            return f"{right[0]}; {sum(wrong)} of {len(wrong)}" if right else "not asked"
+            return f"{right[0]}; {sum(wrong)} of {len(wrong)}" if right else "not probed"
 
-        return said
+        return verdict
 
     columns = {"saved as": lambda case: case[0]} | {" ".join(engine): cell(engine) for engine in engines}
     return table(by(rows, "case"), columns)
@@ -183,7 +183,7 @@ def verdict_of(row: Row) -> str:
 
 
 def trainers_table(rows: list[Row]) -> str:
-    """Count, by the way of loading, the checkpoints whose verdict is right."""
+    """The number of right verdicts by the way of loading."""
     columns = {
         "loaded by": lambda way: way[0][0],
         "version": lambda way: way[0][1],

@@ -2,8 +2,8 @@
 
     python gguf_last_token.py FILE.gguf ASKED.json OUT.npy
 
-ASKED.json has `ids` and `positions`. Every token but the last is a sequence of its own, at its position;
-the last one attends to all of them. Prints llama.cpp's build. The package needs glibc 2.38.
+ASKED.json has `ids` and `positions`. Every token but the last is its own sequence, at its position; the last
+one attends to all of them. Prints the build of llama.cpp. The package needs glibc 2.38.
 """
 
 import json

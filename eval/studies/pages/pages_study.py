@@ -4,11 +4,11 @@
     python eval/studies/pages/pages_study.py MODEL --to 256k --texts BOOKS --json FILE
 
 MODEL is a folder, a Hub id or `tiny`. A page is a prompt: a text with needles of several kinds. The model
-processes it once up to the target length, and answers the questions of every length; the same pass gives
-the loss. A method is a scaling or a remapping, with parameters as in `yarn:beta_fast=16:beta_slow=2`; a
-scaling file such as `ropepatch fit` writes; or the folder of a checkpoint. Rows contain the name of a
-file or a folder. The study resumes from its file, page by page, and several processes may write to it at
-once. It prints its tables at the end.
+processes it once up to the target length and answers the questions of every length. The same pass gives the
+loss. A method is a scaling or a remapping, with parameters as in `yarn:beta_fast=16:beta_slow=2`; a scaling
+file of `ropepatch fit`; or the folder of a checkpoint. Rows contain the name of a file or a folder. The study
+resumes from its file, page by page, and several processes may write to it at once. It prints its tables at
+the end.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ QUESTION = 50  # tokens of a question and its answer, at most: 49 by the tokeniz
 
 @dataclass(frozen=True)
 class Pages:
-    """Texts with keys, and the lengths at which their questions are asked.
+    """Texts with keys, and the lengths of the prompts made of them.
 
     Attributes:
-        window: L, in tokens.
-        target: N, in tokens.
-        lengths: Of the prompts, in tokens, the target last.
-        count: Number of pages.
-        keys: Questions of each kind at every length.
+        window: The original context length L in tokens.
+        target: The target length N in tokens.
+        lengths: The lengths of the prompts in tokens, the target last.
+        count: The number of pages.
+        keys: The number of questions of each kind at every length.
         texts: A folder of text files.
-        kinds: Of the questions.
+        kinds: The kinds of questions.
     """
 
     window: int
@@ -78,7 +78,7 @@ class Pages:
     kinds: tuple[str, ...] = KINDS
 
     def page(self, index: int, tokenizer: Any) -> tuple[str, Haystack]:
-        """The names of a page's texts, which no other page has, and its haystack."""
+        """The names of the texts of a page, used by no other page, and its haystack."""
         files = sorted(self.texts.glob("*.txt"))[index :: self.count]
         own: list[str] = []
         missing = self.target
@@ -86,18 +86,18 @@ class Pages:
             if len(own) == len(files):
                 raise RopepatchError(
                     f"the texts of page {index} in {self.texts} are {missing} tokens short of {self.target}",
-                    hint="give more or longer .txt files, or fewer pages",
+                    hint="use more or longer .txt files, or fewer pages",
                 )
             own.append(files[len(own)].read_text(encoding="utf-8"))
             (ids,) = encode(tokenizer, [" ".join(own[-1][: CHARACTERS * self.target].split())])
             missing -= len(ids)
-        asked: dict[str, Any] = {"lengths": self.lengths, "keys": self.keys, "kinds": self.kinds}
-        plan = Haystacks(**asked, count=1, seed=index, texts=own)
+        settings: dict[str, Any] = {"lengths": self.lengths, "keys": self.keys, "kinds": self.kinds}
+        plan = Haystacks(**settings, count=1, seed=index, texts=own)
         return " + ".join(file.stem for file in files[: len(own)]), next(plan.make(tokenizer))
 
 
 def doubled(window: int, target: int) -> tuple[int, ...]:
-    """A quarter of the window, its doubles below the target, and the target."""
+    """L/4, its doublings below the target length, and the target length."""
     steps = range((4 * target // window).bit_length())
     return (*(n for step in steps if (n := window // 4 << step) < target), target)
 
@@ -107,16 +107,15 @@ def doubled(window: int, target: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What the pages that are not read yet take.
+    """The cost of the missing pages.
 
     Attributes:
-        readings: Of pages, each to the target.
-        prompts: Whole prompts of the least and of the greatest length, by which each method's first answers
-            are checked.
-        questions: How many are asked on the key-value caches of the readings.
-        tokens: That the model reads in all, at most.
-        operations: Of the forward passes under causal attention, without what a remapping adds.
-        memory: Of a reading to the target in 16 bits, weights and key-value cache included, in bytes.
+        readings: The passes over a page, each to the target length.
+        prompts: The whole prompts that check each method's first answers, at the least and greatest length.
+        questions: The questions on the KV caches of the passes.
+        tokens: The most tokens that the model processes.
+        operations: The operations of the forward passes under causal attention, without those of a remapping.
+        memory: The bytes of a pass to the target length in 16 bits, with weights and KV cache.
     """
 
     readings: int
@@ -128,7 +127,7 @@ class Cost:
 
 
 def cost(config: Any, pages: Pages, missing: Sequence[int]) -> Cost:
-    """The cost of so many pages of each method, from a configuration alone."""
+    """The cost of so many missing pages of each method, from a configuration."""
     own, weights = text_config(config), sum(weight.numel() for weight in blueprint(config).parameters())
     methods, readings = sum(number > 0 for number in missing), sum(missing)
     each = len(pages.kinds) * pages.keys  # questions of a page and length
@@ -136,7 +135,7 @@ def cost(config: Any, pages: Pages, missing: Sequence[int]) -> Cost:
     def forward(tokens: int) -> int:
         return forward_operations(own, weights, tokens)
 
-    asked = sum(each * (forward(length) - forward(length - QUESTION)) for length in pages.lengths)
+    questions = sum(each * (forward(length) - forward(length - QUESTION)) for length in pages.lengths)
     checked = forward(pages.lengths[0]) + forward(pages.target)
     return Cost(
         readings=readings,
@@ -144,7 +143,7 @@ def cost(config: Any, pages: Pages, missing: Sequence[int]) -> Cost:
         questions=readings * each * len(pages.lengths),
         tokens=readings * (pages.target + each * len(pages.lengths) * QUESTION)
         + methods * (pages.lengths[0] + pages.target),
-        operations=readings * (forward(pages.target) + asked) + methods * checked,
+        operations=readings * (forward(pages.target) + questions) + methods * checked,
         memory=2 * weights + evaluation_bytes(own, pages.target, 2, cached=True),
     )
 
@@ -164,7 +163,7 @@ def costs_table(costs: Sequence[tuple[str, Pages, Cost]]) -> str:
 
 
 def full_cost(name: str, raw: dict[str, Any], window: int, target: int) -> tuple[str, Pages, Cost]:
-    """The cost of the study as it comes, all methods on eight pages, of a configuration."""
+    """The cost of the default study of a configuration: all methods on eight pages."""
     pages = Pages(window, target, doubled(window, target))
     return name, pages, cost(load_config(raw), pages, [pages.count] * len(METHODS))
 
@@ -177,7 +176,7 @@ def reading(decoder: Any, ids: Tensor) -> Iterator[list[Any]]:
     """Collect the decoder's outputs for the parts of a page, but not for its questions.
 
     Raises:
-        RopepatchError: The model reads every prompt whole.
+        RopepatchError: If the model processes every prompt whole.
     """
     usual, outputs, read, whole = decoder.forward, [], 0, 0
 
@@ -187,7 +186,10 @@ def reading(decoder: Any, ids: Tensor) -> Iterator[list[Any]]:
         rows = (kwargs["input_ids"] if "input_ids" in kwargs else args[0]).cpu()  # GPT-NeoX's comes first
         whole += not kwargs.get("use_cache", True)
         if whole > 2:
-            raise RopepatchError("this model reads every prompt whole", hint="its pages cannot be read once")
+            raise RopepatchError(
+                "this model processes every prompt whole",
+                hint="one pass cannot give the loss and the answers",
+            )
         if len(rows) == 1 and torch.equal(rows[0], ids[read : read + rows.shape[1]]):
             outputs.append(output)
             read += rows.shape[1]
@@ -198,7 +200,7 @@ def reading(decoder: Any, ids: Tensor) -> Iterator[list[Any]]:
 
 
 def block_losses(model: Any, decoder: Any, outputs: list[Any], ids: Tensor, block: int) -> list[float]:
-    """The sums of the losses of tokens 1 on, in nats, of each block but a last one that is not full."""
+    """The sum of the losses of each full block of tokens in nats, from token 1 on."""
     output = outputs[-1]
     output[next(iter(output))] = torch.cat([part[0] for part in outputs], dim=1)  # [1, T, H]
     losses = []
@@ -214,7 +216,7 @@ def measured(model: Any, reader: Reader, haystack: Haystack, block: int) -> Row:
     """Answers by length and kind, in the order of the questions, and losses by block."""
     decoder = decoder_of(model)
     if decoder is None:
-        raise RopepatchError(f"{type(model).__name__} gives no logits of single positions")
+        raise RopepatchError(f"{type(model).__name__} cannot return logits of single positions")
     with evaluating(model), torch.inference_mode():
         with reading(decoder, haystack.ids) as outputs:
             answers = reader.answers(haystack)
@@ -237,7 +239,7 @@ def by_kind(answers: Sequence[Any], lengths: Iterable[int]) -> Row:
 
 
 def named_row(method: str) -> str:
-    """What rows call a method: of a file or a folder its name."""
+    """The name of a method in rows; of a file or a folder, its own name."""
     return method_label(method) if is_scaling_file(method) else Path(method).name
 
 
@@ -248,10 +250,10 @@ def with_parameters(method: str) -> tuple[str, Row]:
 
 
 class Desk:
-    """The pages, and the model under the method that reads them now.
+    """The pages, and the model under its current method.
 
     Args:
-        given: The words of the command.
+        given: The arguments of the command.
     """
 
     def __init__(self, given: Namespace) -> None:
@@ -281,13 +283,13 @@ class Desk:
                 yield named | {"page": index}
 
     def check(self, rows: Rows) -> list[int]:
-        """Plan every method, and make every page that is missing, before the first is read.
+        """Plan every method, and make every missing page, before the first measurement.
 
         Returns:
-            How many pages of each method are missing.
+            The number of missing pages of each method.
 
         Raises:
-            RopepatchError: A method is unknown, a text too short, or the file holds a page read otherwise.
+            RopepatchError: If a method is unknown, a text too short, or other settings of a page in the file.
         """
         for method in self.methods.values():
             if method != BASELINE and not Path(method).is_dir():
@@ -301,13 +303,13 @@ class Desk:
             for other in rows.of(model=self.model, target=self.pages.target, page=index)[:1]:
                 held = {"novel": other["novel"], "lengths": lengths_of(other), "keys": keys_of(other)}
                 held |= {"kinds": kinds_of(other)}
-                hint = "give its settings, or another --json"
-                check_resumed("the file holds this page", held, stated, hint=hint)
+                hint = "use its settings, or another --json"
+                check_resumed("the file contains this page", held, stated, hint=hint)
         return [sum(case["method"] == name for case in missing) for name in self.methods]
 
     @cached_property
     def base(self) -> Subject:
-        """The model itself."""
+        """The unscaled model."""
 
         def say(line: str) -> None:
             print(line, file=sys.stderr)
@@ -317,23 +319,23 @@ class Desk:
         return Subject(self.given.model, source, join(self.given.device), dtype, say)
 
     def page(self, index: int) -> tuple[str, Haystack]:
-        """A page."""
+        """A page; see `Pages.page`."""
         if index not in self._made:
             self._made[index] = self.pages.page(index, self.base.tokenizer)
         return self._made[index]
 
     def measure(self, case: Row) -> Row:
-        """What one page gives."""
+        """The row of one page."""
         if case["method"] != self._method:
-            self._put(case["method"])
+            self._apply(case["method"])
         novel, haystack = self.page(case["page"])
         model = self.subject.model
         dtype = str(model.dtype).removeprefix("torch.")
         stated = {"novel": novel, "digest": digest([haystack.ids.tolist()]), "dtype": dtype}
         return stated | measured(model, self.reader, haystack, block_of(self.pages.window))
 
-    def _put(self, name: str) -> None:
-        """Read by another method: patched into the model, or a checkpoint in its place."""
+    def _apply(self, name: str) -> None:
+        """Change the method: patch the model, or load another checkpoint."""
         method = self.methods[name]
         self._patch.close()
         self.subject = self.base
@@ -350,24 +352,26 @@ class Desk:
 # Command
 
 
-def more(parser: ArgumentParser) -> None:
+def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("model", help="a checkpoint folder, a Hub id, or tiny")
-    parser.add_argument("--to", default="2x", help="the target, e.g. 16k or 2x, the default")
+    parser.add_argument("--to", default="2x", help="the target length, e.g. 16k; default: 2x")
     parser.add_argument("--texts", type=Path, default=NOVELS, help="a folder of .txt files")
     parser.add_argument("--methods", default=",".join(METHODS), help="scalings, remappings, files, folders")
     parser.add_argument("--kinds", default=",".join(KINDS), help="of the questions")
     parser.add_argument("--pages", type=int, default=PAGES)
     parser.add_argument("--keys", type=int, default=KEYS, help="questions of each kind and length")
-    parser.add_argument("--lengths", help="L/4, doubled up to the target, if not given; e.g. 4k,8k,16k")
-    parser.add_argument("--device", help="a GPU, if there is one, if not given")
-    parser.add_argument("--dtype", help="that of the weights, or the faster one on a CPU, if not given")
+    parser.add_argument("--lengths", help="e.g. 4k,8k,16k; default: L/4 and its doublings to the target")
+    parser.add_argument("--device", help="default: a GPU, if there is one")
+    parser.add_argument("--dtype", help="default: that of the weights, on a CPU the faster one")
     shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--dry-run", action="store_true", help="print what is left to read, from config.json")
+    shown.add_argument(
+        "--dry-run", action="store_true", help="print the cost of the missing pages, from config.json"
+    )
     shown.add_argument("--table", action="store_true", help="print the tables of the file")
 
 
 def desk_of(given: Namespace) -> Desk:
-    """The pages of these words, made once."""
+    """The desk of these arguments, made once."""
     if "desk" not in given:
         given.desk = Desk(given)
     desk: Desk = given.desk
@@ -379,7 +383,7 @@ STUDY = Study(
     about=__doc__,
     cases=lambda given: desk_of(given).cases(),
     measure=lambda case, given: desk_of(given).measure(case),
-    options=more,
+    options=add_options,
     inputs=lambda case: (),  # a row has the digest of its page
 )
 

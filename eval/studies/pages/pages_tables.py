@@ -1,7 +1,7 @@
 """The tables of `pages_study.py`, from its rows; the study prints them, docs/tables.py writes them.
 
-A row is a page with a method: `losses`, the sum of each block, and `KIND LENGTH`, its answers. Nothing is
-averaged over kinds of questions.
+A row is a page with a method: `losses` has the sum of each block, and `KIND LENGTH` the answers. Kinds of
+questions are never pooled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ropepatch.evaluation.intervals import Mean, difference, significant
 from ropepatch.evaluation.retrieval import why_not_counted
 from ropepatch.report.printers import markdown_rows
 
-BESIDE = "yarn"  # the scaling with which all others are compared at the target
+REFERENCE = "yarn"  # the scaling with which all others are compared at the target length
 Pages = Mapping[int, Row]  # the rows of a method by page
 Of = Callable[[Row], tuple[float, float]]  # a sum over a page, and its weight
 
@@ -31,24 +31,24 @@ def mean(pages: Pages, of: Of, *, share: bool = False) -> Mean:
 
 
 def log_prob(row: Row, kind: str, *lengths: int) -> tuple[float, float]:
-    """The sum of the answers' log-probabilities, and their number."""
+    """The sum of the answer log-probs, and their number."""
     every = [value for length in lengths for value in row[f"{kind} {length}"]["log_prob"]]
     return sum(every), float(len(every))
 
 
 def found(row: Row, kind: str, *lengths: int) -> tuple[float, float]:
-    """The answers found, and all."""
+    """The number of correct answers, and of all answers."""
     every = "".join(row[f"{kind} {length}"]["found"] for length in lengths)
     return float(every.count("1")), float(len(every))
 
 
-def asked(measure: Callable[..., tuple[float, float]], kind: str, *lengths: int) -> Of:
+def answers_of(measure: Callable[..., tuple[float, float]], kind: str, *lengths: int) -> Of:
     """A measure of the answers of a kind at some lengths."""
     return lambda row: measure(row, kind, *lengths)
 
 
 def block_of(window: int) -> int:
-    """How many tokens' losses are added up, by the window."""
+    """The number of tokens in a block of losses, for an original length."""
     return min(512, window // 4)
 
 
@@ -59,35 +59,35 @@ def loss(row: Row, begin: int, end: int, block: int) -> tuple[float, float]:
 
 
 def over(pages: Pages, base: Pages, of: Of) -> Mean:
-    """The difference to a base, page by page, on the pages that both have read."""
+    """The difference from a base, paired by page, over the pages that both have."""
     both = sorted(pages.keys() & base.keys())
     return difference(mean({one: pages[one] for one in both}, of), mean({one: base[one] for one in both}, of))
 
 
 def kinds_of(row: Row) -> list[str]:
-    """The kinds of its questions."""
+    """The kinds of questions in a row."""
     return list(dict.fromkeys(key.partition(" ")[0] for key in row if key.partition(" ")[0] in KINDS))
 
 
 def lengths_of(row: Row) -> list[int]:
-    """The lengths at which questions were asked."""
+    """The lengths of the prompts in a row."""
     first = kinds_of(row)[0]
     return sorted(int(key.removeprefix(first)) for key in row if key.startswith(f"{first} "))
 
 
 def keys_of(row: Row) -> int:
-    """How many questions of each kind were asked at each length."""
+    """The number of questions of each kind at each length."""
     return len(row[f"{kinds_of(row)[0]} {lengths_of(row)[0]}"]["found"])
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The rows of one model at one target.
+    """The rows of one model at one target length.
 
     Args:
-        rows: Of the study.
-        window: L, in tokens.
-        target: N, in tokens.
+        rows: The rows of the study.
+        window: The original context length L in tokens.
+        target: The target length N in tokens.
     """
 
     rows: list[Row]
@@ -96,50 +96,50 @@ class Outcome:
 
     @cached_property
     def methods(self) -> dict[str, Pages]:
-        """The pages that each method has read, the baseline's first."""
+        """The rows of each method by page, the baseline first."""
         methods: dict[str, dict[int, Row]] = {BASELINE: {}}
         for row in self.rows:
             if row["target"] == self.target:
                 methods.setdefault(row["method"], {})[row["page"]] = row
         if not any(methods.values()):
-            raise RopepatchError(f"the file holds no page of this model to {self.target} tokens")
+            raise RopepatchError(f"the file has no page of this model to {self.target} tokens")
         return methods
 
     @cached_property
     def first(self) -> Row:
-        """A row, for what all have."""
+        """Any row, for the settings that all have in common."""
         return next(row for pages in self.methods.values() for row in pages.values())
 
     @property
     def within(self) -> list[int]:
-        """The lengths within the window."""
+        """The lengths within the original context length."""
         return [length for length in lengths_of(self.first) if length <= self.window]
 
     @cached_property
     def not_counted(self) -> dict[str, str]:
-        """By kind of question why it tells nothing; see `why_not_counted`."""
+        """The reason for each kind of question that does not count; see `why_not_counted`."""
         base, keys = self.methods[BASELINE], keys_of(self.first)
         reasons = {}
         for kind in kinds_of(self.first):
-            shares = {n: mean(base, asked(found, kind, n), share=True) for n in self.within}
+            shares = {n: mean(base, answers_of(found, kind, n), share=True) for n in self.within}
             reasons[kind] = why_not_counted(shares if base else {}, keys=keys, trained=self.window)
         return {kind: reason for kind, reason in reasons.items() if reason}
 
     def by_log_prob(self, kind: str) -> list[str]:
-        """The methods by the log-probability of their answers at the target, the best first."""
-        of, read = asked(log_prob, kind, self.target), {k: v for k, v in self.methods.items() if v}
-        nats = {name: mean(pages, of).value for name, pages in read.items()}
+        """The methods by answer log-prob at the target length, the best first."""
+        of = answers_of(log_prob, kind, self.target)
+        nats = {name: mean(pages, of).value for name, pages in self.methods.items() if pages}
         return sorted(nats, key=lambda name: -nats[name])
 
     @cached_property
     def contrasts(self) -> dict[tuple[str, str, str], Mean]:
-        """The answers within the window less the baseline's, and at the target less yarn's.
+        """The answers within the original length less the baseline's, and at the target length less yarn's.
 
-        By kind, method, and what is compared, of nats and of shares found.
+        Keys: the kind, the method, and `within` or `target` with `nats` or `share` (accuracy).
         """
-        bases = {"within": (BASELINE, self.within), "target": (BESIDE, [self.target])}
+        bases = {"within": (BASELINE, self.within), "target": (REFERENCE, [self.target])}
         return {
-            (kind, name, f"{place} {measure}"): over(pages, self.methods[base], asked(of, kind, *at))
+            (kind, name, f"{place} {measure}"): over(pages, self.methods[base], answers_of(of, kind, *at))
             for kind in kinds_of(self.first)
             for name, pages in self.methods.items()
             for place, (base, at) in bases.items()
@@ -149,11 +149,11 @@ class Outcome:
 
     @cached_property
     def apart(self) -> set[Any]:
-        """Those of the contrasts of kinds that count which Holm's procedure names, over all of them."""
+        """The significant contrasts of the kinds that count, by Holm's procedure over all of them."""
         return set(significant({k: m for k, m in self.contrasts.items() if k[0] not in self.not_counted}))
 
     def cell(self, *place: str) -> str:
-        """A contrast as it is printed."""
+        """A contrast as text."""
         if place not in self.contrasts:
             return ""
         one = self.contrasts[place]
@@ -163,7 +163,7 @@ class Outcome:
 
 
 def answers_tables(outcome: Outcome) -> str:
-    """Tabulate answers found and their log-probability by kind and length, the best at the target first."""
+    """Tables of accuracy and log-prob by kind and length, the best at the target length first."""
     return "\n\n".join(_answers(outcome))
 
 
@@ -176,19 +176,19 @@ def _answers(outcome: Outcome) -> Iterator[str]:
         for name in outcome.by_log_prob(kind):
             line = [f"`{name}`" if name != BASELINE else name]
             for length in lengths:
-                share = mean(outcome.methods[name], asked(found, kind, length), share=True)
-                nats = mean(outcome.methods[name], asked(log_prob, kind, length)).value
+                share = mean(outcome.methods[name], answers_of(found, kind, length), share=True)
+                nats = mean(outcome.methods[name], answers_of(log_prob, kind, length)).value
                 line.append(f"{counted(share)}, {nats:.2f}")
             lines.append(line)
         yield markdown_rows(["", *(f"{length:,}" for length in lengths)], lines)
 
 
 def contrasts_table(outcome: Outcome) -> str:
-    """Each method by kind: within the window less the baseline, and at the target less yarn."""
+    """The contrasts of each method by kind; see `Outcome.contrasts`."""
     heads = [
         *("kind", "", "prompts"),
         *("within the original length: answer log-prob less the baseline's", "accuracy, points"),
-        *(f"at {outcome.target:,}: answer log-prob less {BESIDE}'s", "accuracy, points"),
+        *(f"at {outcome.target:,}: answer log-prob less {REFERENCE}'s", "accuracy, points"),
     ]
     parts = ("within nats", "within share", "target nats", "target share")
     lines = [
@@ -205,7 +205,7 @@ def contrasts_table(outcome: Outcome) -> str:
 
 
 def losses_table(outcome: Outcome) -> str:
-    """Each method less the baseline: loss beyond the window and within it."""
+    """The loss of each method less the baseline's, beyond and within the original length."""
     methods, block = dict(outcome.methods), block_of(outcome.window)
     base = methods.pop(BASELINE)
     parts: dict[str, Of] = {
@@ -229,22 +229,22 @@ def losses_table(outcome: Outcome) -> str:
 
 
 def in_short(outcome: Outcome) -> str:
-    """What yarn costs each kind within the window, and what is best beyond it."""
+    """By kind: the cost of yarn within the original length, and the best method beyond it."""
     lines = []
     for kind in kinds_of(outcome.first):
         if kind in outcome.not_counted:
             lines.append(f"- `{kind}` is not counted: {outcome.not_counted[kind]}.")
             continue
-        best = next(name for name in outcome.by_log_prob(kind) if name != BESIDE)
+        best = next(name for name in outcome.by_log_prob(kind) if name != REFERENCE)
         within, beyond = (
             "answer log-prob {}, accuracy {} points".format(
                 *(outcome.cell(kind, *at, f"{place} {of}") for of in ("nats", "share"))
             )
-            for *at, place in ((BESIDE, "within"), (best, "target"))
+            for *at, place in ((REFERENCE, "within"), (best, "target"))
         )
         lines.append(
-            f"- `{kind}`: within the original length `{BESIDE}` less the baseline: {within}; "
-            f"at {outcome.target:,} tokens `{best}` less `{BESIDE}`: {beyond}."
+            f"- `{kind}`: within the original length `{REFERENCE}` less the baseline: {within}; "
+            f"at {outcome.target:,} tokens `{best}` less `{REFERENCE}`: {beyond}."
         )
     counted_in = sum(kind not in outcome.not_counted for kind, *_ in outcome.contrasts)
     apart = f"a star: different from 0 at an error rate of 5 % over all {counted_in} contrasts (Holm)"
@@ -253,7 +253,7 @@ def in_short(outcome: Outcome) -> str:
 
 
 def measured(record: Mapping[str, Any], outcome: Outcome, model: str, command: str, file: str) -> str:
-    """What stands under a table: model, size, n, kinds, interval, machine, date, command and file."""
+    """The line under a table: model, size, n, kinds, interval, machine, date, command and file."""
     pages = len(outcome.methods[BASELINE])
     n = pages * keys_of(outcome.first)
     dates = sorted({start["date"] for start in record["recorded"]})
@@ -274,7 +274,7 @@ def _machines(start: Mapping[str, Any]) -> Iterator[str]:
 
 
 def all_tables(rows: list[Row], window: int, target: int) -> str:
-    """The tables of one model at one target, each below what it says."""
+    """The tables of one model at one target length, each below its title."""
     outcome = Outcome(rows, window, target)
     apart = "a star: different from 0, at an error rate of 5 % over the table (Holm)"
     parts = {

@@ -1,11 +1,11 @@
-"""Scalings that the study of long prompts learns for a model: files that stand for a method.
+"""Scaling files for the study of long prompts, tuned or learned on a model.
 
     python eval/studies/pages/scalings.py MODEL --to 16k --out yarn-tuned.json
 
-The name of the file selects its content. `yarn-tuned`: YaRN with the betas of a grid whose answers are
-best at the target length, on fairy tales, which no page contains. `fit-novels`: the result of seven
-minutes of `ropepatch fit` on novels that no page contains, for a model that takes too long to write its
-own documents; it resumes.
+The name of the file selects its content. `yarn-tuned`: YaRN with the betas of a grid that have the highest
+answer log-prob at the target length, on fairy tales, which no page contains. `fit-novels`: the result of
+seven minutes of `ropepatch fit` on novels that no page contains, for a model that takes too long to generate
+its own text; it resumes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ropepatch.scaling.file import write_scaling
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
 from pages_study import NOVELS, PAGES
-from study import SHARED, said
+from study import SHARED, log_line
 
 FAST, SLOW = (16.0, 32.0, 64.0, 128.0), (0.5, 1.0, 2.0, 4.0)
 HAYSTACKS, KEYS, SEED = 3, 8, 1000
@@ -34,7 +34,7 @@ Found = tuple[Scaling, dict[str, object]]  # a scaling, and how it was found
 
 
 def tuned(plan: Plan, out: Path) -> Found:
-    """YaRN with the betas of the grid whose answers are best."""
+    """YaRN with the betas of the grid that have the highest answer log-prob."""
     texts = [file.read_text(encoding="utf-8") for file in sorted((SHARED / "texts" / "fairytales").iterdir())]
     model, tokenizer = ropepatch.load(plan.model)
     how = {"lengths": [plan.target], "haystacks": HAYSTACKS, "keys": KEYS, "seed": SEED, "texts": texts}
@@ -51,12 +51,12 @@ def tuned(plan: Plan, out: Path) -> Found:
 
 
 def fitted(plan: Plan, out: Path) -> Found:
-    """What a fit learns from the other novels."""
+    """The scaling that a fit learns from the other novels."""
     texts, work = out.parent / "novels", out.parent / "fit"
     texts.mkdir(parents=True, exist_ok=True)
-    for file in sorted(NOVELS.glob("*.txt"))[2 * PAGES :]:  # a page reads one or two
+    for file in sorted(NOVELS.glob("*.txt"))[2 * PAGES :]:  # a page has one or two
         shutil.copyfile(file, texts / file.name)
-    found = ropepatch.fit(plan.model, to=plan.target, text=texts, minutes=MINUTES, work=work, say=said)
+    found = ropepatch.fit(plan.model, to=plan.target, text=texts, minutes=MINUTES, work=work, say=log_line)
     shutil.rmtree(texts)
     shutil.rmtree(work, ignore_errors=True)
     return found.scaling, found.record

@@ -1,4 +1,4 @@
-"""Position remappings next to published formulas, training-free: loss far and near, and passkeys.
+"""Position remappings next to published formulas, training-free: excess loss and passkeys.
 
     python eval/studies/remappings/remappings_study.py [--only "model=tiny,factor=4"]
 
@@ -42,13 +42,13 @@ from study import (
 )
 
 FORMULAS = ("linear", "ntk", "yarn", "llama3", "giraffe-power")
-LOG_N = " with log_n"  # of a remapping's name: scores grow with the logarithm of the position
+LOG_N = " with log_n"  # a suffix of remappings: scores grow with the logarithm of the position
 METHODS = (OWN, BASELINE, *FORMULAS, *REMAPPINGS, f"rerope{LOG_N}", f"dca{LOG_N}")
 CASES = (("tiny", 4), ("tiny", 8), ("babyllama-361", 4), ("stories-260k", 4))
 
 
 def cases(given: Namespace) -> Iterator[Row]:
-    """The measurements of each checkpoint; tiny alone finds keys."""
+    """The measurements of each checkpoint; only tiny retrieves passkeys."""
     for name, factor in CASES:
         for kind in ("loss", "passkey") if name == "tiny" else ("loss",):
             for method in METHODS if kind == "loss" else METHODS[1:]:
@@ -56,7 +56,7 @@ def cases(given: Namespace) -> Iterator[Row]:
 
 
 def measure(case: Row, given: Namespace) -> Row:
-    """Losses, or passkeys retrieved at the target, under a method; or why it cannot be put in."""
+    """The losses or the passkey accuracy under a method; or the error of a method that cannot be applied."""
     place, method = checkpoint(case["model"], case["factor"]), case["method"]
     model, tokenizer = place.loaded
     if method == OWN:
@@ -65,13 +65,13 @@ def measure(case: Row, given: Namespace) -> Row:
     name = method.removesuffix(LOG_N)
     try:
         baseline = method == BASELINE
-        put = nullcontext() if baseline else ropepatch.patch(model, name, to=case["target"], **options)
-        with put as handle:
+        patch = nullcontext() if baseline else ropepatch.patch(model, name, to=case["target"], **options)
+        with patch as handle:
             settings = {"settings": handle.distances.described() if name in REMAPPINGS else None}
             if case["kind"] == "loss":
                 return settings | place.losses(model)
-            asked = ropepatch.passkey(model, tokenizer, lengths=[case["target"]], haystacks=KEYS)
-            found = asked.found(case["target"]).clusters
+            answers = ropepatch.passkey(model, tokenizer, lengths=[case["target"]], haystacks=KEYS)
+            found = answers.found(case["target"]).clusters
             return settings | {"correct": sum(int(one) for one, _ in found), "n": len(found)}
     except RopepatchError as error:
         return {"settings": None, "refused": str(error)}
@@ -80,18 +80,18 @@ def measure(case: Row, given: Namespace) -> Row:
 STUDY = Study(name="position-remappings", about=__doc__, cases=cases, measure=measure)
 
 
-# Tables, which docs/tables.py writes
+# The tables, for docs/tables.py
 
 
 def remappings_table(rows: list[Row]) -> str:
-    """For each checkpoint and factor, the methods by their excess loss."""
+    """A table for each checkpoint and factor: the methods by excess loss."""
     return "\n\n".join(block(*case, here) for case, here in by_case(rows).items())
 
 
 def block(model: str, factor: int, target: int, rows: list[Row]) -> str:
-    """The table of a checkpoint and factor, below its reference; then what was refused."""
-    read = {row["method"]: row for row in rows if "digest" in row}
-    base = read.pop(OWN)
+    """The table of a checkpoint and factor, between its reference and the errors."""
+    losses = {row["method"]: row for row in rows if "digest" in row}
+    base = losses.pop(OWN)
     keys = {row["method"]: counted(share(row["correct"], row["n"])) for row in rows if "n" in row}
     columns = {
         "method": lambda row: row["method"],
@@ -104,7 +104,7 @@ def block(model: str, factor: int, target: int, rows: list[Row]) -> str:
         f"**{model}, {target // factor:,} to {target:,} tokens**: the base model within its original "
         f"length has a loss of {Mean.of(base['all']).value:.4f} nats/token; n = {len(base['all'])} documents."
     )
-    ordered = sorted(read.values(), key=lambda row: excess(row, base).value)
+    ordered = sorted(losses.values(), key=lambda row: excess(row, base).value)
     refused = {row["method"]: f"\n\nRefused: {row['refused']}." for row in rows if "refused" in row}
     return f"{head}\n\n{table(ordered, columns)}{''.join(refused.values())}"
 
@@ -113,7 +113,7 @@ SHORT = (BASELINE, "yarn", "llama3", "self-extend", "rerope", "leaky-rerope", "d
 
 
 def short_table(rows: list[Row]) -> str:
-    """The excess loss of each method, and the passkeys, by checkpoint."""
+    """The excess loss and the passkey accuracy of each method, by checkpoint."""
     cases = by_case(rows)
     heads = [
         f"{model}, {factor} x" + ", passkeys" * any(row["kind"] == "passkey" for row in here)
@@ -121,9 +121,9 @@ def short_table(rows: list[Row]) -> str:
     ]
 
     def cell(here: list[Row], method: str) -> str:
-        read, base = (first(here, kind="loss", method=name) for name in (method, OWN))
+        own, base = (first(here, kind="loss", method=name) for name in (method, OWN))
         keys = first(here, kind="passkey", method=method)
-        loss = f"{excess(read, base).value:+.3f}" if read and base and "digest" in read else "–"
+        loss = f"{excess(own, base).value:+.3f}" if own and base and "digest" in own else "–"
         return f"{loss}, {keys['correct']}/{keys['n']}" if keys and "n" in keys else loss
 
     lines = [
@@ -134,7 +134,7 @@ def short_table(rows: list[Row]) -> str:
 
 
 def cost_table(rows: list[Row]) -> str:
-    """Of `eval/benchmarks/attention_cost.py`: ratios to stock sdpa, and the memory of a training step."""
+    """The table of `eval/benchmarks/attention_cost.py`: ratios to stock SDPA, and memory."""
 
     def ratio(kind: str) -> Any:
         form = "{median:.2f} ({min:.2f} to {max:.2f})"

@@ -5,9 +5,9 @@ r"""The cost of quantised weights and a quantised KV cache, by length: a llama.c
 
 DIR has the checkpoint, `smollm2`, and its GGUF files, `smollm2-f16.gguf` and others; "..." are the
 switches of `ropepatch plan DIR/smollm2 --to 16k --for llama.cpp`. A page is a novel with needles, as in
-../pages. The study requests the losses of 16 tokens of each block of 512, then the answers at every
-length, the longest first, so that the server processes the page once. All combinations have one page
-before any has two.
+../pages. The study requests the losses of 16 tokens of each block of 512, then the answers at every length,
+the longest first, so that the server processes the page once. All combinations have one page before any has
+two.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from study import Row, Study, counted, share, signed, table
 
 WINDOW, TARGET = 8192, 16384
 PAGES, KEYS, SAMPLED = 2, 16, 16
-WHOLE = ("f16", "f16")  # weights and cache with which all others are compared
-CELLS = (WHOLE, ("q8_0", "f16"), ("q4_k_m", "f16"))
+REFERENCE = ("f16", "f16")  # weights and cache with which all others are compared
+CELLS = (REFERENCE, ("q8_0", "f16"), ("q4_k_m", "f16"))
 CELLS += (
     ("f16", "q8_0"),
     ("f16", "q4_0"),
@@ -53,7 +53,7 @@ CELLS += (
 
 
 def cases(given: Namespace) -> Iterator[Row]:
-    """Every cell, page by page."""
+    """Every combination, page by page."""
     for page in range(PAGES):
         for weights, kv in CELLS:
             yield {"model": "smollm2", "target": TARGET, "weights": weights, "kv": kv, "page": page}
@@ -72,7 +72,7 @@ def page(index: int, work: Path) -> tuple[str, Any]:
 
 
 def sampled(tokens: int, block: int) -> list[int]:
-    """The indices of the tokens that are asked for, in the middle of each stretch."""
+    """The indices of the scored tokens, in the middle of each stretch."""
     stretch = block // SAMPLED
     return list(range(stretch // 2, tokens - tokens % block, stretch))
 
@@ -102,9 +102,9 @@ def measure(case: Row, given: Namespace) -> Row:
     }
 
 
-def more(parser: ArgumentParser) -> None:
+def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("server", help="starts the server, with {weights}, {kv} and {port}")
-    parser.add_argument("--version", required=True, help="of the server")
+    parser.add_argument("--version", required=True, help="the version of the server")
 
 
 STUDY = Study(
@@ -112,13 +112,13 @@ STUDY = Study(
     about=__doc__,
     cases=cases,
     measure=measure,
-    options=more,
+    options=add_options,
     work=True,
     inputs=lambda case: (),
 )
 
 
-# The tables, which docs/tables.py writes
+# The tables, for docs/tables.py
 
 
 Cell = tuple[str, str]
@@ -134,13 +134,14 @@ def cells(rows: list[Row]) -> dict[Cell, dict[int, Row]]:
 
 
 def compared(of: dict[Cell, dict[int, Row]], cell: Cell, values: Values) -> str:
-    """The mean of a cell; of all but the whole one less that of the whole one, pair by pair."""
+    """The mean of a cell; for all but the reference the paired difference from it."""
 
     def mean(of_cell: Cell) -> Mean:
-        both = sorted(of[cell].keys() & of[WHOLE].keys())
+        both = sorted(of[cell].keys() & of[REFERENCE].keys())
         return Mean(tuple((value, 1.0) for page in both for value in values(of[of_cell][page])), False)
 
-    return f"{mean(cell).value:.3f}" if cell == WHOLE else signed(difference(mean(cell), mean(WHOLE)))
+    own = mean(cell)
+    return f"{own.value:.3f}" if cell == REFERENCE else signed(difference(own, mean(REFERENCE)))
 
 
 def block_losses(begin: int, end: int) -> Values:
@@ -153,7 +154,7 @@ HEADS: dict[str, Callable[[Cell], str]] = {"weights": lambda cell: cell[0], "KV 
 
 
 def served_losses(rows: list[Row]) -> str:
-    """Nats per token by where the tokens stand, less those of the whole cell."""
+    """The table of nats per token by position, less those of the reference."""
     of, ends = cells(rows), [0, *doubled(WINDOW, TARGET)]
     columns = dict(HEADS)
     for begin, end in pairwise(ends):
@@ -164,7 +165,7 @@ def served_losses(rows: list[Row]) -> str:
 
 
 def served_answers(rows: list[Row]) -> str:
-    """Answers found within and beyond the window, and how probable they are beyond it."""
+    """The table of accuracy within and beyond the original length, and of log-prob beyond it."""
     of, columns = cells(rows), dict(HEADS)
 
     def shares(key: str) -> Callable[[Cell], str]:
@@ -181,7 +182,7 @@ def served_answers(rows: list[Row]) -> str:
 
 
 def count(found: list[str]) -> tuple[int, int]:
-    """How many are found, and of how many."""
+    """The number of correct answers, and of all."""
     return sum(one.count("1") for one in found), sum(map(len, found))
 
 

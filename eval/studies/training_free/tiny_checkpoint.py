@@ -1,9 +1,9 @@
-"""What the bundled checkpoint can do within its original length, and that it fails beyond.
+"""The loss and passkey accuracy of the bundled checkpoint within its original length, and beyond it.
 
     python eval/studies/training_free/tiny_checkpoint.py
 
-On held-out stories and passkeys. The floor is the least possible loss. Its difference to the model's loss
-is taken story by story, and given with its standard error.
+Measured on held-out stories and passkeys. The floor is the least possible loss. The excess over it is paired
+by story, with its standard error.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 from study import Row, Study, checkpoint
 from training_free import nearby
 
-SEED = 1  # of the haystacks
-FIFTHS = ("earliest", "early", "middle", "late", "latest")  # of the keys, by their depth
+SEED = 1  # of the prompts
+FIFTHS = ("earliest", "early", "middle", "late", "latest")  # of the passkeys, by depth
 INSIDE, BEYOND = (96, 128, 192, 256), (512, 1024, 2048)
 
 
 def tales(model: Any, tokenizer: Any, *, length: int, count: int) -> dict[str, Any]:
-    """Nats per token of the model, of the floor, and of a reader who remembers nothing."""
+    """The nats per token of the model, of the floor, and of a perfect model without context."""
     documents = held_out_tales(tokenizer, length=length, count=count)
     losses = ropepatch.perplexity(model, None, [tale.ids for tale in documents]).nll
     floors = [-tale.log_probs()[1:].mean().item() for tale in documents]
@@ -47,7 +47,7 @@ def tales(model: Any, tokenizer: Any, *, length: int, count: int) -> dict[str, A
 
 
 def worth(tokenizer: Any, *, length: int, count: int) -> dict[str, float]:
-    """Nats per token that a perfect reader pays in the second half of the tales, by how far back they see."""
+    """The nats per token of a perfect model in the second half of the stories, by context length."""
     documents = held_out_tales(tokenizer, length=length, count=count)
     windows = (64, 256, 512, 1024, length)
     return {
@@ -59,11 +59,11 @@ def worth(tokenizer: Any, *, length: int, count: int) -> dict[str, float]:
 
 
 def retrieval(model: Any, tokenizer: Any, lengths: tuple[int, ...], haystacks: int) -> dict[str, Any]:
-    """Passkeys retrieved by length and by fifth of the keys, ordered by their depth."""
-    asked = ropepatch.passkey(model, tokenizer, lengths=lengths, haystacks=haystacks, seed=SEED)
+    """The passkey accuracy by length and by fifth of the depth."""
+    retrieved = ropepatch.passkey(model, tokenizer, lengths=lengths, haystacks=haystacks, seed=SEED)
     cells: dict[str, Any] = {}
     for length in lengths:
-        answers = [answer for answer in asked.answers if answer.length == length]
+        answers = [answer for answer in retrieved.answers if answer.length == length]
         answers.sort(key=lambda answer: answer.depth)
         size = len(answers) // len(FIFTHS)
         parts = (answers[first : first + size] for first in range(0, len(answers), size))
@@ -75,7 +75,7 @@ def retrieval(model: Any, tokenizer: Any, lengths: tuple[int, ...], haystacks: i
 
 
 def measure(case: Row, given: Namespace) -> Row:
-    """All of it, in one row."""
+    """All measurements, in one row."""
     model, tokenizer = checkpoint("tiny", 8).loaded
     return {
         "trained": model.config.max_position_embeddings,

@@ -26,8 +26,8 @@ from study import FLOOR, KEYS, Row, Study, checkpoint
 
 TALES = 32
 SHORT_FLOOR = "256-token floor"
-# A method whose parameters must be given; the others are measured with their defaults. Lists of factors are
-# what a search finds, and none was made for this checkpoint.
+# Required parameters; all others have their defaults. Methods with lists of factors are left out, because no
+# search was made for this checkpoint.
 GIVEN: dict[str, Row] = {"abf": {"rope_theta": 500_000.0}}
 METHODS = [name for name, kind in ropepatch.METHODS.items() if name in GIVEN or not kind.required()]
 
@@ -40,17 +40,17 @@ def cases(given: Namespace) -> Iterator[Row]:
 
 
 def measure(case: Row, given: Namespace) -> Row:
-    """Nats per token by stretch, with the reach of the 95 % interval over tales; passkeys retrieved."""
+    """The nats per token by range of positions, with half the 95 % interval over stories; and passkeys."""
     place, method = checkpoint("tiny", case["factor"]), case["method"]
     model, tokenizer = place.loaded
     ends = [place.trained << step for step in range(case["factor"].bit_length())]
     tales = held_out_tales(tokenizer, length=place.target, count=TALES)
 
     def losses(curve: LossCurve) -> Row:
-        read = {f"{a} to {b}": curve.between(a, b) for a, b in pairwise([0, *ends])}
+        means = {f"{a} to {b}": curve.between(a, b) for a, b in pairwise([0, *ends])}
         return {
             span: [round(loss.value, 4), round(loss.interval()[1] - loss.value, 4)]
-            for span, loss in read.items()
+            for span, loss in means.items()
         }
 
     if method in (FLOOR, SHORT_FLOOR):
@@ -66,7 +66,7 @@ def measure(case: Row, given: Namespace) -> Row:
 
 
 def nearby(tale: Tale, window: int) -> Tensor:
-    """The log-probability [T] of every token for a reader who sees the last `window` tokens alone."""
+    """The log-prob [T] of every token for a perfect model with a context of the last `window` tokens."""
     return tale.prior.masked_fill((tale.distance > 0) & (tale.distance <= window), 0.0)
 
 

@@ -1,6 +1,6 @@
-"""Figures of what was measured and of what a scaling does, in one restrained style.
+"""Figures of results and of the changes that a scaling makes, in one style.
 
-All of them need matplotlib; without it a `RopepatchError` says what to install.
+All need matplotlib; without it they raise a `RopepatchError` with the command that installs it.
 """
 
 from ropepatch.report.plots.changes import Rescaling, plot_effective_distances, plot_wavelengths

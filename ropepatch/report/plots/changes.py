@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ropepatch.extension.gguf import GgufPlan
     from ropepatch.extension.planning import Plan
 
-SHADES = {  # by fate: the more a pair is slowed down, the darker
+SHADES = {  # by change: the more a pair is slowed down, the darker
     "kept": (INK, 0.0),
     "blended": (INK, 0.07),
     "interpolated": (INK, 0.15),
@@ -46,22 +46,22 @@ SHADES = {  # by fate: the more a pair is slowed down, the darker
     "stopped": (COLOURS[1], 0.2),
 }
 BLUE = Look(COLOURS[0])
-CELLS, POINTS = 384, 1024  # of a side of a heat map and of a curve that are drawn, at most
+CELLS, POINTS = 384, 1024  # the most cells along a side of a heat map, and points of a curve
 COLUMNS = 4
 BASELINE = "baseline"
-OVERSHOOT = 2.0  # times L, where the curves end
+OVERSHOOT = 2.0  # the greatest distance in the figure of curves, as a multiple of L
 
 
 @dataclass(frozen=True)
 class Rescaling:
-    """The change of a rope, or of the distances by which it rotates."""
+    """The change of RoPE frequencies, or of the distances between tokens."""
 
     name: str  # of the method
     rope: Rope  # before
     after: Frequencies
-    factor: float  # by which the context grows, s
+    factor: float  # s, the target length over the original length
     target: int  # tokens
-    distances: Remapping | None = None  # of a remapping, which leaves the frequencies alone
+    distances: Remapping | None = None  # of a remapping, which keeps the frequencies
 
     @classmethod
     def planned(cls, plan: Plan | GgufPlan) -> Rescaling:
@@ -71,7 +71,7 @@ class Rescaling:
 
     @classmethod
     def measured(cls, result: Result) -> Rescaling | None:
-        """The change under a result; None if it has no scaling, or does not record its frequencies."""
+        """The change of a result; None without a scaling or recorded frequencies."""
         model, scaling = result.model, result.scaling
         if scaling is None or "inv_freq" not in scaling or "inv_freq" not in model:
             return None
@@ -144,11 +144,11 @@ def _decimal(power: int) -> str:
 
 
 def read_at(change: Rescaling | None, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    """The least and the greatest distance [Q, T] at which queries read keys; NaN where a key is unseen.
+    """The least and the greatest effective distance [Q, T] of queries and keys; NaN if not attended.
 
-    Under a remapping they are the same for all rotary pairs. A scaling rotates every pair as if tokens stood
-    D / divisor apart: these are the two of the pairs that did not rotate fully within L. None is the
-    baseline.
+    Under a remapping they are equal for all rotary pairs. A scaling rotates every pair as if the distance
+    were D / divisor: these are the extremes over the pairs that do not complete a rotation within L. None is
+    the baseline.
     """
     if change is not None and change.distances is not None:
         table = change.distances.read_at(queries, keys)
@@ -160,9 +160,9 @@ def read_at(change: Rescaling | None, queries: Tensor, keys: Tensor) -> tuple[Te
 
 
 def plot_effective_distances(changes: Sequence[tuple[Rescaling, Look]]) -> Figure:
-    """The distance at which every pair of tokens is read, and below it that of the last token's keys.
+    """The effective distance of every query and key, and below it that of the last token's keys.
 
-    The changes are of one L and one target; the baseline is drawn beside them.
+    The changes have the same L and target; the figure also shows the baseline.
     """
     window, target = changes[0][0].rope.original_max_position_embeddings, changes[0][0].target
     drawn: list[tuple[str, Look, Rescaling | None]] = [(BASELINE, Look(PLAIN), None)]
@@ -220,7 +220,7 @@ def _heat_map(axes: Axes, change: Rescaling | None, window: int, target: int) ->
 def _curves(
     axes: Axes, drawn: Sequence[tuple[str, Look, Rescaling | None]], window: int, target: int, room: float
 ) -> None:
-    """The last token's keys: the distance at which each is read against the true one."""
+    """The effective distance of the last token's keys against the true one."""
     keys = _sampled(target, POINTS).flip(0)
     last = keys[:1]
     true = (last - keys).tolist()
@@ -230,14 +230,14 @@ def _curves(
         axes.plot(true, high.tolist(), color=colour, linestyle=dash, label=name, linewidth=1.3)
         if float(low[-1]) < float(high[-1]):
             alpha = min(0.14, 0.6 / len(drawn))
-            below, above = [0, float(low[-1])], [0, float(high[-1])]  # straight, as a scaling is
+            below, above = [0, float(low[-1])], [0, float(high[-1])]  # a scaling is linear in the distance
             axes.fill_between([0, true[-1]], below, above, color=colour, alpha=alpha, linewidth=0)
         if change is not None:
             highest = max(highest, 1.05 * float(high.nan_to_num(0).max()))
         ends.append((name, Look(colour, dash), true[-1], float(high[-1])))
     axes.set(xlim=(0, target), ylim=(0, min(highest, OVERSHOOT * window)))
     axes.set_xlabel("true distance of the last token's keys, tokens")
-    axes.set_title("read at a distance of, tokens")
+    axes.set_title("effective distance, tokens")
     axes.set_xticks(*_ticks(window, target, "\ntrained"))
     axes.set_yticks([0, window], ["0", short_length(window)])
     axes.axhline(window, **DASHED)
@@ -245,22 +245,23 @@ def _curves(
 
 
 def _sampled(target: int, count: int) -> Tensor:
-    """Positions from the first to the last, at most so many."""
+    """At most ``count`` positions from the first to the last."""
     return torch.linspace(0, target - 1, min(count, target), dtype=torch.float64).round().long()
 
 
 def _ticks(window: int, target: int, trained: str = "") -> tuple[list[int], list[str]]:
-    """The ends of an axis, and the original length where there is room for it, with their names."""
+    """The ends of an axis, and the original length if there is room, with their names."""
     ticks = {0: "0", window: short_length(window) + trained, target: short_length(target)}
     ticks = {tokens: name for tokens, name in ticks.items() if not 0 < tokens < 0.12 * target}
     return [*ticks], [*ticks.values()]
 
 
 def slow_divisors(rope: Rope, inv_freq: Tensor) -> tuple[float, float]:
-    """The least and the greatest divisor, theta / theta', of the pairs that did not rotate fully within L.
+    """The least and the greatest divisor, theta / theta', of the pairs without a full rotation within L.
 
-    A pair that did has seen every angle; the others meet new ones where D / divisor is beyond L. Where all
-    did, it is the slowest that counts. Pairs of zero frequency are left out.
+    For a pair with a full rotation every angle is in distribution; for the others, angles are new if
+    D / divisor exceeds L. If all pairs complete one, the slowest pair is used. Pairs of zero frequency are
+    left out.
     """
     before = rope.inv_freq()
     rotated = rotations(before, rope.original_max_position_embeddings)

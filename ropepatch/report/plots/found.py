@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from ropepatch.evaluation.comparisons import Comparison
 
-PER_ROW = 3  # maps beside each other, at most
-CELL = (0.27, 0.15)  # inches that a number needs
-KEY = (0, 0.25, 0.5, 0.75, 1)  # shares, where cells have no room for numbers
-AXES = {  # by key of the rows: the name of the axis, and inches that its ticks need beyond a depth's
+PER_ROW = 3  # heat maps in a row, at most
+CELL = (0.27, 0.15)  # width and height of a number in inches
+KEY = (0, 0.25, 0.5, 0.75, 1)  # accuracies of the legend, if cells have no room for numbers
+AXES = {  # by key of the rows: the name of the axis, and extra inches for its ticks
     "depth": ("depth of the needle", 0.0),
     "kind": ("kind of question", 0.6),
 }
@@ -37,13 +37,13 @@ def plot_found(comparison: Comparison, by: Literal["depth", "kind"], of: str | N
     places = list(dict.fromkeys(row.at[by] for row in cells))
     if by == "depth":
         places.sort(key=float)
-    label, beside = AXES[by]
+    label, extra = AXES[by]
     across = min(len(tables), PER_ROW if len(lengths) * CELL[0] * PER_ROW < WIDTH - 0.6 else 2)
     down = -(-len(tables) // across)
-    wide = min(0.62, (WIDTH - 0.6 - beside - 0.2 * across) / across / len(lengths))
+    wide = min(0.62, (WIDTH - 0.6 - extra - 0.2 * across) / across / len(lengths))
     high = 0.23 if len(places) < 8 else 0.18
     written = wide >= CELL[0] and high >= CELL[1]
-    width = 0.75 + beside + across * (wide * len(lengths) + 0.2)
+    width = 0.75 + extra + across * (wide * len(lengths) + 0.2)
     height = 1.05 + down * (high * len(places) + 0.35) + (0 if written else 0.3)
     with canvas(height, max(width, 2.6)) as figure:
         panels = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).flatten()
@@ -78,8 +78,8 @@ def plot_found(comparison: Comparison, by: Literal["depth", "kind"], of: str | N
         figure.supylabel(label, color=QUIET, fontsize=9)
         trials = sorted({row.n for row in cells})
         each = " to ".join(map(str, dict.fromkeys((trials[0], trials[-1]))))
-        asked = f" for {of}" if of else ""
-        title = f"{shown(comparison.model)}: retrieval accuracy{asked}, {each} answers per cell"
+        kind = f" for {of}" if of else ""
+        title = f"{shown(comparison.model)}: retrieval accuracy{kind}, {each} answers per cell"
         figure.suptitle(title, x=0.01, ha="left", color=QUIET, fontsize=9)
     return figure
 
@@ -100,5 +100,5 @@ def _map(axes: Axes, cells: Sequence[tuple[int, int, Row]], written: bool) -> No
 
 
 def _alpha(share: float) -> float:
-    """The opacity that stands for a share: a trace of it for 0."""
+    """The opacity for a share; not quite transparent for 0."""
     return 0.05 + 0.95 * share

@@ -1,4 +1,4 @@
-"""Losses and perplexities of results, by length and by position."""
+"""Figures of losses and perplexities, by length and by position."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from ropepatch.evaluation.comparisons import Comparison
     from ropepatch.evaluation.results import Row
 
-HEADROOM = 1.0  # nats that a picture shows beyond its best line, at most
-LARGEST = 700  # nats, whose exponential is a number
+HEADROOM = 1.0  # nats that a figure shows above its best line, at most
+LARGEST = 700  # nats; beyond it the perplexity overflows
 FLOOR = Look(FAINT, DASHES[2])
 
 
 class Line(NamedTuple):
-    """Values in nats over lengths in tokens; the interval is empty where none is known."""
+    """Values in nats over lengths in tokens; the interval is empty if unknown."""
 
     x: Sequence[float]
     y: Sequence[float]
@@ -31,7 +31,7 @@ class Line(NamedTuple):
 
     @classmethod
     def of(cls, rows: Iterable[Row]) -> Line:
-        """Values over places; with both ends of their intervals where every row has both."""
+        """The values of rows, with their intervals if every row has one."""
         ordered = sorted(rows, key=_place)
         low = [row.low for row in ordered if row.low is not None]
         high = [row.high for row in ordered if row.high is not None]
@@ -43,7 +43,7 @@ class Line(NamedTuple):
 def plot_perplexity(comparison: Comparison, look: Mapping[str, Look]) -> Figure:
     """Perplexity against length, on a logarithmic axis, with the intervals as bands.
 
-    What is far above the best line leaves the picture and is named with its last value.
+    Values far above the best line are cut off, and the label of the line has its last value.
     """
     lengths = comparison.lengths(Series("loss"))
     figure = _figure(
@@ -64,9 +64,9 @@ def plot_perplexity(comparison: Comparison, look: Mapping[str, Look]) -> Figure:
 
 
 def plot_positions(comparison: Comparison, look: Mapping[str, Look]) -> Figure:
-    """The mean loss of every stretch of positions, with the intervals as bands and the floor dotted.
+    """The mean loss by range of positions, with the intervals as bands and the floor dotted.
 
-    What is far above the best line leaves the picture and is named with its last value.
+    Values far above the best line are cut off, and the label of the line has its last value.
     """
     return _stretches(comparison, look, "loss", "loss (nats/token)")
 
@@ -114,15 +114,15 @@ def _figure(
 
     Args:
         comparison: The results.
-        look: Of each, by name.
+        look: The look of each, by name.
         rows: A measure and the keys of its places.
         title: The measure in words.
-        label: Of the axis of tokens.
-        ticks: Lengths that may have one.
-        span: Ends of the axis of tokens.
-        worse: What is far from the best leaves the picture upwards; -1: downwards.
-        value: Writes the last value of what left the picture.
-        marker: Of single points.
+        label: The label of the axis of tokens.
+        ticks: The lengths that may have a tick.
+        span: The ends of the axis of tokens.
+        worse: 1 if higher values are worse and cut off, -1 if lower ones are.
+        value: Formats the last value of a line that is cut off.
+        marker: The marker of single points.
     """
     lines = {name: Line.of(found) for name, found in comparison.rows(*rows).items()}
     bounds = comparison.floor.of(*rows) if comparison.floor else []
@@ -146,7 +146,7 @@ def _figure(
 
 def _draw(axes: Axes, name: str, line: Line, look: Look, alpha: float = 0, marker: str | None = None) -> None:
     if line.low:
-        # The band of a line that has left the picture would stand there alone.
+        # Without the line, its band would be misleading.
         bottom, top = axes.get_ylim()
         seen = [bottom <= y <= top for y in line.y]
         axes.fill_between(
@@ -158,7 +158,7 @@ def _draw(axes: Axes, name: str, line: Line, look: Look, alpha: float = 0, marke
 
 
 def _limits(lines: Iterable[Line], floor: Iterable[Line], worse: int) -> tuple[float, float]:
-    """The ends of an axis that shows the best at every length and HEADROOM beyond the worst of these."""
+    """The ends of an axis that shows the best values at every length, and HEADROOM beyond the worst."""
     best: dict[float, float] = {}
     values = [worse * y for line in floor for y in line.y]
     for line in lines:
@@ -172,7 +172,7 @@ def _limits(lines: Iterable[Line], floor: Iterable[Line], worse: int) -> tuple[f
 
 
 def _place(row: Row) -> float:
-    """Its length, or the middle of its stretch on a logarithmic axis."""
+    """The length of a row, or the middle of its range of positions on a logarithmic axis."""
     if "length" in row.at:
         return float(row.at["length"])
     begin, end = float(row.at["begin"]), float(row.at["end"])
@@ -180,7 +180,7 @@ def _place(row: Row) -> float:
 
 
 def _perplexities(low: float, high: float) -> list[float]:
-    """Round numbers between the two, about five."""
+    """About five round numbers between the two."""
     lowest, highest = math.floor(math.log10(low)), math.ceil(math.log10(high))
     for ratio, steps in ((1e3, (1,)), (8, (1, 2, 5)), (2.2, (1, 1.5, 2, 3, 4, 5, 7))):
         if high / low > ratio:

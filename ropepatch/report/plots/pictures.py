@@ -25,7 +25,7 @@ Changes = Sequence[tuple[Rescaling, Look]]
 BANDS = "bands: 95 % intervals"
 BY_DEPTH = "Retrieval accuracy by prompt length and depth of the needle"
 DRAWINGS: Mapping[tuple[str, ...], tuple[str, Callable[[Comparison, Mapping[str, Look]], Figure], str]] = {
-    # By measure and what it is at: name, function and caption
+    # By measure and keys of the place: name, function and caption
     ("loss", "length"): (
         "perplexity",
         plot_perplexity,
@@ -74,10 +74,10 @@ class Picture(NamedTuple):
 
 
 def figures(results: Sequence[Result]) -> dict[str, Figure]:
-    """The figures that the results allow, by names that serve as file names.
+    """The figures that the results allow, by file name.
 
     Args:
-        results: Of any models and tasks; what cannot be compared is drawn apart.
+        results: Results of any models and tasks; those that are not comparable get separate figures.
     """
     places, look = by_place(comparisons(results)), looks_of(results)
     models, targets = ({place[k] for place in places} for k in (0, 1))
@@ -93,7 +93,7 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
 
 
 def figures_of_plans(plans: Sequence[Plan]) -> dict[str, Figure]:
-    """Figures of the changes of plans of one model and target, named as by `figures`."""
+    """The figures of the changes of plans of one model and target, by file name."""
     drawn: dict[str, Figure] = {}
     _add(drawn, pictures_of_changes(_planned(plans)))
     return drawn
@@ -112,7 +112,7 @@ def _planned(plans: Sequence[Plan | GgufPlan]) -> Changes:
 
 
 def _add(drawn: dict[str, Figure], pictures: Sequence[Picture], *parts: str) -> None:
-    """Put pictures beside others, by names of these parts and their own that no other has."""
+    """Add pictures under unique names made of these parts and their own names."""
     for picture in pictures:
         stem = slug("-".join(filter(None, (*parts, picture.name, picture.of)))).strip("-.")
         numbered = (stem if n == 1 else f"{stem}-{n}" for n in itertools.count(1))
@@ -129,7 +129,7 @@ def looks_of(results: Sequence[Result]) -> dict[str, Look]:
 
 
 def rescalings(groups: Sequence[Comparison], look: Mapping[str, Look]) -> Changes:
-    """Changes under the scalings of some comparisons, each once, as far as the results record them."""
+    """The recorded changes by the scalings of some comparisons, each once."""
     named = {name: result for group in groups for name, result in group.results.items()}
     return [
         (change, look[name])
@@ -140,9 +140,9 @@ def rescalings(groups: Sequence[Comparison], look: Mapping[str, Look]) -> Change
 
 
 def pictures_of_results(comparison: Comparison, look: Mapping[str, Look]) -> list[Picture]:
-    """Figures that the rows of a comparison allow."""
+    """The figures that the rows of a comparison allow."""
     adapted = any(result.adapted for result in comparison.results.values())
-    then = " before the adaptation" * adapted  # when the original length was that
+    then = " before fine-tuning" * adapted
     trained = f"the original length of {short_length(comparison.trained)} tokens{then}"
     several = len(comparison.kinds) > 1
     pictures = []
@@ -158,7 +158,7 @@ def pictures_of_results(comparison: Comparison, look: Mapping[str, Look]) -> lis
 
 
 def pictures_of_changes(changes: Changes) -> list[Picture]:
-    """Distances at which tokens are read, a figure for every original length; the pairs of each scaling."""
+    """A figure of effective distances for every original length, and one of the pairs of each scaling."""
     windows: dict[int, list[tuple[Rescaling, Look]]] = {}
     for change, look in changes:
         windows.setdefault(change.rope.original_max_position_embeddings, []).append((change, look))

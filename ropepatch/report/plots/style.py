@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 6.4  # inches
-LABEL = 0.145  # inches between the names beside the lines
+LABEL = 0.145  # inches between the names of lines
 INK, QUIET, FAINT, GRID = "#333333", "#6b6b6b", "#999999", "#e6e6e6"
 PLAIN = "#444444"  # the baseline
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito's
-DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)), (0, (6, 1.5, 1, 1.5, 1, 1.5)))  # by rounds
+DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)), (0, (6, 1.5, 1, 1.5, 1, 1.5)))
 DASHED: Any = {
     "color": FAINT,
     "linewidth": 0.9,
@@ -59,26 +59,26 @@ STYLE: Any = {
     "ytick.labelcolor": QUIET,
     "legend.frameon": False,
     "lines.solid_capstyle": "butt",
-    "svg.hashsalt": "ropepatch",  # the same figure is the same file
+    "svg.hashsalt": "ropepatch",  # makes files reproducible
 }
 
 
 class Look(NamedTuple):
-    """Colour and dash of a model, in every figure alike."""
+    """The colour and dash of a model, the same in every figure."""
 
     colour: str
     dash: Any = "-"
 
 
 def looks(labels: Iterable[str], *, unscaled: Iterable[str] = ()) -> dict[str, Look]:
-    """A look for every label, no two alike up to 30.
+    """A look for every label, unique for up to 30.
 
-    A method looks the same whatever is drawn beside it. What else shares its name, like the same with other
-    parameters, has its colour as far as there are dashes; other names take what is left, in their order.
+    A method looks the same in every figure. The same method with other parameters has its colour, as long as
+    there are dashes; other names get the remaining looks, in order.
 
     Args:
         labels: Names that begin with that of a method, and others.
-        unscaled: Those of baselines: grey.
+        unscaled: The labels of baselines, which are grey.
     """
     plain = set(unscaled)
     chosen = {label: Look(PLAIN) for label in dict.fromkeys(labels)}
@@ -95,7 +95,7 @@ def looks(labels: Iterable[str], *, unscaled: Iterable[str] = ()) -> dict[str, L
 
 
 def shown(text: str, limit: int = 30) -> str:
-    """The text on one line, cut in the middle if it is longer than `limit`."""
+    """The text on one line, shortened in the middle if it is longer than `limit`."""
     line = one_line(text)
     tail = (limit - 1) // 2
     return line if len(line) <= limit else f"{line[: limit - 1 - tail]}…{line[-tail:]}"
@@ -104,7 +104,7 @@ def shown(text: str, limit: int = 30) -> str:
 def length_axis(axes: Axes, lengths: Iterable[float], *, trained: int, label: str) -> None:
     """A logarithmic axis of tokens with the original length marked.
 
-    Ticks stand at as many of the lengths as have room: the original length and the last ones first.
+    As many of the lengths as fit have a tick, the original length and the greatest ones first.
     """
     axes.set_xscale("log", base=2)
     low, high = axes.get_xlim()
@@ -123,13 +123,13 @@ def length_axis(axes: Axes, lengths: Iterable[float], *, trained: int, label: st
 def name_lines(
     axes: Axes, ends: Iterable[tuple[str, Look, float, float]], room: float, value: Callable[[float], str]
 ) -> None:
-    """Names to the right of lines, joined to their ends; with the last value of what left the picture.
+    """Write names to the right of lines, joined to their ends; with the last value of lines that are cut off.
 
     Args:
-        axes: Where the lines are, their limits set.
-        ends: Of every line its name, its look and its last point.
-        room: The height of the axes, about, in inches.
-        value: A last value as text.
+        axes: The axes of the lines, with their limits set.
+        ends: The name, look and last point of every line.
+        room: The approximate height of the axes in inches.
+        value: Formats a last value.
     """
     drawn = sorted(ends, key=lambda end: end[-1])
     to_axes = axes.transScale + axes.transLimits
@@ -153,12 +153,12 @@ def name_lines(
 
 
 def spread(wanted: Sequence[float], gap: float) -> list[float]:
-    """Places from 0 to 1 that are at least `gap` apart, in the order of the wanted ones and near them.
+    """Places from 0 to 1 at least `gap` apart, close to the wanted ones and in their order.
 
-    Without room for all, they continue beyond 1.
+    If there is no room for all, they continue beyond 1.
     """
     order = sorted(range(len(wanted)), key=lambda k: wanted[k])
-    # Neighbours that push each other aside share the mean of where they would start.
+    # Neighbours that overlap share the mean of the places at which they would start.
     pools: list[list[float]] = []
     for rank, k in enumerate(order):
         pools.append([wanted[k] - rank * gap])
@@ -173,18 +173,18 @@ def spread(wanted: Sequence[float], gap: float) -> list[float]:
 
 
 def save_figure(figure: Figure, stem: Path) -> list[Path]:
-    """Write the figure as ``stem``.png and ``stem``.svg; the two files."""
+    """Write the figure as ``stem``.png and ``stem``.svg, and return the two files."""
     files = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
     with house_style():
         for file in files:
-            # Without the date, the same figure is the same file.
+            # Without the date, files are reproducible.
             figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
     return files
 
 
 @contextmanager
 def house_style() -> Iterator[None]:
-    """The style within the block; afterwards matplotlib's settings are what they were."""
+    """Apply the style within the block, and restore matplotlib's settings afterwards."""
     try:
         import matplotlib
     except ImportError as error:
@@ -195,9 +195,9 @@ def house_style() -> Iterator[None]:
 
 @contextmanager
 def canvas(height: float, width: float = WIDTH) -> Iterator[Figure]:
-    """An empty figure in the style, its size in inches, that belongs to no window.
+    """An empty figure in the style, with its size in inches, that belongs to no window.
 
-    A notebook shows it also where nothing has imported pyplot.
+    A notebook also shows it if pyplot is not imported.
     """
     with house_style():
         from matplotlib.figure import Figure
