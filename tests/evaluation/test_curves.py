@@ -24,7 +24,7 @@ def test_rows_of_one_document_are_one_cluster():
 # Gains
 
 
-def test_a_gain_is_what_the_limited_curve_pays_more_for_each_token():
+def test_a_gain_is_the_loss_of_the_limited_curve_minus_that_of_the_full_one():
     full = LossCurve((torch.tensor([4.0, 1.0, 2.0]), torch.tensor([3.0])), documents=(5, 7))
     limited = LossCurve((torch.tensor([4.0, 3.0, 1.5]), torch.tensor([3.5])), documents=(5, 7))
     gain = full.gain_over(limited)
@@ -91,6 +91,6 @@ OF_ONE_DOCUMENT = LossCurve(CURVE.nll, documents=(0, 0))
         (lambda: CURVE.gain_over(OF_ONE_DOCUMENT), "cannot subtract .* not the same tokens"),
     ],
 )
-def test_what_a_curve_cannot_say_is_an_error(read, message):
+def test_an_impossible_request_to_a_curve_raises(read, message):
     with pytest.raises(RopepatchError, match=message):
         read()

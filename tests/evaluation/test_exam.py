@@ -13,7 +13,7 @@ def few(monkeypatch):
     monkeypatch.setattr(exam, "MOST", 8)
 
 
-def test_a_model_is_asked_what_it_answers_within_its_window_and_one_that_guesses_nothing(tiny):
+def test_answerable_kinds_are_those_answered_within_the_original_length_and_none_for_a_guessing_model(tiny):
     model, tokenizer = tiny
     assert answerable(model, tokenizer, 256, seed=0) == ["passkey"]
     weights = {name: torch.randn_like(weight) for name, weight in model.state_dict().items()}
@@ -22,7 +22,7 @@ def test_a_model_is_asked_what_it_answers_within_its_window_and_one_that_guesses
     assert answerable(stranger, tokenizer, 256, seed=0) == []
 
 
-def test_kinds_that_several_keys_can_be_asked_of_go_before_the_passkey(tiny, monkeypatch):
+def test_kinds_with_several_keys_are_preferred_to_the_passkey(tiny, monkeypatch):
     asked = []
 
     class Answers:

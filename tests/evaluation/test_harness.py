@@ -65,7 +65,7 @@ def text_of(tiny, length):
 # What comes back
 
 
-def test_rows_say_task_version_metric_value_error_and_count_where_there_are_any(tiny, tmp_path):
+def test_rows_have_task_version_metric_value_error_and_count(tiny, tmp_path):
     code = "def infinite(items):\n    return float('inf')\n"
     code += "def scores(doc, results):\n    right = doc['target'] != ' 7'\n"
     code += "    return {'acc': float(right), '4096': -1.0, 'perplexity': 1.0}\n"  # -1 is RULER's, unasked
@@ -93,7 +93,7 @@ def test_rows_say_task_version_metric_value_error_and_count_where_there_are_any(
 # Nothing is cut
 
 
-def test_a_prompt_that_would_be_cut_is_refused_by_its_task_and_without_a_length_the_config_decides(
+def test_a_prompt_that_would_be_truncated_raises_with_its_task_and_the_config_has_the_default_limit(
     tiny, tmp_path
 ):
     write_task(tmp_path, "short", [RIGHT])
@@ -215,7 +215,7 @@ def test_unknown_tasks_are_refused_with_the_nearest_of_ours_and_of_the_harness(t
         (None, False, "lm-eval", r"ropepatch\[eval\]"),
     ],
 )
-def test_what_a_task_cannot_read_or_import_is_an_error_of_one_line(
+def test_missing_data_or_packages_of_a_task_are_an_error_of_one_line(
     tiny, tmp_path, monkeypatch, code, offline, message, hint
 ):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)

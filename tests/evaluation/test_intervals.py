@@ -91,7 +91,7 @@ def test_the_design_effect_is_that_of_one_answer_a_haystack_where_all_of_it_are_
     assert answers([20] * 10).interval()[0] < single[0] - 0.04
 
 
-def test_shares_that_are_told_from_the_other_side_have_the_mirrored_interval():
+def test_complementary_shares_have_mirrored_intervals():
     low, high = answers([20, 18, 20, 11]).interval()
     assert answers([0, 2, 0, 9]).interval() == pytest.approx((1 - high, 1 - low))
     for found in ([0] * 5, [20] * 5, [0, 20, 0, 20, 1]):
@@ -111,7 +111,7 @@ def test_the_order_of_clusters_changes_nothing():
 
 
 @pytest.mark.parametrize("clusters", [0, 1, 2])
-def test_below_three_clusters_there_is_no_interval_and_it_says_how_many_are_missing(clusters):
+def test_below_three_clusters_there_is_no_interval_and_missing_counts_the_rest(clusters):
     mean = mean_of([3.0, 4.0][:clusters])
     assert mean.missing == 3 - clusters
     assert mean.interval() == (-math.inf, math.inf)
@@ -141,7 +141,7 @@ def test_a_difference_is_paired_and_only_of_the_same_clusters():
         ([math.inf, 1.0, 2.0], 1),
     ],
 )
-def test_differences_without_spread_or_that_are_no_number_have_a_p_value(values, p):
+def test_differences_without_spread_or_with_nan_have_a_p_value(values, p):
     """Texts that all gain the same to the last bit are not read, or are one text."""
     assert mean_of(values).p_value == pytest.approx(p, rel=0.5)
 

@@ -104,7 +104,7 @@ def of_tiny(*tasks, to="2x", methods=(), **options):
     return list(measure(Suite(models=("tiny",), methods=methods, to=(to,), tasks=tasks), **options))
 
 
-def test_what_is_there_already_is_not_measured_again_and_loads_no_model(results, monkeypatch):
+def test_existing_results_are_not_measured_again_and_load_no_model(results, monkeypatch):
     monkeypatch.setattr("ropepatch.evaluation.measuring.load_checkpoint", unmeasurable)
     measured, out = results
     again = list(measure(SUITE, out=out, progress=unmeasurable))
@@ -143,9 +143,7 @@ def test_two_with_one_folder_at_once_end_as_one_does_and_leave_no_folder(results
     assert {file.name for file in tmp_path.iterdir()} == {file.name for file in results[1].iterdir()}
 
 
-def test_a_model_whose_weights_tell_that_it_takes_no_map_is_refused_before_it_is_measured(
-    tmp_path, monkeypatch
-):
+def test_a_remapping_that_the_model_does_not_support_raises_before_the_measurement(tmp_path, monkeypatch):
     needs("cohere2")
     folder = tmp_path / "cohere2"
     shutil.copytree(Checkpoint.find(TINY, weights=True).folder, folder)
@@ -160,7 +158,7 @@ def test_a_model_whose_weights_tell_that_it_takes_no_map_is_refused_before_it_is
     assert len(list(measure(suite))) == 2
 
 
-def test_what_tokens_beyond_the_trained_context_bring_is_the_loss_without_them_less_that_with_them(tiny):
+def test_the_gain_is_the_loss_in_windows_of_the_original_length_minus_the_loss_in_one_pass(tiny):
     model, tokenizer = tiny
     task = PerplexityTask(windows=4, gain=True)
     gain = of(of_tiny(task, methods=YARN), "perplexity", "yarn").of("gain", "begin", "end")
@@ -251,14 +249,14 @@ def test_several_processes_write_the_results_of_one(results, tmp_path):
         ("model", {"name": "tiny", "trained": 256, "weights": "0" * 64}),
     ],
 )
-def test_a_result_of_something_else_is_not_taken_for_this_one(results, tmp_path, key, value):
+def test_a_result_with_other_settings_is_not_reused(results, tmp_path, key, value):
     file = results[1] / "tiny-512-perplexity-yarn.json"
     (tmp_path / file.name).write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
     with pytest.raises(RopepatchError, match=rf"other settings: it differs in .*{key}"):
         list(measure(SUITE, out=tmp_path, progress=unmeasurable))
 
 
-def test_what_was_read_of_one_model_is_not_resumed_with_another(tmp_path):
+def test_partial_results_of_one_model_are_not_resumed_with_another(tmp_path):
     """Both are called model; the second one's configuration gives it other frequencies."""
     text = tmp_path / "text.txt"
     text.write_text("a rope has no end until it is cut. " * 300)
@@ -275,7 +273,7 @@ def test_what_was_read_of_one_model_is_not_resumed_with_another(tmp_path):
     assert not [file for file in (tmp_path / "out").iterdir() if str(tmp_path) in file.read_text()]
 
 
-def test_what_is_measured_beside_earlier_results_is_in_their_precision(tmp_path):
+def test_further_results_have_the_precision_of_earlier_ones(tmp_path):
     of_tiny(SHORT, out=tmp_path, dtype=torch.bfloat16)
     both = of_tiny(SHORT, methods=YARN, out=tmp_path)
     assert [r.env["dtype"] for r in both if r.label != FLOOR] == ["torch.bfloat16"] * 2
@@ -340,7 +338,7 @@ def test_no_gain_is_measured_within_the_trained_context_whose_loss_always_is():
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_of_several_processes_the_first_decides_in_which_precision_all_of_them_read(monkeypatch, first):
+def test_the_first_process_chooses_the_precision_of_all(monkeypatch, first):
     monkeypatch.setattr(measuring, "load_checkpoint", lambda checkpoint, *_: checkpoint.load(torch.bfloat16))
     monkeypatch.setattr(measuring, "prefers_float32", lambda model, device: not first)
     monkeypatch.setattr(Processes, "deal", lambda self, items, work, key: [first])

@@ -135,7 +135,7 @@ class PutsVirtualTokensInFront(LlamaForCausalLM):
 
 def test_a_model_with_more_logits_than_tokens_is_refused(llama):
     model = PutsVirtualTokensInFront(llama.config).eval()
-    with pytest.raises(RopepatchError, match="PutsVirtualTokensInFront gave 33 logits for 30 tokens"):
+    with pytest.raises(RopepatchError, match="PutsVirtualTokensInFront returned 33 logits for 30 tokens"):
         perplexity(model, None, tokens(30), chunk=8)
 
 
@@ -163,7 +163,9 @@ def test_sums_over_documents_are_rounded_once():
     assert LossCurve(losses).at(2).value == LossCurve(losses[::-1]).at(2).value == (2.0**53 + 2) / 3
 
 
-def test_a_cut_document_reads_like_the_beginning_of_the_whole_one_and_too_short_ones_are_named(llama, caplog):
+def test_a_truncated_document_has_the_losses_of_the_beginning_and_too_short_ones_give_a_warning(
+    llama, caplog
+):
     whole, cut = perplexity(llama, None, tokens(33, 20)), perplexity(llama, None, tokens(33, 20), length=25)
     assert [len(nll) for nll in cut.nll] == [24, 19]
     torch.testing.assert_close(cut.nll[0], whole.nll[0][:24])
@@ -219,7 +221,7 @@ def test_modes_hooks_and_forwards_are_put_back_also_after_an_exception(fails, wr
 
 
 @pytest.mark.parametrize(("kind", "total"), [(list, 32), (iter, None)])
-def test_progress_tells_the_tokens_read_and_if_it_knows_those_to_read_after_each_batch(llama, kind, total):
+def test_progress_counts_tokens_after_each_batch_and_their_total_if_known(llama, kind, total):
     told = []
     documents = kind(tokens(12, 3, 5, 12))
     perplexity(llama, None, documents, progress=lambda done, in_all: told.append((done, in_all)))

@@ -98,7 +98,7 @@ def test_a_gain_within_the_noise_is_no_reason_to_extend():
 
 @pytest.mark.parametrize("ask", [False, True])
 @pytest.mark.parametrize(("texts", "missing"), [(1, 2), (2, 1)])
-def test_with_fewer_than_three_texts_there_is_no_advice_but_how_many_are_missing(texts, missing, ask):
+def test_with_fewer_than_three_texts_there_is_no_advice_and_the_missing_number_is_stated(texts, missing, ask):
     """They cannot tell a harm to the loss, which a recommendation excludes, whatever the answers say."""
     answers = [asked(BASELINE, -2.0), asked("a", -0.5)] if ask else []
     losses = [read(label, [nats] * texts, [0.5] * texts) for label, nats in ((BASELINE, 9.0), ("a", 1.0))]
@@ -110,7 +110,7 @@ def test_with_fewer_than_three_texts_there_is_no_advice_but_how_many_are_missing
 
 
 @pytest.mark.parametrize(("loss", "recommended"), [(2.0, None), (1.0, "a")])
-def test_with_fewer_than_three_haystacks_answers_decide_nothing(loss, recommended):
+def test_with_fewer_than_three_prompts_answers_have_no_effect(loss, recommended):
     answers = [asked(label, log_prob, (2, 2), 2) for label, log_prob in ((BASELINE, -9.0), ("a", -0.1))]
     ranking = ranked(read(BASELINE, 2.0), read("a", loss), *answers)
     assert ranking.recommended == recommended
@@ -122,7 +122,7 @@ def test_with_fewer_than_three_haystacks_answers_decide_nothing(loss, recommende
 
 
 @pytest.mark.parametrize(("texts", "haystacks", "warned"), [(4, 4, 2), (5, 4, 1), (5, 5, 0)])
-def test_few_texts_and_few_haystacks_are_a_warning(texts, haystacks, warned):
+def test_few_texts_and_few_prompts_give_a_warning(texts, haystacks, warned):
     labels = {BASELINE: 9.0, "a": 1.0}
     readings = [read(label, [nats] * texts, [0.5] * texts) for label, nats in labels.items()]
     ranking = ranked(*readings, *(asked(label, -1.0, (haystacks, 0), haystacks) for label in labels))
@@ -130,7 +130,7 @@ def test_few_texts_and_few_haystacks_are_a_warning(texts, haystacks, warned):
     assert all("4 " in warning and "too few" in warning for warning in ranking.warnings)
 
 
-def test_better_answers_come_first_though_the_shares_found_and_the_losses_are_equal():
+def test_answer_log_prob_ranks_first_if_accuracies_and_losses_are_equal():
     """By 0.2 nats, where haystacks differ by 2."""
     deep = [-1.0, -3.0, -2.0, -4.0]
     labels = {BASELINE: -3.0, "a": 0.0, "b": 0.2}
@@ -152,7 +152,7 @@ def test_better_answers_come_first_though_the_shares_found_and_the_losses_are_eq
 @pytest.mark.parametrize(
     ("loss", "log_prob"), [(1.0, -3.0), (2.1, -0.5)], ids=["worse answers", "worse loss"]
 )
-def test_what_is_better_in_one_measure_and_worse_in_the_other_is_not_recommended(loss, log_prob):
+def test_a_method_better_in_one_measure_and_worse_in_another_is_not_recommended(loss, log_prob):
     ranking = ranked(
         read(BASELINE, 2.0), read("a", loss), asked(BASELINE, -1.0, (4, 2)), asked("a", log_prob, (4, 2))
     )
@@ -177,7 +177,7 @@ def test_a_loss_breaks_the_tie_of_answers_that_do_not_differ_significantly():
     ("correct", "told"),
     [(7, "not significantly higher"), (12, "significantly higher, but log-prob ranks first")],
 )
-def test_the_advice_names_what_answers_more_than_the_recommended_one(correct, told):
+def test_the_advice_names_methods_with_a_higher_accuracy_than_the_recommended_one(correct, told):
     ranking = ranked(
         *(read(label, nats) for label, nats in {BASELINE: 9.0, "a": 1.0, "b": 1.5}.items()),
         asked(BASELINE, -9.0, (12, 0), 12),
@@ -189,7 +189,7 @@ def test_the_advice_names_what_answers_more_than_the_recommended_one(correct, to
     assert f"b's {correct / 12:.0%} is {told}" in line
 
 
-def test_kinds_whose_order_is_opposite_are_judged_apart():
+def test_kinds_with_opposite_rankings_are_judged_separately():
     """By both together nothing would differ."""
     gains = {BASELINE: (0, 0), "a": (2, 0.5), "b": (0.5, 2), "worse": (2, -0.5)}
     answers = [
@@ -219,7 +219,7 @@ def test_kinds_whose_order_is_opposite_are_judged_apart():
     assert fact.endswith("; better than the baseline: a and b; worse than the baseline: worse.")
 
 
-def test_only_kinds_count_that_the_baseline_knows_within_its_context():
+def test_only_kinds_count_that_the_baseline_answers_within_its_original_length():
     """With 4 keys, a quarter is found by guessing: the fact is known, the chain is not, nor does it rank."""
     known = {"fact": (9, 5), "chain": (3, 5)}
     answers = [
@@ -232,7 +232,7 @@ def test_only_kinds_count_that_the_baseline_knows_within_its_context():
         "fact": "better",
         "chain": "not counted",
     }
-    chain = "chain: not counted: within 256 tokens the unscaled model finds 9 of 30 (95 % interval "
+    chain = "chain: not counted: within 256 tokens the unscaled model answers 9 of 30 (95 % interval "
     assert ranking.advice[-1].startswith(chain)
     unknown = [
         asked(label, x, {"chain": (3, 5)}, 10, keys=4) for label, x in {BASELINE: -1, "a": -0.5}.items()
@@ -249,7 +249,7 @@ def test_of_several_results_of_a_task_the_first_ranks_and_answers_count_if_all_w
     assert ranked(*losses, first[0]) == ranked(*losses)
 
 
-def test_a_control_is_never_recommended_and_a_map_names_what_other_engines_run():
+def test_a_control_is_never_recommended_and_the_advice_for_a_remapping_names_a_method_for_other_engines():
     losses = {"lambda": 1.0, "rerope": 1.1, "yarn": 1.2}
     readings = [read(method, nats, method=method) for method, nats in losses.items()]
     ranking = ranked(read(BASELINE, 9.0), *readings)
@@ -263,7 +263,7 @@ def test_a_control_is_never_recommended_and_a_map_names_what_other_engines_run()
     assert ranked(read(BASELINE, 9.0), readings[0]).recommended is None
 
 
-def test_weights_that_were_trained_are_told_to_train_longer():
+def test_the_advice_for_fine_tuned_weights_is_to_train_longer():
     labels = {BASELINE: 9.0, "a": 1.0}
     answers = [asked(label, -1.0, (4, 2)) for label in labels]
     results = [read(BASELINE, 9.0), adapted(read("a", 1.0)), *answers]
@@ -286,7 +286,7 @@ def test_weights_that_were_trained_are_told_to_train_longer():
         ([replace(r, rows=r.rows[1:]) for r in (read(BASELINE, 1.0), read("a", 2.0))], "no loss at"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(results, message):
+def test_results_that_are_not_comparable_raise(results, message):
     with pytest.raises(RopepatchError, match=message):
         ranked(*results)
 

@@ -85,7 +85,7 @@ def test_lists_of_numbers_stand_on_one_line_and_nothing_else_changes(content):
 
 
 @pytest.mark.parametrize("number", [math.nan, -math.inf])
-def test_what_is_not_a_number_is_never_written(tmp_path, number):
+def test_infinities_and_nan_are_never_written(tmp_path, number):
     with pytest.raises(ValueError, match="not JSON compliant"):
         make_result(rows=[replace(ROW, value=number)]).write(tmp_path / "a.json")
     assert not list(tmp_path.iterdir())
@@ -110,7 +110,7 @@ def test_what_is_not_a_number_is_never_written(tmp_path, number):
         ({"model": {"name": "x", "trained": 4, "inv_freq": [1, 2]}, "scaling": SHORT}, "must be 2 numbers"),
     ],
 )
-def test_what_no_result_has_is_named(tmp_path, changes, message):
+def test_invalid_keys_of_a_result_are_named(tmp_path, changes, message):
     with pytest.raises(RopepatchError, match=rf"(?s)a\.json: .*{message}"):
         read_result(write_content(tmp_path / "a.json", **changes))
 
@@ -142,7 +142,7 @@ def test_a_row_is_its_mean_with_its_interval_and_its_clusters():
 
 
 @pytest.mark.parametrize("mean", [Mean(((1.0, 2.0),)), Mean(()), Mean(((math.nan, 1.0),) * 4)])
-def test_what_is_not_known_is_null_and_a_dash(mean):
+def test_an_unknown_value_is_null_and_a_dash(mean):
     row = Row.of("loss", {}, mean)
     assert (row.low, row.high, row.interval) == (None, None, "")
     assert row.text == ("0.500" if mean.weight == 2 else "–")

@@ -134,7 +134,7 @@ def test_a_haystack_read_in_chunks_loses_no_token(monkeypatch, caplog):
     assert not caplog.records
 
 
-def test_a_model_that_answers_otherwise_on_its_cache_is_seen_and_every_prompt_read_whole(caplog):
+def test_a_model_with_other_answers_from_its_cache_is_detected_and_gets_whole_prompts(caplog):
     model = MODELS["grouped queries"]()
     made = haystacks(model)
     whole = ask(model, made, read_once=False)
@@ -193,7 +193,7 @@ def test_logits_may_differ_by_the_rounding_of_their_dtype_and_no_more(dtype, by,
         ({"rope_type": "yarn", "factor": 4.0}, None),
     ],
 )
-def test_only_where_frequencies_follow_the_length_is_every_prompt_read_whole(rope, reason, caplog):
+def test_only_length_dependent_frequencies_need_whole_prompts(rope, reason, caplog):
     model = build("llama", **TRAINED, rope_parameters={"rope_theta": 1e4} | rope)
     made = haystacks(model)
     assert apart(ask(model, made), ask(model, made, read_once=False)) < 1e-4
@@ -212,7 +212,7 @@ OWN_CACHE = pytest.mark.xfail(OLDEST, reason="a class of its own there, which is
         ("blt", "there is no cache for its config"),
     ],
 )
-def test_models_without_a_cache_of_keys_alone_are_read_whole(family, reason, caplog):
+def test_models_with_other_caches_get_whole_prompts(family, reason, caplog):
     model = tiny_model(family)
     made = haystacks(model, 1)
     assert apart(ask(model, made), ask(model, made, read_once=False)) == 0
@@ -267,14 +267,14 @@ def test_nan_logits_and_a_tokenizer_of_another_model_are_refused():
         ask(model, [replace(made, asked={40: [strange]})])
     with torch.no_grad():
         model.lm_head.weight[5] = math.nan
-    with pytest.raises(RopepatchError, match="gave NaN logits"):
+    with pytest.raises(RopepatchError, match="returned NaN logits"):
         ask(model, [made])
 
 
 # Resuming
 
 
-def test_a_killed_run_resumes_with_the_haystacks_that_it_lacks(tmp_path):
+def test_a_killed_run_resumes_with_the_missing_haystacks(tmp_path):
     model, folder = MODELS["grouped queries"](), tmp_path / "new" / "kept"
     made = haystacks(model, 4)
     expected = ask(model, made)
@@ -357,7 +357,7 @@ def test_a_chat_template_is_split_where_the_message_stands(tiny):
 # The task
 
 
-def test_a_task_asks_at_the_lengths_that_have_room_around_a_text_that_is_one(tiny, tmp_path):
+def test_a_task_uses_the_lengths_with_room_for_the_keys(tiny, tmp_path):
     tokenizer = tiny[1]
     (tmp_path / "novel.txt").write_text("It was late. Nobody came to the door. " * 200)
     (tmp_path / "ids.jsonl").write_text('{"text": [5, 6, 7]}\n')
@@ -374,7 +374,7 @@ def test_a_task_asks_at_the_lengths_that_have_room_around_a_text_that_is_one(tin
     assert made.parameters["lengths"] == [256, 512]
     assert (made.parameters["keys"], made.parameters["kinds"]) == (2, ["number", "sentence", "chain"])
     assert made.parameters["left_out"].keys() == {"fact"}
-    assert "Not asked: fact (a haystack of 256 tokens has no room" in made.task.method(made.parameters)
+    assert "Not measured: fact (a haystack of 256 tokens has no room" in made.task.method(made.parameters)
     assert made.reads == {512: 3}
     with pytest.raises(RopepatchError, match="64 tokens has no room"):
         RetrievalTask(haystacks=2, keys=2, lengths=["0.25x"]).prepare("x", tokenizer, trained=256, to=512)
@@ -384,7 +384,7 @@ def test_a_task_asks_at_the_lengths_that_have_room_around_a_text_that_is_one(tin
 
 
 @pytest.mark.parametrize(("model", "default"), [("tiny", 20), ("x", 10)])
-def test_a_limit_lowers_the_number_of_haystacks_and_never_raises_it(tiny, model, default):
+def test_a_limit_lowers_the_number_of_prompts_and_never_raises_it(tiny, model, default):
     def haystacks(limit, **settings):
         suite = Suite(to=("1x",), tasks=(RetrievalTask(lengths=("1x",), kinds=("number",), **settings),))
         (task,) = suite.narrowed(limit, seed=3).tasks
@@ -395,7 +395,7 @@ def test_a_limit_lowers_the_number_of_haystacks_and_never_raises_it(tiny, model,
     assert [haystacks(limit, haystacks=5, **keys) for limit in (2, 64)] == [2, 5]
 
 
-def test_a_forecast_scales_a_short_row_by_what_every_row_costs(tiny, monkeypatch):
+def test_a_forecast_scales_the_time_of_a_short_sequence_by_the_cost_of_each(tiny, monkeypatch):
     monkeypatch.setattr(measuring, "_seconds", lambda model, tokens: 60.0)
     model, tokenizer = tiny
     asked = RetrievalTask(lengths=(100, 400), haystacks=2).prepare("tiny", tokenizer, trained=256, to=400)

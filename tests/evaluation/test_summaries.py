@@ -34,7 +34,7 @@ def test_results_are_quoted_with_what_was_asked_at_the_trained_context_and_at_th
     assert (made["tasks"][1]["haystacks"], made["tasks"][2]["limit"]) == (4, 20)
 
 
-def test_however_model_and_text_are_spelled_what_was_measured_alike_is_compared():
+def test_results_with_the_same_settings_are_compared_for_any_spelling_of_model_and_text():
     first, second = RESULTS[1:3]
     other = {
         "model": second.model | {"name": "./tiny"},
@@ -48,7 +48,7 @@ def test_however_model_and_text_are_spelled_what_was_measured_alike_is_compared(
 @pytest.mark.parametrize(
     ("lengths", "quoted"), [((128, 512, 1000), [128, 1000]), ((128, 255), [255]), ((300, 1024), [1024])]
 )
-def test_a_length_that_was_not_measured_gives_way_to_the_next_below_it(lengths, quoted):
+def test_a_missing_length_is_replaced_by_the_next_below(lengths, quoted):
     result = replace(reading("yarn", [0.5] * len(lengths), lengths=lengths), target=1024)
     (task,) = summary([result])["tasks"]
     assert [row["length"] for row in task["results"]["yarn"]] == quoted

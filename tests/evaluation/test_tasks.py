@@ -159,7 +159,7 @@ def test_key_tokens_are_those_that_gain_by_the_definition(tiny, helpers):
     }
 
 
-def test_at_most_so_many_spans_of_a_document_are_asked_for_evenly_spread(helpers, tales, monkeypatch):
+def test_the_spans_of_a_document_are_limited_and_evenly_spread(helpers, tales, monkeypatch):
     places = [(at, at + 9) for at in range(100, 170, 10)]
     monkeypatch.setattr(helpers, "_key_tokens", lambda *arguments: places)
     given = {"text": str(tales), "max_seq_lengths": [256], "short": 48, "evaluator": "tiny"}
@@ -206,7 +206,7 @@ DULL = {"text": "The mill wheel turns and turns. " * 60, "max_seq_lengths": [200
         ("key_spans", READ | DULL | {"evaluator": "tiny"}, "marks no key token in 1 documents"),
     ],
 )
-def test_what_a_task_needs_and_is_not_given_is_named(helpers, builder, metadata, message, tmp_path):
+def test_missing_metadata_of_a_task_is_named(helpers, builder, metadata, message, tmp_path):
     if " " in metadata.get("text", ""):
         (file := tmp_path / "text.txt").write_text(metadata["text"])
         metadata = metadata | {"text": str(file)}

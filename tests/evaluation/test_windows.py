@@ -91,7 +91,7 @@ def test_bos_is_before_texts_alone_and_only_if_it_is_wanted(llama, protocol):
 
 @pytest.mark.parametrize("protocol", [{}, sliding(8, 3)], ids=protocol_name)
 @pytest.mark.parametrize("step", [0, 1, 2])
-def test_only_the_model_of_the_next_token_scores_well_by_every_protocol(protocol, step):
+def test_only_a_model_of_the_next_token_has_a_low_loss_in_every_protocol(protocol, step):
     probability, chunk = 0.9, 5
     counting = [torch.arange(30) % 20, torch.arange(3, 20)]
     curve = perplexity(shift_model(step, probability), None, counting, chunk=chunk, **protocol)
@@ -134,7 +134,7 @@ def test_the_order_of_documents_read_together_changes_nothing(llama, protocol):
     ],
     ids=lambda rope: rope["rope_type"],
 )
-def test_a_rope_that_follows_the_length_reads_each_document_as_if_it_were_alone(rope):
+def test_length_dependent_rope_has_no_memory_between_documents(rope):
     parameters = rope | {"rope_theta": 100.0, "original_max_position_embeddings": 31}
     model = build(max_position_embeddings=31, rope_parameters=parameters)
     documents = tokens(31, 32, 30, 32, 40)
@@ -180,7 +180,7 @@ def test_positions_are_one_of_each_stretch_and_their_losses_those_of_the_whole_w
     assert torch.equal(torch.cat(perplexity(llama, None, documents, positions=59).nll), torch.cat(whole))
 
 
-def test_the_key_of_a_batch_says_what_is_read_and_scored():
+def test_the_key_of_a_batch_depends_on_its_tokens_and_the_scored_ones():
     ids, other = torch.arange(1, 7), torch.tensor([1, 2, 3, 4, 5, 7])
     same = [Window(0, 0, ids, 1), Window(7, 0, ids, 1), Window(0, 9, ids, 1)]  # wherever it is read
     others = [Window(0, 0, other, 1), Window(0, 0, ids[:5], 1), Window(0, 0, ids, 2)]
@@ -227,7 +227,9 @@ def test_an_iterator_is_read_in_blocks_as_it_comes(llama, monkeypatch):
         (tokens(9), {"chunk": 0}, "chunk and tokens_per_batch must be at least 1, got 0"),
     ],
 )
-def test_what_cannot_be_read_is_refused_before_anything_is(llama, documents, options, message):
+def test_invalid_documents_and_settings_raise_before_the_first_forward_pass(
+    llama, documents, options, message
+):
     def unread(done: int, total: int | None) -> None:
         raise AssertionError
 

@@ -68,7 +68,7 @@ def test_a_failed_gate_is_exit_code_1_where_it_is_asked_for(done, run_at):
     assert allowed.returncode == 0
 
 
-def test_without_a_recipe_the_scaled_model_is_measured_beside_the_base(run_at):
+def test_without_a_recipe_the_scaled_model_is_measured_together_with_the_base(run_at):
     done = run_at("extend", "tiny", "--to", "512", "--eval", "suite.yaml", "--out", "free", "--json")
     assert done.returncode == 0, done.stderr
     tasks = json.loads(done.stdout)["evaluation"]["tasks"]

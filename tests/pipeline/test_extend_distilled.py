@@ -127,7 +127,7 @@ def test_a_fit_reads_the_text_that_is_trained_on_less_what_is_held_out(monkeypat
         assert seen[-1].training.data.sources[0].field == "body"
 
 
-def test_nothing_is_distilled_under_an_position_remapping(tmp_path, run_here):
+def test_distillation_under_a_position_remapping_raises(tmp_path, run_here):
     done = run_here("extend", "tiny", "--to", "512", "--distil", "--method", "rerope", cwd=tmp_path)
     assert done.returncode == 2
     assert "a model cannot be trained with a position remapping" in done.stderr

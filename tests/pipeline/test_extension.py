@@ -67,7 +67,7 @@ def extension(resumed):
     return resumed[0]
 
 
-def test_an_interrupted_call_goes_on_from_its_last_checkpoint(resumed):
+def test_an_interrupted_call_resumes_from_its_last_checkpoint(resumed):
     _, lines, stages = resumed
     assert "resuming from checkpoint-4" in lines
     assert not any(line.startswith("step 4/6") for line in lines)
@@ -296,7 +296,7 @@ def test_an_extension_carries_no_key_and_none_is_left_behind_half_written(untidy
     ],
     ids=["trainable", "installed"],
 )
-def test_what_can_be_known_from_the_config_is_refused_before_weights_are_downloaded(
+def test_errors_from_the_config_are_raised_before_weights_are_downloaded(
     tmp_path, monkeypatch, how, missing, problem
 ):
     monkeypatch.setattr(Checkpoint, "complete", lambda *_, **__: pytest.fail("downloaded"))

@@ -122,9 +122,7 @@ def test_what_a_suite_measured_of_the_same_scaling_is_taken_and_no_other_weights
         measure_extension(SUITE, PLAN, trained, label="again", out=results[1])
 
 
-def test_a_result_that_was_read_back_stands_beside_the_others_whatever_its_model_was_called(
-    tmp_path, monkeypatch
-):
+def test_a_result_from_a_file_is_compared_with_the_others_for_any_name_of_its_model(tmp_path, monkeypatch):
     folder = write_checkpoint(tmp_path / "model", by_bytes=True)
     (tmp_path / "text.txt").write_text("a small story about a long rope. " * 60)
     monkeypatch.chdir(tmp_path)
@@ -179,7 +177,7 @@ def test_each_model_is_loaded_once_and_gone_before_the_other_comes(extended, mon
     assert [folder for folder, _ in loaded] == [source.TINY, extended]
 
 
-def test_a_method_that_follows_the_length_stands_beside_its_checkpoint(tmp_path):
+def test_a_length_dependent_method_is_compared_with_its_checkpoint(tmp_path):
     """Stock transformers recomputes `dynamic` as it reads."""
     made = ropepatch.plan("tiny", to=512, method="dynamic")
     folder = ropepatch.extend(made, tmp_path / "checkpoint").folder

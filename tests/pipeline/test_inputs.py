@@ -43,7 +43,7 @@ def test_lengths_on_the_command_line_are_those_of_python(suites, run_here):
 
 
 @pytest.mark.parametrize("methods", ["linear,all", ["all"]])
-def test_all_stands_for_every_candidate_where_methods_are_measured(methods, suites):
+def test_all_means_every_candidate(methods, suites):
     ropepatch.evaluate("tiny", methods=methods, to="2x")
     assert {method.name for method in suites[0].methods} == {*candidates()}
 

@@ -62,7 +62,7 @@ def test_losses_are_drawn_at_every_length_and_stretch_with_their_intervals_where
     assert list(nats) == pytest.approx([2.0, 1.5, 1.0], rel=1e-12)
 
 
-def test_what_is_far_from_the_best_leaves_the_picture_and_is_named_with_its_value():
+def test_values_far_from_the_best_are_cut_off_and_labelled():
     base, yarn = reading("baseline", [2.0, 6.0, 9.0]), reading("yarn", [2.1, 2.0, 1.9], method="yarn")
     axes = drawn(plot_perplexity, base, yarn)
     low, high = axes.get_ylim()
@@ -80,7 +80,7 @@ def test_what_is_far_from_the_best_leaves_the_picture_and_is_named_with_its_valu
 # Answers found
 
 
-def test_the_share_found_is_written_in_every_cell_by_kind_and_by_depth_of_each():
+def test_the_accuracy_is_written_in_every_cell_by_kind_and_by_depth():
     of = {"number": [4, 2], "sentence": [2, 0]}
     figures = plots.figures([asking("baseline", of, lengths=(256, 512), depths=(0.1, 0.9))])
     assert list(figures) == ["retrieval", "retrieval-number", "retrieval-sentence"]
@@ -94,7 +94,7 @@ def test_the_share_found_is_written_in_every_cell_by_kind_and_by_depth_of_each()
 # What a scaling does
 
 
-def test_a_result_says_itself_what_its_scaling_did():
+def test_a_result_records_the_change_by_its_scaling():
     before = model_record() | {"inv_freq": [theta / 2 for theta in model_record()["inv_freq"]]}
     scaled = plots.Rescaling.measured(reading("yarn", [1.0] * 3, method="yarn", model=before))
     assert torch.equal(scaled.rope.inv_freq(), ROPE.inv_freq() / 2)

@@ -60,7 +60,7 @@ def advice(*results):
     return " ".join(Verdict.on(comparisons(results)).advice)
 
 
-def test_scalings_maps_and_what_was_trained_are_counted_apart():
+def test_scalings_remappings_and_fine_tuned_models_are_counted_separately():
     others = [reading(name, [0.9] * 3, method=name) for name in ("dca", "linear")]
     said = measured(comparisons([BEFORE, AFTER, *others]))
     assert re.findall(r"(\d+) (?:RoPE scal|position)|: ([^:;]+)[;.]", said.partition("here")[2]) == [
@@ -76,7 +76,7 @@ def test_scalings_maps_and_what_was_trained_are_counted_apart():
         ([0.5, 0.5, 0.5], "+0.100 (95 % interval +0.100 to +0.100)", ""),
     ],
 )
-def test_what_the_training_gained_is_stated_with_its_significance(nats, gain, words):
+def test_the_gain_of_a_training_is_stated_with_its_significance(nats, gain, words):
     after = adapted(reading("yarn + mine", [nats] * 3, method="yarn"))
     said = advice(reading("yarn", [[0.6] * 3] * 3, method="yarn"), after)
     assert said.startswith(f"Training gain of yarn + mine over yarn: {gain}", said.index("Training"))
@@ -203,7 +203,7 @@ def test_ids_are_unique_found_and_the_same_in_the_report_of_the_same_results(pag
     assert write_report(RESULTS, tmp_path / "again.html").read_text(encoding="utf-8") == page
 
 
-def test_whatever_is_named_by_others_is_escaped(tmp_path):
+def test_names_from_outside_are_escaped(tmp_path):
     model = model_record(EVIL)
     results = [
         reading(EVIL, [1.0] * 3, method="yarn", model=model, text=EVIL),

@@ -46,7 +46,7 @@ def test_the_outcome_is_each_measure_at_the_greatest_length_with_its_interval():
     assert rows["yarn"][2].detail == f"{low:.0%} to {high:.0%}"
 
 
-def test_an_effective_length_shows_the_lower_end_of_what_is_found_at_it():
+def test_an_effective_length_has_the_lower_end_of_its_accuracy():
     heads, rows = table("Retrieval accuracy", asking("yarn", [20, 0, 20], n=20))
     *shares, reached = rows["yarn"]
     low = dict(zip(heads, shares, strict=False))["256 tokens"].detail.partition(" ")[0]
@@ -68,7 +68,7 @@ def test_stretches_of_positions_are_joined_to_the_trained_context_and_its_doubli
     assert lines(rows["yarn"]) == ["0.400 (0.300 to 0.500)", "0.700 (0.600 to 0.800)"]
 
 
-def test_what_is_served_is_set_against_the_checkpoint_document_by_document():
+def test_server_results_are_paired_with_those_of_the_checkpoint_by_document():
     own, served = ([one + off for one in (2.0, 5.0, 1.0, 4.0)] for off in (0.0, 0.25))
     as_read = {"lengths": [256, 512]}
     q4 = replace(reading("q4", [own, served], **as_read), env={"server": "http://there"})
@@ -115,7 +115,7 @@ def test_kinds_of_questions_have_a_table_of_their_own_where_there_are_several():
 def test_a_kind_that_the_baseline_only_guesses_is_shown_with_the_reason_and_without_an_effective_length():
     of = {"number": [9, 2, 0], "chain": [3, 9, 9]}
     chain = [one for one in results_tables([asking("baseline", of, n=10, keys=4)]) if "chain" in one.caption]
-    why = "within 256 tokens the unscaled model finds 9 of 30 (95 % interval 12% to 56%), no more than by"
+    why = "within 256 tokens the unscaled model answers 9 of 30 (95 % interval 12% to 56%), no better than"
     assert [one.caption.partition(", chain (")[2].partition(" guessing")[0] for one in chain] == [
         f"not counted: {why}"
     ] * 2

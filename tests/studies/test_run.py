@@ -76,9 +76,7 @@ def command(tmp_path):
     return [sys.executable, str(tmp_path / "run.py"), *words]
 
 
-def test_an_interrupted_run_goes_on_with_what_is_missing_and_starts_nothing_that_does_not_fit(
-    command, tmp_path
-):
+def test_an_interrupted_run_resumes_with_missing_rows_and_starts_nothing_that_does_not_fit(command, tmp_path):
     listed = subprocess.run([*command, "--dry-run"], capture_output=True, text=True, check=True).stdout
     fit = {line.split()[-1]: line.split()[-2] for line in listed.splitlines()[1:-1] if "blocked" not in line}
     assert fit == {"broken": "1", "it": "needs", "long": "0", "model": "1", "rows": "3"}

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 TOKENS = 512
 
 
-def test_a_step_that_does_not_fit_is_a_row_beside_those_that_do(tmp_path, monkeypatch):
+def test_a_step_that_does_not_fit_becomes_a_row_too(tmp_path, monkeypatch):
     stepped = step_cost.stepped
 
     def short_of_memory(shape, recipe, *how):

@@ -32,9 +32,7 @@ def counting(measured, *, stop=None):
 INPUT = study.TINY / "config.json"
 
 
-def test_an_interrupted_study_goes_on_with_what_is_missing_and_names_what_measured_each_row(
-    tmp_path, monkeypatch
-):
+def test_an_interrupted_study_resumes_with_missing_rows_and_each_row_names_its_start(tmp_path, monkeypatch):
     file, measured = tmp_path / "rows.json", []
     monkeypatch.setattr(sys, "argv", ["first"])
     stopped, cases = counting(measured, stop={"model": "m", "factor": 4, "seed": 0})
@@ -111,7 +109,7 @@ def test_a_mean_over_seeds_is_cluster_by_cluster():
 
 
 @pytest.mark.sweep
-def test_every_trial_is_a_recipe_of_as_many_tokens_a_step_and_none_reads_what_judges(tmp_path, shared):
+def test_every_trial_has_equal_tokens_per_step_and_no_training_text_is_in_the_measurement(tmp_path, shared):
     place = Checkpoint("babyllama-361", 4)
     for trial in (trial for trial in TRIALS if trial.method == "yarn"):
         recipe = recipe_of(place, trial, tmp_path)

@@ -237,7 +237,7 @@ def _curves(
         ends.append((name, Look(colour, dash), true[-1], float(high[-1])))
     axes.set(xlim=(0, target), ylim=(0, min(highest, OVERSHOOT * window)))
     axes.set_xlabel("true distance of the last token's keys, tokens")
-    axes.set_title("effective distance, tokens")
+    axes.set_title("read at a distance of, tokens")
     axes.set_xticks(*_ticks(window, target, "\ntrained"))
     axes.set_yticks([0, window], ["0", short_length(window)])
     axes.axhline(window, **DASHED)
