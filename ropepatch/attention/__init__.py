@@ -1,7 +1,7 @@
-"""Causal attention with remapped positions (Self-Extend, DCA, ...), which no table of frequencies can give.
+"""Causal attention with remapped positions (Self-Extend, DCA, ...), which no RoPE scaling can express.
 
-`modeling_position_remapping` computes it, here and where it is saved beside weights; `remappings` are the
-published ones, and `remap_positions` puts one into a model.
+`modeling_position_remapping` computes it, here and as code in saved checkpoints. `remappings` defines the
+published ones, and `remap_positions` applies one to a loaded model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Import `remapped`, and transformers with it, only where one of its names is asked for."""
+    """Import `remapped`, and with it transformers, only when one of its names is used."""
     if name in ("Remapped", "remap_positions", "mapped"):
         from ropepatch.attention import remapped as handles
 

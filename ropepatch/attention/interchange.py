@@ -1,4 +1,4 @@
-"""Attention as an interchangeable function: whether a model has it, and how it is set."""
+"""Replace the attention function of a model, if its architecture allows it."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.config import text_config
 from ropepatch.model.rotary import RotarySubstitute, find_substitute
 
-_MASKED_LAYERS = {"full_attention", "sliding_attention"}  # layer types that differ in their mask alone
+_MASKED_LAYERS = {"full_attention", "sliding_attention"}  # layer types that differ only in their mask
 OWN_MASK = "its layers make masks of their own"
-ATTENTION = ("_attn_implementation_internal",)  # where a configuration holds the name of its attention
-OTHER_SCORES = ("softcap", "s_aux", "position_bias")  # arguments by which a model changes its scores
+ATTENTION = ("_attn_implementation_internal",)  # attribute of a configuration with the name of its attention
+OTHER_SCORES = ("softcap", "s_aux", "position_bias")  # arguments with which a model changes its scores
 
 
 class PositionsInAttention(RotarySubstitute):
-    """Replaces the rotary module: cos 1 and sin 0; an attention function does what it did.
+    """Replaces the rotary module by one that returns cos 1 and sin 0; attention encodes positions instead.
 
     Args:
-        stock: The rotary module; not registered.
+        stock: The original rotary module; not registered.
         config: The configuration of the language model.
 
     Attributes:
         wants_weights: Whether the model was set to eager attention, which returns its weights.
     """
 
-    reason: ClassVar[str]  # why a model that has it cannot be given another attention
-    attention: ClassVar[str]  # its function's name in transformers' interface
-    what: ClassVar[str]  # that another attention would ignore
+    reason: ClassVar[str]  # why the attention of such a model cannot be replaced
+    attention: ClassVar[str]  # name of the attention function in transformers
+    what: ClassVar[str]  # what another attention would ignore
     when: ClassVar[str]
 
     def __init__(self, stock: nn.Module, config: PreTrainedConfig) -> None:
@@ -43,7 +43,7 @@ class PositionsInAttention(RotarySubstitute):
         self.wants_weights = config._attn_implementation == "eager"
 
     def check_attention(self) -> None:
-        """Refuse a model that was set to another attention meanwhile."""
+        """Raise an error if the model has been set to another attention."""
         if (set_to := self.config._attn_implementation) != self.attention:
             raise RopepatchError(
                 f"the attention of this model was set to {set_to!r}, which ignores its {self.what}",
@@ -51,14 +51,14 @@ class PositionsInAttention(RotarySubstitute):
             )
 
     def forward(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> Any:
-        """Ones and zeros in the shape of the stock module's cos and sin."""
+        """Return ones and zeros in the shape of the original module's cos and sin."""
         self.check_attention()
         cos, _ = self.stock(x, position_ids, *layer_type)
         return torch.ones_like(cos), torch.zeros_like(cos)
 
 
 def uninterchangeable(model: PreTrainedModel) -> str | None:
-    """Why the attention of a model cannot be replaced by a function like sdpa's; None where it can."""
+    """Return why a model's attention cannot be replaced by a function like sdpa's; None if it can."""
     config: Any = text_config(model.config)
     others = sorted(set(getattr(config, "layer_types", None) or ()) - _MASKED_LAYERS)
     within = find_substitute(model, PositionsInAttention)
@@ -77,15 +77,15 @@ def uninterchangeable(model: PreTrainedModel) -> str | None:
 
 
 def set_attention(base: nn.Module, name: str | None) -> None:
-    """Set the attention of all parts of a model, whether or not transformers would."""
+    """Set the attention of all parts of a model, without the checks of transformers."""
     for module in base.modules():
         if isinstance(module, PreTrainedModel):
-            module.config._attn_implementation_internal = name  # the setter would check and reach further
+            module.config._attn_implementation_internal = name  # the setter also changes submodels
 
 
 @contextmanager
 def attending_by(base: nn.Module, name: str) -> Iterator[None]:
-    """Another attention for all parts of a model within the block; afterwards each has its own again."""
+    """Use another attention in all parts of a model within the block."""
     parts: list[Any] = [module for module in base.modules() if isinstance(module, PreTrainedModel)]
     before = [(part.config, part.config._attn_implementation) for part in parts]
     try:
@@ -93,5 +93,5 @@ def attending_by(base: nn.Module, name: str) -> Iterator[None]:
         yield
     finally:
         for part, (config, value) in zip(parts, before, strict=True):
-            for one in (config, part.config):  # two, where the model was patched within the block
+            for one in (config, part.config):  # two if the model was patched within the block
                 one._attn_implementation_internal = value

@@ -1,11 +1,11 @@
-"""A language model that keeps every distance within those it was trained on, by a position remapping.
+"""A language model with a position remapping, which keeps every distance within the trained range.
 
-The weights, the frequencies and all layers are those of the stock model. Only the positions at which a query
-at m and a key at n are rotated differ: the pairs (m, n) fall into bands, and each band has positions of its
-own. Keys are cached before they are rotated. config.json names the remapping under `position_remapping`: its
-name, its parameters, and the window L that the model was trained on.
+Weights, inverse frequencies and layers are those of the stock model. Only the positions differ at which a
+query at m and a key at n are rotated: pairs (m, n) fall into bands, and each band has its own positions. The
+KV cache holds unrotated keys. `position_remapping` in config.json contains the name of the remapping, its
+parameters, and the original context length L.
 
-Needs torch and transformers (5.4 or newer, before 6). Written by ropepatch, which runs this very file and
+Needs torch and transformers (5.4 or newer, before 6). Written by ropepatch, which uses the same file and
 need not be installed.
 
 Shapes: B sequences, H heads of queries, K of keys and values, Q queries, T keys, D dimensions of a head;
@@ -29,21 +29,21 @@ from transformers.integrations import flex_attention as flex
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-MODEL_TYPE = "llama-position-remapping"  # not `llama`: what does not run this file must not read the weights
-ROTARY = "model.rotary_emb"  # where the stock model rotates queries and keys
-NAME = __name__  # of this file's attention, in the registry of the process
-POSITIONS_SLOT = "_ropepatch_positions"  # where an attention module finds its remapping; None: it has none
-SCORES = {"cpu": 1 << 22, "cuda": 1 << 27}  # computed at a time, by the kind of device
-KERNELS = {"cuda": 2} if find_spec("triton") else {}  # bytes of a number that FlexAttention takes at most
-KERNEL_BLOCK = 128  # queries or keys that FlexAttention reads or skips at a time
-NARROWEST = 16  # head that it takes
-VARIANTS = 64  # of its kernel in a process, by heads, gradients, batch; beyond, it would store all scores
+MODEL_TYPE = "llama-position-remapping"  # not `llama`: code without this file must not load the weights
+ROTARY = "model.rotary_emb"  # the rotary module of the stock model
+NAME = __name__  # of this file's attention, in transformers' registry
+POSITIONS_SLOT = "_ropepatch_positions"  # attribute of an attention module with its remapping, or None
+SCORES = {"cpu": 1 << 22, "cuda": 1 << 27}  # computed at a time, by device type
+KERNELS = {"cuda": 2} if find_spec("triton") else {}  # most bytes per number for FlexAttention
+KERNEL_BLOCK = 128  # queries or keys per block of FlexAttention
+NARROWEST = 16  # least head dimension for FlexAttention
+VARIANTS = 64  # of its kernel per process, by heads, gradients, batch; beyond, it would store all scores
 
-Place = Callable[[Tensor], Tensor]  # of positions, elementwise; integers or fractions
+Place = Callable[[Tensor], Tensor]  # an elementwise function of positions, to integers or fractions
 
 
 class Band(NamedTuple):
-    """The keys from `begin` to before `end` of m, rotated at `key` of n, the query at `query` of m."""
+    """The keys n with begin(m) <= n < end(m), rotated at key(n), and the query rotated at query(m)."""
 
     begin: Place
     end: Place
@@ -51,34 +51,34 @@ class Band(NamedTuple):
     key: Place
 
     def holds(self, m: Tensor, n: Tensor) -> Tensor:
-        """Mask [..., Q, T] of the pairs of queries at m [..., Q] and keys at n [..., T] in the band."""
+        """Return the mask [..., Q, T] of queries at m [..., Q] and keys at n [..., T] in the band."""
         n = n[..., None, :]
         return (n >= self.begin(m)[..., None]) & (n < self.end(m)[..., None])
 
     def span(self, m: Tensor, n: Tensor) -> slice:
-        """The columns from the first to the last key at n [B, T] that any query at m [B, Q] sees."""
+        """Return the columns from the first to the last key at n [B, T] in the band of any m [B, Q]."""
         first, last = self.begin(m).amin(-1, keepdim=True), self.end(m).amax(-1, keepdim=True)
         columns = ((n >= first) & (n < last)).any(0).nonzero()[:, 0]
         return slice(int(columns[0]), int(columns[-1]) + 1) if len(columns) else slice(0, 0)
 
 
 def precise(numbers: Tensor) -> Tensor:
-    """Numbers in float64; in float32 on Apple's GPUs, which have no wider one."""
+    """Return numbers in float64, or in float32 on Apple's GPUs, which lack float64."""
     return numbers.float() if numbers.device.type == "mps" else numbers.double()
 
 
 def same(positions: Tensor) -> Tensor:
-    """The position itself."""
+    """Return positions unchanged."""
     return positions
 
 
 def constant(position: int) -> Place:
-    """One position for all."""
+    """Return a function to one constant position."""
     return lambda positions: torch.full_like(positions, position)
 
 
 def nearer(distance: int) -> Place:
-    """The first position that is nearer to a query than a distance; for 0, the one after the query."""
+    """Return a function to the first key position at less than a distance; for 0, the next position."""
     return lambda m: m - distance + 1
 
 
@@ -170,30 +170,30 @@ REMAPPINGS: dict[str, Callable[..., tuple[Band, ...]]] = {
 PLAIN = Band(constant(0), nearer(0), same, same)
 
 
-def short_mask(batch_size: int, q_length: int, kv_length: int, **asked: Any) -> Tensor | None:
-    """Instead of a mask [B, 1, Q, T], int64 [B, 1, 1, T + 2].
+def short_mask(batch_size: int, q_length: int, kv_length: int, **options: Any) -> Tensor | None:
+    """Return int64 [B, 1, 1, T + 2] instead of a mask [B, 1, Q, T].
 
-    For every key its document in a packed sequence, counted from 1, or 0 for padding; then the column of the
-    first query, and how many keys a query sees at most, or 0. A user's own pattern is sdpa's mask.
+    It contains the document of every key in a packed sequence, counted from 1, or 0 for padding. The last two
+    are the column of the first query and the sliding window, or 0. Custom masks remain sdpa's.
     """
-    said = torch.ones(batch_size, kv_length + 2, dtype=torch.long, device=asked.get("device", "cpu"))
-    given, first = asked.get("attention_mask"), asked.get("kv_offset", 0)
-    if asked.get("use_vmap") or not (asked.get("allow_is_causal_skip", True) or q_length == 1):
-        packed = not asked.get("use_vmap") and given is None and q_length == kv_length
-        documents = count_documents(asked["mask_function"], said[:, :-2]) if packed else None
+    summary = torch.ones(batch_size, kv_length + 2, dtype=torch.long, device=options.get("device", "cpu"))
+    given, first = options.get("attention_mask"), options.get("kv_offset", 0)
+    if options.get("use_vmap") or not (options.get("allow_is_causal_skip", True) or q_length == 1):
+        packed = not options.get("use_vmap") and given is None and q_length == kv_length
+        documents = count_documents(options["mask_function"], summary[:, :-2]) if packed else None
         if documents is None:
-            return sdpa_mask(batch_size, q_length, kv_length, **asked | {"allow_is_causal_skip": False})
-        said[:, :-2] = documents
+            return sdpa_mask(batch_size, q_length, kv_length, **options | {"allow_is_causal_skip": False})
+        summary[:, :-2] = documents
     if given is not None:
         given = given[:, first : first + kv_length]
-        said[:, :kv_length] = nn.functional.pad(given.long(), (0, kv_length - given.shape[1]))
-    said[:, kv_length] = asked.get("q_offset", 0) - first
-    said[:, kv_length + 1] = asked.get("local_size") or 0
-    return said[:, None, None]
+        summary[:, :kv_length] = nn.functional.pad(given.long(), (0, kv_length - given.shape[1]))
+    summary[:, kv_length] = options.get("q_offset", 0) - first
+    summary[:, kv_length + 1] = options.get("local_size") or 0
+    return summary[:, None, None]
 
 
 def count_documents(mask_function: Any, ones: Tensor) -> Tensor | None:
-    """The documents [B, T] of packed sequences, by which tokens see their neighbours; None if not causal."""
+    """Return the documents [B, T] of packed sequences by the mask of adjacent tokens; None if not causal."""
     rows = torch.arange(len(ones), device=ones.device)[:, None]
     columns = torch.arange(ones.shape[1], device=ones.device)[None]
     if mask_function(rows, 0, columns[:, :-1], columns[:, 1:]).any():
@@ -203,15 +203,15 @@ def count_documents(mask_function: Any, ones: Tensor) -> Tensor | None:
 
 
 class Sight(NamedTuple):
-    """The keys that the queries of a step see, and all positions.
+    """The positions of queries and keys in a step, and the mask between them.
 
     Args:
         queries: The positions of the queries [B or 1, Q].
-        keys: Those of the keys [B or 1, T]: cached tokens follow each other, padding stands nowhere.
-        documents: Those of the keys [B or 1, T], from 1; 0 is padding, or an empty column of a static cache.
-        column: That of the first query.
-        window: How many keys a query sees at most; 0 for all.
-        given: A mask [B or 1, 1, Q, T], boolean or added to the scores, that is followed instead.
+        keys: The positions of the keys [B or 1, T]; cached tokens are consecutive, padding does not count.
+        documents: The documents of the keys [B or 1, T], from 1; 0 for padding and empty static cache slots.
+        column: The column of the first query.
+        window: The sliding window in keys; 0 for none.
+        given: A mask [B or 1, 1, Q, T], boolean or added to the scores, that is used instead.
     """
 
     queries: Tensor
@@ -223,7 +223,7 @@ class Sight(NamedTuple):
 
     @classmethod
     def of(cls, mask: Tensor | None, query: Tensor, key: Tensor, position_ids: Tensor | None) -> "Sight":
-        """From `short_mask`'s, a mask [B or 1, 1, Q, T] or none, and the positions of the queries."""
+        """Make it from `short_mask`'s result, a mask [B or 1, 1, Q, T] or None, and the query positions."""
         count, keys, device = query.shape[2], key.shape[2], query.device
         rows, columns = torch.arange(count, device=device), torch.arange(keys, device=device)
         documents, column, window, given = torch.ones_like(columns)[None], keys - count, 0, None
@@ -236,7 +236,7 @@ class Sight(NamedTuple):
                 seen = (
                     mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] > torch.finfo(mask.dtype).min / 2
                 )
-                last = torch.where(seen, columns, -1).amax(-1)  # a query that is a token sees itself last
+                last = torch.where(seen, columns, -1).amax(-1)  # a query other than padding: itself
                 column, documents = int((last - rows).amax().clamp(min=0)), seen.any(1).long()
         if position_ids is None:
             position_ids = column + rows[None]
@@ -244,7 +244,7 @@ class Sight(NamedTuple):
             return cls(position_ids, position_ids, documents, column, window, given)
         passed = (documents > 0).long().cumsum(-1)
         own = documents[:, column : column + count] > 0
-        anchor = torch.where(own, rows, 0).amax(-1, keepdim=True)  # the last query that is a token
+        anchor = torch.where(own, rows, 0).amax(-1, keepdim=True)  # the last query that is no padding
         behind = passed.gather(1, column + anchor) - passed
         batch = max(len(position_ids), len(anchor))
         at = position_ids.expand(batch, -1).gather(1, anchor.expand(batch, -1)) - behind
@@ -252,14 +252,14 @@ class Sight(NamedTuple):
 
     @property
     def causal(self) -> bool:
-        """Whether stock attention needs no mask: of one query or of all, without padding."""
+        """Whether stock attention needs no mask: one query or all, without padding."""
         count, keys = self.queries.shape[-1], self.documents.shape[-1]
         narrow = self.given is not None or 0 < self.window < keys
         aligned = count in (1, keys) and self.column == keys - count
         return aligned and not narrow and bool((self.documents == 1).all())
 
     def columns(self, rows: slice) -> slice:
-        """From the first to the last key that any query of some rows may see."""
+        """Return the columns from the first to the last unmasked key of any query in some rows."""
         if self.given is not None:
             return slice(0, self.documents.shape[-1])
         first, end = self.column + rows.start, min(self.column + rows.stop, self.documents.shape[-1])
@@ -268,7 +268,7 @@ class Sight(NamedTuple):
         return slice(max(begin, first - self.window + 1) if self.window else begin, end)
 
     def mask(self, rows: slice, columns: slice) -> Tensor:
-        """The mask [B or 1, 1, q, t] of some rows and columns, boolean or added to the scores."""
+        """Return the mask [B or 1, 1, q, t] of some rows and columns, boolean or added to the scores."""
         if self.given is not None:
             return self.given[:, :, rows, columns]
         device = self.documents.device
@@ -294,21 +294,21 @@ def in_blocks(
     width: int = 0,
     added: Callable[[Tensor, slice, slice], Tensor | None] = lambda *_: None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention [B, H, Q, F] to values [B, K, T, F], and its weights [B, H, Q, T] where they are wanted.
+    """Return attention [B, H, Q, F] to values [B, K, T, F], and its weights [B, H, Q, T] or None.
 
-    A block of queries at a time: the memory grows with the length, not with its square. In training every
-    block is computed again in the backward pass.
+    It computes one block of queries at a time, so memory grows linearly with the length. In training the
+    backward pass computes every block again.
 
     Args:
-        score: The scores [B, H, q, t] of queries [B, H, q, E] of some rows with the keys of some columns, in
-            float32 or wider, before the mask.
+        score: Returns the scores [B, H, q, t] of queries [B, H, q, E] in some rows with the keys in some
+            columns, in float32 or wider, before masking.
         query: [B, H, Q, E].
         value: [B, K, T, F].
-        sight: The keys that queries see.
-        dropout: The share of the weights that is dropped.
-        wants_weights: Whether the weights are returned.
-        width: The numbers that `score` computes for one query and head, if more than T.
-        added: The addition to the output by weights [B, H, q, t] of some rows and columns, if any.
+        sight: The positions and the mask.
+        dropout: The dropout probability of the weights.
+        wants_weights: Return the weights.
+        width: The numbers that `score` computes per query and head, if more than T.
+        added: Returns an addition to the output for weights [B, H, q, t] of some rows and columns, or None.
     """
     (batch, heads, count, _), keys = query.shape, value.shape[2]
 
@@ -316,7 +316,7 @@ def in_blocks(
         columns = sight.columns(rows)
         with torch.autocast(own.device.type, enabled=False):
             scores, mask = score(own, rows, columns), sight.mask(rows, columns)
-            if mask.dtype == torch.bool:  # a query of padding that sees nothing: the mean, never NaN
+            if mask.dtype == torch.bool:  # the mean, not NaN, for padding without any key
                 scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
             else:
                 scores = scores + mask.to(scores.dtype)
@@ -337,7 +337,7 @@ def in_blocks(
 
 
 def ends_of_blocks(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """The least and the greatest [B, T / 128] of every block of [B, T]."""
+    """Return the minimum and the maximum [B, T / 128] of every block of [B, T]."""
     count = numbers.shape[-1]
     whole = -(-count // KERNEL_BLOCK) * KERNEL_BLOCK
     columns = torch.arange(whole, device=numbers.device).clamp(max=count - 1)
@@ -345,10 +345,10 @@ def ends_of_blocks(numbers: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def block_mask(band: Band, sight: Sight, span: slice, batch: int) -> BlockMask:
-    """FlexAttention's mask of the keys of some columns that queries see in a band.
+    """Return FlexAttention's mask of a band, for the keys in some columns.
 
-    A block is skipped, or read without the mask, by the least and the greatest of its positions, columns and
-    documents: no [Q, T] is made.
+    The minimum and maximum of positions, columns and documents decide whether a block is skipped or needs no
+    mask, without a [Q, T] tensor.
     """
 
     def of_all(numbers: Tensor) -> Tensor:
@@ -388,7 +388,7 @@ def block_mask(band: Band, sight: Sight, span: slice, batch: int) -> BlockMask:
 
 
 def has_kernel(value: Tensor) -> bool:
-    """Tell whether FlexAttention is compiled for such values: on a GPU, if it multiplies bfloat16 itself."""
+    """Return whether to use FlexAttention for these values: on GPUs with native bfloat16."""
     narrow = value.dtype.itemsize <= KERNELS.get(value.device.type, 0) and value.shape[3] >= NARROWEST
     return narrow and (not value.is_cuda or torch.cuda.get_device_capability(value.device) >= (8, 0))
 
@@ -401,40 +401,40 @@ def by_kernel(
     sight: Sight,
     scale: float,
 ) -> Tensor:
-    """Attention [B, H, Q, D] by FlexAttention: band after band, which their sums of exponentials weigh.
+    """Return attention [B, H, Q, D] by FlexAttention, one band at a time, combined by log-sum-exp.
 
     Args:
-        bands: Each with the columns of its keys.
-        queries: Of each band [B, H, Q, D].
-        keys: Of each band [B, K, t, D].
+        bands: The bands, each with the columns of its keys.
+        queries: The rotated queries of each band [B, H, Q, D].
+        keys: The rotated keys of each band [B, K, t, D].
         value: [B, K, T, D].
-        sight: The keys that queries see.
+        sight: The positions and the mask.
         scale: The factor of the scores.
     """
     from torch._dynamo import config as compiling  # takes seconds to import
 
     outputs, sums = [], []
     for (band, span), q, k in zip(bands, queries, keys, strict=True):
-        asked: dict[str, Any] = {"scale": scale, "enable_gqa": True}
-        asked |= flex.get_flex_attention_lse_kwargs(True)
+        options: dict[str, Any] = {"scale": scale, "enable_gqa": True}
+        options |= flex.get_flex_attention_lse_kwargs(True)
         q, k, v = (x.contiguous() for x in (q, k, value[:, :, span]))
         mask = block_mask(band, sight, span, len(q))
         with compiling.patch(recompile_limit=VARIANTS):
-            output, more = flex.compile_friendly_flex_attention(q, k, v, block_mask=mask, **asked)
+            output, more = flex.compile_friendly_flex_attention(q, k, v, block_mask=mask, **options)
         outputs.append(output)
         sums.append(getattr(more, "lse", more))
-    shares = torch.stack(sums).softmax(0).nan_to_num(0)[..., None]  # a query of padding that sees nothing
+    shares = torch.stack(sums).softmax(0).nan_to_num(0)[..., None]  # padding without any key
     return (torch.stack(outputs) * shares).sum(0).to(value.dtype)
 
 
 def by_head(one: Tensor, shared: Tensor) -> Tensor:
-    """[B, H, q, X] @ [B, K, X, Y]: [B, H, q, Y]; the heads that share one are rows of one product."""
+    """Return [B, H, q, X] @ [B, K, X, Y] as [B, H, q, Y], for H/K heads that share a key-value head."""
     rows = one.reshape(len(one), shared.shape[1], -1, one.shape[-1]) @ shared
     return rows.view(*one.shape[:3], -1)
 
 
 def temperature(m: Tensor, window: int, log_n: bool, attention_factor: float) -> Tensor | None:
-    """The factor of the scores of queries at m [...], `precise`; None for 1."""
+    """Return the factor of the scores of queries at m [...], `precise`; None for 1."""
     factor = attention_factor**2
     if not log_n:
         return None if factor == 1 else torch.full_like(precise(m), factor)
@@ -442,14 +442,14 @@ def temperature(m: Tensor, window: int, log_n: bool, attention_factor: float) ->
 
 
 class RemappedRotation:
-    """A rotary module that leaves queries and keys unrotated: attention rotates them by a remapping."""
+    """A rotary module that does not rotate queries and keys: attention rotates them by a remapping."""
 
     stock: nn.Module
     attention: ClassVar[str] = NAME
     wants_weights = False
 
     def set_remapping(self, config: Any, described: dict[str, Any]) -> None:
-        """Take the remapping that a config.json describes."""
+        """Set the remapping described in config.json."""
         parameters = dict(described["parameters"])
         self.config = config
         self.window: int = described["window"]
@@ -457,10 +457,10 @@ class RemappedRotation:
         self.layer_type = [described["layer_type"]] if described.get("layer_type") else []
         self.bands = partial(
             REMAPPINGS[described["name"]], **parameters
-        )  # called when read: places do not pickle
+        )  # called on use, since its functions cannot be pickled
 
     def forward(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> tuple[Tensor, Tensor]:
-        """Ones and zeros, but to layers of a type that is not mapped the stock module's cos and sin."""
+        """Return ones and zeros; the stock cos and sin for layer types that are not remapped."""
         if self.config._attn_implementation != self.attention:
             raise ValueError(
                 f"{self.config._attn_implementation!r} would ignore this model's position remapping"
@@ -471,13 +471,13 @@ class RemappedRotation:
         return torch.ones_like(cos), torch.zeros_like(sin)
 
     def rotated(self, module: nn.Module, x: Tensor, positions: Tensor) -> Tensor:
-        """Queries or keys [B, H, T, D], rotated at positions [B or 1, T] by the stock function."""
+        """Rotate queries or keys [B, H, T, D] at positions [B or 1, T] with the stock function."""
         cos, sin = (table.to(x.device) for table in self.stock(x, positions, *self.layer_type))
         return rotate(module, x, cos, sin)
 
 
 def rotate(module: nn.Module, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Queries or keys [B, H, T, D], rotated by the function that stands beside an attention module."""
+    """Rotate queries or keys [B, H, T, D] with the function in the module of an attention class."""
     width = cos.shape[-1]
     apply = sys.modules[type(module).__module__].apply_rotary_pos_emb
     out, _ = apply(x[..., :width], x[:, :0, :, :width], cos, sin)
@@ -495,13 +495,13 @@ def attend(
     position_ids: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention [B, Q, H, D] of unrotated queries [B, H, Q, D] to unrotated keys and values [B, K, T, D]."""
+    """Return attention [B, Q, H, D] of unrotated queries [B, H, Q, D], keys and values [B, K, T, D]."""
     sight = Sight.of(attention_mask, query, key, position_ids)
     rope: RemappedRotation | None = module.__dict__[POSITIONS_SLOT]
     m, n = sight.queries, sight.keys
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     wide = torch.promote_types(query.dtype, torch.float32)
-    # Not mapped, or no farther than the original length: one band of whatever the mask shows.
+    # Without a remapping, or with a sliding window within L: one band for the whole mask.
     mapped = rope is not None and not 0 < sight.window <= rope.window
     bands, factor = [(PLAIN, slice(0, key.shape[2]))], None
     if rope is not None and mapped:
@@ -554,7 +554,7 @@ AttentionMaskInterface.register(NAME, short_mask)
 
 
 class Unrotated(RemappedRotation, nn.Module):
-    """Replaces the rotary module, which is its submodule: transformers initialises it."""
+    """Replaces the rotary module and keeps it as a submodule, so that transformers initialises it."""
 
     def __init__(self, stock: nn.Module, config: Any) -> None:
         super().__init__()
@@ -563,14 +563,14 @@ class Unrotated(RemappedRotation, nn.Module):
 
 
 class RemappedLlamaConfig(LlamaConfig):
-    """The stock configuration, and the remapping."""
+    """The stock configuration with the remapping."""
 
     model_type = MODEL_TYPE
     position_remapping: dict[str, Any] | None = None
 
 
 def rename_alike() -> None:
-    """Have transformers rename the weights that it reads as it renames those of the stock model."""
+    """Make transformers rename loaded weights as it does for the stock model."""
     own_names = {
         LlamaConfig.model_type: MODEL_TYPE,
         LlamaForCausalLM.__name__: RemappedLlamaForCausalLM.__name__,
@@ -581,14 +581,14 @@ def rename_alike() -> None:
 
 
 class RemappedLlamaForCausalLM(LlamaForCausalLM):
-    """The stock model, whose attention follows the remapping."""
+    """The stock model with remapped attention."""
 
     config_class = RemappedLlamaConfig
-    _supports_attention_backend = False  # another engine's attention would read unrotated queries and keys
+    _supports_attention_backend = False  # another engine's attention would use unrotated queries and keys
     _supports_flash_attn = _supports_flex_attn = _can_compile_fullgraph = False
 
     def __init__(self, config: RemappedLlamaConfig) -> None:
-        """The stock model with another module in the rotary one's place."""
+        """Make the stock model and replace its rotary module."""
         super().__init__(config)
         rename_alike()
         described: Any = config.position_remapping

@@ -1,4 +1,4 @@
-"""Causal attention by stock sdpa: to all keys, or to those within a sliding window."""
+"""Causal attention with stock sdpa, to all keys or within a sliding window."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-QUERY_BLOCK = 1024  # queries at a time, where a mask is needed
+QUERY_BLOCK = 1024  # queries per block, if a mask is needed
 
 
 def causal(
@@ -20,16 +20,16 @@ def causal(
     scaling: float,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attention [S, Q, H, D] of the last queries [S, H, Q, D] to all T tokens.
+    """Return attention [S, Q, H, D] of the last queries [S, H, Q, D] to all T tokens.
 
     Args:
-        module: The attention.
-        query: Rotated.
-        key: Of H heads or fewer, rotated.
-        value: As many.
-        window: How many keys a query sees at most.
+        module: The attention module.
+        query: Rotated queries.
+        key: Rotated keys, of H or fewer heads.
+        value: Values, of as many heads as the keys.
+        window: The largest number of keys per query; None for all.
         scaling: The factor of the scores.
-        dropout: The share of the weights that is dropped.
+        dropout: The dropout probability of the weights.
     """
     queries, keys = query.shape[2], key.shape[2]
     window = keys if window is None else window

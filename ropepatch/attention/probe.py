@@ -1,4 +1,4 @@
-"""Layers of a model that rotate their queries and keys last: seen by running it, not read off names."""
+"""Detect by running a model which layers rotate their queries and keys."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.head import check_finite, evaluating, shadowed
 
 PROBE_ATTENTION = "ropepatch_probe"
-TOKENS = 4  # that the model reads
+TOKENS = 4  # in the probed sequence
 
 
 class _Call(NamedTuple):
-    """What an attention function was given."""
+    """The arguments of one call of an attention function."""
 
     module: nn.Module
     query: Tensor
@@ -37,7 +37,7 @@ _CALLS: ContextVar[list[_Call]] = ContextVar("calls")
 def _record(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **others: Any
 ) -> tuple[Tensor, None]:
-    """Attention that returns zeros: what later layers are given does not depend on how this one rotates."""
+    """Record a call and return zeros, so that later layers do not depend on this one's rotation."""
     _CALLS.get().append(_Call(module, query, key, attention_mask, others))
     batch, heads, queries, _ = query.shape
     return value.new_zeros(batch, queries, heads, value.shape[-1]), None
@@ -50,14 +50,14 @@ AttentionMaskInterface.register(PROBE_ATTENTION, lambda **_: None)
 def rotating_layers(
     base: PreTrainedModel, source: Checkpoint, refuse: Callable[[str], RopepatchError]
 ) -> dict[nn.Module, bool]:
-    """Every attention module of a model, and whether it rotates its queries and keys.
+    """Return every attention module of a model, and whether it rotates its queries and keys.
 
-    The model reads a few tokens with its rotation and without it.
+    The model runs on a few tokens with and without its rotation.
 
     Args:
         base: The model, its weights in memory.
-        source: The same as a checkpoint.
-        refuse: Makes the error of a reason why attention is more than the rotation and a causal softmax.
+        source: Its checkpoint.
+        refuse: Returns the error for a reason why attention is not only rotation and a causal softmax.
     """
     if any(parameter.is_meta for parameter in base.parameters()):
         raise refuse("its weights are on the meta device")
@@ -110,7 +110,7 @@ def _more_than_attention(call: _Call) -> str | None:
     for argument in OTHER_SCORES:
         if call.others.get(argument) is not None:
             return f"it changes its scores itself ({argument})"
-    if call.mask is not None:  # nobody gave it one
+    if call.mask is not None:  # none was passed in
         return OWN_MASK
     if call.others.get("position_ids") is None:
         return f"its {type(call.module).__name__} is not given the positions of its queries (position_ids)"
@@ -118,7 +118,7 @@ def _more_than_attention(call: _Call) -> str | None:
 
 
 def _rotates(rotated: _Call, plain: _Call, tables: list[Tensor]) -> bool | None:
-    """Whether queries and keys differ by the rotation of `tables`, cos and sin; None if by anything else."""
+    """Return whether the rotation of `tables`, cos and sin, was applied; None for any other difference."""
     pairs = [(rotated.query, plain.query), (rotated.key, plain.key)]
     if tables:
         try:

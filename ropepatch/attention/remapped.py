@@ -1,4 +1,4 @@
-"""Put a position remapping into one model in memory, and take it out again."""
+"""Apply a position remapping to a loaded model, reversibly."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ from ropepatch.model.rotary import (
 )
 from ropepatch.settings import Length, shown
 
-REMAPPED_ATTENTION = "ropepatch_remapping"  # in the interfaces of transformers, which are one per process
+REMAPPED_ATTENTION = "ropepatch_remapping"  # registered in transformers for the whole process
 
 logger = logging.getLogger("ropepatch")
 
 
 class RemappedRope(PositionsInAttention, modeling.RemappedRotation):
-    """Replaces the rotary module, and holds the remapping by which attention rotates.
+    """Replaces the rotary module and contains the remapping that attention uses.
 
     Args:
-        stock: The rotary module; not registered.
+        stock: The original rotary module; not registered.
         config: The configuration of the language model.
         distances: The remapping, with all its parameters.
-        window: L, the tokens the model was built to read.
-        layer_type: Where the rope differs by layer type, the one that is mapped.
+        window: L, the original context length in tokens.
+        layer_type: The layer type that is remapped, if RoPE differs by layer type.
     """
 
     state = "this model has a position remapping"
@@ -73,17 +73,17 @@ class RemappedRope(PositionsInAttention, modeling.RemappedRotation):
         )
 
     def forward(self, x: Tensor, position_ids: Tensor, *layer_type: str) -> Any:
-        """Ones and zeros, but to layers of a type that is not mapped the stock module's cos and sin."""
+        """Return ones and zeros; the original cos and sin for layer types that are not remapped."""
         self.check_attention()
         return modeling.RemappedRotation.forward(self, x, position_ids, *layer_type)
 
     def extra_repr(self) -> str:
-        """The remapping, as `print(model)` shows it."""
+        """Return the text that `print(model)` shows."""
         return f"{self.distances.name}, {self.distances.described()}"
 
 
 def _attend(module: nn.Module, *tensors: Any, **others: Any) -> tuple[Tensor, Tensor | None]:
-    """Attention by the remapping that the module finds in its slot."""
+    """Compute attention with the remapping stored in the module."""
     if POSITIONS_SLOT not in module.__dict__:
         raise RopepatchError(
             "this attention needs a position remapping, and there is none",
@@ -97,22 +97,22 @@ AttentionMaskInterface.register(REMAPPED_ATTENTION, modeling.short_mask)
 
 
 class Remapped(Substitution[RemappedRope]):
-    """The handle of a model with a position remapping, and a context manager that takes the remapping out.
+    """Handle of a model with a position remapping, and a context manager that removes it.
 
     Args:
         model: The model.
-        path: Where its rotary module was.
-        substitute: What stands there now.
+        path: The path of its rotary module.
+        substitute: The module at that path now.
     """
 
-    _slots: Mapping[nn.Module, Any] = {}  # of attention modules; known once it is taken out
+    _slots: Mapping[nn.Module, Any] = {}  # of attention modules, set by `_undo`
 
     @property
     def distances(self) -> Remapping:
-        """The remapping in force, with all its parameters.
+        """The remapping in use, with all its parameters.
 
         Raises:
-            RopepatchError: If it has been taken out.
+            RopepatchError: If it has been removed.
         """
         if not self.in_force:
             raise RopepatchError("this remapping has been taken out", hint="call remap_positions again")
@@ -131,10 +131,10 @@ class Remapped(Substitution[RemappedRope]):
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """A remapping that was taken out, in force within the block for forward passes without gradients.
+        """Apply a removed remapping within the block, for forward passes without gradients.
 
-        Afterwards what stood in the rotary module's place and the attention that was set are back. The
-        configuration says nothing of it.
+        On exit the rotary module and the attention that were in place are restored. The configuration does
+        not change.
         """
         rope = self._substitute
         configs = OwnConfigs(self.model, ATTENTION)
@@ -160,11 +160,11 @@ def remap_positions(
     original: Length | None = None,
     **parameters: Any,
 ) -> Remapped:
-    """Keep every distance of one loaded model within those it was trained on, in memory and reversibly.
+    """Keep every distance in a loaded model within those it was trained on, reversibly.
 
-    Layers that do not rotate, and those that slide within the model's window, are unchanged. While it is in
-    force the configuration says so (`position_remapping`), and `save_pretrained` refuses: transformers would
-    read what it writes without the remapping.
+    Layers without RoPE, and layers with a sliding window within the original context length, do not change.
+    Meanwhile the configuration contains `position_remapping`, and `save_pretrained` raises an error, since
+    transformers would load the saved model without the remapping.
     """
     if isinstance(distances, str):
         distances = make_remapping(distances, **parameters)
@@ -181,7 +181,7 @@ def remap_positions(
 def _mapped(
     base: PreTrainedModel, distances: Remapping, to: Length, original: Length | None, configs: OwnConfigs
 ) -> Remapped:
-    """The model, whose configurations are its own, with a remapping."""
+    """Remap a model that shares its configurations with no other."""
     source = Checkpoint.of(base, original)
     config: Any = text_config(base.config)
     window = source.window
@@ -208,7 +208,7 @@ def _mapped(
 
 
 def check_mappable(model: PreTrainedModel, window: int) -> None:
-    """Refuse what classes and configuration of a model tell, whose weights may be on the meta device."""
+    """Raise an error if the classes or configuration of a model rule out a remapping; needs no weights."""
     config: Any = text_config(model.config)
     reason = uninterchangeable(model)
     sees, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
@@ -225,7 +225,7 @@ def _narrow(sees: int, window: int) -> str:
 
 
 def mapped(model: nn.Module) -> Remapped | None:
-    """The remapping of a model (also of a copy of a mapped model), or None."""
+    """Return the remapping of a model, also of a copy of a remapped model, or None."""
     base = base_model(model)
     place = find_substitute(base, RemappedRope)
     return None if place is None else Remapped(base, *place)
@@ -247,7 +247,7 @@ def _refusal(model_type: str, reason: str) -> RopepatchError:
 
 
 def _sees_far(module: Any, config: Any, window: int) -> bool:
-    """Whether an attention sees farther than the model's window, or slides within it."""
+    """Return whether a layer attends farther than the original context length."""
     sees = getattr(config, "sliding_window", None)
     if sees is None or sees > window:
         return True

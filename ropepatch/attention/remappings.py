@@ -1,7 +1,7 @@
-"""Position remappings: every distance between a query and a key becomes one that the model was trained on.
+"""Position remappings: map every distance between query and key to one that the model was trained on.
 
-m is the position of a query, n that of a key, D = m - n their distance, L the model's window, N the target.
-How each is computed stands in `modeling_position_remapping`, under the same name and parameters.
+m is the position of a query, n that of a key, D = m - n their distance, L the original context length, N the
+target length. `modeling_position_remapping` computes each under the same name and parameters.
 """
 
 from __future__ import annotations
@@ -26,34 +26,33 @@ else:
     Whole = Count | None
     Divisor = AboveOne | None
 
-FITTED: Any = None  # a parameter that follows from L and N
-TRAINED = 0.6  # rho, the share of L whose distances a model knows well
-MODIFIERS = "log_n", "attention_factor"  # parameters of every remapping, which change no distance
+FITTED: Any = None  # a parameter computed from L and N
+TRAINED = 0.6  # rho, the share of L whose distances are well trained
+MODIFIERS = "log_n", "attention_factor"  # parameters of every remapping that change no distance
 
 
 class Remapping(Method):
-    """One published way to keep every distance within those that were trained.
+    """One published way to keep every distance within the trained range.
 
-    Parameters that are None follow from L and N; `fitted` fills them in.
+    `fitted` computes parameters that are None from L and N.
 
     Args:
-        log_n: Whether the scores of a query at m are multiplied by ln(m + 1) / ln L where that is above 1.
-        attention_factor: What cos and sin are multiplied by. The authors' code has 0.05 ln(N/L) + 1 for dca,
-            0.1 ln 2 + 1 for lampe and string; text within the window then has other logits, too.
+        log_n: Multiply the scores of a query at m by ln(m + 1) / ln L if that is above 1.
+        attention_factor: The factor of cos and sin. The authors' code uses 0.05 ln(N/L) + 1 for dca and
+            0.1 ln 2 + 1 for lampe and string, which also changes the logits of short texts.
     """
 
     kind = "position remapping"
-    control: ClassVar[bool] = False  # to be measured beside others, and never chosen
+    control: ClassVar[bool] = False  # measured as a control, never chosen
     saved_as = "its own code"
     log_n: bool = False
     attention_factor: Amount = 1.0
 
     def fitted(self, window: int, target: int) -> Self:
-        """The remapping with all its parameters, for a model of L = `window` tokens and N = `target`.
+        """Return the remapping with all its parameters, for L = `window` tokens and N = `target`.
 
         Raises:
-            RopepatchError: If its distances would leave the window, or there is no such remapping of this
-                window.
+            RopepatchError: If its distances would exceed L, or its parameters do not fit L.
         """
         derived = self.derived(window, max(window, target))
         mine = {name: value for name, value in derived.items() if getattr(self, name) is None}
@@ -70,18 +69,18 @@ class Remapping(Method):
 
     @abstractmethod
     def derived(self, window: int, target: int) -> dict[str, Any]:
-        """The parameters for L and N, by name."""
+        """Return the parameters for L and N, by name."""
 
     @abstractmethod
     def check_window(self, window: int) -> None:
-        """Refuse parameters that make no remapping of a window."""
+        """Raise an error if the parameters do not fit an original context length."""
 
     def reach(self, window: int) -> int | None:
-        """The most tokens whose effective distances all stay below L; None where there is no end."""
+        """Return the largest length whose remapped distances all stay below L; None if unlimited."""
         return None
 
     def bands(self) -> tuple[Band, ...]:
-        """The bands, the nearest keys first. No parameter is None."""
+        """Return the bands, nearest keys first; all parameters must be set."""
         from ropepatch.attention import (
             modeling_position_remapping as modeling,
         )  # imports transformers: seconds
@@ -90,7 +89,7 @@ class Remapping(Method):
         return modeling.REMAPPINGS[self.name](**own)
 
     def read_at(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """The distances [Q, T] at which queries see keys, whatever their band: float64, NaN where unseen."""
+        """Return the remapped distances [Q, T] of queries and keys: float64, NaN if masked."""
         table = torch.tensor(torch.nan, dtype=torch.float64, device=keys.device)
         for band in self.bands():
             apart = band.query(queries)[:, None] - band.key(keys)
@@ -98,7 +97,7 @@ class Remapping(Method):
         return table
 
     def described(self) -> str:
-        """The parameters, for a line."""
+        """Return the parameters on one line."""
         given = self.model_dump(exclude_defaults=True)
         return ", ".join(
             f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
@@ -107,7 +106,7 @@ class Remapping(Method):
 
 
 class _Windowed(Remapping):
-    """A remapping that leaves distances below a window W unchanged."""
+    """A remapping that does not change distances below W."""
 
     window: Whole = FITTED
 
@@ -116,7 +115,7 @@ class _Windowed(Remapping):
 
 
 class ReRoPE(_Windowed):
-    """No distance is above the window (Su 2023).
+    """Clip distances at W (Su 2023).
 
     Args:
         window: W, in tokens; L/2 by default.
@@ -131,11 +130,11 @@ class ReRoPE(_Windowed):
 
 
 class LeakyReRoPE(_Windowed):
-    """From the window on distances grow 1/k as fast (Su 2023).
+    """Divide the part of a distance beyond W by k (Su 2023).
 
     Args:
         window: W, in tokens; L/2 by default.
-        divisor: k; by default N is read as 0.6 L.
+        divisor: k; by default N maps to 0.6 L.
     """
 
     name = "leaky-rerope"
@@ -156,13 +155,13 @@ class LeakyReRoPE(_Windowed):
 
 
 class SelfExtend(_Windowed):
-    """From the window on positions count in groups (Jin et al. 2024).
+    """Count positions in groups of G tokens for distances from W on (Jin et al. 2024).
 
-    Whole numbers, as in the paper; the authors' code shifts by the fraction W - W/G.
+    The shift is a whole number, as in the paper; the authors' code shifts by the fraction W - W/G.
 
     Args:
         window: W, in tokens; L/4 by default.
-        group: G, in tokens; by default N is read as 0.6 L.
+        group: G, in tokens; by default N maps to 0.6 L.
     """
 
     name = "self-extend"
@@ -185,10 +184,10 @@ class SelfExtend(_Windowed):
 
 
 class DualChunk(Remapping):
-    """Keys count within their chunk, queries from the end of the chunk before theirs (An et al. 2024).
+    """Count keys within their chunk, and queries from the end of the previous chunk (An et al. 2024).
 
     Args:
-        clip: c, the greatest distance, in tokens; 3L/4 by default.
+        clip: c, the largest distance, in tokens; 3L/4 by default.
         chunk: s, in tokens; 5L/8 by default.
     """
 
@@ -207,13 +206,13 @@ class DualChunk(Remapping):
 
 
 class LaMPE(Remapping):
-    """Positions between a near and a far end are read as M of them; made for one N (Zhang et al. 2025).
+    """Compress the N positions between a near and a far end to M; fixed for one N (Zhang et al. 2025).
 
     Args:
         length: N, in tokens.
         mapped: M; 0.6 L by default.
-        head: h, the greatest distance that is unchanged; L/8 by default.
-        tail: t, how many of the farthest distances keep their steps, at least; L/20 by default.
+        head: h, the largest unchanged distance; L/8 by default.
+        tail: t, the least number of farthest distances that are not compressed; L/20 by default.
     """
 
     name = "lampe"
@@ -238,7 +237,7 @@ class LaMPE(Remapping):
         self._require(self.head + self.tail < self.length, "tail", f"below {self.length - self.head}")
 
     def reach(self, window: int) -> int | None:
-        """N, or 0 where its parameters leave the window."""
+        """Return N, or 0 if remapped distances would exceed L."""
         from ropepatch.attention.modeling_position_remapping import lampe_ends
 
         _, closer, farther = lampe_ends(self.length, self.mapped, self.head, self.tail)
@@ -247,11 +246,11 @@ class LaMPE(Remapping):
 
 
 class Lambda(_Windowed):
-    """Only the window and the first tokens are seen: what another remapping gains on it, far context brought.
+    """Attend only to the last W and the first k tokens, as a control without distant context.
 
     Args:
         window: W, in tokens; 3L/4 by default.
-        sinks: k, the first tokens, which are seen from everywhere.
+        sinks: k, the number of first tokens, which every query attends to.
     """
 
     name = "lambda"
@@ -265,12 +264,11 @@ class Lambda(_Windowed):
 
 
 class String(Remapping):
-    """Far positions are shifted over the ones that were seldom trained (An et al. 2024, STRING).
+    """Shift large distances to smaller ones, which are trained more often (An et al. 2024, STRING).
 
     Args:
-        shift: S, in tokens; distances below it stay as they are; N/3 by default, more where N needs it, at
-            most L.
-        window: W, the distance that a key S tokens away is read at; L/32 by default.
+        shift: S, in tokens; smaller distances do not change; N/3 by default, more if needed, at most L.
+        window: W, the remapped distance of a key S tokens away; L/32 by default.
     """
 
     name = "string"
@@ -304,10 +302,10 @@ REMAPPINGS: Registry[Remapping] = Registry(
 
 
 def teaching_window(window: int) -> int:
-    """The window of ReRoPE under which a model of L = `window` teaches a longer context: 3/4 L."""
+    """Return W = 3/4 L, the ReRoPE window of a teacher with L = `window`."""
     return max(1, 3 * window // 4)
 
 
 def make_remapping(name: str, /, **parameters: Any) -> Remapping:
-    """The remapping of that name with these parameters; those that are left out follow from L and N."""
+    """Return a remapping; omitted parameters are computed from L and N."""
     return REMAPPINGS.make(name, **parameters)

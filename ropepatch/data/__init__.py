@@ -1,1 +1,1 @@
-"""Documents, texts and tokens, and the generated ones of the bundled checkpoint."""
+"""Documents, texts and tokens, and the synthetic data of the bundled checkpoint."""

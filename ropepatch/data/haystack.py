@@ -1,7 +1,7 @@
-"""Haystacks: long texts with many needles, read once and queried at several lengths.
+"""Haystacks: long texts with many needles, processed once and queried at several lengths.
 
-Attention is causal, so the first l tokens of a haystack are a haystack of l tokens. One is made for all
-lengths at once: at each of them it has questions of every kind, spread evenly over the depth.
+Attention is causal, so the first l tokens of a haystack are a haystack of l tokens. One haystack serves all
+lengths. At each length it has questions of every kind, spread evenly over the depth.
 
 Shapes: N tokens of a haystack, Q of a question, A of an answer.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 INTRO = "Some sentences of this text are worth remembering. You will be asked about them."
 SENTENCE = re.compile(r"(?<=[.!?。！？])\s*(?=\S)")
 LONGEST = 600  # characters of a sentence of the user's text; a longer one is split
-CHARACTERS = 12  # of text for each token, at most: more is not looked at for one haystack
+CHARACTERS = 12  # of the user's text per token of a haystack, at most
 
 THINGS = tuple(
     f"the {quality} {thing}"
@@ -101,7 +101,7 @@ PEOPLE = (
     *("Ralph", "Sarah", "Sophie", "Stefan", "Theresa", "Thomas", "Ursula", "Victor", "Wanda", "William"),
     *("Yvonne", "Zelda"),
 )
-FACTS = (  # a sentence on somebody, and a question that it answers without a word in common
+FACTS = (  # a sentence about a person, and a question it answers without sharing a word
     ("{name} keeps three hives behind the barn.", "Who could sell honey?"),
     ("{name} sleeps by day and guards the gate until dawn.", "Who works at night?"),
     ("{name} was born in a house beside the Eiffel Tower.", "Who comes from Paris?"),
@@ -167,15 +167,15 @@ FACTS = (  # a sentence on somebody, and a question that it answers without a wo
     ("{name} measures stars through a telescope.", "Who is an astronomer?"),
     ("{name} pours wine for the guests of the inn.", "Who is the waiter?"),
 )
-REWORDED = (  # question and beginning of the answer on `THINGS`, not in the words of the needle
+REWORDED = (  # for `THINGS`: a question and the beginning of its answer, in other words than the needle
     ("Which digits does the list give for {thing}?", "We read that {thing} is"),
     ("Somebody asks what belongs to {thing}.", "Tell them that {thing} is"),
 )
-MIDDLE = (  # on `STEMS`, of which the second half is left
+MIDDLE = (  # for `STEMS`, of which the prompt repeats the second half
     ("How did it go on?", "{half}"),
     ("Complete what was said.", "As mentioned before, it {half}"),
 )
-DEFAULT = ("number", "sentence", "chain", "fact")  # the kinds that are asked if none is named
+DEFAULT = ("number", "sentence", "chain", "fact")  # the kinds used by default
 
 
 class Item(NamedTuple):
@@ -184,16 +184,16 @@ class Item(NamedTuple):
     needles: tuple[str, ...]  # sentences; the answer follows from all of them
     question: str
     stem: str  # the beginning of the answer
-    answer: str  # its end, which is scored
+    answer: str  # the end of the answer, which is scored
 
 
 class Kind(NamedTuple):
     """A kind of question."""
 
-    draw: Callable[[random.Random, int], list[Item]]  # so many items, no two alike
+    draw: Callable[[random.Random, int], list[Item]]  # returns distinct items, given their number
     most: int  # the largest number of items
-    title: str  # what is asked for
-    needles: str = ""  # the kind whose needles it has, beside which it would contradict them
+    title: str  # what the answer is
+    needles: str = ""  # the kind with the same needles, which cannot share a haystack with it
 
 
 def _numbers(draw: random.Random, count: int) -> list[str]:
@@ -295,9 +295,9 @@ class Haystack:
     """A long text in tokens, with its questions.
 
     Attributes:
-        ids: Token ids [N], the beginning-of-sequence token included, without any question.
-        stops: By length in tokens, how many tokens of the haystack precede a question: with the longest
-            question and its answer the prompt has exactly that length.
+        ids: Token ids [N], with the beginning-of-sequence token and without questions.
+        stops: By prompt length, the number of haystack tokens before a question. With the longest question
+            and its answer the prompt has exactly that length.
         asked: The questions by length.
     """
 
@@ -308,16 +308,16 @@ class Haystack:
 
 @dataclass(frozen=True, kw_only=True)
 class Haystacks:
-    """Settings from which haystacks are made.
+    """Settings of haystacks.
 
     Attributes:
-        lengths: Lengths of the prompts in tokens, the answer included.
+        lengths: Lengths of the prompts in tokens, including the answer.
         count: Number of haystacks.
         keys: Questions of each kind at every length; with 1 each haystack hides a single key.
         kinds: Names from `KINDS`.
         seed: Seed of all draws.
-        texts: Texts around the needles; None for our own filler.
-        chat: Text that a chat template puts before a user's message, and between that and the answer.
+        texts: Texts around the needles; None for the built-in filler.
+        chat: Text of a chat template before a user's message, and between the message and the answer.
     """
 
     lengths: Sequence[int]
@@ -361,15 +361,15 @@ class Haystacks:
     def by_default(
         cls, tokenizer: PreTrainedTokenizerBase, within: int, **settings: Any
     ) -> tuple[Haystacks, dict[str, str]]:
-        """Haystacks of the kinds of `DEFAULT` that can be asked, and by kind why another cannot.
+        """Return haystacks with the possible kinds of `DEFAULT`, and the reason for each other kind.
 
         Args:
-            tokenizer: Of the model.
-            within: The length in tokens at which all of them must have room.
-            **settings: All but the kinds.
+            tokenizer: The tokenizer of the model.
+            within: The length in tokens into which all kinds must fit.
+            **settings: All settings except the kinds.
 
         Raises:
-            RopepatchError: None can be asked.
+            RopepatchError: If no kind is possible.
         """
         kinds: list[str] = []
         reasons: dict[str, RopepatchError] = {}
@@ -387,7 +387,7 @@ class Haystacks:
 
     @property
     def new(self) -> list[int]:
-        """New keys of each kind at each length, such that depths are even at every length."""
+        """New keys of each kind at each length, so that depths are even at every length."""
         if self.keys == 1:
             return [1]
         shorter = [0, *self.lengths]
@@ -395,10 +395,10 @@ class Haystacks:
         return [max(1, round(self.keys * share)) for share in shares]
 
     def make(self, tokenizer: PreTrainedTokenizerBase) -> Iterator[Haystack]:
-        """The haystacks, the same for the same arguments.
+        """Yield the haystacks, the same for the same arguments.
 
-        With one key each haystack has one length, and whole filler, as in the classic passkey prompt; there
-        are `count` for every length.
+        With one key, each haystack has one length and uncut filler, as in the classic passkey prompt, and
+        there are `count` for every length.
         """
         writer = Writer(tokenizer)
         plans = [self.at([length]) for length in self.lengths] if self.keys == 1 else [self]
@@ -407,15 +407,15 @@ class Haystacks:
                 yield plan.haystack(index, writer)
 
     def haystack(self, index: int, writer: Writer) -> Haystack:
-        """The one of a number from 0, with all lengths."""
+        """Return the haystack with an index from 0, for all lengths."""
         return _Page(self, writer, index).haystack
 
     def at(self, lengths: Sequence[int]) -> Haystacks:
-        """The same at other lengths."""
+        """Return the same settings with other lengths."""
         return replace(self, lengths=lengths)
 
     def feasible(self, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], RopepatchError | None]:
-        """The lengths that have room, and why the longest of the others has none."""
+        """Return the lengths with enough room, and the error for the longest of the others."""
         reason = None
         for number in range(len(self.lengths)):
             try:
@@ -427,7 +427,7 @@ class Haystacks:
 
 
 class Writer:
-    """Tokenises texts as they are within a longer text."""
+    """Tokenises texts as parts of a longer text."""
 
     ANCHOR = "a"
 
@@ -437,13 +437,13 @@ class Writer:
         self._known: dict[str, list[int]] = {}
 
     def begin(self, text: str) -> list[int]:
-        """The tokens of the beginning of a text, with the beginning-of-sequence token if there is one."""
+        """Return the tokens of the beginning of a text, after the beginning-of-sequence token if any."""
         (ids,) = encode(self._tokenizer, [text])
         first = self._tokenizer.bos_token_id
         return ids if first is None or ids[:1] == [first] else [first, *ids]
 
     def follow(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of texts that follow another."""
+        """Return the tokens of texts that follow other text."""
         unknown = [text for text in dict.fromkeys(texts) if text not in self._known]
         for text, ids in zip(
             unknown, encode(self._tokenizer, [self.ANCHOR + text for text in unknown]), strict=True
@@ -454,26 +454,26 @@ class Writer:
         return [self._known[text] for text in texts]
 
     def ask(self, kind: str, text: str, answer: str) -> tuple[list[int], list[int]]:
-        """The tokens of a question and of its answer."""
+        """Return the tokens of a question and of its answer."""
         (question, whole) = self.follow([text, f"{text} {answer}"])
         if whole[: len(question)] != question:
             raise RopepatchError(
                 f"the tokenizer joins a question of the kind {kind} to its answer",
                 hint="choose another kind",
             )
-        said = whole[len(question) :]
-        written = str(self._tokenizer.decode(said)).replace(" ", "")
+        tokens = whole[len(question) :]
+        written = str(self._tokenizer.decode(tokens)).replace(" ", "")
         if self._tokenizer.unk_token_id in whole or written.casefold() != answer.casefold():
             raise RopepatchError(
                 f"the tokenizer cannot write a question of the kind {kind}, or its answer {answer!r}",
                 hint="choose another kind",
             )
-        return question, said
+        return question, tokens
 
 
 @dataclass(eq=False)
 class _Key:
-    """A fact and its position in a haystack that is being made."""
+    """A fact and its position in a haystack under construction."""
 
     kind: str
     stretch: int  # the part beyond the next shorter length
@@ -481,7 +481,7 @@ class _Key:
     item: Item
     question: list[int]
     answer: list[int]
-    end: int = 0  # of its last needle, once that is written
+    end: int = 0  # of its last needle, set when it is written
 
 
 class _Page:
@@ -508,7 +508,7 @@ class _Page:
         return Haystack(torch.tensor(self._ids), stops, self._asked(keys))
 
     def _keys(self) -> list[_Key]:
-        """Those of a kind evenly spread over each stretch; a single one evenly over all haystacks."""
+        """Spread the keys of each kind evenly over each stretch, or a single key over all haystacks."""
         plan, between = self._plan, self._plan.chat[1]
         single = plan.keys == 1
         places: dict[str, list[tuple[int, tuple[float, float]]]] = {kind: [] for kind in plan.kinds}
@@ -531,9 +531,9 @@ class _Page:
         ]
 
     def _fill(self, length: int, stop: int, keys: Sequence[_Key], filler: Iterator[list[int]]) -> None:
-        """Append the needles of keys and filler up to a stop, where a sentence ends.
+        """Append needles and filler up to a stop, where a sentence ends.
 
-        The first filler sentences lose their beginning. Our own filler comes from its last to its first.
+        The first filler sentences lose their beginning. The built-in filler is taken in reverse order.
         """
         pairs = (
             (d, key, text) for key in keys for d, text in zip(key.depths, key.item.needles, strict=False)
@@ -551,7 +551,7 @@ class _Page:
         while surplus < 0:
             fill.append(next(filler))
             surplus += len(fill[-1])
-        if self._plan.texts is None:  # our last sentence is the last before every question
+        if self._plan.texts is None:  # so that its last sentence precedes every question
             fill.reverse()
         waiting = list(zip(needles, written, strict=True))
         for number, sentence in enumerate([*fill, []]):
@@ -564,7 +564,7 @@ class _Page:
             surplus -= cut
 
     def _asked(self, keys: Sequence[_Key]) -> dict[int, Sequence[Question]]:
-        """At every length as many questions of each kind as there are keys, at even depths."""
+        """Return the questions by length: `keys` of each kind, at even depths."""
         questions = {
             key: Question(key.kind, torch.tensor(key.question), torch.tensor(key.answer), key.end)
             for key in keys
@@ -575,14 +575,14 @@ class _Page:
             for kind, old in before.items():
                 new = [q for key, q in questions.items() if (key.kind, key.stretch) == (kind, stretch)]
                 wanted = min(len(old), self._plan.keys - len(new))
-                shift = self._draw.random()  # over many haystacks every depth is drawn
+                shift = self._draw.random()  # so that many haystacks cover every depth
                 kept = [old[int((at + shift) * len(old) / wanted)] for at in range(wanted)]
                 before[kind] = sorted(kept + new, key=lambda question: question.end)
             asked[length] = [question for of_kind in before.values() for question in of_kind]
         return asked
 
     def _sentences(self, texts: Sequence[str]) -> Iterator[list[int]]:
-        """The sentences of the user's texts in tokens, without an end."""
+        """Yield tokenised sentences of the user's texts endlessly."""
         wanted = CHARACTERS * self._plan.lengths[-1]
         for number in count(self._index):
             text = texts[number % len(texts)]
@@ -592,7 +592,7 @@ class _Page:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """The sentences of a text, each on one line; a very long one in pieces."""
+    """Yield the sentences of a text, each on one line, very long ones in pieces."""
     for sentence in SENTENCE.split(text):
         line = " ".join(sentence.split())
         yield from (line[at : at + LONGEST].strip() for at in range(0, len(line), LONGEST))

@@ -1,9 +1,9 @@
-"""Position ids for training rows, so that a short window trains a long target.
+"""Position ids with which short training sequences train a long target length.
 
-Only the positions jump: the text of a window is always one piece. The paper also takes the text behind a jump
-from farther on, and found that this hardly matters (section 3 of arXiv:2309.10400).
+Only the positions jump; the text of a sequence is contiguous. The paper also skips text at a jump, and found
+that this hardly matters (section 3 of arXiv:2309.10400).
 
-Shapes: W tokens of a window.
+Shapes: W tokens of a training sequence.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from ropepatch.settings import Count, Settings
 
 
 class PositionSampling(Settings, ABC):
-    """Where the tokens of a window are said to stand within the target."""
+    """How to draw the positions of a sequence's tokens within the target length."""
 
     paper: ClassVar[str]
     name: str
 
     def sample(self, window: int, target: int, draw: random.Random) -> Tensor:
-        """Strictly ascending positions [W] below ``target``, int64; 0 ... W-1 where W reaches the target."""
+        """Return strictly increasing positions [W] below ``target``, int64; 0 ... W-1 if W >= target."""
         if target <= window:
             return torch.arange(window)
         return self._sample(window, target, draw)
 
     @abstractmethod
     def _sample(self, window: int, target: int, draw: random.Random) -> Tensor:
-        """The same for windows below the target, down to a single token."""
+        """Return the same for sequences shorter than the target, down to one token."""
 
 
 class TrueLength(PositionSampling):
@@ -50,7 +50,7 @@ class TrueLength(PositionSampling):
 class PoSE(PositionSampling):
     """Chunks with jumps between them; lengths and jumps are drawn for every training sequence.
 
-    The first chunk starts at 0. Chunk i has a length from 1 to what leaves one for each further chunk, and
+    The first chunk starts at 0. Chunk i has at least one token, leaves one for each further chunk, and
     is shifted by a skip u_i ~ U{u_(i-1) ... target - W} (equation 3 and figure 6 of the paper).
 
     Args:
@@ -85,5 +85,5 @@ POSITIONS: dict[str, type[PositionSampling]] = {"true-length": TrueLength, "pose
 def row_positions(
     sampling: PositionSampling, lengths: Sequence[int], target: int, draw: random.Random
 ) -> Tensor:
-    """Positions [W] of a row of segments of these ``lengths``, int64, each sampled for itself."""
+    """Return positions [W], int64, of a row of segments of these ``lengths``, each sampled independently."""
     return torch.cat([sampling.sample(length, target, draw) for length in lengths])

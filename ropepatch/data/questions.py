@@ -1,6 +1,6 @@
-"""Rows that ask for what stands far before: keys in a text, and behind it a question whose answer is known.
+"""Training sequences for retrieval: a text that contains keys, then a question about a key and its answer.
 
-Shapes: T tokens of a row.
+Shapes: T tokens of a training sequence.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from ropepatch.settings import seed_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-TAUGHT = ("passkey", "number", "sentence")  # the kinds of questions that are learned; others only measure
-ANSWERS = 0.5  # the weight of the mean loss of an answer beside the mean loss of its row
-KEYS = 4  # in a row, one of which is asked for; a passkey is alone
-ROUND = 64  # rows whose questions are spread evenly over the depth
-STRIDE = 37  # between two of them that follow each other, so that depths do not come in order
+TAUGHT = ("passkey", "number", "sentence")  # kinds of questions for training; others only for evaluation
+ANSWERS = 0.5  # weight of an answer's mean loss, relative to that of its sequence
+KEYS = 4  # per sequence, with a question on one of them; a passkey is the only key
+ROUND = 64  # sequences whose questions are spread evenly over the depth
+STRIDE = 37  # between two consecutive ones, so that depths are not in order
 
 
 class QuestionRow(NamedTuple):
-    """A row that ends with a question and its answer, but for the first few tokens again behind it."""
+    """A sequence with a question and its answer near the end, padded with its first tokens."""
 
     ids: Tensor  # [T] int64
-    answers: Tensor  # [T] float32, what the loss of each token of the answer weighs; 0 for all others
+    answers: Tensor  # [T] float32, the loss weight of each token of the answer; 0 for all others
 
 
 @dataclass(frozen=True, eq=False)
 class Questions:
-    """Rows of some kinds of questions in turn, in texts; each follows from its number and the seed.
+    """Training sequences with questions of each kind in turn, determined by their number and the seed.
 
     Args:
-        tokenizer: Of the model.
-        texts: Around the keys.
+        tokenizer: The tokenizer of the model.
+        texts: The texts around the keys.
         kinds: Names from `KINDS`.
-        seed: Of all draws.
+        seed: The seed of all draws.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -49,10 +49,10 @@ class Questions:
     seed: int
 
     def row(self, number: int, length: int) -> QuestionRow:
-        """The row of a number from 0, in T = ``length`` tokens.
+        """Return the sequence with a number from 0, of T = ``length`` tokens.
 
         Raises:
-            RopepatchError: It has no room, or the tokenizer cannot write it.
+            RopepatchError: If it does not fit, or the tokenizer cannot represent it.
         """
         number, kind = number // len(self.kinds), self.kinds[number % len(self.kinds)]
         lap, place = divmod(number, ROUND)

@@ -1,4 +1,4 @@
-"""Streaming of documents from files, folders, saved datasets and the Hub."""
+"""Stream documents from files, folders, saved datasets and the Hub."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ropepatch.settings import HUB_NAME
 SEPARATOR = "<|endoftext|>"
 TOKEN_IDS = "input_ids"
 IN_FOLDERS = ["*.txt", "*.txt.gz", "*.jsonl", "*.jsonl.gz"]
-FORMATS: dict[str, tuple[str, dict[str, Any]]] = {  # of datasets, with its options
+FORMATS: dict[str, tuple[str, dict[str, Any]]] = {  # formats of `datasets`, with their options
     ".parquet": ("parquet", {}),
     ".arrow": ("arrow", {}),
     ".csv": ("csv", {"keep_default_na": False}),  # an empty cell is a blank text
@@ -34,7 +34,7 @@ FORMATS: dict[str, tuple[str, dict[str, Any]]] = {  # of datasets, with its opti
 }
 DATASET_ID = re.compile(rf"(?P<name>{HUB_NAME}/{HUB_NAME})(:(?P<config>[\w.+-]+))?", re.ASCII)
 FILE_NAME = re.compile(r".*\.(txt|json|jsonl|parquet|arrow|csv|tsv)(\.gz)?")
-MAX_DOCUMENT = 2**30  # bytes of a line, characters of a document
+MAX_DOCUMENT = 2**30  # bytes per line, characters per document
 OF_THE_HUB = "no such path is here; check id, config, split and network, or log in with `hf auth login`"
 EXPECTED = (
     "give a text, JSONL, CSV or Parquet file, a folder of *.txt and *.jsonl, a saved dataset, or a dataset "
@@ -47,21 +47,21 @@ Document = str | list[int]
 def stream_documents(source: str | Path, *, field: str = "text", split: str = "test") -> Iterator[Document]:
     """Stream the documents of a source, texts or token ids.
 
-    Sources are, those on this machine before the Hub:
+    A source is one of these; local paths take precedence over ids on the Hub:
 
-    - a text file, split at every ``<|endoftext|>``, white space around documents dropped;
-    - a ``.jsonl`` or ``.json`` file of one object per line; either kind of file may be gzipped (``.gz``);
+    - a text file, split at every ``<|endoftext|>``, with white space around documents dropped;
+    - a ``.jsonl`` or ``.json`` file with one object per line; both kinds may be gzipped (``.gz``);
     - a folder of ``*.txt`` and ``*.jsonl``, in sorted order, at any depth;
     - a dataset that ``save_to_disk`` wrote, or a ``.parquet``, ``.arrow``, ``.csv`` or ``.tsv`` file;
     - the id of a dataset on the Hub, ``owner/name`` or ``owner/name:config``; none of its code is run.
 
-    Memory holds one document (of `datasets`, one batch of rows) at a time. Blank documents are dropped.
+    Memory holds one document at a time; with `datasets`, one batch of rows. Blank documents are dropped.
 
     Args:
         source: A path, or a string that is a path or an id; a ``Path`` is never an id.
-        field: The field of an object or row that holds a text or a list of token ids; without it
-            ``input_ids`` is read.
-        split: The split to read, of a dataset with splits.
+        field: The field of an object or row that contains a text or a list of token ids; else
+            ``input_ids``.
+        split: The split of a dataset with splits.
     """
     documents = (
         document
@@ -75,9 +75,9 @@ def stream_documents(source: str | Path, *, field: str = "text", split: str = "t
 
 
 def local_files(source: str | Path) -> list[Path] | None:
-    """The files that `stream_documents` reads a source from; None for the id of a dataset on the Hub."""
+    """Return the files that `stream_documents` reads for a source; None for a dataset id on the Hub."""
     check_name(source)
-    with _explaining(f"look for {str(source)!r}", EXPECTED):  # too long a name, ~ of nobody, NUL ...
+    with _explaining(f"look for {str(source)!r}", EXPECTED):  # too long a name, NUL, ~ of an unknown user
         path = _local(source)
         if path is None:
             return None
@@ -85,7 +85,7 @@ def local_files(source: str | Path) -> list[Path] | None:
 
 
 def suffix_of(file: Path) -> str:
-    """Of a file its suffix, within a gzipped one."""
+    """Return the suffix of a file, without `.gz`."""
     return Path(file.name.removesuffix(".gz")).suffix
 
 
@@ -101,8 +101,8 @@ def _open(source: str | Path, field: str, split: str) -> Iterator[Document]:
 
 
 def _local(source: str | Path) -> Path | None:
-    """The path of a source that is on this machine; None for an id of the Hub."""
-    if source == "":  # the folder we are in, as a path
+    """Return the path of a local source; None for an id on the Hub."""
+    if source == "":  # as a path, the current folder
         raise RopepatchError("the source is an empty name", hint=EXPECTED)
     path = Path(source).expanduser()
     if path.exists():
@@ -140,7 +140,7 @@ def _read_file(file: Path, field: str) -> Iterator[Document]:
 
 def _read_texts(file: Path) -> Iterator[str]:
     text = ""
-    for _, line in _lines(file):  # no marker reaches over the end of a line
+    for _, line in _lines(file):  # a separator never spans two lines
         *ends, rest = line.split(SEPARATOR)
         for end in ends:
             yield (text + end).strip()
@@ -171,7 +171,7 @@ def _read_objects(file: Path, field: str) -> Iterator[Document]:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file from 1, with line ends as Python reads them in text mode."""
+    """Yield the lines of a file, numbered from 1, with line ends as in Python's text mode."""
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
             for number, content in enumerate(iter(lambda: stream.readline(MAX_DOCUMENT + 1), b""), start=1):
@@ -211,7 +211,7 @@ def _document(row: Mapping[str, Any], field: str, row_name: str) -> Document:
 
 
 def ids_of(document: Any) -> Tensor | None:
-    """The token ids [T] of a document, int64 on the CPU; None where it holds anything else."""
+    """Return the token ids [T] of a document, int64 on the CPU; None if it is not a list of token ids."""
     if isinstance(document, Sequence) and any(isinstance(token, bool) for token in document):
         return None
     with suppress(TypeError, ValueError, RuntimeError, OverflowError):
@@ -238,8 +238,8 @@ def _read_table(file: Path, kind: str, options: dict[str, Any], field: str) -> I
     datasets = _datasets()
     with _explaining(f"read {file}", f"it must be a {kind} file that datasets can read"):
         files = {"train": [glob.escape(str(file.absolute()))]}
-        asked = {"data_files": files, "split": "train", "streaming": True}
-        dataset = datasets.load_dataset(kind, **asked, **options)
+        where = {"data_files": files, "split": "train", "streaming": True}
+        dataset = datasets.load_dataset(kind, **where, **options)
         yield from _read_rows(dataset, field, str(file))
 
 
@@ -251,7 +251,7 @@ def _read_hub(name: str, config: str | None, field: str, split: str) -> Iterator
 
 
 def _read_rows(dataset: Any, field: str, name: str) -> Iterator[Document]:
-    columns = dataset.column_names or []  # None if they are not known
+    columns = dataset.column_names or []  # None if unknown
     for wanted in (field, TOKEN_IDS):
         if wanted in columns:
             dataset = dataset.select_columns([wanted])
@@ -271,11 +271,11 @@ def _datasets() -> Any:
 
 @contextmanager
 def _explaining(what: str, hint: str) -> Iterator[None]:
-    """Raise any error as one line: what failed, and why."""
+    """Turn any error into a RopepatchError of one line."""
     try:
         yield
     except RopepatchError:
         raise
-    except Exception as error:  # of datasets, pyarrow, fsspec, httpx ...: no list of them would stay whole
+    except Exception as error:  # of datasets, pyarrow, fsspec, httpx and others
         reason = shorten(str(error) or type(error).__name__, 300)
         raise RopepatchError(f"cannot {what}: {reason}", hint=hint) from error

@@ -1,4 +1,4 @@
-"""Tokenisation of documents, windows of their tokens, and a hash of them.
+"""Tokenise documents, cut them into windows, and hash their tokens.
 
 Shapes: T tokens of a document.
 """
@@ -28,10 +28,10 @@ from ropepatch.settings import Amount, Length, Settings, Text
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CHARACTERS = 2**20  # of the texts that the tokenizer is given at one time; it splits them in parallel
-PIECE = 2**18  # characters of a long text that it is given at one time, at some hundred bytes for each
-LINE, WORD = re.compile(r"(?<=\S\n)(?=\S)"), re.compile(r"(?<=\S)(?= \S)")  # where a long text is cut
-ANCHOR = "\n"  # precedes a piece, and takes the space that some tokenizers insert before each text
+CHARACTERS = 2**20  # of texts per call of the tokenizer, which splits them in parallel
+PIECE = 2**18  # characters of a long text per call; each takes some hundred bytes
+LINE, WORD = re.compile(r"(?<=\S\n)(?=\S)"), re.compile(r"(?<=\S)(?= \S)")  # where to cut a long text
+ANCHOR = "\n"  # precedes a piece, and absorbs the space that some tokenizers insert before a text
 LONGEST_PATH = 4096
 
 TextOrIds = str | Sequence[int] | Tensor
@@ -44,9 +44,9 @@ class Texts(Settings):
     """A source of documents.
 
     Args:
-        text: A file, a folder, a `datasets` id or a saved set.
+        text: A file, a folder, a `datasets` id or a saved dataset.
         field: The column or key of a document's text, or of its token ids.
-        split: The split of a `datasets` id or a saved set.
+        split: The split of a `datasets` id or a saved dataset.
         min_tokens: Shorter documents are skipped.
         weight: Share of the batches, relative to the other sources.
     """
@@ -59,7 +59,7 @@ class Texts(Settings):
 
 
 def read_documents(path: Path) -> list[str]:
-    """All texts of a file or folder, in memory; see `stream_documents`."""
+    """Return all texts of a file or folder; see `stream_documents`."""
     documents = list(stream_documents(path))
     texts = [document for document in documents if isinstance(document, str)]
     if len(texts) < len(documents):
@@ -74,12 +74,12 @@ def token_ids(
     bos: bool = True,
     length: int | None = None,
 ) -> list[Tensor]:
-    """Token ids [T] of each document, on the CPU.
+    """Return the token ids [T] of each document, on the CPU.
 
-    A text is split without special tokens and, with ``bos``, preceded by the tokenizer's
-    beginning-of-sequence token, if it has one; token ids stay unchanged. A long text is cut in pieces at line
-    breaks: all but a few tokens around the cuts are those of the uncut text. With ``length`` it is read until
-    it has so many.
+    A text is tokenised without special tokens; with ``bos``, the tokenizer's beginning-of-sequence token
+    precedes it, if there is one. Token ids stay unchanged. A long text is cut at line breaks, so a few tokens
+    around the cuts may differ from those of the uncut text. With ``length``, tokenisation stops after that
+    many tokens.
     """
     first = _bos(tokenizer) if bos else None
     return list(tokenise(tokenizer, documents, first=first, length=length))
@@ -93,10 +93,10 @@ def first_documents(
     count: int | None,
     bos: bool = True,
 ) -> list[Tensor]:
-    """The first documents that are long enough, each cut to its first ``length`` tokens.
+    """Return the first ``count`` documents that are long enough, each cut to its first ``length`` tokens.
 
-    Reads no document beyond the last that it takes. Fewer than ``count`` are logged as a warning; None takes
-    all that are long enough. The arguments are those of `token_ids`.
+    Reads no document after the last one returned. Logs a warning if there are fewer than ``count``; None
+    returns all that are long enough. The other arguments are those of `token_ids`.
     """
     _check_cut(length, count)
     longest, read, taken = 0, 0, list[Tensor]()
@@ -124,21 +124,21 @@ def cut_windows(
     length: int,
     count: int | None,
 ) -> list[tuple[int, list[int]]]:
-    """Windows of exactly ``length`` tokens cut from the documents joined into one stream.
+    """Cut windows of exactly ``length`` tokens from the documents joined into one stream.
 
-    Each text is preceded by the tokenizer's beginning-of-sequence token, or by its end-of-sequence token if
-    it has no other, or by nothing; token ids are taken as they are. Windows begin and end anywhere; the rest
-    of the stream is dropped. To spread windows takes the length of the stream: all documents are read, and
-    their token ids, 8 bytes each, are held in memory. `first_documents` stops as soon as it has enough.
+    The tokenizer's beginning-of-sequence token precedes each text, or else its end-of-sequence token, if it
+    has either. Token ids stay unchanged. Windows begin and end anywhere; the rest of the stream is dropped.
+    All documents are read, and their token ids kept in memory at 8 bytes each, to spread windows evenly.
+    `first_documents` stops as soon as it has enough.
 
     Args:
         tokenizer: None if all documents are token ids.
         documents: Texts or token ids, in the order in which they are joined.
         length: Tokens per window.
-        count: At most so many windows, spread evenly over the stream; None for all of them.
+        count: The largest number of windows, spread evenly over the stream; None for all.
 
     Returns:
-        Of each window the index of the document in which it begins, and its token ids.
+        For each window, the index of the document in which it begins, and its token ids.
     """
     _check_cut(length, count)
     stream, ends = array("q"), array("q")
@@ -157,9 +157,9 @@ def cut_windows(
 
 
 def digest(documents: Iterable[Sequence[int] | Tensor]) -> str:
-    """SHA-256 over the token ids of documents in their order, as a hexadecimal number.
+    """Return the SHA-256 of the token ids of documents in their order, in hexadecimal.
 
-    Hashed are, as little-endian 64-bit integers, each document's length and then its token ids.
+    It hashes each document's length and then its token ids as little-endian 64-bit integers.
     """
     hashed = hashlib.sha256()
     for document in documents:
@@ -169,7 +169,7 @@ def digest(documents: Iterable[Sequence[int] | Tensor]) -> str:
 
 
 def first_token(tokenizer: PreTrainedTokenizerBase | None) -> int | None:
-    """The token before each text of a stream: beginning of sequence, else end of sequence, else none."""
+    """Return the token before each text of a stream: beginning of sequence, else end, else None."""
     first = _bos(tokenizer)
     return tokenizer.eos_token_id if tokenizer is not None and first is None else first
 
@@ -182,9 +182,9 @@ def tokenise(
     characters: int = CHARACTERS,
     length: int | None = None,
 ) -> Iterator[Tensor]:
-    """Stream the token ids [T] of documents, as `token_ids`, after the token ``first``.
+    """Yield the token ids [T] of documents as `token_ids` does, after the token ``first``.
 
-    Texts are tokenised in parallel, in batches of so many characters.
+    Texts are tokenised in parallel, in batches of ``characters`` characters.
     """
     if isinstance(documents, str):
         raise RopepatchError("documents must be a list of documents, got one text", hint="pass [text]")
@@ -206,7 +206,7 @@ def tokenise(
 
 
 def take(documents: Iterator[AnyDocument], characters: int) -> list[AnyDocument]:
-    """Take documents until they have so many characters or token ids, plus one each."""
+    """Take documents until they have that many characters or token ids, plus one each."""
     taken: list[AnyDocument] = []
     while characters > 0 and (document := next(documents, None)) is not None:
         taken.append(document)
@@ -215,9 +215,9 @@ def take(documents: Iterator[AnyDocument], characters: int) -> list[AnyDocument]
 
 
 def _checked(tokenizer: PreTrainedTokenizerBase | None, document: TextOrIds, index: int) -> str | Tensor:
-    """A text that the tokenizer takes, or token ids [T].
+    """Return a text, or token ids [T], after checking it.
 
-    The first must not be the name of a file: any later one is a line of the text, whatever files are here.
+    The first document must not be a file name. Later ones are not checked: they may be lines of a text.
     """
     if not isinstance(document, str):
         if (ids := ids_of(document)) is not None:
@@ -239,7 +239,7 @@ def _checked(tokenizer: PreTrainedTokenizerBase | None, document: TextOrIds, ind
 
 
 def _long(tokenizer: PreTrainedTokenizerBase | None, text: str) -> Iterator[list[int]]:
-    """Token ids of a long text, piece by piece, without the space that some tokenizers insert."""
+    """Yield token ids of a long text piece by piece, without the space that some tokenizers insert."""
     (anchor,) = encode(tokenizer, [ANCHOR])
     begin = 0
     while begin < len(text):
@@ -257,12 +257,12 @@ def _long(tokenizer: PreTrainedTokenizerBase | None, text: str) -> Iterator[list
 
 
 def encode(tokenizer: PreTrainedTokenizerBase | None, texts: list[str]) -> list[list[int]]:
-    """Token ids of each text, without special tokens; without a tokenizer there must be no texts."""
+    """Return the token ids of each text, without special tokens; none without a tokenizer."""
     if tokenizer is None or not texts:
         return []
     try:  # verbose=False: no warning about texts longer than model_max_length
         encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
-    except Exception as error:  # whatever a stranger's tokenizer fails with
+    except Exception as error:  # a custom tokenizer may raise anything
         reason = shorten(f"{type(error).__name__}: {error}", 300)
         raise RopepatchError(
             f"the tokenizer cannot split a text: {reason}", hint="copy the tokenizer's files again"

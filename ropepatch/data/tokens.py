@@ -1,8 +1,8 @@
 """Tokenised sources, cached on disk.
 
-An entry of the cache is a folder: ``tokens.bin`` holds the token ids of all documents on end, int32 [N];
-``meta.json`` the length of each document, and how the source was read. An entry that grows keeps its
-beginning, and ``tokens.bin`` is replaced first: an older ``meta.json`` describes the newer tokens, too.
+An entry of the cache is a folder. ``tokens.bin`` contains the concatenated token ids of all documents, int32
+[N]. ``meta.json`` contains the length of each document, and how the source was read. An entry only grows at
+its end, and ``tokens.bin`` is replaced first, so an older ``meta.json`` is valid for newer tokens.
 
 Shapes: N tokens, D documents.
 """
@@ -38,7 +38,7 @@ from ropepatch.settings import key_of, relative_length
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 2  # of an entry, and of how documents become tokens
+FORMAT = 2  # version of entries and of the tokenisation
 TOKENS, META = "tokens.bin", "meta.json"
 
 logger = logging.getLogger(__name__)
@@ -49,49 +49,49 @@ class Reading:
     """How a source was read."""
 
     source: str  # a path or an id
-    min_tokens: int  # shorter documents were left out
-    short: int  # how many were
-    complete: bool  # whether it was read to its end
+    min_tokens: int  # shorter documents were dropped
+    short: int  # number of dropped documents
+    complete: bool  # whether the source was read to its end
 
 
 @dataclass(frozen=True, eq=False)
 class TokenStore:
-    """The documents of an entry up to a number of tokens; in another process it opens the entry again."""
+    """The documents of an entry up to a number of tokens; pickling stores only the path and the number."""
 
     folder: Path
     tokens: Tensor  # of all documents, int32 [N], mapped from the file
     starts: Tensor  # of each document, and the end of the last, int64 [D + 1]
-    reading: Reading  # of the source for this entry
+    reading: Reading
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the tokens and of the lengths of the documents."""
+        """SHA-256 of the tokens and the lengths of the documents."""
         hashed = hashlib.sha256(self.tokens.numpy().data)
         hashed.update(self.starts.diff().int().numpy().data)
         return hashed.hexdigest()
 
     @property
     def report(self) -> str:
-        """One line: the numbers of documents, of tokens, and of short documents left out."""
+        """One line with the numbers of documents, tokens and dropped short documents."""
         there = f"{amount(len(self.starts) - 1)} documents, {amount(len(self.tokens))} tokens"
         if not self.reading.short:
             return there
         return f"{there}; {amount(self.reading.short)} shorter than {self.reading.min_tokens} tokens left out"
 
     def first(self, tokens: int) -> TokenStore:
-        """The first documents that together have so many tokens, or all if there are fewer."""
+        """Return the first documents that together have that many tokens, or all if there are fewer."""
         count = min(int(torch.searchsorted(self.starts, tokens)), len(self.starts) - 1)
         return replace(self, tokens=self.tokens[: self.starts[count]], starts=self.starts[: count + 1])
 
     def piece(self, begin: int, end: int) -> tuple[Tensor, tuple[int, ...]]:
-        """Token ids, int64 [end - begin], and how many of them are of each document."""
+        """Return token ids, int64 [end - begin], and the number of them from each document."""
         first, last = torch.searchsorted(self.starts, torch.tensor([begin + 1, end])).tolist()
         cuts = [begin, *self.starts[first:last].tolist(), end]
         lengths = tuple(after - before for before, after in pairwise(cuts))
         return self.tokens[begin:end].long(), lengths
 
     def __len__(self) -> int:
-        """Its tokens."""
+        """The number of tokens."""
         return len(self.tokens)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -99,7 +99,7 @@ class TokenStore:
 
 
 def default_cache() -> Path:
-    """``$ROPEPATCH_CACHE/tokens``, or else `tokens` in the user's cache folder, ``~/.cache/ropepatch``."""
+    """Return ``$ROPEPATCH_CACHE/tokens``, or else `tokens` in the user's cache, ``~/.cache/ropepatch``."""
     own, shared = os.environ.get("ROPEPATCH_CACHE"), os.environ.get("XDG_CACHE_HOME")
     folder = Path(own) if own else Path(shared or "~/.cache") / "ropepatch"
     return folder.expanduser() / "tokens"
@@ -114,15 +114,14 @@ def tokenised(
     tokens: int,
     cache: Path,
 ) -> TokenStore:
-    """The first documents of a source that together have ``tokens`` tokens, or all if there are fewer.
+    """Return the first documents of a source that together have ``tokens`` tokens, or all if there are fewer.
 
-    The source is read no further than that. A text is tokenised as in `cut_windows`: after the
-    beginning-of-sequence token, else the end-of-sequence token, else nothing; token ids stay unchanged.
-    The tokens are cached by tokenizer, settings of the source, and sizes and times of its files or its
-    revision on the Hub; if the Hub does not say which it has, the latest entry serves. An entry also serves
-    requests for fewer tokens, with the same tokens as a new one. One of several processes reads, others wait.
-    A `min_tokens` may be relative to the context on which the model was ``trained``; see also
-    `default_cache`.
+    The source is read no further. Texts are tokenised as in `cut_windows`: after the beginning-of-sequence
+    token, else the end-of-sequence token, else nothing. Token ids stay unchanged. The cache key consists of
+    the tokenizer, the settings of the source, and the sizes and times of its files or its revision on the
+    Hub. If the Hub cannot be reached, the latest entry is used. An entry also serves requests for fewer
+    tokens, with identical tokens. If several processes need an entry, one writes it and the others wait.
+    `min_tokens` may be relative to the original context length, ``trained``; see also `default_cache`.
     """
     min_tokens = max(relative_length(source.min_tokens, trained), 1)
     name, revision = _identity(source.text)
@@ -144,7 +143,7 @@ def tokenised(
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 of all that decides how a tokenizer splits a text."""
+    """Return the SHA-256 of everything that determines how a tokenizer splits a text."""
     hashed = hashlib.sha256(type(tokenizer).__qualname__.encode())
     hashed.update(repr(getattr(tokenizer, "split_special_tokens", None)).encode())
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -162,12 +161,12 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
 
 @contextmanager
 def writing(folder: Path, source: str) -> Iterator[None]:
-    """Hold the lock of an entry, for which other processes wait."""
+    """Hold the lock of an entry."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock"):
             yield
-    except (OSError, NotImplementedError) as error:  # the latter where files cannot be locked
+    except (OSError, NotImplementedError) as error:  # NotImplementedError if files cannot be locked
         reason = getattr(error, "strerror", None) or error
         raise RopepatchError(
             f"cannot cache the tokens of {source} in {folder.parent}: {reason}",
@@ -183,9 +182,9 @@ def write(
     min_tokens: int = 1,
     tokens: int | None = None,
 ) -> TokenStore:
-    """Write an entry as the documents come, up to so many tokens; if interrupted, the earlier entry stays.
+    """Stream documents into an entry, up to ``tokens`` tokens; if interrupted, the earlier entry stays.
 
-    The caller holds the lock of its folder. Shorter documents than ``min_tokens`` are left out.
+    The caller holds the lock of its folder. Documents shorter than ``min_tokens`` are dropped.
     """
     lengths, taken, short, longest = array("i"), 0, 0, 0
     with whole_file(folder / TOKENS) as partial, partial.open("wb") as out:
@@ -211,14 +210,14 @@ def write(
 
 
 def append(folder: Path, documents: Sequence[Tensor], *, source: str) -> TokenStore:
-    """Add documents to an entry, or begin it; if interrupted, what was there before stays.
+    """Add documents to an entry, or start one; if interrupted, the earlier entry stays.
 
     The caller holds the lock of its folder.
     """
     before = find(folder, 1)
     lengths = [] if before is None else before.starts.diff().tolist()
     with (folder / TOKENS).open("ab") as out:
-        out.truncate(4 * sum(lengths))  # what an interrupted call added
+        out.truncate(4 * sum(lengths))  # drop what an interrupted call added
         out.write(torch.cat([ids.int() for ids in documents]).numpy().data)
     reading = Reading(source, min_tokens=1, short=0, complete=False)
     with whole_file(folder / META) as partial:
@@ -227,9 +226,9 @@ def append(folder: Path, documents: Sequence[Tensor], *, source: str) -> TokenSt
 
 
 def find(folder: Path, tokens: int) -> TokenStore | None:
-    """An entry that has so many tokens, or all of its source.
+    """Return an entry if it has that many tokens, or all of its source.
 
-    None if the entry is not there, has too few, or is damaged, of which a warning is logged.
+    None if the entry is missing, has too few tokens, or is damaged, which logs a warning.
     """
     if not (folder / META).exists():
         return None
@@ -242,14 +241,14 @@ def find(folder: Path, tokens: int) -> TokenStore | None:
 
 
 def amount(count: int) -> str:
-    """A count for people: 5.1 M, or 1,204."""
+    """Format a count: 5.1 M, or 1,204."""
     return f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count:,}"
 
 
 def _mapped(folder: Path) -> TokenStore:
     meta = dict(json.loads((folder / META).read_text(encoding="utf-8")))
     ends = torch.tensor(meta.pop("lengths"), dtype=torch.long).cumsum(0)
-    # Copy on write, since torch warns of read-only memory; nobody writes.
+    # Copy on write only because torch warns about read-only memory.
     tokens = np.memmap(folder / TOKENS, dtype=np.int32, mode="c", shape=(int(ends[-1]),))
     starts = torch.cat([torch.zeros(1, dtype=torch.long), ends])
     return TokenStore(folder, torch.from_numpy(tokens), starts, Reading(**meta))
@@ -262,9 +261,9 @@ def _reopened(folder: Path, tokens: int) -> TokenStore:
 def _read(
     source: Texts, tokenizer: PreTrainedTokenizerBase, min_tokens: int, vocabulary: int, tokens: int
 ) -> Iterator[Tensor]:
-    """The token ids [T] of one document after the other, until those that are long enough have so many."""
+    """Yield the token ids [T] of documents until those that are long enough have ``tokens`` tokens."""
     documents, taken = stream_documents(source.text, field=source.field, split=source.split), 0
-    # A token is seldom less than a character: no more characters are read than tokens are to go.
+    # A token is rarely shorter than a character, so read at most one character per missing token.
     while batch := take(documents, min(CHARACTERS, tokens - taken)):
         for ids in tokenise(tokenizer, batch, first=first_token(tokenizer)):
             if len(ids) >= min_tokens:
@@ -282,14 +281,14 @@ def _check_vocabulary(ids: Tensor, vocabulary: int, source: str) -> None:
 
 
 def _identity(source: str) -> tuple[str, str | None]:
-    """The name and the revision of a source; None if the Hub does not say."""
+    """Return the name and the revision of a source; None if the Hub cannot be reached."""
     files = local_files(source)
     if files is not None:
         states = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         return str(Path(source).expanduser().resolve()), key_of(states)
     try:
         return source, HfApi().dataset_info(source.partition(":")[0], timeout=10).sha
-    except Exception as error:  # of httpx and of the Hub, or that we are offline: the latest entry may serve
+    except Exception as error:  # e.g. offline: the latest entry may serve
         logger.debug("no revision of %s: %s", source, error)
         return source, None
 

@@ -1,4 +1,4 @@
-"""Every position encoding of the literature, as a swap-in for the rope of a loaded model."""
+"""Published position encodings, each of which can replace the RoPE of a loaded model."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def make_encoding(name: str, /, **parameters: Any) -> Encoding:
     """Make an encoding.
 
     Raises:
-        RopepatchError: On an unknown encoding or parameter, or one that is missing or outside its domain.
+        RopepatchError: On an unknown encoding or parameter, or a missing or invalid parameter.
     """
     return ENCODINGS.make(name, **parameters)
 
 
 def __getattr__(name: str) -> Any:
-    """Import `swapping`, and transformers with it, only where one of its names is asked for."""
+    """Import `swapping`, and with it transformers, only when one of its names is used."""
     if name in ("Swap", "swap", "swapped"):
         from ropepatch.encodings import swapping
 

@@ -1,7 +1,7 @@
 """Absolute positions: a vector for every position, added to the token's embedding.
 
-Vaswani et al. multiply the embedding by sqrt(C) and add the table as it is. A checkpoint's layers expect the
-embedding as it is, so here the table is divided by sqrt(C) instead: the same ratio of the two.
+Vaswani et al. multiply the embedding by sqrt(C) and add the table. A checkpoint's layers expect unscaled
+embeddings, so here the table is divided by sqrt(C) instead, which gives the same ratio.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ropepatch.settings import AboveOne, Count, expected
 
 
 def sinusoid(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
-    """sin(p / b^(2i/C)) in channels 2i, cos of the same in 2i + 1: [..., C] float32 (Vaswani et al. 2017).
+    """Return sin(p / b^(2i/C)) in channel 2i and its cos in 2i + 1, [..., C] float32 (Vaswani et al. 2017).
 
     Args:
         positions: Positions [...], in tokens.
-        width: C, the channels; even.
-        base: b, of the frequencies.
+        width: C, the number of channels; even.
+        base: b, the base of the frequencies.
     """
     inv_freq = 1.0 / base ** (torch.arange(0, width, 2, device=positions.device).float() / width)
     angles = positions.float()[..., None] * inv_freq
@@ -39,14 +39,14 @@ class TableEncoding(Encoding):
 
     @abstractmethod
     def vectors(self, positions: Tensor, width: int) -> Tensor:
-        """The vectors [..., C] float32 of positions [...], before they are divided by sqrt(C)."""
+        """Return the vectors [..., C] float32 of positions [...], before the division by sqrt(C)."""
 
     def apply(self, positions: Tensor, shape: ModelShape) -> Tensor:
         return self.vectors(positions, shape.hidden_size) / math.sqrt(shape.hidden_size)
 
 
 class Integer(TableEncoding):
-    """The position itself in every channel; it outgrows the embedding, which is what it teaches."""
+    """The position itself in every channel; it soon exceeds the embedding."""
 
     name = "integer"
     formula = "x + p/√C"
@@ -56,10 +56,10 @@ class Integer(TableEncoding):
 
 
 class Normalised(TableEncoding):
-    """The position as a share of the text's length: the same place gets another vector in another text.
+    """The position divided by the text's length, so a position's vector depends on the text.
 
     Args:
-        length: N, of the text in tokens; fixed when the model is swapped, or cached tokens would be stale.
+        length: N, the length of the text in tokens; fixed while swapped, since cached keys depend on it.
     """
 
     name = "normalised"
@@ -72,22 +72,22 @@ class Normalised(TableEncoding):
 
 
 class Binary(TableEncoding):
-    """The digits of the position: the slowest digit of the sinusoid's idea, in steps."""
+    """The binary digits of the position."""
 
     name = "binary"
     formula = "x + bit_i(p)/√C in channel i"
 
     def vectors(self, positions: Tensor, width: int) -> Tensor:
-        """Bit i of p in channel i, 0 or 1; channels from 31 on are 0."""
+        """Return bit i of p in channel i, 0 or 1; channels from 31 on are 0."""
         bits = torch.arange(width, device=positions.device).clamp(max=31)
         return ((positions.long()[..., None] >> bits) & 1).float()
 
 
 class Sinusoidal(TableEncoding):
-    """Sines and cosines of geometrically falling frequency.
+    """Sines and cosines with geometrically decreasing frequencies.
 
     Args:
-        base: b, whose powers b^(2i/C) divide the position.
+        base: b; positions are divided by b^(2i/C).
     """
 
     name = "sinusoidal"
@@ -104,10 +104,10 @@ class Sinusoidal(TableEncoding):
 
 
 class LearnedPositions(Encoding):
-    """A vector per position that is trained like the embeddings (Gehring et al. 2017; BERT, GPT-2).
+    """One trained vector per position, like an embedding (Gehring et al. 2017; BERT, GPT-2).
 
     Args:
-        rows: N, the positions it has; None for the model's window. There is nothing beyond them.
+        rows: N, the number of positions; None for the original context length. Others raise an error.
     """
 
     name = "learned"

@@ -1,7 +1,7 @@
-"""Attention by an encoding instead of the model's own: linear memory, in training too.
+"""Attention with a swapped position encoding, in memory linear in the length, also in training.
 
-Where distances add nothing, stock sdpa works on the changed queries, keys and values. Where they do, or
-weights are wanted, scores are computed in float32, for a block of queries at a time.
+Without additions per distance, stock sdpa runs on the encoded queries, keys and values. With them, or if
+attention weights are returned, scores are computed in float32, one block of queries at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ropepatch.attention.modeling_position_remapping import Sight, by_head, in_b
 from ropepatch.encodings.encoding import AttentionInputs
 from ropepatch.errors import RopepatchError
 
-ENCODING_ATTENTION = "ropepatch_encoding"  # in the interfaces of transformers, which are one per process
+ENCODING_ATTENTION = "ropepatch_encoding"  # registered in transformers for the whole process
 
 
 def attend(
@@ -32,9 +32,9 @@ def attend(
     position_ids: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention [B, Q, H, D] of queries [B, H, Q, D] to keys and values [B, K, T, D], without positions.
+    """Return attention [B, Q, H, D] of queries [B, H, Q, D] to keys and values [B, K, T, D], not yet encoded.
 
-    The weights [B, H, Q, T] are returned where the model was set to eager attention.
+    It returns the weights [B, H, Q, T] too if the model was set to eager attention.
     """
     if changed := [name for name in OTHER_SCORES if kwargs.get(name) is not None]:
         raise RopepatchError(
@@ -61,7 +61,7 @@ def attend(
 
         def score(own: Tensor, rows: slice, columns: slice) -> Tensor:
             keys = key[:, :, columns].mT
-            if relative is None:  # as stock eager attention has them
+            if relative is None:  # as in stock eager attention
                 return by_head(own, keys).to(wide) * scaling
             scores = by_head(own.to(wide), keys.to(wide)) * scaling
             return scores.add_(relative.bias(own, m[:, rows, None] - n[:, None, columns]))

@@ -1,7 +1,7 @@
-"""Base of all position encodings: frozen parameters, and a function from inputs of attention to others.
+"""Base class of all position encodings: frozen parameters, and a function that encodes inputs of attention.
 
 Shapes, here and in the encodings: B sequences, H heads, K key-value heads, Q queries, T keys, D dimensions of
-a head, E those that attention works on, C channels of the residual stream, q queries of a block, R distances.
+a head, E dimensions of encoded queries, C hidden size, q queries of a block, R distances.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ModelShape:
         key_value_heads: K.
         head_dim: D.
         hidden_size: C.
-        rope: The rope it was built with: D, rope_theta, and its window in tokens.
+        rope: The RoPE of the model: D, rope_theta and the original context length.
         initializer_range: The standard deviation of new parameters.
     """
 
@@ -46,7 +46,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, source: Checkpoint) -> ModelShape:
-        """The sizes that a configuration states."""
+        """Return the sizes in a checkpoint's configuration."""
         config: Any = source.config
         return cls(
             layers=config.num_hidden_layers,
@@ -60,17 +60,17 @@ class ModelShape:
 
     @property
     def window(self) -> int:
-        """L: the tokens the model was built to read."""
+        """L, the original context length in tokens."""
         return self.rope.original_max_position_embeddings
 
 
 @dataclass(frozen=True, eq=False)
 class Relative:
-    """Additions of distances of 0 to R - 1 tokens; farther ones add what the last does.
+    """Additions for distances of 0 to R - 1 tokens; larger distances use the last one.
 
     Args:
         numbers: Added to the scaled scores: [H or 1, R] float32.
-        vectors: Whose products with a query are added to its scaled scores: [H or 1, E, R] float32.
+        vectors: Their products with a query are added to its scaled scores: [H or 1, E, R] float32.
         values: Added to the values: [E, R] float32.
     """
 
@@ -84,7 +84,7 @@ class Relative:
         return self.numbers.shape[-1]
 
     def bias(self, query: Tensor, distances: Tensor) -> Tensor:
-        """The additions [B or 1, H, q, T] to scores of queries [B, H, q, E] at distances [B or 1, q, T]."""
+        """Return additions [B or 1, H, q, T] to scores: queries [B, H, q, E], distances [B or 1, q, T]."""
         index = distances.clamp(0, self.reach - 1)
         if self.vectors is None:
             chosen = self.numbers.index_select(1, index.flatten())  # four times faster than [:, index]
@@ -93,7 +93,7 @@ class Relative:
         return products.gather(-1, index[:, None].expand(*products.shape[:3], -1))
 
     def read(self, weights: Tensor, distances: Tensor) -> Tensor | None:
-        """The addition [B, H, q, E] to the output by weights [B, H, q, T] at distances [B or 1, q, T]."""
+        """Return the addition [B, H, q, E] to the output: weights [B, H, q, T], distances [B or 1, q, T]."""
         if self.values is None:
             return None
         index = distances.clamp(0, self.reach - 1)[:, None].expand_as(weights)
@@ -103,18 +103,18 @@ class Relative:
 
 @dataclass(frozen=True, eq=False)
 class AttentionInputs:
-    """Inputs of one layer's attention, of the cached tokens too.
+    """Inputs of one layer's attention, including those of cached tokens.
 
     Args:
-        query: [B, H, Q, E]; without any position as the model gives them, when E is D.
+        query: [B, H, Q, E]; before encoding they contain no position and E = D.
         key: [B, K, T, E].
         value: [B, K, T, E].
-        query_positions: [B or 1, Q], in tokens; explicit, never counted.
+        query_positions: [B or 1, Q], in tokens.
         key_positions: [B or 1, T].
         layer: Counted from 0.
         scaling: The factor of the product of a query and a key, 1/sqrt(D).
-        relative: What distances add to scores and values.
-        finish: A function of the whole output [B, H, Q, E], which gives [B, H, Q, D].
+        relative: Additions to scores and values per distance.
+        finish: A function from the output [B, H, Q, E] to [B, H, Q, D].
     """
 
     query: Tensor
@@ -134,40 +134,40 @@ class AttentionInputs:
 
     @property
     def reach(self) -> int:
-        """One more than the greatest distance of a query from a key behind it."""
+        """One more than the largest distance from a query to an earlier key."""
         return int((self.query_positions.max() - self.key_positions.min()).clamp(min=0)) + 1
 
 
 class Encoding(Named):
-    """One published way to tell a transformer the order of its tokens.
+    """One published way to encode the positions of tokens.
 
-    A subclass gives `apply`, and where it has any the `sizes` of what it trains and its `constants`.
+    A subclass defines `apply`, and the `sizes` of its trained parameters and its `constants` if it has any.
 
     Raises:
-        RopepatchError: On parameters outside its domain.
+        RopepatchError: On invalid parameters.
     """
 
     listed_by = "ropepatch encodings"
     family: ClassVar[str]  # absolute, relative, rotary or none
 
     def check_shape(self, shape: ModelShape) -> None:
-        """Refuse a model that the encoding does not fit."""
+        """Raise an error if the encoding does not fit the model."""
 
     def sizes(self, shape: ModelShape) -> dict[str, tuple[int, ...]]:
-        """Sizes of the tensors that are trained, by the names under which a checkpoint has them."""
+        """Return the sizes of the trained tensors, by their names in a checkpoint."""
         return {}
 
     def constants(self, shape: ModelShape) -> dict[str, Tensor]:
-        """Tensors that are not trained, in float32 on the CPU: never saved, and rounded to no other dtype."""
+        """Return the tensors that are not trained: float32, on the CPU, never saved or cast."""
         return {}
 
     @abstractmethod
     def apply(self, *inputs: Any, **tensors: Any) -> Any:
         """Encode positions, given `(inputs, shape, **tensors)`.
 
-        The tensors are all of `sizes`, in the model's dtype, and of `constants`, on the device of the inputs.
-        An absolute encoding is given positions [B, T], and returns what is added to the embeddings of their
-        tokens, [B, T, C] float32. All others are given the `AttentionInputs` of a layer, and return others.
+        The tensors are those of `sizes`, in the model's dtype, and of `constants`, on the inputs' device.
+        An absolute encoding takes positions [B, T] and returns the vectors to add to the embeddings of their
+        tokens, [B, T, C] float32. All others take and return the `AttentionInputs` of a layer.
         """
 
     def _require_even(self, name: str, channels: int, instead: str) -> None:
@@ -193,14 +193,14 @@ ENCODINGS: Registry[Encoding] = Registry(  # `ropepatch.encodings` fills it
 
 
 class EncodingModule(nn.Module):
-    """An encoding within a model, with new trained parameters from torch's generator.
+    """An encoding as a module, with new parameters drawn from torch's generator.
 
     Args:
         encoding: The encoding.
-        shape: Of the model.
+        shape: The sizes of the model.
 
     Raises:
-        RopepatchError: Where the encoding does not fit the shape.
+        RopepatchError: If the encoding does not fit the shape.
     """
 
     def __init__(self, encoding: Encoding, shape: ModelShape) -> None:

@@ -1,4 +1,4 @@
-"""Loading of any checkpoint, with the position encoding or position remapping it was saved with."""
+"""Load any checkpoint, with its position encoding or position remapping."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def load(
 def load_checkpoint(
     checkpoint: Checkpoint, dtype: torch.dtype | None = None, device_map: str | dict[str, str] | None = None
 ) -> PreTrainedModel:
-    """Load the model of a checkpoint, with the position encoding or the position remapping it was saved with.
+    """Load the model of a checkpoint, with its position encoding or position remapping.
 
-    Of a remapping config.json is read, and the code beside it never run. `transformers` says what a device
-    map is.
+    A remapping is loaded from config.json; code in the checkpoint never runs. For device maps see
+    `transformers`.
     """
     if checkpoint.kind == "stock":
         return checkpoint.load(dtype, device_map)
@@ -55,7 +55,10 @@ def load_checkpoint(
     described = saved_remapping(checkpoint.raw)
     distances = make_remapping(described["name"], **described["parameters"])
     before = checkpoint.stock.with_config(checkpoint.stock.raw)
-    for key in ("max_position_embeddings", SEQUENCE):  # the remapping is put on the model that reads L
+    for key in (
+        "max_position_embeddings",
+        SEQUENCE,
+    ):  # the remapping needs the model at its original context length
         if hasattr(before.whole_config, key):
             setattr(before.whole_config, key, described["window"])
     model = before.load(dtype, device_map)
@@ -66,15 +69,15 @@ def load_checkpoint(
 
 
 def _check_remapping(model: PreTrainedModel, described: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Refuse a config.json by which transformers would map other layers than those that rotate, or stop."""
+    """Reject a config.json with which transformers would remap other layers, or fail."""
     slots = [vars(module) for module in model.modules() if POSITIONS_SLOT in vars(module)]
     rotating = [slot["layer_idx"] for slot in slots if slot[POSITIONS_SLOT] is not None]
     layers = None if len(rotating) == len(slots) else rotating
     for key, value in {"layers": layers, **expected}.items():
         if described.get(key, ...) != value:
-            said = shown(described.get(key))
+            actual = shown(described.get(key))
             raise RopepatchError(
-                f"position_remapping.{key} in config.json is {said}, expected {shown(value)}",
+                f"position_remapping.{key} in config.json is {actual}, expected {shown(value)}",
                 hint="transformers would compute something else: copy config.json again from its source",
             )
 
@@ -94,7 +97,7 @@ def _swap_again(model: Any, checkpoint: Checkpoint) -> None:
             f"got {sorted(name.removeprefix(prefix) for name in stored) or 'none'}",
             hint="put ropepatch.json and the weights of the same checkpoint together",
         )
-    with torch.random.fork_rng(devices=[]):  # what is drawn here is replaced
+    with torch.random.fork_rng(devices=[]):  # the drawn parameters are replaced below
         handle = swap(model, encoding)
     tensors: dict[str, torch.Tensor] = {}
     for name in parameters:

@@ -1,4 +1,4 @@
-"""Relative positions: vectors or numbers that the distance of a key behind a query adds to its score."""
+"""Relative positions: additions to a score that depend on the distance between query and key."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ropepatch.settings import Count, expected
 
 
 class Shaw(Encoding):
-    """Trained vectors for distances up to k, for each layer and all its heads; farther ones share the last.
+    """Trained vectors for distances up to k, per layer; larger distances use the last one.
 
-    Of the 2k + 1 vectors of the paper (Shaw et al. 2018) a decoder reads k + 1, those of keys behind the
-    query: row t of a layer's tables is for keys t tokens behind it.
+    A decoder needs only k + 1 of the 2k + 1 vectors in the paper (Shaw et al. 2018). Row t of a layer's
+    tables is for keys t tokens before the query.
 
     Args:
         clip: k, in tokens.
@@ -44,7 +44,7 @@ class Shaw(Encoding):
 
 
 class TransformerXL(Encoding):
-    """(q + u)·k + (q + v)·W R_(i-j): a projection W for each layer and head, u and v for each head.
+    """(q + u)·k + (q + v)·W R_(i-j), with a projection W per layer and head, and u and v per head.
 
     R are sinusoids of the distance (Dai et al. 2019).
     """
@@ -69,15 +69,15 @@ class TransformerXL(Encoding):
         with torch.autocast(inputs.device.type, enabled=False):
             sinusoids = sinusoid(distances, shape.hidden_size).T
             vectors = projection * inputs.scaling @ sinusoids  # [H, D, distances]
-            numbers = ((v - u)[:, None] @ vectors)[:, 0]  # of a query that has u in it
+            numbers = ((v - u)[:, None] @ vectors)[:, 0]  # for queries that already include u
         query = inputs.query + u[:, None].to(inputs.query)
         return replace(inputs, query=query, relative=Relative(numbers, vectors))
 
 
 class NEZHA(Encoding):
-    """The sinusoid of j - i is added to keys and to values, in all layers and heads (Wei et al. 2019).
+    """The sinusoid of j - i, added to keys and values in all layers and heads (Wei et al. 2019).
 
-    The paper's numbers; the authors' code clips at 64 and shifts the phase by as much.
+    As in the paper; the authors' code clips the distance at 64 and shifts the phase by 64.
     """
 
     name = "nezha"
@@ -89,10 +89,10 @@ class NEZHA(Encoding):
         self._require_even("head_dim", shape.head_dim, instead="shaw")
 
     def apply(self, inputs: AttentionInputs, shape: ModelShape) -> AttentionInputs:
-        # The sinusoid of a difference is the one of the key's position, rotated by the query's:
+        # The sinusoid of a difference is that of the key's position, rotated by the query's position:
         # sin((j-i)w) = sin(jw) cos(iw) - cos(jw) sin(iw), cos((j-i)w) = cos(jw) cos(iw) + sin(jw) sin(iw).
-        # So instead of a vector for every pair of tokens, keys and values get D more channels with the
-        # sinusoids of their own positions, queries D more that are rotated by theirs, and the output is
+        # This avoids a vector for every pair of tokens: keys and values get D more channels with the
+        # sinusoids of their positions, queries get D more rotated by their positions, and the output is
         # rotated back.
         query, key, width = inputs.query, inputs.key, shape.head_dim
         of_queries = sinusoid(inputs.query_positions, width)[:, None]
@@ -107,13 +107,13 @@ class NEZHA(Encoding):
 
 
 def _rotated(query: Tensor, of_queries: Tensor) -> Tensor:
-    """Vectors whose product with a key's sinusoid is the query's with the sinusoid of the difference."""
+    """Rotate a query, so that its product with a key's sinusoid is that with the difference's sinusoid."""
     (x, y), (sin, cos) = _pairs(query), _pairs(of_queries)
     return torch.stack((x * cos + y * sin, y * cos - x * sin), -1).flatten(-2).to(query.dtype)
 
 
 def _rotated_back(summed: Tensor, of_queries: Tensor) -> Tensor:
-    """Weighted sums of the keys' sinusoids as those of the differences."""
+    """Turn weighted sums of the keys' sinusoids into those of the differences."""
     (x, y), (sin, cos) = _pairs(summed), _pairs(of_queries)
     return torch.stack((x * cos - y * sin, y * cos + x * sin), -1).flatten(-2).to(summed.dtype)
 
@@ -123,11 +123,11 @@ def _pairs(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class T5Bias(Encoding):
-    """A trained number per head and bucket of distances, for all layers (Raffel et al. 2019).
+    """A trained bias per head and bucket of distances, shared by all layers (Raffel et al. 2019).
 
     Args:
-        buckets: The first half holds one distance each, the others ever more.
-        max_distance: Distances from here on share the last bucket, and some before it do too.
+        buckets: Number of buckets; the first half hold one distance each, the others a growing range.
+        max_distance: Distances from here on, and some smaller ones, share the last bucket.
     """
 
     name = "t5"
@@ -146,18 +146,20 @@ class T5Bias(Encoding):
         return {"table": (self.buckets, shape.heads)}
 
     def apply(self, inputs: AttentionInputs, shape: ModelShape, *, table: Tensor) -> AttentionInputs:
-        distances = torch.arange(self.max_distance + 1, device=inputs.device)  # farther ones add the last
+        distances = torch.arange(
+            self.max_distance + 1, device=inputs.device
+        )  # larger distances use the last one
         rows = buckets_of(distances, self.buckets, self.max_distance)
         return replace(inputs, relative=Relative(table.float()[rows].T))
 
 
 def buckets_of(distances: Tensor, buckets: int, max_distance: int) -> Tensor:
-    """The bucket of every distance of 0 or more tokens, for a decoder, as T5 computes it: int64.
+    """Return the bucket of each distance, as in T5's decoder: int64.
 
     Args:
-        distances: [...] int64.
-        buckets: Their number n.
-        max_distance: D.
+        distances: [...] int64, 0 or more tokens.
+        buckets: Number of buckets.
+        max_distance: See `T5Bias`.
     """
     exact = buckets // 2
     ratio = torch.log(distances.clamp(min=1).float() / exact) / math.log(max_distance / exact)
@@ -166,7 +168,7 @@ def buckets_of(distances: Tensor, buckets: int, max_distance: int) -> Tensor:
 
 
 class ALiBi(Encoding):
-    """Scores fall linearly with the distance, in every head at a rate of its own (Press et al. 2021)."""
+    """A penalty linear in the distance, with a slope per head (Press et al. 2021)."""
 
     name = "alibi"
     family = "relative"
@@ -182,9 +184,9 @@ class ALiBi(Encoding):
 
 
 def slopes(heads: int) -> Tensor:
-    """m_h for H heads: [H] float32, per token.
+    """Return m_h for H heads: [H] float32, per token.
 
-    2^(-8h/P) for the greatest power of two P in H, then every other slope of 2P heads, the first one first.
+    2^(-8h/P) for the largest power of two P <= H, then every other slope of 2P heads, from the first.
     """
     power = 1 << (heads.bit_length() - 1)
     first = [2.0 ** (-8 * h / power) for h in range(1, power + 1)]

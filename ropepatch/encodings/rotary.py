@@ -1,8 +1,8 @@
-"""Rotary positions, in all channels, heads and layers, in some, or in none.
+"""Rotary positions in all channels, heads and layers, in some, or in none.
 
-Pairs of channels rotate with the position, so that a product of a query and a key depends on the distance.
-Pairs are (x_i, x_{i + n}) for i < n in the first 2n channels, as LLaMA lays them out. Where nothing rotates,
-order comes from the causal mask alone.
+Pairs of channels rotate with the position, so that the product of a query and a key depends on the distance.
+The pairs are (x_i, x_{i + n}) for i < n in the first 2n channels, as in LLaMA. Without rotation, order comes
+only from the causal mask.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Extents = Annotated[
 
 
 def rotated(x: Tensor, angles: Tensor, scale: Tensor | float = 1.0) -> Tensor:
-    """Queries or keys x [B, H, T, D] with the pairs of their first 2n channels rotated.
+    """Rotate the pairs in the first 2n channels of queries or keys x [B, H, T, D].
 
     Args:
         x: Queries or keys.
@@ -43,7 +43,7 @@ def rotated(x: Tensor, angles: Tensor, scale: Tensor | float = 1.0) -> Tensor:
 
 
 class RoPE(Encoding):
-    """The model's own rope, on queries and keys at the time of attention: caches hold unrotated keys."""
+    """The model's RoPE, applied inside attention, so that the KV cache holds unrotated keys."""
 
     name = "rope"
     family = "rotary"
@@ -51,14 +51,14 @@ class RoPE(Encoding):
     paper = "arXiv:2104.09864"
 
     def rope(self, shape: ModelShape) -> Rope:
-        """The rope by which channels rotate."""
+        """Return the RoPE by which channels rotate."""
         return shape.rope
 
     def constants(self, shape: ModelShape) -> dict[str, Tensor]:
         return {"inv_freq": self.rope(shape).inv_freq()}
 
     def angles(self, positions: Tensor, inv_freq: Tensor) -> Tensor:
-        """The radians [B, T, n] of positions [B, T], float32."""
+        """Return the angles [B, T, n] of positions [B, T], in radians, float32."""
         return positions[..., None].float() * inv_freq.to(positions.device)
 
     def apply(self, inputs: AttentionInputs, shape: ModelShape, *, inv_freq: Tensor) -> AttentionInputs:
@@ -70,10 +70,10 @@ class RoPE(Encoding):
 
 
 class PartialRotary(RoPE):
-    """Only the first channels of a head rotate, through all frequencies (GPT-J, GPT-NeoX).
+    """RoPE in the first channels of a head only, over the full range of frequencies (GPT-J, GPT-NeoX).
 
     Args:
-        share: The share of the head's channels; the number that rotates is cut to an even one.
+        share: The share of the head's channels that rotate, rounded down to an even number.
     """
 
     name = "partial"
@@ -97,7 +97,7 @@ class PartialRotary(RoPE):
 
 
 class ProportionalRotary(RoPE):
-    """The lowest frequencies do not rotate (Barbero et al. 2024).
+    """RoPE without rotation at the lowest frequencies (Barbero et al. 2024).
 
     Args:
         share: The share of the pairs that rotate; the fastest int(share * D/2) keep their frequencies.
@@ -115,12 +115,12 @@ class ProportionalRotary(RoPE):
 
 
 class Axial(RoPE):
-    """A rope per axis, each on its own block of pairs: axial, and N-dimensional.
+    """Axial RoPE in N dimensions: each axis rotates its own block of pairs.
 
-    A text is laid out on a grid, line by line; with a grid of (16,) the position p is at (p // 16, p % 16).
+    Tokens fill a grid line by line; with grid (16,) position p lies at (p // 16, p % 16).
 
     Args:
-        grid: The extents of all axes but the first, slowest one first; N - 1 numbers for N axes.
+        grid: The sizes of all axes but the first, slowest axis first; N - 1 numbers for N axes.
     """
 
     name = "axial"
@@ -145,7 +145,7 @@ class Axial(RoPE):
 
 
 def coordinates(positions: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """Coordinates of positions [...] on a grid that is filled line by line: [..., N] int64."""
+    """Return the coordinates of positions [...] on a grid filled line by line: [..., N] int64."""
     where: list[Tensor] = []
     for extent in reversed(grid):
         where.insert(0, positions % extent)
@@ -154,9 +154,9 @@ def coordinates(positions: Tensor, grid: tuple[int, ...]) -> Tensor:
 
 
 class XPos(RoPE):
-    """A rope whose products decay with the distance, fast pairs faster (Sun et al. 2022).
+    """RoPE whose products decay with the distance, faster at higher frequencies (Sun et al. 2022).
 
-    Powers count from the farthest query: a key far behind it vanishes, and nothing overflows in one step.
+    Exponents count from the last query, so that the factors of distant keys vanish instead of overflowing.
 
     Args:
         scale_base: Tokens over which pair i decays by zeta_i = (2i/D + gamma) / (1 + gamma).
@@ -174,7 +174,7 @@ class XPos(RoPE):
         decay = (shape.rope.exponents() + self.gamma) / (1 + self.gamma)
         return super().constants(shape) | {"decay": decay}
 
-    def apply(  # type: ignore[override]  # it has one tensor more
+    def apply(  # type: ignore[override]  # one more tensor
         self, inputs: AttentionInputs, shape: ModelShape, *, inv_freq: Tensor, decay: Tensor
     ) -> AttentionInputs:
         query, key = inputs.query, inputs.key
@@ -189,7 +189,9 @@ class XPos(RoPE):
             )
 
         def stretched(x: Tensor, positions: Tensor, sign: int) -> Tensor:
-            behind = (positions - origin).clamp(max=0)[..., None].float()  # a cache has empty columns ahead
+            behind = (
+                (positions - origin).clamp(max=0)[..., None].float()
+            )  # empty cache slots have larger positions
             power: Tensor = shape.rope.carried_attention_factor * decay ** (sign * behind / self.scale_base)
             return rotated(x, self.angles(positions, inv_freq), power)
 
@@ -213,10 +215,10 @@ class NoPE(Encoding):
 
 
 class DroPE(Encoding):
-    """A rope that is dropped after training, to be followed by a short training at L (Sakana AI, 2025).
+    """No positions in a model trained with RoPE, recalibrated by a short training at L (Sakana AI, 2025).
 
     Args:
-        temperature: The factor of the scores, for texts beyond L; 1 while training.
+        temperature: The factor of the scores, for texts longer than L; 1 during training.
     """
 
     name = "drope"
@@ -231,10 +233,10 @@ class DroPE(Encoding):
 
 
 class NoPEHeads(RoPE):
-    """Some heads have a rope, the others no positions.
+    """RoPE in some heads, no positions in the others.
 
     Args:
-        rotated: The share of the key-value heads, the first ones, that rotate with their queries.
+        rotated: The share of the key-value heads, counted from the first, that rotate with their queries.
     """
 
     name = "nope-heads"
@@ -266,10 +268,10 @@ class NoPEHeads(RoPE):
 
 
 class NoPELayers(RoPE):
-    """Every n-th layer has no positions, the others a rope (as SmolLM3 and Llama 4).
+    """RoPE in all but every n-th layer, as in SmolLM3 and Llama 4.
 
     Args:
-        every: n: layers n, 2n, ... counted from 1 do not rotate.
+        every: n; layers n, 2n, ... do not rotate, counted from 1.
     """
 
     name = "nope-layers"

@@ -1,4 +1,4 @@
-"""Another position encoding instead of one model's RoPE, in memory and reversibly."""
+"""Replace the RoPE of a loaded model by another position encoding, reversibly."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ logger = logging.getLogger("ropepatch")
 
 
 class SwappedPositions(PositionsInAttention):
-    """Substitute of the rotary module that holds an encoding instead.
+    """Replaces the rotary module of a model with a swapped encoding.
 
     Args:
-        stock: The rotary module; not registered.
-        module: The encoding, registered, so that it is trained, moved and saved.
+        stock: The original rotary module; not registered.
+        module: The encoding, registered so that it is trained, moved and saved.
         config: The configuration of the language model.
     """
 
@@ -63,24 +63,24 @@ class SwappedPositions(PositionsInAttention):
 
     @property
     def absolute(self) -> bool:
-        """Whether positions are added before the first layer."""
+        """Whether position vectors are added before the first layer."""
         return self.encoding.family == "absolute"
 
     def encoded(self, inputs: AttentionInputs) -> AttentionInputs:
-        """The inputs of attention in a layer, with their positions."""
+        """Encode the inputs of attention in a layer."""
         encoded: AttentionInputs = inputs if self.absolute else self.module(inputs)
         return encoded
 
     def added(
         self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Add the vectors of the positions to the inputs of the first layer: a hook before its forward."""
+        """Add position vectors to the inputs of the first layer: a forward pre-hook."""
         hidden, *others = args
         vectors = self.module(kwargs["position_ids"])
         return (hidden + vectors.to(hidden.dtype), *others), kwargs
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SwappedPositions:
-        """Copy with its model; of a copy alone, which PEFT makes to train it, attention sees nothing."""
+        """Copy together with the model; attention would not use a copy of only this module, as PEFT makes."""
         if not memo:
             raise RopepatchError(
                 "the positions of a swapped model are not copied without it",
@@ -92,39 +92,39 @@ class SwappedPositions(PositionsInAttention):
         return twin
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows."""
+        """Return the text that `print(model)` shows."""
         values = [f"{name}={value!r}" for name, value in self.encoding.parameters().items()]
         return ", ".join([self.encoding.name, *values])
 
 
 class Swap(Substitution[SwappedPositions]):
-    """Handle of a model whose encoding is swapped, and a context manager that puts the rope back."""
+    """Handle of a model with a swapped encoding, and a context manager that restores the RoPE."""
 
     @property
     def encoding(self) -> Encoding:
-        """The encoding in force; once it has been taken out, a `RopepatchError`."""
+        """The encoding in use; raises `RopepatchError` after `remove()`."""
         if not self.in_force:
             raise RopepatchError("this encoding has been taken out", hint="call ropepatch.swap again")
         return self._substitute.encoding
 
     @property
     def module(self) -> nn.Module:
-        """The module of the encoding; its parameters are new, and want training."""
+        """The module of the encoding; its parameters are new and need training."""
         return self._substitute.module
 
     def save(self, out: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
         """Write the model with this encoding into a new folder, which `ropepatch.load` loads again.
 
-        Stock transformers would load such weights with the rope in place and answer nonsense. So config.json
-        names a model type that it refuses, and ropepatch.json says which one it was, and the encoding.
+        Stock transformers would load such weights with RoPE, with meaningless results. So config.json has a
+        model type that transformers rejects, and ropepatch.json records the original type and the encoding.
 
         Args:
             out: The folder to make.
-            tokenizer: Saved beside the model.
+            tokenizer: Saved with the model.
 
         Raises:
-            RopepatchError: If the encoding has been taken out or could not be loaded again, the model holds
-                an adapter that is not merged, or the folder exists or cannot be written.
+            RopepatchError: If the encoding has been removed or could not be loaded again, the model contains
+                an unmerged adapter, or the folder exists or cannot be written.
         """
         folder, encoding = absent(out), self.encoding
         if ENCODINGS.get(encoding.name) is not type(encoding):
@@ -172,7 +172,7 @@ def swap(model: nn.Module, encoding: str | Encoding, **parameters: Any) -> Swap:
 
 
 def _swapped(base: PreTrainedModel, encoding: Encoding, configs: OwnConfigs) -> Swap:
-    """Swap the encoding of a model whose configurations are its own."""
+    """Swap the encoding of a model that shares its configurations with no other."""
     if swapped(base) is not None:
         raise RopepatchError(
             "the encoding of this model is already swapped", hint="call remove() on its swap first"
@@ -198,7 +198,7 @@ def _swapped(base: PreTrainedModel, encoding: Encoding, configs: OwnConfigs) -> 
 
 
 def swapped(model: nn.Module) -> Swap | None:
-    """The swap of a model (also of a copy of a swapped model), or None."""
+    """Return the swap of a model, also of a copy of a swapped model, or None."""
     base = base_model(model)
     place = find_substitute(base, SwappedPositions)
     return None if place is None else Swap(base, *place)
@@ -210,7 +210,7 @@ def _first_layer(base: PreTrainedModel, path: str) -> Any:
 
 
 def _attentions(base: PreTrainedModel, source: Checkpoint) -> list[nn.Module]:
-    """The attention modules of a model; one is refused whose attention an encoding cannot take over."""
+    """Return the attention modules of a model; raises an error if an encoding cannot replace their RoPE."""
 
     def refusal(reason: str) -> RopepatchError:
         return RopepatchError(
@@ -235,7 +235,7 @@ def _attentions(base: PreTrainedModel, source: Checkpoint) -> list[nn.Module]:
 
 
 def _rotates_halves(attention: nn.Module, head_dim: int) -> bool:
-    """Whether a model rotates the pairs (x_i, x_(i + D/2)), as the encodings here do."""
+    """Return whether a model rotates the pairs (x_i, x_(i + D/2)), as the encodings here do."""
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(1, 1, 3, head_dim, generator=draw, dtype=torch.float32)
     angles = torch.randn(1, 3, head_dim // 2, generator=draw, dtype=torch.float32)
@@ -244,7 +244,7 @@ def _rotates_halves(attention: nn.Module, head_dim: int) -> bool:
 
 
 def _check_embeddings(base: PreTrainedModel) -> None:
-    """Refuse a model that scales its embeddings, for positions that are added before its first layer."""
+    """Raise an error for absolute positions in a model that scales its embeddings."""
     config: Any = text_config(base.config)
     multiplied = getattr(config, "embedding_multiplier", None) not in (None, 1)
     scaled = multiplied or hasattr(base.get_input_embeddings(), "embed_scale")

@@ -1,1 +1,1 @@
-"""Pictures and tables that teach position encodings, and what these are computed with."""
+"""Pictures and tables that explain position encodings, and their data."""

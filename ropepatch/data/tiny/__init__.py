@@ -1,1 +1,1 @@
-"""The bundled checkpoint: a LLaMA of 2 M parameters that reads, and retrieves, within 256 tokens."""
+"""The bundled checkpoint: a LLaMA with 2 M parameters, trained on 256 tokens."""

@@ -1,7 +1,7 @@
-"""The words of the narrative: people, animals, sights and chests, and the weather between.
+"""The sentences of the synthetic stories: people, animals, sights, chests and the weather.
 
-A fact sentence names its subject, then says the subject's value twice, then names the subject again; so
-whoever has seen the value has seen whose it is.
+A fact sentence names its subject, then its value twice, then the subject again. So the subject always
+precedes the value.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ PLACES = "fields roofs road garden meadow orchard harbour village".split()
 
 @dataclass(frozen=True)
 class Kind:
-    """Sentences of one kind: every subject is as probable as any other, and so is every form.
+    """Sentences of one kind, with equally probable subjects and forms.
 
     Args:
-        share: Which part of all sentences they are.
-        subjects: What ``{subject}`` can be.
-        forms: The sentences; each names ``{value}`` twice, and the subject before and after, if there are
-            values.
-        values: What ``{value}`` can be; a subject has one for a whole document, drawn uniformly.
+        share: Their share of all sentences.
+        subjects: The choices for ``{subject}``.
+        forms: The sentences; if there are values, each contains ``{value}`` twice, between two mentions of
+            the subject.
+        values: The choices for ``{value}``; a subject keeps its value, drawn uniformly, for a whole document.
     """
 
     share: float
@@ -94,13 +94,13 @@ KINDS = [
 
 @dataclass(frozen=True)
 class Sentence:
-    """A form with its subject; ``{value}`` is still open.
+    """A form with its subject, but not yet its value.
 
     Args:
-        text: With ``{value}`` twice, each after a space, if it states a fact.
-        share: How probable the sentence is.
-        subject: Whose fact it states; None if it states none.
-        values: What the value can be; empty if it states none.
+        text: The sentence; if it states a fact, it contains ``{value}`` twice, each after a space.
+        share: The probability of the sentence.
+        subject: The subject of the fact; None if the sentence states none.
+        values: The choices for the value; empty if the sentence states none.
     """
 
     text: str

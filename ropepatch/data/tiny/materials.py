@@ -1,6 +1,6 @@
-"""Rows for adapting the bundled checkpoint, each drawn from a seed of its own.
+"""Training sequences for the bundled checkpoint, each drawn from its own seed.
 
-Shapes: T tokens of a row.
+Shapes: T tokens of a training sequence.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ropepatch.data.tiny.tales import Narrator, Tale
 from ropepatch.errors import RopepatchError
 
 IGNORED = -100  # the label of a token that is not trained on
-SHORTEST_COPY = 4  # tokens of the sequence
+SHORTEST_COPY = 4  # tokens of the repeated string
 SHORTEST_PASSKEY = 80  # tokens: intro, two or three filler sentences, needle, question and answer
 
 Row = tuple[Tensor, Tensor]  # ids and labels, [T] each
 
 
 def copies(narrator: Narrator, length: int, seed: int) -> Row:
-    """Random strings of any length, each with its repetition, on end."""
+    """Return concatenated random strings of varying length, each followed by its repetition."""
     draw = random.Random(seed)
     longest = (length - 3) // 2
     if longest < SHORTEST_COPY:
@@ -37,7 +37,7 @@ def copies(narrator: Narrator, length: int, seed: int) -> Row:
 
 
 def passkey(narrator: Narrator, length: int, seed: int) -> Row:
-    """A passkey prompt with its answer; every other one is shorter than the row and followed by a tale."""
+    """Return a passkey prompt with its answer; half of them are shorter and followed by a story."""
     if length < SHORTEST_PASSKEY:
         raise RopepatchError(f"a row of passkey takes {SHORTEST_PASSKEY} tokens, got {length}")
     draw = random.Random(seed)
@@ -48,12 +48,12 @@ def passkey(narrator: Narrator, length: int, seed: int) -> Row:
 
 
 def tales(narrator: Narrator, length: int, seed: int) -> Row:
-    """The beginning of a tale."""
+    """Return the beginning of a synthetic story."""
     return all_trained(narrator.tale(length, seed).ids)
 
 
 def retold(narrator: Narrator, length: int, seed: int) -> Row:
-    """The beginning of a tale; trained on values that have been told before, alone."""
+    """Return the beginning of a story, with labels only for repeated values."""
     return told_before(narrator.tale(length, seed))
 
 
@@ -66,17 +66,17 @@ MATERIALS: dict[str, Callable[[Narrator, int, int], Row]] = {
 
 
 def copied(length: int, vocab_size: int, seed: int) -> list[int]:
-    """BOS, ``length`` random tokens that are not special, EOS, the same tokens again, EOS."""
+    """Return BOS, ``length`` random ordinary tokens, EOS, the same tokens again, EOS."""
     draw = random.Random(seed)
     sequence = [draw.randrange(EOS + 1, vocab_size) for _ in range(length)]
     return [BOS, *sequence, EOS, *sequence, EOS]
 
 
 def told_before(tale: Tale) -> Row:
-    """A tale of whose tokens those that repeat a value are trained on."""
+    """Return a story with labels only for tokens that repeat a value."""
     return tale.ids, tale.ids.masked_fill(tale.distance == 0, IGNORED)
 
 
 def all_trained(ids: Tensor) -> Row:
-    """Token ids that are all trained on."""
+    """Return token ids as ids and labels."""
     return ids, ids.clone()

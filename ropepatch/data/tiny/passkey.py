@@ -1,4 +1,4 @@
-"""The passkey prompt that the bundled checkpoint is trained on."""
+"""The passkey prompt of the bundled checkpoint's training."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class Words(NamedTuple):
-    """The words of a prompt: intro, filler with the needle before one of its sentences, question, key.
+    """The parts of a prompt: intro, filler with the needle before one of its sentences, question, key.
 
     Attributes:
-        intro: Says what to look for.
-        filler: Sentences that are repeated in this order, as many as fill the length.
-        needle: Holds ``{key}``.
-        question: Ends where the key is to be said, without the space before it.
-        digits: Digits of a key; each is drawn on its own, so that keys may begin with 0.
+        intro: The first sentences.
+        filler: Sentences that are repeated in this order to fill the length.
+        needle: The sentence with ``{key}``.
+        question: Ends before the key, without a space.
+        digits: Number of digits of a key, drawn independently, so that keys may begin with 0.
     """
 
     intro: str
@@ -49,14 +49,14 @@ PASSKEY = Words(
 
 
 def passkey_prompt(tokenizer: PreTrainedTokenizerBase, length: int, seed: int) -> Tensor:
-    """Token ids [length] of a prompt with its answer; the needle's position and the key are drawn uniformly.
+    """Return token ids [length] of a prompt with its answer; needle position and key are drawn uniformly.
 
-    The first filler sentence loses its first tokens where it does not fit.
+    The first filler sentence loses its first tokens if it does not fit.
     """
     draw = random.Random(seed)
     key = "".join(draw.choices("0123456789", k=PASSKEY.digits))
-    told = (*PASSKEY.filler, PASSKEY.needle.replace("{key}", key), f"{PASSKEY.question} {key}")
-    texts = [PASSKEY.intro, *(f" {text}" for text in told)]
+    parts = (*PASSKEY.filler, PASSKEY.needle.replace("{key}", key), f"{PASSKEY.question} {key}")
+    texts = [PASSKEY.intro, *(f" {text}" for text in parts)]
     intro, *filler, needle, end = tokenizer(texts, add_special_tokens=False).input_ids
     begin = [tokenizer.bos_token_id, *intro]
     room = length - len(begin) - len(needle) - len(end)

@@ -1,10 +1,10 @@
-"""Tales of any length whose every token has a known probability.
+"""Synthetic stories of any length in which every token has a known probability.
 
 narrator = Narrator(tokenizer)
 tale = narrator.tale(2048, seed=1)
-floor = -tale.log_probs()  # the loss, in nats, that no model beats
+floor = -tale.log_probs()  # the lowest possible expected loss, in nats
 
-Shapes: T tokens of a tale. Log-probabilities are natural logarithms, float64.
+Shapes: T tokens of a story. Log-probabilities are natural logarithms, float64.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ Tokens = tuple[int, ...]
 class Tale:
     """Token ids and their exact probabilities under the process that drew them.
 
-    A reader is taken to know the process, the tale's length and the position: a token is certain if it
-    repeats one that they have read, and otherwise as probable as it was when it was first drawn.
+    The ideal model knows the process, the story's length and the position. A token is certain if it repeats
+    one in the context; otherwise it has the probability with which it was first drawn.
 
     Attributes:
         ids: Token ids [T]; the first is the beginning-of-sequence token.
-        prior: The log-probability [T] of each token for a reader who has not seen what it repeats.
-        distance: How many tokens back [T] that is; 0 if the token repeats nothing.
+        prior: The log-probability [T] of each token without the earlier value that it repeats.
+        distance: The distance [T] to that value in tokens; 0 if the token repeats nothing.
     """
 
     ids: Tensor
@@ -48,29 +48,28 @@ class Tale:
     distance: Tensor
 
     def log_probs(self) -> Tensor:
-        """The log-probability [T] of every token given all tokens before it.
+        """Return the log-probability [T] of every token given all tokens before it.
 
-        The mean of its negative is the loss that no model can beat, other than by luck.
+        Its negative mean is the lowest loss that a model can expect.
         """
         return self.prior.masked_fill(self.distance > 0, 0.0)
 
 
 def held_out_tales(tokenizer: PreTrainedTokenizerBase, *, length: int, count: int) -> list[Tale]:
-    """``count`` tales of ``length`` tokens each on which the bundled checkpoint was not trained.
+    """Return ``count`` stories of ``length`` tokens on which the bundled checkpoint was not trained.
 
-    They are always the same; a shorter one begins a longer one.
+    They are always the same; shorter stories are prefixes of longer ones.
     """
     narrator = Narrator(tokenizer)
     return [narrator.tale(length, seed_of("held out", index)) for index in range(count)]
 
 
 class Narrator:
-    """Tells tales in the tokens of one tokenizer.
+    """Draws synthetic stories in the tokens of one tokenizer.
 
-    Sentences are drawn independently of each other; what they state is not: a subject has one value for a
-    whole tale, drawn uniformly when it is first told. So a value is certain to whoever has seen it in this
-    tale, and as probable as any other to whoever has not; a part of a value, where the window begins in the
-    middle of one, tells nothing about its other tokens.
+    Sentences are drawn independently, but a subject keeps one value for a whole story, drawn uniformly at its
+    first mention. So a value is certain if it is in the context, and otherwise as probable as any other. If a
+    context begins within a value, the visible part gives no information about its other tokens.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, sentences: Sequence[Sentence] = SENTENCES) -> None:
@@ -88,10 +87,10 @@ class Narrator:
         self._check(sentences, values)
 
     def tale(self, length: int, seed: int) -> Tale:
-        """The first ``length`` tokens of an endless tale, the beginning-of-sequence token included."""
+        """Return the first ``length`` tokens of an endless story, with the beginning-of-sequence token."""
         draw = random.Random(seed)
         ids, prior, distance = [self.tokenizer.bos_token_id], [0.0], [0]
-        values: dict[str, tuple[Tokens, int]] = {}  # of a subject, and where it was last said
+        values: dict[str, tuple[Tokens, int]] = {}  # by subject: the value and its last position
         while len(ids) < length:
             (form,) = draw.choices(self._forms, self._shares)
             ids += form.head
@@ -117,7 +116,7 @@ class Narrator:
         return list(map(tuple, encoded))
 
     def _check(self, sentences: Sequence[Sentence], values: Mapping[tuple[str, ...], list[Tokens]]) -> None:
-        """Refuse sentences in whose tokens the probabilities would be others than stated."""
+        """Raise an error if the tokenizer would change the probabilities of sentences."""
         hint = "use a tokenizer with a beginning-of-sequence token, names in one token and digits one by one"
         if self.tokenizer.bos_token_id is None:
             raise RopepatchError("the tokenizer has no beginning-of-sequence token for a tale", hint=hint)
@@ -140,23 +139,23 @@ class Narrator:
 
 
 class _Choice:
-    """One of several token sequences, none the beginning of another."""
+    """A choice between token sequences, none of which is a prefix of another."""
 
     def __init__(self, options: Iterable[tuple[Tokens, float]]) -> None:
-        self._weights: dict[Tokens, float] = defaultdict(float)  # of all options that begin so
+        self._weights: dict[Tokens, float] = defaultdict(float)  # by prefix, the total of its options
         for tokens, weight in options:
             for end in range(len(tokens) + 1):
                 self._weights[tokens[:end]] += weight
 
     def log_probs(self, tokens: Tokens) -> list[float]:
-        """The log-probability of each token given those before it."""
+        """Return the log-probability of each token given the previous ones."""
         weights = [self._weights[tokens[:end]] for end in range(len(tokens) + 1)]
         return [math.log(after / before) for before, after in pairwise(weights)]
 
 
 @dataclass(frozen=True, eq=False)
 class _Form:
-    """A sentence in tokens: head, value, middle, value, tail; of one without a fact the head is all."""
+    """A sentence in tokens: head, value, middle, value, tail; only the head if it states no fact."""
 
     subject: str | None
     head: Tokens
@@ -170,7 +169,7 @@ class _Form:
 
 
 def _parts(sentence: Sentence) -> tuple[str, str, str]:
-    """The text before, between and after the two mentions of the value, which bring their own space."""
+    """Return the text before, between and after the two values, without the space before each."""
     before, middle, after = (
         f" {sentence.text}".split(" {value}") if sentence.values else (f" {sentence.text}", "", "")
     )
@@ -178,7 +177,7 @@ def _parts(sentence: Sentence) -> tuple[str, str, str]:
 
 
 def _independent(values: Sequence[Tokens]) -> bool:
-    """True if no token of a value tells anything about the others: every combination is one of them."""
+    """Return whether the tokens of a value are independent: every combination is a value."""
     columns = [set(column) for column in zip(*values, strict=False)]
     alike = all(len(value) == len(columns) for value in values)
     return not values or (alike and math.prod(map(len, columns)) == len(set(values)) == len(values))

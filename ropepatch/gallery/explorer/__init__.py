@@ -1,4 +1,4 @@
-"""The explorer: one HTML page on which ropes fail and are mended."""
+"""The explorer: one HTML page that shows why RoPE fails past the trained length."""
 
 from ropepatch.gallery.explorer.page import explore, page_text
 

@@ -16,23 +16,23 @@ from ropepatch.scaling import METHODS
 
 PRESETS = Path(__file__).parents[1] / "presets.json"
 MEASURED = Path(__file__).with_name("measured.json")  # written by docs/tables.py
-BASE = 500_000.0  # of abf, as Llama 2 Long has it
+BASE = 500_000.0  # of abf, as in Llama 2 Long
 
 
 def offered() -> list[str]:
-    """The methods with a closed formula: those that need nothing but a factor, or a base."""
+    """Return the methods that need only a factor, or a base."""
     return [name for name, kind in METHODS.items() if kind.required() in ([], ["rope_theta"])]
 
 
 def methods() -> dict[str, dict[str, Any]]:
-    """The text and the defaults of every method offered."""
+    """Return the descriptions and defaults of the offered methods."""
     return {
         name: _described(METHODS[name]) | {"composing": dict(METHODS[name].composing)} for name in offered()
     }
 
 
 def remappings() -> dict[str, dict[str, Any]]:
-    """The same of every position remapping."""
+    """Return the descriptions and defaults of the position remappings."""
     return {name: _described(kind) for name, kind in REMAPPINGS.items()}
 
 
@@ -51,22 +51,22 @@ def _described(kind: Any) -> dict[str, Any]:
 
 @cache
 def presets() -> list[dict[str, Any]]:
-    """The models of the page, tiny first: names, sources and configurations."""
+    """Return the models of the page, tiny first: names, sources and configurations."""
     known: list[dict[str, Any]] = json.loads(read_text(PRESETS))
     return [entry_of("tiny", title="tiny, the bundled model"), *known]
 
 
 def entry_of(model: str, *, title: str | None = None, revision: str | None = None) -> dict[str, Any]:
-    """The entry of a checkpoint: its config.json, and its RoPE as the package parses it."""
+    """Return the entry of a checkpoint: its config.json and its parsed RoPE."""
     source = Checkpoint.find(model, revision)
-    shown = source.name if source.revision else source.folder.resolve().name  # a page is passed on
+    shown = source.name if source.revision else source.folder.resolve().name  # pages are shared
     shown = "tiny" if source.folder == TINY else shown
     entry = {"name": Path(shown).name, "title": title or shown, "model": shown, "source": "its config.json"}
     return entry | {"config": _rope_part(source), "rope": rope_entry(source)}
 
 
 def rope_entry(source: Checkpoint) -> dict[str, Any]:
-    """The RoPE parameters under the names that the page uses."""
+    """Return the RoPE parameters by the names that the page uses."""
     rope = source.rope
     return {
         "dim": rope.rotary_dim,
@@ -78,7 +78,7 @@ def rope_entry(source: Checkpoint) -> dict[str, Any]:
 
 
 def _rope_part(source: Checkpoint) -> dict[str, Any]:
-    """The RoPE part of config.json."""
+    """Return the RoPE part of config.json."""
     config: Any = source.config
     part = {
         "rope_parameters": config.rope_parameters,
@@ -88,7 +88,7 @@ def _rope_part(source: Checkpoint) -> dict[str, Any]:
 
 
 def content(model: str | None, *, revision: str | None = None) -> dict[str, Any]:
-    """All of a page but the run of tiny, ready for JSON; a named model comes first."""
+    """Return the JSON data of a page, without tiny's weights; a named model comes first."""
     own = [] if model in (None, "tiny") else [entry_of(str(model), revision=revision)]
     names = {entry["name"] for entry in own}
     return {

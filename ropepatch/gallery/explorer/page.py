@@ -39,7 +39,7 @@ def explore(
 
 
 def page_text(model: str | None = None, *, tiny: bool = True, revision: str | None = None) -> str:
-    """The page as text; the arguments are those of `explore`."""
+    """Return the page as text; the arguments are those of `explore`."""
     return _assembled(content(model, revision=revision), _reading() if tiny else None)
 
 
@@ -67,5 +67,5 @@ def _static(name: str) -> str:
 
 
 def _inert(text: str) -> str:
-    """JSON that ends no script element."""
+    """Return JSON that cannot end a script element."""
     return text.replace("<", "\\u003c")

@@ -16,10 +16,10 @@ from ropepatch.data.tiny.passkey import PASSKEY
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.encodings.loading import load
 
-TOKENS = 1024  # of the tale
+TOKENS = 1024  # of the story
 STRETCH = 32  # tokens over which losses are averaged
 LENGTHS, DEPTHS = (256, 512, 1024), (0.1, 0.5, 0.9)  # of the prompts
-DRAWN = 20  # of which that one is taken whose key is nearest to a depth
+DRAWN = 20  # haystacks, from which the one with its key nearest to a depth is used
 
 
 class Quantised(NamedTuple):
@@ -29,18 +29,18 @@ class Quantised(NamedTuple):
     scales: Tensor
 
     def dequantised(self) -> Tensor:
-        """Float32 [R, C], as the explorer computes with it."""
+        """Return the matrix [R, C] in float32, as the explorer uses it."""
         return self.values.float() * self.scales
 
 
 def quantised(weight: Tensor) -> Quantised:
-    """A matrix [R, C] in int8, with the greatest value of each row at 127."""
+    """Quantise a matrix [R, C] to int8, with the largest value of each row at 127."""
     scales = weight.abs().amax(1, keepdim=True).clamp(min=1e-12) / 127
     return Quantised((weight / scales).round().to(torch.int8), scales)
 
 
 def reading() -> dict[str, Any]:
-    """All that a page needs to run tiny, ready for JSON: shape, weights, story, prompts, vocabulary."""
+    """Return the JSON data to run tiny: shape, weights, story, prompts, vocabulary."""
     model, tokenizer = load("tiny", device="cpu")
     config: Any = model.config
     layout, weights = _packed(model.state_dict())
@@ -65,12 +65,12 @@ def reading() -> dict[str, Any]:
 
 @cache
 def reading_once() -> dict[str, Any]:
-    """`reading`, computed once in a process."""
+    """Return `reading()`, computed once per process."""
     return reading()
 
 
 def _packed(state: dict[str, Tensor]) -> tuple[list[tuple[str, int, int]], str]:
-    """Names and shapes, and the bytes: scales of all matrices, vectors, then int8 values, in base64."""
+    """Return names and shapes, and in base64 the scales of all matrices, vectors, then int8 values."""
     scales, vectors, values, layout = [], [], [], []
     for name, weight in state.items():
         if name == "lm_head.weight":  # tied
