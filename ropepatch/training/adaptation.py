@@ -55,13 +55,13 @@ from ropepatch.training.trainer import (
 )
 from ropepatch.training.watching import Watcher
 
-COST = "cost.json"  # in the folder of what was trained
+COST = "cost.json"  # in the folder of the trained weights
 ADAPTATION = "adaptation"  # the folder within the checkpoint: recipe and history
 RECIPE = "recipe.yaml"
 HISTORY = "history.json"
-RUNS = "runs"  # TensorBoard's, where a recipe asks for it
-SHARES = (1.0, 0.75, 0.5, 0.25)  # of an adapter, of which the first that does no harm is merged
-MERGED = 1e-3  # by how much of the largest logit merging may change others, in float32
+RUNS = "runs"  # TensorBoard's logs, if the recipe has them
+SHARES = (1.0, 0.75, 0.5, 0.25)  # scales of an adapter; the first that does no harm is merged
+MERGED = 1e-3  # largest change of a logit by merging in float32, relative to the largest logit
 
 Say = Callable[[str], None]
 
@@ -88,25 +88,25 @@ def adapt(
     prepared: Prepared | None = None,
     finish: Finish = lambda written, record, model: None,
 ) -> Adapted:
-    """Train a model for the target length of a plan, and write the result; ``finish`` as in `extend`."""
+    """Train a model for the target length of a plan and save the result; ``finish`` as in `extend`."""
     run = Run.of(plan, recipe, out, prepared)
     supplies: list[Supply] = []
     run.processes.write_once(lambda: supplies.append(run.supply(say)))
-    (supply,) = supplies or [run.supply(say)]  # the others find it in the cache
+    (supply,) = supplies or [run.supply(say)]  # the other processes use the cache
     record = run.record(supply)
     limit = max_short_loss_increase
     limit = recipe.watch.max_short_loss_increase if limit is None else limit
     if finished := run.is_finished(record):
         say(f"{run.out} is finished")
         run.remove_rest()
-    run.processes.wait()  # or a slow process would find what a fast one has just finished
+    run.processes.wait()  # else a slow process could take the run of a fast one for finished
     if not finished:
         with run.alone():
             _finish(run, record, supply, limit, say, progress, finish)
     adaptation = records.read(run.out).adaptation
-    assert adaptation is not None  # `is_finished` has looked, or `_finish` has written it
+    assert adaptation is not None  # checked by `is_finished`, or written by `_finish`
     gate = records.Gate.of(adaptation.gate.base, adaptation.gate.now, limit)
-    if run.processes.first and adaptation.gate.to_dict() != gate.to_dict():  # with another limit
+    if run.processes.first and adaptation.gate.to_dict() != gate.to_dict():  # the limit has changed
         records.amend(run.out, adaptation=adaptation.to_dict() | {"gate": gate.to_dict()})
     return Adapted(run.out, gate)
 
@@ -120,7 +120,7 @@ def _finish(
     progress: Progress,
     finish: Finish,
 ) -> None:
-    """Train, or train on, and write what comes out."""
+    """Start or resume the training, and save the result."""
     for note in supply.notes:
         say(note)
     if run.processes.count == 1 < (gpus := torch.cuda.device_count()):
@@ -130,7 +130,7 @@ def _finish(
         model, base = _measured(run, supply, say)
         begun = run.begin(record, base)
     done = (run.folder / TRAINED).is_dir()
-    run.processes.wait()  # until all have looked
+    run.processes.wait()  # until all processes have checked
     if not done:
         _train(run, supply, begun, model, say, progress)
     del model
@@ -141,13 +141,13 @@ def _finish(
 
 
 def _measured(run: Run, supply: Supply, say: Say) -> tuple[PreTrainedModel, float]:
-    """The base model, and its loss within its context."""
+    """Return the base model and its loss within the original context length."""
     say("measuring the base model's short-context loss")
     say(f"precision: {run.precision}")
     model: Any = run.source.load()
     loss = _watcher(run, supply).short_loss(model.to(run.processes.device))
     if run.sharing.engine or run.recipe.quantization:
-        model.cpu()  # from where its weights are split, or where they leave room for those in 4 bits
+        model.cpu()  # frees memory for split or 4-bit weights
     return model, loss
 
 
@@ -165,7 +165,7 @@ def _train(
     say: Say,
     progress: Progress,
 ) -> None:
-    """Train from the last checkpoint on; leaves TRAINED in the run's folder."""
+    """Train from the last checkpoint, and save TRAINED in the run's folder."""
     recipe, dtype = run.recipe, begun["precision"]["dtype"]
     last = run.processes.write_once(lambda: newest(run.folder))
     if last is not None:
@@ -180,11 +180,11 @@ def _train(
     if recipe.distil and recipe.reads_beyond(run.trained):
         teaching, original = remapping_of(recipe.distil.remapping), run.plan.source.original
         with remap_positions(loaded, teaching, to=run.plan.target, original=original) as mapped:
-            pass  # it is taken out again, and in force where the teacher reads
+            pass  # `Teacher` applies it again
     put(loaded, run.source, run.plan)
     if not recipe.packed_by_us:
         loaded.set_attn_implementation(recipe.attention)
-    set_seed(recipe.seed)  # of the adapter's first weights
+    set_seed(recipe.seed)  # for the adapter's initial weights
     model = trainable(loaded, recipe.lora)
     if recipe.gradient_checkpointing:
         recompute_activations(loaded)
@@ -208,15 +208,15 @@ def _train(
 
 
 def _keep(run: Run, trainer: Any) -> None:
-    """Save what was trained, and its history, in the run's folder."""
+    """Save the trained weights and the history in the run's folder."""
     trained = run.folder / PARTIAL / TRAINED
-    with explaining_disk("what was trained", trained), no_progress_bars():
+    with explaining_disk("the trained weights", trained), no_progress_bars():
         trainer.save_model(str(trained))
         load_whole_models(run.sharing)
         run.processes.wait()
         if run.processes.first:
             if run.recipe.lora is None:
-                # What was saved describes the patched model; the patch wants the rope of the base.
+                # The saved config is that of the patched model; `put` needs the RoPE of the base.
                 shutil.copyfile(run.source.folder / "config.json", trained / "config.json")
             seconds = sum(logged.get(SECONDS, 0.0) for logged in trainer.state.log_history)
             cpu = f"CPU, {torch.get_num_threads()} threads"
@@ -235,12 +235,11 @@ def _save(
     say: Say,
     finish: Finish,
 ) -> None:
-    """Merge what was trained, measure it, and write the checkpoint or the adapter with its record."""
+    """Merge the trained weights, evaluate them, and save the checkpoint or adapter with its record."""
     recipe, trained, plan = run.recipe, run.folder / TRAINED, run.plan
     say("saving, and reloading with stock transformers" if recipe.save == "merged" else "saving")
-    asks = supply.kinds and recipe.watch.target
     model: Any
-    if asks:
+    if supply.kinds and recipe.watch.target:
         model, found = _examined(run, supply, say)
     else:
         model, found = merged_model(plan, recipe, run.source, trained), None
@@ -283,9 +282,9 @@ def _save(
 
 
 def _examined(run: Run, supply: Supply, say: Say) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """The model with the greatest share of its adapter that reads no worse than none, and finds no less.
+    """Return the model with the largest scale of its adapter that is no worse than without it.
 
-    Half of what is held out decides, the other half is what is reported.
+    It compares loss and retrieval accuracy. Half of the held-out text decides, the other half is reported.
     """
     say("comparing loss and retrieval accuracy of the trained and the untrained model")
     target, seed = run.plan.target, run.recipe.seed
@@ -297,9 +296,9 @@ def _examined(run: Run, supply: Supply, say: Say) -> tuple[PreTrainedModel, dict
     }
 
     def measured(model: Any, part: str) -> tuple[float, float, Retrieval]:
-        read, exam = halves[part]
+        texts, exam = halves[part]
         model.to(run.processes.device)
-        curve = perplexity(model, None, read or windows)
+        curve = perplexity(model, None, texts or windows)
         far = curve.between(run.trained, target).value
         return curve.at(run.trained).value, far, exam.of_model(model)
 
@@ -330,7 +329,7 @@ def _examined(run: Run, supply: Supply, say: Say) -> tuple[PreTrainedModel, dict
 def merged_model(
     plan: Plan, recipe: Recipe, source: Checkpoint, trained: Path, share: float = 1.0
 ) -> PreTrainedModel:
-    """The trained model, patched, a share of its adapter merged in float32, in the dtype of the base."""
+    """Return the patched model with a share of its adapter merged in float32, in the dtype of the base."""
     model: Any = source.load()
     dtype = model.dtype
     if recipe.lora is None:
@@ -353,5 +352,5 @@ def merged_model(
                 f"merging the adapter changes the logits by {difference:.1%} of the largest",
                 hint="use save: adapter; please report the model type and the recipe",
             )
-    whole: PreTrainedModel = model.to(dtype)
-    return whole
+    merged: PreTrainedModel = model.to(dtype)
+    return merged

@@ -1,4 +1,4 @@
-"""What of a model is trained, a low-rank adapter or all of it; and an adapter on its base again."""
+"""The trainable weights: a low-rank adapter or all of them; and loading an adapter onto its base."""
 
 from __future__ import annotations
 
@@ -40,11 +40,13 @@ Rank = Annotated[StrictInt, Field(gt=0, le=1 << 16)]
 
 
 class Kept(Part):
-    """What PEFT is given of adapter_config.json; it runs names of modules as patterns, which may never end.
+    """The keys of adapter_config.json that are passed to PEFT.
+
+    PEFT matches names of modules as regular expressions, which may never end; only plain names pass here.
 
     Args:
         r: The rank.
-        lora_alpha: As in PEFT, and so are the others.
+        lora_alpha: As in PEFT, like the others.
     """
 
     r: Rank = 8
@@ -67,14 +69,14 @@ class Kept(Part):
 
 
 def trainable(model: Any, lora: Lora | None) -> nn.Module:
-    """The model with its adapter, or the model itself with all weights trainable.
+    """Return the model with its adapter, or with all weights trainable.
 
-    What is trained is in float32: steps of 2e-5 are lost in bfloat16, which keeps 8 bits. Frozen weights stay
-    in the dtype they were loaded in.
+    Trainable weights are float32: bfloat16 has 8 bits of precision and loses steps of 2e-5. Frozen weights
+    keep their dtype.
     """
     if lora is None:
-        whole: nn.Module = model.float().requires_grad_(True)
-        return whole
+        full: nn.Module = model.float().requires_grad_(True)
+        return full
     targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
     ends = {path.rpartition(".")[2] for path, module in model.named_modules() if module in _ends(model)}
     if _is_tied(model) and ends & {*lora.target_modules}:
@@ -91,7 +93,7 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
     try:
         with without_deprecations():
             adapted: nn.Module = _peft().get_peft_model(model, config)
-    except (ValueError, RuntimeError) as error:  # RuntimeError: a rank that no memory holds
+    except (ValueError, RuntimeError) as error:  # RuntimeError: not enough memory for the rank
         names = targets if isinstance(targets, str) else ", ".join(targets)
         raise RopepatchError(
             f"this model cannot have an adapter on {names}: {' '.join(str(error).split())[:200]}",
@@ -104,7 +106,7 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
 
 
 def _config(lora: Lora, **ours: Any) -> Any:
-    """PEFT's configuration, whose own types and checks hold for the keys that are passed on."""
+    """Build PEFT's configuration; PEFT's types and checks apply to the keys that are passed on."""
     kind = _peft().LoraConfig
     types = get_type_hints(kind)
     allowed = [*Lora.model_fields, *(key for key in types if key not in SET_BY_US + NEVER_MERGED)]
@@ -129,7 +131,7 @@ def _config(lora: Lora, **ours: Any) -> Any:
 
 
 def load_in_4_bits(source: Checkpoint, dtype: str, device: str) -> PreTrainedModel:
-    """Load a checkpoint with the weights of its linear layers in NF4, by bitsandbytes (arXiv:2305.14314)."""
+    """Load a checkpoint with the weights of its linear layers in bitsandbytes' NF4 (arXiv:2305.14314)."""
     kind = getattr(torch, dtype)
     how = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
         load_in_4bit=True,
@@ -151,21 +153,21 @@ def _peft() -> Any:
 
 @contextmanager
 def without_deprecations() -> Iterator[None]:
-    """Without the warnings that transformers gives PEFT, which a user cannot fix."""
+    """Hide transformers' deprecation warnings about PEFT, which a user cannot fix."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         yield
 
 
 def recompute_activations(model: Any) -> None:
-    """Compute the activations of a transformers model again in the backward pass."""
+    """Enable gradient checkpointing of a transformers model."""
     name = "activation_checkpointing_enable"  # since transformers 5.19
     enable = getattr(model, name, None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
 
 
 def _saved_whole(model: Any, lora: Lora) -> list[str]:
-    """The last parts of the names of the modules that are trained whole."""
+    """Return the last parts of the names of the modules whose weights are all trained."""
     names = set()
     embeddings = _ends(model) if _is_tied(model) else [model.get_input_embeddings()]
     for path, module in model.named_modules():
@@ -213,7 +215,7 @@ def load_adapter(
         raise RopepatchError(
             f"{place} contains no adapter of ropepatch", hint="use `ropepatch.load` for a whole model"
         )
-    local = read_json(place / ADAPTER).get("base_model_name_or_path")  # PEFT's; a record holds no path
+    local = read_json(place / ADAPTER).get("base_model_name_or_path")  # PEFT's; the record has no path
     known = local if isinstance(local, str) and Path(local).is_dir() else record.model
     name = str(base or known)
     revision = None if base or Path(name).is_dir() else record.revision
@@ -228,12 +230,12 @@ def load_adapter(
 
 
 def holds_adapter(folder: Path) -> bool:
-    """Whether the folder holds an adapter of PEFT."""
+    """Whether the folder contains a PEFT adapter."""
     return (folder / ADAPTER).is_file()
 
 
 def _with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
-    """A model with the adapter of a folder, all of whose tensors must be there."""
+    """Load the adapter of a folder onto a model; a missing tensor is an error."""
     peft, hint = _peft(), "copy the adapter again from its original place"
     content = read_json(folder / ADAPTER)
     if (kind := content.get("peft_type")) != "LORA":
@@ -246,14 +248,14 @@ def _with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
         for key, value in config.to_dict().items()
         if key in Kept.model_fields and value is not None
     }
-    held = read_header(folder / WEIGHTS).tensors
+    saved = read_header(folder / WEIGHTS).tensors
     with stock_code(f"load the adapter {folder}", hint), without_deprecations():
-        warnings.filterwarnings("ignore", "Found missing adapter keys", UserWarning)  # refused below
+        warnings.filterwarnings("ignore", "Found missing adapter keys", UserWarning)  # an error below
         own = peft.LoraConfig(task_type="CAUSAL_LM", inference_mode=True, **given)
-        how = {"config": own, "low_cpu_mem_usage": True}  # nothing is drawn
+        how = {"config": own, "low_cpu_mem_usage": True}  # without random initialisation
         adapted: PeftModel = peft.PeftModel.from_pretrained(model, str(folder), **how).eval()
         expected = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
-    if missing := sorted(expected.keys() - held.keys()):
+    if missing := sorted(expected.keys() - saved.keys()):
         raise RopepatchError(
             f"{folder / WEIGHTS} lacks {len(missing)} of {len(expected)} tensors, for instance {missing[0]}",
             hint=hint,
@@ -262,7 +264,7 @@ def _with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
 
 
 def check_trained_from(record: Record, base: Checkpoint) -> None:
-    """Refuse a checkpoint that is not the one whose adaptation a record tells of."""
+    """Raise `RopepatchError` if a checkpoint is not the base of the adaptation in a record."""
     if base.fingerprint != record.base_weights:
         raise RopepatchError(
             f"{base.name} does not have the weights that the adapter was trained on",
@@ -271,7 +273,7 @@ def check_trained_from(record: Record, base: Checkpoint) -> None:
 
 
 def plan_of_record(record: Record, source: Checkpoint) -> Plan:
-    """The plan of a record, for its base or for a sibling of that."""
+    """Return the plan of a record, for its base or for a checkpoint with the same RoPE."""
     return plan_method(source, record.method, {"factor": record.factor} | record.parameters, record.target)
 
 

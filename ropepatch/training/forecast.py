@@ -1,7 +1,7 @@
-"""What a recipe will do to a model: rows and weights are counted, memory is arithmetic from config.json.
+"""Forecast of a training: sequences, weights, and memory estimated from config.json.
 
-No weight is read and nothing downloaded. The memory holds for decoders with attention and an MLP in every
-layer, no [T, T] mask, and a loss that computes logits in chunks.
+It loads no weights and downloads nothing. The memory estimate is for decoders with attention and an MLP in
+every layer, no [T, T] mask, and a loss that computes logits in chunks.
 """
 
 from __future__ import annotations
@@ -35,24 +35,22 @@ from ropepatch.training.watching import DEPTHS
 
 GIB = 2**30
 CHUNK = 1024  # positions whose logits are in memory at once
-ADAM = 12  # bytes of a trained weight in a checkpoint of a run: float32, and two moments
+ADAM = 12  # bytes per trained weight in a checkpoint of a run: float32, and two moments
 GEOMETRY = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("vocab_size", "max_position_embeddings"),
 )
-FOUR_BITS = (
-    0.516  # bytes of a weight: NF4 in blocks of 64, whose scales are quantised as well (arXiv:2305.14314)
-)
+FOUR_BITS = 0.516  # bytes per weight: NF4 in blocks of 64 with quantised scales (arXiv:2305.14314)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """The memory of one process at its peak, in GiB, without what the allocator loses to fragments."""
+    """Peak memory of one process in GiB, without fragmentation of the allocator."""
 
-    weights_gib: float  # of a process that holds all of them
+    weights_gib: float  # if one process holds all of them
     optimizer_gib: float  # gradients and both moments of Adam
     activations_gib: float  # of a forward and backward pass, with the logits of a chunk
-    evaluation_gib: float  # of a forward pass over the longest sequence that is evaluated
+    evaluation_gib: float  # of a forward pass over the longest evaluated sequence
 
     @property
     def total_gib(self) -> float:
@@ -73,11 +71,11 @@ class Memory:
 
 
 def memory(recipe: Recipe, config: Any, counted: Weights, dtype: str, window: int, target: int) -> Memory:
-    """The memory of a recipe, in one process, on a model of a configuration.
+    """Estimate the memory of a recipe in one process.
 
-    Frozen weights take 2 bytes in mixed precision, in 4 bits `FOUR_BITS`, else 4; what is trained takes 4,
-    its gradient 4 and Adam's moments 8; training all weights in mixed precision also keeps the copies of 2
-    bytes that autocast makes. ``window`` and ``target`` are the old and the new context.
+    Frozen weights take 2 bytes in mixed precision, `FOUR_BITS` in 4 bits, else 4. Trained weights take 4,
+    their gradients 4 and Adam's moments 8. Training all weights in mixed precision also keeps autocast's
+    copies of 2 bytes. ``window`` and ``target`` are the original context length and the target length.
     """
     size, trained = 4 if dtype == FLOAT32 else 2, counted.trained or 0
     if recipe.lora is None:
@@ -89,18 +87,18 @@ def memory(recipe: Recipe, config: Any, counted: Weights, dtype: str, window: in
     windows, room = recipe.data.lengths(window)
     tokens = max(room // length * length for length in windows)
     evaluated = target if recipe.watch.target else window
-    asks = recipe.watch.target and recipe.watch.passkey_trials > 0
+    has_passkeys = recipe.watch.target and recipe.watch.passkey_trials > 0
     return Memory(
         weights_gib=held / GIB,
         optimizer_gib=ADAM * trained / GIB,
         activations_gib=activation_bytes(recipe, config, tokens, size) / GIB,
-        evaluation_gib=evaluation_bytes(config, evaluated, size, cached=asks) / GIB,
+        evaluation_gib=evaluation_bytes(config, evaluated, size, cached=has_passkeys) / GIB,
     )
 
 
 @dataclass(frozen=True)
 class Widths:
-    """Numbers that a token has in a layer: of its hidden state, its queries, its keys, and its MLP."""
+    """Widths of a layer: numbers per token of its hidden state, queries, keys, and MLP."""
 
     hidden: int
     queries: int
@@ -109,7 +107,7 @@ class Widths:
 
     @classmethod
     def of(cls, config: Any) -> Widths:
-        """Those of the text part of a model; of experts, all that a token takes."""
+        """Read the widths from a text config; a mixture of experts counts the experts of one token."""
         hidden, heads = config.hidden_size, config.num_attention_heads
         head = head_dim_of(config)
         groups = key_value_heads_of(config)
@@ -122,14 +120,14 @@ class Widths:
 
 
 def activation_bytes(recipe: Recipe, config: Any, tokens: int, size: int) -> int:
-    """Memory of one forward and backward pass over so many tokens, beside weights and gradients.
+    """Estimate the memory of one forward and backward pass, without weights and gradients.
 
-    With checkpointing: the hidden state of every layer, and one layer at a time at its peak, the backward
-    pass of its MLP. It holds six tensors of the MLP's width, four of the attention's and eight float32 ones
-    of the hidden size (by the allocations of transformers' LLaMA; the last differ by a fifth with what is
-    trained, and an adapter on the MLP takes a fifth more in all). The hidden states have 4 bytes a number
-    where the embeddings are trained, which are then float32. Without checkpointing all layers are held. The
-    loss adds three float32 copies of a chunk of logits.
+    With checkpointing: the hidden state of every layer, and one layer at its peak, the backward pass of its
+    MLP. The peak holds six tensors of the MLP's width, four of the attention's and eight float32 ones of the
+    hidden size, as measured on transformers' LLaMA. The last vary by a fifth with the trained weights; an
+    adapter on the MLP takes a fifth more in all. Hidden states take 4 bytes a number if the embeddings are
+    trained, which are then float32. Without checkpointing all layers are held. The loss adds three float32
+    copies of a chunk of logits.
     """
     widths, layers, vocabulary = Widths.of(config), int(config.num_hidden_layers), int(config.vocab_size)
     stream = 4 if recipe.lora is None or recipe.lora.train_embeddings else size
@@ -139,9 +137,9 @@ def activation_bytes(recipe: Recipe, config: Any, tokens: int, size: int) -> int
 
 
 def evaluation_bytes(config: Any, tokens: int, size: int, *, cached: bool) -> int:
-    """Memory of one forward pass without gradients, at its peak: a layer's MLP, or a chunk of logits.
+    """Estimate the peak of one forward pass without gradients: a layer's MLP, or a chunk of logits.
 
-    Passkeys (``cached``) also keep keys and values of all layers.
+    Passkeys (``cached``) add a KV cache.
     """
     widths = Widths.of(config)
     layer = tokens * size * (9 * widths.hidden // 2 + 3 * widths.mlp)
@@ -152,7 +150,7 @@ def evaluation_bytes(config: Any, tokens: int, size: int, *, cached: bool) -> in
 
 @cache
 def published_config(model: str) -> dict[str, Any] | None:
-    """The config.json of a model that recipes are written for; None of others."""
+    """Return the config.json of a model that bundled recipes are for; None for others."""
     if model == "tiny":
         return read_json(TINY / "config.json")
     return published().get(model)
@@ -160,7 +158,7 @@ def published_config(model: str) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a recipe costs in one process on the model it is written for."""
+    """Costs of a recipe in one process on the model it is written for."""
 
     tokens: int
     weights: Weights
@@ -168,7 +166,7 @@ class Estimate:
 
     @classmethod
     def of(cls, recipe: Recipe) -> Estimate | None:
-        """That of a recipe; None where the configuration of its model is not known here."""
+        """Estimate a recipe; None if the config of its model is unknown."""
         raw = published_config(recipe.model)
         if raw is None:
             return None
@@ -190,7 +188,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a training will do."""
+    """The forecast of a training."""
 
     content: dict[str, Any]  # JSON-ready; sizes are in bytes
     obstacles: tuple[RopepatchError, ...]  # why it cannot run here
@@ -218,7 +216,7 @@ def forecast(
     processes: int = 1,
     prepared: Prepared | None = None,
 ) -> Forecast:
-    """What `ropepatch.adapt` will do with the same arguments."""
+    """Forecast what `ropepatch.adapt` does with the same arguments."""
     prepared, window = prepared or prepare(plan, recipe), plan.source.window
     counted, cost = prepared.counted, None
     if counted.trained is not None:
@@ -244,7 +242,7 @@ def forecast(
 
 
 def other_model(plan: Plan, recipe: Recipe) -> Iterator[str]:
-    """A warning, if a recipe is written for a model of another size."""
+    """Yield a warning if the recipe is written for a model of another size."""
     if Path(plan.model).name == Path(recipe.model).name:
         return
     if meant := published_config(recipe.model):
@@ -268,7 +266,7 @@ def _schedule(recipe: Recipe, window: int, processes: int) -> Schedule:
 
 
 def _reading(plan: Plan, recipe: Recipe, processes: int) -> dict[str, Any]:
-    """Steps, rows, tokens, where they come from, and what is evaluated."""
+    """Count steps, sequences and tokens per source, and describe the evaluation."""
     window, watch = plan.source.window, recipe.watch
     schedule = _schedule(recipe, window, processes)
     windows, room = recipe.data.lengths(window)
@@ -305,7 +303,7 @@ def _found(text: str) -> dict[str, Any]:
 
 
 def _disk(plan: Plan, recipe: Recipe, out: Path, counted: Weights) -> dict[str, int]:
-    """What the run's checkpoints and what is saved take, and what is free."""
+    """Return the bytes of the run's checkpoints and of the output, and the free space."""
     stated = plan.source.config.dtype or plan.source.whole_config.dtype or FLOAT32
     dtype = getattr(torch, str(stated).removeprefix("torch."))
     trained = counted.trained or counted.all
@@ -318,7 +316,7 @@ def _disk(plan: Plan, recipe: Recipe, out: Path, counted: Weights) -> dict[str, 
 
 
 def _lines(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The name and the text of every line."""
+    """Yield the name and the text of every line."""
     recipe, disk, watched, cost = (content[key] for key in ("recipe", "disk", "watched", "memory"))
     shared = f" in each of {content['processes']} processes" if content["processes"] > 1 else ""
     windows = dict.fromkeys(content["windows"])

@@ -1,7 +1,7 @@
 """The loss of hidden states under a linear head, without the logits of all tokens at once.
 
-Against the tokens that follow, it is the cross-entropy; against what a teacher expects to follow, the
-Kullback-Leibler divergence from the teacher to the student (Hinton et al. 2015, arXiv:1503.02531).
+It is the cross-entropy of the next tokens, or the Kullback-Leibler divergence from a teacher's distributions
+to the student's (Hinton et al. 2015, arXiv:1503.02531).
 
 Shapes: N tokens, H hidden size, V vocabulary, C tokens of a chunk. Losses are in nats.
 """
@@ -18,9 +18,9 @@ from torch import Tensor
 
 IGNORED = -100  # the label of a token that is not predicted, as in torch and transformers
 CHUNK = 1024
-DISTILLED = CHUNK // 4  # of them at a time there are the logits of both, and the distributions of both
+DISTILLED = CHUNK // 4  # a chunk holds logits and distributions of both models
 
-# Of the logits [C, V] of some rows: the sum of their losses, and its gradient, perhaps in the logits' place.
+# Maps logits [C, V] of some tokens to the sum of their losses and its gradient; may overwrite the logits.
 Objective = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
 
 
@@ -32,12 +32,12 @@ def linear_cross_entropy(
     bias: Tensor | None = None,
     chunk: int = CHUNK,
 ) -> Tensor:
-    """Sum of the negative log likelihoods of all labels but -100, a scalar; 0 if there are none.
+    """Sum the negative log likelihoods of all labels but -100; 0 if there are none.
 
-    The gradients come with the forward pass, chunk by chunk, since the logits are gone by the time of the
-    backward pass. Under autocast the matrix products are in its dtype; softmax and the sum are in float32.
-    `F.linear_cross_entropy` of torch 2.13 is not used: on a CPU it takes as much memory and time, in bfloat16
-    more time, and it rounds the sum to bfloat16.
+    The forward pass computes the gradients chunk by chunk, and frees the logits. Under autocast the matrix
+    products are in its dtype; softmax and the sum are in float32. `F.linear_cross_entropy` of torch 2.13 is
+    not used: on a CPU it takes as much memory and time, in bfloat16 more time, and it rounds the sum to
+    bfloat16.
 
     Args:
         hidden: The hidden states [N, H].
@@ -52,14 +52,14 @@ def linear_cross_entropy(
 
 @dataclass(frozen=True, eq=False)
 class TeacherOutput:
-    """What a teacher expects to follow each token: hidden states and the head they go through, or logits."""
+    """A teacher's prediction after each token: hidden states with the head, or logits."""
 
     hidden: Tensor  # [N, H], or logits [N, V] without a weight
     weight: Tensor | None = None  # [V, H]
     bias: Tensor | None = None  # [V]
 
     def logits(self, rows: slice) -> Tensor:
-        """Of some of the tokens [C, V]."""
+        """Return the logits [C, V] of some of the tokens."""
         hidden = self.hidden[rows]
         return hidden if self.weight is None else F.linear(hidden, self.weight, self.bias)
 
@@ -77,24 +77,24 @@ def linear_distillation(
     top_k: int | None = None,
     chunk: int = DISTILLED,
 ) -> Tensor:
-    """Sum over all labels but -100 of T² KL(teacher || student), mixed with the cross-entropy of the labels.
+    """Sum T² KL(teacher || student), mixed with the labels' cross-entropy, over all labels but -100.
 
-    Both distributions are at the temperature T. No gradient goes to the teacher; for the rest it is as in
+    Both distributions are at the temperature T. No gradient goes to the teacher; otherwise as
     `linear_cross_entropy`.
 
     Args:
         hidden: The hidden states of the student [N, H], or its logits [N, V] where there is no weight.
         weight: The weight of the student's head [V, H].
         labels: The token that follows each [N], int64.
-        teacher: What the teacher says of the same tokens.
+        teacher: The teacher's output for the same tokens.
         bias: The bias of the student's head [V].
-        answers: What the cross-entropy of each label weighs [N] that is known to be true, which the teacher
-            is not asked for; 0 for all others. None for no such label.
+        answers: Weights [N] of the cross-entropy of labels that are known answers, instead of the
+            divergence; 0 for all other labels. None for no such label.
         temperature: T.
         cross_entropy: The share c of the cross-entropy: c CE + (1 - c) T² KL.
-        top_k: Keep the teacher's k likeliest tokens; all others are one event, which the student divides as
-            it does. None for all of the vocabulary.
-        chunk: Tokens whose logits are held at a time, of each of both.
+        top_k: Number of the teacher's most probable tokens that are compared one by one, all others as one
+            event. None for all of the vocabulary.
+        chunk: Tokens whose logits are held at a time, for each model.
     """
     hidden, weight, bias = _as_multiplied(hidden, weight, bias)
     teacher = TeacherOutput(*_as_multiplied(teacher.hidden, teacher.weight, teacher.bias))
@@ -119,7 +119,7 @@ def linear_distillation(
 
 
 def _divergence(student: Tensor, teacher: Tensor, t: float, top_k: int | None) -> tuple[Tensor, Tensor]:
-    """KL(teacher || student) of logits at a temperature t, [C], and its gradient times t, [C, V]."""
+    """Compute KL(teacher || student) at temperature t, [C], and its gradient times t, [C, V]."""
     log_p = (teacher if t == 1 else teacher / t).log_softmax(1)
     del teacher
     log_q = (student if t == 1 else student / t).log_softmax(1)
@@ -131,7 +131,7 @@ def _divergence(student: Tensor, teacher: Tensor, t: float, top_k: int | None) -
 
 
 def _with_tail_of(log_p: Tensor, log_q: Tensor, k: int) -> Tensor:
-    """The k likeliest tokens as p has them; the rest of p's probability divided as q divides its own."""
+    """Keep p's k most probable tokens, and distribute the rest of its probability as q does."""
     values, tokens = log_p.topk(k)
     of_rest = log_p.scatter(1, tokens, -torch.inf).logsumexp(1, keepdim=True)
     own_rest = log_q.scatter(1, tokens, -torch.inf).logsumexp(1, keepdim=True)
@@ -141,7 +141,7 @@ def _with_tail_of(log_p: Tensor, log_q: Tensor, k: int) -> Tensor:
 def _as_multiplied(
     hidden: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> tuple[Tensor, Any, Tensor | None]:
-    """In the dtype in which autocast multiplies, if it does."""
+    """Cast to autocast's dtype, if it is enabled."""
     device = hidden.device.type
     if weight is None or not torch.is_autocast_enabled(device):
         return hidden, weight, bias
@@ -150,7 +150,7 @@ def _as_multiplied(
 
 
 def _to_labels(labels: Tensor, weights: Tensor | None = None) -> Objective:
-    """The cross-entropy of each label times its weight; it leaves the gradient in the logits' place."""
+    """Make the weighted cross-entropy of the labels; it overwrites the logits with the gradient."""
 
     def objective(logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         scored: Tensor = (labels[rows] != IGNORED)[:, None]
@@ -169,7 +169,7 @@ def _summed(
     hidden: Tensor, weight: Tensor | None, bias: Tensor | None, objective: Objective, count: int, chunk: int
 ) -> Tensor:
     tensors = (hidden, weight, bias)
-    # Told here: within a Function, gradients seem to be needed under no_grad, too.
+    # Decided here: within a Function, `requires_grad` is also True under no_grad.
     needed = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in tensors]
     loss: Tensor = _ChunkedLoss.apply(*tensors, objective, count, chunk, needed)  # type: ignore[no-untyped-call]
     return loss

@@ -1,6 +1,6 @@
-"""The loss of a training step, computed where the model would make its logits, in chunks.
+"""The loss of a training step, computed in chunks in place of the logits.
 
-Shapes: B rows of a batch, N tokens of a row, V vocabulary. Losses are in nats.
+Shapes: B sequences of a batch, N tokens of a sequence, V vocabulary. Losses are in nats.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ropepatch.training.fused_loss import IGNORED, linear_cross_entropy
 
 logger = logging.getLogger(__name__)
 
-CHECKED = 16  # tokens of the passes by which a model is checked
-NO_INPUT = ("labels", "answers")  # of a batch, what a model does not take
-AGREEMENT = 0.02  # of the loss, by which ours may differ from the one of all logits: both may be in 16 bits
+CHECKED = 16  # tokens of the passes that check a model
+NO_INPUT = ("labels", "answers")  # keys of a batch that are no arguments of a model
+AGREEMENT = 0.02  # relative tolerance between the loss in chunks and that of all logits, in 16 bits
 
 
 def causal_lm_loss(
@@ -34,16 +34,16 @@ def causal_lm_loss(
     head: nn.Linear | None,
     distilled: Callable[..., Tensor] | None = None,
 ) -> Tensor:
-    """The loss of a batch, a float32 scalar; its graph leads through the model's `__call__`.
+    """Compute the loss of a batch, a float32 scalar, in the model's `__call__`.
 
-    So DDP, FSDP, PEFT and autocast wrappers see a forward pass like any other. It takes place in there, too:
-    instead of logits the head returns the loss, while its weights are gathered and the wrapper looks on.
+    The head returns the loss instead of logits. For DDP, FSDP, PEFT and autocast it is therefore an ordinary
+    forward pass, with the head's weights gathered.
 
     Args:
         model: A causal language model, wrapped or not.
-        batch: With `labels` [B, N] of the tokens themselves, not shifted; -100 is left out.
-        num_items: What the sum over the labels is divided by; None for their number.
-        head: What `linear_head` found; None to make all logits.
+        batch: With `labels` [B, N], not shifted; -100 is left out.
+        num_items: Divisor of the sum over the labels; None for their number.
+        head: The result of `linear_head`; None to compute all logits.
         distilled: `linear_distillation` towards a teacher; None for the cross-entropy of the labels.
     """
     labels = of_next(batch["labels"], IGNORED)
@@ -67,7 +67,7 @@ def causal_lm_loss(
         targets = labels.flatten().to(hidden.device)
         score = distilled or linear_cross_entropy
         loss = score(hidden.flatten(0, -2), head.weight, targets, bias=head.bias)
-        exact.append(mean(loss))  # here: a gradient of 1 passes exactly through what rounds the output
+        exact.append(mean(loss))  # divided here: rounding of the output does not change a gradient of 1
         return exact[-1]
 
     with shadowed(head, loss_of):
@@ -76,15 +76,15 @@ def causal_lm_loss(
 
 
 def of_next(values: Tensor, last: float) -> Tensor:
-    """What stands at the token that follows each [B, N]."""
+    """Shift values by one: that of the next token, for each token [B, N]."""
     return F.pad(values, (0, 1), value=last)[..., 1:]
 
 
 def linear_head(model: nn.Module) -> nn.Linear | None:
-    """The layer whose output is the model's logits; None, with a warning, where the model does more to them.
+    """Find the layer whose output is the model's logits; None, with a warning, if there is none.
 
-    Besides what `find_linear_head` asks for, the loss of a short pass must be the same with and without all
-    logits. Every process calls this.
+    In addition to the conditions of `find_linear_head`, the loss of a short pass must be the same with and
+    without all logits. Every process calls this.
     """
     base: Any = base_model(model)
     vocabulary = text_config(base.config).vocab_size
@@ -93,7 +93,7 @@ def linear_head(model: nn.Module) -> nn.Linear | None:
     with in_eval_mode(model), torch.no_grad():
         head = find_linear_head(model, base, inputs)
         losses = [causal_lm_loss(model, batch, head=layer).item() for layer in (head, None)]
-    torch.clear_autocast_cache()  # of weights that were cast without gradients
+    torch.clear_autocast_cache()  # it holds weights that were cast without gradients
     if head is not None and math.isclose(*losses, rel_tol=AGREEMENT):
         return head
     logger.warning(
@@ -106,7 +106,7 @@ def linear_head(model: nn.Module) -> nn.Linear | None:
 
 
 def _short_batch(vocabulary: int, device: torch.device) -> dict[str, Any]:
-    """A packed row of one document, of tokens from all over the vocabulary."""
+    """Make a packed sequence of one document, with tokens from the whole vocabulary."""
     ids = (torch.arange(CHECKED, device=device) * 7919 % vocabulary)[None]
     ends = torch.tensor([0, CHECKED], dtype=torch.int32, device=device)
     segments: dict[str, Any] = {f"cu_seq_lens_{side}": ends for side in "qk"}

@@ -1,7 +1,7 @@
-"""Attention within the segments of a packed row, whatever their position ids say, without a [T, T] mask.
+"""Attention within the segments of a packed sequence, for any position ids, without a [T, T] mask.
 
-Stock sdpa takes positions that jump for packed documents, and builds a [T, T] mask for packed ones. Here the
-segments are given (`cu_seq_lens_q`), and stock kernels run on each as on a sequence of its own.
+Stock sdpa interprets jumps of positions as document boundaries, and builds a [T, T] mask for documents.
+Here `cu_seq_lens_q` gives the segments, and stock kernels run on each as on a separate sequence.
 
 Shapes: H heads, T tokens of all segments, D dimensions of a head.
 """
@@ -31,10 +31,10 @@ NAME = "ropepatch_packed"
 def packed_attention(model: nn.Module) -> Iterator[None]:
     """Switch one model to attention within segments, for the forward and backward passes of training.
 
-    A forward pass then takes one row: `input_ids` and `position_ids` [1, T] with `cu_seq_lens_q` from 0 to T,
-    no mask and no cached past. Any other is refused: evaluate outside.
+    A forward pass then takes one sequence: `input_ids` and `position_ids` [1, T] with `cu_seq_lens_q` from 0
+    to T, no mask and no KV cache. Any other raises `RopepatchError`: evaluate outside.
 
-    A backward pass belongs inside: activation checkpointing runs the forward pass again in it.
+    Run the backward pass inside: gradient checkpointing repeats the forward pass in it.
     """
     base = base_model(model)
     if reason := uninterchangeable(base):
@@ -49,7 +49,7 @@ def packed_attention(model: nn.Module) -> Iterator[None]:
 def _no_mask(
     *, attention_mask: Tensor | None = None, local_size: int | None = None, device: Any = None, **_: Any
 ) -> Tensor:
-    """Replaces a mask, [1, 1, 0, window]: stock attention fails on it rather than leave a segment."""
+    """Return a mask [1, 1, 0, window], on which stock attention fails instead of crossing segments."""
     if attention_mask is not None:
         raise _misuse("an attention mask")
     return torch.empty(1, 1, 0, local_size or 0, dtype=torch.bool, device=device)
@@ -67,9 +67,9 @@ def _attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What queries [1, H, T, D] read [1, T, H, D] from keys and values, of H heads or fewer."""
+    """Attend with queries [1, H, T, D] to keys and values of H heads or fewer; returns [1, T, H, D]."""
     if attention_mask is None or attention_mask.numel():
-        raise _misuse("a mask of the model's own")
+        raise _misuse("a mask that the model made")
     if cu_seq_lens_q is None:
         raise _misuse("no cu_seq_lens_q")
     if changed := [name for name in OTHER_SCORES if kwargs.get(name) is not None]:
@@ -78,7 +78,7 @@ def _attention(
     if rows > 1 or key.shape[2] != tokens or edges != sorted({0, *edges[1:-1], tokens}):
         raise _misuse(f"segments {short(edges)} for {rows} x {tokens} queries and {key.shape[2]} keys")
     lengths = [end - start for start, end in pairwise(edges)]
-    read = partial(
+    attend = partial(
         causal,
         module,
         window=attention_mask.shape[-1] or None,
@@ -88,9 +88,9 @@ def _attention(
     tensors = (query, key, value)
     if len(set(lengths)) == 1:
         stacked = [torch.unflatten(x[0], 1, (-1, lengths[0])).transpose(0, 1) for x in tensors]
-        return read(*stacked).flatten(0, 1)[None], None
+        return attend(*stacked).flatten(0, 1)[None], None
     split = [torch.split(x, lengths, dim=2) for x in tensors]
-    return torch.cat([read(*one) for one in zip(*split, strict=True)], 1), None
+    return torch.cat([attend(*one) for one in zip(*split, strict=True)], 1), None
 
 
 def _misuse(what: str) -> RopepatchError:

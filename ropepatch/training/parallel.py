@@ -1,4 +1,4 @@
-"""How the processes of a run share the weights: each has rows of its own, and all of them or a part."""
+"""Data parallelism: each process has its own sequences, and all weights or a part of them."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ NEEDS_ALL_WEIGHTS = {
 
 @dataclass(frozen=True)
 class Sharing:
-    """What accelerate's launcher put into the environment of this process."""
+    """Settings of accelerate's launcher in the environment of this process."""
 
-    engine: str | None = None  # what splits the weights: `FSDP` or `DEEPSPEED`
+    engine: str | None = None  # the engine that splits the weights: `FSDP` or `DEEPSPEED`
 
     @classmethod
     def of_environment(cls) -> Sharing:
-        """That of this process."""
+        """Read the environment of this process."""
         engines = [
             name for name in ("FSDP", "DEEPSPEED") if os.environ.get(f"ACCELERATE_USE_{name}") == "true"
         ]
         return cls(engines[0] if engines else None)
 
     def check(self, recipe: Recipe) -> None:
-        """Refuse what these processes cannot share, before anything is read."""
+        """Raise `RopepatchError` if these processes cannot share the training of a recipe."""
         place = shipped("recipes/accelerate")
         for size in ("CP_SIZE", "SP_SIZE"):
             if os.environ.get(f"PARALLELISM_CONFIG_{size}", "1") != "1":
@@ -53,7 +53,7 @@ class Sharing:
             raise RopepatchError("DeepSpeed is not installed", hint="pip install deepspeed")
 
     def announce(self, recipe: Recipe) -> None:
-        """Let the launcher's environment follow the recipe."""
+        """Set the launcher's environment variables from the recipe."""
         if self.engine == "DEEPSPEED":
             steps = recipe.trainer.get("gradient_accumulation_steps", 1)
             os.environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = str(steps)
@@ -61,7 +61,7 @@ class Sharing:
 
 
 def launch_arguments(recipe: Recipe) -> dict[str, Any]:
-    """Arguments of the Trainer by which accelerate finds the devices, and DeepSpeed what it was announced."""
+    """Return the Trainer's arguments about devices, and those that DeepSpeed compares with its settings."""
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") != "true":
         return {"use_cpu": on_cpu()}
     clipping = {"max_grad_norm": _clipping(recipe)}
@@ -70,13 +70,13 @@ def launch_arguments(recipe: Recipe) -> dict[str, Any]:
 
 
 def _clipping(recipe: Recipe) -> float:
-    """The largest norm of gradients; accelerate takes 0, which is none, for 1."""
+    """Return the largest norm of gradients; accelerate would treat 0, for none, as 1."""
     norm: Any = recipe.trainer.get("max_grad_norm", 1.0)
     return float(norm) or 1e9
 
 
 def load_whole_models(sharing: Sharing) -> None:
-    """Let transformers load models whole again: since ZeRO-3 began it would split each over the processes."""
+    """Let transformers load complete models again; under ZeRO-3 it splits each over the processes."""
     if sharing.engine == "DEEPSPEED":
         from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 

@@ -1,4 +1,4 @@
-"""Whether a recipe can train a model here: packages, arguments and adapter, before anything is read."""
+"""Check whether a recipe can train a model here: packages, arguments and adapter."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ EXTRA = 'pip install "ropepatch[train]"'
 
 @dataclass(frozen=True)
 class Weights:
-    """Numbers of weights of a model."""
+    """Counts of the weights of a model."""
 
     all: int
-    linear: int  # those of linear layers but the head, which 4 bits can hold
-    trained: int | None  # those of the adapter included; None if the adapter is refused
+    linear: int  # in linear layers but the head, which can be kept in 4 bits
+    trained: int | None  # with those of the adapter; None if the model cannot have it
 
     @classmethod
     def of(cls, model: Any, recipe: Recipe) -> Weights:
-        """Those of a model, which gets the adapter of the recipe; it may be on the meta device."""
+        """Count after adding the adapter of the recipe to a model, which may be on the meta device."""
         counted = cls.before(model)
-        with torch.random.fork_rng(devices=[]):  # PEFT draws an adapter
+        with torch.random.fork_rng(devices=[]):  # PEFT initialises the adapter at random
             trained = list(trainable(model, recipe.lora).parameters())
         return replace(counted, trained=sum(weights.numel() for weights in trained if weights.requires_grad))
 
     @classmethod
     def before(cls, model: Any) -> Weights:
-        """Those of a model that gets no adapter."""
+        """Count the weights of a model without an adapter."""
         head = model.get_output_embeddings()
         linear = [part for part in model.modules() if isinstance(part, nn.Linear) and part is not head]
-        whole = sum(weights.numel() for weights in model.parameters())
-        return cls(whole, sum(part.weight.numel() for part in linear), None)
+        total = sum(weights.numel() for weights in model.parameters())
+        return cls(total, sum(part.weight.numel() for part in linear), None)
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A recipe on the model of a plan, before a weight is read."""
+    """A recipe checked against the model of a plan, before any weight is loaded."""
 
     counted: Weights
     sharing: Sharing
-    precision: Precision  # what the recipe states, or else follows from the hardware
+    precision: Precision  # from the recipe, or else from the hardware
     obstacles: tuple[RopepatchError, ...]  # why it cannot run here
 
     def check(self) -> None:
@@ -69,9 +69,9 @@ class Prepared:
 
 
 def prepare(plan: Plan, recipe: Recipe) -> Prepared:
-    """Build the Trainer's arguments and the adapter, the latter on the meta device, and keep what refuses.
+    """Build the Trainer's arguments, and the adapter on the meta device, and collect the errors.
 
-    A dry run shows the obstacles, a training raises the first.
+    A dry run prints these obstacles, a training raises the first.
     """
     obstacles = list(_missing_packages(recipe))
     can_train = not obstacles
@@ -101,7 +101,7 @@ def prepare(plan: Plan, recipe: Recipe) -> Prepared:
 
 
 def check_adaptable(plan: Plan, recipe: Recipe, model: Any) -> None:
-    """Refuse a plan under which no model can be trained, or not by this recipe."""
+    """Raise `RopepatchError` if a model with this plan cannot be trained with this recipe."""
     refuse_map(plan.method.name)
     if plan.length_dependent:
         switched = not plan.scaling.length_dependent

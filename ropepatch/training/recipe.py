@@ -101,12 +101,12 @@ SET_BY_US = (
     *("task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
     *("inference_mode", "modules_to_save", "ensure_weight_tying"),
 )
-NEVER_MERGED = (  # or only into weights that are not those of the base
+NEVER_MERGED = (  # adapters that cannot be merged, or only into other weights than those of the base
     *("bias", "lora_bias", "layer_replication", "alora_invocation_tokens", "use_qalora", "use_bdlora"),
     *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "monteclora_config", "velora_config"),
     *("kasa_config", "arrow_config", "megatron_config", "megatron_core", "runtime_config"),
 )
-BASE_STAYS = (True, False, "gaussian", "orthogonal")  # ways to begin that leave the weights of the base
+BASE_STAYS = (True, False, "gaussian", "orthogonal")  # initialisations that do not change the base weights
 
 
 class Lora(Settings):
@@ -141,10 +141,10 @@ class Lora(Settings):
 
     @classmethod
     def _check_keys(cls, keys: Collection[Any]) -> None:
-        """PEFT knows the others: see `ropepatch.training.adapter.trainable`."""
+        """Accept all keys: `ropepatch.training.adapter.trainable` checks them with PEFT."""
 
     def check(self) -> None:
-        """Refuse keys that are not PEFT's to decide."""
+        """Raise `RopepatchError` for keys that ropepatch sets or does not support."""
         for key, value in self.passed_on.items():
             if key in SET_BY_US:
                 hint = "use train_embeddings and train_norms instead" if "save" in key else None
@@ -157,7 +157,7 @@ class Lora(Settings):
 
 
 def remapping_of(content: Any) -> Remapping:
-    """The position remapping that a recipe names, or describes by a mapping with its name and parameters."""
+    """Return the position remapping of a recipe, given by name or as a mapping with name and parameters."""
     parameters = dict(content) if isinstance(content, dict) else {"name": content}
     name = parameters.pop("name", None)
     refuse_unknown([name], REMAPPINGS, "remapping")
@@ -247,9 +247,9 @@ class Watch(Settings):
 
 @with_config(
     ConfigDict(extra="allow", strict=True, json_schema_extra={"additionalProperties": False})
-)  # `Recipe.check` refuses other keys, and names the nearest
+)  # `Recipe.check` rejects other keys, and names the nearest
 class TrainerArguments(TypedDict, total=False):
-    """The arguments of transformers' Trainer that a recipe may set; ropepatch or the launcher sets others."""
+    """Arguments of transformers' Trainer that a recipe may set; ropepatch or the launcher sets others."""
 
     max_steps: Required[Count]
     learning_rate: Required[Amount]
@@ -354,7 +354,7 @@ class Recipe(Settings):
     seed: Annotated[int, Field(ge=0, lt=2**32), expected("a whole number from 0 to 2**32 - 1")] = 0
 
     def check(self) -> None:
-        """Refuse what does not fit together, and arguments of the Trainer that a recipe does not set."""
+        """Raise `RopepatchError` for conflicting settings, and for unsupported arguments of the Trainer."""
         if self.lora is None and self.save == "adapter":
             raise RopepatchError("save: adapter, but all weights are trained (lora is null)")
         if self.lora is None and self.distil is not None:
@@ -401,7 +401,7 @@ class Recipe(Settings):
 
     @property
     def packed_by_us(self) -> bool:
-        """Whether `packed_attention` keeps segments apart; flash attention takes them itself."""
+        """Whether `packed_attention` separates segments; flash attention does so itself."""
         return self.attention == "sdpa"
 
     @property
@@ -410,12 +410,12 @@ class Recipe(Settings):
         return self.trainer["max_steps"]
 
     def reads_beyond(self, trained: int) -> bool:
-        """Whether some of its rows are longer than an original length of ``trained`` tokens."""
+        """Whether some training sequences are longer than the original length of ``trained`` tokens."""
         return max(self.data.lengths(trained)[0]) > trained
 
     @property
     def precision(self) -> str | None:
-        """What `bf16` or `fp16` in `trainer` states; None where neither does: what is fastest is taken."""
+        """The dtype that `bf16` or `fp16` in `trainer` sets; None, for the fastest, if neither is there."""
         if self.trainer.get("fp16"):
             return "float16"
         if self.trainer.get("bf16"):
@@ -423,17 +423,17 @@ class Recipe(Settings):
         return "float32" if {"bf16", "fp16"} & self.trainer.keys() else None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-ready data that decides what comes out."""
+        """Return the settings as JSON-ready data."""
         return self.model_dump() | {"method": {"name": self.method.name} | self.method.parameters}
 
 
 def read_recipe(name: str) -> Recipe:
-    """A recipe that comes with ropepatch, by its name, or that of a YAML file."""
+    """Read a bundled recipe by its name, or a YAML file."""
     return Recipe.from_yaml(find_shipped(name, RECIPES, "recipe"))
 
 
 def refuse_map(method: str) -> None:
-    """Refuse to train under a position remapping."""
+    """Raise `RopepatchError` if a training method is a position remapping."""
     if method in REMAPPINGS:
         raise RopepatchError(
             f"a model cannot be trained with a position remapping, got {method}",

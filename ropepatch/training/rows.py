@@ -1,6 +1,6 @@
-"""Rows of documents, and the batches that are made of them: each follows from its number and the seed alone.
+"""Training sequences and batches; each is determined by its number and the seed.
 
-Shapes: W tokens of a row, a window; N tokens of a batch, those of its rows on end; S segments in it.
+Shapes: W tokens of a row, a training sequence; N tokens of a batch of concatenated rows; S segments in it.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from ropepatch.errors import RopepatchError, printable
 from ropepatch.settings import refuse_unknown, seed_of
 from ropepatch.training.recipe import Data
 
-AROUND, PIECE = 2**20, 2**12  # tokens of the text around questions, in all and of each piece
+AROUND, PIECE = 2**20, 2**12  # tokens of the text around questions, in total and per piece
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """Documents on end.
+    """A training sequence of concatenated documents.
 
     Attributes:
         ids: Token ids, int64 [W].
-        labels: The ids, or -100 where a token is not trained on, as is the first of each document [W].
-        lengths: Tokens of each document, or of what of it is in the row; they add up to W.
-        answers: What the tokens weigh as answers that are known [W]; None for none.
+        labels: The ids, or -100 for tokens without a loss, such as the first of each document [W].
+        lengths: Tokens of each document in the row; they add up to W.
+        answers: Weights of the tokens as known answers [W]; None for none.
     """
 
     ids: Tensor
@@ -49,7 +49,7 @@ class Row:
     answers: Tensor | None = None
 
     def joined(self) -> Row:
-        """The row as one document: every token but the first has a label."""
+        """Return the row as one document: every token but the first has a label."""
         begins = list(accumulate(self.lengths))[:-1]
         labels = self.labels.clone()
         labels[begins] = self.ids[begins]
@@ -57,10 +57,10 @@ class Row:
 
 
 class TokenRows:
-    """Documents joined end to end and cut into windows, which come in an order of their own in each epoch.
+    """Documents joined end to end, cut into windows, and shuffled in each epoch.
 
-    The tokens before ``begin`` are held out. `digest` names the content, `size` counts the tokens that can be
-    read before they come again; None if they never do.
+    The tokens before ``begin`` are held out. `digest` identifies the content; `size` is the number of tokens
+    per epoch, None if they never repeat.
     """
 
     def __init__(self, store: TokenStore, begin: int, seed: int) -> None:
@@ -68,10 +68,10 @@ class TokenRows:
         self.digest = hashlib.sha256(repr((store.digest, begin, seed)).encode()).hexdigest()
         self.size: int | None = max(len(store) - begin, 0)
         self._store, self._begin, self._seed = store, begin, seed
-        self._orders: dict[int, tuple[int, Tensor]] = {}  # by window, the epoch and the order in it
+        self._orders: dict[int, tuple[int, Tensor]] = {}  # epoch and its order, by window
 
     def row(self, index: int, window: int) -> Row:
-        """The row of a number from 0, in W = ``window`` tokens."""
+        """Return the row with a number from 0, of W = ``window`` tokens."""
         begin = self._beginning(index, window)
         ids, lengths = self._store.piece(begin, begin + window)
         labels = ids.clone()
@@ -79,12 +79,12 @@ class TokenRows:
         return Row(ids, labels, lengths)
 
     def document(self, index: int, window: int) -> int:
-        """The number of the document in which a row begins."""
+        """Return the number of the document in which a row begins."""
         begin = self._beginning(index, window)
         return int(torch.searchsorted(self._store.starts, begin, right=True)) - 1
 
     def _beginning(self, index: int, window: int) -> int:
-        """The first token of a row."""
+        """Return the index of the first token of a row."""
         windows = (len(self._store) - self._begin) // window
         if windows < 1:
             held_out = f" after {self._begin} held-out ones" if self._begin else ""
@@ -103,7 +103,7 @@ class TokenRows:
 
 
 class GeneratedRows:
-    """Rows of a material of the bundled checkpoint, one document each, and never the same twice."""
+    """Rows of a material of the bundled checkpoint, one document each, without repetition."""
 
     def __init__(self, material: str, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
         refuse_unknown([material], MATERIALS, "material")
@@ -113,7 +113,7 @@ class GeneratedRows:
         self._material, self._narrator, self._seed = material, _narrator(tokenizer), seed
 
     def row(self, index: int, window: int) -> Row:
-        """As `TokenRows.row`; refused where the material does not come in so few tokens."""
+        """As `TokenRows.row`; raises `RopepatchError` if the material needs more tokens."""
         seed = seed_of(self._seed, self._material, window, index)
         ids, labels = MATERIALS[self._material](self._narrator, window, seed)
         labels = labels.clone()
@@ -122,7 +122,7 @@ class GeneratedRows:
 
 
 class QuestionRows:
-    """Rows that ask for what stands far before in the text of a store, one document each."""
+    """Rows with questions about distant text of a store, one document each."""
 
     def __init__(
         self,
@@ -156,16 +156,16 @@ Stream = TokenRows | GeneratedRows | QuestionRows
 
 
 def check_rows(streams: Iterable[Stream], windows: Iterable[int]) -> None:
-    """Refuse rows that cannot be drawn, now and not after hours."""
+    """Raise `RopepatchError` if a stream has no row of a window."""
     for window in sorted({*windows}):
         for stream in streams:
             stream.row(0, window)
 
 
 def held_out(store: TokenStore, length: int, count: int) -> tuple[list[Tensor], int]:
-    """The first ``count`` pieces of ``length`` tokens, int64, and where the rest begins.
+    """Return the first ``count`` pieces of ``length`` tokens, int64, and where the rest begins.
 
-    The document in which the last of them ends continues in the rest.
+    The document in which the last piece ends continues in the rest.
     """
     taken = length * count
     if len(store) < taken:
@@ -178,18 +178,18 @@ def held_out(store: TokenStore, length: int, count: int) -> tuple[list[Tensor], 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """What every row of a training is; all int64."""
+    """The window and source of every row of a training; all int64."""
 
-    begins: Tensor  # the first row of each batch, and the number of rows
+    begins: Tensor  # the first row of each batch, then the number of rows
     windows: Tensor  # the tokens of each row
     sources: Tensor  # the number of each row's source
-    indices: Tensor  # how many earlier rows are of the same source and window
+    indices: Tensor  # the number of earlier rows with the same source and window
 
     @classmethod
     def of(cls, data: Data, *, trained: int, steps: int, per_step: int, seed: int) -> Schedule:
-        """The schedule of ``steps`` optimiser steps of ``per_step`` batches each.
+        """Make the schedule of ``steps`` optimiser steps of ``per_step`` batches each.
 
-        The steps take one window after the other; all batches of a step have the same.
+        The steps cycle through the windows; all batches of a step have the same window.
         """
         lengths, room = data.lengths(trained)
         steps_of = torch.arange(steps * per_step) // per_step
@@ -209,23 +209,21 @@ class Schedule:
         return cls(begins, windows, sources, indices)
 
     def tokens(self, source: int) -> int:
-        """How many tokens of a source the training takes."""
+        """Count the training tokens of a source."""
         return int(self.windows[self.sources == source].sum())
 
 
 class Batches(Dataset[dict[str, Tensor | int]]):
-    """Whole forward passes of one process, in the order in which they are trained on.
+    """The batches of a training in order, each one forward pass of one process.
 
-    An item follows from the arguments and its number alone; `digest` names all of them. Dealt to n processes
-    in turn, with ``per_step`` n times the batches that each accumulates, a step has the same items however
-    many they are.
+    Arguments and number determine an item; `digest` identifies all items. n processes take items in turn,
+    with ``per_step`` n times the batches that each accumulates. A step then has the same items for any n.
 
-    An item is one sequence, the rows of the batch on end: ``input_ids``, ``labels`` and ``position_ids``,
-    int64 [1, N]; ``cu_seq_lens_q`` and ``cu_seq_lens_k``, int32 [S + 1], where the segments begin and the
-    last ends; ``max_length_q`` and ``max_length_k``, the longest, as numbers; where a source asks questions
-    ``answers`` [1, N], what the tokens weigh as answers that are known. Segments are the documents of
-    each row, or, without boundaries, the rows. The labels are not shifted, and the first of each segment is
-    -100.
+    An item concatenates the rows of the batch: ``input_ids``, ``labels`` and ``position_ids``, int64 [1, N].
+    ``cu_seq_lens_q`` and ``cu_seq_lens_k``, int32 [S + 1], are the bounds of the segments; ``max_length_q``
+    and ``max_length_k`` are the length of the longest. With a source of questions, ``answers`` [1, N] are the
+    weights of known answers. Segments are the documents of each row or, without boundaries, the rows. The
+    labels are not shifted; the first of each segment is -100.
     """
 
     def __init__(
@@ -252,13 +250,13 @@ class Batches(Dataset[dict[str, Tensor | int]]):
                 logger.warning("%s is read %.1f times", printable(stream.name), times)
 
     def times(self, source: int) -> float:
-        """How often the training reads a source; 0 for what never comes again."""
+        """Count the epochs of a source; 0 for one that never repeats."""
         size = self._streams[source].size
         return self.schedule.tokens(source) / size if size else 0.0
 
     @property
     def report(self) -> list[str]:
-        """How much is read of each source."""
+        """A line on the tokens and epochs of each source."""
         return [
             f"{stream.name}: {amount(self.schedule.tokens(number))} tokens are read"
             + ("" if stream.size is None else f", {self.times(number):.1f} times what it has")
@@ -277,17 +275,17 @@ class Batches(Dataset[dict[str, Tensor | int]]):
         for number, row in enumerate(rows):
             draw = random.Random(seed_of(self._seed, "positions", item, number))
             positions.append(row_positions(self._positions, row.lengths, self._target, draw))
-        asked: dict[str, Tensor] = {}
+        known: dict[str, Tensor] = {}
         if any(isinstance(stream, QuestionRows) for stream in self._streams):
             answers = (torch.zeros(len(row.ids)) if row.answers is None else row.answers for row in rows)
-            asked = {"answers": torch.cat([*answers])[None]}
+            known = {"answers": torch.cat([*answers])[None]}
         lengths = [length for row in rows for length in row.lengths]
         ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
         return {
             "input_ids": torch.cat([row.ids for row in rows])[None],
             "labels": torch.cat([row.labels for row in rows])[None],
             "position_ids": torch.cat(positions)[None],
-            **asked,
+            **known,
             **{f"cu_seq_lens_{side}": ends for side in "qk"},
             **{f"max_length_{side}": max(lengths) for side in "qk"},
         }

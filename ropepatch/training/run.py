@@ -1,4 +1,4 @@
-"""A run: the folder in which a model is trained, and what decides its outcome."""
+"""A run: the folder of a training, and the settings that decide its outcome."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from ropepatch.training.preparation import Prepared, prepare
 from ropepatch.training.recipe import Recipe
 from ropepatch.training.supply import RecipeReader, Supply, is_at_hand
 
-RECORD = "run.json"  # in the folder of a run: what decides its outcome, and what `begin` measures
-TRAINED = "trained"  # within it: what the last step left
-# Of a recipe, what the plan or the digest of the text says, or what changes no weight.
+RECORD = "run.json"  # in the folder of a run: the decisive settings, and the measurements of `begin`
+TRAINED = "trained"  # in the folder of a run: the weights after the last step
+# Recipe keys that the plan or the digest of the text covers, or that change no weight.
 NOT_DECISIVE: dict[str, Any] = {
     **dict.fromkeys(("model", "to", "method", "watch", "save"), True),
     "trainer": {
@@ -47,20 +47,20 @@ NOT_DECISIVE: dict[str, Any] = {
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One adaptation, in all of its processes."""
+    """One adaptation, over all of its processes."""
 
     plan: Plan
     recipe: Recipe
     source: Checkpoint
     out: Path
     sharing: Sharing
-    precision: Precision  # in which it computes, if it begins here
+    precision: Precision  # of a new run; a resumed one keeps its own
     processes: Processes
     tokenizer: PreTrainedTokenizerBase
 
     @classmethod
     def of(cls, plan: Plan, recipe: Recipe, out: str | Path, prepared: Prepared | None = None) -> Run:
-        """The run that makes a folder."""
+        """Prepare the run whose output is the folder ``out``."""
         prepared = prepared or prepare(plan, recipe)
         prepared.check()
         folder = Path(out).expanduser().absolute()
@@ -79,7 +79,7 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """Where it keeps what it needs to resume."""
+        """The folder with the files that it needs to resume."""
         return self.out.with_name(f"{self.out.name}.run")
 
     @property
@@ -88,12 +88,12 @@ class Run:
         return self.plan.source.window
 
     def supply(self, say: Callable[[str], None] = lambda line: None) -> Supply:
-        """What it reads; ``say`` is called with lines on what takes its time."""
+        """Read its texts; ``say`` is called with lines on the progress."""
         accumulated = self.recipe.trainer.get("gradient_accumulation_steps", 1)
         return self._reader(say=say).supply(per_step=self.processes.count * accumulated)
 
     def check(self) -> None:
-        """Refuse what stops it before a weight is read: its text, or what stands in its place."""
+        """Raise `RopepatchError` before weights are loaded, if its texts or its folders are unsuitable."""
         with TemporaryDirectory(prefix="ropepatch-") as cache:
             self._reader(cache=Path(cache)).check()
         at_hand = all(map(is_at_hand, self.recipe.data.sources))
@@ -114,7 +114,7 @@ class Run:
         )
 
     def record(self, supply: Supply) -> dict[str, Any]:
-        """All that decides the weights."""
+        """Return the settings that decide the weights."""
         plan = self.plan.to_dict()
         return {
             "recipe": self.recipe.model_dump(exclude=NOT_DECISIVE),
@@ -126,7 +126,7 @@ class Run:
         }
 
     def is_finished(self, record: dict[str, Any]) -> bool:
-        """Whether the folder holds what this run makes."""
+        """Whether the output folder contains the result of this run."""
         if not self.out.exists():
             return False
         adaptation = records.read(self.out).adaptation
@@ -136,13 +136,13 @@ class Run:
         return True
 
     def remove_rest(self) -> None:
-        """Remove the folder of a run that was interrupted when it was finished."""
+        """Remove the folder of a run that was interrupted after it had finished."""
         left = self.processes.first and self.folder.is_dir()
         if left and ((self.folder / RECORD).is_file() or not any(self.folder.iterdir())):
             self.remove()
 
     def remove(self) -> None:
-        """Remove the folder; what it is known by goes last, so that the next call removes what is left."""
+        """Remove the folder; RECORD goes last, so that an interrupted removal can be completed."""
         for path in self.folder.iterdir():
             if path.name != RECORD:
                 remove(path)
@@ -150,7 +150,7 @@ class Run:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep other calls from training in the same folder."""
+        """Lock the folder against other calls within the block."""
         if not self.processes.first:
             yield
             return
@@ -172,7 +172,7 @@ class Run:
                 shutil.rmtree(self.folder)
 
     def resumed(self, record: dict[str, Any]) -> dict[str, Any] | None:
-        """What `begin` put on record, if this run was begun before."""
+        """Return the record that `begin` wrote, if this run has begun before."""
         file = self.folder / RECORD
         if file.exists():
             earlier = read_json(file)
@@ -181,14 +181,14 @@ class Run:
             check_resumed(f"{self.folder} belongs to another run", decided, record, hint=hint)
             return earlier
         names = [path.name for path in self.folder.iterdir()] if self.folder.exists() else []
-        if any(not name.startswith(".") for name in names):  # hidden: the lock, a record half written
+        if any(not name.startswith(".") for name in names):  # hidden: the lock, a partial record
             raise RopepatchError(
                 f"{self.folder} exists and is not a run", hint=f"choose another {argument('out')}"
             )
         return None
 
     def begin(self, record: dict[str, Any], base: float) -> dict[str, Any]:
-        """Put on record what decides the weights, the precision, and the loss of the base model."""
+        """Record the settings that decide the weights, the precision, and the loss of the base model."""
 
         def write() -> dict[str, Any]:
             begun = record | {"base": base, "precision": self.precision.to_dict()}
@@ -196,9 +196,9 @@ class Run:
                 write_json(partial, begun)
             return begun
 
-        return self.processes.write_once(write)  # two processes may measure two things
+        return self.processes.write_once(write)  # measurements may differ between processes
 
 
 def digest_of(record: dict[str, Any]) -> str:
-    """What names a run."""
+    """Return the fingerprint of a run."""
     return f"{seed_of(as_read(record)):016x}"

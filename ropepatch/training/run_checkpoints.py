@@ -1,4 +1,4 @@
-"""The checkpoints of a run, each written elsewhere and renamed once it is whole."""
+"""The checkpoints of a run, each written elsewhere and renamed once it is complete."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 
 from ropepatch.files import remove
 
-PARTIAL = ".partial"  # the folder of a run in which the next one is written
+PARTIAL = ".partial"  # in the folder of a run: where the next checkpoint is written
 NAME = re.compile(r"checkpoint-(\d+)")
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """The whole checkpoints of a run, the newest last."""
+    """Return the complete checkpoints of a run, the newest last."""
     named = [(int(match[1]), folder) for folder in run.glob("*") if (match := NAME.fullmatch(folder.name))]
     return [folder for _, folder in sorted(named)]
 
 
 def newest(run: Path) -> Path | None:
-    """The newest checkpoint of a run, or None; what an interruption left half written is removed."""
+    """Return the newest checkpoint of a run, or None; remove a partial one."""
     remove(run / PARTIAL)
     return next(reversed(checkpoints(run)), None)

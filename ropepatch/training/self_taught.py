@@ -1,4 +1,4 @@
-"""The recipe that `distil` means for a model: the longest rows that this machine trains on."""
+"""Adapt the recipe `distil` to a model and a device: the longest training sequences that it can process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ropepatch.training.preparation import Weights
 from ropepatch.training.recipe import QUESTIONS, Recipe, read_recipe, remapping_of
 
 DISTIL = "distil"  # the name of the recipe
-BETWEEN = (4, 2)  # in multiples of L, the rows that are tried where those of the target are too long
+BETWEEN = (4, 2)  # multiples of L that are tried as lengths if the target is too long
 SHARE = 3 / 4  # of the memory of a device
 SMALL = 128  # the hidden size above which the learning rate falls as its inverse
 
@@ -35,10 +35,10 @@ def self_taught(source: Checkpoint, target: int, text: Texts | None) -> tuple[Re
         The recipe, and a line with the length and the reason.
     """
     trained = source.window
-    model: Any = copy.deepcopy(source.skeleton)  # which gets an adapter
+    model: Any = copy.deepcopy(source.skeleton)  # `Weights.of` adds an adapter
     recipe = _fitted(read_recipe(DISTIL), text_config(model.config).hidden_size, text)
     distances = {"name": "rerope", "window": teaching_window(trained)}
-    reason = ""  # why the rows are not those of the target
+    reason = ""  # for sequences shorter than the target
     try:
         check_mappable(model, trained)
         remapping_of(distances).fitted(trained, target)
@@ -50,11 +50,11 @@ def self_taught(source: Checkpoint, target: int, text: Texts | None) -> tuple[Re
             longer = _longer(recipe, length, target, trained, distances)
             for recomputed in (False, True):
                 tried = longer.model_copy(update={"gradient_checkpointing": recomputed})
-                refused = _too_long(tried, model, counted, target, trained)
-                if refused is None:
+                too_long = _too_long(tried, model, counted, target, trained)
+                if too_long is None:
                     rows = " (the target length)" if length == target else " at skipped positions"
                     return tried, f"distil trains on sequences of {length:,} tokens{rows}{reason}"
-            reason = reason or f": {length:,} tokens {refused}"
+            reason = reason or f": {length:,} tokens {too_long}"
     length = min(trained, relative_length(recipe.data.tokens_per_batch, trained))
     data = recipe.data.model_copy(update={"windows": (length,)})
     note = f"distil trains on sequences of {length:,} tokens at skipped positions{reason}"
@@ -62,17 +62,17 @@ def self_taught(source: Checkpoint, target: int, text: Texts | None) -> tuple[Re
 
 
 def _fitted(recipe: Recipe, hidden_size: int, text: Texts | None) -> Recipe:
-    """The recipe with the learning rate of a width, and with a text as its source."""
+    """Set the learning rate for a hidden size, and the text as the source."""
     rate = recipe.trainer["learning_rate"] * min(1.0, SMALL / hidden_size)
     changes: dict[str, Any] = {"trainer": recipe.trainer | {"learning_rate": float(f"{rate:.2g}")}}
     if text is not None:
-        asked = [one for one in recipe.data.sources if getattr(one, "generated", None) == QUESTIONS]
-        changes["data"] = recipe.data.model_copy(update={"sources": (text, *asked)})
+        questions = [one for one in recipe.data.sources if getattr(one, "generated", None) == QUESTIONS]
+        changes["data"] = recipe.data.model_copy(update={"sources": (text, *questions)})
     return recipe.model_copy(update=changes)
 
 
 def _longer(recipe: Recipe, length: int, target: int, trained: int, distances: dict[str, Any]) -> Recipe:
-    """The recipe with training sequences beyond the original length, also of shorter documents."""
+    """Set training sequences beyond the original length, also of shorter documents."""
     room = max(length, relative_length(recipe.data.tokens_per_batch, trained))
     windows = {"windows": (length,), "tokens_per_batch": room, "boundaries": False}
     changes: dict[str, Any] = {"data": recipe.data.model_copy(update=windows)}
@@ -84,12 +84,12 @@ def _longer(recipe: Recipe, length: int, target: int, trained: int, distances: d
 
 
 def _too_long(recipe: Recipe, model: Any, counted: Weights, target: int, trained: int) -> str | None:
-    """Why the rows of a recipe are too long for the device; None where they are not."""
+    """Say why the sequences of a recipe are too long for the device; None if they are not."""
     device, config = best_device(), text_config(model.config)
     dtype = recipe.precision or fastest(device).dtype
     needed = memory(recipe, config, counted, dtype, trained, target).total_gib
-    if needed > (there := SHARE * memory_of(device) / GIB):
-        return f"take {needed:.2g} GiB of {there:.2g}"
+    if needed > (available := SHARE * memory_of(device) / GIB):
+        return f"take {needed:.2g} GiB of {available:.2g}"
     (length,), room = recipe.data.lengths(trained)
     work = PASSES * recipe.max_steps * (room // length) * forward_operations(config, counted.all, length)
     hour = HOUR["cpu" if device == "cpu" else "cuda"]

@@ -1,4 +1,4 @@
-"""What a recipe reads, made ready: the batches it trains on, and the text it is watched on."""
+"""The texts of a recipe as batches for training, and held-out pieces for evaluation."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from ropepatch.training.rows import (
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The pieces of text that a model is evaluated on while it trains."""
+    """The pieces of text for evaluation during training."""
 
     name: str
-    source: int | None  # its number in the recipe; None for a text of its own, or for the tales of tiny
+    source: int | None  # its number in the recipe; None for `watch.text`, or for the stories of tiny
     length: int  # tokens of a piece
     count: int
 
 
 def held_out_of(recipe: Recipe, trained: int, target: int) -> HeldOut:
-    """What a recipe holds out: pieces of its `watch.text`, else of its first text, else tales."""
+    """Choose the held-out text of a recipe: its `watch.text`, else its first text, else stories."""
     length, count = (target if recipe.watch.target else trained), recipe.watch.windows
     if recipe.watch.text is not None:
         return HeldOut(recipe.watch.text, None, length, count)
@@ -63,53 +63,53 @@ def held_out_of(recipe: Recipe, trained: int, target: int) -> HeldOut:
 
 
 def is_at_hand(source: RowSource) -> bool:
-    """Whether it takes neither the Hub nor the weights of a model."""
+    """Whether a source needs neither the Hub nor the weights of a model."""
     if isinstance(source, Texts):
         return local_files(source.text) is not None
     return source.generated not in (SELF, QUESTIONS)
 
 
-def _asks(source: RowSource) -> bool:
+def _has_questions(source: RowSource) -> bool:
     return isinstance(source, Generated) and source.generated == QUESTIONS
 
 
 @dataclass(frozen=True, eq=False)
 class Supply:
-    """Text as token ids."""
+    """The text of a recipe as token ids."""
 
-    batches: Batches  # what is trained on, a whole forward pass of one process each
-    pieces: list[Tensor]  # held out, [target], or [L] where the target is not watched
-    notes: list[str]  # what was read and what was left out
+    batches: Batches  # the training batches, one forward pass of one process each
+    pieces: list[Tensor]  # held out, [target], or [L] without evaluation at the target
+    notes: list[str]  # lines on the texts, for the user
     kinds: Sequence[
         str
-    ] = ()  # of questions, if the recipe asks them, that the model answers within its context
+    ] = ()  # kinds of questions that the base model answers within L, if the recipe has any
 
     @property
     def tokens(self) -> int:
-        """How many are trained on, in all processes and steps."""
+        """The number of training tokens, over all processes and steps."""
         return int(self.batches.schedule.windows.sum())
 
     @property
     def digest(self) -> str:
-        """What names all of it."""
+        """The fingerprint of training and held-out text."""
         return f"{seed_of(self.batches.digest, digest(self.pieces)):016x}"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RecipeReader:
-    """Reads what a recipe names; texts are tokenised once, and come from the cache afterwards."""
+    """Reads the sources of a recipe; texts are tokenised once and cached."""
 
     recipe: Recipe
     tokenizer: PreTrainedTokenizerBase
     trained: int  # the original context length, in tokens
-    target: int  # the new context, in tokens
+    target: int  # the target length, in tokens
     vocabulary: int
-    folder: Path  # the checkpoint, which generates what a recipe calls `generated: self`
+    folder: Path  # the checkpoint, which generates the source `generated: self`
     cache: Path = field(default_factory=default_cache)
-    say: Callable[[str], None] = lambda line: None  # how far the generation is
+    say: Callable[[str], None] = lambda line: None  # takes lines on the progress of the generation
 
     def supply(self, per_step: int) -> Supply:
-        """What is trained on and watched, in so many batches of one optimiser step over all processes."""
+        """Make training batches and held-out text; ``per_step`` batches, of all processes, are one step."""
         recipe, data, seed = self.recipe, self.recipe.data, self.recipe.seed
         schedule = Schedule.of(
             data, trained=self.trained, steps=recipe.max_steps, per_step=per_step, seed=seed
@@ -117,17 +117,17 @@ class RecipeReader:
         streams, pieces, notes = self._open(schedule.tokens)
         layout: dict[str, Any] = {"boundaries": data.boundaries, "target": self.target, "seed": seed}
         batches = Batches(schedule, streams, recipe.positions, **layout)
-        kinds = self.kinds if any(map(_asks, data.sources)) else ()
+        kinds = self.kinds if any(map(_has_questions, data.sources)) else ()
         return Supply(batches, pieces, notes + batches.report, kinds)
 
     @property
     def taught(self) -> list[str]:
-        """Those that are asked while it trains."""
+        """The kinds of questions in the training."""
         return [kind for kind in self.kinds if kind in TAUGHT]
 
     @cached_property
     def kinds(self) -> list[str]:
-        """The kinds of questions that the model answers within its context; the cache keeps them."""
+        """The kinds of questions that the base model answers within the original length, cached."""
         checkpoint = Checkpoint(self.folder)
         decisive = "kinds", checkpoint.fingerprint, tokenizer_digest(self.tokenizer), self.trained
         file = self.cache / f"{key_of((*decisive, self.recipe.seed))[:24]}-kinds.json"
@@ -142,10 +142,10 @@ class RecipeReader:
         return kinds
 
     def write_windows(self, file: Path) -> None:
-        """Write windows [target] of the texts, by their weights, and of nothing that is watched, for a fit.
+        """Write windows [target] of the texts for a fit, by their weights, without held-out text.
 
-        The file has a JSON object with `input_ids` in each line, the windows that begin in one document
-        after each other; its folder is made.
+        Each line of the file is a JSON object with `input_ids`: the windows that begin in one document. The
+        folder is created.
         """
         wanted, target = TALES + HELD_OUT, self.target
         streams, _, _ = self._open(lambda source: wanted * target)
@@ -171,7 +171,7 @@ class RecipeReader:
             partial.write_text("".join(lines), encoding="utf-8")
 
     def check(self) -> None:
-        """Refuse sources of this machine that are missing or too short; neither Hub nor weights are read."""
+        """Raise `RopepatchError` if a local source is missing or too short; uses neither Hub nor weights."""
         windows, _ = self.recipe.data.lengths(self.trained)
         streams, _, _ = self._open(lambda source: max(windows), at_once=True)
         check_rows(streams, windows)
@@ -179,10 +179,10 @@ class RecipeReader:
     def _open(
         self, tokens_of: Callable[[int], int], *, at_once: bool = False
     ) -> tuple[list[Stream], list[Tensor], list[str]]:
-        """The rows of every source; the pieces that are held out; and a line on every text.
+        """Return the streams of all sources, the held-out pieces, and a line on every text.
 
-        ``tokens_of`` says how many tokens of a source are wanted, by its number; ``at_once`` leaves out what
-        the Hub has or the model writes.
+        ``tokens_of`` returns the tokens to take of a source, by its number. ``at_once`` skips sources on the
+        Hub and those that the model generates.
         """
         watch, notes = self.recipe.watch, list[str]()
         held, pieces = held_out_of(self.recipe, self.trained, self.target), list[Tensor]()
@@ -197,11 +197,9 @@ class RecipeReader:
             seed = seed_of(self.recipe.seed, "source", number)
             if at_once and not is_at_hand(source):
                 continue
-            if (
-                _asks(source) and read
-            ):  # in the text of the source before it, which stands in where nothing is asked
-                asked = QuestionRows(*read, self.tokenizer, self.taught, seed) if self.taught else None
-                streams.append(asked or TokenRows(*read, seed))
+            if _has_questions(source) and read:  # in the text before; without questions, that text
+                questions = QuestionRows(*read, self.tokenizer, self.taught, seed) if self.taught else None
+                streams.append(questions or TokenRows(*read, seed))
                 kinds = (
                     ", ".join(self.taught) or "none, the base model answers none within its original context"
                 )
@@ -230,8 +228,8 @@ class RecipeReader:
     def _self_written(self, tokens: int, seed: int) -> TokenStore:
         windows, _ = self.recipe.data.lengths(self.trained)
         length = min(self.trained, max(windows))
-        asked = {"length": length, "tokens": tokens, "seed": seed}
-        return self_written(Checkpoint(self.folder), self.tokenizer, **asked, cache=self.cache, say=self.say)
+        sizes = {"length": length, "tokens": tokens, "seed": seed}
+        return self_written(Checkpoint(self.folder), self.tokenizer, **sizes, cache=self.cache, say=self.say)
 
     def _tokenised(self, text: Texts, tokens: int) -> TokenStore:
         limits = {"trained": self.trained, "vocabulary": self.vocabulary, "tokens": tokens}

@@ -1,4 +1,4 @@
-"""The teacher of a distillation: the base model, which the student holds within."""
+"""The teacher of a self-distillation: the base model, with the weights of the student."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ UNKNOWN: Any = object()
 
 
 class Teacher:
-    """What the base model expects, by the weights of its student, a PEFT model without a wrapper around it.
+    """The base model within its student, a PEFT model without a wrapper around it.
 
-    Pieces longer than the window L that the base was trained to read are read under the remapping, if there
-    is one.
+    It runs with the remapping, if there is one, on segments longer than the original length.
     """
 
     def __init__(self, model: Any, window: int, mapped: Remapped | None, distil: Distil) -> None:
@@ -34,13 +33,13 @@ class Teacher:
         self._head: nn.Linear | None = UNKNOWN
 
     def loss(self, batch: Mapping[str, Any]) -> partial[Tensor]:
-        """`linear_distillation` towards what the teacher expects in a batch, whose pieces it reads apart.
+        """Run the teacher on the segments of a batch, and return `linear_distillation` towards its output.
 
-        Call it before the forward pass of the student, and not within it: activation checkpointing runs that
-        again in the backward pass, and must find the student.
+        Call it before the forward pass of the student, not within it: gradient checkpointing repeats that
+        pass, which must be the student's, in the backward pass.
         """
-        pieces = batch["cu_seq_lens_q"]
-        begins = pieces[:-1].repeat_interleave(pieces.diff())
+        segments = batch["cu_seq_lens_q"]
+        begins = segments[:-1].repeat_interleave(segments.diff())
         true = torch.arange(len(begins), device=begins.device) - begins
         inputs = {name: value for name, value in batch.items() if name not in NO_INPUT}
         inputs |= {"position_ids": true[None].long(), "use_cache": False}
@@ -69,7 +68,7 @@ class Teacher:
 
     @contextmanager
     def reading(self, mapped: Remapped | None = None) -> Iterator[None]:
-        """Within the block the model is its teacher: the base, alone or under a remapping; no gradients."""
+        """Turn the model into its teacher within the block: the base, maybe remapped, without gradients."""
         base = base_model(self.model)
         scaled = find_substitute(base, RotarySubstitute)
         with ExitStack() as stack:

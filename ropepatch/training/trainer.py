@@ -1,4 +1,4 @@
-"""transformers' Trainer with what long context needs: packed rows, the loss in chunks, our measurements."""
+"""transformers' Trainer for long context: packed sequences, loss in chunks, and our evaluation."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from ropepatch.training.run_checkpoints import PARTIAL, checkpoints
 from ropepatch.training.teacher import UNKNOWN, Teacher
 from ropepatch.training.watching import Watcher
 
-TORCH_WRITES = "inline_container"  # in an error of torch, which wraps that of the disk
-UNLOGGED = "unlogged.json"  # in a checkpoint that was saved without a log
-SECONDS = "train_seconds"  # in a log: of the steps since the one before
+TORCH_WRITES = "inline_container"  # in torch's errors about the disk
+UNLOGGED = "unlogged.json"  # in a checkpoint that was saved between two logs
+SECONDS = "train_seconds"  # in a log: the time of the steps since the previous one
 
 
 class LongContextTrainer(Trainer):
-    """Trains on `Batches`, whose order is its own; measures with a `Watcher`.
+    """Trains on `Batches` in their order; evaluates with a `Watcher`.
 
     Args:
-        watcher: What measures when `evaluate` is called.
-        packed: Whether it attends through `packed_attention`; flash attention takes the same segments.
+        watcher: Runs the evaluation when `evaluate` is called.
+        packed: Whether to use `packed_attention`; flash attention supports segments itself.
         sharing: How processes share the weights.
-        processes: Of this training.
-        teacher: What teaches it, if it is distilled.
-        say: Takes a line where a signal comes.
+        processes: The processes of this training.
+        teacher: The teacher of a self-distillation.
+        say: Takes a line when a signal arrives.
         **arguments: Further arguments of transformers' Trainer.
     """
 
@@ -66,31 +66,31 @@ class LongContextTrainer(Trainer):
         self.stop = SaveOnSignal(say)
         super().__init__(
             data_collator=lambda batches: batches[0],
-            eval_dataset=[],  # never read: `evaluate` asks the watcher
+            eval_dataset=[],  # unused: `evaluate` calls the watcher
             callbacks=[LogOnSave(), self.stop, *arguments.pop("callbacks", [])],
             **arguments,
         )
-        self.remove_callback(PrinterCallback)  # writes to stdout, which is for results
+        self.remove_callback(PrinterCallback)  # stdout is for results
         self.watcher = watcher
         self.packed = packed
         self.processes = processes
         self.teacher = teacher
         self._head: Any = UNKNOWN
-        self._unlogged: Any = 0.0  # the sum of the losses since the last log, as the Trainer has it
-        self.model_accepts_loss_kwargs = True  # or num_items_in_batch would not be counted
-        if sharing.engine != "DEEPSPEED":  # which is asked not to divide by it
+        self._unlogged: Any = 0.0  # the sum of the losses since the last log, as in the Trainer
+        self.model_accepts_loss_kwargs = True  # else the Trainer does not count num_items_in_batch
+        if sharing.engine != "DEEPSPEED":  # DeepSpeed is set not to divide by it
             # transformers 5.4 and accelerate 1.15 both divide gradients by it, once too often.
             self.accelerator.gradient_accumulation_steps = 1
 
     @property
     def folder(self) -> Path:
-        """Of the run."""
+        """The folder of the run."""
         return Path(str(self.args.output_dir))
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train; no thread of a tracker outlives what interrupts it.
+        """Train, and close the trackers' writers if it is interrupted.
 
-        A signal ends it when the step that is being taken is saved; of several processes, at once.
+        With one process, a signal stops it after the current step is saved; with several, at once.
         """
         try:
             with self.stop.listening() if self.processes.count == 1 else nullcontext():
@@ -106,7 +106,7 @@ class LongContextTrainer(Trainer):
         return SequentialSampler(rows)
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
-        """A forward and backward pass, attending within the segments of the batch."""
+        """Run a forward and backward pass with attention within the segments of the batch."""
         with packed_attention(model) if self.packed else nullcontext():
             loss = super().training_step(model, inputs, *args, **kwargs)
         if self.stop.unlogged is not None:
@@ -122,12 +122,12 @@ class LongContextTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """The loss of a batch, divided by the labels of the whole step."""
+        """Compute the loss of a batch, divided by the number of labels of the whole step."""
         self._find_head(model)
         distilled = None if self.teacher is None else self.teacher.loss(inputs)
         loss = causal_lm_loss(model, inputs, num_items_in_batch, head=self._head, distilled=distilled)
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
-            loss = loss * self.processes.count  # data parallelism takes the mean over the processes
+            loss = loss * self.processes.count  # data parallelism averages over the processes
         return (loss, {}) if return_outputs else loss
 
     def _find_head(self, model: Any) -> None:
@@ -135,9 +135,9 @@ class LongContextTrainer(Trainer):
             self._head = linear_head(model)
 
     def evaluate(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
-        """What the watcher measures, logged."""
+        """Run the watcher's evaluation and log it."""
         with self.accelerator.autocast():
-            self._find_head(self.model_wrapped)  # FSDP2 does not train what it gathers in inference mode
+            self._find_head(self.model_wrapped)  # FSDP2 cannot train weights gathered in inference mode
             measured = self.watcher.measure(self.accelerator.unwrap_model(self.model))
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in measured.items()}
         self.log(metrics)
@@ -145,7 +145,7 @@ class LongContextTrainer(Trainer):
         return metrics
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log, and refuse a loss that is no number."""
+        """Log, and raise `RopepatchError` if the loss is not finite."""
         super().log(logs, *args, **kwargs)
         if "loss" in logs:
             self._unlogged = 0.0
@@ -174,26 +174,26 @@ class LongContextTrainer(Trainer):
 
 
 class LogOnSave(TrainerCallback):
-    """Logs whenever it saves, so that a resumed run takes means over the same steps; measures at the end."""
+    """Logs at every save, so that a resumed run averages over the same steps; evaluates at the end."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Log, measure and save as the recipe says now; the state of a checkpoint says how it was before."""
+        """Take intervals from the current recipe instead of the checkpoint's state."""
         state.compute_steps(args, state.max_steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Amend what is due after a step."""
+        """Set what is due after a step."""
         if state.global_step >= state.max_steps:
             control.should_evaluate = control.should_save = True
         control.should_log = control.should_log or control.should_save
 
 
 class SaveOnSignal(TrainerCallback):
-    """Ends a training at SIGINT or SIGTERM when the step that is being taken is saved, without a log.
+    """Stops a training at SIGINT or SIGTERM after the current step is saved, without a log.
 
-    A second signal ends it at once, and so does one before which no step would be lost.
+    A second signal stops it at once, and so does one when there is no unsaved step.
 
     Attributes:
-        unlogged: Of the checkpoint from which it resumes, the sum of the losses since a log, and its step.
+        unlogged: In a resumed run, the sum of the losses since the checkpoint's last log, and its step.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -205,7 +205,7 @@ class SaveOnSignal(TrainerCallback):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Listen within the block; then the signal does what it would have done without."""
+        """Handle signals within the block; afterwards pass a received one to its previous handler."""
         heard = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()
         self._before = {one: signal.getsignal(one) for one in heard if callable(signal.getsignal(one))}
         for number in self._before:
@@ -225,25 +225,25 @@ class SaveOnSignal(TrainerCallback):
         self._say("saving after this step; interrupt again to stop at once")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save and stop, if a signal came."""
+        """Save and stop, if a signal has arrived."""
         self._unsaved += 1
         self.on_evaluate(args, state, control)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save and stop, if a signal came while it measured."""
+        """Save and stop, if a signal arrived during the evaluation."""
         if self._heard is not None:
             control.should_save = control.should_training_stop = True
 
     def on_save(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing would be lost now."""
+        """Note that all steps are saved."""
         self._unsaved = 0
 
 
 class ProgressLines(TrainerCallback):
-    """Says at every logging step how far it is, how fast, how long it will take, and what was measured.
+    """Prints the step, loss, speed, remaining time and evaluation at every logging step.
 
-    ``tokens_per_step`` are those of all processes, ``base`` is the loss of the base model within the old
-    context; `advance` is called after every step with how many are taken, and how many there are.
+    ``tokens_per_step`` counts all processes; ``base`` is the short-context loss of the base model. `advance`
+    is called after every step with the number of steps taken and their total.
     """
 
     def __init__(self, say: Callable[[str], None], tokens_per_step: float, base: float) -> None:
@@ -255,7 +255,7 @@ class ProgressLines(TrainerCallback):
         self._steps = 0
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        """Start the clock, which stands still between steps: measurements and checkpoints do not count."""
+        """Start the clock, which excludes evaluations and checkpoints."""
         self._began = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -291,7 +291,7 @@ class ProgressLines(TrainerCallback):
 
 @contextmanager
 def explaining_disk(what: str, folder: Path) -> Iterator[None]:
-    """Remove the folder where it cannot be written, and say so in one line."""
+    """Turn an error of the disk into one line, and remove the partial folder."""
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -307,7 +307,7 @@ def explaining_disk(what: str, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """What transformers refuses."""
+    """Turn errors of transformers about the trainer section into one line."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -321,13 +321,13 @@ def _one_line() -> Iterator[None]:
 
 @_one_line()
 def make_trainer(**arguments: Any) -> LongContextTrainer:
-    """The trainer."""
+    """Build the trainer."""
     return LongContextTrainer(**arguments)
 
 
 @_one_line()
 def training_arguments(recipe: Recipe, folder: Path, *, dtype: str, resumed: bool) -> TrainingArguments:
-    """The arguments of a run in a folder, in a precision that the recipe states or leaves open."""
+    """Build the Trainer's arguments of a run in a folder, and check the recipe's trainer section."""
     ours = {
         "output_dir": str(folder),
         "seed": recipe.seed,
@@ -335,14 +335,14 @@ def training_arguments(recipe: Recipe, folder: Path, *, dtype: str, resumed: boo
         "eval_strategy": "steps",
         "eval_steps": recipe.watch.every,
         "eval_on_start": not resumed,
-        "per_device_train_batch_size": 1,  # an item of the batches is a whole forward pass
+        "per_device_train_batch_size": 1,  # an item of `Batches` is one forward pass
         "remove_unused_columns": False,
         "save_strategy": "steps",
         "disable_tqdm": True,
         "bf16": dtype == "bfloat16",
         "fp16": dtype == "float16",
         "average_tokens_across_devices": True,
-        "logging_nan_inf_filter": False,  # a loss that is no number must be seen
+        "logging_nan_inf_filter": False,  # `log` raises on a loss that is not finite
     }
     defaults = {"report_to": "none", "logging_steps": 10, "save_steps": 100, "save_total_limit": 2}
     values: dict[str, Any] = {**defaults, **recipe.trainer, **ours, **launch_arguments(recipe)}
@@ -358,17 +358,17 @@ def training_arguments(recipe: Recipe, folder: Path, *, dtype: str, resumed: boo
         num_training_steps=recipe.max_steps,
         scheduler_specific_kwargs=of_schedule,
     )
-    if arguments.n_gpu > 1:  # without torchrun or accelerate: one GPU, rather than nn.DataParallel
+    if arguments.n_gpu > 1:  # without torchrun or accelerate: one GPU instead of nn.DataParallel
         arguments._n_gpu = 1
     return arguments
 
 
 def history(log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What was logged, a row for each step."""
+    """Merge the log into one row per step."""
     rows: dict[int, dict[str, Any]] = {}
     for logged in log_history:
         row = rows.setdefault(logged["step"], {"step": logged["step"]})
         for key, value in logged.items():
-            if key != "epoch" and not key.startswith("train_"):  # times of one session
+            if key != "epoch" and not key.startswith("train_"):  # summaries of one session
                 row[key.removeprefix("eval_")] = value
     return list(rows.values())

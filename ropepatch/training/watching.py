@@ -1,4 +1,4 @@
-"""Measurements while a model trains: its loss at the original length and the target, and passkeys."""
+"""Evaluation during training: loss at the original and the target length, and passkeys."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ropepatch.evaluation.perplexity import perplexity
 from ropepatch.evaluation.retrieval import retrieve
 
-DEPTHS = 5  # stretches of the target, each with as many passkeys
+DEPTHS = 5  # equal parts of the target, with equally many passkeys
 
 
 @dataclass(frozen=True, eq=False)
 class Watcher:
-    """Measures one model again and again, always on the same text and keys."""
+    """Evaluates a model repeatedly on the same text and passkeys."""
 
     tokenizer: PreTrainedTokenizerBase
-    pieces: Sequence[
-        Tensor
-    ]  # held out, [target] or [L] each; of the latter no loss at the target is measured
+    pieces: Sequence[Tensor]  # held out; [target] each, or [L] for no loss at the target
     trained: int  # the original context length L, in tokens
-    target: int | None  # None where nothing beyond the original length is measured
+    target: int | None  # None for no evaluation beyond the original length
     trials: int  # passkeys at each of five depths of the target
-    split: bool  # whether processes share the work; not where the model itself is split over them
+    split: bool  # whether processes share the work; False if the model is split over them
 
     def measure(self, model: PreTrainedModel) -> dict[str, float]:
         """Measure loss (nats/token) within the original length and at the target, and passkey accuracy."""
@@ -51,6 +49,6 @@ class Watcher:
         return measured
 
     def short_loss(self, model: PreTrainedModel) -> float:
-        """Nats per token of the first L tokens alone, of a model that need not read farther."""
+        """Measure the loss (nats/token) of the first L tokens, without running beyond them."""
         pieces = [piece[: self.trained] for piece in self.pieces]
         return perplexity(model, None, pieces, split=self.split).at(self.trained).value
