@@ -1,6 +1,6 @@
-"""The descent of a fit: many starts, a race of a few, one long descent; what is held out decides.
+"""The gradient descent of a fit: many starts, a race of a few, one long descent, selected on held-out text.
 
-Shapes: P rotary pairs, Q factors of queries.
+Shapes: P rotary pairs, Q query factors.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from ropepatch.scaling.rope import rotations
 from ropepatch.settings import Count, Settings, Text, Whole, seed_of
 
 MIXTURES = 160  # random starts beside the published ones
-SCREENED = 16  # starts that are tried again on more text
-CANDIDATES = 4  # starts that take some steps before the best continues
-RACE = 5  # of all steps, one in so many
-CHECKS = 8  # how often the validation windows are read on the way
-PATIENCE = 4  # checks without a new best, after which it stops
+SCREENED = 16  # starts that are screened again on more text
+CANDIDATES = 4  # starts that race
+RACE = 5  # the race takes one in so many of all steps
+CHECKS = 8  # validations during the descent
+PATIENCE = 4  # checks without a new best before it stops
 
-LEARNING_RATE = 0.08  # in logarithms: a step moves the divisor of a slow pair by up to 8 %
-ATTENTION_SCALE = 0.3  # of its step against those of the divisors: it moves every logit by its square
-QUERY_SCALE = 0.4  # of the steps of amplitudes and phases
+LEARNING_RATE = 0.08  # in logarithms: a step changes the divisor of a slow pair by up to 8 %
+ATTENTION_SCALE = 0.3  # relative step of the attention factor, whose square scales every logit
+QUERY_SCALE = 0.4  # relative step of amplitudes and phases
 BETAS = (0.9, 0.99)
 WARMUP = 5  # steps
-LEAST = 0.02  # of the learning rate, at the end
+LEAST = 0.02  # relative learning rate at the end
 AVERAGED = 0.93  # decay of the running mean of the vectors
 
 
 class FitSettings(Settings):
-    """The settings that decide the outcome of a fit; `ropepatch.fit` says what each means."""
+    """The settings that decide the outcome of a fit; see `ropepatch.fit`."""
 
     steps: Count = 200
     init: Text = "auto"
@@ -52,27 +52,27 @@ class FitSettings(Settings):
 
     @property
     def race(self) -> int:
-        """Steps of a race; fewer than in all."""
+        """Steps of the race, per candidate."""
         return self.steps // RACE
 
     def planned_steps(self, candidates: int = CANDIDATES) -> int:
-        """Steps of the long descent and of those that lose the race."""
+        """Steps of the long descent and of the losers of the race."""
         return self.steps + (candidates - 1) * self.race
 
 
 @dataclass(frozen=True, eq=False)
 class Descent:
-    """One descent after a step; vectors are [P + 1 + Q], in the order of `Vector.flat`."""
+    """A descent after a step; vectors are [P + 1 + Q], in the order of `Vector.flat`."""
 
     step: int
     vector: Tensor
-    mean: Tensor  # of the vectors so far, running: what is validated
+    mean: Tensor  # running mean of the vectors, which is validated
     adam: Mapping[str, Tensor]
-    loss: float | None = None  # of the last step's windows; None before the first, and where not finite
+    loss: float | None = None  # of the last step; None before the first, and if not finite
 
     @classmethod
     def at(cls, start: Vector, factors: int = 0) -> Descent:
-        """Before the first step, with so many factors of queries to learn."""
+        """Return the state before the first step, with a number of query factors to learn."""
         flat = replace(start, log_queries=torch.zeros(factors)).flat()
         zeros = torch.zeros_like(flat)
         return cls(0, flat, flat, {"step": torch.tensor(0.0), "exp_avg": zeros, "exp_avg_sq": zeros})
@@ -80,7 +80,7 @@ class Descent:
 
 @dataclass(frozen=True, eq=False)
 class Validated:
-    """A vector [P + 1 (+ Q)] after some steps from a start, and its loss on the validation windows."""
+    """A vector [P + 1 (+ Q)] after some steps from a start, and its validation loss."""
 
     vector: Tensor
     loss: float
@@ -91,11 +91,11 @@ class Validated:
 
     @property
     def combined(self) -> float:
-        """What is the least for the best: the loss, and that of the answers."""
+        """The selection criterion, to minimise: the loss, and that of the answers."""
         return self.loss - ANSWERS * self.log_prob
 
     def not_worse(self, other: Validated) -> bool:
-        """Whether neither the original length is read worse nor less is found."""
+        """Whether neither the short-context loss nor the answer log-prob is worse."""
         return self.short <= other.short and self.log_prob >= other.log_prob - LESS_LIKELY
 
 
@@ -104,32 +104,32 @@ class FitState:
     """A fit between two steps."""
 
     candidates: dict[str, Descent]  # by the names of their starts, the best start first
-    reference: Validated  # YaRN or, where that is no start, the best of them
-    best: Validated  # of those that are not worse than the reference
-    num_candidates: int  # at first
+    reference: Validated  # YaRN or, if that is no start, the best start
+    best: Validated  # the best that is not worse than the reference
+    num_candidates: int  # before the race
     forward_tokens: int = 0
-    steps: int = 0  # of all candidates
+    steps: int = 0  # over all candidates
     checks_without_improvement: int = 0
     history: tuple[dict[str, Any], ...] = ()  # a row per check
     finished: bool = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and numbers, for `torch.save`."""
+        """Return tensors and numbers, for `torch.save`."""
         return asdict(self)
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> FitState:
-        """The inverse of `state_dict`."""
+        """Invert `state_dict`."""
         candidates = {name: Descent(**descent) for name, descent in state["candidates"].items()}
         ends = {name: Validated(**state[name]) for name in ("reference", "best")}
         return cls(**dict(state) | ends | {"candidates": candidates})
 
     def planned_steps(self, settings: FitSettings) -> int:
-        """Those of so many candidates."""
+        """Steps in all, with the number of candidates of this fit."""
         return settings.planned_steps(self.num_candidates)
 
     def decided(self) -> FitState:
-        """With the winner of the race alone, one that is not worse than the reference where there is one."""
+        """Keep only the winner of the race, if possible one that is not worse than the reference."""
         if len(self.candidates) == 1:
             return self
         last = {row["start"]: (not row["not_worse"], row["held_out"]) for row in self.history}
@@ -137,7 +137,7 @@ class FitState:
         return replace(self, candidates={winner: self.candidates[winner]}, checks_without_improvement=0)
 
     def validated(self, name: str, validation: FitLoss) -> FitState:
-        """With the running mean of a candidate validated."""
+        """Validate the running mean of a candidate."""
         descent = self.candidates[name]
         now = _validated(validation, descent.mean, name, descent.step)
         fair = now.not_worse(self.reference)
@@ -152,7 +152,7 @@ class FitState:
 
 
 def batch_of(train: FitLoss) -> int:
-    """Windows of a step."""
+    """Return the number of windows of a step."""
     return rows_of_step(train.ids.shape[1])
 
 
@@ -160,7 +160,7 @@ def batch_of(train: FitLoss) -> int:
 
 
 def starts_of(train: FitLoss, settings: FitSettings) -> dict[str, Vector]:
-    """The methods that are named, or all published ones."""
+    """Return the vectors of the methods in `init`, or of all published ones."""
     if settings.init == "auto":
         return published(train.rope, train.factor)
     names = [name.strip() for name in settings.init.split(",")]
@@ -175,11 +175,11 @@ def screened(
     until: float = math.inf,
     advance: Advance = lambda done, total: None,
 ) -> list[str]:
-    """The names of the starts by their loss on the text to learn from, the best first.
+    """Sort the names of the starts by their training loss, the best first.
 
-    All are tried on as much as half a step reads, and the best on as much as two; `until` a time by
-    `time.perf_counter`, after which the rest is left out. Processes share the starts. `advance` is called
-    with the number of windows read and that of all.
+    It screens all starts on half the windows of a step, and the best on those of two. After the time
+    `until`, by `time.perf_counter`, it skips the rest. Processes share the starts. `advance` is called with
+    the number of windows done and their total.
     """
     generator = torch.Generator().manual_seed(seed_of("screen", settings.seed) % 2**63)
     windows = torch.randperm(len(train.ids), generator=generator).tolist()
@@ -214,7 +214,7 @@ def begin(
     until: float = math.inf,
     advance: Advance = lambda done, total: None,
 ) -> FitState:
-    """The state before the first step, with so many factors of queries; see `screened`."""
+    """Return the state before the first step, with a number of query factors; see `screened`."""
     methods = starts_of(train, settings)
     starts = dict(methods)
     if settings.init == "auto":
@@ -224,10 +224,10 @@ def begin(
         raise RopepatchError(
             "no method has a finite loss on this text", hint="load the model in float32 or bfloat16"
         )
-    named = "yarn" if "yarn" in methods else next((name for name in order if name in methods), order[0])
-    racing = [*dict.fromkeys([named, *order])][: CANDIDATES if settings.race else 1]
+    baseline = "yarn" if "yarn" in methods else next((name for name in order if name in methods), order[0])
+    racing = [*dict.fromkeys([baseline, *order])][: CANDIDATES if settings.race else 1]
     tried = {name: _validated(validation, starts[name].flat(), name) for name in racing}
-    reference = tried[named]
+    reference = tried[baseline]
     fair = (start for start in tried.values() if start.not_worse(reference))
     best = min(fair, key=lambda start: start.combined)
     candidates = {name: Descent.at(starts[name], factors) for name in racing}
@@ -235,7 +235,7 @@ def begin(
 
 
 def _validated(validation: FitLoss, vector: Tensor, start: str, step: int = 0) -> Validated:
-    """A vector with its outcome on the validation windows; the worst there is if that is not finite."""
+    """Validate a vector; a loss that is not finite becomes the largest float."""
     found = validation.validate(Vector.from_flat(vector, validation.rope.num_pairs))
     if not all(map(math.isfinite, found)):
         found = Outcome(sys.float_info.max, sys.float_info.max, 0.0)
@@ -248,10 +248,10 @@ def _validated(validation: FitLoss, vector: Tensor, start: str, step: int = 0) -
 def proceed(
     train: FitLoss, validation: FitLoss, settings: FitSettings, state: FitState
 ) -> Iterator[FitState]:
-    """The state after each further step, until it is over.
+    """Yield the state after each further step, until the fit is finished.
 
-    The starts race, each on a process of its own if there are many; then the one whose descent has the lowest
-    validation loss continues alone.
+    First the candidates race, divided over the processes. Then only the one with the lowest validation loss
+    continues.
     """
     batch, every = batch_of(train), max(1, settings.steps // CHECKS)
     earlier = state.forward_tokens - train.spent - validation.spent
@@ -279,7 +279,7 @@ def proceed(
 
 
 def stopped(validation: FitLoss, state: FitState) -> FitState:
-    """A state that goes no further, with its last vectors validated."""
+    """Validate the last vectors of a fit that stops early."""
     before = validation.spent
     known = {(row["start"], row["step"]) for row in state.history}
     for name, descent in state.candidates.items():
@@ -289,11 +289,11 @@ def stopped(validation: FitLoss, state: FitState) -> FitState:
 
 
 def step(train: FitLoss, state: Descent, *, batch: int, settings: FitSettings) -> Descent:
-    """The state after one more step of gradient descent.
+    """Return the state after one more step of gradient descent, on `batch` windows.
 
-    Adam (arXiv:1412.6980) with a cosine to `LEAST` of its rate. The windows follow from the seed and the
-    number of the step, so that a descent resumes from any state. Pairs that rotate r > 1 times inside L move
-    by steps smaller by sqrt(r): the loss has more valleys along them. `batch` windows are read.
+    Adam (arXiv:1412.6980) with a cosine schedule to `LEAST` of its rate. Seed and number of the step
+    determine the windows, so that a descent resumes from any state. Steps of pairs that rotate r > 1 times
+    within L are smaller by sqrt(r): the loss has more minima along them.
     """
     pairs = train.rope.num_pairs
     turns = rotations(train.rope.inv_freq(), train.rope.original_max_position_embeddings)
@@ -306,7 +306,7 @@ def step(train: FitLoss, state: Descent, *, batch: int, settings: FitSettings) -
     optimizer.state[values] = {name: tensor.clone() for name, tensor in state.adam.items()}
     windows = draw_windows(len(train.ids), batch, state.step, settings.seed)
     loss, gradient = train.gradient(Vector.from_flat(values.detach() * scale, pairs), windows)
-    if train.skips:  # few keys, beside which an attention factor for many is too large
+    if train.skips:  # fewer keys than at the target, so the attention factor would be too small
         gradient[pairs] = 0
     sound = math.isfinite(loss) and bool(gradient.isfinite().all())
     values.grad = gradient * scale if sound else torch.zeros_like(gradient)
@@ -322,12 +322,12 @@ def step(train: FitLoss, state: Descent, *, batch: int, settings: FitSettings) -
 
 
 def draw_windows(available: int, batch: int, step: int, seed: int) -> list[int]:
-    """The windows of a step: all of them in one random order before any comes again, in another."""
+    """Draw the windows of a step, without repetition before all have been drawn."""
     indices = range(step * batch, (step + 1) * batch)
     orders = {}
-    for lap in {index // available for index in indices}:
-        generator = torch.Generator().manual_seed(seed_of("windows", seed, lap) % 2**63)
-        orders[lap] = torch.randperm(available, generator=generator).tolist()
+    for epoch in {index // available for index in indices}:
+        generator = torch.Generator().manual_seed(seed_of("windows", seed, epoch) % 2**63)
+        orders[epoch] = torch.randperm(available, generator=generator).tolist()
     return [orders[index // available][index % available] for index in indices]
 
 

@@ -1,4 +1,4 @@
-"""The text of a fit, cut into windows: what it learns from, what validates it, and what tests the outcome."""
+"""The text of a fit, cut into windows for training, validation and test."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from ropepatch.model.config import forward_operations, text_config
 from ropepatch.model.precision import HOUR
 from ropepatch.settings import seed_of
 
-BATCH_TOKENS = 4096  # of a step; one window at least
-HELD_OUT = 16  # windows, at most, to validate, and as many to test; else 1 in 6
-FEWEST = 10  # windows without which nothing is learned
-TALES = 200  # that tiny learns from
-WRITTEN = 64  # rows that a model writes itself to learn from
-SHORTER = (2, 8)  # parts of the original length, of which rows are that a device has no time for otherwise
-PASSES = 4  # forward passes that a row of a step is worth: the teacher's, its own, and the backward pass
+BATCH_TOKENS = 4096  # tokens per step; one window at least
+HELD_OUT = 16  # most windows for validation, and as many for the test; else 1 in 6
+FEWEST = 10  # fewest windows for a fit
+TALES = 200  # training stories for tiny
+WRITTEN = 64  # self-generated training sequences
+SHORTER = (2, 8)  # divisors of the original length, for shorter sequences on slow devices
+PASSES = 4  # cost of a training sequence in forward passes: the teacher's, its own, and the backward pass
 
 
 def rows_of_step(length: int) -> int:
-    """How many of so many tokens."""
+    """Return the number of sequences of a length per step."""
     return max(1, BATCH_TOKENS // length)
 
 
 def row_length(model: Any, window: int, target: int, steps: int, device: str) -> int:
-    """Tokens of the rows to learn from: the target, or fewer if a device took more than about an hour.
+    """Return the length of the training sequences: the target, or less if that takes more than an hour.
 
-    Rows are then within the original length, at skipped positions: half of it, or else an eighth.
+    Shorter sequences have half the original length, or else an eighth, at skipped positions.
     """
     config, weights = text_config(model.config), sum(weight.numel() for weight in model.parameters())
     hour = HOUR["cpu" if device == "cpu" else "cuda"]
@@ -49,33 +49,33 @@ def row_length(model: Any, window: int, target: int, steps: int, device: str) ->
 
 
 def windows_to_write(row: int, target: int) -> int:
-    """Windows of the target that hold `WRITTEN` rows to learn from, and what is held out."""
+    """Return the number of target windows for `WRITTEN` training sequences and the held-out text."""
     learned = -(-WRITTEN * row // target)
     return max(FEWEST, learned + 2 * min(HELD_OUT, max(2, learned // 4)))
 
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """Windows, all of one length, and the name of the text they are from."""
+    """Windows of one length, and the name of their text."""
 
-    train: Sequence[Tensor]  # what the fit learns from
-    validation: Sequence[Tensor]  # what its vectors are compared on
-    test: Sequence[Tensor]  # what is read once, at the end
-    sources: Sequence[int]  # of each test window the index of the document in which it begins
+    train: Sequence[Tensor]
+    validation: Sequence[Tensor]  # for the selection of vectors
+    test: Sequence[Tensor]  # used once, at the end
+    sources: Sequence[int]  # index of the document in which each test window begins
     text: str
 
     @property
     def windows(self) -> list[Tensor]:
-        """Training, validation and test together."""
+        """All windows: training, validation and test."""
         return [*self.train, *self.validation, *self.test]
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all their tokens."""
+        """SHA-256 of all tokens."""
         return digest(self.windows)
 
     def check_ids(self, vocabulary: int) -> None:
-        """Refuse token ids that a model does not have."""
+        """Raise `RopepatchError` for token ids outside the vocabulary."""
         for ids in self.windows:
             if ids.min() < 0 or ids.max() >= vocabulary:
                 raise RopepatchError(
@@ -93,10 +93,10 @@ def read_splits(
     length: int,
     spare: int,
 ) -> Splits:
-    """Windows cut from a text, joined as `ropepatch.data.texts.cut_windows` joins it; without one tales.
+    """Cut a text into windows with `ropepatch.data.texts.cut_windows`; without a text, generate stories.
 
-    The tokens that a model has written are a text, too.
-    With ``spare`` the windows are left out that a perplexity task with so many would read.
+    A text may also be a store of self-generated tokens. ``spare`` leaves out the windows that a perplexity
+    task with so many windows would measure.
     """
     if text is None:
         narrator = Narrator(tokenizer)

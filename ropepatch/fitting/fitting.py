@@ -1,4 +1,4 @@
-"""Fit the frequencies, the attention factor and the phases of a model to a target, its weights frozen."""
+"""Fit frequencies, attention factor and query factors to a target length, with frozen weights."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ from ropepatch.settings import Length, Queries, relative_length, seed_of
 logger = logging.getLogger(__name__)
 
 STATE = "fit.pt"  # in the work folder
-TEACHER, NO_TEACHER = "rerope", "none"  # the remapping that `auto` takes, and the word for no remapping
-STARTING = 3  # of a budget of time, one part in so many goes to the starts
+TEACHER, NO_TEACHER = "rerope", "none"  # the remapping for `auto`, and the word for no remapping
+STARTING = 3  # one in so many parts of the time budget is for the starts
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A fitted scaling, how it was found, and its gain with an interval."""
+    """A fitted scaling, its history, and its gain with an interval."""
 
-    plan: Plan  # the scaling on the model it was fitted on; what `ropepatch.patch` and `extend` take
-    record: dict[str, Any]  # how it was found, JSON-ready
+    plan: Plan  # the scaling on its model, for `ropepatch.patch` and `extend`
+    record: dict[str, Any]  # settings, history and held-out results, JSON-ready
 
     @property
     def scaling(self) -> CustomDivisors:
@@ -161,6 +161,11 @@ def fit(
         source = model.complete()
     else:
         source = Checkpoint.find(model, revision, original=original, weights=True)
+    if source.is_quantised:
+        raise RopepatchError(
+            f"the weights of {source.name} are quantised: a fit needs their gradients",
+            hint="fit the unquantised checkpoint without query factors, and use the result here",
+        )
     window = source.window
     target = relative_length(to, window)
     if target <= window:
@@ -179,7 +184,7 @@ def fit(
         make_remapping(teacher)
     tokenizer = source.tokenizer
     reading: dict[str, Any] = {"field": field, "split": split, "length": target}
-    if not writes:  # a text that does not serve is refused before weights are loaded
+    if not writes:  # an unsuitable text is an error before weights are loaded
         splits = read_splits(tokenizer, text, spare=spare, **reading)
     loaded: Any = source.load()
     length = (
@@ -271,7 +276,7 @@ def fit(
 def _with_questions(
     windows: Sequence[Tensor], tokenizer: PreTrainedTokenizerBase, kinds: Sequence[str], seed: int
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Windows [T] and as many rows of questions in their text, and what their tokens weigh as answers."""
+    """Add as many sequences with questions to windows [T]; return them and their tokens' answer weights."""
     taught = [kind for kind in kinds if kind in TAUGHT]
     rows = list[QuestionRow]()
     if taught:
@@ -283,7 +288,7 @@ def _with_questions(
 
 
 def _skipped(rows: Sequence[Tensor], target: int, seed: int) -> list[Tensor]:
-    """Positions up to the target of each row [T]."""
+    """Draw skipped positions up to the target for each row [T]."""
     draws = (random.Random(seed_of("positions", seed, number)) for number in range(len(rows)))
     return [PoSE().sample(len(row), target, draw) for row, draw in zip(rows, draws, strict=True)]
 
@@ -295,7 +300,7 @@ def _exam(
 
 
 def _outcome(test: FitLoss, sources: Sequence[int], state: FitState) -> dict[str, Any]:
-    """On rows that decided nothing: loss and answers before and after, and the original model's loss."""
+    """Measure loss and answers before and after, and the base model's loss, on test windows."""
     window, pairs = test.rope.original_max_position_embeddings, test.rope.num_pairs
     ends = [Vector.from_flat(end.vector, pairs) for end in (state.reference, state.best)]
     before, after = map(test.token_losses, ends)
@@ -329,7 +334,7 @@ def _teacher(
     say: Callable[[str], None],
     original: Length | None = None,
 ) -> tuple[Remapped | None, str | dict[str, Any]]:
-    """The remapping that the teacher reads under, taken out of the model again, and what it is called."""
+    """Return the teacher's remapping, removed from the model again, and its name and parameters."""
     if name == NO_TEACHER:
         return None, NO_TEACHER
     given = {"window": teaching_window(window)} if name == "auto" else {}
@@ -348,10 +353,8 @@ def _teacher(
 
 
 def _query_layers(model: Any, source: Checkpoint, say: Callable[[str], None]) -> QueryLayers | None:
-    """The layers whose queries are multiplied; None where no weight files could hold it."""
+    """Return the layers with query factors; None if their weights cannot contain the factors."""
     try:
-        if source.is_quantised:
-            raise RopepatchError("its weights are quantised")
         layers = QueryLayers(model, source)
         layers.check_held(source)
         return layers
@@ -361,7 +364,7 @@ def _query_layers(model: Any, source: Checkpoint, say: Callable[[str], None]) ->
 
 
 def _placed(model: Any, processes: Processes, kept: dict[str, Any]) -> Any:
-    """The model on its device, in the precision in which the fit began."""
+    """Move the model to its device, in the precision of the start of the fit."""
     if kept:
         float32 = kept["dtype"] == str(torch.float32)
     else:
@@ -371,7 +374,7 @@ def _placed(model: Any, processes: Processes, kept: dict[str, Any]) -> Any:
 
 
 def _late(end: float, processes: Processes) -> bool:
-    """Compare a time with the clock of the first process."""
+    """Whether a time is over, by the clock of the first process."""
     (late,) = processes.deal([end], lambda end: time.perf_counter() > end, lambda end: "")
     return late
 
@@ -380,7 +383,7 @@ def _late(end: float, processes: Processes) -> bool:
 
 
 def read_state(work: Path | None, request: dict[str, Any]) -> dict[str, Any]:
-    """The state of a fit that a work folder keeps; empty where it keeps none."""
+    """Load the state of a fit from a work folder; empty if there is none."""
     if work is None or not (file := work / STATE).exists():
         return {}
     hint = f"remove it, or choose another {argument('out')}"
@@ -393,19 +396,19 @@ def read_state(work: Path | None, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_state(work: Path, state: dict[str, Any]) -> None:
-    """Keep the state of a fit in a work folder, whole or not at all."""
+    """Save the state of a fit atomically in a work folder."""
     work.mkdir(parents=True, exist_ok=True)
-    content = io.BytesIO()  # into a file torch turns what the disk says into a RuntimeError
+    content = io.BytesIO()  # for a file, torch turns an OSError into a RuntimeError
     torch.save(state, content)
     with whole_file(work / STATE) as partial:
         partial.write_bytes(content.getbuffer())
 
 
 def remove_finished(work: Path) -> None:
-    """Remove what a fit left that was killed when it had come to its end; there is nothing to resume."""
+    """Remove the work folder of a fit that was killed after it had finished."""
     with suppress(
         OSError, EOFError, RuntimeError, UnpicklingError, LookupError, TypeError
-    ):  # somebody else's
+    ):  # not a folder of ours
         names = [path.name for path in work.iterdir()]
         if not names or (names == [STATE] and torch.load(work / STATE, weights_only=True)["fit"]["finished"]):
             logger.warning("removing %s, which a process left that was killed", printable(str(work)))

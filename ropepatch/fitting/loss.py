@@ -1,9 +1,8 @@
-"""The loss of a model as a function of a vector, with its gradient, and what each pass costs.
+"""The loss of a model as a function of a vector, its gradient, and the cost of each pass.
 
-The loss of a token is its cross-entropy or, with a teacher, the Kullback-Leibler divergence from what the
-base model under a position remapping expects there to what the model expects. That of an answer, which is
-known to be true, is its cross-entropy in any case (`ropepatch.data.questions`).
-What is learned from weighs the tokens within the original length `SHORT` of all, at least.
+The loss of a token is its cross-entropy or, with a teacher, the Kullback-Leibler divergence from the base
+model with a position remapping to the model. The loss of an answer (`ropepatch.data.questions`) is always
+its cross-entropy. In training, the tokens within the original length have at least the weight `SHORT` of 1.
 
 Shapes: N windows of T tokens; B of them at once; P rotary pairs; C positions of a chunk.
 """
@@ -36,20 +35,20 @@ from ropepatch.processes import ALONE, Processes
 from ropepatch.scaling.rope import Frequencies, Rope
 
 CHUNK = 2048  # positions whose logits are held at a time
-TAUGHT = 1 << 30  # bytes of the teacher's hidden states that are held
+TAUGHT = 1 << 30  # bytes of the teacher's hidden states to cache
 AT_ONCE = 8192  # tokens of a forward pass, unless one window is longer
-ACTIVATIONS = 4 << 30  # bytes of them that are held
-VALUES = 16  # that a layer holds for every token, in units of the hidden size: counted on LLaMA in bfloat16
-SHORT = 0.4  # the least weight of the tokens within the original length, of 1
-BACKWARD = 2  # a backward pass costs as many forward passes, as is usual to count
+ACTIVATIONS = 4 << 30  # bytes of activations without recomputation
+VALUES = 16  # activations of a layer per token, in units of the hidden size, for LLaMA in bfloat16
+SHORT = 0.4  # least share of the weight for tokens within the original length
+BACKWARD = 2  # cost of a backward pass in forward passes
 
 
 class LearnableRope(RotarySubstitute):
-    """The stock forward, without the `no_grad` around it, over frequencies that are tensors of a graph.
+    """The stock rotary module without `no_grad`, with frequencies that have gradients.
 
-    The stock class does the work in its own layout and precision, as in
-    `ropepatch.extension.patching.ScaledRope`; its `inv_freq` and `attention_scaling` are computed
-    from `vector` at every call, whose divisors divide the frequencies of the rope.
+    The stock class computes in its own layout and precision, as in
+    `ropepatch.extension.patching.ScaledRope`. Every call computes its `inv_freq` and `attention_scaling` from
+    `vector` and the RoPE of the checkpoint.
     """
 
     inv_freq: Tensor
@@ -64,7 +63,7 @@ class LearnableRope(RotarySubstitute):
         self.__dict__["compute"] = unwrapped
 
     def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """cos and sin (or what the stock class returns instead) for x [B, T, H] at position_ids [B, T]."""
+        """Return the stock class's output, e.g. cos and sin, for x [B, T, H] at position_ids [B, T]."""
         inv_freq = self.inv_freq.to(x.device) * torch.exp(-self.vector.log_divisors.to(x.device))
         factor: Any = self.carried_attention_factor * torch.exp(self.vector.log_attention.to(x.device))
         table = scaled_twin(self.stock, self.site, Frequencies(inv_freq, factor))
@@ -75,9 +74,9 @@ class LearnableRope(RotarySubstitute):
 def learnable(
     model: PreTrainedModel, source: Checkpoint, queries: QueryLayers | None = None
 ) -> Iterator[LearnableRope]:
-    """A model with a learnable rope and frozen weights within the block; afterwards as it was.
+    """Give a model a learnable RoPE and frozen weights within the block, and restore it afterwards.
 
-    The queries of the layers are multiplied by what the vector says.
+    The vector's query factors multiply the queries of the layers in ``queries``.
     """
     site = source.site
     module = LearnableRope(model.get_submodule(site.path), site, source.rope)
@@ -85,7 +84,7 @@ def learnable(
     model.requires_grad_(False)
 
     def multiply(layers: QueryLayers, index: int, attention: nn.Module, *hooked: Any) -> Tensor:
-        projected: Tensor = hooked[-1]  # behind the projection and its input
+        projected: Tensor = hooked[-1]  # after the projection and its input
         if not module.vector.log_queries.numel():
             return projected
         count, *shape = layers.shape
@@ -108,23 +107,23 @@ def learnable(
 
 
 class Outcome(NamedTuple):
-    """What validation windows say of a vector, in nats per token."""
+    """The validation of a vector, in nats per token."""
 
-    loss: float  # of all tokens by their weights
+    loss: float  # weighted mean over all tokens
     short: float  # within the original length
-    log_prob: float  # of the answers at the target; 0 where nothing is asked
+    log_prob: float  # of the answers at the target; 0 without an exam
 
 
 class FitLoss:
     """The mean loss over windows of one length, in nats per token, as a function of a vector.
 
     Args:
-        teacher: A remapping that was taken out of the model; None for the cross-entropy of the text.
-        processes: Which share what is validated.
-        answers: Of each window [T], what its tokens weigh as answers; None for none.
-        positions: Of each window [T], where its tokens are said to stand; None for where they stand.
-        target: N, in tokens; that of a window if not given.
-        exam: What a vector is asked when it is validated; None for nothing.
+        teacher: The teacher's remapping, removed from the model; None for the cross-entropy of the text.
+        processes: Processes that share the validation.
+        answers: For each window [T], the weights of its tokens as answers; None for none.
+        positions: For each window [T], skipped positions; None for true ones.
+        target: The target length in tokens; None for the length of a window.
+        exam: The retrieval questions of a validation; None for none.
 
     Attributes:
         ids: [N, T] int64.
@@ -159,15 +158,15 @@ class FitLoss:
 
     @property
     def skips(self) -> bool:
-        """Whether its windows stand at skipped positions."""
+        """Whether its windows have skipped positions."""
         return self._positions is not None
 
     def cost(self, windows: int) -> int:
-        """Forward tokens of `score` on so many windows."""
+        """Return the forward tokens of `score` on a number of windows."""
         return windows * self.ids.shape[1]
 
     def score(self, vector: Vector, windows: Sequence[int]) -> float:
-        """The loss over some windows, from forward passes alone."""
+        """Compute the loss over some windows, without gradients."""
         total = 0.0
         with torch.no_grad():
             for rows in _batches(self.ids, windows):
@@ -176,21 +175,21 @@ class FitLoss:
         return total / self._scored(windows)
 
     def gradient(self, vector: Vector, windows: Sequence[int]) -> tuple[float, Tensor]:
-        """The loss and its gradient, in the order of `Vector.flat`."""
+        """Compute the loss and its gradient, in the order of `Vector.flat`."""
         flat, total = vector.flat().detach().requires_grad_(), 0.0
-        # Loss scaling: the weight of a single token is so small that float16 would round it to 0.
+        # Loss scaling: float16 would round the weight of a single token to 0.
         scale = 2.0 ** (len(windows) * self.ids.shape[1]).bit_length()
         for rows in _batches(self.ids, windows):
             with recomputing(self.model, self.cost(len(rows))):
-                whole = Vector.from_flat(flat, self.rope.num_pairs)
-                losses = self._losses(whole, rows, self._weights * (scale / self._scored(windows)))
+                learned = Vector.from_flat(flat, self.rope.num_pairs)
+                losses = self._losses(learned, rows, self._weights * (scale / self._scored(windows)))
             total += precise(losses @ self._weights).sum().item()
             self.spent += self.cost(len(rows)) * (1 + BACKWARD)
         assert flat.grad is not None
         return total / self._scored(windows), flat.grad / scale
 
     def validate(self, vector: Vector) -> Outcome:
-        """The loss over all windows as it is learned, that within the original length, and the answers."""
+        """Compute the training loss over all windows, the short-context loss, and the answer log-prob."""
         losses = precise(self.token_losses(vector))
         short, log_prob = losses[:, : self._trained - 1].mean().item(), 0.0
         if self.exam is not None:
@@ -199,31 +198,31 @@ class FitLoss:
         return Outcome(loss, short, log_prob)
 
     def answers(self, vector: Vector, exam: Exam) -> Retrieval:
-        """What a vector answers in an exam; processes share the work."""
+        """Run an exam with a vector; processes share the work."""
         self.spent += exam.tokens
         self.module.vector = vector
         return exam.of_model(self.model, split=self.processes.count > 1)
 
     def token_losses(self, vector: Vector) -> Tensor:
-        """The loss [N, T - 1] of every token, float32 on the CPU; processes share the work."""
+        """Compute the loss [N, T - 1] of every token, float32 on the CPU; processes share the work."""
         self.spent += self.ids.numel()
 
-        def read(rows: Tensor) -> Tensor:
+        def losses_of(rows: Tensor) -> Tensor:
             with torch.no_grad():
                 return self._losses(vector, rows).cpu()
 
         batches = _batches(self.ids, range(len(self.ids)))
-        return torch.cat(self.processes.deal(batches, read, lambda rows: digest(self.ids[rows])))
+        return torch.cat(self.processes.deal(batches, losses_of, lambda rows: digest(self.ids[rows])))
 
     def _scored(self, windows: Sequence[int]) -> int:
-        """How many tokens of some windows have a loss."""
+        """Count the tokens of some windows that have a loss."""
         return len(windows) * (self.ids.shape[1] - 1)
 
     def _losses(self, vector: Vector, rows: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Losses [B, T - 1] of rows [B], detached; with weights, after the backward pass of their sum.
+        """Compute losses [B, T - 1] of rows [B], detached; with weights, also run their backward pass.
 
-        The head is run in chunks whose graphs are gone at once, so that no more than C positions' logits are
-        ever held; the gradient reaches the decoder in one piece.
+        The head runs in chunks whose graphs are freed at once, so that at most C positions' logits are held.
+        The decoder has one backward pass.
         """
         ids = self.ids[rows]
         taught = None if self.teacher is None else self._teach(ids, self.teacher)
@@ -231,17 +230,17 @@ class FitLoss:
         device = input_device(self.model)
         ids, answers = ids.to(device), self._answers[rows, 1:].to(device)
         where: dict[str, Tensor] = {}
-        if self._positions is not None:  # with a mask, or transformers takes a jump for another document
+        if self._positions is not None:  # without a mask, transformers takes jumps for document boundaries
             where = {"position_ids": self._positions[rows].to(device), "attention_mask": torch.ones_like(ids)}
         if self._decoder is None:
             logits = self.model(input_ids=ids, use_cache=False, **where).logits
             if taught is not None:
                 logits = torch.cat([logits, taught.to(logits)])
             return _backward(logits[:, :-1], ids, answers, torch.arange(ids.shape[1] - 1), weights)
-        whole: list[Tensor] = []
+        decoded: list[Tensor] = []
 
         def cut(hidden: Tensor) -> Tensor:
-            whole.append(hidden)
+            decoded.append(hidden)
             both = hidden if taught is None else torch.cat([hidden, taught.to(hidden)])
             return both.detach().requires_grad_(weights is not None)
 
@@ -251,17 +250,16 @@ class FitLoss:
                 losses.append(_backward(logits_at(positions), ids, answers, positions, weights))
         if weights is not None:
             assert leaves[0].grad is not None
-            torch.autograd.backward(whole[0], leaves[0].grad[: len(ids)])
+            torch.autograd.backward(decoded[0], leaves[0].grad[: len(ids)])
         return torch.cat(losses, dim=1)
 
     def _teach(self, ids: Tensor, teacher: Remapped) -> Tensor:
-        """The hidden states [B, T, H] of the base model, or its logits if it has no decoder.
+        """Return the hidden states [B, T, H] of the base model, or its logits if it has no decoder.
 
-        Windows that are longer than the original length are read under the remapping.
-
-        On the CPU; those of each window are computed once, as far as `TAUGHT` goes.
+        The remapping applies to windows longer than the original length. The result is on the CPU; up to
+        `TAUGHT` bytes are cached.
         """
-        self.module.vector = Vector.unscaled(self.rope)  # the teacher's queries are multiplied by nothing
+        self.module.vector = Vector.unscaled(self.rope)  # the teacher has no query factors
         names = [digest([row]) for row in ids]
         unread = [row for row, name in enumerate(names) if name not in self._taught]
         found = {name: self._taught[name] for name in names if name in self._taught}
@@ -287,7 +285,7 @@ class FitLoss:
 
 
 def _weights(tokens: int, within: int) -> Tensor:
-    """Of each of so many tokens, the first of which stand within the original length; 1 in the mean."""
+    """Return the weight of each token, with mean 1; the first ``within`` are in the original length."""
     share = max(SHORT, within / tokens)
     weights = torch.full((tokens,), (1 - share) * tokens / max(1, tokens - within))
     weights[:within] = share * tokens / within
@@ -297,10 +295,10 @@ def _weights(tokens: int, within: int) -> Tensor:
 def _backward(
     logits: Tensor, ids: Tensor, answers: Tensor, positions: Tensor, weights: Tensor | None
 ) -> Tensor:
-    """The losses [B, C] of the tokens after some positions; with weights, after their backward pass.
+    """Compute losses [B, C] of the tokens after some positions; with weights, also run the backward pass.
 
-    Logits are [B, C, V], or with those of the teacher below them [2B, C, V]; `answers` are [B, T - 1], and
-    the weights [T - 1].
+    Logits are [B, C, V], or [2B, C, V] with those of the teacher after them; `answers` are [B, T - 1],
+    and weights [T - 1].
     """
     share, is_taught = answers[:, positions], len(logits) > len(ids)
     if is_taught:
@@ -314,22 +312,21 @@ def _backward(
 
 
 def divergence(student: Tensor, teacher: Tensor) -> Tensor:
-    """KL(teacher || student) of logits [..., V] in nats, float32 [...]; no gradient goes to the teacher."""
+    """Compute KL(teacher || student) of logits [..., V] in nats, float32 [...], with a detached teacher."""
     log_p = teacher.detach().float().log_softmax(-1)
     return (log_p.exp() * (log_p - student.float().log_softmax(-1))).sum(-1)
 
 
 def _batches(ids: Tensor, rows: Sequence[int]) -> list[Tensor]:
-    """The rows of so many tokens that are read at once."""
+    """Split rows into batches of a forward pass."""
     return list(torch.split(torch.tensor(rows), max(1, AT_ONCE // ids.shape[1])))
 
 
 @contextmanager
 def recomputing(model: PreTrainedModel, tokens: int) -> Iterator[None]:
-    """Hold only the input of each layer within the block, if so many tokens leave more than `ACTIVATIONS`.
+    """Recompute activations within the block, if those of so many tokens exceed `ACTIVATIONS`.
 
-    A backward pass then takes a forward pass more. The model is in eval mode, in which transformers' own
-    switch does nothing.
+    The model is in eval mode, in which gradient checkpointing of transformers does nothing.
     """
     config: Any = model.config.get_text_config()
     held = VALUES * config.hidden_size * config.num_hidden_layers * tokens * model.dtype.itemsize

@@ -1,6 +1,6 @@
-"""The vector that is fitted and its starts: divisors, an attention factor, and factors of the queries.
+"""The vector of a fit and its starts: divisors, an attention factor, and query factors.
 
-Shapes: P rotary pairs; Q factors of queries, by layer, amplitude or phase, head and pair.
+Shapes: P rotary pairs; Q query factors, by layer, amplitude or phase, head and pair.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ropepatch.scaling.rope import Frequencies, Rope, divisors
 from ropepatch.scaling.searched import CustomDivisors
 from ropepatch.settings import seed_of
 
-SPREAD = 0.5  # of the noise on the slowest pair of a mixture, in logarithms; it falls to 0 at the fastest
-STOPPED = 5.0  # the largest log-divisor that a mixture is made from
-WARMEST = 0.15  # the largest log attention factor of a mixture
-# Beyond it a pair stands still: at a divisor of e^12 the fastest pair rotates 6 times in a million tokens.
+SPREAD = 0.5  # log-scale noise on the slowest pair of a mixture; it falls to 0 at the fastest
+STOPPED = 5.0  # largest log-divisor in a mixture
+WARMEST = 0.15  # largest log attention factor of a mixture
+# Largest log-divisor. With a divisor of e^12 even the fastest pair rotates only once in a million tokens.
 LARGEST = 12.0
 
 
 @dataclass(frozen=True, eq=False)
 class Vector:
-    """The logarithms of a divisor per rotary pair, an attention factor and factors of queries, float32."""
+    """The logarithms of a divisor per rotary pair, an attention factor and query factors, float32."""
 
     log_divisors: Tensor  # ln(theta_i / theta'_i) [P], fastest pair first
     log_attention: Tensor  # ln a, []
@@ -36,33 +36,33 @@ class Vector:
 
     @classmethod
     def of(cls, frequencies: Frequencies, rope: Rope) -> Vector:
-        """The vector of some frequencies; a pair that does not rotate gets the largest divisor."""
+        """Return the vector of frequencies; a pair that does not rotate gets the largest divisor."""
         logarithms = divisors(rope.inv_freq(), frequencies.inv_freq).log()
         a = math.log(frequencies.attention_factor / rope.carried_attention_factor)
         return cls(logarithms.clamp(-LARGEST, LARGEST).float(), torch.tensor(a, dtype=torch.float32))
 
     @classmethod
     def unscaled(cls, rope: Rope) -> Vector:
-        """The vector of the baseline."""
+        """Return the vector of the unscaled RoPE."""
         return cls(torch.zeros(rope.num_pairs), torch.zeros(()))
 
     def flat(self) -> Tensor:
-        """All in one tensor [P + 1 + Q]: the divisors, the attention factor, the factors of queries."""
+        """Return one tensor [P + 1 + Q]: the divisors, the attention factor, the query factors."""
         return torch.cat([self.log_divisors, self.log_attention[None], self.log_queries])
 
     @classmethod
     def from_flat(cls, values: Tensor, pairs: int) -> Vector:
-        """The inverse of `flat`."""
+        """Invert `flat`."""
         return cls(values[:pairs], values[pairs], values[pairs + 1 :])
 
     def clamped(self) -> Vector:
-        """The same with log-divisors within `LARGEST`."""
+        """Clamp log-divisors to `LARGEST`."""
         return replace(self, log_divisors=self.log_divisors.clamp(-LARGEST, LARGEST))
 
     def scaling(self, factor: float, heads: int = 1) -> CustomDivisors:
-        """The method that says the same at s, the target over the original window.
+        """Return the method with this vector at s, the target length over the original length.
 
-        The divisors have 8 digits, the factors of queries, which so many heads have, 4 decimals.
+        Divisors have 8 digits; query factors, of so many heads per layer, have 4 decimals.
         """
         ratios, a = self.log_divisors.detach().double().exp(), math.exp(self.log_attention.item())
         custom = CustomDivisors.rounded(ratios, a, factor=factor, digits=8)
@@ -74,18 +74,18 @@ class Vector:
 
 
 def published(rope: Rope, factor: float) -> dict[str, Vector]:
-    """The static methods of the registry that need nothing but a factor, as far as they apply to a rope."""
+    """Return the registry's static methods that need only a factor, if they apply to this RoPE."""
     starts = {}
     for name in formulas():
         try:
             starts[name] = Vector.of(make_scaling(name, factor=factor).frequencies(rope), rope)
-        except RopepatchError:  # a formula of rope_theta on a rope that is scaled already
+        except RopepatchError:  # a formula of rope_theta, for a RoPE that is already scaled
             continue
     return starts
 
 
 def named(name: str, rope: Rope, factor: float) -> Vector:
-    """The vector of one method."""
+    """Return the vector of one method."""
     if name in REMAPPINGS:
         raise RopepatchError(
             f"{name} is a position remapping: it has no frequencies to start from",
@@ -101,7 +101,7 @@ def named(name: str, rope: Rope, factor: float) -> Vector:
 
 
 def mixtures(starts: Mapping[str, Vector], *, count: int, seed: int) -> dict[str, Vector]:
-    """Random vectors between pairs of starts, pair by pair, with noise that grows towards slow pairs."""
+    """Draw random vectors between two starts, per rotary pair, with noise that grows towards slow pairs."""
     vectors = list(starts.values())
     pairs = len(vectors[0].log_divisors)
     draw = torch.Generator().manual_seed(seed_of("mixtures", seed) % 2**63)

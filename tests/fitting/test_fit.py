@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from checkpoint_folders import edit_json
 from rank_processes import on_processes
 from run_recipes import read_little
 from safetensors.torch import save_file
@@ -245,6 +246,22 @@ def test_what_no_fit_can_be_made_of_is_refused(arguments, named, tmp_path, share
     model = given.pop("model", "tiny")
     with pytest.raises(RopepatchError, match=named):
         fitting.fit(model if model == "tiny" else shared / "checkpoints" / model, **{"to": TO} | given)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "gptq"])
+def test_quantised_weights_are_an_error_before_any_text_or_weight_is_read(kind, tmp_path, run_here):
+    source = shutil.copytree(TINY, tmp_path / "source")
+    edit_json(source / "config.json", quantization_config={"quant_method": kind})
+    (source / "model.safetensors").write_bytes(b"")
+    done = run_here("fit", source, "--to", TO, "--text", tmp_path / "none", "--out", tmp_path / "fit.json")
+    assert (done.returncode, done.stderr.splitlines()) == (
+        2,
+        [
+            f"error: the weights of {source} are quantised: a fit needs their gradients",
+            "hint: fit the unquantised checkpoint without query factors, and use the result here",
+        ],
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 def test_a_folder_whose_state_cannot_be_read_is_not_removed(tmp_path):
