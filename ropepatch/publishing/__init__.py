@@ -1,1 +1,1 @@
-"""A checkpoint to others: its card, the Hub, folded attention."""
+"""Publish a checkpoint: model card, the Hub, folding the attention factor."""

@@ -1,4 +1,4 @@
-"""What of a checkpoint folder goes to the Hub, and what speaks against it."""
+"""The files of a checkpoint folder that a push uploads, and reasons against a push."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ropepatch.model.weights import changed, fingerprint, read_header
 from ropepatch.publishing.scanning import check_secrets
 
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
-# Beside the weights, which their index names, and what `is_carried`.
+# In addition to the weights and the files of `is_carried`.
 CARRIED = {
     "": ["README.md", "evaluation.html", records.FILE, readings.FILE, ADAPTER[0]],
     TEMPLATES: ["*.jinja"],
     "evaluation": ["*.json", "*.png"],
     "adaptation": ["*.json", "*.yaml"],
 }
-# Of an earlier push. What decides which weights are loaded is replaced as a whole; evidence if it was ours.
+# Files of an earlier push: those that select the weights are replaced together; evidence only if it is ours.
 WEIGHTS = re.compile(
     r"(adapter_)?model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|adapter_config\.json"
 )
@@ -39,7 +39,7 @@ EVIDENCE = re.compile(
 
 @dataclass(frozen=True)
 class Contents:
-    """What of a folder is pushed: files by their names in the repository, the rest, and remarks."""
+    """The pushed files by their names in the repository, the other files, and remarks."""
 
     files: dict[str, Path]
     left_out: tuple[str, ...]
@@ -48,7 +48,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What speaks against pushing a folder, remarks, and whether a card can be written from its record."""
+    """Reasons against a push, remarks, and whether a card can be written from the record."""
 
     against: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -56,15 +56,15 @@ class Judgement:
 
 
 def read_contents(folder: Path, token: str | None = None, include: Sequence[str] = ()) -> Contents:
-    """The files of a checkpoint or an adapter, and those that `include` names by patterns.
+    """Collect the files of a checkpoint or an adapter, and those that match the patterns of `include`.
 
-    Unsound or pickled weights, links that lead out of the folder, and files that hold a secret, such as the
-    user's `token`, are refused.
+    Raises `RopepatchError` for damaged or pickled weights, links out of the folder, and files that contain a
+    secret, such as the user's `token`.
     """
     checkpoint = None if is_adapter(folder) else Checkpoint(folder)
     weights = checkpoint.weights.files if checkpoint else read_header(folder / ADAPTER[1]).files
     names = {path.name for path in weights}
-    # Code of any other kind is not pushed.
+    # Other code is not pushed.
     own = names | ({CODE} if checkpoint and checkpoint.kind == "mapped" else set())
     files, others = {}, []
     for part, patterns in CARRIED.items():
@@ -91,17 +91,17 @@ def read_contents(folder: Path, token: str | None = None, include: Sequence[str]
             )
     large = check_secrets({name: path for name, path in files.items() if name not in names}, token)
     notes = [f"too large to be searched for secrets: {', '.join(large)}"] if large else []
-    whole = {name.partition("/")[0] for name in files} | files.keys()
-    return Contents(dict(sorted(files.items())), tuple(sorted(set(others) - whole)), tuple(notes))
+    pushed = {name.partition("/")[0] for name in files} | files.keys()
+    return Contents(dict(sorted(files.items())), tuple(sorted(set(others) - pushed)), tuple(notes))
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether the folder holds a PEFT adapter rather than a model."""
+    """Whether the folder contains a PEFT adapter instead of a model."""
     return (folder / ADAPTER[0]).is_file() and not (folder / "config.json").exists()
 
 
 def judge(folder: Path, names: Iterable[str] = ()) -> Judgement:
-    """What speaks against pushing these files: nothing verified them, they changed, or failed their gate."""
+    """Find reasons against a push: not verified, changed since, or failed the short-context check."""
     if not records.exists(folder):
         return Judgement(("it was not verified (no ropepatch.json)",))
     checkpoint = None if is_adapter(folder) else Checkpoint(folder)
@@ -118,9 +118,9 @@ def judge(folder: Path, names: Iterable[str] = ()) -> Judgement:
             "this is an adapter: load it with ropepatch, which also applies the RoPE it was trained with"
         ]
     else:
-        said = [*_verified(record), *_unchanged(checkpoint, record, names)]
-        against = [line for line, refuses in said if refuses]
-        notes = [line for line, refuses in said if not refuses]
+        remarks = [*_verified(record), *_unchanged(checkpoint, record, names)]
+        against = [line for line, prevents in remarks if prevents]
+        notes = [line for line, prevents in remarks if not prevents]
     if record.evaluation == {}:
         notes.append("its evaluation is incomplete: run the same `ropepatch extend` again to resume it")
     gate = record.adaptation and record.adaptation.gate
@@ -131,7 +131,7 @@ def judge(folder: Path, names: Iterable[str] = ()) -> Judgement:
 
 
 def _verified(record: Record) -> Iterator[tuple[str, bool]]:
-    """What the verdict on a checkpoint says, and whether it speaks against it."""
+    """Yield remarks on the verification of a checkpoint, and whether each prevents a push."""
     verdict = record.verified
     if verdict is None:
         yield "it was not verified (no `verified` in ropepatch.json)", True
@@ -144,7 +144,7 @@ def _verified(record: Record) -> Iterator[tuple[str, bool]]:
 
 
 def _unchanged(checkpoint: Checkpoint, record: Record, names: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """What differs from the record, and whether it speaks against a push."""
+    """Yield differences from the record, and whether each prevents a push."""
     part = checkpoint.raw.get("text_config")
     stated = part if isinstance(part, dict) and part else checkpoint.raw
     changes = record.config_changes.items()
@@ -173,26 +173,26 @@ def _unchanged(checkpoint: Checkpoint, record: Record, names: Iterable[str]) -> 
 
 
 def _own_code(checkpoint: Checkpoint) -> str:
-    """The sha256 of the code of its remapping, as this version writes it."""
+    """Return the sha256 of its remapping code as this version writes it."""
     stock = checkpoint.stock
     return hashlib.sha256(remapping_code(str(stock.raw["model_type"]), stock.site.path).encode()).hexdigest()
 
 
 def is_stale(name: str, files: dict[str, Path], *, ours: bool) -> bool:
-    """Whether a file is left from an earlier push, though none of these replaces it, and now misleads.
+    """Whether a file from an earlier push is outdated and not replaced by these files.
 
-    Evidence is only deleted from a repository of ours, which ropepatch wrote.
+    Evidence counts only in a repository of ours, which ropepatch wrote.
     """
     return name not in files and (is_weights(name) or (ours and EVIDENCE.fullmatch(name) is not None))
 
 
 def is_weights(name: str) -> bool:
-    """Whether a file of a repository is weights, or decides which are loaded."""
+    """Whether a file of a repository contains weights, or selects those that are loaded."""
     return WEIGHTS.fullmatch(name) is not None
 
 
 def _unnamed_figures(files: dict[str, Path]) -> list[str]:
-    """The figures of an earlier card, which the one there is does not show; none beside the user's own."""
+    """Return the figures that our current card does not show; none if the card is the user's."""
     figures = [name for name in files if name.startswith("evaluation/") and name.endswith(".png")]
     if not figures or "README.md" not in files:
         return []

@@ -1,4 +1,4 @@
-"""The attention factor into the query weights, for engines that ignore it."""
+"""Fold the attention factor into the query weights, for engines that ignore it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.weights import Progress, clone_files
 from ropepatch.scaling import make_scaling
 
-# By how much of the largest logit others may differ, but for the rounding of weights to these dtypes.
+# Largest change of a logit, relative to the largest, without the rounding of weights to these dtypes.
 FOLDED = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-3}
-STALE = {"evaluation": None, "command": None}  # of the record before: they are of other weights
+STALE = {"evaluation": None, "command": None}  # keys of the earlier record that are about other weights
 RENEWED = ("attention_factor", "config_changes", "engines", "versions")
 HINT = "keep the attention factor in config.json, and use an engine that supports it"
 
@@ -75,13 +75,13 @@ def _check(source: Checkpoint) -> None:
 
 
 def _plan(source: Checkpoint, *, attention_factor: float) -> Plan:
-    """No further scaling of this rope, with another attention factor; L is the window it reads now."""
+    """Plan no further scaling, with another attention factor; L is the present context length."""
     rope = source.rope.model_copy(update={"carried_attention_factor": attention_factor})
     return plan_by(source.with_rope(rope), make_scaling("none", factor=1.0), source.window)
 
 
 def _record(source: Checkpoint, plan: Plan) -> Record:
-    """The record of the extension that made the source, with what config.json and the engines say now."""
+    """Return the record of the source's extension, with the present config changes and engines."""
     origin = origin_of(source)
     if "earlier" not in origin:
         return Record.of(plan, **origin)
@@ -91,10 +91,10 @@ def _record(source: Checkpoint, plan: Plan) -> Record:
 
 
 def query_weights(source: Checkpoint) -> dict[str, float]:
-    """The tensors in proportion to which the queries are, by name, each with its offset o: it acts as w + o.
+    """Return the tensors w that scale the queries, by name, each with an offset o: queries scale with w + o.
 
-    Where queries are normalised these are the weights of the norm (o is 1 in families that multiply by
-    1 + w), else those of the projection.
+    These are the weights of the query norm if there is one (o is 1 in families that multiply by 1 + w), else
+    those of the projection.
     """
     tensors: dict[str, float] = {}
     for path, module in query_layers(source.skeleton, source):
@@ -110,7 +110,7 @@ def query_weights(source: Checkpoint) -> dict[str, float]:
 
 
 def _offset(norm: nn.Module) -> float:
-    """0 where the norm multiplies by its weight, 1 where it multiplies by 1 + weight."""
+    """Return 0 if the norm multiplies by its weight, 1 if it multiplies by 1 + weight."""
     probe: Any = copy.deepcopy(norm).to_empty(device="cpu")
     with torch.no_grad():
         probe.weight.zero_()
@@ -118,7 +118,7 @@ def _offset(norm: nn.Module) -> float:
 
 
 def _scaled(scale: float, offset: float, dtype: torch.dtype | None, weight: Tensor) -> Tensor:
-    """A query weight that acts as so many times as large, in the dtype it is loaded in."""
+    """Scale a query weight with its offset, in the dtype it is loaded in."""
     scaled = scale * (weight.double() + offset) - offset
     return scaled.to(torch.promote_types(weight.dtype, dtype or weight.dtype))
 
@@ -131,16 +131,16 @@ def _verify(
     scale: float,
     offsets: Mapping[str, float],
 ) -> Verdict:
-    """The folded checkpoint by stock transformers against its source at the same frequencies, in float32.
+    """Compare the folded checkpoint with its source at the same frequencies, in float32.
 
-    Scaled weights are rounded to their dtype, which in bfloat16 moves the logits of a deep model by several
-    percent. So two things are judged: that each is as many times as large, but for its rounding, and that the
-    source computes the same logits from what was written, divided again.
+    Rounding of the scaled weights to bfloat16 changes the logits of a deep model by several percent. So it
+    checks two things: each weight is scaled up to its rounding, and the source has the same logits with the
+    written weights divided by the scale.
     """
     check_frequencies(written, plan)
     model: Any = source.load()
     put(model, source, unfolded)
-    most = FOLDED[model.dtype]
+    tolerance = FOLDED[model.dtype]
     folded: Any = written.load()
     rounding = {name: torch.finfo(folded.get_parameter(name).dtype) for name in offsets}
     before = probe_logits(model.float(), plan.target, source.folder.name)
@@ -156,7 +156,7 @@ def _verify(
                 raise RopepatchError(f"{name} was not folded: it is not {scale:g} times as large", hint=HINT)
             weight.copy_(given / scale - offset)
     apart = largest_change(probe_logits(model, plan.target, source.folder.name), after)
-    if not apart <= most:
+    if not apart <= tolerance:
         raise RopepatchError(
             f"folding the attention factor changes the logits by {apart:.1e} of the largest", hint=HINT
         )

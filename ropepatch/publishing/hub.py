@@ -1,4 +1,4 @@
-"""Push a checkpoint to the Hub: look, compare, send what changed in one commit, look again."""
+"""Push a checkpoint to the Hub: compare, upload changed files in one commit, and check the result."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ BRANCH = re.compile(r"(?!refs/)(?!.*(\.\.|//|/\.|\.lock$|/$|\.$))[\w][\w./-]{0,1
 
 @dataclass(frozen=True)
 class Pushed:
-    """What a push did, or would do.
+    """The result of a push, or of its dry run.
 
     Args:
         repo: The repository, with its namespace.
         url: Its page.
         branch: The branch.
-        commit: The newest commit of the branch; None where there is none yet.
-        created: Whether the repository was not there before.
-        dry_run: Whether nothing was sent.
-        uploaded: The files that are new or have changed, and their sizes in bytes.
-        unchanged: The files that the Hub has already.
-        deleted: What an earlier push left there and no longer holds.
-        left_out: What of the folder is no part of a checkpoint.
+        commit: The newest commit of the branch; None if there is none yet.
+        created: Whether the push created the repository.
+        dry_run: Whether nothing was uploaded.
+        uploaded: New and changed files, and their sizes in bytes.
+        unchanged: Files that the Hub already has.
+        deleted: Outdated files of an earlier push.
+        left_out: Files of the folder that are no part of a checkpoint.
         notes: Remarks for the user.
-        card: After a dry run the text of the model card, without its figures, if one would be written.
+        card: After a dry run, the text of the model card without figures, if one would be written.
     """
 
     repo: str
@@ -74,13 +74,13 @@ class Pushed:
 
     @property
     def num_bytes(self) -> int:
-        """The size of what was uploaded."""
+        """The size of the uploaded files."""
         return sum(self.uploaded.values())
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch as the Hub has it; `exists` is False for the main that it would be made from."""
+    """A branch on the Hub; if `exists` is False, the content of main, from which it would be created."""
 
     hub: HfApi
     repo: str
@@ -90,7 +90,7 @@ class Branch:
     files: dict[str, RepoSibling]
 
     def holds(self, name: str, path: Path) -> bool:
-        """Whether a file is the one of this name there: by size, then by its hash for git or LFS."""
+        """Whether the branch has the same file under a name, by size and git or LFS hash."""
         if (entry := self.files.get(name)) is None:
             return False
         if path.stat().st_size != (entry.lfs.size if entry.lfs else entry.size):
@@ -100,7 +100,7 @@ class Branch:
         return sha256(path) == entry.lfs.sha256
 
     def text(self, name: str, token: str | None) -> str:
-        """The content of a file there."""
+        """Download a text file."""
         headers = build_hf_headers(token=token or False, library_name="ropepatch")
         address = f"{self.hub.endpoint}/{self.repo}/resolve/{self.head}/{name}"
         response = get_session().get(address, headers=headers)
@@ -108,13 +108,13 @@ class Branch:
         return str(response.content.decode("utf-8", errors="replace"))
 
     def is_on_main(self, branch: str) -> bool:
-        """Whether the branch is to be made, or holds nothing yet that main does not hold."""
+        """Whether the branch is new or still equal to main."""
         main = None if branch == "main" else fetch_branch(self.hub, self.repo, "main")
         return main is not None and main.head == self.head
 
 
 def fetch_branch(hub: HfApi, repo: str, branch: str) -> Branch | None:
-    """The branch (or a commit), or main if it is not there; None without the repository."""
+    """Fetch a branch or commit, or main if it does not exist; None without the repository."""
     options: dict[str, Any] = {"files_metadata": True, "timeout": hub_client.TIME_LIMIT}
     try:
         try:
@@ -229,7 +229,7 @@ def push(
 
 
 def _shown(files: dict[str, Path], temporary: Path) -> dict[str, Path]:
-    """The same files; of an adapter whose base is a folder here a copy that names it as others may see it."""
+    """Replace an adapter's config by a copy in which its base has no local path."""
     name, key = ADAPTER[0], "base_model_name_or_path"
     config = read_json(files[name]) if name in files else {}
     base = config.get(key)
@@ -240,7 +240,7 @@ def _shown(files: dict[str, Path], temporary: Path) -> dict[str, Path]:
 
 
 def check_repo(repo: str) -> None:
-    """Refuse, before hours of work, an invalid name of a repository and a token that the Hub rejects."""
+    """Raise `RopepatchError` for an invalid repository name, or a token that the Hub rejects."""
     _check_name(repo)
     token = get_token()
     if token is None:
@@ -252,7 +252,7 @@ def check_repo(repo: str) -> None:
 def _check_name(repo: str) -> None:
     try:
         validate_repo_id(repo)
-        repo.encode("ascii")  # which older validators do not ask for
+        repo.encode("ascii")  # older validators do not check this
     except (HFValidationError, UnicodeEncodeError) as error:
         raise RopepatchError(
             f"{repo!r} is not a valid repository name: {' '.join(str(error).split())[:200]}",
@@ -269,7 +269,7 @@ def _check_private(there: Branch | None, repo: str, private: bool) -> None:
 
 
 def _check_weights(there: Branch, branch: str, files: dict[str, Path]) -> None:
-    """Refuse to replace weights that ropepatch did not write there."""
+    """Raise `RopepatchError` if the push would replace weights that ropepatch did not write."""
     weights = () if records.FILE in there.files else filter(is_weights, there.files)
     others = [name for name in weights if name not in files or not there.holds(name, files[name])]
     if others and not there.is_on_main(branch):
@@ -280,7 +280,7 @@ def _check_weights(there: Branch, branch: str, files: dict[str, Path]) -> None:
 
 
 def _has_own_card(there: Branch, branch: str, token: str | None) -> bool:
-    """Whether the README.md there was written or edited there, and main does not hold it."""
+    """Whether the Hub has a README.md that is not from ropepatch and not on main."""
     from ropepatch.publishing.card import MARKER
 
     return MARKER not in there.text(CARD, token) and not there.is_on_main(branch)
@@ -289,7 +289,7 @@ def _has_own_card(there: Branch, branch: str, token: str | None) -> bool:
 def _created(
     hub: HfApi, repo: str, branch: str, there: Branch | None, *, private: bool, say: Callable[[str], None]
 ) -> Branch:
-    """The branch, made where it was not there."""
+    """Create the branch and its repository if necessary."""
     if there is not None and there.exists:
         return there
     if there is None:
@@ -306,7 +306,7 @@ def _created(
 
 
 def _send(before: Branch, planned: Pushed, files: dict[str, Path], say: Callable[[str], None]) -> Pushed:
-    """One commit, which the Hub takes whole or not at all; but a .gitignore there may swallow files."""
+    """Upload one commit, and check the files: the Hub skips those that a .gitignore there names."""
     hub, repo = before.hub, before.repo
     additions = [CommitOperationAdd(name, files[name]) for name in planned.uploaded]
     deletions = [CommitOperationDelete(name, is_folder=False) for name in planned.deleted]

@@ -1,4 +1,4 @@
-"""The Hub's client with a time limit, and its errors as one line and a hint each; never with the token."""
+"""The Hub's client with a time limit, and its errors as one line and a hint, without the token."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ ANSWERS = {
 
 @contextmanager
 def hub_errors(repo: str, token: str | None) -> Iterator[None]:
-    """Limit the Hub's client in time, and raise its errors as `RopepatchError` without the token."""
+    """Set a time limit for the Hub's client, and raise its errors as `RopepatchError` without the token."""
     with hub_answers(repo):
         try:
             bars = nullcontext() if sys.stderr.isatty() else _no_bars()
             with _careful(), bars, warnings.catch_warnings():
-                # httpx's, of the way in which huggingface_hub hands it a file
+                # httpx's warning about huggingface_hub's way of passing files
                 warnings.filterwarnings("ignore", "Use 'content=<...>'", DeprecationWarning)
                 yield
         except (HttpxError, OSError, ValueError, RuntimeError) as error:
-            # A thread that uploads wraps what went wrong.
+            # An uploading thread wraps the error in a RuntimeError.
             message, hint = _explained(
                 error.__cause__ or error if type(error) is RuntimeError else error, repo
             )
@@ -92,7 +92,7 @@ def _line(text: str) -> str:
 
 @contextmanager
 def _careful() -> Iterator[None]:
-    """The Hub's client waits for ever, and logs signed addresses, which whoever reads them may use."""
+    """Set a time limit, and remove signatures, which grant access, from logged addresses."""
     client, logger = get_session(), logging.getLogger(http_backoff.__module__)
     timeout = client.timeout
     if timeout.read is None:
@@ -112,7 +112,7 @@ def _without_signatures(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def _no_bars() -> Iterator[None]:
-    """Unless the environment decides."""
+    """Disable progress bars, unless the environment decides."""
     if constants.HF_HUB_DISABLE_PROGRESS_BARS is not None or are_progress_bars_disabled():
         yield
         return

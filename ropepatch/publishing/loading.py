@@ -1,4 +1,4 @@
-"""The line of Python that loads a checkpoint: one writer for its card, for `extend` and for `push`."""
+"""The line of Python that loads a checkpoint, for its card, `extend` and `push`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 
 
 def quoted(text: str) -> str:
-    """A text as a literal of Python in double quotes, of printable characters alone."""
+    """Return a Python literal in double quotes, with printable characters only."""
     literal = json.dumps(text, ensure_ascii=False)
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in literal)
 
 
 def call(function: str, *texts: str, branch: str | None = None, code: bool = False) -> str:
-    """A call that loads a checkpoint; `code` says that it has a remapping, whose code has to be trusted."""
+    """Return a call that loads a checkpoint; with `code` it passes trust_remote_code=True."""
     words = [*map(quoted, texts)]
     words += [f"revision={quoted(branch)}"] if branch else []
     words += ["trust_remote_code=True"] if code else []
@@ -20,6 +20,6 @@ def call(function: str, *texts: str, branch: str | None = None, code: bool = Fal
 
 
 def load_adapter(name: str, *, branch: str | None = None, base: str | None = None, module: str = "") -> str:
-    """A call that loads an adapter, whose `base` is named where its record does not say it."""
+    """Return a call that loads an adapter; `base` is for a base that its record does not name."""
     folder = call(f"{module}snapshot_download", name, branch=branch) if "/" in name else quoted(name)
     return f"ropepatch.load_adapter({folder}{f', base={quoted(base)}' if base else ''})"

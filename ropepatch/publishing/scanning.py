@@ -1,4 +1,4 @@
-"""Access tokens and private keys in files that are to be carried."""
+"""Search files for access tokens and private keys."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from ropepatch.files import check_regular
 
 HUB_TOKEN = re.compile(rb"hf_[A-Za-z0-9]{34}")
 PRIVATE_KEY = re.compile(rb"-----BEGIN[ A-Z0-9]{0,40}PRIVATE KEY( BLOCK)?-----[\s\S]{64,}?KEY( BLOCK)?-----")
-LARGEST = 256 << 20  # bytes; what is larger is no text
+LARGEST = 256 << 20  # bytes; larger files are not searched
 
 
 def check_secrets(files: Mapping[str, Path], token: str | None = None) -> tuple[str, ...]:
-    """Refuse files that hold a Hub token or a private key, in UTF-8, UTF-16 or UTF-32; it is not repeated.
+    """Raise `RopepatchError` for files with a Hub token or a private key, in UTF-8, UTF-16 or UTF-32.
+
+    The error does not contain the secret.
 
     Args:
-        files: The files by the names that an error says.
-        token: The user's own, whatever it looks like.
+        files: The files by their names in an error.
+        token: The user's own token, of any form.
 
     Returns:
-        The names of those too large to be searched.
+        The names of files too large to search.
     """
     large = []
     for name, path in files.items():

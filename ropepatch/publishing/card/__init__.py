@@ -1,4 +1,4 @@
-"""The card of an extended checkpoint: what was done, what was measured, how to load it, whom to cite."""
+"""The model card of an extended checkpoint: method, results, how to load it, and citations."""
 
 from ropepatch.publishing.card.model import Extended
 from ropepatch.publishing.card.writing import MARKER, card_text, preview_card, write_card

@@ -1,4 +1,4 @@
-"""An extended checkpoint as its files tell of it."""
+"""An extended checkpoint as its files describe it."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from ropepatch.model.source import HUB_ID
 from ropepatch.publishing.loading import call, load_adapter
 from ropepatch.scaling import METHODS
 
-SAME = ("method", "factor", "parameters", "target")  # of one scaling, in the record and in results
+SAME = ("method", "factor", "parameters", "target")  # keys that identify a scaling in records and results
 
 
 class Evidence(NamedTuple):
-    """One comparison that this checkpoint stands in."""
+    """One comparison with a result of this checkpoint."""
 
-    group: Comparison  # the results side by side
+    group: Comparison
     own: str  # the name of this checkpoint's result
-    before: str | None  # that of the base model's, where it was measured
-    stem: str  # the name of the file of its figure, without its ending
+    before: str | None  # the name of the base model's result, if there is one
+    stem: str  # the name of its figure's file, without the suffix
 
     def row(self, series: Series, length: int, name: str | None) -> Row | None:
-        """What a result has of a series at a length."""
+        """Return a result's row of a series at a length."""
         return self.group.results[name].row(series.measure, **series.at(length)) if name is not None else None
 
 
 @dataclass(frozen=True)
 class Extended:
-    """What a card is written from.
+    """The data of a card.
 
     Args:
         name: A Hub id, or the name of the folder.
         record: The content of ropepatch.json.
-        results: What was measured.
+        results: The evaluation results.
         files: The names of the files in its folder.
-        captions: The captions of its figures, by the stem of their files.
+        captions: The captions of its figures, by file stem.
         weights: The fingerprint of its weights; None for an adapter.
         branch: The branch of the Hub id to load it from; None for main.
         loader: The auto class that loads it.
@@ -67,7 +67,7 @@ class Extended:
 
     @property
     def base_id(self) -> str | None:
-        """The Hub id of the base model; None of a local one."""
+        """The Hub id of the base model; None for a local one."""
         on_hub = self.record.revision is not None and HUB_ID.fullmatch(self.record.model)
         return self.record.model if on_hub else None
 
@@ -77,12 +77,12 @@ class Extended:
         return f"https://huggingface.co/{self.base_id}"
 
     def loaded_by(self, function: str) -> str:
-        """The call that loads it."""
+        """Return the call that loads it."""
         return call(f"{function}.from_pretrained", self.name, branch=self.branch, code=self.code is not None)
 
     @property
     def adapter_loading(self) -> str:
-        """The call that loads it, of an adapter."""
+        """The call that loads it as an adapter."""
         is_public = self.base_id or self.record.model == "tiny"
         base = None if is_public else f"path/to/{self.record.model}"
         return load_adapter(self.name, branch=self.branch, base=base)
@@ -95,32 +95,32 @@ class Extended:
 
     @property
     def folded(self) -> str:
-        """What is said of losses and training from before the attention factor went into the weights."""
+        """The remark on losses that were measured before the attention factor was folded."""
         return "" if self.record.folded_attention_factor is None else ", before folding"
 
     @property
     def known_paper(self) -> str | None:
-        """The paper of the method by ropepatch's own list; None if the method is not on it."""
+        """The paper of a method that ropepatch knows; None for others."""
         method = METHODS.get(self.record.method) or REMAPPINGS.get(self.record.method)
         return None if method is None else method.paper
 
     @property
     def code(self) -> str | None:
-        """The file of code that it needs, of a model with a position remapping."""
+        """The file of code that a position remapping needs."""
         return CODE if self.record.code else None
 
     @property
     def is_adapter(self) -> bool:
-        """Whether the folder holds an adapter alone."""
+        """Whether the folder contains only an adapter."""
         return "adapter_config.json" in self.files
 
     def engine(self, name: str) -> Engine | None:
-        """What the record says of an engine."""
+        """Return the record's entry for an engine."""
         return next((engine for engine in self.record.engines if engine.engine == name), None)
 
     @cached_property
     def evidence(self) -> list[Evidence]:
-        """Every comparison that holds a result of this model."""
+        """All comparisons with a result of this model."""
         evidence: list[Evidence] = []
         seen: Counter[str] = Counter()
         for group in comparisons(sorted(self.results, key=_order)):
@@ -144,7 +144,7 @@ class Extended:
 
 
 def _order(result: Result) -> tuple[Any, ...]:
-    """By task, as measured; the baseline first, the adapted one last."""
+    """Sort by task; the baseline first, the adapted model last."""
     task = [*TASKS, result.task].index(result.task)
     settings = json.dumps(result.parameters, sort_keys=True)
     return task, settings, result.scaling is not None, result.adapted, result.label

@@ -1,4 +1,4 @@
-"""The parts of a card, as Markdown: what was measured, what was done, and whom to cite for it."""
+"""The parts of a card, as Markdown: results, method, and citations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ropepatch.publishing.card.model import Evidence, Extended
 from ropepatch.report.printers import markdown_table, one_line, plain
 from ropepatch.report.tables import perplexity_text, row_cell, tables_of
 
-FIGURES = "evaluation/{}.png"  # within the folder of the checkpoint
+FIGURES = "evaluation/{}.png"  # in the folder of the checkpoint
 PLANNED = (
     "method",
     "factor",
@@ -30,14 +30,14 @@ PLANNED = (
     "layer_type",
     "attention_factor",
 )
-SHORT = 8  # numbers of a list that is printed
+SHORT = 8  # longest list to print
 
 
 # Markdown that no name from a file can break
 
 
 def code(text: object) -> str:
-    """Text between backticks."""
+    """Put text between backticks."""
     line = one_line(text)
     ticks = "`" * (_longest_run(line) + 1)
     pad = " " if "`" in line else ""
@@ -45,7 +45,7 @@ def code(text: object) -> str:
 
 
 def fenced(text: str, language: str) -> str:
-    """Lines of code."""
+    """Put lines into a fenced code block."""
     fence = "`" * max(3, _longest_run(text) + 1)
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
@@ -58,7 +58,7 @@ def _longest_run(text: str) -> int:
 
 
 def headline(model: Extended) -> str:
-    """What came out at the target, a sentence for every series by length."""
+    """Summarise the results at the target, in one sentence per series."""
     sentences = []
     for evidence in model.evidence:
         for series in evidence.group.main:
@@ -71,7 +71,7 @@ def headline(model: Extended) -> str:
 
 
 def _sentence(group: Comparison, series: Series, length: int, rows: Mapping[str, Row]) -> str:
-    """A series of several models at a length."""
+    """Write a sentence on a series of several models at a length."""
     figures = []
     for name, row in rows.items():
         details = []
@@ -88,13 +88,13 @@ def _sentence(group: Comparison, series: Series, length: int, rows: Mapping[str,
 
 
 def warnings(model: Extended) -> list[str]:
-    """What makes the headline doubtful."""
+    """Return the warnings about the results."""
     lines = (plain(warning) for evidence in model.evidence for warning in evidence.group.warnings())
     return list(dict.fromkeys(lines))
 
 
 class Part(NamedTuple):
-    """A section of a card: one comparison. The texts are Markdown, but for the title."""
+    """A section of a card, about one comparison. All texts but the title are Markdown."""
 
     title: str
     method: str
@@ -104,7 +104,7 @@ class Part(NamedTuple):
 
 
 def parts(model: Extended) -> Iterator[Part]:
-    """A section for every comparison."""
+    """Yield a section for every comparison."""
     for evidence in model.evidence:
         task = task_of(evidence.group.task)
         method = plain(task.method(evidence.group.parameters))
@@ -123,7 +123,7 @@ def parts(model: Extended) -> Iterator[Part]:
 
 
 def _machine(evidence: Evidence) -> str:
-    """What this checkpoint was measured on."""
+    """Name the device and the versions of an evaluation."""
     env = evidence.group.results[evidence.own].env
     versions = [f"{name} {env[name]}" for name in ("transformers", "torch") if name in env]
     place = [str(env[name]).removeprefix("torch.") for name in ("device", "dtype") if name in env]
@@ -152,13 +152,13 @@ def old_context(model: Extended) -> Iterator[str]:
 
 
 def command(model: Extended) -> str:
-    """The command that made it, if one is on record."""
+    """Return the command that wrote the checkpoint, if it is recorded."""
     line = model.record.command
     return "" if line is None else fenced(one_line(line), "bash")
 
 
 def plan(model: Extended) -> str:
-    """What the record says of the plan, as YAML."""
+    """Return the plan in the record, as YAML."""
     record = model.record
     planned = {key: value for key in PLANNED if (value := getattr(record, key)) not in (None, {})}
     if not model.is_adapter:
@@ -168,7 +168,7 @@ def plan(model: Extended) -> str:
 
 
 def _readable(value: Any) -> Any:
-    """A value without what is not set, and without long lists."""
+    """Drop empty values and long lists."""
     if isinstance(value, dict):
         return {key: _readable(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -177,12 +177,12 @@ def _readable(value: Any) -> Any:
 
 
 def _numbers(value: Any) -> int:
-    """How many entries a list has, with those of the lists in it."""
+    """Count the entries of a nested list."""
     return sum(map(_numbers, value)) if isinstance(value, list) else 1
 
 
 def teaching(adaptation: Adaptation | None) -> str:
-    """What a distilled model was trained on; nothing of any other."""
+    """Describe the targets of a self-distillation; empty for other models."""
     distil = adaptation.recipe.get("distil") if adaptation else None
     if not isinstance(distil, dict):
         return ""
@@ -205,7 +205,7 @@ def _number(content: Mapping[str, Any], key: str, usual: float) -> float:
 
 
 def paper(model: Extended) -> str:
-    """The method's paper; one that a record alone names leads nowhere: a stranger may have written it."""
+    """Link the method's paper; one that only the record names gets no link, since it is not trusted."""
     if model.known_paper is None:
         return code(model.record.paper) if model.record.paper.strip() else ""
     where = address(model.known_paper)
@@ -213,7 +213,7 @@ def paper(model: Extended) -> str:
 
 
 def address(paper: str) -> str | None:
-    """The web address of a paper; None for one that is on no known site."""
+    """Return the web address of a paper; None if its site is unknown."""
     if match := re.fullmatch(r"arXiv:(\d{4}\.\d{4,5})", paper):
         return f"https://arxiv.org/abs/{match[1]}"
     return f"https://{paper}" if re.fullmatch(r"[a-z.]+\.[a-z]+/[\w/.-]+", paper) else None
@@ -221,18 +221,18 @@ def address(paper: str) -> str | None:
 
 @cache
 def entries() -> dict[str, str]:
-    """The entries of papers.bib, by the addresses of their papers."""
+    """Read the entries of papers.bib, by the addresses of their papers."""
     text = Path(__file__).with_name("papers.bib").read_text(encoding="utf-8")
     return {one.rpartition(" {")[2].partition("}")[0]: one for one in text.strip().split("\n\n")}
 
 
 def bibtex(paper: str) -> str | None:
-    """The BibTeX entry of a method's `paper`; None where papers.bib has none."""
+    """Return the BibTeX entry of a method's `paper`; None if papers.bib has none."""
     return entries().get(address(paper) or "")
 
 
 def citation(model: Extended) -> str:
-    """BibTeX of the method, the base model and ropepatch."""
+    """Return BibTeX for the method, the base model and ropepatch."""
     found = [bibtex(model.known_paper) if model.known_paper else None]
     if model.base_id:
         owner, _, name = (part.replace("_", r"\_") for part in model.base_id.rpartition("/"))

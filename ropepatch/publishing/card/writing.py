@@ -1,4 +1,4 @@
-"""Write the card of a checkpoint folder, with its figures and the front matter that the Hub reads."""
+"""Write the card of a checkpoint folder, with figures and the Hub's front matter."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 CARD = "README.md"
 DIGITS = 4  # after the point, of a metric
 TOKENIZERS = {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json"}
-NEWLINE = "\0"  # a line break of a value, while empty lines of the template are joined
+NEWLINE = "\0"  # stands for line breaks within values while empty lines of the template are joined
 MARKER = (
     "<!-- written by ropepatch, which writes it anew; without this line it is yours and stays as it is -->"
 )
 
 
 def write_card(folder: Path, repo: str | None = None, revision: str | None = None) -> list[Path]:
-    """Write README.md and its figures into a folder that ropepatch made, whole or not at all.
+    """Write README.md and its figures atomically into a folder that ropepatch wrote.
 
-    Figures need matplotlib; without it there are none. A README.md that is not ropepatch's is not touched.
+    Figures need matplotlib; without it there are none. The user's own README.md is kept.
     """
     card = folder / CARD
     try:
@@ -56,7 +56,7 @@ def write_card(folder: Path, repo: str | None = None, revision: str | None = Non
         )
         files = {folder / parts.FIGURES.format(stem): picture for stem, picture in pictures.items()}
         with ExitStack() as stack:
-            # The last to take its name: a card never shows figures that are not there.
+            # Renamed last: a card never shows missing figures.
             stack.enter_context(whole_file(card)).write_text(text, encoding="utf-8", errors="replace")
             for file, picture in files.items():
                 _save(picture.figure, stack.enter_context(whole_file(file)))
@@ -68,21 +68,21 @@ def write_card(folder: Path, repo: str | None = None, revision: str | None = Non
 
 
 def preview_card(folder: Path, repo: str | None = None, revision: str | None = None) -> str | None:
-    """The text that `write_card` would write, without figures; None beside a card of the user's own."""
+    """Return the text that `write_card` would write, without figures; None if the card is the user's."""
     return None if _is_users(folder / CARD) else card_text(_read(folder, repo, revision))
 
 
 def _is_users(card: Path) -> bool:
-    """Whether a card is there that ropepatch did not write."""
+    """Whether there is a card that ropepatch did not write."""
     return card.exists() and MARKER not in read_text(card, errors="replace")
 
 
 def card_text(model: Extended) -> str:
-    """The card: the same for the same record and results, and no number that is in neither."""
+    """Render the card; all its numbers are from the record and the results."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         undefined=jinja2.StrictUndefined,
-        # The empty lines of a value are its own, and not between paragraphs.
+        # Keeps the empty lines of values.
         finalize=lambda value: str(value).replace(NEWLINE, "").replace("\n", NEWLINE),
         trim_blocks=True,
         lstrip_blocks=True,
@@ -151,7 +151,7 @@ def _read(folder: Path, repo: str | None, branch: str | None) -> Extended:
 
 
 def _pictures(model: Extended) -> Iterator[tuple[str, Picture]]:
-    """One for every comparison by length, by the stem of its file."""
+    """Yield a figure for every comparison by length, with its file stem."""
     look = looks_of([result for part in model.evidence for result in part.group.results.values()])
     for part in model.evidence:
         for picture in pictures_of_results(part.group, look):
@@ -168,7 +168,7 @@ def _save(figure: Figure, file: Path) -> None:
 
 
 def _front_matter(model: Extended) -> str:
-    """The metadata as YAML, without the lines around it."""
+    """Return the metadata as YAML, without its delimiters."""
     results = [result for evidence in model.evidence for result in _results(evidence)]
     base: Any = model.record.base
     relation = "adapter" if model.is_adapter else "finetune" if model.record.adaptation else None
@@ -194,7 +194,7 @@ def _front_matter(model: Extended) -> str:
 
 
 def _results(evidence: Evidence) -> Iterator[EvalResult]:
-    """The measures of this checkpoint at the greatest length up to the target, and all scores of lm-eval."""
+    """Yield the results at the greatest length up to the target, and all lm-eval scores."""
     group, own = evidence.group, evidence.group.results[evidence.own]
     identity = task_of(group.task).identity
     settings = {key: value for key in identity if (value := group.parameters.get(key)) is not None}
