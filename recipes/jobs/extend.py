@@ -21,11 +21,11 @@ from pathlib import Path
 
 from huggingface_hub import HfApi
 
-SECONDS = 20  # between two looks at the run folder
+SECONDS = 20  # between two checks of the run folder
 
 
 def main(repo: str, *command: str) -> int:
-    """Run a command, with its run folder in a private repository; its exit code."""
+    """Run a command with its run folder in a private repository; return its exit code."""
     if "--out" not in command or "--push" not in command:
         sys.stderr.write("give --out DIR and --push REPO: the disk of a job is gone when it ends\n")
         return 2
@@ -35,7 +35,7 @@ def main(repo: str, *command: str) -> int:
     if not run.exists() and any(name.startswith("checkpoint-") for name in hub.list_repo_files(repo)):
         partial = run.with_name(f".{run.name}.partial")
         hub.snapshot_download(repo, local_dir=partial, ignore_patterns=[".gitattributes"])
-        shutil.rmtree(partial / ".cache", ignore_errors=True)  # what the download noted
+        shutil.rmtree(partial / ".cache", ignore_errors=True)  # metadata of the download
         partial.rename(run)
     pushed = checkpoints(run)
     with subprocess.Popen(command) as process:
@@ -47,15 +47,15 @@ def main(repo: str, *command: str) -> int:
 
 
 def checkpoints(run: Path) -> list[str]:
-    """The complete checkpoints of a run, oldest first."""
-    whole = [folder.name for folder in run.glob("checkpoint-*")]
-    return sorted(whole, key=lambda name: int(name.removeprefix("checkpoint-")))
+    """Return the complete checkpoints of a run, oldest first."""
+    names = [folder.name for folder in run.glob("checkpoint-*")]
+    return sorted(names, key=lambda name: int(name.removeprefix("checkpoint-")))
 
 
 def push(hub: HfApi, repo: str, run: Path, checkpoint: str) -> bool:
-    """Commit what the run needs to resume from a checkpoint; False if that was removed meanwhile."""
+    """Push the files for resuming from a checkpoint; return False if it was removed meanwhile."""
     with tempfile.TemporaryDirectory(dir=run.parent) as folder:
-        try:  # links, which later changes of the run do not touch
+        try:  # hard links keep the files if the run removes them
             for path in [*run.glob("*.json"), *(run / checkpoint).rglob("*")]:
                 if path.is_file():
                     link = Path(folder) / path.relative_to(run)

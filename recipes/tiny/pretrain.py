@@ -17,7 +17,7 @@ def main(
     *,
     out: Annotated[Path, Parameter(help="A folder for checkpoints; a run found there is resumed.")],
 ) -> None:
-    """Train the bundled checkpoint, and print the folder that holds it."""
+    """Train the bundled checkpoint, and print its folder."""
     try:
         print(pretrain(read_recipe(recipe), out))
     except RopepatchError as error:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 SAVE_EVERY = 250  # steps
-RECORD = "recipe.json"  # in the folder of each stage: what decides its weights
+RECORD = "recipe.json"  # in the folder of each stage: the settings that decide its weights
 
 
 class Rows(Dataset[dict[str, Tensor]]):
@@ -52,7 +52,7 @@ class Rows(Dataset[dict[str, Tensor]]):
         rows = []
         for row in range(self.stage.tokens_per_step // length):
             seed = seed_of(self.seed, self.stage.name, step, row)
-            # A seed of its own: drawn from the row's, the material would foretell the row's first draw.
+            # A separate seed: with the row's, the material would determine the row's first draw.
             (name,) = random.Random(seed_of(seed, "material")).choices(names, shares)
             rows.append(MATERIALS[name](self.stock, length, seed))
         ids, labels = map(torch.stack, zip(*rows, strict=True))
@@ -60,21 +60,21 @@ class Rows(Dataset[dict[str, Tensor]]):
 
 
 def pretrain(recipe: Recipe, out: Path) -> Path:
-    """Train through all stages; a run that was interrupted resumes from its last checkpoint in ``out``.
+    """Train through all stages; an interrupted run resumes from its last checkpoint in ``out``.
 
-    Every stage keeps the recipe up to itself beside its checkpoints, so that later stages may change.
+    The folder of a stage contains the recipe up to this stage, so that later stages may change.
 
     Returns:
         The folder of the finished checkpoint: weights in bfloat16, to be loaded in float32.
 
     Raises:
-        RopepatchError: The texts of the recipe are not there, a mixture cannot be drawn at a window, or
-            ``out`` holds a stage of another recipe.
+        RopepatchError: If texts of the recipe are missing, a mixture cannot be drawn at a window, or ``out``
+            contains a stage of another recipe.
     """
     documents = [document for text in recipe.texts for document in read_documents(Path(text))]
     tokenizer = make_tokenizer(recipe, documents)
     stock = Stock.of(tokenizer, documents)
-    for stage in recipe.stages:  # what cannot be drawn fails now, and not after hours
+    for stage in recipe.stages:  # rows that cannot be drawn fail now, not after hours
         for name in stage.mixture:
             for length in stage.windows:
                 MATERIALS[name](stock, length, recipe.seed)
@@ -92,7 +92,7 @@ def pretrain(recipe: Recipe, out: Path) -> Path:
             train(model, stage, Rows(stage, stock, recipe.seed), recipe.seed, out / stage.name)
             with new_folder(done) as folder:
                 _save(model, folder)
-        # From the disk even if just trained: the trainer leaves its casts on the model.
+        # Loaded even if just trained: the trainer leaves its casts on the model.
         loaded: Any = load_checkpoint(Checkpoint(done))
         model = loaded.float()
     published = out / PUBLISHED
@@ -103,7 +103,7 @@ def pretrain(recipe: Recipe, out: Path) -> Path:
 
 
 def make_tokenizer(recipe: Recipe, documents: list[str]) -> PreTrainedTokenizerFast:
-    """The recipe's tokenizer, trained on tales, on the words of the pass key prompts and on the texts."""
+    """Train the recipe's tokenizer on synthetic stories, passkey prompts and the texts."""
     tales = [tell(100, seed_of("tokenizer", index)) for index in range(800)]
     needle = PASSKEY.needle.replace("{key}", "01234")
     prompt = " ".join([PASSKEY.intro, *PASSKEY.filler, needle, PASSKEY.question])
@@ -115,7 +115,7 @@ def make_tokenizer(recipe: Recipe, documents: list[str]) -> PreTrainedTokenizerF
 
 
 def train(model: Any, stage: Stage, rows: Rows, seed: int, folder: Path) -> None:
-    """Train through a stage, or through the rest of it, with checkpoints in ``folder``."""
+    """Train or resume a stage, with checkpoints in ``folder``."""
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=stage.steps,
@@ -124,7 +124,7 @@ def train(model: Any, stage: Stage, rows: Rows, seed: int, folder: Path) -> None
         lr_scheduler_type=stage.lr_scheduler_type,
         warmup_steps=50,
         bf16=stage.bf16,
-        use_cpu=not torch.cuda.is_available(),  # or bf16 is refused
+        use_cpu=not torch.cuda.is_available(),  # else transformers rejects bf16
         weight_decay=0.01,
         adam_beta2=0.98,
         max_grad_norm=1.0,
@@ -142,9 +142,9 @@ def train(model: Any, stage: Stage, rows: Rows, seed: int, folder: Path) -> None
 
 
 def _save(model: Any, folder: Path, tokenizer: PreTrainedTokenizerFast | None = None) -> None:
-    """Write a model, with the encoding that it has."""
+    """Save a model with its encoding."""
     if handle := swapped(model):
-        folder.rmdir()  # it is made anew
+        folder.rmdir()  # `save` creates it
         handle.save(folder, tokenizer)
         return
     model.save_pretrained(folder)
@@ -153,13 +153,13 @@ def _save(model: Any, folder: Path, tokenizer: PreTrainedTokenizerFast | None = 
 
 
 def _last_checkpoint(folder: Path) -> Path | None:
-    """The last whole one: the trainer writes its state after all else."""
+    """Return the last complete checkpoint: the trainer writes its state last."""
     saved = [state.parent for state in folder.glob("checkpoint-*/trainer_state.json")]
     return max(saved, key=lambda checkpoint: int(checkpoint.name.split("-")[1]), default=None)
 
 
 def _publish(model: Any, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Weights in bfloat16, to be loaded in float32; names that transformers 4 and other engines read too."""
+    """Save weights in bfloat16, to be loaded in float32, with the config keys of transformers 4."""
     model.config.use_cache = True  # the trainer has switched it off
     _save(model.to(torch.bfloat16), folder, tokenizer)
     (folder / "model.safetensors").chmod(0o644)
@@ -172,14 +172,14 @@ def _publish(model: Any, tokenizer: PreTrainedTokenizerFast, folder: Path) -> No
 
 
 def _record(recipe: Recipe, count: int, documents: Sequence[str]) -> dict[str, Any]:
-    """All that decides the weights after so many stages; of the texts what they say, not where they are."""
+    """Return the settings that decide the weights after ``count`` stages, with a hash of the texts."""
     texts = hashlib.sha256("\0".join(documents).encode()).hexdigest()
     content = recipe.model_dump(mode="json")
     return content | {"texts": texts, "stages": content["stages"][:count]}
 
 
 def _refuse_other(folder: Path, record: dict[str, Any]) -> None:
-    """Refuse the folder of a stage that another recipe has begun."""
+    """Raise `RopepatchError` if the folder of a stage belongs to another recipe."""
     if not folder.is_dir() or not any(folder.iterdir()):
         return
     file = folder / RECORD
@@ -189,7 +189,7 @@ def _refuse_other(folder: Path, record: dict[str, Any]) -> None:
 
 
 def _put_on_record(folder: Path, record: dict[str, Any]) -> None:
-    """Begin the folder of a stage with the recipe it belongs to; a folder that has begun keeps it."""
+    """Create the folder of a stage with its recipe, unless it exists."""
     if not (folder / RECORD).is_file():
         with new_folder(folder) as new:
             write_json(new / RECORD, record)

@@ -1,4 +1,4 @@
-"""The recipe of the bundled checkpoint, read strictly: what is unknown, missing or impossible is refused."""
+"""The recipe of the bundled checkpoint; unknown, missing and impossible settings are errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ropepatch.settings import Amount, Count, OneOf, Settings, Several, Text, Wh
 if TYPE_CHECKING:
     from pathlib import Path
 
-PUBLISHED = "checkpoint"  # the folder of the finished checkpoint, beside those of the stages
+PUBLISHED = "checkpoint"  # the folder of the finished checkpoint, next to those of the stages
 
 
 class Stage(Settings):
@@ -46,7 +46,7 @@ class Stage(Settings):
     bf16: bool = False
 
     def check(self) -> None:
-        """Refuse a folder that is not its own, and rows that have no room."""
+        """Raise `RopepatchError` for a reserved name, and for rows longer than a step."""
         if self.name == PUBLISHED:
             raise RopepatchError(f"name must not be {PUBLISHED}, the folder of the finished checkpoint")
         if max(self.windows) > self.tokens_per_step:
@@ -75,7 +75,7 @@ class Recipe(Settings):
     encoding: Annotated[dict[str, Any], expected("a name with its parameters")] | None = None
 
     def check(self) -> None:
-        """Refuse a model that cannot be built, and stages that share a folder."""
+        """Raise `RopepatchError` for a model that cannot be built, and for stages with one name."""
         if self.encoding is not None:
             self.position_encoding()
         names = [stage.name for stage in self.stages]
@@ -91,7 +91,7 @@ class Recipe(Settings):
             raise RopepatchError(f"model: {_one_line(error)}") from error
 
     def position_encoding(self) -> Encoding:
-        """What replaces RoPE, where `encoding` is given.
+        """Return the encoding that replaces RoPE, if `encoding` is given.
 
         Raises:
             RopepatchError: If it is no encoding with its parameters.
@@ -105,17 +105,17 @@ class Recipe(Settings):
         return make_encoding(self.encoding["name"], **parameters)
 
     def config(self) -> LlamaConfig:
-        """The model's configuration."""
+        """Return the model's configuration."""
         return LlamaConfig(
             **self.model, vocab_size=self.vocab_size, bos_token_id=BOS, eos_token_id=EOS, pad_token_id=None
         )
 
 
 def read_recipe(path: Path) -> Recipe:
-    """The recipe of a YAML file.
+    """Read the recipe of a YAML file.
 
     Raises:
-        RopepatchError: No such file, no YAML, a key missing, or one unknown or of the wrong kind.
+        RopepatchError: If the file is missing or no YAML, or a key is missing, unknown or of a wrong type.
     """
     return Recipe.from_yaml(path)
 

@@ -1,4 +1,4 @@
-"""The rows that the bundled checkpoint was trained on, each drawn from a seed of its own.
+"""The training sequences of the bundled checkpoint, each drawn from its own seed.
 
 Shapes: T tokens of a row.
 """
@@ -23,17 +23,17 @@ from ropepatch.errors import RopepatchError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FEW, CASTS = 6, 64  # subjects of the tales that train recall, and how many sets of them
+FEW, CASTS = 6, 64  # subjects per story for recall, and the number of such sets of subjects
 
 
 @dataclass(frozen=True, eq=False)
 class Stock:
-    """What rows are made from.
+    """The material of the rows.
 
     Attributes:
-        narrator: Tells of all subjects.
+        narrator: Generates stories about all subjects.
         casts: Narrators of a few subjects each.
-        stories: The texts in tokens, one after the other, each after a beginning-of-sequence token.
+        stories: The concatenated tokens of the texts, each after a beginning-of-sequence token.
     """
 
     narrator: Narrator
@@ -42,7 +42,7 @@ class Stock:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Stock:
-        """The stock in the tokens of a tokenizer."""
+        """Tokenise the texts, and make the narrators."""
         # verbose=False: no warning about texts longer than model_max_length.
         encoded = tokenizer(list(texts), add_special_tokens=False, verbose=False).input_ids if texts else []
         return cls(
@@ -53,19 +53,19 @@ class Stock:
 
 
 def strings(stock: Stock, length: int, seed: int) -> Row:
-    """One random string, then the same again; trained on the second and on what ends it."""
+    """Draw a random string twice; trained on the second one and its end."""
     half = (length - 2) // 2
     ids = torch.tensor(copied(half, len(stock.narrator.tokenizer), seed)[:length])
     return ids, torch.cat([torch.full((half + 2,), IGNORED), ids[half + 2 :]])
 
 
 def recalls(stock: Stock, length: int, seed: int) -> Row:
-    """The beginning of a tale of few subjects; trained on values that have been told before, alone."""
+    """Draw the beginning of a story about few subjects; trained only on values that it has stated before."""
     return told_before(stock.casts[seed % CASTS].tale(length, seed))
 
 
 def stories(stock: Stock, length: int, seed: int) -> Row:
-    """A stretch of the texts that begins anywhere."""
+    """Draw a piece of the texts from a random position."""
     if len(stock.stories) <= length:
         raise RopepatchError(
             f"the texts have {len(stock.stories)} tokens, too few for a row of {length}",
@@ -88,7 +88,7 @@ MATERIALS: dict[str, Callable[[Stock, int, int], Row]] = {
 
 
 def tell(count: int, seed: int) -> str:
-    """So many sentences of one tale, as text; the same process as `Narrator.tale`, not the same draws."""
+    """Generate sentences of one story as text, by the process of `Narrator.tale` with other draws."""
     draw = random.Random(seed)
     facts: dict[str, str] = {}
     texts = []
@@ -103,7 +103,7 @@ def tell(count: int, seed: int) -> str:
 
 
 def _about(count: int, seed: int) -> list[Sentence]:
-    """The sentences about so many of the subjects that have a value."""
+    """Draw subjects that have a value, and return the sentences about them."""
     subjects = sorted({sentence.subject for sentence in SENTENCES if sentence.subject is not None})
     chosen = random.Random(seed).sample(subjects, count)
     return [sentence for sentence in SENTENCES if sentence.subject in chosen]

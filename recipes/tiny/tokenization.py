@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SPECIAL = ["<s>", "</s>"]
 
-# A word with its leading space, one digit, or a run of marks: Qwen2's splitting, which llama.cpp knows.
+# A word with its leading space, one digit, or a run of marks: Qwen2's splitting, which llama.cpp supports.
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -25,12 +25,12 @@ WORDS = (
 def train_tokenizer(
     texts: Iterable[str], *, vocab_size: int, model_max_length: int
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer of exactly ``vocab_size`` entries that splits any text and gives it back unchanged.
+    """Train a lossless tokenizer of exactly ``vocab_size`` entries.
 
-    ``<s>`` and ``</s>`` in a text are read as the special tokens, as stock tokenizers read theirs.
+    ``<s>`` and ``</s>`` in a text are parsed as special tokens, as by stock tokenizers.
 
     Raises:
-        RopepatchError: ``vocab_size`` has no room for every byte, or the texts are too few to fill it.
+        RopepatchError: If ``vocab_size`` is too small for all bytes, or too large for the texts.
     """
     tokenizer: Any = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -1,8 +1,8 @@
-"""Mutations of the package, each of which must turn a test red that its row names.
+"""Mutations of the package; the tests that a row names must fail on its mutation.
 
 python tests/mutants/run.py [ROOM ...]    the rows of tests/mutants/ROOM.yaml, or all of them
 
-A row: `breaks` (what goes wrong, in words), `file`, `old` (stands in the file exactly once), `new`, `red`,
+A row: `breaks` (what goes wrong, in words), `file`, `old` (occurs in the file exactly once), `new`, `red`,
 test files or node ids. Tests marked slow or sweep run only where a node id names them.
 """
 # ruff: noqa: T201
@@ -27,7 +27,7 @@ LIMIT = 900  # seconds for a row
 
 
 class Watch:
-    """What pytest does in a child: the tests that failed, the files that could not be read, how many ran."""
+    """Records pytest's outcome in a child: failed tests, collection errors, and the number of tests run."""
 
     def __init__(self, red):
         self.named = tuple(one for one in red if "::" in one)
@@ -46,7 +46,7 @@ class Watch:
 
 
 def run_tests(folder, red):
-    """Run tests on the package in the folder, in this process, and leave the outcome there."""
+    """Run tests in this process on the package in the folder, and write outcome.json there."""
     import pytest
 
     os.setsid()
@@ -85,7 +85,7 @@ def start(row):
 
 
 def verdict(folder, status, unmutated):
-    """Whether the outcome is the wanted one, and what it was; the folder stays where nothing ran."""
+    """Return whether the outcome is as expected, and its description; keep the folder if no test ran."""
     file = folder / "outcome.json"
     outcome = (
         json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"broken": [f"status {status}"]}
