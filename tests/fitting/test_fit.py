@@ -1,4 +1,4 @@
-"""`ropepatch.fit` and `ropepatch fit`: from a checkpoint to frequencies that stock transformers reads."""
+"""`ropepatch.fit` and `ropepatch fit`: from a checkpoint to frequencies for stock transformers."""
 
 import itertools
 import json

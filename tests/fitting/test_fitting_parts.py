@@ -1,4 +1,4 @@
-"""The parts of a fit: vectors, a rope that learns, its loss, starts and single steps."""
+"""The parts of a fit: vectors, the learnable RoPE, the loss, starts and single steps."""
 
 import json
 import math
@@ -53,7 +53,7 @@ def some_vector(pairs, seed=0):
 
 
 def with_queries(vector, layers, seed=0):
-    """The vector with random factors of queries, of so few digits as a scaling has."""
+    """The vector with random query factors, rounded as in a scaling."""
     draw = torch.Generator().manual_seed(seed)
     amplitudes, phases = (
         0.5 + torch.rand(layers.shape, generator=draw),
@@ -68,7 +68,7 @@ def some_windows(rows=3, length=24, seed=0):
 
 
 def fit_loss(model, module, rope, windows=None):
-    """The loss, its trained context of 8 tokens within the windows."""
+    """The loss, with an original context length of 8 tokens."""
     short = Rope(rope.rotary_dim, rope.rope_theta, 8, rope.carried, rope.carried_attention_factor)
     return FitLoss(model, module, short, some_windows() if windows is None else windows)
 
@@ -104,7 +104,7 @@ def test_the_smallest_amplitude_is_one_that_a_scaling_file_can_hold(tmp_path):
     assert read_scaling(file).scaling == vector.scaling(4.0)
 
 
-# a rope that learns
+# the learnable RoPE
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -373,7 +373,7 @@ class Bowl:
 
 
 class Worse(Bowl):
-    """Held-out windows that like the start best and everything else less."""
+    """Validation windows with the lowest loss at the start."""
 
     def __init__(self):
         super().__init__()
@@ -385,7 +385,7 @@ class Worse(Bowl):
 
 
 class Less(Bowl):
-    """Windows whose beginning every vector but YaRN's reads worse, or of which it finds less."""
+    """Windows on which every vector but YaRN's has a higher short-context loss or a lower answer log-prob."""
 
     def __init__(self, what):
         super().__init__()
@@ -528,7 +528,7 @@ def test_windows_to_learn_from_to_decide_by_and_to_spare_have_nothing_in_common(
 
 
 def test_the_gain_of_a_fit_is_over_documents_not_over_their_windows(tmp_path, tiny, monkeypatch):
-    """Three documents of forty windows: what each gains is a cluster, however many windows it has."""
+    """Three documents of forty windows: the gains of one document form one cluster."""
     _, tokenizer = tiny
     file = tmp_path / "ids.jsonl"
     lengths = (100, 200, 100)

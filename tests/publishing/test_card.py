@@ -1,4 +1,4 @@
-"""A card says what was done and what was measured, and no number that nobody measured."""
+"""A card describes the method and the results, with no number that was not measured."""
 
 import math
 import re
@@ -176,7 +176,7 @@ def test_every_number_is_in_the_record_or_the_results(model):
         assert number in texts or any(agrees(number, value) for value in values), number
 
 
-# What was measured
+# Results
 
 
 def test_the_tables_are_those_of_the_results_with_this_checkpoint_marked_and_the_outcome_first():

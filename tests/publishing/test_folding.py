@@ -49,7 +49,7 @@ def logits(folder: Path) -> torch.Tensor:
 
 
 def largest_difference(one: Path, other: Path) -> float:
-    """As a share of the largest logit, both by stock transformers."""
+    """Relative to the largest logit, both in stock transformers."""
     expected = logits(one)
     return ((logits(other) - expected).abs().max() / expected.abs().max()).item()
 
@@ -163,7 +163,7 @@ def test_the_record_stays_that_of_the_extension_with_what_is_said_now(yarn, fold
 
 
 def test_of_a_stranger_or_after_a_measurement_only_what_holds_is_on_record(yarn, tmp_path):
-    """What was measured was measured on other weights."""
+    """The results are those of other weights."""
     measured = Path(shutil.copytree(yarn, tmp_path / "measured"))
     evaluation = {"model": "x", "trained": 64, "target": 256, "tasks": []}
     edit_json(measured / "ropepatch.json", evaluation=evaluation, command="ropepatch extend")

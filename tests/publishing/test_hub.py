@@ -1,4 +1,4 @@
-"""A push to a Hub on this machine: what it sends, what it refuses, and how it survives what goes wrong.
+"""A push to a local Hub: uploaded files, rejected folders, and recovery from failures.
 
 The transfer is LFS over HTTP: the real Hub's Xet was not run.
 """
@@ -107,7 +107,7 @@ def refused(folder: Path, repo: str = NAME, **options) -> str:
     return said
 
 
-# What is sent
+# Uploaded files
 
 
 def test_the_hub_then_has_the_files_of_the_folder_and_a_push_without_changes_makes_no_commit(hub, folder):
@@ -238,7 +238,7 @@ def test_a_public_repository_is_not_silently_taken_for_a_private_one(hub, folder
     assert pushed(folder, "local/own", private=True).uploaded == {}
 
 
-# What is not sent
+# Files that are not uploaded
 
 
 def test_nothing_but_a_checkpoint_leaves_the_folder(hub, folder):
@@ -289,7 +289,7 @@ def test_a_link_within_the_folder_is_sent_as_the_file_it_leads_to(hub, folder, t
 
 
 def test_a_file_that_cannot_be_read_is_named(hub, folder, monkeypatch):
-    """Root may read anything, so the system's refusal is played."""
+    """Root may read anything, so the system's error is simulated."""
     read = Path.read_bytes
 
     def closed(path: Path) -> bytes:
@@ -371,7 +371,7 @@ def test_an_unsound_checkpoint_is_refused_before_the_hub_is_asked(hub, folder, r
     assert hub.requests == []
 
 
-# What must be proven
+# Conditions of a push
 
 
 @pytest.fixture(scope="module")
@@ -579,7 +579,7 @@ def test_a_dry_run_compares_with_what_it_may_see_or_says_why_not(hub, folder, mo
     assert refused(folder).startswith("the Hub is switched off (HF_HUB_OFFLINE) | unset HF_HUB_OFFLINE")
 
 
-# What goes wrong
+# Failures
 
 REQUESTS = {  # of a first push to a branch, in their order
     "look": ("GET", f"/api/models/{NAME}/revision"),

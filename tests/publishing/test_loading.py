@@ -1,4 +1,4 @@
-"""The line that loads a checkpoint is Python and a word of a shell, whatever the folder is called."""
+"""The line that loads a checkpoint is valid Python and one shell word for any folder name."""
 
 import ast
 import shlex

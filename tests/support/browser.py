@@ -15,7 +15,7 @@ QUIET = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-backgroun
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """Chromium; where there is none, the tests are skipped."""
+    """Chromium; without it the tests are skipped."""
     if not Path(PROGRAM).exists():
         missing = "no chromium: apt-get install chromium"
         if os.environ.get("ROPEPATCH_REQUIRE_SHARED"):
@@ -28,7 +28,7 @@ def chromium() -> Iterator[Any]:
 
 
 def violations(page: Any) -> str:
-    """What axe finds on a page that keeps somebody out; empty where it finds nothing."""
+    """The accessibility violations that axe reports on a page."""
     from axe_playwright_python.sync_playwright import Axe
 
     found = Axe().run(page)

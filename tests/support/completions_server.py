@@ -1,4 +1,4 @@
-"""A server of OpenAI's completions API over one of `engines`, with the manners and the lies of real ones."""
+"""A server of OpenAI's completions API over one of `engines`, with differences and faults of real ones."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Manners:
         style: How it names tokens: `ids` as vLLM, `chat` as llama.cpp, `mlx` as mlx-lm, `texts` as most;
             `none` for no log-probabilities.
         echoes: Whether it can echo a prompt with them, as vLLM and SGLang.
-        biased: Whether it tells those with the bias that it was asked for, as mlx-lm and SGLang.
-        silent: Tokens of which it tells nothing where it writes them, as llama.cpp of parts of letters.
+        biased: Whether log-probabilities include the requested bias, as in mlx-lm and SGLang.
+        silent: Generated tokens without log-probabilities, as in llama.cpp for parts of letters.
         takes_ids: Whether a prompt may be token ids.
-        strict: Whether unknown keys are refused.
-        most: The most log-probabilities that it gives.
-        limit: The most tokens; None for all.
-        beyond: What it does with more: `refuse`; `last` and `first` drop the others, `told` says so, too.
-        ends: After so many tokens it draws the end of the text, and gives no log-probabilities of it.
+        strict: Whether unknown keys are errors.
+        most: Most log-probabilities in an answer.
+        limit: Most tokens; None for all.
+        beyond: For more tokens: `refuse`; `last` and `first` drop the others, `told` also reports it.
+        ends: Number of tokens before the end of the text, which has no log-probabilities.
         states: Whether it lists the limit.
-        model: What it calls its model.
-        key: The key that it wants.
-        before: Answers so many questions by `reply` first.
+        model: The name of its model.
+        key: The API key that it requires.
+        before: Number of first requests that get `reply`.
         reply: See `before`.
     """
 

@@ -1,4 +1,4 @@
-"""An engine that computes a checkpoint rightly, in some precision, or makes one of the known mistakes."""
+"""An engine that computes a checkpoint correctly, in some precision, or makes one of the known mistakes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": t
 
 
 class Engine:
-    """Next-token log-probabilities of a checkpoint, by a rope of its own choice.
+    """Next-token log-probabilities of a checkpoint, with a RoPE of its own choice.
 
     Args:
         folder: The checkpoint.
@@ -62,7 +62,7 @@ class Engine:
         return logits.float().log_softmax(-1)
 
     def tops(self, ids: list[int], positions: list[int], count: int = 20) -> list[dict[int, float]]:
-        """The most probable next tokens after so many tokens; what is asked again is not computed again."""
+        """The most probable next tokens after so many tokens, cached."""
         asked = (*ids, *positions, count)
         if asked not in self.told:
             values, top = (

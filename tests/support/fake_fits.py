@@ -8,7 +8,7 @@ DIVISORS = tuple(1.0 + pair / 4 for pair in range(16))
 
 
 def fake_fits(monkeypatch) -> list[dict]:
-    """From now on every fit gives `DIVISORS`; the arguments of each call come into this list."""
+    """Let every fit return `DIVISORS`, and collect the arguments of each call in the returned list."""
     calls = []
 
     def fit(model, **options):

@@ -59,7 +59,7 @@ def every_family(*also: str) -> pytest.MarkDecorator:
 
 @functools.cache
 def refusal(model_type: str) -> str | None:
-    """Why an architecture is refused, None where it is supported; from its configuration alone."""
+    """Why an architecture is not supported, from its configuration only; None if it is."""
     try:
         plan_family(tiny_config(model_type), "ntk")
     except RopepatchError as error:
@@ -72,12 +72,12 @@ LOCAL_ALONE = ["afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flin
 
 
 def asked(model_type: str) -> dict[str, str]:
-    """What a plan of such a language model must be asked for."""
+    """Arguments that a plan of such a language model needs."""
     return {"layers": "sliding"} if model_type in LOCAL_ALONE else {}
 
 
 def plan_family(model: object, method: str) -> Plan:
-    """A plan to four times the window of a tiny model, or of its configuration."""
+    """A plan to four times the original length of a tiny model, or of its configuration."""
     config = getattr(model, "config", model).get_text_config()
     window = getattr(config, "max_position_embeddings", 64)
     scaled = method == "yarn" and plan_family(model, "ntk").rope.is_scaled

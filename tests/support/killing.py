@@ -1,4 +1,4 @@
-"""A command that is killed where it hurts.
+"""Kill a command at chosen events.
 
 A command runs in a fork of a process that has imported all that is heavy. Whatever it changes on the disk,
 every step of an optimiser and every request to a Hub is counted; at a number drawn from a seed it kills
@@ -158,7 +158,7 @@ def smaller_work(patch: pytest.MonkeyPatch, hub: str | None, count: Callable[[st
     patch.setattr(client, "send", counted)
 
 
-# --- in the process that looks on ------------------------------------------------------------------------
+# --- in the parent process -------------------------------------------------------------------------------
 
 
 def run(

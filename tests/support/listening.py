@@ -48,7 +48,7 @@ def serving(answer: Callable[[Request], Answer | None]) -> Iterator[str]:
             self.send_response(status)
             for key, value in (headers | {"Content-Length": str(len(body))}).items():
                 self.send_header(key, value)
-            with suppress(ConnectionError):  # of a client that has heard enough
+            with suppress(ConnectionError):  # the client has closed the connection
                 self.end_headers()
                 if self.command != "HEAD":
                     self.wfile.write(body[: self.cut])

@@ -70,14 +70,14 @@ def decoder_passes(model: PreTrainedModel) -> Iterator[list[tuple[int, int]]]:
 
 
 class WithoutPositions(LlamaForCausalLM):
-    """Gives all logits, as it cannot be asked for some."""
+    """Returns all logits: it has no argument to select some."""
 
     def forward(self, input_ids, use_cache=None):
         return super().forward(input_ids, use_cache=use_cache)
 
 
 class IgnoresPositions(LlamaForCausalLM):
-    """Gives all logits, whichever it is asked for."""
+    """Returns all logits, whichever are selected."""
 
     def forward(self, input_ids, use_cache=None, logits_to_keep=0):
         return super().forward(input_ids, use_cache=use_cache)

@@ -31,7 +31,7 @@ def on_processes(count: int, work: Callable[..., None], *arguments: Any) -> None
 def _launched(
     rank: int, count: int, port: int, work: Callable[..., None], arguments: tuple[Any, ...]
 ) -> None:
-    """Begin as torchrun would have it: nothing is joined yet."""
+    """Set the environment as torchrun does; no process group is joined yet."""
     torch.set_num_threads(1)
     os.environ |= {
         "RANK": str(rank),

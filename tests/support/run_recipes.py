@@ -51,7 +51,7 @@ def small_recipe(**changes):
 
 
 def read_little(patch, tokens=512):
-    """Little to read for a fit, and batches of so many tokens."""
+    """Use little text for a fit, and batches of a number of tokens."""
     few = {
         "examples.TALES": 8,
         "examples.HELD_OUT": 2,
@@ -109,7 +109,7 @@ def model_bytes(folder):
 
 @torch.inference_mode()
 def logits(model):
-    """Of tokens beyond the old context of the bundled checkpoint."""
+    """The loss of tokens beyond the original length of the bundled checkpoint."""
     return model.eval()(torch.arange(3, 403)[None], use_cache=False).logits
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint computes in mlx-lm, on a CPU; a script."""
+"""Logits of a checkpoint in mlx-lm, on a CPU; a script."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What a checkpoint computes in the transformers at hand; as a script, in transformers 4.57."""
+"""Logits of a checkpoint in the installed transformers; as a script, in transformers 4.57."""
 
 import sys
 from inspect import signature
@@ -48,7 +48,7 @@ def read(folder: Path) -> dict[str, Tensor]:
 
 
 def main(out: str, *folders: str) -> None:
-    """Read the folders and keep the answers; none of a checkpoint that it refuses."""
+    """Run the checkpoints of the folders and save the results; none for one that it rejects."""
     import transformers
 
     answers: dict[str, object] = {"version": transformers.__version__}

@@ -1,4 +1,4 @@
-"""What a reader of a tale can know, by brute force from how the process is defined.
+"""Exact token probabilities of synthetic stories, by brute force from the definition of the process.
 
 Shares no code with `ropepatch.data.tiny.tales`. Every `log_probs` gives the log-probability of each token
 of a tale given the tokens before it, as a list; the first token is certain.

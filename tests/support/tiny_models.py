@@ -230,5 +230,5 @@ CACHE = "cache" if "cache" in TAKEN else "past_key_values"  # the first since tr
 
 
 def into(cache: Any) -> dict[str, Any]:
-    """What tells a stock model to go on from a cache and to fill it; from None, to make one."""
+    """Arguments that pass a KV cache to a stock model; None for a new one."""
     return {CACHE: cache, "use_cache": True}

@@ -1,4 +1,4 @@
-"""Tokenizers of several makes, trained on the words of haystacks."""
+"""Tokenizers of several makes, trained on the words of prompts."""
 
 import functools
 import random

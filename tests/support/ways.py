@@ -24,7 +24,7 @@ LORA = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "train_norms": False}
 
 
 def recipe_of(way: str | None, *, lora: bool) -> dict[str, Any]:
-    """A recipe whose steps read the same rows in every way."""
+    """A recipe whose steps have the same sequences for any number of processes."""
     own = PROCESSES if way else 1
     return {
         "model": "tiny",

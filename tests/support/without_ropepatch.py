@@ -77,13 +77,13 @@ QUESTIONS = {
 
 @torch.no_grad()
 def read(folder: Path, questions: list[str]) -> dict[str, Tensor]:
-    """What every checkpoint is asked."""
+    """The results for every checkpoint."""
     model = load(folder)
     return {name: QUESTIONS[name](model) for name in questions}
 
 
 def more(folder: Path, scratch: Path) -> dict[str, object]:
-    """What one of them is asked beside."""
+    """Further results for one checkpoint."""
     from peft import LoraConfig, get_peft_model
 
     model = load(folder)

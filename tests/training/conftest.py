@@ -1,4 +1,4 @@
-"""What an uninterrupted run of the small recipe makes, once a session."""
+"""Results of an uninterrupted run of the small recipe, once per session."""
 
 import pytest
 from run_recipes import small_recipe

@@ -83,7 +83,7 @@ def test_what_comes_out_is_one_checkpoint_that_stock_transformers_loads_at_the_t
 
 
 def test_the_history_holds_what_was_measured_and_the_losses_up_to_each_checkpoint(adapted):
-    """Every five steps, and whenever it saves: so a resumed run takes means over the same steps."""
+    """Logged every five steps and at every save, so that a resumed run averages over the same steps."""
     rows = history_of(adapted)
     assert [row["step"] for row in rows if "loss" in row and "learning_rate" in row] == [2, 4, 5, 6]
     assert [row["step"] for row in rows if "short_loss" in row and "target_loss" in row] == [0, 3, 6]
@@ -117,7 +117,7 @@ def test_one_passkey_at_each_of_five_depths_of_the_target_is_in_the_history_wher
 
 
 def test_a_run_that_a_signal_ends_has_saved_the_step_and_ends_like_one_that_was_not(tmp_path, adapted):
-    """Steps 3 and 5 are saved without a log, which would take the mean over other steps."""
+    """Steps 3 and 5 are saved without a log, which would average over other steps."""
     seldom = small_recipe(trainer={"save_steps": 100, "logging_steps": 2})
     once = adapt(yarn(), seldom, tmp_path / "once").folder
     for step, last in ((2, 3), (4, 5)):
@@ -226,7 +226,7 @@ def test_the_loss_of_a_step_is_that_of_segments_read_apart_at_positions_that_jum
     assert rows[-1]["loss"] == pytest.approx(expected, rel=1e-4)
 
 
-# What decides the weights
+# Settings that decide the weights
 
 
 def of_texts(place, **changes):

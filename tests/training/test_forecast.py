@@ -88,7 +88,7 @@ def test_what_is_trained_is_counted_as_the_training_makes_it(lora):
 
 
 def peak_of_allocations(step) -> int:
-    """Bytes allocated on the CPU at the peak of a step, above what there was before."""
+    """Peak of the bytes allocated on the CPU during a step."""
     step()  # the first allocates more
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         step()
@@ -248,7 +248,7 @@ def test_a_forecast_counts_every_token_of_all_processes_once(count, tmp_path):
     assert ahead["tokens"] == run.supply().tokens
 
 
-# What is refused before anything is read
+# Errors before anything is loaded
 
 
 @pytest.mark.parametrize(

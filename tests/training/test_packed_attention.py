@@ -47,7 +47,7 @@ def segments(lengths: list[int], positions: Tensor | None = None) -> dict[str, A
 
 
 def alone(model: PreTrainedModel, ids: Tensor, lengths: list[int]) -> Tensor:
-    """Logits [1, T, V] of each document read by itself."""
+    """Logits [1, T, V] of each document run separately."""
     return torch.cat([model(one, use_cache=False).logits for one in ids.split(lengths, 1)], 1)
 
 
@@ -152,7 +152,7 @@ def test_no_tensor_grows_with_the_square_of_the_tokens(family, lengths, monkeypa
     assert counter.numel == 4096 * 128  # the logits
 
 
-# What it refuses
+# Errors
 
 
 EDGES = ([0, 35], [0, 37], [0, 20, 20, 36], [0, 40, 36], [3, 36], [0], [], [1, 20, 37])

@@ -21,7 +21,7 @@ pytest.importorskip("deepspeed")
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Callable[[str | None, bool], Path]:
-    """The checkpoint that a way makes where nothing happens to it."""
+    """The checkpoint of an uninterrupted run on a number of processes."""
 
     @cache
     def of(way: str | None, lora: bool) -> Path:
@@ -34,7 +34,7 @@ def trained(tmp_path_factory) -> Callable[[str | None, bool], Path]:
 
 
 def losses(out: Path) -> list[float]:
-    """Of every step, and within the old context."""
+    """Losses of every step, and within the original context length."""
     rows = json.loads((out / "adaptation" / "history.json").read_text())
     return [row[key] for row in rows for key in ("loss", "short_loss", "target_loss") if key in row]
 

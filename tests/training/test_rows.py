@@ -1,4 +1,4 @@
-"""Rows read every token once per epoch, and a batch is the same whoever asks for it, in whatever order."""
+"""Rows contain every token once per epoch; a batch depends only on its number."""
 
 import json
 import pickle
@@ -104,7 +104,7 @@ def test_the_order_is_another_in_each_epoch_for_each_seed_and_each_window():
         assert sum(after == before + 1 for before, after in pairwise(one)) < 10
 
 
-# what is held out
+# held-out text
 
 
 def test_held_out_are_the_first_tokens_and_they_are_not_trained_on():
@@ -258,7 +258,7 @@ def test_a_label_that_the_material_leaves_out_stays_out_without_boundaries(tiny)
     assert int((batch["labels"][0] == -100).sum()) > 60
 
 
-# whoever asks
+# processes and order
 
 
 def test_a_batch_does_not_depend_on_what_was_asked_before(tiny, tmp_path):
@@ -284,7 +284,7 @@ def test_a_batch_does_not_depend_on_what_was_asked_before(tiny, tmp_path):
         mixed[len(mixed)]
 
 
-# what fails before the first step
+# errors before the first step
 
 
 def test_a_window_that_a_source_has_no_room_for_is_refused():
@@ -293,7 +293,7 @@ def test_a_window_that_a_source_has_no_room_for_is_refused():
         batches_of(data_of(1.0, 1.0, windows=(8, 16)), streams)
 
 
-# what is told
+# reports
 
 
 def test_a_source_that_is_read_more_than_once_is_told_of(caplog):

@@ -1,4 +1,4 @@
-"""The teacher within the student: it is the base model to the bit, and leaves no trace in the student."""
+"""The teacher within the student: bit-identical to the base model, without effect on the student."""
 
 import copy
 from pathlib import Path
@@ -60,7 +60,7 @@ def batch(lengths, jump: int = 0) -> dict:
 
 
 def moved(model: nn.Module) -> nn.Module:
-    """All that is trained, elsewhere."""
+    """Copies of all trainable weights."""
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -97,7 +97,7 @@ def read_alone(model: nn.Module, ids: Tensor, lengths) -> Tensor:
 
 
 def state(model: nn.Module) -> list:
-    """All of a model that another forward pass could have left otherwise."""
+    """All state of a model that another forward pass could change."""
     parts = [
         (name, id(part), part.training, POSITIONS_SLOT in vars(part), vars(part).get("forward"))
         for name, part in model.named_modules()
@@ -222,7 +222,7 @@ def test_whatever_fails_while_the_teacher_reads_the_student_is_itself_again():
 
 
 def recipe(**changes):
-    """Rows within the old context, at skipped positions, and rows of the target in turn."""
+    """Alternating sequences within the original length, at skipped positions, and of the target length."""
     data = Data(
         sources=(Generated(generated="tales"), Generated(generated="copies")),
         windows=(64, 512),

@@ -208,7 +208,7 @@ def rows(*lengths: int) -> dict[str, Tensor]:
 
 
 def expected_sum(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """The oracle: what the logits at t say of the label at t + 1."""
+    """The oracle: the loss of the label at t + 1 from the logits at t."""
     logits = model(input_ids=batch["input_ids"], use_cache=False).logits.double()
     total = logits.new_zeros(())
     for row, labels in zip(logits, batch["labels"].tolist(), strict=True):
@@ -231,7 +231,7 @@ def trained_gradients(model: nn.Module, value: Tensor) -> dict[str, Tensor]:
 
 
 def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor], share: float) -> None:
-    """That gradients differ by less than a share of their norms."""
+    """Assert that gradients differ by less than a share of their norms."""
     assert ours.keys() == theirs.keys()
     for name, gradient in ours.items():
         assert (gradient - theirs[name]).norm() <= share * theirs[name].norm(), name
@@ -459,7 +459,7 @@ def test_what_else_is_in_a_batch_reaches_the_model():
 
 
 class Rounded(nn.Module):
-    """Rounds what its model gives, as FSDP2 does under accelerate's policy."""
+    """Rounds the output of its model, as FSDP2 does under accelerate's policy."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
