@@ -1,4 +1,4 @@
-"""Longer context for LLaMA-family checkpoints: plan, patch, measure, extend."""
+"""Longer context for RoPE checkpoints: plan, patch, measure, extend."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def plan(
     No weights are read. For a Hub id only config.json is downloaded.
 
     Args:
-        model: A checkpoint folder, a Hub id, or tiny; a GGUF file; or a loaded model or its configuration.
+        model: A checkpoint folder, a Hub id, tiny, or a GGUF file; or a loaded model or its configuration.
         to: The target length in tokens, e.g. 32k, or 4x the original length. Default: that of the scaling
             file, or of the factor of a `Scaling`.
         method: A name from `ropepatch methods`, or a scaling file such as fitted.json; in Python also a
@@ -251,7 +251,7 @@ def extend(
     share the work. A training sets the global random seeds to those of its recipe.
 
     Args:
-        model: A checkpoint folder, a Hub id, or tiny; a GGUF file, which is copied with other RoPE
+        model: A checkpoint folder, a Hub id, tiny, or a GGUF file, which is copied with other RoPE
             parameters; or a plan, which contains target and method.
         out: The folder or GGUF file to write. Default: MODEL-METHOD-TO(-RECIPE) in the working folder.
         to: The target length in tokens, e.g. 32k, or 4x the original length. Default: that of the recipe or
@@ -893,7 +893,7 @@ def probe(
 
     Args:
         server: The address of a server with OpenAI's completions API, such as http://localhost:8000; or a
-            loaded model before its training. The model runs in eval mode and stays as it was.
+            loaded model before its training, which runs in eval mode and stays as it was.
         checkpoint: The checkpoint that the server runs: a folder or a Hub id. Default: the server's own model
             name.
         model: The model name on the server. Default: the first that it lists.

@@ -30,7 +30,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import LENGTHS, RopepatchError, argument
 from ropepatch.files import check_regular, read_json, shipped
 
 _short = reprlib.Repr()  # because of its aliases, a short YAML file can contain an endless value
@@ -502,9 +502,11 @@ class Named(Settings):
         for parameter in parameters:
             if parameter not in known:
                 listed = f"its parameters: {', '.join(known)}" if known else "it has none"
+                near = _nearest(parameter, [*known, *arguments])
+                if not near and parameter in LENGTHS:
+                    near = f"the target length is {argument('to')};"
                 raise RopepatchError(
-                    f"{cls.name} has no parameter {shown(parameter)}",
-                    hint=f"{_nearest(parameter, [*known, *arguments])} {listed}".strip(),
+                    f"{cls.name} has no parameter {shown(parameter)}", hint=f"{near} {listed}".strip()
                 )
 
     def parameters(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import sys
+from difflib import get_close_matches
 from threading import Timer
 from typing import Any, NoReturn
 
@@ -15,16 +16,12 @@ from cyclopts import CycloptsError, UnknownOptionError, UnusedCliTokensError
 
 from ropepatch.cli import listing, look, make, measure
 from ropepatch.cli.derive import app
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import LENGTHS, RopepatchError
 from ropepatch.files import check_name
 
 SCALINGS = (  # options of other tools whose value is a RoPE scaling or its factor
     *("rope_scaling", "rope_parameters", "rope_type", "hf_overrides", "json_model_override_args"),
     *("factor", "rope_factor", "rope_scaling_factor", "rope_scaling_type", "rope_scale", "scale"),
-)
-LENGTHS = (
-    *("length", "target", "target_length", "context", "context_length", "context_size", "ctx_size", "window"),
-    *("max_length", "max_model_len", "max_position_embeddings", "max_seq_len", "seq_len"),
 )
 GROUPS = {one.GROUP.name: one for one in (make, measure, look, listing)}
 
@@ -83,7 +80,10 @@ def _usage_error(error: CycloptsError) -> RopepatchError:
     near, mark, _ = advice.partition("?")  # a suggestion, followed by a list of all words
     hint = f"{near[:1].lower()}{near[1:]}?" if mark else f"see `{command} --help`"
     if isinstance(error, UnknownOptionError):
-        hint = _pasted(error.token.keyword or error.token.value) or hint
+        option = error.token.keyword or error.token.value
+        if not get_close_matches(option.strip("-"), [near.rpartition("--")[2]]):  # the dashes are alike
+            hint = f"see `{command} --help`"
+        hint = _pasted(option) or hint
     elif "--eval " in words:
         hint = "--eval SUITE; `ropepatch suites` lists them"
     return RopepatchError(f"{words[:1].lower()}{words[1:].rstrip('.')}", hint=hint)

@@ -148,7 +148,7 @@ def load_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenize
     # Without a vocabulary, some classes contain only their special tokens.
     if len(tokenizer) <= len(tokenizer.added_tokens_decoder) + 1:
         raise RopepatchError(
-            f"no tokenizer in {folder}: what transformers makes up knows no words",
+            f"no tokenizer in {folder}: transformers would use an empty one",
             hint=hint,
         )
     return tokenizer

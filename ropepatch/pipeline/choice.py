@@ -20,7 +20,7 @@ from ropepatch.fitting import fitting
 from ropepatch.fitting.fitting import Fitted
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.pipeline.evaluation import ALL, EVERY_REMAPPING, WINDOWS, MeasureOptions, participants, without
-from ropepatch.pipeline.inputs import Listed, check_places
+from ropepatch.pipeline.inputs import Listed, Tokens, check_places
 from ropepatch.pipeline.results import Results
 from ropepatch.report import html_table, ranking_tables, ranking_text
 from ropepatch.report.verdict import Verdict
@@ -85,7 +85,7 @@ class Choice:
 class CompareOptions(MeasureOptions):
     """The arguments of one call of `compare` or `choose`; None for those left out."""
 
-    to: int | str
+    to: Tokens
     methods: Listed | None = None
     allow_code: bool
     windows: int | None = None

@@ -26,6 +26,7 @@ from ropepatch.pipeline.inputs import (
     Listed,
     Model,
     Place,
+    Tokens,
     as_text,
     check_places,
 )
@@ -56,7 +57,7 @@ class MeasureOptions(Arguments):
     text: Place | None = None
     field: str
     split: str
-    original: int | str | None = None
+    original: Tokens | None = None
     out: Place | None = None
     report: Place | None = None
     revision: str | None = None
@@ -125,7 +126,7 @@ class EvaluateOptions(MeasureOptions):
         InstanceOf[Suite] | str | None, expected("the name of a suite, or one"), BeforeValidator(as_text)
     ]
     methods: Listed
-    to: int | str | None
+    to: Tokens | None
     lengths: Listed | None
     windows: int | None
     documents: int | None

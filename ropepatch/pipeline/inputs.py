@@ -50,6 +50,7 @@ def _share(written: Any) -> Any:
 
 
 Model = Annotated[str, expected("a checkpoint folder or a Hub id"), BeforeValidator(model_name)]
+Tokens = Annotated[int | str, expected("a length in tokens (4096, 32k or 4x)")]
 Place = Annotated[str, BeforeValidator(as_text)]  # a path, or a name
 Listed = Annotated[tuple[Any, ...], BeforeValidator(lambda values: tuple(listed(values)))]
 Rise = Annotated[Weight, expected("a share such as 0.02 or 2%"), BeforeValidator(_share)]
@@ -63,7 +64,15 @@ class Arguments(Settings):
 
     @classmethod
     def _refusal(cls, place: str, words: str, value: Any) -> RopepatchError:
-        return RopepatchError(f"{argument(place)} must be {words}, got {shown(value)}", hint="see its help")
+        hint = "see its help"
+        if hasattr(value, "save_pretrained"):
+            value, hint = (
+                type(value),
+                "save it, and pass the folder; `passkey` and `perplexity` take the model",
+            )
+        elif place == "text" and isinstance(value, tuple):
+            hint = "name a file or folder; `ropepatch.perplexity` takes a list of documents"
+        return RopepatchError(f"{argument(place)} must be {words}, got {shown(value)}", hint=hint)
 
 
 def parse_settings(method: str, settings: Sequence[str]) -> dict[str, Any]:

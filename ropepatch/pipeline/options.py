@@ -21,7 +21,7 @@ from ropepatch.extension.writing import check_savable
 from ropepatch.files import is_gguf
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.pipeline.evaluation import named_suite
-from ropepatch.pipeline.inputs import Arguments, Place, Rise, as_text, model_name, parse_settings
+from ropepatch.pipeline.inputs import Arguments, Place, Rise, Tokens, as_text, model_name, parse_settings
 from ropepatch.pipeline.running import Feedback, Show
 from ropepatch.probing.making import why_none
 from ropepatch.processes import Processes, join
@@ -47,10 +47,10 @@ class ExtendOptions(Arguments):
         BeforeValidator(model_name),
     ]
     out: Place | None
-    to: int | str | None
+    to: Tokens | None
     method: str | None
     allow_code: bool
-    original: int | str | None
+    original: Tokens | None
     layers: Literal["sliding"] | None
     settings: dict[str, Any] | tuple[str, ...] | None
     recipe: Annotated[

@@ -100,6 +100,37 @@ def test_an_error_names_arguments_in_python():
         ropepatch.extend("tiny", recipe="tiny", link_weights=True)
 
 
+@pytest.mark.parametrize(
+    ("call", "message", "hint"),
+    [
+        (
+            lambda model: ropepatch.evaluate(model),
+            "must be .*, got <class .*LlamaForCausalLM'>",
+            "pass the folder",
+        ),
+        (
+            lambda model: ropepatch.evaluate("tiny", text=["a", "b"]),
+            "`text` must be",
+            "takes a list of documents",
+        ),
+        (
+            lambda model: ropepatch.evaluate("tiny", to=["4x"]),
+            r"`to` must be a length in tokens \(4096",
+            "help",
+        ),
+        (
+            lambda model: ropepatch.plan("tiny", target=512),
+            "no parameter 'target'",
+            "the target length is `to`; its",
+        ),
+    ],
+)
+def test_a_plausible_call_gets_the_call_that_works(call, message, hint):
+    with pytest.raises(RopepatchError, match=message) as error:
+        call(tiny_model("llama"))
+    assert hint in error.value.hint
+
+
 def test_a_dry_run_misses_a_tokenizer_that_transformers_makes_up(tmp_path, run_here):
     tiny_model("qwen3").save_pretrained(tmp_path / "src")
     done = run_here("extend", "src", "--recipe", "tiny", "--to", "2x", "--dry-run", cwd=tmp_path)

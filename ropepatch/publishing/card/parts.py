@@ -239,7 +239,7 @@ def citation(model: Extended) -> str:
         about = {"title": f"{{{name}}}"} | ({"author": f"{{{owner}}}"} if owner else {})
         where = {"note": f"revision {model.record.revision}", "url": model.base_address}
         found.append(_entry("base-model", about | where))
-    about = {"title": "{ropepatch: longer context for LLaMA-family checkpoints}"}
+    about = {"title": "{ropepatch: longer context for RoPE checkpoints}"}
     if version := model.record.versions.get("ropepatch"):
         about["note"] = f"version {version}"
     return fenced("\n\n".join(filter(None, [*found, _entry("ropepatch", about)])), "bibtex")
