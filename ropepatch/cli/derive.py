@@ -43,7 +43,7 @@ COMMON = (  # options of many commands
     "    quiet: Print only warnings and results; no progress.",
     "    as_json: Print JSON.",
 )
-ONLY_IN_PYTHON = re.compile(r";\s+or a\s+(?:loaded model|plan)\b[^.;]*(?=\.)")
+PYTHON_CLAUSE = re.compile(r";\s+or a\s+(?:loaded model|plan)\b[^.;]*(?=\.)")
 NAMED = re.compile(r"`(\w+)(?:=([^`]+))?`")  # an argument in a text: `to`, `to=32k`
 Run = Callable[..., int | None]
 
@@ -100,7 +100,7 @@ def _text(run: Run, verb: Callable[..., Any] | None) -> str:
     parts = [(inspect.getdoc(one) or "").partition("\n\nArgs:\n") for one in (verb, run) if one]
     description = "\n\n".join(re.sub(r"(?<!\n)\n(?!\n)", " ", text) for text, _, _ in parts)
     arguments = "\n".join([*(text.partition("\n\n")[0] for _, _, text in parts), *COMMON])
-    arguments = ONLY_IN_PYTHON.sub("", arguments)
+    arguments = PYTHON_CLAUSE.sub("", arguments)
     if "    settings:" not in arguments:
         arguments = arguments.replace("**parameters:", "settings:")
     return f"{description}\n\nArgs:\n" + re.sub(r"\n {5,}", " ", arguments)
