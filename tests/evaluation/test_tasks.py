@@ -90,7 +90,7 @@ def test_the_harness_reads_exactly_the_tokens_of_the_prompt(name, helpers):
         read = haystack.ids[: haystack.stops[length]].tolist() + question.ids.tolist()
         answer = question.answer.tolist()
         assert len(read) + len(answer) == length
-        assert harness._encode_pair(*helpers._written(tokenizer, read, answer)) == (read, answer)
+        assert harness._encode_pair(*helpers._decoded(tokenizer, read, answer)) == (read, answer)
 
 
 def test_a_tokenizer_whose_text_is_read_as_other_tokens_is_refused(helpers, tmp_path):
@@ -196,7 +196,7 @@ DULL = {"text": "The mill wheel turns and turns. " * 60, "max_seq_lengths": [200
     [
         ("passkeys", {}, "ropepatch_passkey needs max_seq_lengths"),
         ("passkeys", {"max_seq_lengths": [128]}, "needs the model's tokenizer"),
-        ("passkeys", {"max_seq_lengths": [128, 257], "pretrained": str(CHECKPOINT)}, "asks for 257 tokens"),
+        ("passkeys", {"max_seq_lengths": [128, 257], "pretrained": str(CHECKPOINT)}, "needs 257 tokens"),
         ("long_documents", READ | {"add_bos_token": False}, "needs a text"),
         ("long_documents", READ | {"text": "A mill."}, "count the special tokens"),
         ("key_spans", {"text": "x"}, "ropepatch_key_tokens needs max_seq_lengths"),
