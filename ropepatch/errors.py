@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -46,6 +47,16 @@ def printable(text: str, most: int = MOST) -> str:
     if len(text) > most:
         text = f"{text[: most // 2]} ... {text[-most // 2 :]}"
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+OUT_OF_MEMORY = re.compile(
+    r"out of memory|can(?:'t|not) allocate memory|not enough memory|_ALLOC_FAILED", re.IGNORECASE
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed: in Python, in the system, or in torch on any device."""
+    return isinstance(error, MemoryError) or bool(OUT_OF_MEMORY.search(str(error)))
 
 
 class RopepatchError(Exception):

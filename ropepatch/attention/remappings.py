@@ -18,6 +18,8 @@ from ropepatch.scaling.method import Method
 from ropepatch.settings import AboveOne, Amount, Count, Registry
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ropepatch.attention.modeling_position_remapping import Band
 
     Whole = int
@@ -52,8 +54,9 @@ class Remapping(Method):
         """Return the remapping with all its parameters, for L = `window` tokens and N = `target`.
 
         Raises:
-            RopepatchError: If its distances would exceed L, or its parameters do not fit L.
+            RopepatchError: If its distances would exceed L, its parameters do not fit L, or no code computes it.
         """
+        self._code()
         derived = self.derived(window, max(window, target))
         mine = {name: value for name, value in derived.items() if getattr(self, name) is None}
         whole = self.model_copy(update=mine)
@@ -81,12 +84,28 @@ class Remapping(Method):
 
     def bands(self) -> tuple[Band, ...]:
         """Return the bands, nearest keys first; all parameters must be set."""
+        own = {name: value for name, value in self.parameters().items() if name not in MODIFIERS}
+        return self._code()(**own)
+
+    def _code(self) -> Callable[..., tuple[Band, ...]]:
+        """Return the function that computes the bands, here and in a saved checkpoint."""
         from ropepatch.attention import (
             modeling_position_remapping as modeling,
         )  # imports transformers: seconds
 
-        own = {name: value for name, value in self.parameters().items() if name not in MODIFIERS}
-        return modeling.REMAPPINGS[self.name](**own)
+        if self.name not in modeling.REMAPPINGS:
+            raise RopepatchError(
+                f"no code computes {self.name}: ropepatch has that of {', '.join(REMAPPINGS)}",
+                hint=f'add its function there: modeling_position_remapping.REMAPPINGS["{self.name}"] = ...',
+            )
+        return modeling.REMAPPINGS[self.name]
+
+    @property
+    def is_saved_whole(self) -> bool:
+        """Whether the code file beside a checkpoint's weights contains this remapping."""
+        from ropepatch.attention import modeling_position_remapping as modeling
+
+        return self._code().__module__ == modeling.__name__
 
     def read_at(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Return the remapped distances [Q, T] of queries and keys: float64, NaN if masked."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import shlex
 import signal
 import sys
@@ -16,13 +17,21 @@ from cyclopts import CycloptsError, UnknownOptionError, UnusedCliTokensError
 
 from ropepatch.cli import listing, look, make, measure
 from ropepatch.cli.derive import app
-from ropepatch.errors import LENGTHS, RopepatchError
+from ropepatch.errors import LENGTHS, RopepatchError, is_out_of_memory
 from ropepatch.files import check_name
 
 SCALINGS = (  # options of other tools whose value is a RoPE scaling or its factor
     *("rope_scaling", "rope_parameters", "rope_type", "hf_overrides", "json_model_override_args"),
     *("factor", "rope_factor", "rope_scaling_factor", "rope_scaling_type", "rope_scale", "scale"),
 )
+LESS_MEMORY = {  # hints of commands that need much
+    "eval": "use shorter --lengths, or a --suite of shorter ones",
+    "compare": "use a shorter --to",
+    "fit": "use a shorter --to",
+    "extend": "use a shorter --to, or leave out --eval and measure later",
+    "--recipe": "in a copy of the recipe, set gradient_checkpointing: true or lower tokens_per_batch; "
+    "--dry-run estimates the memory",
+}
 GROUPS = {one.GROUP.name: one for one in (make, measure, look, listing)}
 
 
@@ -52,7 +61,11 @@ def main() -> None:
         # The reader of the pipe, such as `head`, has closed it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except OSError as error:
+    except (RuntimeError, MemoryError, OSError) as error:
+        if is_out_of_memory(error):
+            _refuse(_out_of_memory(error))
+        if not isinstance(error, OSError):
+            raise
         named = f"{error.filename}: " if error.filename else ""
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         hint = "free some space" if full else "check that path" if named else None
@@ -68,6 +81,17 @@ def _again(unraisable: Any) -> None:
         Timer(0.1, os.kill, [os.getpid(), number]).start()
     else:
         sys.__unraisablehook__(unraisable)
+
+
+def _out_of_memory(error: BaseException) -> RopepatchError:
+    """An allocation that failed, as one line, and what needs less memory in this command."""
+    command = next((word for word in sys.argv[1:] if word in LESS_MEMORY), "")
+    size = re.search(r"tried to allocate (?:(\d+) bytes|([\d.]+ \w+))", str(error), re.IGNORECASE)
+    if command == "extend" and "--recipe" in sys.argv:
+        command = "--recipe"
+    tried = size and (size[2] or f"{int(size[1]) / 2**20:,.0f} MiB")
+    said = f"out of memory: tried to allocate {tried}" if tried else "out of memory"
+    return RopepatchError(said, hint=LESS_MEMORY.get(command, "free some memory"))
 
 
 def _usage_error(error: CycloptsError) -> RopepatchError:

@@ -117,11 +117,13 @@ def doctor(
 )
 def probe(server: str, *, quiet: bool = False, as_json: bool = False, **asked: Any) -> int:
     """Exit 0 if it does, 1 if not, 2 if unknown."""
+    from ropepatch.probing.judging import UNDECIDED
+
     with (no_bar if quiet else bar)("requests") as advance:
         say = api.silent if quiet else say_on_stderr
         probed = api.probe(server, **asked, say=say, progress=advance)
     print(probed.to_json()) if as_json else print_text(str(probed))
-    return int(not probed.is_right)
+    return 2 if probed.judgement.verdict == UNDECIDED else int(not probed.is_right)
 
 
 @command(

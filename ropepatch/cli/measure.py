@@ -181,7 +181,7 @@ def _of_results(names: list[str]) -> dict[str, Figure]:
 def demo(*, out: str = "ropepatch-demo", quiet: bool = False, as_json: bool = False) -> None:
     """Extend the bundled model from 256 to 2048 tokens with YaRN, and measure it before and after.
 
-    Takes about half a minute on two CPU cores, without network or training. The folder gets the checkpoint, a
+    Takes about a minute on two CPU cores, without network or training. The folder gets the checkpoint, a
     picture, a report and all measurements: those of `ropepatch extend tiny --to 2k --eval demo`.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from ropepatch.model.rotary import base_model
 
 SIDE_FILES = (TOKENIZER, GENERATION, RECORD, ADAPTER)
 VOCABULARY = "tokenizer.json"  # its content is not checked
+CHAT_NAME = re.compile(r"(?<![a-z])(?:instruct|chat)(?![a-z])", re.IGNORECASE)
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|eot|>")  # eos_token of chat models
 COPY_AGAIN = "make it readable, or copy it again from the original checkpoint"
 
 
@@ -96,7 +99,7 @@ def diagnose(
     if measure or source.revision is None:  # else only config.json was downloaded
         findings += changed_code(case)
         findings += (
-            no_tokenizer(source) if weights and not {TOKENIZER, VOCABULARY} & {*case.unreadable} else []
+            of_tokenizer(case, source) if weights and not {TOKENIZER, VOCABULARY} & {*case.unreadable} else []
         )
     if measure and weights:
         findings += not_finite(weights)
@@ -158,17 +161,31 @@ def unreadable_files(case: Case) -> list[Finding]:
     ]
 
 
-def no_tokenizer(source: Checkpoint) -> list[Finding]:
-    """Report a missing or broken tokenizer; a broken config.json is another finding."""
+def of_tokenizer(case: Case, source: Checkpoint) -> list[Finding]:
+    """Report a missing or broken tokenizer, or chat template; a broken config.json is another finding."""
     try:
         _ = source.stock.whole_config
     except RopepatchError:
         return []
     try:
-        _ = source.tokenizer
+        tokenizer = source.tokenizer
     except RopepatchError as error:
         return [Key(VOCABULARY, ()).finding("tokenizer-missing", str(error), error.hint or "")]
-    return []
+    sign = None if tokenizer.chat_template else _sign_of_chat(case, tokenizer.eos_token)
+    if sign is None:
+        return []
+    problem = f"no chat template, although {sign}"
+    remedy = "copy chat_template.jinja from the original model, or the key from its tokenizer_config.json"
+    return [Key(TOKENIZER, ("chat_template",)).finding("chat-template-missing", problem, remedy)]
+
+
+def _sign_of_chat(case: Case, end: str | None) -> str | None:
+    """Return what shows that a model was trained on chats; base models have other ends of texts."""
+    names = (one for one in (case.name, case.record.get("model")) if isinstance(one, str))
+    named = next((word for name in names if (word := CHAT_NAME.search(Path(name).name))), None)
+    if end in TURN_ENDS:
+        return f"{end}, the end of a chat turn, ends its texts"
+    return f"its name contains {named[0]}" if named else None
 
 
 def changed_code(case: Case) -> list[Finding]:

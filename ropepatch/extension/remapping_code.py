@@ -94,8 +94,13 @@ def remapping_changes(
     }
 
 
-def check_holds_remapping(source: Checkpoint) -> None:
+def check_holds_remapping(source: Checkpoint, remapping: Remapping) -> None:
     """Raise if a remapping of this model can be used in memory but not saved."""
+    if not remapping.is_saved_whole:
+        raise RopepatchError(
+            f"{remapping.name} cannot be saved: {CODE} does not contain its function",
+            hint="use it in memory: ropepatch.patch(model, remapping, to=N)",
+        )
     reasons = {
         "its language model is a part of a larger model": source.is_part,
         "its weights are quantised, so the result could not be verified": source.is_quantised,

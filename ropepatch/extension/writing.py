@@ -124,7 +124,7 @@ def check_copy(
 def check_savable(plan: Plan) -> None:
     """Raise if no checkpoint of this model can contain the plan's position remapping."""
     if plan.remapping is not None:
-        check_holds_remapping(plan.source)
+        check_holds_remapping(plan.source, plan.remapping)
 
 
 def changed_weights(source: Checkpoint, plan: Plan) -> dict[str, Callable[[Tensor], Tensor]]:

@@ -12,7 +12,7 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
-from ropepatch.errors import RopepatchError, argument
+from ropepatch.errors import RopepatchError, argument, is_out_of_memory
 
 _QUIET = ContextVar("_QUIET", default=False)
 
@@ -46,6 +46,8 @@ def stock_code(what: str, hint: str = "fix config.json so that transformers load
         cause: BaseException = error
         while cause.__cause__ is not None:  # strict configurations wrap the reason twice
             cause = cause.__cause__
+        if is_out_of_memory(cause):
+            raise
         reason = " ".join(f"{type(cause).__name__}: {cause}".split())
         raise RopepatchError(f"transformers cannot {what}: {reason[:300]}", hint=hint) from error
     finally:

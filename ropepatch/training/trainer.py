@@ -21,7 +21,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.integrations import integration_utils
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ropepatch.errors import RopepatchError, argument
+from ropepatch.errors import RopepatchError, argument, is_out_of_memory
 from ropepatch.files import remove, write_json
 from ropepatch.processes import Processes
 from ropepatch.training.loss import causal_lm_loss, linear_head
@@ -310,9 +310,9 @@ def _one_line() -> Iterator[None]:
     """Turn errors of transformers about the trainer section into one line."""
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
     except (TypeError, ValueError, ImportError, RuntimeError, KeyError) as error:
+        if is_out_of_memory(error):
+            raise
         raise RopepatchError(
             f"transformers rejects the recipe's trainer section: {' '.join(str(error).split())[:300]}",
             hint="fix the trainer section of the recipe",

@@ -15,11 +15,14 @@ import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import datasets
 import huggingface_hub
 import pytest
 import safetensors.torch
+import torch
 from checkpoint_folders import contents, edit_json, write_checkpoint
 from gguf_files import write_gguf
 from oldest import OLDEST
@@ -28,6 +31,10 @@ from readme import updating
 from ropepatch import api
 from ropepatch.cli import main
 from ropepatch.files import PACKAGE
+from ropepatch.model.mistakes import TWICE
+from ropepatch.model.reading_file import RIGHT
+from ropepatch.probing.asking import Probed
+from ropepatch.probing.judging import CUT_OFF, UNDECIDED, Judgement
 
 TABLE = Path(__file__).with_name("errors.txt")
 EXTEND = "extend src --to 256 --out new/out"
@@ -240,6 +247,56 @@ def test_what_the_system_refuses_unforeseen_names_its_path(error, said, here, mo
 
     monkeypatch.setattr("ropepatch.extension.planning.plan", refuse)
     assert run(monkeypatch, capsys, "plan src --to 256") == (2, "", said)
+
+
+@pytest.mark.parametrize(("verdict", "code"), [(RIGHT, 0), (TWICE, 1), (CUT_OFF, 1), (UNDECIDED, 2)])
+def test_probe_exits_2_where_it_cannot_decide(verdict, code, here, monkeypatch, capsys):
+    reading: Any = SimpleNamespace(positions=(), beyond=[], window=64)
+    probed = Probed("http://x", "src", reading, Judgement(verdict, "why", 0.0, 0.0, {}), ())
+    monkeypatch.setattr("ropepatch.api.probe", lambda *arguments, **options: probed)
+    assert run(monkeypatch, capsys, "probe http://x src")[0] == code
+
+
+ALLOCATED = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 100663296 bytes. Error code 12"
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "said", "hint"),
+    [
+        ("compare src --to 256", RuntimeError(ALLOCATED), ": tried to allocate 96 MiB", "a shorter --to"),
+        (
+            "eval src --lengths 64 --text there/file",
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has ..."),
+            ": tried to allocate 2.50 GiB",
+            "shorter --lengths",
+        ),
+        ("extend src --recipe tiny", MemoryError(), "", "gradient_checkpointing: true"),
+        ("extend src --to 256", OSError(errno.ENOMEM, "Cannot allocate memory"), "", "a shorter --to"),
+        ("plan src --to 256", MemoryError(), "", "free some memory"),
+    ],
+)
+def test_running_out_of_memory_is_one_line_with_what_needs_less(
+    words, error, said, hint, here, monkeypatch, capsys
+):
+    def full(*arguments, **options):
+        raise error
+
+    for verb in ("plan", "extend", "evaluate", "compare"):
+        monkeypatch.setattr(f"ropepatch.api.{verb}", full)
+    code, _, err = run(monkeypatch, capsys, words)
+    assert code == 2
+    assert err.startswith(f"error: out of memory{said}\nhint: ")
+    assert hint in err
+
+
+def test_another_runtime_error_stays_a_traceback(here, monkeypatch):
+    def broken(*arguments, **options):
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("ropepatch.api.plan", broken)
+    monkeypatch.setattr(sys, "argv", ["ropepatch", "plan", "src", "--to", "256"])
+    with pytest.raises(RuntimeError, match="a defect"):
+        main()
 
 
 def test_ctrl_c_while_the_command_line_is_read_is_no_traceback(monkeypatch, capsys):

@@ -268,7 +268,7 @@ def test_a_base_or_a_window_that_published_models_like_it_do_not_have_is_a_remar
 def test_every_code_of_a_configuration_has_a_row():
     elsewhere = {  # in the tests below and those of weights
         *("transformers-refuses", "file-unreadable", "differs-from-record", "remapping-code-changed"),
-        "tokenizer-missing",
+        *("tokenizer-missing", "scaled-twice"),
         *(
             code
             for code in CODES
@@ -299,6 +299,54 @@ def test_nothing_is_found_in_what_ropepatch_extends(name, options, template, tmp
     findings = diagnose(ropepatch.extend(plan, tmp_path / "out", reading=False), measure=False)
     expected = {"switches-against-cache"} if name in ("dynamic", "longrope-switch") else set()
     assert {one.code for one in findings.findings if one.severity != "remark"} == expected
+
+
+@pytest.mark.parametrize(
+    ("methods", "learned", "found"),
+    [
+        (("yarn", "yarn"), {}, ["scaled-twice"]),
+        (("linear", "yarn"), {}, ["scaled-twice"]),
+        (("linear", "linear"), {}, []),  # twice by 2 is once by 4
+        (("none", "yarn"), {}, []),
+        (("yarn", "yarn"), {"fit": {"steps": 1}}, []),
+    ],
+)
+def test_an_extension_of_an_extension_is_a_warning_unless_it_learned(
+    methods, learned, found, template, tmp_path
+):
+    folder = template
+    for name, target in zip(methods, (128, 256), strict=True):
+        plan = ropepatch.plan(folder, to=target, method=name)
+        folder = ropepatch.extend(plan, tmp_path / f"{target}", reading=False).folder
+    edit_json(folder / "ropepatch.json", **learned)
+    findings = diagnose(folder, measure=False).findings
+    assert [one.code for one in findings if one.code == "scaled-twice"] == found
+    if found:
+        assert findings[0].severity == "warning"
+        assert f"extend {template.name} to 256 tokens" in findings[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "end", "template_text", "found"),
+    [
+        ("tiny-llama", "</s>", None, False),  # as of a base model
+        ("My-8B-Instruct", "</s>", None, True),
+        ("llama-chat-hf", "</s>", None, True),
+        ("chatter-8b", "</s>", None, False),
+        ("tiny-llama", "<|im_end|>", None, True),
+        ("My-8B-Instruct", "<|im_end|>", "{{ messages }}", False),
+    ],
+)
+def test_a_chat_model_without_a_chat_template_is_a_remark(
+    name, end, template_text, found, template, tmp_path
+):
+    folder = tmp_path / name
+    shutil.copytree(template, folder)
+    edit_json(folder / "tokenizer_config.json", eos_token=end)
+    if template_text:
+        (folder / "chat_template.jinja").write_text(template_text)
+    findings = diagnose(folder, measure=False).findings
+    assert [(one.code, one.severity) for one in findings] == [("chat-template-missing", "remark")] * found
 
 
 def test_nothing_is_found_in_the_checkpoints_at_hand(shared, template):

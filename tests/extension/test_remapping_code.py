@@ -23,7 +23,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrain
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.attention import REMAPPINGS, mapped, remap_positions
+from ropepatch.attention import REMAPPINGS, Remapping, mapped, remap_positions
+from ropepatch.attention import modeling_position_remapping as modeling
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.evaluation.measuring import Subject
 from ropepatch.extension import record as records
@@ -334,3 +335,33 @@ def test_a_remapping_of_a_model_with_a_shorter_sliding_window_is_rejected(copied
     edit_json(copied / "config.json", model_type="mistral-position-remapping", sliding_window=16)
     with pytest.raises(RopepatchError):
         load_checkpoint(Checkpoint(copied))
+
+
+class Mine(Remapping):
+    """A remapping of the user's own."""
+
+    name = "mine"
+    formula = "min(D, W)"
+    paper = "none"
+
+    def derived(self, window, target):
+        return {}
+
+    def check_window(self, window):
+        pass
+
+
+def test_an_own_remapping_needs_a_function_and_stays_in_memory(tmp_path, monkeypatch):
+    model = tiny_model("llama")
+    with pytest.raises(RopepatchError, match="no code computes mine"):
+        ropepatch.patch(model, Mine(), to=256)
+
+    def bands():
+        return modeling.rerope(24)
+
+    monkeypatch.setitem(modeling.REMAPPINGS, "mine", bands)
+    ropepatch.patch(model, Mine(), to=256).remove()
+    plan = ropepatch.plan(str(write_checkpoint(tmp_path / "src")), method=Mine(), to=256)
+    with pytest.raises(RopepatchError, match="mine cannot be saved"):
+        ropepatch.extend(plan, tmp_path / "out", say=lambda line: None)
+    assert not (tmp_path / "out").exists()

@@ -56,6 +56,11 @@ def test_warnings_of_transformers_are_hidden_in_this_thread_only(heard):
     assert logging.getLogger("transformers").level == level
 
 
+def test_too_little_memory_is_not_called_a_mistake_in_config_json():
+    with pytest.raises(RuntimeError, match="Cannot allocate"), stock_code("load it"):
+        raise RuntimeError("unable to mmap 269060552 bytes from file: Cannot allocate memory (12)")
+
+
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "LoRA"])
 def test_the_kv_cache_has_one_name_in_input_and_output(wrapped):
     stock, model = tiny_model("llama").eval(), tiny_model("llama").eval()

@@ -186,6 +186,13 @@ def test_running_out_of_memory_is_no_mistake_in_the_recipe_and_no_full_disk(tmp_
     with pytest.raises(torch.OutOfMemoryError):
         trainer.make_trainer()
 
+    def no_room(*args, **kwargs):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(trainer, "LongContextTrainer", no_room)
+    with pytest.raises(RuntimeError, match="can't allocate"):
+        trainer.make_trainer()
+
 
 @pytest.mark.slow
 def test_a_full_disk_is_said_clearly_and_leaves_the_last_checkpoint_whole(monkeypatch, tmp_path, adapted):

@@ -55,6 +55,7 @@ from ropepatch.model.config import (
 )
 from ropepatch.model.engine_types import needing_older_keys
 from ropepatch.model.kinds import kind_of
+from ropepatch.model.record_file import FILE as RECORD
 from ropepatch.model.rotary import SEQUENCE, stated_window
 from ropepatch.scaling.ramps import yarn_temperature
 from ropepatch.scaling.searched import longrope_attention_factor
@@ -637,6 +638,25 @@ def record_differs(case: Case) -> Iterator[Finding]:
         problem = f"{', '.join(case.changed)} changed since ropepatch wrote it"
         remedy = "compare config.json with config_changes in ropepatch.json"
         yield key.finding("differs-from-record", problem, remedy, value=shown(key.value))
+
+
+@rule
+def scaled_twice(case: Case) -> Iterator[Finding]:
+    """Two scalings by ropepatch, one on top of the other, without training or a fit in between or after."""
+    record, earlier = case.record, case.record.get("earlier") or {}
+    if not record.get("already_scaled") or case.changed or any(_learned(one) for one in (record, earlier)):
+        return
+    methods = [one.get("method") for one in (earlier, record)]
+    if None in methods or "none" in methods or methods == ["linear", "linear"]:  # the same as linear once
+        return
+    model, target, window = earlier.get("model"), record.get("target"), record.get(ORIGINAL)
+    problem = f"extended with {methods[0]} to {window} tokens, then with {methods[1]} to {target}"
+    remedy = f"extend {model} to {target} tokens instead"
+    yield Key(RECORD, ("earlier",)).finding("scaled-twice", problem, remedy)
+
+
+def _learned(record: dict[str, Any]) -> bool:
+    return bool(record.get("adaptation") or record.get("fit"))
 
 
 def load_errors(case: Case) -> Iterator[Finding]:
