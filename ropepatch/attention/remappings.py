@@ -54,7 +54,7 @@ class Remapping(Method):
         """Return the remapping with all its parameters, for L = `window` tokens and N = `target`.
 
         Raises:
-            RopepatchError: If its distances would exceed L, its parameters do not fit L, or no code computes it.
+            RopepatchError: If its distances would exceed L, its parameters do not fit L, or it has no code.
         """
         self._code()
         derived = self.derived(window, max(window, target))
@@ -102,7 +102,7 @@ class Remapping(Method):
 
     @property
     def is_saved_whole(self) -> bool:
-        """Whether the code file beside a checkpoint's weights contains this remapping."""
+        """Whether the code file of a saved checkpoint contains this remapping."""
         from ropepatch.attention import modeling_position_remapping as modeling
 
         return self._code().__module__ == modeling.__name__
