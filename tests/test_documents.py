@@ -244,6 +244,14 @@ def test_what_is_generated_is_what_its_source_says():
     assert not found, "make documents"
 
 
+def test_a_figure_may_differ_by_rounding_but_not_by_a_pixel_or_a_word():
+    drawn = '<path d="M 321.013375 45.49603"/><text>64</text><g id="DejaVuSans-4c"/>'
+    assert tables.drawn_alike(drawn, drawn.replace("45.49603", "45.496037").replace("-4c", "-6e"))
+    assert not tables.drawn_alike(drawn, drawn.replace("45.49603", "46.49603"))
+    assert not tables.drawn_alike(drawn, drawn.replace("text>64", "text>one"))
+    assert not tables.drawn_alike(drawn, drawn + drawn)
+
+
 def test_the_reference_has_what_a_class_inherits_and_defaults_as_python_writes_them():
     assert any(line.startswith("- `remove()`") for line in tables.generate.members(ropepatch.Patch))
     assert not [page for page in (ROOT / "docs").rglob("*.md") if "Undefined" in page.read_text("utf-8")]

@@ -163,7 +163,7 @@ def fit(
         source = Checkpoint.find(model, revision, original=original, weights=True)
     if source.is_quantised:
         raise RopepatchError(
-            f"the weights of {source.name} are quantised: a fit needs their gradients",
+            f"the weights of {source.name} are quantised: fit needs gradients through them",
             hint="fit the unquantised checkpoint without query factors, and use the result here",
         )
     window = source.window

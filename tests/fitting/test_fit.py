@@ -257,7 +257,7 @@ def test_quantised_weights_are_an_error_before_any_text_or_weight_is_read(kind, 
     assert (done.returncode, done.stderr.splitlines()) == (
         2,
         [
-            f"error: the weights of {source} are quantised: a fit needs their gradients",
+            f"error: the weights of {source} are quantised: fit needs gradients through them",
             "hint: fit the unquantised checkpoint without query factors, and use the result here",
         ],
     )
