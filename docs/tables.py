@@ -276,7 +276,7 @@ def differing() -> Iterator[tuple[Path, str]]:
 
 
 def drawn_alike(one: str, other: str) -> bool:
-    """Whether two SVG files differ only by rounding, or by the names of letters in another release of a font."""
+    """Whether two SVG files differ only by rounding, or by the names of letters in a release of a font."""
     one, other = (re.sub(r"(DejaVuSans)-\w+", r"\1", text) for text in (one, other))
     if NUMBER.sub("", one) != NUMBER.sub("", other):
         return False

@@ -144,10 +144,11 @@ def test_learned_is_compared_with_the_best_published_method_as_a_share_and_windo
     assert found.excess(found.published["nats"]) == pytest.approx(0.5)
     assert found.share.value == pytest.approx(0.4)
     reach = 4.302653 * 0.1 / 3**0.5  # Student's t over windows that differ by -0.2, -0.4 and -0.3
-    assert found.behind("nats").interval() == pytest.approx((-0.3 - reach, -0.3 + reach), abs=1e-6)
-    assert found.behind("short").value == pytest.approx(0.05)
+    assert found.over_published("nats").interval() == pytest.approx((-0.3 - reach, -0.3 + reach), abs=1e-6)
+    assert found.over_published("short").value == pytest.approx(0.05)
     of_two = Cell([one | {"documents": [5, 7, 5]} if one["label"] == "none" else one for one in FITTED])
-    assert [x for pair in of_two.behind("nats").clusters for x in pair] == pytest.approx([-0.5, 2, -0.4, 1])
+    behind = [x for pair in of_two.over_published("nats").clusters for x in pair]
+    assert behind == pytest.approx([-0.5, 2, -0.4, 1])
     assert [x for pair in of_two.share.clusters for x in pair] == pytest.approx([0.4, 0.9, 0.2, 0.6])
 
 
