@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -60,9 +61,12 @@ def local_rope(skeleton: PreTrainedModel, site: RotarySite) -> LocalRope | None:
 @torch.enable_grad()
 def _rotating(skeleton: PreTrainedModel, rotary: nn.Module, config: Any) -> set[str]:
     """Return the types of the layers whose output depends on the rotary module."""
-    x = torch.zeros(1, 2, config.hidden_size, device="meta", dtype=skeleton.dtype)
-    tables = rotary(x, torch.zeros(1, 2, device="meta", dtype=torch.long))
-    traced = [table.requires_grad_() for table in (tables if isinstance(tables, tuple) else (tables,))]
+    x = torch.zeros(1, 2, config.hidden_size, dtype=skeleton.dtype)
+    # dynamic scalings compare position values, which meta tensors do not have
+    tables = copy.deepcopy(rotary).to_empty(device="cpu")(x, torch.zeros(1, 2, dtype=torch.long))
+    x = x.to("meta")
+    given_tables = tables if isinstance(tables, tuple) else (tables,)
+    traced = [table.detach().to("meta").requires_grad_() for table in given_tables]
     given = {"hidden_states": x, TABLES: tuple(traced) if isinstance(tables, tuple) else traced[0]}
     rotating: set[str] = set()
     for kind, layer in _attention(skeleton, config.layer_types):

@@ -142,7 +142,8 @@ def patched_is_reloaded_and_undone_is_before(case: Case, folder: Path) -> None:
     elif case.kind != "map":
         assert model.state_dict().keys() == state
         model.save_pretrained(folder / "out")
-        assert torch.equal(logits(type(model).from_pretrained(folder / "out"), IDS), once)
+        # copied, since on some processors sums depend on how weights are aligned, which differs in a file
+        assert torch.equal(logits(copy.deepcopy(type(model).from_pretrained(folder / "out")), IDS), once)
     handle.remove()
     assert all(one is other for one, other in zip(configs(model), held, strict=True))
     assert model.config.to_dict() == content

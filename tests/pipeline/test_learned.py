@@ -138,7 +138,7 @@ def test_a_recipe_starts_from_a_fit_that_neither_an_interruption_nor_a_second_ca
             extend()
     assert (place / "out.fit" / "start.json").is_file()
     assert "input_ids" in fits[0]["text"].read_text()
-    with pytest.raises(RopepatchError, match=r"out\.fit holds .*: it differs in steps"):
+    with pytest.raises(RopepatchError, match=r"out\.fit belongs to another search: it differs in steps"):
         extend(steps=4)
     for _ in range(2):  # goes on, and then finds it finished
         extend()
@@ -247,7 +247,7 @@ def test_what_was_measured_for_a_choice_outlives_an_interruption(place, chosen, 
             extend()
     assert (place / "out.fit" / "measured" / "a result").exists()
     (place / "a.txt").write_text("text")
-    with pytest.raises(RopepatchError, match=r"out\.fit holds .*: it differs in text"):
+    with pytest.raises(RopepatchError, match=r"out\.fit belongs to another search: it differs in text"):
         extend(text="a.txt")
     shutil.rmtree(place / "out.fit" / "measured")  # which `chosen` makes
     extend()
