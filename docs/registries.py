@@ -116,7 +116,7 @@ def plan_of(preset: Mapping[str, Any]) -> Plan:
     """The plan by YaRN of a preset."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(preset["config"]), encoding="utf-8")
-        return ropepatch.plan(folder, to=preset["to"], method="yarn")
+        return ropepatch.plan(folder, to=preset["to"], method="yarn", original=preset.get("original"))
 
 
 def _planned(preset: Mapping[str, Any]) -> list[str]:

@@ -54,7 +54,9 @@ Make = Callable[[], str]
 ROOT = Path(__file__).parents[1]
 STUDIES = "eval/studies"
 SMOLLM2 = (8192, 16384)  # original and target length
-SMOLLM2_INSTRUCT = "SmolLM2-135M-Instruct (134,515,008 parameters, original length 8,192)"
+SMOLLM2_INSTRUCT = (
+    "SmolLM2-135M-Instruct (134,515,008 parameters, original length 8,192; de-quantised weights)"
+)
 FURTHER = {  # pages of `eval/entries.py`, by file, original and target length
     ("smollm2-fact-chain", *SMOLLM2): SMOLLM2_INSTRUCT,
     ("smollm2", 8192, 32768): SMOLLM2_INSTRUCT,

@@ -53,7 +53,8 @@ def workplace(tmp_path_factory) -> Path:
     """A folder with the checkpoints and the books that the documents speak of, small and random."""
     folder = tmp_path_factory.mktemp("readme")
     # One head of 16: at 32k tokens attention is all that takes time.
-    for name, length in (("llama-2-7b", 4096), ("SmolLM2-135M-Instruct", 8192)):
+    smollm2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
+    for name, length in (("llama-2-7b", 4096), ("MODEL", 4096), (smollm2, 8192)):
         write_checkpoint(
             folder / name,
             max_position_embeddings=length,
@@ -62,9 +63,7 @@ def workplace(tmp_path_factory) -> Path:
             num_key_value_heads=1,
             by_bytes=True,
         )
-    AutoConfig.for_model("qwen3_5").save_pretrained(folder / "qwen3.5")
-    for name in ("qwen3-8b", "Qwen/Qwen3-8B"):
-        AutoConfig.for_model("qwen3", max_position_embeddings=40_960).save_pretrained(folder / name)
+    AutoConfig.for_model("qwen3", max_position_embeddings=40_960).save_pretrained(folder / "Qwen/Qwen3-8B")
     shutil.copytree(RESULTS / "tiny-suite", folder / "results")  # so the suite is not measured again
     write_gguf(folder / "SmolLM2-135M-Instruct.Q4_1.gguf", context_length=8192)
     (folder / "books").mkdir()
@@ -72,14 +71,15 @@ def workplace(tmp_path_factory) -> Path:
     return folder
 
 
-EXTENDED = "llama-2-7b-yarn-32k"
+EXTENDED = "llama-2-7b-yarn-32k", "DIR"
 
 
 def extended(workplace: Path) -> None:
-    """Have the checkpoint that the documents extend, by one of their commands or by this."""
-    if not (workplace / EXTENDED).exists():
-        plan = ropepatch.plan(workplace / "llama-2-7b", to=32_768)
-        ropepatch.extend(plan, workplace / EXTENDED, reading=False)
+    """Have the checkpoints that the documents extend, by one of their commands or by this."""
+    for name in EXTENDED:
+        if not (workplace / name).exists():
+            plan = ropepatch.plan(workplace / "llama-2-7b", to=32_768)
+            ropepatch.extend(plan, workplace / name, reading=False)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -143,8 +143,8 @@ def test_a_command_of_the_documents_runs(workplace, monkeypatch, capsys, command
     elif "--method fitted.json" in command and not (workplace / "fitted.json").exists():
         ropepatch.fit("tiny", to=512, steps=2, init="yarn").save(workplace / "fitted.json")
     if command.startswith("ropepatch extend llama-2-7b --to 32k"):  # another worker may have made it
-        shutil.rmtree(workplace / EXTENDED, ignore_errors=True)
-    elif EXTENDED in command:
+        shutil.rmtree(workplace / EXTENDED[0], ignore_errors=True)
+    elif any(name in words for name in EXTENDED):
         extended(workplace)
     elif command.startswith("ropepatch probe tiny-1k") and not (workplace / "tiny-1k").exists():
         ropepatch.extend("tiny", workplace / "tiny-1k", to="4x")

@@ -137,9 +137,9 @@ def judge(reading: Reading, answers: Sequence[Top | None], limit: int | None = N
             return verdict(UNDECIDED, same)
     if best == RIGHT and UNSCALED in reading.alike:
         return verdict(UNDECIDED, "with or without RoPE scaling this model predicts the same here")
-    why = f"max KL divergence {max(beyond[RIGHT]):.1g} nats beyond {reading.window} tokens"
+    why = f"KL divergence up to {max(beyond[RIGHT]):.1g} nats beyond {reading.window} tokens"
     if best != RIGHT:
-        why += f", {max(beyond[best]):.1g} from this error"
+        why += f", up to {max(beyond[best]):.1g} from a server with this error"
     elif reading.alike:
         why += f"; not distinguishable here: {', '.join(reading.alike)}"
     if noise > NOISY:

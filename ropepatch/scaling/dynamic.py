@@ -15,7 +15,7 @@ def stretch(rope: Rope, length: int | None) -> float:
 
 
 class DynamicNTK(NTKAware):
-    """NTK-aware scaling by the planned length (YaRN paper, section 3.3).
+    """NTK-aware scaling by the prompt length l (YaRN paper, 3.3), which ropepatch fixes at the target.
 
     Args:
         form: "paper": s(l) = max(1, l/L). "transformers": s(l) = f l/L - (f - 1) beyond L with f = factor,

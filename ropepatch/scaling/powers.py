@@ -28,8 +28,8 @@ def ntk_theta(rope: Rope, factor: float) -> float:
 class Unscaled(Scaling):
     """No scaling: the model's own frequencies, the baseline of every comparison.
 
-    If the model is already scaled, they are saved as longrope, whose float32 division can change the last
-    bit. A patched model and its reloaded checkpoint are equal all the same.
+    The frequencies of a model that is already scaled are saved as longrope. Its float32 division can change
+    their last bit; patch divides as well, so a patched model and its reloaded checkpoint are equal.
     """
 
     name = "none"

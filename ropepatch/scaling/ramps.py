@@ -97,7 +97,7 @@ class YaRN(Scaling):
     """
 
     name = "yarn"
-    formula = "(1−γ_i)·θ_i + γ_i·θ_i/s, γ a ramp over i; a = 0.1·ln s + 1"
+    formula = "γ_i·θ_i + (1−γ_i)·θ_i/s, γ falls from 1 to 0 over the index i; a = 0.1·ln s + 1"
     paper = "arXiv:2309.00071"
     saved_as = "yarn"
     composing = MappingProxyType({"ramp": "rotations"})

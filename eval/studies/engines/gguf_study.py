@@ -106,7 +106,7 @@ def gguf_table(rows: list[Row]) -> str:
     columns = {
         "file": lambda item: f"`{item[0]}`",
         "target": lambda item: f"{item[1][0]['target']:,}",
-        "methods": lambda item: f"{len(item[1])}",
+        "cases": lambda item: f"{len(item[1])}",
         "llama.cpp": lambda item: item[1][0]["version"],
         "extended, largest KL": lambda item: f"{max(row['kl'] for row in item[1]):.1g}",
         "original, least KL": lambda item: f"{min(row['kl_unscaled'] for row in item[1]):.1g}",
