@@ -76,7 +76,7 @@ def by_oracle(name: str, tensors: list[Tensor], window: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize("window", [0, 30])
 @pytest.mark.parametrize("name", REMAPPINGS)
-def test_attention_by_a_map_is_softmax_over_its_effective_distances(name, window, monkeypatch):
+def test_remapped_attention_equals_softmax_over_its_effective_distances(name, window, monkeypatch):
     """In one block and in blocks, of all queries, of the last nine, and of the last."""
     tensors = drawn(64, 64, heads=6)
     expected = by_oracle(name, tensors, window)
@@ -89,7 +89,7 @@ def test_attention_by_a_map_is_softmax_over_its_effective_distances(name, window
 
 @pytest.mark.parametrize("name", ["self-extend", "dca", "lampe", "lambda"])
 @pytest.mark.parametrize("rows", [40, 7])
-def test_gradients_are_those_of_the_whole_matrix(name, rows, monkeypatch):
+def test_gradients_of_remapped_attention_equal_those_of_the_full_score_matrix(name, rows, monkeypatch):
     bands = make_remapping(name, **SMALL[name]).bands()
     read_in_blocks(monkeypatch, rows, 40)
 
@@ -116,7 +116,7 @@ def test_gradients_are_those_of_the_whole_matrix(name, rows, monkeypatch):
         assert torch.allclose(one, other, atol=1e-11)
 
 
-def test_a_query_of_padding_gives_no_nan_and_no_gradient_but_of_values():
+def test_padded_queries_have_finite_outputs_and_zero_query_gradients():
     query, key, value = (x.requires_grad_() for x in drawn(6, 6))
     mask = torch.tensor([0, 0, 1, 1, 1, 1, 0, 0])[None, None, None]
     positions = (mask[0, 0, :, :6].cumsum(-1) - 1).clamp(min=0)
@@ -128,7 +128,7 @@ def test_a_query_of_padding_gives_no_nan_and_no_gradient_but_of_values():
 
 
 @pytest.mark.parametrize(("dtype", "apart"), [(torch.float32, 2e-6), (torch.bfloat16, 3e-2)])
-def test_scores_are_softmaxed_in_float32(dtype, apart):
+def test_float32_and_bfloat16_attention_stay_close_to_float64(dtype, apart):
     tensors = drawn(64, 64)
     output = read("self-extend", [x.to(dtype) for x in tensors])
     assert output.dtype == dtype
@@ -136,7 +136,7 @@ def test_scores_are_softmaxed_in_float32(dtype, apart):
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.3])
-def test_the_modifiers_multiply_the_scores(factor):
+def test_log_n_and_the_attention_factor_multiply_the_scores(factor):
     query, key, value = drawn(64, 64)
     module = attention_module("rerope", window=16)
     module.__dict__[modeling.POSITIONS_SLOT].modifiers = {"log_n": True, "attention_factor": factor}
@@ -146,7 +146,7 @@ def test_the_modifiers_multiply_the_scores(factor):
     np.testing.assert_allclose(output.transpose(1, 2).numpy(), expected, atol=1e-12)
 
 
-def test_weights_are_of_all_columns_whatever_the_blocks(monkeypatch):
+def test_attention_weights_cover_all_keys_for_any_block_size(monkeypatch):
     found = []
     for rows in (64, 7):
         read_in_blocks(monkeypatch, rows, 64)
@@ -189,7 +189,7 @@ def model(request) -> PreTrainedModel:
     return model
 
 
-def test_a_block_computes_no_score_behind_its_last_query(model, monkeypatch):
+def test_a_block_computes_no_scores_after_its_last_query(model, monkeypatch):
     whole = logits(model, IDS, use_cache=False)
     monkeypatch.setitem(modeling.SCORES, "cpu", HEADS * TOKENS * ROWS)
     with Computed() as computed:
@@ -199,7 +199,7 @@ def test_a_block_computes_no_score_behind_its_last_query(model, monkeypatch):
     assert apart(got, whole) < 5e-5
 
 
-def test_documents_and_sliding_windows_cut_what_is_computed(model, monkeypatch):
+def test_packed_documents_reduce_the_number_of_computed_scores(model, monkeypatch):
     """Four documents of 16 tokens are so many triangles of blocks."""
     monkeypatch.setitem(modeling.SCORES, "cpu", HEADS * TOKENS * ROWS)
     with Computed() as computed:
@@ -207,7 +207,7 @@ def test_documents_and_sliding_windows_cut_what_is_computed(model, monkeypatch):
     assert computed.softmax <= LAYERS * HEADS * 4 * ROWS * (8 + 16)
 
 
-def test_a_band_of_near_keys_multiplies_no_others(monkeypatch):
+def test_each_band_of_rerope_multiplies_only_its_own_keys(monkeypatch):
     """By a window of 8 a block of 8 queries sees 15 keys; the far band holds those before them."""
     model = tiny_model("llama")
     model.config.max_position_embeddings = 16

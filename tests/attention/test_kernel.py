@@ -50,7 +50,7 @@ def kernel(monkeypatch):
     ("name", "window"), [*((name, None) for name in REMAPPINGS), ("self-extend", 20), ("lambda", 20)]
 )
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_the_kernel_gives_what_the_loop_gives(name, window, kernel):
+def test_flex_attention_gives_the_logits_of_the_block_loop(name, window, kernel):
     """Of whole rows, of padded and packed ones, and behind a cache."""
     model = sliding(window) if window else tiny_model("llama")
     put(model, name)
@@ -68,7 +68,7 @@ def test_the_kernel_gives_what_the_loop_gives(name, window, kernel):
 
 @every_remapping
 @pytest.mark.parametrize("sliding_window", [0, 30])
-def test_a_block_is_read_where_a_pair_is_seen_and_without_the_mask_where_all_are(name, sliding_window):
+def test_the_block_mask_lists_every_visible_block_and_masks_partly_visible_ones(name, sliding_window):
     """Queries from the 24th of 100 keys on, in the middle of blocks of 16; documents and padding."""
     documents = torch.tensor([[0] * 5 + [1] * 95, [1] * 40 + [2] * 60, [1] * 100])
     keys = torch.arange(100)[None].expand(3, -1)
@@ -100,7 +100,7 @@ def test_a_block_is_read_where_a_pair_is_seen_and_without_the_mask_where_all_are
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @every_remapping
-def test_on_a_gpu_outputs_and_gradients_are_those_of_the_loop(name):
+def test_flex_attention_on_a_gpu_matches_outputs_and_gradients_of_the_loop(name):
     model = tiny_model("llama", head_dim=modeling.NARROWEST).cuda().bfloat16()
     put(model, name)
     ids = torch.randint(3, 90, (2, 777), device="cuda")

@@ -27,7 +27,7 @@ def model() -> PreTrainedModel:
 
 
 @every_remapping
-def test_a_mapped_model_is_the_model_with_these_distances(model, name):
+def test_remapped_logits_match_an_oracle_of_the_effective_distances(model, name):
     stock = logits(model)
     with by_oracle(model, distances(ORACLE[name](**SMALL[name]), 40)):
         expected = logits(model)
@@ -37,14 +37,14 @@ def test_a_mapped_model_is_the_model_with_these_distances(model, name):
 
 
 @every_remapping
-def test_a_text_within_the_window_of_a_map_is_read_bit_for_bit_as_before(model, name):
+def test_a_remapping_leaves_logits_of_short_prompts_bit_identical(model, name):
     ids = ONE[:, :8]
     expected = logits(model, ids)
     put(model, name)
     assert torch.equal(logits(model, ids), expected)
 
 
-def test_log_n_multiplies_the_scores_of_late_queries(model):
+def test_log_n_changes_logits_only_beyond_the_original_context_length(model):
     with put(model, "rerope"):
         plain = logits(model)
     model.config.max_position_embeddings = 20
@@ -57,7 +57,7 @@ def test_log_n_multiplies_the_scores_of_late_queries(model):
 # Generation
 
 
-def test_beams_and_drafts_leave_in_a_cache_what_reading_without_one_reads(model):
+def test_the_kv_cache_and_prompt_lookup_do_not_change_generated_tokens(model):
     """Drafts are cropped off the cache; beams are reordered in it."""
     put(model, "self-extend")
     told = {"max_new_tokens": 9, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
@@ -68,7 +68,7 @@ def test_beams_and_drafts_leave_in_a_cache_what_reading_without_one_reads(model)
     assert torch.equal(drafted, model.generate(ONE[:, :24].repeat(1, 2), **told))
 
 
-def test_positions_that_jump_keep_their_distances(model):
+def test_gaps_in_position_ids_equal_masked_tokens_in_between(model):
     """A jump of 64 tokens behind a window of 8: read as 64 tokens in between that nobody sees."""
     ids = torch.cat((ONE[:, :10], ONE, ONE[:, :24], ONE[:, 10:]), 1)
     seen = torch.ones_like(ids)
@@ -82,7 +82,7 @@ def test_positions_that_jump_keep_their_distances(model):
     assert handle.in_force
 
 
-def test_dropout_drops_weights_in_training(model):
+def test_attention_dropout_applies_only_in_training_mode(model):
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.5
     put(model, "self-extend")
@@ -98,7 +98,7 @@ def test_dropout_drops_weights_in_training(model):
 
 
 @every_remapping
-def test_while_a_map_is_in_force_the_configuration_and_the_handle_say_which(model, name):
+def test_the_config_and_the_handle_contain_the_active_remapping(model, name):
     with put(model, name) as handle:
         described = model.config.to_dict()["position_remapping"]
         assert described.items() >= ({"name": name, "target": 65} | SMALL[name]).items()
@@ -109,7 +109,7 @@ def test_while_a_map_is_in_force_the_configuration_and_the_handle_say_which(mode
         _ = handle.distances
 
 
-def test_the_window_is_that_which_the_rope_reads_now_and_comes_back_as_it_was_written():
+def test_remapping_a_linearly_scaled_model_uses_its_scaled_length_and_restores_the_config():
     """As Vicuna writes it: four times 64 tokens, of which max_position_embeddings knows nothing."""
     rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
     model = tiny_model("llama", rope_parameters=rope, max_sequence_length=256)
@@ -156,7 +156,7 @@ REASON = {
 
 
 @every_family("smollm3", "cohere", "glm", "phi", "gemma3_text", "gpt_neox", "hunyuan_v1_dense", "qwen3")
-def test_every_family_is_mapped_or_refused_with_the_reason(model_type):
+def test_every_architecture_gets_a_remapping_or_an_error_with_the_reason(model_type):
     if refusal(model_type):
         pytest.skip("its rope cannot be read")
     if model_type in NOT_YET:
@@ -183,7 +183,7 @@ def test_every_family_is_mapped_or_refused_with_the_reason(model_type):
 # What is refused
 
 
-def test_an_attention_that_does_more_than_turn_is_told_by_what_it_does():
+def test_remap_positions_rejects_attention_that_normalises_after_the_rotation():
     """Normalised behind the rotation by weights that differ, as in trained hunyuan models."""
     model = tiny_model("hunyuan_v1_dense")
     with torch.no_grad():
@@ -195,27 +195,27 @@ def test_an_attention_that_does_more_than_turn_is_told_by_what_it_does():
     assert torch.equal(logits(model), stock)
 
 
-def test_a_model_whose_rope_was_rounded_before_is_mapped_with_a_word(model, caplog):
+def test_remapping_a_model_with_rounded_inv_freq_logs_a_warning(model, caplog):
     with put(model, "rerope"):
         assert not [one for one in caplog.records if one.levelname == "WARNING"]
     put(model.bfloat16(), "rerope")
     assert "inv_freq is rounded to bfloat16" in caplog.text
 
 
-def test_a_model_on_the_meta_device_is_not_mapped(model):
+def test_remap_positions_rejects_a_model_on_the_meta_device(model):
     with pytest.raises(RopepatchError, match="meta device"):
         put(model.to("meta"), "self-extend")
 
 
 @pytest.mark.parametrize("to", [2.5, None, 64, "4y", "100x"])
-def test_a_target_is_tokens_beyond_the_window_that_the_map_reaches(model, to):
+def test_patch_rejects_invalid_or_unreachable_target_lengths(model, to):
     stock = logits(model)
     with pytest.raises(RopepatchError):
         ropepatch.patch(model, "string", to=to)
     assert torch.equal(logits(model), stock)
 
 
-def test_patch_takes_a_map_by_its_name_or_itself(model):
+def test_patch_accepts_a_remapping_by_name_or_as_an_object(model):
     with ropepatch.patch(model, "self-extend", to="4x") as handle:
         assert handle.distances == make_remapping("self-extend", window=16, group=11)
         assert model.config.max_position_embeddings == 256
@@ -226,7 +226,7 @@ def test_patch_takes_a_map_by_its_name_or_itself(model):
         ropepatch.patch(model, "self-extend", to=256, windw=3)
 
 
-def test_a_mapped_model_is_not_saved_as_one_that_transformers_would_read_without_the_map(model, tmp_path):
+def test_save_pretrained_rejects_a_remapped_model_but_saves_its_adapter(model, tmp_path):
     own = model.save_pretrained
     vars(model)["save_pretrained"] = wrapped = lambda *given: own(*given)
     with put(model, "rerope"):

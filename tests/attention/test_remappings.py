@@ -40,7 +40,7 @@ def own(one: Remapping) -> dict:
 
 
 @pytest.mark.parametrize("name", REMAPPINGS)
-def test_a_map_is_its_formula(name):
+def test_each_remapping_equals_its_formula(name):
     one = make_remapping(name, **SMALL[name])
     table, count = told(one, 64)
     expected = distances(ORACLE[name](**own(one)), 64)
@@ -49,7 +49,7 @@ def test_a_map_is_its_formula(name):
 
 
 @pytest.mark.parametrize(("name", "m", "row"), GOLDEN)
-def test_golden_rows(name, m, row):
+def test_remappings_match_hand_computed_rows(name, m, row):
     one = make_remapping(name, **SMALL[name] | ({"length": 64} if name == "lampe" else {}))
     table, _ = told(one, 64)
     assert table[m, : m + 1].tolist() == row
@@ -57,7 +57,7 @@ def test_golden_rows(name, m, row):
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(REMAPPINGS)), st.integers(40, 120), st.floats(1.0, 5.0))
-def test_defaults_part_all_pairs_and_never_reach_the_window(name, window, factor):
+def test_default_bands_cover_each_visible_pair_once_within_the_original_length(name, window, factor):
     target = int(factor * window)
     if name == "string":
         target = min(target, 2 * window - window // 32)
@@ -72,7 +72,7 @@ def test_defaults_part_all_pairs_and_never_reach_the_window(name, window, factor
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(10, 60), st.data())
-def test_lampe_is_its_formula_whatever_its_parameters(length, data):
+def test_lampe_equals_its_formula_for_any_parameters(length, data):
     head = data.draw(st.integers(1, length // 2))
     tail, mapped = data.draw(st.integers(1, length - head - 1)), data.draw(st.integers(1, 2 * length))
     one = make_remapping("lampe", length=length, mapped=mapped, head=head, tail=tail)
@@ -82,7 +82,7 @@ def test_lampe_is_its_formula_whatever_its_parameters(length, data):
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_the_reach_is_the_last_length_within_the_window(data):
+def test_reach_is_the_longest_length_with_distances_below_the_original_length(data):
     """Of remappings whose distances grow for ever, one token more leaves the window."""
     name = data.draw(st.sampled_from(["leaky-rerope", "self-extend", "string"]))
     window = data.draw(st.integers(16, 40))
@@ -107,7 +107,7 @@ BELOW = {
 
 
 @pytest.mark.parametrize(("name", "below"), BELOW.items())
-def test_below_its_window_a_map_is_the_identity(name, below):
+def test_each_remapping_keeps_true_distances_in_short_sequences(name, below):
     one = make_remapping(name).fitted(256, 256 if name == "string" else 1024)
     table, _ = told(one, below)
     places = np.arange(below)
@@ -128,19 +128,19 @@ def test_below_its_window_a_map_is_the_identity(name, below):
     ],
     ids=str,
 )
-def test_what_makes_no_map_of_this_window_is_refused(name, parameters):
+def test_remappings_reject_unsuitable_parameters(name, parameters):
     with pytest.raises(RopepatchError):
         make_remapping(name, **parameters).fitted(256, 1024)
 
 
-def test_a_map_is_fitted_up_to_the_length_it_reaches():
+def test_fitted_rejects_targets_longer_than_the_remapping_reaches():
     one = make_remapping("self-extend", window=64, group=2)
     assert one.fitted(256, 448) == one
     with pytest.raises(RopepatchError, match="up to 448 tokens, not 449"):
         one.fitted(256, 449)
 
 
-def test_a_line_of_a_map_has_all_parameters_but_those_left_at_their_default():
+def test_described_lists_only_parameters_that_differ_from_their_defaults():
     one = make_remapping("self-extend", window=64, group=1)
     assert one.described() == "window=64, group=1"
     assert (
@@ -151,7 +151,7 @@ def test_a_line_of_a_map_has_all_parameters_but_those_left_at_their_default():
 
 
 @pytest.mark.parametrize("name", REMAPPINGS)
-def test_on_apples_gpus_which_have_no_float64_no_map_asks_for_it(name):
+def test_remappings_use_no_float64_on_apple_gpus(name):
     with FakeTensorMode():
         m = torch.arange(512, device="mps")
         places = [place(m) for band in make_remapping(name).fitted(256, 500).bands() for place in band]
@@ -160,7 +160,7 @@ def test_on_apples_gpus_which_have_no_float64_no_map_asks_for_it(name):
     assert all(factor.dtype == torch.float32 for factor in factors)
 
 
-def test_log_n_leaves_the_window_alone_and_grows_behind_it():
+def test_log_n_scales_only_queries_beyond_the_original_context_length():
     scale = temperature(torch.arange(1024), 256, log_n=True, attention_factor=1.0)
     assert (scale[:256] == 1).all()
     assert scale[-1].item() == pytest.approx(np.log(1024) / np.log(256))

@@ -49,7 +49,7 @@ def written(name: str, ids: torch.Tensor) -> str:
         *((name, [NOVEL]) for name in ("bundled", "llama2", "single_bytes")),
     ],
 )
-def test_the_longest_prompt_has_the_length_and_an_answer_follows_from_what_is_read(name, texts):
+def test_the_longest_prompt_has_the_requested_length_and_needles_end_where_recorded(name, texts):
     lengths = [5 * length for length in LENGTHS] if name == "single_bytes" else LENGTHS
     for haystack in made(name, lengths=lengths, texts=texts):
         every = {id(q): q for asked in haystack.asked.values() for q in asked}.values()
@@ -69,7 +69,7 @@ def test_the_longest_prompt_has_the_length_and_an_answer_follows_from_what_is_re
 
 
 @pytest.mark.parametrize("name", FITTING)
-def test_one_key_is_the_passkey_prompt_of_exactly_the_length_with_its_filler_whole(name):
+def test_single_key_prompts_are_passkey_prompts_of_exactly_the_requested_length(name):
     lengths = [150, 151, 290]
     haystacks = made(name, lengths=lengths, keys=1, kinds=("passkey",), count=5)
     assert [list(haystack.stops) for haystack in haystacks] == [[n] for n in lengths for _ in range(5)]
@@ -90,7 +90,7 @@ def test_one_key_is_the_passkey_prompt_of_exactly_the_length_with_its_filler_who
 
 
 @pytest.mark.parametrize("lengths", [[1900], [600, 900, 1900], [600, 640, 700, 1900]])
-def test_depths_are_even_at_every_length(lengths):
+def test_needle_depths_cover_every_fifth_of_the_prompt_at_every_length(lengths):
     haystacks = made(lengths=lengths, keys=5, kinds=("number",), count=8)
     for length in lengths:
         asked = [(question.end, h.stops[length]) for h in haystacks for question in h.asked[length]]
@@ -99,7 +99,7 @@ def test_depths_are_even_at_every_length(lengths):
         assert min(fifths.values()) >= 3, fifths  # of 40 answers; 8 are expected
 
 
-def test_single_keys_are_spread_over_all_depths_at_every_length():
+def test_single_needles_are_spread_over_all_depths_at_every_length():
     haystacks = made(lengths=[400, 800], keys=1, kinds=("passkey",), count=10)
     for group in (haystacks[:10], haystacks[10:]):
         depths = [question.end / len(h.ids) for h in group for (question,) in h.asked.values()]
@@ -107,7 +107,7 @@ def test_single_keys_are_spread_over_all_depths_at_every_length():
         assert max(b - a for a, b in zip([0, *depths], [*depths, 1], strict=True)) < 0.3
 
 
-def test_a_shorter_haystack_is_the_beginning_of_a_longer_one_and_no_two_are_alike():
+def test_haystacks_are_distinct_and_do_not_depend_on_their_number():
     for haystack in made():
         short, long = haystack.asked[LENGTHS[0]], haystack.asked[LENGTHS[-1]]
         assert set(map(id, short)) != set(map(id, long))
@@ -118,7 +118,7 @@ def test_a_shorter_haystack_is_the_beginning_of_a_longer_one_and_no_two_are_alik
     assert digest(h.ids for h in made(count=2)) == digest(h.ids for h in made()[:2])
 
 
-def test_the_haystacks_of_a_seed_are_the_same_in_every_release():
+def test_haystacks_of_a_seed_keep_their_recorded_digests():
     one = made(lengths=[128, 256], keys=1, kinds=("passkey",))
     recorded = made(kinds=("number", "sentence"))  # what eval/results rests on
     for haystacks, expected in (
@@ -145,7 +145,7 @@ def test_no_fact_shares_a_word_with_a_question():
 
 
 @pytest.mark.parametrize("kind", ["reworded", "middle"])
-def test_other_prompts_do_not_begin_as_the_needle_and_are_drawn_evenly(kind):
+def test_reworded_and_middle_prompts_do_not_begin_like_their_needle(kind):
     items = KINDS[kind].draw(random.Random(0), 40)
     plain = KINDS[KINDS[kind].needles].draw(random.Random(0), 40)
     assert [item.needles for item in items] == [
@@ -159,7 +159,7 @@ def test_other_prompts_do_not_begin_as_the_needle_and_are_drawn_evenly(kind):
     assert {*Counter(item.stem.split()[0] for item in items).values()} >= {20}
 
 
-def test_kinds_that_cannot_be_written_or_have_no_room_are_left_out_if_none_is_named():
+def test_default_question_kinds_that_do_not_fit_are_left_out_with_the_reason():
     settings = {"lengths": LENGTHS, "count": 3, "keys": 3}
     kept, left_out = Haystacks.by_default(whole_words(digits=""), 600, **settings)
     assert (kept.kinds, list(left_out)) == (("fact",), ["number", "sentence", "chain"])
@@ -173,7 +173,7 @@ def test_kinds_that_cannot_be_written_or_have_no_room_are_left_out_if_none_is_na
         Haystacks.by_default(whole_words(digits=""), 30, **settings)
 
 
-def test_a_text_of_the_user_stands_around_the_needles_in_its_order():
+def test_each_haystack_uses_one_of_the_user_texts_as_filler():
     texts = ["One fish swam off. " * 300, "Two birds sang on. " * 300]
     for index, haystack in enumerate(made(texts=texts, kinds=("number",))):
         text = TOKENIZERS["bundled"]().decode(haystack.ids)
@@ -185,7 +185,7 @@ def test_a_text_of_the_user_stands_around_the_needles_in_its_order():
     assert [*map(len, sentences(f"{long}.\n\nEnd？Yes."))] == [20, 20, 20, 600, 600, 301, 4, 4]
 
 
-def test_a_chat_template_goes_around_the_haystack_and_between_question_and_answer():
+def test_a_chat_template_surrounds_the_haystack_and_precedes_the_answer():
     tokenizer = TOKENIZERS["bundled"]()
     for haystack in made(chat=("<s>User: ", "\nAssistant: ")):
         assert haystack.ids[:2].tolist() != [tokenizer.bos_token_id] * 2
@@ -194,7 +194,7 @@ def test_a_chat_template_goes_around_the_haystack_and_between_question_and_answe
             assert re.search(r"[?.]\s*Assistant:\s*\w", tokenizer.decode(question.ids))
 
 
-def test_lengths_without_room_are_told_and_left_out_where_that_is_wanted():
+def test_make_rejects_lengths_that_are_too_short_and_feasible_omits_them():
     tokenizer = TOKENIZERS["bundled"]()
     crowded = plan(lengths=[100, 2000])
     with pytest.raises(RopepatchError, match="a haystack of 100 tokens has no room for 1") as error:
@@ -223,12 +223,12 @@ def test_lengths_without_room_are_told_and_left_out_where_that_is_wanted():
         ({"kinds": ("number", "reworded")}, "reworded has the needles of number: in one text they"),
     ],
 )
-def test_what_no_haystack_can_be_is_refused(changes, message):
+def test_invalid_haystack_settings_are_rejected(changes, message):
     with pytest.raises(RopepatchError, match=message):
         plan(**changes)
 
 
-def test_a_tokenizer_that_cannot_write_an_answer_is_refused_and_one_that_writes_it_in_bytes_is_not():
+def test_tokenizers_that_cannot_write_or_separate_an_answer_are_rejected():
     without = whole_words(digits="")
     with pytest.raises(RopepatchError, match="cannot write a question of the kind number"):
         next(plan(kinds=("number",)).make(without))

@@ -71,7 +71,7 @@ def split_small(tokenizer: PreTrainedTokenizerFast, text: str) -> tuple[list[int
 @given(parts=st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from([" ", "\n"])), max_size=60))
 @example(parts=[("Once", " ")] * 60)
 @example(parts=[("Once", "\n")] * 60)
-def test_a_text_that_is_cut_between_words_or_lines_has_the_tokens_of_the_whole(name, parts, tokenizers):
+def test_text_cut_at_spaces_or_newlines_has_the_tokens_of_the_whole_text(name, parts, tokenizers):
     split, whole, pieces = split_small(tokenizers[name], "".join(map("".join, parts)))
     assert split == whole
     assert len(parts) < 60 or pieces > 15
@@ -81,21 +81,21 @@ def test_a_text_that_is_cut_between_words_or_lines_has_the_tokens_of_the_whole(n
 @settings(max_examples=60, deadline=None)
 @given(parts=st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(GAPS)), max_size=60))
 @example(parts=[("中文", "")] * 60)
-def test_nothing_of_any_text_is_lost_or_doubled_and_few_tokens_are_others(name, parts, tokenizers):
+def test_cutting_any_text_keeps_its_characters_and_nearly_its_token_count(name, parts, tokenizers):
     tokenizer, text = tokenizers[name], "".join(map("".join, parts))
     split, whole, pieces = split_small(tokenizer, text)
     assert tokenizer.decode(split) == tokenizer.decode(whole)
     assert abs(len(split) - len(whole)) <= 2 * pieces
 
 
-def test_no_line_break_is_doubled_by_a_tokenizer_that_joins_it_to_what_follows(tokenizers):
+def test_newlines_are_not_doubled_by_a_tokenizer_that_joins_them_to_letters(tokenizers):
     split, whole, pieces = split_small(tokenizers["crossing"], "ab\nab\n" * 20)
     assert pieces > 10
     assert sum(VOCABULARY[token].count("\n") for token in split) == 40
     assert len(split) <= len(whole) + pieces
 
 
-def test_a_line_break_stays_with_the_mark_before_it():
+def test_a_newline_stays_with_the_full_stop_before_it():
     model = models.BPE(vocab={"a": 0, ".": 1, "\n": 2, ".\n": 3}, merges=[(".", "\n")])  # as Qwen's
     split, whole, pieces = split_small(
         PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model)), "aa.\n" * 20
@@ -105,14 +105,14 @@ def test_a_line_break_stays_with_the_mark_before_it():
 
 
 @pytest.mark.parametrize("text", ["\0" * 5000, "中" * 5000])
-def test_a_text_without_a_place_to_cut_is_cut_anywhere(text, tokenizers, monkeypatch):
+def test_text_without_spaces_or_newlines_is_cut_anywhere(text, tokenizers, monkeypatch):
     monkeypatch.setattr(texts, "PIECE", 100)
     split, whole = token_ids(tokenizers["tiny"], [text, text[:100]], bos=False)
     assert tokenizers["tiny"].decode(split) == text
     assert len(split) <= 50 * len(whole)
 
 
-def test_of_a_long_document_no_more_is_split_than_is_read(tokenizers, monkeypatch):
+def test_only_the_needed_part_of_a_long_document_is_tokenised(tokenizers, monkeypatch):
     tokenizer = tokenizers["tiny"]
     text = "Ann has a red ball. " * 200_000  # 4 MB
     given_to_it = []
@@ -133,7 +133,7 @@ def test_of_a_long_document_no_more_is_split_than_is_read(tokenizers, monkeypatc
     assert sum(given_to_it) < 2**22
 
 
-def test_all_of_a_long_document_takes_memory_for_its_tokens_and_not_much_more(tokenizers):
+def test_tokenising_a_long_document_needs_little_more_memory_than_its_tokens(tokenizers):
     text = "Ann has a red ball. " * 100_000
     tracemalloc.start()
     ((_, window),) = cut_windows(tokenizers["tiny"], [text], length=200_000, count=1)
@@ -144,7 +144,7 @@ def test_all_of_a_long_document_takes_memory_for_its_tokens_and_not_much_more(to
 
 
 @pytest.mark.parametrize("name", ["tiny", "stories-260k"])
-def test_a_novel_has_the_tokens_of_the_whole(name, tokenizers, shared):
+def test_a_novel_cut_in_pieces_has_the_tokens_of_the_whole_text(name, tokenizers, shared):
     text = (shared / "texts" / "novels" / "Chesterton_Thursday_1908.txt").read_text(encoding="utf-8")
     assert len(text) > texts.PIECE
     (split,) = token_ids(tokenizers[name], [text], bos=False)

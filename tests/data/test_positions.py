@@ -16,7 +16,7 @@ EVERY = [TrueLength(), PoSE(), PoSE(chunks=1), PoSE(chunks=5)]
 
 @pytest.mark.parametrize("sampling", EVERY, ids=repr)
 @given(window=st.integers(1, 200), factor=st.floats(0.2, 40), seed=st.integers(0, 2**32))
-def test_positions_ascend_strictly_below_the_target_and_stand_where_they_stand_up_to_it(
+def test_sampled_positions_ascend_and_stay_below_the_target_or_sequence_length(
     sampling, window, factor, seed
 ):
     target = max(1, round(factor * window))
@@ -77,11 +77,11 @@ def paper(chunks: int, window: int, target: int) -> Counter[tuple[int, ...]]:
 
 @pytest.mark.parametrize("chunks", [2, 3])
 @pytest.mark.parametrize(("window", "target"), [(3, 4), (4, 9), (6, 12)])
-def test_pose_draws_lengths_and_skips_as_the_paper_does(chunks, window, target):
+def test_pose_positions_follow_the_distribution_of_the_paper(chunks, window, target):
     assert distribution(PoSE(chunks=chunks), window, target) == pytest.approx(paper(chunks, window, target))
 
 
-def test_every_segment_of_a_row_is_sampled_for_itself():
+def test_each_segment_of_a_training_sequence_gets_its_own_sample():
     row = row_positions(PoSE(), [5, 1, 30], 200, random.Random(4))
     again = random.Random(4)
     assert torch.equal(row, torch.cat([PoSE().sample(length, 200, again) for length in (5, 1, 30)]))
@@ -99,6 +99,6 @@ class Training(Settings):
         ({"name": "pose", "chunks": 0}, "positions.chunks must be a whole number"),
     ],
 )
-def test_what_is_no_sampling_is_refused(content, said):
+def test_invalid_position_samplings_are_rejected(content, said):
     with pytest.raises(RopepatchError, match=re.escape(said)):
         Training.model_validate({"positions": content})

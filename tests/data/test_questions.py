@@ -18,7 +18,7 @@ def rows(tiny):
 
 
 @pytest.mark.parametrize("kind", ["passkey", "number", "sentence"])
-def test_the_answer_of_a_row_stands_where_it_says_and_follows_from_what_stands_before(kind, rows, tiny):
+def test_the_marked_answer_of_a_training_sequence_appears_earlier_in_it(kind, rows, tiny):
     for row in rows([kind], range(8)):
         assert (len(row.ids), len(row.answers)) == (512, 512)
         answer = "".join(tiny[1].decode(row.ids[row.answers > 0]).split())
@@ -31,7 +31,7 @@ def test_the_answer_of_a_row_stands_where_it_says_and_follows_from_what_stands_b
         assert row.answers.mean() == pytest.approx(ANSWERS)
 
 
-def test_rows_ask_at_all_depths_for_kinds_in_turn_and_never_the_same_twice(rows, tiny):
+def test_training_questions_cover_all_depths_alternate_kinds_and_never_repeat(rows, tiny):
     def depth(row):
         text = tiny[1].decode(row.ids)
         answer = tiny[1].decode(row.ids[row.answers > 0])

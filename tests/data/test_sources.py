@@ -50,7 +50,7 @@ def dataset_of() -> Callable:
 @by_hand
 @given(st.lists(st.sampled_from(["<|endoftext|>", "<|endof", "text|>", "a", "é", " ", "\n", "\r\n", "\r"])))
 @example(["\r\n", "a", "\r", "b"])
-def test_a_text_file_gives_what_splitting_it_whole_would_give(tmp_path, pieces):
+def test_streaming_a_text_file_equals_splitting_the_whole_file(tmp_path, pieces):
     text = "".join(["start ", *pieces])
     whole = io.StringIO(text, newline=None).read()  # line ends as Python reads them in text mode
     expected = [part.strip() for part in whole.split("<|endoftext|>") if part.strip()]
@@ -58,7 +58,7 @@ def test_a_text_file_gives_what_splitting_it_whole_would_give(tmp_path, pieces):
 
 
 @pytest.mark.parametrize("suffix", ["txt", "txt.gz"])
-def test_a_byte_order_mark_is_dropped_at_the_beginning_only(tmp_path, suffix):
+def test_a_byte_order_mark_is_dropped_only_at_the_beginning(tmp_path, suffix):
     file = write(tmp_path / f"a.{suffix}", "\ufeffone\n\ufefftwo<|endoftext|>zwölf".encode())
     assert read(file) == ["one\n\ufefftwo", "zwölf"]
 
@@ -67,12 +67,12 @@ def test_a_byte_order_mark_is_dropped_at_the_beginning_only(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "json"])
-def test_a_line_gives_the_text_or_the_token_ids_of_its_object(tmp_path, suffix):
+def test_each_json_line_gives_its_text_or_its_token_ids(tmp_path, suffix):
     rows = [{"text": " one\n", "id": 1}, {"input_ids": [5, 6]}, {"text": "two"}]
     assert read(write_lines(tmp_path / f"a.{suffix}", *rows)) == [" one\n", [5, 6], "two"]
 
 
-def test_the_field_is_the_named_one_and_the_token_ids_only_where_it_is_absent(tmp_path):
+def test_token_ids_are_used_only_where_the_named_field_is_missing(tmp_path):
     largest = [0, 2**31 - 1]
     rows = [{"text": "a", "body": "b", "input_ids": [1]}, {"text": "a", "input_ids": largest}]
     file = write_lines(tmp_path / "a.jsonl", *rows)
@@ -81,7 +81,7 @@ def test_the_field_is_the_named_one_and_the_token_ids_only_where_it_is_absent(tm
     assert read(file, field="input_ids") == [[1], largest]
 
 
-def test_blank_lines_blank_texts_and_empty_ids_are_dropped_and_no_text_is_split(tmp_path):
+def test_blank_lines_and_empty_documents_are_dropped_and_json_texts_stay_whole(tmp_path):
     lines = b'\xef\xbb\xbf\n{"text": ""}\r\n  \n{"text": " \\n"}\n{"input_ids": []}\n'
     file = write(tmp_path / "a.jsonl", lines + b'{"text": "a<|endoftext|>b"}')
     assert read(file) == ["a<|endoftext|>b"]
@@ -108,7 +108,7 @@ NEITHER = [None, 3, {"a": 1}, ["a"], [1, "a"], [1.0], [True], [-1], [2**31], [[1
     ],
     ids=["no JSON", "no object", "no such field", "neither text nor token ids"],
 )
-def test_a_bad_line_is_named_by_file_and_number_and_what_is_wrong_with_it(tmp_path, lines, message, hint):
+def test_the_error_about_an_invalid_line_names_the_file_line_and_fault(tmp_path, lines, message, hint):
     for line in lines:
         file = write(tmp_path / "a.jsonl", b'\n{"text": "fine"}\n' + line + b"\n")
         with pytest.raises(RopepatchError, match=rf"a\.jsonl, line 3{message}") as caught:
@@ -118,7 +118,7 @@ def test_a_bad_line_is_named_by_file_and_number_and_what_is_wrong_with_it(tmp_pa
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_line_that_is_not_utf_8_is_named_with_its_byte(tmp_path, suffix):
+def test_the_error_about_invalid_utf_8_names_the_line_and_the_byte(tmp_path, suffix):
     good, bad = (b'{"text": "caf\xc3\xa9"}\r\n', b'{"text": "caf\xe9"}\n')
     file = write(tmp_path / f"a.{suffix}", b"\xef\xbb\xbf" + good + good + bad)
     with pytest.raises(
@@ -133,7 +133,7 @@ def test_a_line_that_is_not_utf_8_is_named_with_its_byte(tmp_path, suffix):
 # folders
 
 
-def test_a_folder_is_read_in_sorted_order_with_every_kind_in_it(tmp_path):
+def test_a_folder_gives_all_its_document_files_in_sorted_order(tmp_path):
     (tmp_path / "b").mkdir()
     write(tmp_path / "b" / "2.txt", b"second")
     write_lines(tmp_path / "b" / "3.jsonl.gz", {"text": "third"}, {"input_ids": [4]})
@@ -162,7 +162,7 @@ NO_NAMES = ["a" * 5000, "a\0b", "~nobody_of_that_name/a.txt"]
         ("", "the source is an empty name"),  # nor the folder we are in
     ],
 )
-def test_what_is_not_there_and_cannot_be_an_id_is_refused(tmp_path, monkeypatch, source, message):
+def test_missing_paths_that_cannot_be_hub_ids_raise_an_error(tmp_path, monkeypatch, source, message):
     monkeypatch.chdir(write(tmp_path / "a.txt", b"text").parent)
     for look in (stream_documents, local_files):
         with pytest.raises(RopepatchError, match=message) as caught:
@@ -170,7 +170,7 @@ def test_what_is_not_there_and_cannot_be_an_id_is_refused(tmp_path, monkeypatch,
         assert "owner/name" in (caught.value.hint or "")
 
 
-def test_a_path_goes_before_an_id_of_the_same_name_and_a_home_folder_is_expanded(tmp_path, monkeypatch):
+def test_local_paths_precede_hub_ids_and_the_home_folder_is_expanded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "owner" / "name").mkdir(parents=True)
@@ -208,7 +208,7 @@ WHOLE = gzip.compress(b"one\n" * 1000, mtime=0)
 @pytest.mark.parametrize(
     "damaged", [b"one", WHOLE[:-3], WHOLE[:10] + b"\xff" * 20, WHOLE[:-8] + b"\0" * 8, WHOLE[:12]]
 )
-def test_a_damaged_gzip_file_is_one_error(tmp_path, damaged):
+def test_a_damaged_gzip_file_raises_one_error(tmp_path, damaged):
     write(tmp_path / "a.txt", b"one")
     (tmp_path / "b.txt.gz").write_bytes(damaged)
     with pytest.raises(RopepatchError, match=r"cannot read .*b\.txt\.gz"):
@@ -219,7 +219,7 @@ def test_a_damaged_gzip_file_is_one_error(tmp_path, damaged):
 
 
 @pytest.mark.parametrize("suffix", ["txt", "jsonl.gz"])
-def test_memory_is_that_of_a_document_and_not_of_the_file(tmp_path, suffix):
+def test_streaming_needs_memory_for_documents_and_not_for_the_whole_file(tmp_path, suffix):
     tale = "Once upon a time. " * 2000  # 36 kB
     if suffix == "txt":
         write(tmp_path / "a.txt", f"{tale}\n<|endoftext|>\n".encode() * 400)
@@ -238,7 +238,7 @@ def test_memory_is_that_of_a_document_and_not_of_the_file(tmp_path, suffix):
 # which files
 
 
-def test_the_files_of_a_source_are_those_that_are_read_and_none_for_an_id(tmp_path, dataset_of):
+def test_local_files_lists_the_files_of_a_source_and_is_none_for_hub_ids(tmp_path, dataset_of):
     (tmp_path / "folder" / "deep").mkdir(parents=True)
     text = write(tmp_path / "folder" / "deep" / "a.txt", b"one")
     lines = write_lines(tmp_path / "folder" / "b.jsonl", {"text": "two"})
@@ -263,7 +263,7 @@ def test_the_files_of_a_source_are_those_that_are_read_and_none_for_an_id(tmp_pa
     ],
     ids=["texts", "token ids", "both", "the field asked for"],
 )
-def test_a_saved_set_gives_its_texts_or_token_ids_in_any_format(
+def test_a_saved_dataset_gives_its_texts_or_token_ids_in_any_format(
     tmp_path, dataset_of, columns, options, expected
 ):
     form = "torch" if options else None
@@ -271,7 +271,7 @@ def test_a_saved_set_gives_its_texts_or_token_ids_in_any_format(
     assert read(str(tmp_path / "set"), **options) == expected
 
 
-def test_of_a_saved_set_a_split_a_row_or_a_column_that_is_not_there_is_named(tmp_path, dataset_of):
+def test_errors_about_saved_datasets_name_the_missing_split_row_or_column(tmp_path, dataset_of):
     import datasets
 
     splits = {name: dataset_of({"text": [name]}) for name in ("train", "test")}
@@ -290,7 +290,7 @@ def test_of_a_saved_set_a_split_a_row_or_a_column_that_is_not_there_is_named(tmp
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "odd [1]*.parquet", "a.arrow"])
-def test_a_table_gives_its_documents(tmp_path, dataset_of, name):
+def test_parquet_and_arrow_files_give_their_documents(tmp_path, dataset_of, name):
     table = dataset_of({"text": ["one", "two"], "id": [1, 2]})
     if name == "a.arrow":
         table.save_to_disk(tmp_path / "set")
@@ -303,7 +303,7 @@ def test_a_table_gives_its_documents(tmp_path, dataset_of, name):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # datasets leaves it open
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
-def test_a_table_of_text_gives_the_column_that_is_named(tmp_path, name):
+def test_csv_and_tsv_files_give_the_named_column(tmp_path, name):
     rows = 'id{0}story\n1{0}"one, and\nmore"\n2{0}\n3{0}NA\n'
     write(tmp_path / name, rows.format("\t" if "tsv" in name else ",").encode())
     assert read(tmp_path / name, field="story") == ["one, and\nmore", "NA"]
@@ -312,7 +312,7 @@ def test_a_table_of_text_gives_the_column_that_is_named(tmp_path, name):
     gc.collect()
 
 
-def test_without_datasets_a_saved_set_says_what_to_install_and_files_are_read(
+def test_saved_datasets_need_the_datasets_package_and_plain_files_do_not(
     tmp_path, monkeypatch, dataset_of
 ):
     dataset_of({"text": ["one"]}).save_to_disk(tmp_path / "set")
@@ -379,7 +379,7 @@ def answers(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> dict:
     return dict(zip(ASKED, found, strict=True))
 
 
-def test_an_id_of_the_hub_gives_the_files_of_its_split_and_config_and_reads_no_further(answers, hub):
+def test_a_hub_dataset_gives_its_split_and_config_and_downloads_no_further_files(answers, hub):
     assert answers["train"] == ["A"]
     assert answers["tokens"] == [[0, 1], [0, 2], [1, 1], [1, 2]]
     assert answers["first"] == ["one"]
@@ -395,7 +395,7 @@ def test_an_id_of_the_hub_gives_the_files_of_its_split_and_config_and_reads_no_f
         ("other split", NAME, "Bad split: dev. Available splits: ['train', 'test']"),
     ],
 )
-def test_what_the_hub_does_not_give_is_one_error_with_a_hint(answers, question, name, reason):
+def test_hub_failures_raise_one_error_with_a_hint(answers, question, name, reason):
     error, hint = answers[question]["error"], answers[question]["hint"]
     assert error.startswith(f"cannot read {name} from the Hub: ")
     assert reason in error
@@ -404,7 +404,7 @@ def test_what_the_hub_does_not_give_is_one_error_with_a_hint(answers, question, 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl", "a.jsonl.gz"])
 @pytest.mark.parametrize("row", [b"\0" * 3000, b"word\n" * 600])
-def test_a_document_larger_than_memory_is_refused_before_it_is_read_whole(name, row, tmp_path, monkeypatch):
+def test_documents_above_the_size_limit_raise_an_error(name, row, tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "MAX_DOCUMENT", 1000)
     file = tmp_path / name
     file.write_bytes(gzip.compress(row) if name.endswith("gz") else row)

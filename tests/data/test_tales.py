@@ -51,18 +51,18 @@ def off(document, reader):
     return (document.log_probs() - found).abs().max().item()
 
 
-def test_a_tale_is_as_probable_as_its_words_say(narrator, tokenizer):
+def test_story_probabilities_equal_those_computed_from_the_words(narrator, tokenizer):
     words = Words(tokenizer)
     assert all(off(narrator.tale(300, seed), words) < EXACT for seed in range(4))
 
 
-def test_a_miniature_tale_agrees_with_bayes_over_all_that_is_hidden(tokenizer):
+def test_probabilities_of_small_stories_equal_bayes_over_all_hidden_values(tokenizer):
     few = Narrator(tokenizer, FEW)
     reader = Assignments(tokenizer, [(s.text, s.share, s.subject, s.values) for s in FEW])
     assert all(off(few.tale(70, seed), reader) < EXACT for seed in range(3))
 
 
-def test_what_a_token_repeats_stands_so_many_tokens_before_it(narrator):
+def test_each_recorded_distance_points_back_to_the_repeated_token(narrator):
     """And every value that was told before repeats one."""
     tale = narrator.tale(2000, seed=5)
     ids, distance = tale.ids.tolist(), tale.distance.tolist()
@@ -72,7 +72,7 @@ def test_what_a_token_repeats_stands_so_many_tokens_before_it(narrator):
     assert all((tale.prior[at] < 0) == (tale.log_probs()[at] < 0) for at in range(2000) if at not in repeats)
 
 
-def test_the_probabilities_of_all_tales_sum_to_one_and_are_how_often_each_comes(tokenizer):
+def test_story_probabilities_sum_to_one_and_match_sampled_frequencies(tokenizer):
     few = Narrator(tokenizer, FEW)
     stated, drawn = {}, Counter()
     for document in (few.tale(14, seed) for seed in range(4000)):
@@ -87,7 +87,7 @@ def test_the_probabilities_of_all_tales_sum_to_one_and_are_how_often_each_comes(
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 11, 12, 100, 1025])
-def test_a_tale_has_exactly_the_length_asked_for_and_begins_every_longer_one(narrator, length):
+def test_a_story_has_the_requested_length_and_is_a_prefix_of_longer_ones(narrator, length):
     document, longer = narrator.tale(length, 3), narrator.tale(2 * length + 1, 3)
     assert document.ids.shape == document.prior.shape == document.distance.shape == (length,)
     assert torch.equal(document.ids, longer.ids[:length])
@@ -95,7 +95,7 @@ def test_a_tale_has_exactly_the_length_asked_for_and_begins_every_longer_one(nar
     assert document.ids[0] == BOS
 
 
-def test_a_seed_gives_one_document_another_seed_another_and_their_first_token_is_certain(narrator):
+def test_a_seed_determines_the_story_and_the_first_token_is_certain(narrator):
     document = narrator.tale(200, 1)
     assert torch.equal(document.ids, narrator.tale(200, 1).ids)
     assert not torch.equal(document.ids, narrator.tale(200, 2).ids)
@@ -103,14 +103,14 @@ def test_a_seed_gives_one_document_another_seed_another_and_their_first_token_is
     assert document.log_probs().dtype == torch.float64
 
 
-def test_the_tokens_are_the_tokenizers_own_split_of_the_text(narrator, tokenizer):
+def test_generated_token_ids_equal_those_of_their_decoded_text(narrator, tokenizer):
     for ids in (narrator.tale(500, 0).ids, passkey_prompt(tokenizer, 199, seed=1)):
         text = tokenizer.decode(ids[1:])
         assert tokenizer(text).input_ids == ids.tolist()
 
 
 @pytest.mark.parametrize("length", [67, 68, 111, 230])
-def test_a_passkey_prompt_has_its_length_and_its_parts_in_order(tokenizer, length):
+def test_a_passkey_prompt_has_the_requested_length_and_its_parts_in_order(tokenizer, length):
     text = tokenizer.decode(passkey_prompt(tokenizer, length, seed=length)[1:])
     assert len(passkey_prompt(tokenizer, length, seed=length)) == length
     key = text[-PASSKEY.digits :]
@@ -129,7 +129,7 @@ def test_a_passkey_prompt_has_its_length_and_its_parts_in_order(tokenizer, lengt
 # Tokenizers and sentences whose probabilities would be wrong
 
 
-def test_a_tokenizer_that_splits_names_or_has_no_beginning_token_is_refused(tokenizer):
+def test_narrator_rejects_tokenizers_that_split_names_or_lack_a_bos_token(tokenizer):
     with pytest.raises(RopepatchError, match=r"splits '.*' so that one part tells something") as caught:
         Narrator(train_tokenizer([], vocab_size=258, model_max_length=256))  # bytes
     assert "names in one token and digits one by one" in caught.value.hint
@@ -155,6 +155,6 @@ def test_a_tokenizer_that_splits_names_or_has_no_beginning_token_is_refused(toke
     ],
     ids=["dependent codes", "joined with its value", "a longer one"],
 )
-def test_sentences_whose_probabilities_would_be_wrong_are_refused(tokenizer, sentences, message):
+def test_narrator_rejects_sentences_whose_probabilities_would_be_wrong(tokenizer, sentences, message):
     with pytest.raises(RopepatchError, match=message):
         Narrator(tokenizer, sentences)

@@ -31,7 +31,7 @@ def ids_of(text: str) -> list[int]:
 # read_documents
 
 
-def test_texts_of_json_lines_are_read_and_token_ids_are_refused(tmp_path):
+def test_read_documents_returns_texts_and_rejects_token_ids(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "one"}\n{"text": "two"}\n')
     assert read_documents(tmp_path) == ["one", "two"]
@@ -43,7 +43,7 @@ def test_texts_of_json_lines_are_read_and_token_ids_are_refused(tmp_path):
 # token_ids
 
 
-def test_a_text_gets_the_beginning_token_once_if_there_is_one_and_it_is_wanted(tokenizer):
+def test_token_ids_begin_with_one_bos_token_if_requested_and_available(tokenizer):
     bare = letter_tokenizer(eos_token="</s>")
     for splitter, options, first in ((tokenizer, {}, [BOS]), (tokenizer, {"bos": False}, []), (bare, {}, [])):
         ids, empty = token_ids(splitter, ["abc", ""], **options)
@@ -51,7 +51,7 @@ def test_a_text_gets_the_beginning_token_once_if_there_is_one_and_it_is_wanted(t
         assert (empty.tolist(), empty.dtype) == (first, torch.long)
 
 
-def test_more_documents_than_are_split_at_one_time_keep_their_order(tokenizer, monkeypatch):
+def test_batched_tokenisation_keeps_the_order_of_the_documents(tokenizer, monkeypatch):
     monkeypatch.setattr(texts, "CHARACTERS", 3)
     documents = ["a", [5], "b", "c", [6], [7], [8], "d"]
     expected = [[BOS, 2], [5], [BOS, 3], [BOS, 4], [6], [7], [8], [BOS, 5]]
@@ -59,7 +59,7 @@ def test_more_documents_than_are_split_at_one_time_keep_their_order(tokenizer, m
 
 
 @pytest.mark.parametrize("cut", [token_ids, partial(cut_windows, length=1, count=None)])
-def test_a_text_without_a_tokenizer_and_one_text_in_place_of_a_list_are_errors(tokenizer, cut):
+def test_a_missing_tokenizer_and_a_single_text_raise_an_error(tokenizer, cut):
     with pytest.raises(RopepatchError, match="tokenizer is None"):
         cut(None, ["abc"])
     with pytest.raises(RopepatchError, match="must be a list of documents, got one text"):
@@ -73,7 +73,7 @@ def test_a_text_without_a_tokenizer_and_one_text_in_place_of_a_list_are_errors(t
         *([0.5, 1.7], torch.ones(2), [True, 3], [-1, 2], [2**31]),
     ],
 )
-def test_what_is_neither_text_nor_token_ids_is_refused_by_its_number(tokenizer, wrong):
+def test_the_error_about_an_invalid_document_names_its_index(tokenizer, wrong):
     with pytest.raises(RopepatchError, match=r"documents\[1\] must be a text or a list of token ids, got"):
         token_ids(tokenizer, ["a", wrong])
 
@@ -92,19 +92,19 @@ def test_what_is_neither_text_nor_token_ids_is_refused_by_its_number(tokenizer, 
         (["ab", "abc", "cdef"], {"count": 2, "bos": False}, [ids_of("abc"), ids_of("cde")]),
     ],
 )
-def test_the_first_documents_that_are_long_enough_are_cut_to_length(tokenizer, documents, options, expected):
+def test_first_documents_cuts_the_first_long_enough_documents_to_the_length(tokenizer, documents, options, expected):
     read = first_documents(tokenizer, documents, length=3, **options)
     assert [ids.tolist() for ids in read] == expected
 
 
 @pytest.mark.parametrize(("count", "left"), [(1, ["a", "ddd", "eee", "fff"]), (2, ["eee", "fff"])])
-def test_no_document_is_read_beyond_the_last_one_taken(tokenizer, count, left):
+def test_first_documents_reads_nothing_after_the_last_document_it_returns(tokenizer, count, left):
     stream = iter(["a", "b", "abc", "a", "ddd", "eee", "fff"])
     first_documents(tokenizer, stream, length=4, count=count)
     assert list(stream) == left
 
 
-def test_fewer_documents_than_wanted_are_logged_and_without_a_count_all_are_taken(tokenizer, caplog):
+def test_too_few_documents_log_a_warning_and_none_raises_an_error(tokenizer, caplog):
     for count in (2, None):  # "bc" is of exactly the length
         assert len(first_documents(tokenizer, iter(["abc", "a", "bc"]), length=3, count=count)) == 2
         assert not caplog.records
@@ -114,7 +114,7 @@ def test_fewer_documents_than_wanted_are_logged_and_without_a_count_all_are_take
         first_documents(tokenizer, ["abc", "a", "bc"], length=9, count=1)
 
 
-def test_a_document_that_was_cut_does_not_keep_its_rest_in_memory(tokenizer):
+def test_a_cut_document_does_not_keep_its_rest_in_memory(tokenizer):
     (read,) = first_documents(None, [torch.arange(1000)], length=3, count=1)
     assert read.untyped_storage().nbytes() == 3 * 8
 
@@ -134,7 +134,7 @@ def test_windows_cover_the_stream_once_and_drop_the_remainder(tokenizer):
         assert windows(tokenizer, documents, length=length, count=None) == expected
 
 
-def test_token_ids_are_joined_as_they_are_and_a_text_follows_the_first_or_the_end_token(tokenizer):
+def test_token_ids_are_joined_unchanged_and_texts_follow_bos_or_eos(tokenizer):
     documents = [[5, 6, 7], torch.tensor([8, 9], dtype=torch.int32)]
     assert windows(None, iter(documents), length=2, count=None) == [[5, 6], [7, 8]]
     assert windows(tokenizer, [*documents, "a"], length=7, count=None) == [[5, 6, 7, 8, 9, BOS, 2]]
@@ -153,13 +153,13 @@ def test_windows_are_spread_evenly_over_the_stream(count, expected):
 
 
 @pytest.mark.parametrize(("length", "count"), [(0, None), (4, 0), (-1, 1)])
-def test_lengths_and_counts_below_one_are_errors(tokenizer, length, count):
+def test_lengths_and_counts_below_one_raise_an_error(tokenizer, length, count):
     for cut in (cut_windows, first_documents):
         with pytest.raises(RopepatchError, match="must be at least 1"):
             cut(tokenizer, ["abc"], length=length, count=count)
 
 
-def test_texts_longer_than_the_model_reads_are_split_without_a_warning(tokenizer, caplog, monkeypatch):
+def test_texts_longer_than_the_model_maximum_log_no_warning(tokenizer, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     cut_windows(tokenizer, ["abcdefgh" * 4], length=32, count=1)
     assert not caplog.messages
@@ -170,20 +170,20 @@ def test_texts_longer_than_the_model_reads_are_split_without_a_warning(tokenizer
 # digest
 
 
-def test_a_tokenizer_that_fails_is_named_in_one_line():
+def test_a_failing_tokenizer_raises_an_error_with_the_reason():
     lacking = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, unk_token="<unk>")))
     with pytest.raises(RopepatchError, match="the tokenizer cannot split a text: Exception: WordLevel error"):
         token_ids(lacking, ["b"])
 
 
-def test_the_digest_is_that_of_the_lengths_and_ids_as_64_bit_numbers():
+def test_the_digest_hashes_lengths_and_ids_as_64_bit_integers():
     numbers = [3, 1, 2, 70_000, 0, 1, 5]  # each length before its ids
     expected = hashlib.sha256(b"".join(number.to_bytes(8, "little") for number in numbers)).hexdigest()
     assert digest([[1, 2, 70_000], [], [5]]) == expected
     assert digest(iter([torch.tensor([1, 2, 70_000], dtype=torch.int32), [], [5]])) == expected
 
 
-def test_a_line_of_a_text_that_is_called_like_a_file_here_is_text(tokenizer, tmp_path, monkeypatch):
+def test_a_document_that_names_a_file_raises_an_error_only_if_first(tokenizer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("a").touch()
     assert len(token_ids(tokenizer, ["once", "a", "a"])) == 3

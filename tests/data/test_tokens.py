@@ -101,7 +101,7 @@ def entries(cache: Path) -> list[str]:
     [(BOTH, [BOS]), ({"eos_token": "</s>"}, [EOS]), ({}, [])],
     ids=["bos", "eos", "none"],
 )
-def test_each_text_follows_the_first_token_that_its_tokenizer_has(text, cache, special, first):
+def test_each_document_follows_bos_or_eos_if_the_tokenizer_has_one(text, cache, special, first):
     store = keep(text, cache, letter_tokenizer(**special))
     assert documents(store) == [ids_of(line, first) for line in LINES]
     assert store.tokens.dtype == torch.int32
@@ -133,7 +133,7 @@ def test_short_documents_are_left_out_and_counted(text, cache, least, left):
     ],
     ids=["too short", "beyond the vocabulary", "a broken row"],
 )
-def test_a_source_that_gives_nothing_usable_leaves_nothing(text, cache, rows, settings, message):
+def test_an_unusable_source_raises_an_error_and_leaves_no_cache_files(text, cache, rows, settings, message):
     if rows:
         write_lines(text, *rows)
     with pytest.raises(RopepatchError, match=message):
@@ -145,7 +145,7 @@ def test_a_source_that_gives_nothing_usable_leaves_nothing(text, cache, rows, se
 
 
 @pytest.mark.parametrize("wanted", [1, 4, 5, 6, 12, 23, 24])
-def test_documents_are_read_until_there_are_enough_tokens_and_a_larger_entry_gives_the_same(
+def test_reading_stops_at_enough_tokens_and_larger_cache_entries_give_the_same(
     text, cache, monkeypatch, wanted
 ):
     keep(text, cache / "all")
@@ -159,7 +159,7 @@ def test_documents_are_read_until_there_are_enough_tokens_and_a_larger_entry_giv
     assert list(stream) == LINES[len(needed) :]
 
 
-def test_less_than_is_wanted_is_read_again_unless_the_source_has_no_more(text, cache, readings):
+def test_a_too_small_cache_entry_is_read_again_unless_the_source_is_exhausted(text, cache, readings):
     few = keep(text, cache, tokens=5)
     more = keep(text, cache, tokens=12)
     assert (len(few), len(more), len(readings)) == (6, 14, 2)
@@ -172,7 +172,7 @@ def test_less_than_is_wanted_is_read_again_unless_the_source_has_no_more(text, c
     assert documents(few) == [ids_of("abc"), ids_of("d")]  # still mapped
 
 
-def test_memory_does_not_grow_with_the_documents(tmp_path, cache, monkeypatch):
+def test_caching_tokens_needs_less_memory_than_the_tokens(tmp_path, cache, monkeypatch):
     (tmp_path / "a.txt").write_text("read instead of this:")
     document = [5] * 5000
     monkeypatch.setattr(tokens, "stream_documents", lambda *_, **__: iter([document] * 400))
@@ -189,7 +189,7 @@ def test_memory_does_not_grow_with_the_documents(tmp_path, cache, monkeypatch):
 # the key
 
 
-def test_the_same_again_is_not_read_again(text, cache, readings, monkeypatch):
+def test_a_second_request_for_the_same_source_uses_the_cache(text, cache, readings, monkeypatch):
     first = keep(text, cache)
     monkeypatch.chdir(text.parent)
     again = keep("text.jsonl", cache, letter_tokenizer(**BOTH), weight=3.0, trained=99, vocabulary=12)
@@ -214,7 +214,7 @@ CHANGES: dict[str, dict] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_decides_the_tokens_is_read_again_when_it_changes(text, cache, readings, change):
+def test_settings_that_change_the_tokens_get_their_own_cache_entry(text, cache, readings, change):
     keep(text, cache)
     changed = keep(text, cache, **CHANGES[change])
     assert len(readings) == 2
@@ -224,7 +224,7 @@ def test_what_decides_the_tokens_is_read_again_when_it_changes(text, cache, read
     assert len(entries(cache)) == 6  # with what is in `other`
 
 
-def test_files_that_change_are_read_again_and_so_is_all_in_a_new_format(
+def test_changed_files_and_a_new_cache_format_are_read_again(
     tmp_path, cache, readings, monkeypatch
 ):
     folder = tmp_path / "texts"
@@ -246,7 +246,7 @@ def test_files_that_change_are_read_again_and_so_is_all_in_a_new_format(
     assert len(readings) == 5
 
 
-def test_a_tokenizer_is_not_known_by_what_it_was_last_asked():
+def test_the_tokenizer_digest_ignores_padding_and_truncation_of_earlier_calls():
     asked = letter_tokenizer(**BOTH, pad_token="</s>")
     before = tokenizer_digest(asked)
     asked(["ab", "abcdef"], padding="max_length", truncation=True, max_length=4)
@@ -257,7 +257,7 @@ def test_a_tokenizer_is_not_known_by_what_it_was_last_asked():
 # token ids that the model does not know
 
 
-def test_of_an_entry_too_only_what_is_wanted_is_checked_against_the_vocabulary(tmp_path, cache):
+def test_cached_token_ids_are_checked_against_the_vocabulary_only_as_far_as_requested(tmp_path, cache):
     rows = [[1, 2], [3, 2], [9, 2, 3], [8]]
     file = write_lines(tmp_path / "a.jsonl", *({"input_ids": row} for row in rows))
     keep(file, cache)
@@ -287,7 +287,7 @@ def damage(store: TokenStore) -> Iterator[None]:
     yield
 
 
-def test_a_damaged_entry_is_read_again_with_a_warning(text, cache, readings, caplog):
+def test_a_damaged_cache_entry_is_read_again_with_a_warning(text, cache, readings, caplog):
     whole = keep(text, cache)
     for number, _ in enumerate(damage(whole), start=2):
         caplog.clear()
@@ -301,7 +301,7 @@ def test_a_damaged_entry_is_read_again_with_a_warning(text, cache, readings, cap
         assert len(readings) == number
 
 
-def test_between_its_two_files_an_entry_that_grows_is_what_it_was(text, cache, monkeypatch):
+def test_a_growing_cache_entry_stays_readable_with_its_old_tokens(text, cache, monkeypatch):
     """A reader who comes, or a writer who is killed, between the tokens and what describes them."""
     few = keep(text, cache, tokens=5)
     sent, seen = pickle.dumps(few), list[TokenStore]()
@@ -321,7 +321,7 @@ def test_between_its_two_files_an_entry_that_grows_is_what_it_was(text, cache, m
     assert documents(pickle.loads(sent)) == documents(few)
 
 
-def test_a_cache_that_cannot_be_written_is_one_error(text):
+def test_an_unwritable_cache_raises_one_error(text):
     with pytest.raises(RopepatchError, match=r"cannot cache the tokens of .* in .*: Not a dir") as caught:
         keep(text, text / "cache")
     assert "ROPEPATCH_CACHE" in (caught.value.hint or "")
@@ -330,7 +330,7 @@ def test_a_cache_that_cannot_be_written_is_one_error(text):
 # more than one process
 
 
-def test_of_two_who_want_the_same_one_reads_and_both_have_it(text, cache, monkeypatch):
+def test_two_concurrent_requests_read_the_source_once(text, cache, monkeypatch):
     begun, go_on = threading.Event(), threading.Event()
     stores: list[TokenStore] = []
     readings: list[object] = []
@@ -352,7 +352,7 @@ def test_of_two_who_want_the_same_one_reads_and_both_have_it(text, cache, monkey
     assert len(readings) == 1
 
 
-def test_a_store_goes_to_another_process_without_its_tokens(tmp_path, cache):
+def test_a_pickled_store_does_not_contain_its_tokens(tmp_path, cache):
     file = write_lines(tmp_path / "a.jsonl", *[{"input_ids": [i % 10] * 50} for i in range(400)])
     keep(file, cache)
     store = keep(file, cache, tokens=10_001)  # a part of what is kept
@@ -366,7 +366,7 @@ def test_a_store_goes_to_another_process_without_its_tokens(tmp_path, cache):
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.data())
-def test_a_piece_has_its_tokens_and_how_many_are_of_each_document(lengths, data):
+def test_a_piece_contains_its_tokens_and_their_counts_per_document(lengths, data):
     owners = [document for document, length in enumerate(lengths) for _ in range(length)]
     starts = torch.tensor([sum(lengths[:count]) for count in range(len(lengths) + 1)])
     store = TokenStore(Path(), torch.arange(len(owners), dtype=torch.int32), starts, Reading("", 1, 0, True))
@@ -417,7 +417,7 @@ def ask(home: Path, hub: Hub, *questions: tuple[str, int], **variables: str) -> 
 
 
 @pytest.mark.slow
-def test_a_set_of_the_hub_is_streamed_as_far_as_is_wanted_and_kept_by_its_revision(tmp_path):
+def test_a_hub_dataset_is_streamed_as_needed_and_cached_by_revision(tmp_path):
     import datasets
 
     datasets.disable_progress_bars()

@@ -199,7 +199,7 @@ def assert_close(got: Tensor, wanted: Any, atol: float = 1e-5, what: str = "") -
     + [(*other, "jumping") for other in OTHERS + ENDS if other[0] not in ABSOLUTE],
     ids=lambda value: str(value or ""),
 )
-def test_attention_is_that_of_the_formula(name, parameters, situation, monkeypatch):
+def test_attention_with_each_encoding_equals_its_formula(name, parameters, situation, monkeypatch):
     """With and without a mask, in one block and in blocks, by sdpa and eager with its weights."""
     reading = READINGS[situation]
     inputs = drawn(reading.key_value_heads, reading.visible.shape[1], TOKENS)
@@ -224,7 +224,7 @@ def test_attention_is_that_of_the_formula(name, parameters, situation, monkeypat
 
 @pytest.mark.parametrize("shift", [0, 192])
 @pytest.mark.parametrize(("name", "parameters"), [v for v in VARIANTS + ENDS if v[0] in ABSOLUTE], ids=str)
-def test_what_is_added_to_a_token_is_that_of_the_formula(name, parameters, shift):
+def test_each_absolute_encoding_equals_its_formula(name, parameters, shift):
     positions = JUMPING + (0 if name == "learned" else shift)
     with swapped_layer(make_encoding(name, **parameters), model_of()) as layer, torch.no_grad():
         got = layer.module(positions)
@@ -234,7 +234,7 @@ def test_what_is_added_to_a_token_is_that_of_the_formula(name, parameters, shift
 
 
 @pytest.mark.parametrize("name", ["rope", "xpos", "p-rope", "nope-heads", "nope-layers"])
-def test_a_scaled_rope_keeps_its_frequencies_and_its_attention_factor(name):
+def test_rotary_encodings_keep_the_frequencies_and_attention_factor_of_scaled_rope(name):
     scaled = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": WINDOW}
     config = LlamaConfig.from_dict(model_of(3).config.to_dict())
     config.rope_parameters = {**config.rope_parameters, **scaled}
@@ -251,7 +251,7 @@ def test_a_scaled_rope_keeps_its_frequencies_and_its_attention_factor(name):
 
 
 @pytest.mark.parametrize("name", ATTENDING)
-def test_half_precision_does_not_round_positions(name):
+def test_bfloat16_does_not_round_positions(name):
     inputs = [x.bfloat16().float() for x in drawn(3, TOKENS, TOKENS)]
     with swapped_layer(encoding_of(name), model_of(3)) as layer, torch.no_grad():
         wanted, _ = layer.read(*inputs, None, JUMPING + 40_001)
@@ -266,7 +266,7 @@ def test_half_precision_does_not_round_positions(name):
 
 @given(st.integers(1, 80), st.integers(1, 5000))
 @settings(DRAWN, max_examples=40)
-def test_buckets_are_those_of_t5(half, more):
+def test_relative_buckets_equal_those_of_t5(half, more):
     distances = torch.arange(2000)
     for buckets in (2 * half, 2 * half + 1):
         theirs = T5Attention._relative_position_bucket(
@@ -275,7 +275,7 @@ def test_buckets_are_those_of_t5(half, more):
         assert torch.equal(relative.buckets_of(distances, buckets, half + more), theirs)
 
 
-def test_slopes_are_those_of_bloom():
+def test_alibi_slopes_equal_blooms():
     for heads in range(1, 33):
         theirs = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]
         torch.testing.assert_close(relative.slopes(heads), theirs, rtol=1e-6, atol=0)
@@ -294,7 +294,7 @@ def test_slopes_are_those_of_bloom():
     ],
     ids=str,
 )
-def test_queries_and_keys_are_rotated_as_by_stock_llama(name, parameters, width, stock):
+def test_rotary_encodings_rotate_queries_and_keys_like_stock_llama(name, parameters, width, stock):
     if stock["rope_type"] not in STOCK_TYPES:
         pytest.skip(f"this transformers has no rope type {stock['rope_type']}")
     q, k, v = drawn(3, TOKENS, TOKENS)
@@ -328,7 +328,7 @@ def causal_sum() -> Tensor:
     return torch.zeros(ROWS, 1, TOKENS, TOKENS).masked_fill(~causal(TOKENS, TOKENS)[:, None], -torch.inf)
 
 
-def test_transformer_xl_is_that_of_the_conformer():
+def test_transformer_xl_attention_equals_that_of_wav2vec2_conformer():
     """Which has u and v, and shifts a matrix of all distances in both directions."""
     config = Wav2Vec2ConformerConfig(
         hidden_size=HIDDEN, num_attention_heads=2, position_embeddings_type="relative"
@@ -344,7 +344,7 @@ def test_transformer_xl_is_that_of_the_conformer():
     assert_close(got.transpose(1, 2).flatten(2), wanted)
 
 
-def test_the_keys_of_shaw_are_those_of_wav2vec2_bert():
+def test_shaw_attention_without_value_vectors_equals_that_of_wav2vec2_bert():
     """Which has no vectors for values."""
     config = Wav2Vec2BertConfig(
         hidden_size=HIDDEN,
@@ -399,7 +399,7 @@ def gradients(layer: Layer, inputs: list[Tensor], direction: Tensor, **arguments
 
 
 @pytest.mark.parametrize("name", ATTENDING)
-def test_gradients_are_the_slopes_of_the_oracle(name, monkeypatch):
+def test_gradients_equal_finite_differences_of_the_oracle(name, monkeypatch):
     """Along one direction in the space of q, k, v and all parameters."""
     monkeypatch.setitem(modeling.SCORES, "cpu", FEW)
     inputs, direction = leaves_and_direction()
@@ -421,7 +421,7 @@ def test_gradients_are_the_slopes_of_the_oracle(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["alibi", "shaw"])
-def test_a_block_that_is_computed_again_drops_the_same_weights(name, monkeypatch):
+def test_recomputed_blocks_drop_the_same_attention_weights(name, monkeypatch):
     monkeypatch.setitem(modeling.SCORES, "cpu", FEW)
     inputs, direction = leaves_and_direction()
     dropped = []
@@ -457,7 +457,7 @@ def saved_elements(name: str, positions: Tensor) -> int:
 
 
 @pytest.mark.parametrize("name", ["t5", "shaw", "transformer-xl"])
-def test_what_is_saved_for_the_backward_pass_does_not_grow_with_the_square_of_the_tokens(name, monkeypatch):
+def test_tensors_saved_for_backward_grow_at_most_linearly_with_the_tokens(name, monkeypatch):
     monkeypatch.setitem(modeling.SCORES, "cpu", 1 << 12)
     jumping = torch.arange(256) + (torch.arange(256) > 9)
     for positions in (torch.arange(256), jumping):
@@ -494,31 +494,31 @@ UNFIT = [
 
 
 @pytest.mark.parametrize(("name", "parameters"), OUTSIDE, ids=str)
-def test_a_parameter_outside_its_domain_is_refused(name, parameters):
+def test_encodings_reject_parameters_outside_their_domain(name, parameters):
     with pytest.raises(RopepatchError, match=f"{name}: {next(iter(parameters))} must be "):
         make_encoding(name, **parameters)
 
 
 @pytest.mark.parametrize(("name", "parameters", "sizes"), UNFIT, ids=str)
-def test_a_model_that_an_encoding_does_not_fit_is_refused(name, parameters, sizes):
+def test_encodings_reject_models_of_unsuitable_sizes(name, parameters, sizes):
     with pytest.raises(RopepatchError):
         EncodingModule(make_encoding(name, **parameters), shape(**sizes))
 
 
 @pytest.mark.parametrize("argument", OTHER_SCORES)
-def test_a_model_that_changes_its_scores_itself_is_refused(argument):
+def test_attention_rejects_arguments_that_modify_its_scores(argument):
     with swapped_layer(encoding_of("alibi"), model_of(3)) as layer, pytest.raises(RopepatchError):
         layer.read(*drawn(3, TOKENS, TOKENS), **{argument: 1.0})
 
 
-def test_a_position_without_a_learned_row_is_refused():
+def test_positions_beyond_the_learned_table_raise_an_error():
     module = EncodingModule(encoding_of("learned"), shape())
     assert module(torch.tensor([[WINDOW - 1]])).shape == (1, 1, HIDDEN)
     with pytest.raises(RopepatchError):
         module(torch.tensor([[3, WINDOW]]))
 
 
-def test_xpos_in_half_precision_is_finite_until_it_is_refused():
+def test_float16_xpos_is_finite_up_to_a_length_and_rejects_longer_sequences():
     module, refused = EncodingModule(encoding_of("xpos"), shape(heads=1, key_value_heads=1)), []
     for tokens in range(200, 2000, 200):
         positions = torch.arange(tokens)[None]
@@ -535,7 +535,7 @@ def test_xpos_in_half_precision_is_finite_until_it_is_refused():
     assert refused[0] > 200
 
 
-def test_an_xpos_that_would_overflow_is_refused_but_for_the_empty_columns_of_a_long_cache():
+def test_xpos_rejects_overflowing_lengths_but_ignores_empty_kv_cache_columns():
     mask = (torch.arange(200) <= 5)[None, None, None]
     with swapped_layer(make_encoding("xpos", scale_base=1.0), model_of(3)) as layer, torch.no_grad():
         with pytest.raises(RopepatchError, match="over 99 tokens"):

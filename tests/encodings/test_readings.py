@@ -33,7 +33,7 @@ def cached(model: nn.Module, sizes: list[int], cache: Any = None) -> Tensor:
 
 
 @every_change
-def test_reading_through_a_cache_of_either_kind_equals_reading_at_once(model, name):
+def test_logits_in_chunks_with_a_kv_cache_equal_those_of_one_pass(model, name):
     put(model, name)
     expected = logits(model)
     for cache in (None, StaticCache(config=model.config, max_cache_len=56)):
@@ -41,7 +41,7 @@ def test_reading_through_a_cache_of_either_kind_equals_reading_at_once(model, na
 
 
 @pytest.mark.parametrize("name", [*REMAPPINGS, "learned", "alibi", "shaw", "rope", "xpos"])
-def test_generated_logits_are_those_of_each_row_read_alone_whatever_the_padding_and_the_cache(model, name):
+def test_generation_with_padding_matches_a_forward_pass_over_each_unpadded_row(model, name):
     """Rows of 24 and 17 tokens, the shorter one padded on the left; 9 tokens are generated."""
     put(model, name)
     mask = (torch.arange(24) >= torch.tensor([[7], [0]])).long()
@@ -65,7 +65,7 @@ def test_generated_logits_are_those_of_each_row_read_alone_whatever_the_padding_
     ],
     ids=lambda value: value if isinstance(value, str) else "".join(map(str, value)),
 )
-def test_tokens_stand_where_their_position_ids_say_whatever_is_padding(model, name, mask):
+def test_padding_and_holes_do_not_change_the_logits_of_real_tokens(model, name, mask):
     """Read in two parts; by a remapping also at once, and token by token."""
     put(model, name)
     ids, seen = IDS[:, :TOKENS], torch.tensor([[1] * TOKENS, mask])
@@ -81,7 +81,7 @@ def test_tokens_stand_where_their_position_ids_say_whatever_is_padding(model, na
 
 @pytest.mark.parametrize("sliding_window", [None, 20])
 @pytest.mark.parametrize("name", ["self-extend", "alibi", "shaw", "transformer-xl", "sinusoidal", "rope"])
-def test_documents_of_packed_rows_are_read_as_if_alone(name, sliding_window, monkeypatch):
+def test_packed_documents_have_the_logits_of_separate_documents(name, sliding_window, monkeypatch):
     """Rows of two, one and three documents, in one block and in blocks of seven queries."""
     model = sliding(sliding_window)
     put(model, name)
@@ -116,7 +116,7 @@ TOLD = {
         *((name, "a jump") for name in ("shaw", "transformer-xl")),
     ],
 )
-def test_no_tensor_grows_with_the_square_of_the_tokens(model, name, told, monkeypatch):
+def test_no_tensor_reaches_the_size_of_the_full_attention_matrix(model, name, told, monkeypatch):
     monkeypatch.setitem(modeling.SCORES, "cpu", 1 << 16)
     put(model, name)
     ids = torch.randint(3, 120, (2, 512), generator=torch.Generator().manual_seed(0))
@@ -128,7 +128,7 @@ def test_no_tensor_grows_with_the_square_of_the_tokens(model, name, told, monkey
 @pytest.mark.parametrize(
     "name", ["self-extend", "dca", "lampe", "learned", "alibi", "t5", "shaw", "transformer-xl"]
 )
-def test_gradients_in_blocks_and_checkpointed_are_those_of_one_block(model, name, monkeypatch):
+def test_gradients_do_not_depend_on_blocks_or_checkpointing(model, name, monkeypatch):
     """A text that is read before the backward pass changes none of them."""
 
     def gradients(read_between: bool = False) -> list[Tensor]:
@@ -167,7 +167,7 @@ def test_eager_attention_returns_its_weights_and_the_logits_of_sdpa(model, name)
 
 
 @pytest.mark.parametrize("name", ["self-extend", "dca", "lambda", "learned", "alibi", "shaw", "rope"])
-def test_a_sliding_window_is_the_mask_that_shuts_out_older_keys(name):
+def test_a_sliding_window_equals_an_explicit_mask_of_older_keys(name):
     whole, model = sliding(None), sliding(20)
     put(whole, name)
     put(model, name)
@@ -183,7 +183,7 @@ def test_a_sliding_window_is_the_mask_that_shuts_out_older_keys(name):
     [(name, torch.bfloat16) for name in ("sinusoidal", "learned", "shaw", "t5", "alibi", "rope", "xpos")]
     + [("self-extend", torch.bfloat16), ("self-extend", torch.float16)],
 )
-def test_a_model_that_is_cast_before_or_after_the_change_is_the_same(name, dtype):
+def test_casting_before_or_after_the_change_gives_the_same_logits(name, dtype):
     one, other = tiny_model("llama"), cast(tiny_model("llama"), dtype)
     put(one, name)
     put(other, name)

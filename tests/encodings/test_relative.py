@@ -68,7 +68,7 @@ def with_gradients(read, tensors: list[Tensor], window: int = 0) -> list[Tensor]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_attention_and_all_gradients_are_those_of_the_whole_matrix(sizes, kind, monkeypatch):
+def test_attention_and_gradients_equal_those_of_the_full_score_matrix(sizes, kind, monkeypatch):
     monkeypatch.setitem(modeling.SCORES, "cpu", 2 * 3 * 60 * 7)
     *sizes, window = sizes
     tensors = drawn(*sizes, kind, torch.float64)
@@ -77,7 +77,7 @@ def test_attention_and_all_gradients_are_those_of_the_whole_matrix(sizes, kind, 
         assert torch.allclose(one, other, rtol=0, atol=1e-11)
 
 
-def test_biases_that_leave_nothing_of_far_keys_leave_no_nan():
+def test_large_negative_biases_match_the_full_matrix_without_nan():
     """Numbers so small that processors are slow with them, or that are 0, at 60 and at 6,000 nats."""
     for slope in (1.5, 150.0):
         numbers = -slope * torch.arange(300.0).expand(3, -1)
@@ -88,7 +88,7 @@ def test_biases_that_leave_nothing_of_far_keys_leave_no_nan():
 
 
 @pytest.mark.parametrize(("dtype", "apart"), [(torch.float32, 5e-6), (torch.bfloat16, 5e-2)])
-def test_tables_and_scores_stay_float32(dtype, apart):
+def test_float32_and_bfloat16_results_stay_close_to_float64(dtype, apart):
     tensors = drawn(300, 300, 20, "values", dtype)
     tables = [x.float() for x in tensors[3:]]
     output = ours([*tensors[:3], *tables])
@@ -97,7 +97,7 @@ def test_tables_and_scores_stay_float32(dtype, apart):
     assert (output.double() - exact).abs().max() < apart
 
 
-def test_autocast_rounds_neither_scores_nor_gradients():
+def test_autocast_does_not_change_outputs_or_gradients():
     tensors = drawn(300, 300, 20, "values", torch.float32)
     wanted = with_gradients(ours, tensors)
 

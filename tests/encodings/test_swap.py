@@ -36,7 +36,7 @@ def traces(model: PreTrainedModel) -> dict[str, Any]:
 
 
 @every_change
-def test_what_is_taken_out_leaves_nothing_behind(model, name):
+def test_removing_an_encoding_or_remapping_restores_the_model(model, name):
     before, expected = traces(model), logits(model)
     handle = put(model, name)
     once, added = logits(model), model.state_dict().keys() - before["state"]
@@ -54,7 +54,7 @@ def test_what_is_taken_out_leaves_nothing_behind(model, name):
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", ["learned", "dca"])
-def test_the_attention_and_the_mode_of_a_model_are_put_back_also_after_an_exception(model, name, attention):
+def test_the_attention_and_training_mode_are_restored_after_an_exception(model, name, attention):
     model.set_attn_implementation(attention)
     model.train()
     model.model.layers[1].eval()
@@ -65,7 +65,7 @@ def test_the_attention_and_the_mode_of_a_model_are_put_back_also_after_an_except
     assert swapped(model) is mapped(model) is None
 
 
-def test_hooks_of_the_user_stay(model):
+def test_swapping_keeps_the_forward_hooks_of_the_user(model):
     calls: list[nn.Module] = []
     hook = model.model.layers[0].register_forward_pre_hook(lambda module, _: calls.append(module))
     with put(model, "sinusoidal"):
@@ -91,7 +91,7 @@ IN_ROWS = {"position_ids": PACKED, "use_cache": False}
         ("qwen3", torch.float32, "eager", {}),
     ],
 )
-def test_the_rope_swapped_in_equals_the_stock_model_to_the_bit(family, dtype, attention, inputs):
+def test_swapping_in_rope_keeps_logits_bit_identical(family, dtype, attention, inputs):
     """With eager attention in bfloat16 because 1/sqrt(D) is a power of two; stock rounds once more."""
     model = cast(tiny_model(family), dtype)
     model.set_attn_implementation(attention)
@@ -101,7 +101,7 @@ def test_the_rope_swapped_in_equals_the_stock_model_to_the_bit(family, dtype, at
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_lora_trains_the_parameters_of_an_encoding_by_the_name_of_its_module(model, name):
+def test_lora_trains_encoding_parameters_listed_in_modules_to_save(model, name):
     """They are at `model.rotary_emb.module`; of those that PEFT saves whole, a name is matched at its end."""
     put(model, name)
     plain = logits(model)
@@ -124,12 +124,12 @@ def test_lora_trains_the_parameters_of_an_encoding_by_the_name_of_its_module(mod
     logits(merged)
 
 
-def test_dropout_of_an_adapter_in_training_is_no_reason_to_refuse_a_model(model):
+def test_swap_accepts_an_adapter_with_dropout_in_training_mode(model):
     put(lora(model, lora_dropout=0.5).train(), "alibi")
     assert swapped(model).module.training
 
 
-def test_growing_the_vocabulary_or_initialising_again_keeps_the_encoding(model):
+def test_resizing_embeddings_and_init_weights_keep_the_encoding(model):
     put(model, "shaw")
     expected = logits(model)
     model.init_weights()
@@ -149,7 +149,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("first", CHANGES)
-def test_a_changed_model_refuses_another_change_and_is_left_alone(model, first):
+def test_a_changed_model_rejects_a_second_change_and_stays_as_it_is(model, first):
     """The end of either would put the stock back, and the other's end the first."""
     before = traces(model)
     with CHANGES[first](model):
@@ -166,7 +166,7 @@ def test_a_changed_model_refuses_another_change_and_is_left_alone(model, first):
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", ["rerope", "rope", "learned"])
-def test_another_attention_set_on_a_changed_model_is_refused_when_it_would_run(model, name, attention):
+def test_setting_another_attention_implementation_raises_an_error_in_the_forward_pass(model, name, attention):
     stock = logits(model)
     handle = put(model, name)
     ours = model.config._attn_implementation
@@ -180,7 +180,7 @@ def test_another_attention_set_on_a_changed_model_is_refused_when_it_would_run(m
         logits(model)
 
 
-def test_weights_that_are_not_numbers_are_named(model):
+def test_the_error_about_nan_weights_names_the_weight(model):
     with torch.no_grad():
         model.model.layers[0].self_attn.k_proj.weight[0, 0] = float("nan")
     for change in ("rerope", "alibi"):
@@ -193,7 +193,7 @@ def test_weights_that_are_not_numbers_are_named(model):
     [("alibbi", {}), ("axial", {"grid": (3, 3)}), (make_encoding("alibi"), {"clip": 2}), (7, {})],
     ids=str,
 )
-def test_an_encoding_that_is_none_or_does_not_fit_leaves_the_model_alone(model, encoding, parameters):
+def test_a_rejected_encoding_leaves_the_model_unchanged(model, encoding, parameters):
     before = traces(model)
     with pytest.raises(RopepatchError):
         swap(model, encoding, **parameters)
@@ -220,7 +220,7 @@ ACCEPTED = {
 
 
 @every_family(*ACCEPTED)
-def test_a_family_is_refused_or_its_rope_is_swapped_in_exactly(model_type):
+def test_swapping_rope_into_any_architecture_keeps_logits_or_raises_an_error(model_type):
     model = uneven(tiny_model(model_type))
     before, stock = traces(model), None
     try:
@@ -250,7 +250,7 @@ def test_a_family_is_refused_or_its_rope_is_swapped_in_exactly(model_type):
         ("gpt2", "it has no rotary module"),
     ],
 )
-def test_a_family_that_is_not_like_llama_is_refused_with_its_reason(family, reason):
+def test_swap_rejects_unsupported_architectures_with_the_reason(family, reason):
     model = tiny_model(family)
     with pytest.raises(RopepatchError, match=reason):
         swap(model, "alibi")

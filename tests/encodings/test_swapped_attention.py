@@ -17,7 +17,7 @@ from ropepatch.encodings.encoding import AttentionInputs
 from ropepatch.evaluation.retrieval import ask
 
 
-def test_an_empty_row_and_a_static_cache_leave_the_other_rows_alone():
+def test_a_fully_masked_row_does_not_change_the_key_positions_of_others():
     mask = torch.zeros(2, 1, 3, 8, dtype=torch.bool)
     mask[1, 0] = torch.ones(3, 8).tril(2).bool()
     query, key = torch.zeros(2, 1, 3, 4), torch.zeros(2, 1, 8, 4)
@@ -27,7 +27,7 @@ def test_an_empty_row_and_a_static_cache_leave_the_other_rows_alone():
 
 @pytest.mark.parametrize("name", ["alibi", "t5", "shaw", "transformer-xl"])
 @torch.no_grad()
-def test_large_scores_in_half_precision_stay_finite(name):
+def test_large_attention_scores_in_float16_give_finite_logits(name):
     model = tiny_model("llama").half()
     for layer in model.model.layers:
         layer.self_attn.q_proj.weight.mul_(60)
@@ -36,7 +36,7 @@ def test_large_scores_in_half_precision_stay_finite(name):
         assert model(IDS).logits.isfinite().all()
 
 
-def test_peft_cannot_train_a_copy_that_attention_does_not_see(model):
+def test_peft_modules_to_save_cannot_contain_the_whole_rotary_module(model):
     ropepatch.swap(model, "t5")
     with pytest.raises(RopepatchError, match="not copied without it") as error:
         get_peft_model(model, LoraConfig(target_modules=["q_proj"], modules_to_save=["rotary_emb"]))
@@ -44,7 +44,7 @@ def test_peft_cannot_train_a_copy_that_attention_does_not_see(model):
 
 
 @pytest.mark.parametrize("family", ["gemma", "granite"])
-def test_absolute_positions_are_not_added_to_embeddings_that_the_model_scales(family):
+def test_swap_rejects_absolute_encodings_where_the_model_scales_its_embeddings(family):
     model = tiny_model(family)
     if family == "granite":
         model.config.embedding_multiplier = 12.0
@@ -54,7 +54,7 @@ def test_absolute_positions_are_not_added_to_embeddings_that_the_model_scales(fa
 
 
 @pytest.mark.parametrize("name", ["t5", "alibi"])
-def test_tensors_of_an_encoding_follow_the_tokens_to_another_device(model, name):
+def test_encoding_tensors_follow_the_tokens_to_another_device(model, name):
     """On the meta device, where a tensor of another device would be an error."""
     module, positions = put(model, name).module, torch.zeros(1, 2, dtype=torch.long)
     inputs = AttentionInputs(*torch.zeros(3, 1, 4, 2, 16, device="meta"), positions, positions, 0, 1.0)
@@ -62,7 +62,7 @@ def test_tensors_of_an_encoding_follow_the_tokens_to_another_device(model, name)
 
 
 @pytest.mark.parametrize("name", ["learned", "t5", "alibi", "rope"])
-def test_a_swapped_model_moves_to_meta_and_back_into_memory(model, name):
+def test_a_swapped_model_moves_to_the_meta_device_and_back(model, name):
     stock = logits(model)
     put(model, name)
     expected, weights = logits(model), copy.deepcopy(model.state_dict())
@@ -75,7 +75,7 @@ def test_a_swapped_model_moves_to_meta_and_back_into_memory(model, name):
 
 
 @pytest.mark.parametrize("name", ["learned", "alibi", "shaw", "rope"])
-def test_questions_on_the_cache_of_a_haystack_are_answered_as_whole_prompts_are(model, name, caplog):
+def test_retrieval_on_a_shared_kv_cache_equals_retrieval_on_whole_prompts(model, name, caplog):
     """The reader would fall back, with a warning, if the cache gave other logits."""
     questions = [Question("made", IDS[1, n : n + 4], IDS[1, n + 4 : n + 6 + n % 2], 9) for n in range(5)]
     haystack = Haystack(ONE[0, :33], {24: 17, 40: 33}, {24: questions, 40: questions})

@@ -48,7 +48,7 @@ def saved(tokenizer, tmp_path_factory):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ENCODINGS)
-def test_what_was_saved_is_loaded_with_its_encoding_and_gives_the_same_logits(model, name, dtype, tmp_path):
+def test_a_saved_encoding_is_loaded_with_the_same_logits(model, name, dtype, tmp_path):
     torch.manual_seed(2)
     with ropepatch.swap(cast(model, dtype), name, **PARAMETERS.get(name, {})) as swap:
         before, parameters = logits(model), swap.module.state_dict()
@@ -64,14 +64,14 @@ def test_what_was_saved_is_loaded_with_its_encoding_and_gives_the_same_logits(mo
     assert loaded.config.model_type == "llama"
 
 
-def test_a_tokenizer_is_loaded_with_it_and_nothing_is_drawn_from_the_generator(saved, tokenizer):
+def test_load_returns_the_tokenizer_and_leaves_the_random_state_unchanged(saved, tokenizer):
     state = torch.get_rng_state()
     _, loaded = ropepatch.load(saved, device="cpu")
     assert torch.equal(torch.get_rng_state(), state)
     assert loaded("Once upon").input_ids == tokenizer("Once upon").input_ids
 
 
-def test_a_checkpoint_in_several_files_is_loaded(model, tmp_path):
+def test_a_sharded_checkpoint_is_loaded_with_the_same_logits(model, tmp_path):
     torch.manual_seed(2)
     with ropepatch.swap(model, "shaw") as swap:
         before, folder = logits(model), swap.save(tmp_path / "parts")
@@ -83,20 +83,20 @@ def test_a_checkpoint_in_several_files_is_loaded(model, tmp_path):
     assert torch.equal(logits(load_checkpoint(Checkpoint(folder))), before)
 
 
-def test_stock_transformers_refuses_it_by_a_name_that_says_why(saved):
+def test_stock_transformers_rejects_a_swapped_checkpoint_with_needs_ropepatch(saved):
     for load in (AutoConfig.from_pretrained, AutoModelForCausalLM.from_pretrained):
         with pytest.raises(ValueError, match="needs_ropepatch"):
             load(saved)
 
 
-def test_its_record_says_in_words_that_it_needs_ropepatch(saved):
+def test_ropepatch_json_states_that_a_swapped_checkpoint_needs_ropepatch(saved):
     record = json.loads((saved / "ropepatch.json").read_text())
     assert "ropepatch.load" in record["needs_ropepatch"]
     assert (record["encoding"], record["parameters"]) == ("t5", {"buckets": 32, "max_distance": 40})
     assert (record["model_type"], record["architectures"]) == ("llama", ["LlamaForCausalLM"])
 
 
-def test_saving_leaves_the_model_and_an_existing_folder_as_they_are(model, tmp_path, monkeypatch):
+def test_saving_changes_neither_the_model_nor_an_existing_folder(model, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "mine").mkdir()
     with ropepatch.swap(model, "alibi") as swap:
@@ -121,7 +121,7 @@ def test_saving_leaves_the_model_and_an_existing_folder_as_they_are(model, tmp_p
     ],
     ids=str,
 )
-def test_a_record_that_is_gone_or_does_not_go_with_the_weights_is_refused(saved, tmp_path, change):
+def test_loading_rejects_a_missing_or_inconsistent_ropepatch_json(saved, tmp_path, change):
     copied = shutil.copytree(saved, tmp_path / "copied")
     file = copied / "ropepatch.json"
     if change is None:
@@ -132,13 +132,13 @@ def test_a_record_that_is_gone_or_does_not_go_with_the_weights_is_refused(saved,
         load_checkpoint(Checkpoint(copied))
 
 
-def test_what_needs_a_rope_refuses_it(saved):
+def test_plan_and_fit_reject_a_swapped_checkpoint(saved):
     for ask in (lambda: ropepatch.plan(saved, to=512), lambda: ropepatch.fit(saved, to=512, text=saved)):
         with pytest.raises(RopepatchError, match="the position encoding of this checkpoint is swapped"):
             ask()
 
 
-def test_checkpoints_are_measured_with_their_encoding_and_told_apart_by_it_alone(model, tokenizer, tmp_path):
+def test_results_of_swapped_checkpoints_differ_only_in_name_and_encoding(model, tokenizer, tmp_path):
     records = []
     for name in ("alibi", "nope"):
         with ropepatch.swap(model, name) as swap:
@@ -151,7 +151,7 @@ def test_checkpoints_are_measured_with_their_encoding_and_told_apart_by_it_alone
     assert records[0] == records[1]
 
 
-def test_what_could_not_be_loaded_again_is_not_saved(model, tmp_path):
+def test_saving_rejects_unregistered_encodings_unmerged_adapters_and_removed_swaps(model, tmp_path):
     class Unregistered(ENCODINGS["nope"]):
         name = "mine"
 
@@ -167,7 +167,7 @@ def test_what_could_not_be_loaded_again_is_not_saved(model, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_is_pushed_by_force_alone_and_without_a_card(saved):
+def test_judge_lists_the_swapped_encoding_as_a_reason_against_publishing(saved):
     assert judge(saved).against == (
         "its position encoding is swapped: only ropepatch loads it, and it was not verified",
     )
@@ -199,7 +199,7 @@ def recipe(tokenizer):
     )
 
 
-def test_an_encoding_is_trained_from_scratch_through_all_stages_and_past_an_interruption(
+def test_pretraining_with_an_encoding_resumes_after_an_interruption_with_equal_weights(
     quick, recipe, tmp_path, monkeypatch
 ):
     loaded, _ = ropepatch.load(pretrain(recipe, tmp_path / "whole"), device="cpu")
@@ -229,7 +229,7 @@ def test_an_encoding_is_trained_from_scratch_through_all_stages_and_past_an_inte
         assert torch.equal(resumed.state_dict()[name], weights), name
 
 
-def test_doctor_says_that_the_encoding_is_swapped(saved):
+def test_doctor_reports_a_swapped_encoding_as_a_remark(saved):
     (finding,) = (one for one in diagnose(saved).findings if one.key == "model_type")
     assert (finding.code, finding.severity) == ("encoding-swapped", "remark")
     assert "ropepatch.load" in finding.remedy
