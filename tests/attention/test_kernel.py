@@ -1,7 +1,7 @@
-"""FlexAttention in the place of the loop over blocks: the same attention, and no block read that nobody sees.
+"""FlexAttention gives the results of the loop over blocks, and its block mask skips invisible blocks.
 
-Its kernels are compiled for a GPU. On a CPU what is not compiled stands in for them, which reads a mask as a
-function and leaves its lists of blocks alone: these are compared with the function.
+Its kernels are compiled for a GPU. On a CPU, uncompiled flex_attention replaces them. It evaluates the mask
+function and ignores the lists of blocks, so a separate test compares the lists with the function.
 """
 
 import pytest
@@ -24,26 +24,26 @@ PACKED = torch.cat((torch.arange(18), torch.arange(22)))[None].expand(2, -1)
 
 @pytest.fixture
 def kernel(monkeypatch):
-    """Called with a model: its logits by the kernel, which must have run."""
+    """A function that returns the logits of a model by FlexAttention, and asserts that FlexAttention ran."""
     runs = []
 
-    def stands_in(*args, **asked):
-        runs.append(asked)
-        return flex_attention(*args, **asked)
+    def uncompiled(*args, **options):
+        runs.append(options)
+        return flex_attention(*args, **options)
 
-    monkeypatch.setattr(modeling.flex, "compile_friendly_flex_attention", stands_in)
+    monkeypatch.setattr(modeling.flex, "compile_friendly_flex_attention", uncompiled)
 
-    def read(model, *args, **asked):
+    def logits_by_kernel(model, *args, **inputs):
         with pytest.MonkeyPatch.context() as patching, torch.no_grad():
             patching.setattr(modeling, "KERNELS", {"cpu": 4})
             patching.setattr(modeling, "KERNEL_BLOCK", 16)
             patching.setattr(modeling, "NARROWEST", 8)
             runs.clear()
-            found = logits(model, *args, **asked)
+            found = logits(model, *args, **inputs)
             assert runs
             return found
 
-    return read
+    return logits_by_kernel
 
 
 @pytest.mark.parametrize(
@@ -51,13 +51,13 @@ def kernel(monkeypatch):
 )
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_gives_the_logits_of_the_block_loop(name, window, kernel):
-    """Of whole rows, of padded and packed ones, and behind a cache."""
+    """For full, padded and packed rows, and with a KV cache."""
     model = sliding(window) if window else tiny_model("llama")
     put(model, name)
-    for asked in ({}, {"attention_mask": LEFT}, {"position_ids": PACKED}):
-        asked |= {"use_cache": False}
-        seen = asked.get("attention_mask", torch.ones_like(IDS)).bool()
-        assert apart(kernel(model, IDS, **asked)[seen], logits(model, IDS, **asked)[seen]) < 5e-5
+    for inputs in ({}, {"attention_mask": LEFT}, {"position_ids": PACKED}):
+        inputs |= {"use_cache": False}
+        seen = inputs.get("attention_mask", torch.ones_like(IDS)).bool()
+        assert apart(kernel(model, IDS, **inputs)[seen], logits(model, IDS, **inputs)[seen]) < 5e-5
     with torch.no_grad():
         cache, other = (DynamicCache(config=model.config) for _ in range(2))
         for each in (cache, other):
@@ -69,11 +69,11 @@ def test_flex_attention_gives_the_logits_of_the_block_loop(name, window, kernel)
 @every_remapping
 @pytest.mark.parametrize("sliding_window", [0, 30])
 def test_the_block_mask_lists_every_visible_block_and_masks_partly_visible_ones(name, sliding_window):
-    """Queries from the 24th of 100 keys on, in the middle of blocks of 16; documents and padding."""
+    """Queries at positions 24 to 99 of 100 keys, across blocks of 16, with documents and padding."""
     documents = torch.tensor([[0] * 5 + [1] * 95, [1] * 40 + [2] * 60, [1] * 100])
     keys = torch.arange(100)[None].expand(3, -1)
     sight = modeling.Sight(keys[:, 24:], keys, documents, 24, sliding_window)
-    bands, read = make_remapping(name, **SMALL[name]).bands(), 0
+    bands, visited = make_remapping(name, **SMALL[name]).bands(), 0
     for band in bands:
         span = slice(3, 100)
         with pytest.MonkeyPatch.context() as patching:
@@ -93,8 +93,8 @@ def test_the_block_mask_lists_every_visible_block_and_masks_partly_visible_ones(
                 full = mask.full_kv_indices[b, 0, row, : mask.full_kv_num_blocks[b, 0, row]].tolist()
                 assert set(some[b, row].nonzero()[:, 0].tolist()) <= {*part, *full}
                 assert all(every[b, row, column] for column in full)
-                read += len(part) + len(full)
-    assert read < 0.7 * 3 * 5 * 7 * len(bands)
+                visited += len(part) + len(full)
+    assert visited < 0.7 * 3 * 5 * 7 * len(bands)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")

@@ -1,4 +1,4 @@
-"""A remapping within a model: its formula at every length, through every cache, and gone without a trace."""
+"""A position remapping in a model: its formula, KV caches, removal, and unsupported models."""
 
 import copy
 
@@ -58,18 +58,18 @@ def test_log_n_changes_logits_only_beyond_the_original_context_length(model):
 
 
 def test_the_kv_cache_and_prompt_lookup_do_not_change_generated_tokens(model):
-    """Drafts are cropped off the cache; beams are reordered in it."""
+    """Beam search reorders the cache; prompt lookup crops rejected drafts from it."""
     put(model, "self-extend")
-    told = {"max_new_tokens": 9, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
+    settings = {"max_new_tokens": 9, "do_sample": False, "eos_token_id": -1, "pad_token_id": 0}
     for more in ({}, {"num_beams": 3}):
-        expected = model.generate(ONE[:, :24], **told, **more, use_cache=False)
-        assert torch.equal(model.generate(ONE[:, :24], **told, **more), expected)
-    drafted = model.generate(ONE[:, :24].repeat(1, 2), **told, prompt_lookup_num_tokens=3)
-    assert torch.equal(drafted, model.generate(ONE[:, :24].repeat(1, 2), **told))
+        expected = model.generate(ONE[:, :24], **settings, **more, use_cache=False)
+        assert torch.equal(model.generate(ONE[:, :24], **settings, **more), expected)
+    drafted = model.generate(ONE[:, :24].repeat(1, 2), **settings, prompt_lookup_num_tokens=3)
+    assert torch.equal(drafted, model.generate(ONE[:, :24].repeat(1, 2), **settings))
 
 
 def test_gaps_in_position_ids_equal_masked_tokens_in_between(model):
-    """A jump of 64 tokens behind a window of 8: read as 64 tokens in between that nobody sees."""
+    """A gap of 64 positions, with window=8, gives the logits of 64 masked tokens in between."""
     ids = torch.cat((ONE[:, :10], ONE, ONE[:, :24], ONE[:, 10:]), 1)
     seen = torch.ones_like(ids)
     seen[:, 10:74] = 0
@@ -77,8 +77,8 @@ def test_gaps_in_position_ids_equal_masked_tokens_in_between(model):
     mask = torch.tril(torch.ones(104, 104)).bool() & seen.bool()
     expected = logits(model, ids, attention_mask=mask[None, None], position_ids=torch.arange(104)[None])
     positions = torch.cat((torch.arange(10), torch.arange(74, 104)))[None]
-    read = logits(model, attention_mask=torch.ones_like(ONE), position_ids=positions)
-    assert apart(read, expected[:, seen[0].bool()]) < 5e-5
+    found = logits(model, attention_mask=torch.ones_like(ONE), position_ids=positions)
+    assert apart(found, expected[:, seen[0].bool()]) < 5e-5
     assert handle.in_force
 
 
@@ -94,7 +94,7 @@ def test_attention_dropout_applies_only_in_training_mode(model):
     assert torch.equal(logits(model), expected)
 
 
-# Put in and taken out
+# Applied and removed
 
 
 @every_remapping
@@ -110,7 +110,7 @@ def test_the_config_and_the_handle_contain_the_active_remapping(model, name):
 
 
 def test_remapping_a_linearly_scaled_model_uses_its_scaled_length_and_restores_the_config():
-    """As Vicuna writes it: four times 64 tokens, of which max_position_embeddings knows nothing."""
+    """As in Vicuna's config: linear scaling to 256 tokens, while max_position_embeddings stays 64."""
     rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
     model = tiny_model("llama", rope_parameters=rope, max_sequence_length=256)
     with remap_positions(model, "rerope", to=1024) as handle:
@@ -119,8 +119,8 @@ def test_remapping_a_linearly_scaled_model_uses_its_scaled_length_and_restores_t
     assert model.config.max_position_embeddings == 64
 
 
-# Why a family is refused, in the words of the refusal.
-REFUSED = {
+# The architectures that are rejected, by a part of the error message.
+REJECTED = {
     "has layers of the type": """
         axk2 bailing_hybrid bamba deepseek_v32 falcon_h1 glm_moe_dsa granitemoehybrid hy_v4 lfm2_moe lfm3
         llama4 llama4_text minimax olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next
@@ -141,7 +141,7 @@ REFUSED = {
     "some of its attention is not causal": "gemma3 moss_transcribe_diarize",
     "does not run with attention of another kind": "deepseek_v2",
 }
-OTHERWISE = {  # in the oldest transformers, whose models say so first
+OLDEST_REASONS = {  # in the oldest transformers, where another check fails first
     "it carries a state from token to token": "bamba falcon_h1 zamba2",
     "it caps its attention scores": "gemma2 vaultgemma",
     "its layers make masks of their own": "glm_moe_dsa",
@@ -149,7 +149,7 @@ OTHERWISE = {  # in the oldest transformers, whose models say so first
 }
 REASON = {
     name: reason
-    for reasons in (REFUSED, OTHERWISE if OLDEST else {})
+    for reasons in (REJECTED, OLDEST_REASONS if OLDEST else {})
     for reason, names in reasons.items()
     for name in names.split()
 }
@@ -158,18 +158,18 @@ REASON = {
 @every_family("smollm3", "cohere", "glm", "phi", "gemma3_text", "gpt_neox", "hunyuan_v1_dense", "qwen3")
 def test_every_architecture_gets_a_remapping_or_an_error_with_the_reason(model_type):
     if refusal(model_type):
-        pytest.skip("its rope cannot be read")
+        pytest.skip("its RoPE is not supported")
     if model_type in NOT_YET:
-        pytest.skip("this transformers does not run it")
+        pytest.skip("this version of transformers does not run it")
     model = tiny_model(model_type)
     stock = logits(model)
-    window = model.config.get_text_config().max_position_embeddings
+    original = model.config.get_text_config().max_position_embeddings
     if reason := REASON.get(model_type):
         with pytest.raises(RopepatchError, match=f"cannot have a position remapping: .*{reason}"):
-            remap_positions(model, "self-extend", to=4 * window)
+            remap_positions(model, "self-extend", to=4 * original)
         assert torch.equal(logits(model), stock)
         return
-    handle = remap_positions(model, "self-extend", to=4 * window, window=7)
+    handle = remap_positions(model, "self-extend", to=4 * original, window=7)
     assert apart(logits(model, ONE[:, :7]), logits(tiny_model(model_type), ONE[:, :7])) < 1e-5
     far = logits(model)
     assert apart(far, stock) > 1e-3
@@ -180,11 +180,11 @@ def test_every_architecture_gets_a_remapping_or_an_error_with_the_reason(model_t
     assert torch.equal(logits(model), stock)
 
 
-# What is refused
+# Errors
 
 
 def test_remap_positions_rejects_attention_that_normalises_after_the_rotation():
-    """Normalised behind the rotation by weights that differ, as in trained hunyuan models."""
+    """HunYuan normalises after the rotation, with unequal weights once it is trained."""
     model = tiny_model("hunyuan_v1_dense")
     with torch.no_grad():
         for layer in model.model.layers:
@@ -236,5 +236,5 @@ def test_save_pretrained_rejects_a_remapped_model_but_saves_its_adapter(model, t
         adapted = lora(model)
         adapted.save_pretrained(tmp_path / "adapter")
         assert not (tmp_path / "adapter" / "config.json").exists()
-    assert vars(model)["save_pretrained"] is wrapped  # as a user's library had put it there
+    assert vars(model)["save_pretrained"] is wrapped  # the wrapper that a library of the user had set
     assert not list(tmp_path.glob("*.json"))

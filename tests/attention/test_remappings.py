@@ -1,4 +1,4 @@
-"""Every remapping is its paper's distance formula, pair by pair, and keeps within its window."""
+"""Every remapping equals its paper's distance formula, pair by pair, within the original context length."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from ropepatch import RopepatchError
 from ropepatch.attention import REMAPPINGS, Remapping, make_remapping
 from ropepatch.attention.modeling_position_remapping import temperature
 
-# The golden rows of the papers and of remappings.md: the query at m, the distances of n = 0 to m.
+# Rows from the papers, computed by hand: a query at m, and its distances to n = 0 to m.
 LAMPE = """
     31 30 29 28 27 27 26 26 25 25 25 24 24 24 23 23 22 22 22 21 21 20 20 20 19 19 19 18 18 17 17 17 16 16 16
     15 15 14 14 14 13 13 12 12 12 11 11 11 10 10 9 9 9 8 8 8 7 6 5 4 3 2 1 0
@@ -26,14 +26,14 @@ GOLDEN = [
 ]
 
 
-def told(one: Remapping, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The distances of all pairs, NaN where unseen, and how many bands hold each pair."""
+def distances_and_counts(one: Remapping, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """The distances of all pairs, NaN where masked, and the number of bands that contain each pair."""
     places = torch.arange(length)
     count = sum(band.holds(places, places).numpy().astype(int) for band in one.bands())
     return one.read_at(places, places).numpy(), count
 
 
-def own(one: Remapping) -> dict:
+def formula_parameters(one: Remapping) -> dict:
     return {
         name: value for name, value in one.parameters().items() if name not in ("log_n", "attention_factor")
     }
@@ -42,8 +42,8 @@ def own(one: Remapping) -> dict:
 @pytest.mark.parametrize("name", REMAPPINGS)
 def test_each_remapping_equals_its_formula(name):
     one = make_remapping(name, **SMALL[name])
-    table, count = told(one, 64)
-    expected = distances(ORACLE[name](**own(one)), 64)
+    table, count = distances_and_counts(one, 64)
+    expected = distances(ORACLE[name](**formula_parameters(one)), 64)
     np.testing.assert_allclose(table, expected, rtol=0, atol=1e-12)
     assert (count == ~np.isnan(expected)).all()
 
@@ -51,23 +51,25 @@ def test_each_remapping_equals_its_formula(name):
 @pytest.mark.parametrize(("name", "m", "row"), GOLDEN)
 def test_remappings_match_hand_computed_rows(name, m, row):
     one = make_remapping(name, **SMALL[name] | ({"length": 64} if name == "lampe" else {}))
-    table, _ = told(one, 64)
+    table, _ = distances_and_counts(one, 64)
     assert table[m, : m + 1].tolist() == row
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(REMAPPINGS)), st.integers(40, 120), st.floats(1.0, 5.0))
-def test_default_bands_cover_each_visible_pair_once_within_the_original_length(name, window, factor):
-    target = int(factor * window)
+def test_default_bands_cover_each_visible_pair_once_within_the_original_length(name, original, factor):
+    target = int(factor * original)
     if name == "string":
-        target = min(target, 2 * window - window // 32)
-    one = make_remapping(name).fitted(window, target)
-    table, count = told(one, target)
+        target = min(target, 2 * original - original // 32)
+    one = make_remapping(name).fitted(original, target)
+    table, count = distances_and_counts(one, target)
     seen = np.tri(target, dtype=bool) if name != "lambda" else ~np.isnan(table)
     assert (count == seen).all()
     assert np.nanmin(table) >= 0
-    assert np.nanmax(table) < window
-    np.testing.assert_allclose(table, distances(ORACLE[name](**own(one)), target), rtol=0, atol=1e-9)
+    assert np.nanmax(table) < original
+    np.testing.assert_allclose(
+        table, distances(ORACLE[name](**formula_parameters(one)), target), rtol=0, atol=1e-9
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -76,41 +78,41 @@ def test_lampe_equals_its_formula_for_any_parameters(length, data):
     head = data.draw(st.integers(1, length // 2))
     tail, mapped = data.draw(st.integers(1, length - head - 1)), data.draw(st.integers(1, 2 * length))
     one = make_remapping("lampe", length=length, mapped=mapped, head=head, tail=tail)
-    table, _ = told(one, length)
-    np.testing.assert_array_equal(table, distances(ORACLE["lampe"](**own(one)), length))
+    table, _ = distances_and_counts(one, length)
+    np.testing.assert_array_equal(table, distances(ORACLE["lampe"](**formula_parameters(one)), length))
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_reach_is_the_longest_length_with_distances_below_the_original_length(data):
-    """Of remappings whose distances grow for ever, one token more leaves the window."""
+    """For remappings with unbounded distances, one more token exceeds the original length."""
     name = data.draw(st.sampled_from(["leaky-rerope", "self-extend", "string"]))
-    window = data.draw(st.integers(16, 40))
-    near = data.draw(st.integers(2, window - 2))
-    own = {"window": near}
+    original = data.draw(st.integers(16, 40))
+    near = data.draw(st.integers(2, original - 2))
+    parameters = {"window": near}
     if name == "leaky-rerope":
-        own["divisor"] = float(data.draw(st.integers(2, 4)))
+        parameters["divisor"] = float(data.draw(st.integers(2, 4)))
     elif name == "self-extend":
-        own["group"] = data.draw(st.integers(1, 5))
+        parameters["group"] = data.draw(st.integers(1, 5))
     else:
-        own["shift"] = data.draw(st.integers(near, window))
-    one = make_remapping(name, **own)
-    reach = one.reach(window)
-    table, _ = told(one, reach + 1)
-    assert np.nanmax(table[:-1]) < window <= np.nanmax(table[-1]) + (name == "leaky-rerope") * 1e-9
+        parameters["shift"] = data.draw(st.integers(near, original))
+    one = make_remapping(name, **parameters)
+    reach = one.reach(original)
+    table, _ = distances_and_counts(one, reach + 1)
+    assert np.nanmax(table[:-1]) < original <= np.nanmax(table[-1]) + (name == "leaky-rerope") * 1e-9
 
 
-BELOW = {
+SHORT = {
     "rerope": 128, "leaky-rerope": 128, "self-extend": 64, "dca": 160, "lampe": 33, "lambda": 192,
     "string": 85,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "below"), BELOW.items())
-def test_each_remapping_keeps_true_distances_in_short_sequences(name, below):
+@pytest.mark.parametrize(("name", "length"), SHORT.items())
+def test_each_remapping_keeps_true_distances_in_short_sequences(name, length):
     one = make_remapping(name).fitted(256, 256 if name == "string" else 1024)
-    table, _ = told(one, below)
-    places = np.arange(below)
+    table, _ = distances_and_counts(one, length)
+    places = np.arange(length)
     assert np.array_equal(np.tril(table), np.tril(places[:, None] - places))
 
 

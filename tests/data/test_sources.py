@@ -312,9 +312,7 @@ def test_csv_and_tsv_files_give_the_named_column(tmp_path, name):
     gc.collect()
 
 
-def test_saved_datasets_need_the_datasets_package_and_plain_files_do_not(
-    tmp_path, monkeypatch, dataset_of
-):
+def test_saved_datasets_need_the_datasets_package_and_plain_files_do_not(tmp_path, monkeypatch, dataset_of):
     dataset_of({"text": ["one"]}).save_to_disk(tmp_path / "set")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(RopepatchError, match="datasets is needed") as caught:

@@ -92,7 +92,9 @@ def test_the_error_about_an_invalid_document_names_its_index(tokenizer, wrong):
         (["ab", "abc", "cdef"], {"count": 2, "bos": False}, [ids_of("abc"), ids_of("cde")]),
     ],
 )
-def test_first_documents_cuts_the_first_long_enough_documents_to_the_length(tokenizer, documents, options, expected):
+def test_first_documents_cuts_the_first_long_enough_documents_to_the_length(
+    tokenizer, documents, options, expected
+):
     read = first_documents(tokenizer, documents, length=3, **options)
     assert [ids.tolist() for ids in read] == expected
 

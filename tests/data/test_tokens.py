@@ -224,9 +224,7 @@ def test_settings_that_change_the_tokens_get_their_own_cache_entry(text, cache, 
     assert len(entries(cache)) == 6  # with what is in `other`
 
 
-def test_changed_files_and_a_new_cache_format_are_read_again(
-    tmp_path, cache, readings, monkeypatch
-):
+def test_changed_files_and_a_new_cache_format_are_read_again(tmp_path, cache, readings, monkeypatch):
     folder = tmp_path / "texts"
     folder.mkdir()
     (folder / "b.txt").write_text("b")

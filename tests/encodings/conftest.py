@@ -1,4 +1,4 @@
-"""What the tests of position encodings share."""
+"""Fixtures of the tests of position encodings."""
 
 import pytest
 from tiny_models import tiny_model

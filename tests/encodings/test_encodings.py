@@ -1,4 +1,4 @@
-"""The formulas of the position encodings: against slow oracles and transformers."""
+"""Every position encoding equals a slow oracle, and transformers where it has the same encoding."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,11 +34,11 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.scaling.rope import Rope
 
-LAYERS, HEADS, HEAD_DIM, HIDDEN, BASE, WINDOW = 3, 6, 12, 24, 500.0, 64
+LAYERS, HEADS, HEAD_DIM, HIDDEN, BASE, LENGTH = 3, 6, 12, 24, 500.0, 64
 ROWS, TOKENS = 2, 9
-FEW = ROWS * HEADS * TOKENS * 2  # scores of two queries
+FEW = ROWS * HEADS * TOKENS * 2  # the number of scores of two queries
 
-# Names, with the parameters that they need, and then other parameters of some
+# Names of encodings: with required parameters, and some with other parameters
 NEEDED: dict[str, dict[str, Any]] = {"normalised": {"length": 70}, "nope-layers": {"every": 3}}
 SHARES = {"p-rope": (0.4, 0.0), "partial": (0.4, 1.0)}
 OTHERS: list[tuple[str, dict[str, Any]]] = [
@@ -48,7 +48,7 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     *(("axial", {"grid": grid}) for grid in ((4,), (3, 5))),
     *(("nope-heads", {"rotated": 0.3}), ("nope-layers", {"every": 2}), ("drope", {"temperature": 1.7})),
 ]
-ENDS: list[tuple[str, dict[str, Any]]] = [  # of the domains of parameters
+ENDS: list[tuple[str, dict[str, Any]]] = [  # parameters at the limits of their domains
     *(("normalised", {"length": 2}), ("shaw", {"clip": 1}), ("t5", {"buckets": 2, "max_distance": 2})),
     *(("xpos", {"gamma": 1e-3}), ("p-rope", {"share": 1}), ("partial", {"share": 2 / HEAD_DIM})),
     *(("axial", {"grid": [1]}), ("nope-layers", {"every": 1})),
@@ -64,7 +64,7 @@ def encoding_of(name: str) -> Encoding:
     return make_encoding(name, **NEEDED.get(name, {}))
 
 
-# One layer of a model
+# One attention layer of a model
 
 
 @lru_cache
@@ -79,23 +79,23 @@ def model_of(
         num_attention_heads=heads,
         num_key_value_heads=key_value_heads,
         head_dim=HEAD_DIM,
-        max_position_embeddings=WINDOW,
+        max_position_embeddings=LENGTH,
         rope_parameters={"rope_type": "default", "rope_theta": BASE},
     )
     return LlamaForCausalLM._from_config(config, attn_implementation=implementation).eval()
 
 
 class Layer(NamedTuple):
-    """An attention module of a swapped model, and what its encoding built."""
+    """An attention module of a swapped model, the module of its encoding, and the case of the oracle."""
 
     attention: Any
     module: Any
     case: Case
 
-    def read(
+    def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask=None, positions=None, **arguments: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """The output [B, H, Q, D], and the weights of eager attention."""
+        """Return the output [B, H, Q, D], and the weights of eager attention."""
         output, weights = attend(self.attention, q, k, v, mask, position_ids=positions, **arguments)
         return output.transpose(1, 2), weights
 
@@ -107,7 +107,7 @@ def shape_of_model(model: LlamaForCausalLM) -> ModelShape:
 
 @contextmanager
 def swapped_layer(encoding: Encoding, model: LlamaForCausalLM, layer: int = 0) -> Iterator[Layer]:
-    """A layer as `swap` leaves it, but with new parameters that are large enough to be seen."""
+    """A layer as `swap` leaves it, but with parameters large enough to change the output."""
     shape, attended = shape_of_model(model), model.model.layers[layer].self_attn
     module = EncodingModule(encoding, shape)
     draw = torch.Generator().manual_seed(3)
@@ -138,8 +138,8 @@ def drawn(key_value_heads: int, queries: int, keys: int, rows: int = ROWS, seed:
 # The oracle
 
 
-class Reading(NamedTuple):
-    """A call: positions [B or 1, Q] and [B, T], what is visible [B, Q, T], whether a mask must say it."""
+class Call(NamedTuple):
+    """One call: query positions [B or 1, Q], key positions [B, T], visible pairs [B, Q, T], need of a mask."""
 
     key_value_heads: int
     layer: int
@@ -153,32 +153,37 @@ def causal(queries: int, keys: int, rows: int = ROWS) -> Tensor:
     return torch.ones(rows, queries, keys, dtype=torch.bool).tril(keys - queries)
 
 
-COUNTED = torch.arange(TOKENS)[None]
-JUMPING = torch.tensor([[3, 4, 5, 9, 10, 31, 32, 50, 63], [17, 19, 20, 21, 40, 41, 55, 56, 57]])
+CONSECUTIVE = torch.arange(TOKENS)[None]
+WITH_GAPS = torch.tensor([[3, 4, 5, 9, 10, 31, 32, 50, 63], [17, 19, 20, 21, 40, 41, 55, 56, 57]])
 PADDED, STATIC = causal(3, TOKENS), torch.cat((causal(3, TOKENS - 2), torch.zeros(ROWS, 3, 2).bool()), -1)
 PADDED[1, :, :2] = False
-BEHIND = causal(TOKENS, TOKENS)  # the last two tokens of the second row are padding, which is told position 1
-BEHIND[1, 7:] = torch.eye(TOKENS, dtype=torch.bool)[7:]
-BEHIND_AT = torch.stack((COUNTED[0], COUNTED[0].where(COUNTED[0] < 7, 1)))
-READINGS = {
-    "counted": Reading(HEADS, 0, COUNTED, COUNTED.repeat(ROWS, 1), causal(TOKENS, TOKENS)),
-    "jumping": Reading(3, 1, JUMPING, JUMPING, causal(TOKENS, TOKENS)),
-    "padded behind": Reading(3, 1, BEHIND_AT, BEHIND_AT, BEHIND, True),
-    "one more": Reading(
-        3, 2, torch.tensor([[8], [40]]), torch.cat((COUNTED, COUNTED + 32)), causal(1, TOKENS)
+RIGHT = causal(TOKENS, TOKENS)  # the last two tokens of the second row are padding, at position 1
+RIGHT[1, 7:] = torch.eye(TOKENS, dtype=torch.bool)[7:]
+RIGHT_POSITIONS = torch.stack((CONSECUTIVE[0], CONSECUTIVE[0].where(CONSECUTIVE[0] < 7, 1)))
+CALLS = {
+    "consecutive": Call(HEADS, 0, CONSECUTIVE, CONSECUTIVE.repeat(ROWS, 1), causal(TOKENS, TOKENS)),
+    "with gaps": Call(3, 1, WITH_GAPS, WITH_GAPS, causal(TOKENS, TOKENS)),
+    "right padding": Call(3, 1, RIGHT_POSITIONS, RIGHT_POSITIONS, RIGHT, True),
+    "one cached step": Call(
+        3, 2, torch.tensor([[8], [40]]), torch.cat((CONSECUTIVE, CONSECUTIVE + 32)), causal(1, TOKENS)
     ),
-    "some more after padding": Reading(
-        3, 2, torch.tensor([[6, 7, 8], [4, 5, 6]]), torch.cat((COUNTED, COUNTED - 2)), PADDED, True
+    "three cached steps, left padding": Call(
+        3, 2, torch.tensor([[6, 7, 8], [4, 5, 6]]), torch.cat((CONSECUTIVE, CONSECUTIVE - 2)), PADDED, True
     ),
-    "a cache with room": Reading(
-        2, 0, torch.tensor([[4, 5, 6], [14, 15, 16]]), torch.cat((COUNTED, COUNTED + 10)), STATIC, True
+    "static cache": Call(
+        2,
+        0,
+        torch.tensor([[4, 5, 6], [14, 15, 16]]),
+        torch.cat((CONSECUTIVE, CONSECUTIVE + 10)),
+        STATIC,
+        True,
     ),
 }
 
 
-def expected(name: str, case: Case, reading: Reading, inputs: list[Tensor]) -> tuple[np.ndarray, np.ndarray]:
-    positions = reading.queries.expand(ROWS, -1)
-    return oracle.attention(name, case, *map(as_array, inputs), positions, reading.keys, reading.visible)
+def expected(name: str, case: Case, call: Call, inputs: list[Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    positions = call.queries.expand(ROWS, -1)
+    return oracle.attention(name, case, *map(as_array, inputs), positions, call.keys, call.visible)
 
 
 def assert_close(got: Tensor, wanted: Any, atol: float = 1e-5, what: str = "") -> None:
@@ -193,29 +198,29 @@ def assert_close(got: Tensor, wanted: Any, atol: float = 1e-5, what: str = "") -
     [
         (name, NEEDED.get(name, {}), one)
         for name in ENCODINGS
-        for one in READINGS
-        if one == "counted" or name not in ABSOLUTE
+        for one in CALLS
+        if one == "consecutive" or name not in ABSOLUTE
     ]
-    + [(*other, "jumping") for other in OTHERS + ENDS if other[0] not in ABSOLUTE],
+    + [(*other, "with gaps") for other in OTHERS + ENDS if other[0] not in ABSOLUTE],
     ids=lambda value: str(value or ""),
 )
 def test_attention_with_each_encoding_equals_its_formula(name, parameters, situation, monkeypatch):
-    """With and without a mask, in one block and in blocks, by sdpa and eager with its weights."""
-    reading = READINGS[situation]
-    inputs = drawn(reading.key_value_heads, reading.visible.shape[1], TOKENS)
-    drawn_mask = reading.visible[:, None]
+    """With and without a mask, in one block and in several, for sdpa and for eager and its weights."""
+    call = CALLS[situation]
+    inputs = drawn(call.key_value_heads, call.visible.shape[1], TOKENS)
+    drawn_mask = call.visible[:, None]
     added = torch.zeros(drawn_mask.shape).masked_fill(~drawn_mask, torch.finfo(torch.float32).min)
-    masks = {"boolean": drawn_mask, "added": added} | ({} if reading.needs_mask else {"none": None})
+    masks = {"boolean": drawn_mask, "added": added} | ({} if call.needs_mask else {"none": None})
     wanted = None
     for implementation in ("sdpa", "eager"):
-        model = model_of(reading.key_value_heads, implementation)
-        with swapped_layer(make_encoding(name, **parameters), model, reading.layer) as layer, torch.no_grad():
-            wanted = wanted or expected(name, layer.case, reading, inputs)
+        model = model_of(call.key_value_heads, implementation)
+        with swapped_layer(make_encoding(name, **parameters), model, call.layer) as layer, torch.no_grad():
+            wanted = wanted or expected(name, layer.case, call, inputs)
             for scores in (modeling.SCORES["cpu"], FEW):
                 monkeypatch.setitem(modeling.SCORES, "cpu", scores)
                 for title, mask in masks.items():
                     way = f"{implementation}, {scores} scores at a time, mask {title}"
-                    output, weights = layer.read(*inputs, mask, reading.queries)
+                    output, weights = layer.attend(*inputs, mask, call.queries)
                     assert_close(output, wanted[0], what=way)
                     if implementation == "eager":
                         assert_close(weights, wanted[1], what=f"weights, {way}")
@@ -225,7 +230,7 @@ def test_attention_with_each_encoding_equals_its_formula(name, parameters, situa
 @pytest.mark.parametrize("shift", [0, 192])
 @pytest.mark.parametrize(("name", "parameters"), [v for v in VARIANTS + ENDS if v[0] in ABSOLUTE], ids=str)
 def test_each_absolute_encoding_equals_its_formula(name, parameters, shift):
-    positions = JUMPING + (0 if name == "learned" else shift)
+    positions = WITH_GAPS + (0 if name == "learned" else shift)
     with swapped_layer(make_encoding(name, **parameters), model_of()) as layer, torch.no_grad():
         got = layer.module(positions)
         wanted = [[oracle.TABLES[name](layer.case, int(p)) for p in row] for row in positions]
@@ -235,28 +240,28 @@ def test_each_absolute_encoding_equals_its_formula(name, parameters, shift):
 
 @pytest.mark.parametrize("name", ["rope", "xpos", "p-rope", "nope-heads", "nope-layers"])
 def test_rotary_encodings_keep_the_frequencies_and_attention_factor_of_scaled_rope(name):
-    scaled = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": WINDOW}
+    scaled = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": LENGTH}
     config = LlamaConfig.from_dict(model_of(3).config.to_dict())
     config.rope_parameters = {**config.rope_parameters, **scaled}
-    config.max_position_embeddings = 4 * WINDOW
+    config.max_position_embeddings = 4 * LENGTH
     model = LlamaForCausalLM._from_config(config, attn_implementation="sdpa")
     stock = model.model.rotary_emb
     assert stock.attention_scaling > 1.1
-    reading = READINGS["jumping"]
+    call = CALLS["with gaps"]
     inputs = drawn(3, TOKENS, TOKENS)
-    with swapped_layer(encoding_of(name), model, reading.layer) as layer, torch.no_grad():
+    with swapped_layer(encoding_of(name), model, call.layer) as layer, torch.no_grad():
         case = layer.case._replace(theta=as_array(stock.inv_freq), a=stock.attention_scaling)
-        got, _ = layer.read(*inputs, None, reading.queries)
-    assert_close(got, expected(name, case, reading, inputs)[0])
+        got, _ = layer.attend(*inputs, None, call.queries)
+    assert_close(got, expected(name, case, call, inputs)[0])
 
 
 @pytest.mark.parametrize("name", ATTENDING)
 def test_bfloat16_does_not_round_positions(name):
     inputs = [x.bfloat16().float() for x in drawn(3, TOKENS, TOKENS)]
     with swapped_layer(encoding_of(name), model_of(3)) as layer, torch.no_grad():
-        wanted, _ = layer.read(*inputs, None, JUMPING + 40_001)
+        wanted, _ = layer.attend(*inputs, None, WITH_GAPS + 40_001)
         layer.module.bfloat16()
-        got, _ = layer.read(*(x.bfloat16() for x in inputs), None, JUMPING + 40_001)
+        got, _ = layer.attend(*(x.bfloat16() for x in inputs), None, WITH_GAPS + 40_001)
     assert got.dtype == torch.bfloat16
     assert_close(got, wanted, atol=0.06)
 
@@ -299,17 +304,17 @@ def test_rotary_encodings_rotate_queries_and_keys_like_stock_llama(name, paramet
         pytest.skip(f"this transformers has no rope type {stock['rope_type']}")
     q, k, v = drawn(3, TOKENS, TOKENS)
     tables = LlamaRotaryEmbedding(LlamaConfig(head_dim=width, rope_parameters={"rope_theta": BASE, **stock}))
-    turning = apply_rotary_pos_emb(q[..., :width], k[..., :width], *tables(q, JUMPING))
-    wanted = [torch.cat((x, old[..., width:]), -1) for x, old in zip(turning, (q, k), strict=True)]
+    rotated = apply_rotary_pos_emb(q[..., :width], k[..., :width], *tables(q, WITH_GAPS))
+    wanted = [torch.cat((x, old[..., width:]), -1) for x, old in zip(rotated, (q, k), strict=True)]
     with swapped_layer(make_encoding(name, **parameters), model_of(3)) as layer:
-        got = layer.module(AttentionInputs(q, k, v, JUMPING, JUMPING, 0, 1.0))
+        got = layer.module(AttentionInputs(q, k, v, WITH_GAPS, WITH_GAPS, 0, 1.0))
     assert_close(got.query, wanted[0], atol=1e-6)
     assert_close(got.key, wanted[1], atol=1e-6)
     assert got.value is v
 
 
 def speech_layer(kind: type[nn.Module], config: Any) -> tuple[nn.Module, Tensor, list[Tensor]]:
-    """An attention of transformers' speech models with projections that can be seen, and its q, k, v."""
+    """Attention of a speech model of transformers with an identity output projection, and its q, k, v."""
     torch.manual_seed(0)
     config._attn_implementation = "eager"
     module: Any = kind(config).eval()
@@ -324,12 +329,12 @@ def speech_layer(kind: type[nn.Module], config: Any) -> tuple[nn.Module, Tensor,
 
 
 def causal_sum() -> Tensor:
-    """A causal mask that is added."""
+    """An additive causal mask."""
     return torch.zeros(ROWS, 1, TOKENS, TOKENS).masked_fill(~causal(TOKENS, TOKENS)[:, None], -torch.inf)
 
 
 def test_transformer_xl_attention_equals_that_of_wav2vec2_conformer():
-    """Which has u and v, and shifts a matrix of all distances in both directions."""
+    """Wav2Vec2-Conformer has u and v, and shifts a matrix of all distances in both directions."""
     config = Wav2Vec2ConformerConfig(
         hidden_size=HIDDEN, num_attention_heads=2, position_embeddings_type="relative"
     )
@@ -340,12 +345,12 @@ def test_transformer_xl_attention_equals_that_of_wav2vec2_conformer():
         layer.module.u.copy_(stock.pos_bias_u)
         layer.module.v.copy_(stock.pos_bias_v)
         wanted = stock(hidden, attention_mask=causal_sum(), relative_position_embeddings=sinusoids)[0]
-        got, _ = layer.read(*inputs, None, COUNTED)
+        got, _ = layer.attend(*inputs, None, CONSECUTIVE)
     assert_close(got.transpose(1, 2).flatten(2), wanted)
 
 
 def test_shaw_attention_without_value_vectors_equals_that_of_wav2vec2_bert():
-    """Which has no vectors for values."""
+    """Wav2Vec2-BERT has no vectors for values."""
     config = Wav2Vec2BertConfig(
         hidden_size=HIDDEN,
         num_attention_heads=2,
@@ -355,14 +360,13 @@ def test_shaw_attention_without_value_vectors_equals_that_of_wav2vec2_bert():
     )
     stock, hidden, inputs = speech_layer(Wav2Vec2BertSelfAttention, config)
     with swapped_layer(make_encoding("shaw", clip=4), model_of(2, heads=2)) as layer, torch.no_grad():
-        layer.module.keys[0] = stock.distance_embedding.weight[:5].flip(0)  # theirs begins with the farthest
+        layer.module.keys[0] = stock.distance_embedding.weight[:5].flip(
+            0
+        )  # theirs begins with the largest distance
         layer.module.values.zero_()
         wanted = stock(hidden, attention_mask=causal_sum())[0]
-        got, _ = layer.read(*inputs, None, COUNTED)
+        got, _ = layer.attend(*inputs, None, CONSECUTIVE)
     assert_close(got.transpose(1, 2).flatten(2), wanted)
-
-
-# Golden values: methods.md, 9.6
 
 
 # Properties
@@ -377,7 +381,7 @@ def shape(**changes: int) -> ModelShape:
         "hidden_size": HIDDEN,
     }
     sizes |= changes
-    return ModelShape(**sizes, rope=Rope(sizes["head_dim"], BASE, WINDOW))
+    return ModelShape(**sizes, rope=Rope(sizes["head_dim"], BASE, LENGTH))
 
 
 def off(got: Tensor, wanted: Any) -> float:
@@ -393,14 +397,14 @@ def leaves_and_direction() -> tuple[list[Tensor], Tensor]:
 
 def gradients(layer: Layer, inputs: list[Tensor], direction: Tensor, **arguments: Any) -> list[Tensor]:
     leaves = [*inputs, *layer.module.parameters()]
-    output, _ = layer.read(*inputs, None, JUMPING, **arguments)
+    output, _ = layer.attend(*inputs, None, WITH_GAPS, **arguments)
     slopes = torch.autograd.grad((output * direction).sum(), leaves, allow_unused=True)
     return [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, slopes, strict=True)]
 
 
 @pytest.mark.parametrize("name", ATTENDING)
 def test_gradients_equal_finite_differences_of_the_oracle(name, monkeypatch):
-    """Along one direction in the space of q, k, v and all parameters."""
+    """Compares the derivative along one direction in the space of q, k, v and all parameters."""
     monkeypatch.setitem(modeling.SCORES, "cpu", FEW)
     inputs, direction = leaves_and_direction()
     steps = drawn(3, TOKENS, TOKENS, seed=2)
@@ -415,7 +419,7 @@ def test_gradients_equal_finite_differences_of_the_oracle(name, monkeypatch):
                 key: value + h * as_array(step)
                 for (key, value), step in zip(layer.case.weights.items(), steps[3:], strict=True)
             }
-            output, _ = expected(name, layer.case._replace(weights=weights), READINGS["jumping"], there)
+            output, _ = expected(name, layer.case._replace(weights=weights), CALLS["with gaps"], there)
             ends.append((output * as_array(direction)).sum())
     assert got == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-4, abs=1e-4)
 
@@ -427,8 +431,8 @@ def test_recomputed_blocks_drop_the_same_attention_weights(name, monkeypatch):
     dropped = []
     with swapped_layer(encoding_of(name), model_of(3), 1) as layer:
         undropped = gradients(layer, inputs, direction)
-        for again in (modeling.checkpoint, lambda read, *block, use_reentrant: read(*block)):
-            monkeypatch.setattr(modeling, "checkpoint", again)
+        for checkpoint in (modeling.checkpoint, lambda compute, *block, use_reentrant: compute(*block)):
+            monkeypatch.setattr(modeling, "checkpoint", checkpoint)
             torch.manual_seed(0)
             dropped.append(gradients(layer, inputs, direction, dropout=0.5))
     for ours, one in zip(*dropped, strict=True):
@@ -440,7 +444,7 @@ def test_recomputed_blocks_drop_the_same_attention_weights(name, monkeypatch):
 
 
 def saved_elements(name: str, positions: Tensor) -> int:
-    """The elements of all tensors that attention saves for the backward pass."""
+    """The number of elements of all tensors that attention saves for the backward pass."""
     sizes: list[int] = []
 
     def note(tensor: Tensor) -> Tensor:
@@ -452,7 +456,7 @@ def saved_elements(name: str, positions: Tensor) -> int:
         swapped_layer(encoding_of(name), model_of(3)) as layer,
         torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
     ):
-        layer.read(*inputs, None, positions[None])
+        layer.attend(*inputs, None, positions[None])
     return sum(sizes)
 
 
@@ -464,7 +468,7 @@ def test_tensors_saved_for_backward_grow_at_most_linearly_with_the_tokens(name, 
         assert saved_elements(name, positions) <= 2 * saved_elements(name, positions[:128])
 
 
-# What is refused
+# Errors
 
 
 OUTSIDE = [
@@ -508,37 +512,37 @@ def test_encodings_reject_models_of_unsuitable_sizes(name, parameters, sizes):
 @pytest.mark.parametrize("argument", OTHER_SCORES)
 def test_attention_rejects_arguments_that_modify_its_scores(argument):
     with swapped_layer(encoding_of("alibi"), model_of(3)) as layer, pytest.raises(RopepatchError):
-        layer.read(*drawn(3, TOKENS, TOKENS), **{argument: 1.0})
+        layer.attend(*drawn(3, TOKENS, TOKENS), **{argument: 1.0})
 
 
 def test_positions_beyond_the_learned_table_raise_an_error():
     module = EncodingModule(encoding_of("learned"), shape())
-    assert module(torch.tensor([[WINDOW - 1]])).shape == (1, 1, HIDDEN)
+    assert module(torch.tensor([[LENGTH - 1]])).shape == (1, 1, HIDDEN)
     with pytest.raises(RopepatchError):
-        module(torch.tensor([[3, WINDOW]]))
+        module(torch.tensor([[3, LENGTH]]))
 
 
 def test_float16_xpos_is_finite_up_to_a_length_and_rejects_longer_sequences():
-    module, refused = EncodingModule(encoding_of("xpos"), shape(heads=1, key_value_heads=1)), []
+    module, rejected = EncodingModule(encoding_of("xpos"), shape(heads=1, key_value_heads=1)), []
     for tokens in range(200, 2000, 200):
         positions = torch.arange(tokens)[None]
         inputs = [4 * x.half() for x in drawn(1, tokens, tokens, rows=1, heads=1)]
         try:
             attended = module(AttentionInputs(*inputs, positions, positions, 0, 0.3))
         except RopepatchError:
-            refused.append(tokens)
+            rejected.append(tokens)
         else:
             assert attended.query.isfinite().all()
             assert attended.key.isfinite().all()
-    assert refused
-    assert refused == list(range(refused[0], 2000, 200))
-    assert refused[0] > 200
+    assert rejected
+    assert rejected == list(range(rejected[0], 2000, 200))
+    assert rejected[0] > 200
 
 
 def test_xpos_rejects_overflowing_lengths_but_ignores_empty_kv_cache_columns():
     mask = (torch.arange(200) <= 5)[None, None, None]
     with swapped_layer(make_encoding("xpos", scale_base=1.0), model_of(3)) as layer, torch.no_grad():
         with pytest.raises(RopepatchError, match="over 99 tokens"):
-            layer.read(*drawn(3, 100, 100, rows=1))
-        got, _ = layer.read(*drawn(3, 1, 200, rows=1), mask, torch.tensor([[5]]))
+            layer.attend(*drawn(3, 100, 100, rows=1))
+        got, _ = layer.attend(*drawn(3, 1, 200, rows=1), mask, torch.tensor([[5]]))
     assert got.isfinite().all()

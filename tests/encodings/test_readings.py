@@ -1,4 +1,4 @@
-"""Models with a position remapping or a swapped encoding read alike in pieces, padded, packed, or at once."""
+"""Remapped and swapped models give the same logits in chunks, with padding, packed, or in one pass."""
 
 from typing import Any
 
@@ -17,17 +17,17 @@ from ropepatch.encodings import swapped
 
 CHUNKS = [13, 1, 1, 9, 16]
 TOKENS = 30
-MASKS = {  # of the second row, read in several parts
-    "padded ahead": [0] * 11 + [1] * 19,
-    "padded behind": [1] * 24 + [0] * 6,
+MASKS = {  # of the second row
+    "left padding": [0] * 11 + [1] * 19,
+    "right padding": [1] * 24 + [0] * 6,
     "a hole in the cache": [1] * 4 + [0] * 2 + [1] * 24,
-    "a hole and padding ahead": [0] * 2 + [1] * 2 + [0] * 2 + [1] * 24,
-    "one token alone": [0] * 29 + [1],
+    "a hole and left padding": [0] * 2 + [1] * 2 + [0] * 2 + [1] * 24,
+    "a single token": [0] * 29 + [1],
 }
 
 
 def cached(model: nn.Module, sizes: list[int], cache: Any = None) -> Tensor:
-    """The logits of `ONE` that is read in pieces."""
+    """The logits of `ONE`, processed in pieces with a KV cache."""
     cache = cache or DynamicCache(config=model.config)
     return torch.cat([logits(model, piece, **into(cache)) for piece in ONE.split(sizes, 1)], 1)
 
@@ -50,23 +50,23 @@ def test_generation_with_padding_matches_a_forward_pass_over_each_unpadded_row(m
             IDS[:, :24] * mask, attention_mask=mask, max_new_tokens=9, do_sample=False, eos_token_id=None,
             pad_token_id=0, output_logits=True, return_dict_in_generate=True, **cache,
         )  # fmt: skip
-        said = torch.stack(out.logits, 1)
+        generated = torch.stack(out.logits, 1)
         for row, padding in enumerate((7, 0)):
-            alone = logits(model, out.sequences[row : row + 1, padding:])[0, -10:-1]
-            assert apart(said[row], alone) < 5e-5
-            assert torch.equal(alone.argmax(-1), out.sequences[row, -9:])
+            unpadded = logits(model, out.sequences[row : row + 1, padding:])[0, -10:-1]
+            assert apart(generated[row], unpadded) < 5e-5
+            assert torch.equal(unpadded.argmax(-1), out.sequences[row, -9:])
 
 
 @pytest.mark.parametrize(
     ("name", "mask"),
     [
         *((name, mask) for name in ("self-extend", "alibi", "rope") for mask in MASKS.values()),
-        *((name, MASKS["a hole and padding ahead"]) for name in ("dca", "lampe", *ENCODINGS)),
+        *((name, MASKS["a hole and left padding"]) for name in ("dca", "lampe", *ENCODINGS)),
     ],
     ids=lambda value: value if isinstance(value, str) else "".join(map(str, value)),
 )
 def test_padding_and_holes_do_not_change_the_logits_of_real_tokens(model, name, mask):
-    """Read in two parts; by a remapping also at once, and token by token."""
+    """Processed in two parts; with a remapping also in one pass, and token by token."""
     put(model, name)
     ids, seen = IDS[:, :TOKENS], torch.tensor([[1] * TOKENS, mask])
     positions = (seen.cumsum(-1) - 1).masked_fill(seen == 0, 1)  # as `generate` fills them
@@ -92,36 +92,36 @@ def test_packed_documents_have_the_logits_of_separate_documents(name, sliding_wi
         monkeypatch.setitem(modeling.SCORES, "cpu", scores)
         packed = logits(model, ids, position_ids=positions, use_cache=False)
         for row, text, parts in zip(packed, ids, lengths, strict=True):
-            alone = [logits(model, part[None], use_cache=False) for part in text.split(parts)]
-            assert apart(row[None], torch.cat(alone, 1)) < 5e-5
+            separate = [logits(model, part[None], use_cache=False) for part in text.split(parts)]
+            assert apart(row[None], torch.cat(separate, 1)) < 5e-5
 
 
-COUNTED = torch.arange(512)
-TOLD = {
-    "counted": {},
-    "padded": {"attention_mask": (torch.tensor([[7], [0]]) <= COUNTED).long()},
-    "packed": {"position_ids": torch.cat((COUNTED[:200], COUNTED[:312])).expand(2, -1)},
-    "a jump": {
-        "position_ids": (COUNTED + (COUNTED > 9)).expand(2, -1),
+CONSECUTIVE = torch.arange(512)
+INPUTS = {
+    "consecutive": {},
+    "padded": {"attention_mask": (torch.tensor([[7], [0]]) <= CONSECUTIVE).long()},
+    "packed": {"position_ids": torch.cat((CONSECUTIVE[:200], CONSECUTIVE[:312])).expand(2, -1)},
+    "a gap": {
+        "position_ids": (CONSECUTIVE + (CONSECUTIVE > 9)).expand(2, -1),
         "attention_mask": torch.ones(2, 512, dtype=torch.long),
     },
 }
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "inputs"),
     [
-        *(("self-extend", "padded"), ("dca", "packed"), ("rope", "counted")),
-        *(("t5", one) for one in TOLD),
-        *((name, "a jump") for name in ("shaw", "transformer-xl")),
+        *(("self-extend", "padded"), ("dca", "packed"), ("rope", "consecutive")),
+        *(("t5", one) for one in INPUTS),
+        *((name, "a gap") for name in ("shaw", "transformer-xl")),
     ],
 )
-def test_no_tensor_reaches_the_size_of_the_full_attention_matrix(model, name, told, monkeypatch):
+def test_no_tensor_reaches_the_size_of_the_full_attention_matrix(model, name, inputs, monkeypatch):
     monkeypatch.setitem(modeling.SCORES, "cpu", 1 << 16)
     put(model, name)
     ids = torch.randint(3, 120, (2, 512), generator=torch.Generator().manual_seed(0))
     with Largest() as largest:
-        model(ids, **TOLD[told], use_cache=False, logits_to_keep=1).logits.sum().backward()
+        model(ids, **INPUTS[inputs], use_cache=False, logits_to_keep=1).logits.sum().backward()
     assert largest.numel < 512 * 512
 
 
@@ -129,25 +129,25 @@ def test_no_tensor_reaches_the_size_of_the_full_attention_matrix(model, name, to
     "name", ["self-extend", "dca", "lampe", "learned", "alibi", "t5", "shaw", "transformer-xl"]
 )
 def test_gradients_do_not_depend_on_blocks_or_checkpointing(model, name, monkeypatch):
-    """A text that is read before the backward pass changes none of them."""
+    """A forward pass of another text before the backward pass changes none of them."""
 
-    def gradients(read_between: bool = False) -> list[Tensor]:
+    def gradients(forward_between: bool = False) -> list[Tensor]:
         model.zero_grad()
         loss = model(IDS, labels=IDS, use_cache=False).loss
-        if read_between:
+        if forward_between:
             logits(model, ONE, use_cache=False)
         loss.backward()
         return [parameter.grad.clone() for parameter in model.parameters()]
 
     put(model, name)
     model.train()
-    at_once = gradients()
+    one_block = gradients()
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
-    for one, other in zip(gradients(read_between=True), at_once, strict=True):
+    for one, other in zip(gradients(forward_between=True), one_block, strict=True):
         assert torch.equal(one, other)
     monkeypatch.setitem(modeling.SCORES, "cpu", 2 * 4 * 40 * 7)
-    for one, other in zip(gradients(), at_once, strict=True):
+    for one, other in zip(gradients(), one_block, strict=True):
         assert apart(one, other) < 1e-4 * float(other.abs().max()) + 1e-6
 
 

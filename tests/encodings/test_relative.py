@@ -1,4 +1,4 @@
-"""Attention with additions of distances equals softmax over all pairs, forward and backward."""
+"""Attention with relative biases and vectors equals softmax over all pairs, forward and backward."""
 
 from dataclasses import replace
 from functools import partial
@@ -13,30 +13,30 @@ from ropepatch.attention.interchange import POSITIONS_SLOT
 from ropepatch.encodings.attention import attend
 from ropepatch.encodings.encoding import Relative
 
-# Queries, keys, distances of the tables, window
+# Numbers of queries, keys and distances in the tables, and the sliding window
 SIZES = [
     (50, 50, 7, 0),
-    (50, 50, 60, 0),  # every distance has its own
+    (50, 50, 60, 0),  # one entry per distance
     (13, 50, 50, 0),
     (13, 50, 9, 0),
     (50, 50, 9, 20),
     (50, 50, 9, 5),
     (50, 50, 50, 20),
     (1, 50, 9, 0),
-    (50, 50, 1, 0),  # which a softmax does not see
+    (50, 50, 1, 0),  # one bias for all distances, which does not change a softmax
 ]
 KINDS = {"numbers": (), "vectors": ("vectors",), "values": ("vectors", "values")}
 
 
 def drawn(queries: int, keys: int, reach: int, kind: str, dtype: torch.dtype) -> list[Tensor]:
-    """Queries, keys, values, and the tables of a kind."""
+    """Random queries, keys, values, and tables of a kind."""
     draw = torch.Generator().manual_seed(0)
     sizes = [(2, 3, n, 8) for n in (queries, keys, keys)] + [(3, reach)]
     sizes += [{"vectors": (1, 8, reach), "values": (8, reach)}[table] for table in KINDS[kind]]
     return [torch.randn(size, generator=draw, dtype=torch.float64).to(dtype) for size in sizes]
 
 
-def ours(tensors: list[Tensor], window: int = 0) -> Tensor:
+def blocked_attention(tensors: list[Tensor], window: int = 0) -> Tensor:
     query, key, value, *tables = tensors
     module = nn.Module()
     module.layer_idx = 0
@@ -60,9 +60,9 @@ def whole_matrix(tensors: list[Tensor], window: int = 0) -> Tensor:
     return output + torch.einsum("bhqk,eqk->bhqe", weights, more[1][:, at]) if len(more) > 1 else output
 
 
-def with_gradients(read, tensors: list[Tensor], window: int = 0) -> list[Tensor]:
+def with_gradients(attention, tensors: list[Tensor], window: int = 0) -> list[Tensor]:
     leaves = [x.clone().requires_grad_() for x in tensors]
-    output = read(leaves, window)
+    output = attention(leaves, window)
     return [output.detach(), *torch.autograd.grad(output.sin().sum(), leaves)]
 
 
@@ -72,17 +72,17 @@ def test_attention_and_gradients_equal_those_of_the_full_score_matrix(sizes, kin
     monkeypatch.setitem(modeling.SCORES, "cpu", 2 * 3 * 60 * 7)
     *sizes, window = sizes
     tensors = drawn(*sizes, kind, torch.float64)
-    results = [with_gradients(read, tensors, window) for read in (ours, whole_matrix)]
+    results = [with_gradients(attention, tensors, window) for attention in (blocked_attention, whole_matrix)]
     for one, other in zip(*results, strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-11)
 
 
 def test_large_negative_biases_match_the_full_matrix_without_nan():
-    """Numbers so small that processors are slow with them, or that are 0, at 60 and at 6,000 nats."""
+    """Weights of far keys are denormal numbers or 0."""
     for slope in (1.5, 150.0):
         numbers = -slope * torch.arange(300.0).expand(3, -1)
         tensors = [*drawn(300, 300, 1, "numbers", torch.float32)[:3], numbers]
-        results = [with_gradients(read, tensors) for read in (ours, whole_matrix)]
+        results = [with_gradients(attention, tensors) for attention in (blocked_attention, whole_matrix)]
         for one, other in zip(*results, strict=True):
             assert torch.allclose(one, other, rtol=1e-5, atol=1e-5)
 
@@ -91,7 +91,7 @@ def test_large_negative_biases_match_the_full_matrix_without_nan():
 def test_float32_and_bfloat16_results_stay_close_to_float64(dtype, apart):
     tensors = drawn(300, 300, 20, "values", dtype)
     tables = [x.float() for x in tensors[3:]]
-    output = ours([*tensors[:3], *tables])
+    output = blocked_attention([*tensors[:3], *tables])
     assert output.dtype == dtype
     exact = whole_matrix([x.double() for x in (*tensors[:3], *tables)])
     assert (output.double() - exact).abs().max() < apart
@@ -99,11 +99,11 @@ def test_float32_and_bfloat16_results_stay_close_to_float64(dtype, apart):
 
 def test_autocast_does_not_change_outputs_or_gradients():
     tensors = drawn(300, 300, 20, "values", torch.float32)
-    wanted = with_gradients(ours, tensors)
+    wanted = with_gradients(blocked_attention, tensors)
 
     def under_autocast(*given) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
-            return ours(*given)
+            return blocked_attention(*given)
 
     got = with_gradients(under_autocast, tensors)
     assert all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True))

@@ -1,4 +1,4 @@
-"""The invariants of a model whose attention or position encoding is changed, on tiny random models."""
+"""Invariants of tiny random models with a position remapping or a swapped encoding."""
 
 from typing import Any
 
@@ -17,11 +17,13 @@ from ropepatch.attention import mapped
 from ropepatch.encodings import make_encoding, swap, swapped
 from ropepatch.training.packed_attention import packed_attention
 
-PACKED = torch.cat([torch.arange(17), torch.arange(23)])[None]  # the positions of two texts in one row
+PACKED = torch.cat([torch.arange(17), torch.arange(23)])[
+    None
+]  # the positions of two documents packed in one row
 
 
 def traces(model: PreTrainedModel) -> dict[str, Any]:
-    """All that a change leaves in a model."""
+    """All parts of a model that a change may touch."""
     return {
         "modules": [id(module) for module in model.modules()],
         "attention": [one.config._attn_implementation for one in model.modules() if hasattr(one, "config")],
@@ -39,8 +41,8 @@ def traces(model: PreTrainedModel) -> dict[str, Any]:
 def test_removing_an_encoding_or_remapping_restores_the_model(model, name):
     before, expected = traces(model), logits(model)
     handle = put(model, name)
-    once, added = logits(model), model.state_dict().keys() - before["state"]
-    assert (apart(once, expected) > 1e-2) == (name != "rope")
+    changed, added = logits(model), model.state_dict().keys() - before["state"]
+    assert (apart(changed, expected) > 1e-2) == (name != "rope")
     assert bool(added) == (name in TRAINED)
     assert all(key.startswith("model.rotary_emb.module.") for key in added)
     for _ in range(2):
@@ -48,7 +50,7 @@ def test_removing_an_encoding_or_remapping_restores_the_model(model, name):
         assert traces(model) == before
     assert torch.equal(logits(model), expected)
     with put(model, name):
-        assert torch.equal(logits(model), once)
+        assert torch.equal(logits(model), changed)
     assert traces(model) == before
 
 
@@ -69,30 +71,30 @@ def test_swapping_keeps_the_forward_hooks_of_the_user(model):
     calls: list[nn.Module] = []
     hook = model.model.layers[0].register_forward_pre_hook(lambda module, _: calls.append(module))
     with put(model, "sinusoidal"):
-        calls.clear()  # the probe of the swap runs the model
+        calls.clear()  # `swap` has run the model to check it
         logits(model)
     logits(model)
     assert len(calls) == 2
     hook.remove()
 
 
-IN_ROWS = {"position_ids": PACKED, "use_cache": False}
+PACKED_INPUTS = {"position_ids": PACKED, "use_cache": False}
 
 
 @pytest.mark.parametrize(
     ("family", "dtype", "attention", "inputs"),
     [
         ("llama", torch.float32, "sdpa", {}),
-        ("llama", torch.float32, "eager", IN_ROWS),
-        ("llama", torch.bfloat16, "sdpa", IN_ROWS),
+        ("llama", torch.float32, "eager", PACKED_INPUTS),
+        ("llama", torch.bfloat16, "sdpa", PACKED_INPUTS),
         ("llama", torch.bfloat16, "eager", {}),
-        ("mistral", torch.float32, "sdpa", IN_ROWS),
+        ("mistral", torch.float32, "sdpa", PACKED_INPUTS),
         ("qwen2", torch.bfloat16, "sdpa", {}),
         ("qwen3", torch.float32, "eager", {}),
     ],
 )
 def test_swapping_in_rope_keeps_logits_bit_identical(family, dtype, attention, inputs):
-    """With eager attention in bfloat16 because 1/sqrt(D) is a power of two; stock rounds once more."""
+    """For eager attention in bfloat16 only because 1/sqrt(D) is a power of two: stock rounds once more."""
     model = cast(tiny_model(family), dtype)
     model.set_attn_implementation(attention)
     expected = logits(model, **inputs)
@@ -102,7 +104,7 @@ def test_swapping_in_rope_keeps_logits_bit_identical(family, dtype, attention, i
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_lora_trains_encoding_parameters_listed_in_modules_to_save(model, name):
-    """They are at `model.rotary_emb.module`; of those that PEFT saves whole, a name is matched at its end."""
+    """They are in `model.rotary_emb.module`; PEFT matches the end of a name in modules_to_save."""
     put(model, name)
     plain = logits(model)
     wrapped = lora(model, modules_to_save=["rotary_emb.module"])
@@ -133,11 +135,11 @@ def test_resizing_embeddings_and_init_weights_keep_the_encoding(model):
     put(model, "shaw")
     expected = logits(model)
     model.init_weights()
-    model.resize_token_embeddings(140)  # last: transformers 5.4 would draw a head that has grown anew
+    model.resize_token_embeddings(140)  # last, because transformers 5.4 would initialise a resized head again
     assert torch.equal(logits(model)[..., :128], expected)
 
 
-# What is refused
+# Errors
 
 
 CHANGES = {
@@ -150,12 +152,12 @@ CHANGES = {
 
 @pytest.mark.parametrize("first", CHANGES)
 def test_a_changed_model_rejects_a_second_change_and_stays_as_it_is(model, first):
-    """The end of either would put the stock back, and the other's end the first."""
+    """Two changes at once could not be removed in any order."""
     before = traces(model)
     with CHANGES[first](model):
         within, expected = traces(model), logits(model) if first != "packed" else None
         for second, change in CHANGES.items():
-            if {first, second} == {"patched", "packed"}:  # which go together
+            if {first, second} == {"patched", "packed"}:  # which are compatible
                 continue
             with pytest.raises(RopepatchError), change(model):
                 pass
@@ -169,13 +171,13 @@ def test_a_changed_model_rejects_a_second_change_and_stays_as_it_is(model, first
 def test_setting_another_attention_implementation_raises_an_error_in_the_forward_pass(model, name, attention):
     stock = logits(model)
     handle = put(model, name)
-    ours = model.config._attn_implementation
+    changed = model.config._attn_implementation
     model.set_attn_implementation(attention)
     with pytest.raises(RopepatchError, match=f"was set to '{attention}', which ignores its"):
         logits(model)
     handle.remove()
     assert torch.equal(logits(model), stock)
-    model.set_attn_implementation(ours)
+    model.set_attn_implementation(changed)
     with pytest.raises(RopepatchError, match="and there is none"):
         logits(model)
 
@@ -200,11 +202,11 @@ def test_a_rejected_encoding_leaves_the_model_unchanged(model, encoding, paramet
     assert traces(model) == before
 
 
-# Other families
+# Other architectures
 
 
-def uneven(model: PreTrainedModel) -> PreTrainedModel:
-    """With gains and biases that differ from channel to channel, so that their place matters."""
+def with_unequal_channels(model: PreTrainedModel) -> PreTrainedModel:
+    """Make norm weights and biases differ between channels, so that their order matters."""
     draw = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -221,7 +223,7 @@ ACCEPTED = {
 
 @every_family(*ACCEPTED)
 def test_swapping_rope_into_any_architecture_keeps_logits_or_raises_an_error(model_type):
-    model = uneven(tiny_model(model_type))
+    model = with_unequal_channels(tiny_model(model_type))
     before, stock = traces(model), None
     try:
         with swap(model, "rope"):

@@ -1,4 +1,4 @@
-"""What the attention of a swapped model makes of masks, precisions, adapters and unlike models."""
+"""Attention of swapped models: masks, precisions, adapters, devices and other architectures."""
 
 import copy
 
@@ -55,7 +55,7 @@ def test_swap_rejects_absolute_encodings_where_the_model_scales_its_embeddings(f
 
 @pytest.mark.parametrize("name", ["t5", "alibi"])
 def test_encoding_tensors_follow_the_tokens_to_another_device(model, name):
-    """On the meta device, where a tensor of another device would be an error."""
+    """On the meta device, a tensor of another device would raise an error."""
     module, positions = put(model, name).module, torch.zeros(1, 2, dtype=torch.long)
     inputs = AttentionInputs(*torch.zeros(3, 1, 4, 2, 16, device="meta"), positions, positions, 0, 1.0)
     assert module(inputs).relative.numbers.device.type == "meta"
@@ -76,7 +76,7 @@ def test_a_swapped_model_moves_to_the_meta_device_and_back(model, name):
 
 @pytest.mark.parametrize("name", ["learned", "alibi", "shaw", "rope"])
 def test_retrieval_on_a_shared_kv_cache_equals_retrieval_on_whole_prompts(model, name, caplog):
-    """The reader would fall back, with a warning, if the cache gave other logits."""
+    """If the cache gave other logits, retrieval would fall back to whole prompts with a warning."""
     questions = [Question("made", IDS[1, n : n + 4], IDS[1, n + 4 : n + 6 + n % 2], 9) for n in range(5)]
     haystack = Haystack(ONE[0, :33], {24: 17, 40: 33}, {24: questions, 40: questions})
     put(model, name)

@@ -1,4 +1,4 @@
-"""A model with a swapped encoding is saved, refused by stock transformers, loaded and measured."""
+"""Checkpoints with a swapped encoding: saving, loading, evaluation, publishing and pretraining."""
 
 import errno
 import json
@@ -36,7 +36,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def saved(tokenizer, tmp_path_factory):
-    """A model with T5's bias, in a folder."""
+    """The folder of a saved model with T5's bias."""
     torch.manual_seed(3)
     folder = tmp_path_factory.mktemp("saved") / "t5"
     with ropepatch.swap(tiny_model("llama"), "t5", max_distance=40) as swap:
@@ -133,9 +133,9 @@ def test_loading_rejects_a_missing_or_inconsistent_ropepatch_json(saved, tmp_pat
 
 
 def test_plan_and_fit_reject_a_swapped_checkpoint(saved):
-    for ask in (lambda: ropepatch.plan(saved, to=512), lambda: ropepatch.fit(saved, to=512, text=saved)):
+    for run in (lambda: ropepatch.plan(saved, to=512), lambda: ropepatch.fit(saved, to=512, text=saved)):
         with pytest.raises(RopepatchError, match="the position encoding of this checkpoint is swapped"):
-            ask()
+            run()
 
 
 def test_results_of_swapped_checkpoints_differ_only_in_name_and_encoding(model, tokenizer, tmp_path):
@@ -173,7 +173,7 @@ def test_judge_lists_the_swapped_encoding_as_a_reason_against_publishing(saved):
     )
 
 
-# From scratch
+# Pretraining
 
 
 STAGE = {"windows": [16], "tokens_per_step": 64, "learning_rate": 5.0e-2, "mixture": {"tales": 1.0}}
@@ -181,7 +181,7 @@ STAGE = {"windows": [16], "tokens_per_step": 64, "learning_rate": 5.0e-2, "mixtu
 
 @pytest.fixture
 def quick(tokenizer, monkeypatch):
-    """Pretraining that saves often, without making its tokenizer and its stock at every call."""
+    """Pretraining that saves often, and reuses one tokenizer and one stock of texts."""
     stock = pretraining.Stock.of(tokenizer, [])
     monkeypatch.setattr(pretraining, "SAVE_EVERY", 2)
     monkeypatch.setattr(pretraining, "make_tokenizer", lambda *_: tokenizer)
