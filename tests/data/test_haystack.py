@@ -1,4 +1,4 @@
-"""Haystacks: what stands in them, where, and what is asked about it."""
+"""Haystacks: their text, the depths of their needles, and their questions."""
 
 import random
 import re
@@ -28,17 +28,17 @@ FITTING = ["bundled", "llama3", "gpt2", "neox", "metaspace", "llama2", "whole_wo
 NOVEL = "It was late. The old man's boat (a skiff) lay still; nobody came! Où est-il ? " * 40
 
 
-def plan(**changes) -> Haystacks:
+def haystacks_of(**changes) -> Haystacks:
     settings = {"lengths": LENGTHS, "count": 3, "keys": 3, "kinds": DEFAULT}
     return Haystacks(**settings | changes)
 
 
 def made(name: str = "bundled", **changes) -> list[Haystack]:
-    return list(plan(**changes).make(TOKENIZERS[name]()))
+    return list(haystacks_of(**changes).make(TOKENIZERS[name]()))
 
 
 def written(name: str, ids: torch.Tensor) -> str:
-    """The text without spaces, which some tokenizers do not give back."""
+    """The decoded text without spaces, which some tokenizers do not restore."""
     return re.sub(r"\s", "", TOKENIZERS[name]().decode(ids)).lower()
 
 
@@ -52,20 +52,20 @@ def written(name: str, ids: torch.Tensor) -> str:
 def test_the_longest_prompt_has_the_requested_length_and_needles_end_where_recorded(name, texts):
     lengths = [5 * length for length in LENGTHS] if name == "single_bytes" else LENGTHS
     for haystack in made(name, lengths=lengths, texts=texts):
-        every = {id(q): q for asked in haystack.asked.values() for q in asked}.values()
+        every = {id(q): q for questions in haystack.asked.values() for q in questions}.values()
         assert len(haystack.ids) == max(haystack.stops.values())
         for length in lengths:
-            stop, asked = haystack.stops[length], haystack.asked[length]
+            stop, questions = haystack.stops[length], haystack.asked[length]
             assert max(stop + len(question) for question in every) == length
-            assert Counter(question.kind for question in asked) == dict.fromkeys(DEFAULT, 3)
-            for question in asked:
+            assert Counter(question.kind for question in questions) == dict.fromkeys(DEFAULT, 3)
+            for question in questions:
                 assert question.end <= stop
-                answer, told = written(name, question.answer), written(name, haystack.ids[: question.end])
-                assert (answer in told) == (answer.isdigit() or question.kind == "fact")
+                answer, before = written(name, question.answer), written(name, haystack.ids[: question.end])
+                assert (answer in before) == (answer.isdigit() or question.kind == "fact")
                 assert answer not in written(name, haystack.ids[question.end :])
                 stem = written(name, question.ids).rpartition("?")[2].rpartition("again.")[2]
                 end = {"number": f"{stem}{answer}.", "sentence": f"{stem}{answer}."}.get(question.kind, ".")
-                assert told.endswith(end)
+                assert before.endswith(end)
 
 
 @pytest.mark.parametrize("name", FITTING)
@@ -93,8 +93,8 @@ def test_single_key_prompts_are_passkey_prompts_of_exactly_the_requested_length(
 def test_needle_depths_cover_every_fifth_of_the_prompt_at_every_length(lengths):
     haystacks = made(lengths=lengths, keys=5, kinds=("number",), count=8)
     for length in lengths:
-        asked = [(question.end, h.stops[length]) for h in haystacks for question in h.asked[length]]
-        fifths = Counter(min(4, 5 * end // stop) for end, stop in asked)
+        needles = [(question.end, h.stops[length]) for h in haystacks for question in h.asked[length]]
+        fifths = Counter(min(4, 5 * end // stop) for end, stop in needles)
         assert len(fifths) == 5, fifths
         assert min(fifths.values()) >= 3, fifths  # of 40 answers; 8 are expected
 
@@ -120,14 +120,14 @@ def test_haystacks_are_distinct_and_do_not_depend_on_their_number():
 
 def test_haystacks_of_a_seed_keep_their_recorded_digests():
     one = made(lengths=[128, 256], keys=1, kinds=("passkey",))
-    recorded = made(kinds=("number", "sentence"))  # what eval/results rests on
+    recorded = made(kinds=("number", "sentence"))  # those of eval/results
     for haystacks, expected in (
         (made(), "dfa7e9118a9d8fa9"),
         (recorded, "243647a71043530e"),
         (one, "3884c2f393fce5f0"),
     ):
-        asked = [question.ids for h in haystacks for of in h.asked.values() for question in of]
-        assert digest([*(haystack.ids for haystack in haystacks), *asked])[:16] == expected
+        questions = [question.ids for h in haystacks for some in h.asked.values() for question in some]
+        assert digest([*(haystack.ids for haystack in haystacks), *questions])[:16] == expected
 
 
 def test_no_fact_shares_a_word_with_a_question():
@@ -140,7 +140,7 @@ def test_no_fact_shares_a_word_with_a_question():
     facts, questions = (set().union(*map(stems, part)) for part in zip(*FACTS, strict=True))
     assert not facts & questions
     assert all(stems(question) for _, question in FACTS)
-    assert stems("{name} sells honey.") & questions  # it would be seen
+    assert stems("{name} sells honey.") & questions  # a shared word would be found
     assert len(FACTS) == len({question for _, question in FACTS}) == len(PEOPLE) == len(set(PEOPLE)) == 64
 
 
@@ -150,12 +150,12 @@ def test_reworded_and_middle_prompts_do_not_begin_like_their_needle(kind):
     plain = KINDS[KINDS[kind].needles].draw(random.Random(0), 40)
     assert [item.needles for item in items] == [
         item.needles for item in plain
-    ]  # as many numbers to tell apart
+    ]  # the same needles, so as many numbers to distinguish
     assert not any(item.needles[0].startswith(item.stem) for item in items)
     assert all(item.needles[0].startswith(item.stem) for item in plain)
-    for item in items:  # but for its thing
-        asked, told = (set(re.findall(r"[a-z]{4,}", text)) for text in (item.question, item.needles[0]))
-        assert len(asked & told) <= 2
+    for item in items:  # they share only the words of the item
+        question, needle = (set(re.findall(r"[a-z]{4,}", text)) for text in (item.question, item.needles[0]))
+        assert len(question & needle) <= 2
     assert {*Counter(item.stem.split()[0] for item in items).values()} >= {20}
 
 
@@ -196,7 +196,7 @@ def test_a_chat_template_surrounds_the_haystack_and_precedes_the_answer():
 
 def test_make_rejects_lengths_that_are_too_short_and_feasible_omits_them():
     tokenizer = TOKENIZERS["bundled"]()
-    crowded = plan(lengths=[100, 2000])
+    crowded = haystacks_of(lengths=[100, 2000])
     with pytest.raises(RopepatchError, match="a haystack of 100 tokens has no room for 1") as error:
         next(crowded.make(tokenizer))
     needed = int(re.search(r"it takes (\d+) tokens at least", error.value.hint)[1])
@@ -225,13 +225,13 @@ def test_make_rejects_lengths_that_are_too_short_and_feasible_omits_them():
 )
 def test_invalid_haystack_settings_are_rejected(changes, message):
     with pytest.raises(RopepatchError, match=message):
-        plan(**changes)
+        haystacks_of(**changes)
 
 
 def test_tokenizers_that_cannot_write_or_separate_an_answer_are_rejected():
     without = whole_words(digits="")
     with pytest.raises(RopepatchError, match="cannot write a question of the kind number"):
-        next(plan(kinds=("number",)).make(without))
+        next(haystacks_of(kinds=("number",)).make(without))
     with pytest.raises(RopepatchError, match="the tokenizer joins"):
         made("spanning")
     neox = TOKENIZERS["neox"]()

@@ -1,4 +1,4 @@
-"""Long texts are split in pieces: the tokens are those of the whole, but for a few around the cuts."""
+"""Long texts are tokenised in pieces: only a few tokens around the cuts may differ from the whole text."""
 
 import tracemalloc
 
@@ -17,7 +17,7 @@ VOCABULARY = ["a", "b", " ", "\n", "a ", " b", "\na"]
 
 
 def byte_level(tiny: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    """SmolLM2's way to words: digits alone, then those of GPT-2; tokens of tiny."""
+    """SmolLM2's pre-tokenizer (single digits, then GPT-2's rules) with the tokens of tiny."""
     backend = Tokenizer.from_str(tiny.backend_tokenizer.to_str())
     digits, words = (
         pre_tokenizers.Digits(individual_digits=True),
@@ -28,7 +28,7 @@ def byte_level(tiny: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
 
 
 def metaspace(stories: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    """As newer LLaMA tokenizers are written; its vocabulary has a token that holds a space within."""
+    """As in newer LLaMA tokenizers; its vocabulary has a token that contains a space."""
     backend = Tokenizer.from_str(stories.backend_tokenizer.to_str())
     backend.normalizer = None
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
@@ -36,7 +36,7 @@ def metaspace(stories: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
 
 
 def crossing() -> PreTrainedTokenizerFast:
-    """One that joins a line break and the letter behind it."""
+    """A tokenizer that joins a newline and the letter after it."""
     vocabulary = {token: number for number, token in enumerate(VOCABULARY)}
     model = models.BPE(vocab=vocabulary, merges=[("\n", "a"), (" ", "b"), ("a", " ")])
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model))
@@ -57,7 +57,7 @@ GAPS = ["", " ", "  ", "\n", "\n\n", " \n", "\t", "\r\n", "\u00a0", "\u3000"]
 
 
 def split_small(tokenizer: PreTrainedTokenizerFast, text: str) -> tuple[list[int], list[int], int]:
-    """The tokens of a text of small pieces, those of the whole, and how many pieces there were."""
+    """The tokens of a text in small pieces, those of the whole text, and the number of pieces."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(texts, "PIECE", 8)
         split, again = token_ids(tokenizer, [text, text], bos=False)
@@ -115,22 +115,22 @@ def test_text_without_spaces_or_newlines_is_cut_anywhere(text, tokenizers, monke
 def test_only_the_needed_part_of_a_long_document_is_tokenised(tokenizers, monkeypatch):
     tokenizer = tokenizers["tiny"]
     text = "Ann has a red ball. " * 200_000  # 4 MB
-    given_to_it = []
+    characters = []
     encode = type(tokenizer)._encode_plus
 
     def counting(self, text, *args, **kwargs):
-        given_to_it.append(sum(map(len, text)) if isinstance(text, list) else len(text))
+        characters.append(sum(map(len, text)) if isinstance(text, list) else len(text))
         return encode(self, text, *args, **kwargs)
 
     monkeypatch.setattr(type(tokenizer), "_encode_plus", counting)
     (ids,) = first_documents(tokenizer, [text], length=1000, count=1)
     assert len(ids) == 1000
-    assert sum(given_to_it) < 2**21
-    given_to_it.clear()
+    assert sum(characters) < 2**21
+    characters.clear()
     long, short, last = token_ids(tokenizer, [text, "Ann", text], length=1000)
     assert len(long) >= 1000 <= len(last)
     assert len(short) < 10
-    assert sum(given_to_it) < 2**22
+    assert sum(characters) < 2**22
 
 
 def test_tokenising_a_long_document_needs_little_more_memory_than_its_tokens(tokenizers):

@@ -29,7 +29,7 @@ def test_sampled_positions_ascend_and_stay_below_the_target_or_sequence_length(
 
 
 class Branch(random.Random):
-    """Takes one branch of every draw, in the order of `path`, and notes its probability."""
+    """Takes one branch of every draw, in the order of `path`, and records its probability."""
 
     def __init__(self, path: list[int]) -> None:
         super().__init__(0)
@@ -44,7 +44,7 @@ class Branch(random.Random):
 
 
 def distribution(sampling: PoSE, window: int, target: int) -> Counter[tuple[int, ...]]:
-    """Everything that a sampling can give, with its probability."""
+    """All results of a sampling, with their probabilities."""
     shares: Counter[tuple[int, ...]] = Counter()
     path: list[int] | None = []
     while path is not None:
@@ -58,7 +58,7 @@ def distribution(sampling: PoSE, window: int, target: int) -> Counter[tuple[int,
 
 
 def paper(chunks: int, window: int, target: int) -> Counter[tuple[int, ...]]:
-    """The samplers of figure 6, where the lengths and the skips are drawn first and the positions follow."""
+    """The samplers of figure 6 of the paper, which draw lengths and skips first."""
     shares: Counter[tuple[int, ...]] = Counter()
     most = target - window
     for l0 in range(1, window + 2 - chunks):
@@ -92,13 +92,13 @@ class Training(Settings):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("poze", "positions must be one of true-length, pose, got 'poze'"),
         ({"chunks": 2}, "positions must be a mapping that says which of several it is, got {'chunks': 2}"),
         ({"name": "pose", "chunks": 0}, "positions.chunks must be a whole number"),
     ],
 )
-def test_invalid_position_samplings_are_rejected(content, said):
-    with pytest.raises(RopepatchError, match=re.escape(said)):
+def test_invalid_position_samplings_are_rejected(content, message):
+    with pytest.raises(RopepatchError, match=re.escape(message)):
         Training.model_validate({"positions": content})

@@ -1,4 +1,4 @@
-"""Rows that ask for what stands far before."""
+"""Training sequences with a question about a needle far before it."""
 
 import re
 
@@ -38,8 +38,8 @@ def test_training_questions_cover_all_depths_alternate_kinds_and_never_repeat(ro
         return text.replace(" ", "").index(answer.replace(" ", "")) / len(text.replace(" ", ""))
 
     passkeys = rows(["passkey"], range(2 * ROUND))
-    for lap in (passkeys[:ROUND], passkeys[ROUND:]):
-        counts = torch.histc(torch.tensor([depth(row) for row in lap]), 4, 0, 1)
+    for part in (passkeys[:ROUND], passkeys[ROUND:]):
+        counts = torch.histc(torch.tensor([depth(row) for row in part]), 4, 0, 1)
         assert counts.min() >= ROUND / 8
     assert len({tuple(row.ids.tolist()) for row in passkeys}) == 2 * ROUND
     mixed, others = rows(["passkey", "sentence"], range(4)), rows(["passkey"], range(2), seed=1)

@@ -18,7 +18,7 @@ from ropepatch.errors import RopepatchError
 
 SUFFIXES = ["txt", "txt.gz", "jsonl", "jsonl.gz", "json"]
 
-by_hand = settings(
+fuzzed = settings(
     deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
@@ -47,12 +47,12 @@ def dataset_of() -> Callable:
 # text files
 
 
-@by_hand
+@fuzzed
 @given(st.lists(st.sampled_from(["<|endoftext|>", "<|endof", "text|>", "a", "é", " ", "\n", "\r\n", "\r"])))
 @example(["\r\n", "a", "\r", "b"])
 def test_streaming_a_text_file_equals_splitting_the_whole_file(tmp_path, pieces):
     text = "".join(["start ", *pieces])
-    whole = io.StringIO(text, newline=None).read()  # line ends as Python reads them in text mode
+    whole = io.StringIO(text, newline=None).read()  # line ends as in Python's text mode
     expected = [part.strip() for part in whole.split("<|endoftext|>") if part.strip()]
     assert read(write(tmp_path / "a.txt", text.encode())) == expected
 
@@ -146,11 +146,11 @@ def test_a_folder_gives_all_its_document_files_in_sorted_order(tmp_path):
     assert read(tmp_path) == ["first", "second", "third", [4], "fifth"]
 
 
-# what is there and what is not
+# missing sources
 
 
 ABSENT = ["/no/where", "./no", "../where", "nowhere", "no/where/now", "no/where.txt", "no/a.jsonl.gz", "no/"]
-ABSENT += [Path("owner/name")]  # a path is no id
+ABSENT += [Path("owner/name")]  # a Path cannot be an id
 NO_NAMES = ["a" * 5000, "a\0b", "~nobody_of_that_name/a.txt"]
 
 
@@ -159,7 +159,7 @@ NO_NAMES = ["a" * 5000, "a\0b", "~nobody_of_that_name/a.txt"]
     [
         *((name, f"no such file or folder: {name}") for name in ABSENT),
         *((name, "cannot look for|no such file") for name in NO_NAMES),
-        ("", "the source is an empty name"),  # nor the folder we are in
+        ("", "the source is an empty name"),  # not the current folder
     ],
 )
 def test_missing_paths_that_cannot_be_hub_ids_raise_an_error(tmp_path, monkeypatch, source, message):
@@ -183,10 +183,12 @@ def test_local_paths_precede_hub_ids_and_the_home_folder_is_expanded(tmp_path, m
 # hostile input
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # datasets leaves it open
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # datasets leaves the file open
 @pytest.mark.parametrize("suffix", ["txt", "txt.gz", "jsonl", "parquet", "arrow", "csv"])
 def test_arbitrary_bytes_give_documents_or_one_error(tmp_path, suffix):
-    @settings(by_hand, max_examples=10 if suffix in ("parquet", "arrow", "csv") else 150)
+    @settings(fuzzed, max_examples=10 if suffix in ("parquet", "arrow", "csv") else 150)
     @given(st.binary(max_size=60), st.booleans())
     def check(content: bytes, packed: bool) -> None:
         file = tmp_path / f"a.{suffix}"
@@ -215,16 +217,16 @@ def test_a_damaged_gzip_file_raises_one_error(tmp_path, damaged):
         read(tmp_path)
 
 
-# reading as it is asked for
+# streaming
 
 
 @pytest.mark.parametrize("suffix", ["txt", "jsonl.gz"])
 def test_streaming_needs_memory_for_documents_and_not_for_the_whole_file(tmp_path, suffix):
-    tale = "Once upon a time. " * 2000  # 36 kB
+    story = "Once upon a time. " * 2000  # 36 kB
     if suffix == "txt":
-        write(tmp_path / "a.txt", f"{tale}\n<|endoftext|>\n".encode() * 400)
+        write(tmp_path / "a.txt", f"{story}\n<|endoftext|>\n".encode() * 400)
     else:
-        write_lines(tmp_path / f"a.{suffix}", *[{"text": tale}] * 400)
+        write_lines(tmp_path / f"a.{suffix}", *[{"text": story}] * 400)
     tracemalloc.start()
     try:
         count = sum(1 for _ in stream_documents(tmp_path))
@@ -232,10 +234,10 @@ def test_streaming_needs_memory_for_documents_and_not_for_the_whole_file(tmp_pat
     finally:
         tracemalloc.stop()
     assert count == 400
-    assert peak < 20 * len(tale)  # the file: 400
+    assert peak < 20 * len(story)  # the file has 400 stories
 
 
-# which files
+# local_files
 
 
 def test_local_files_lists_the_files_of_a_source_and_is_none_for_hub_ids(tmp_path, dataset_of):
@@ -250,7 +252,7 @@ def test_local_files_lists_the_files_of_a_source_and_is_none_for_hub_ids(tmp_pat
     assert local_files("owner/name:config") is None
 
 
-# saved sets and tables
+# saved datasets and tables
 
 
 @pytest.mark.parametrize(
@@ -261,7 +263,7 @@ def test_local_files_lists_the_files_of_a_source_and_is_none_for_hub_ids(tmp_pat
         ({"text": ["one"], "input_ids": [[1, 2]]}, {}, ["one"]),
         ({"text": ["one"], "input_ids": [[1, 2]]}, {"field": "input_ids"}, [[1, 2]]),
     ],
-    ids=["texts", "token ids", "both", "the field asked for"],
+    ids=["texts", "token ids", "both", "the named field"],
 )
 def test_a_saved_dataset_gives_its_texts_or_token_ids_in_any_format(
     tmp_path, dataset_of, columns, options, expected
@@ -301,7 +303,9 @@ def test_parquet_and_arrow_files_give_their_documents(tmp_path, dataset_of, name
     assert read(tmp_path / name) == ["one", "two"]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # datasets leaves it open
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # datasets leaves the file open
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
 def test_csv_and_tsv_files_give_the_named_column(tmp_path, name):
     rows = 'id{0}story\n1{0}"one, and\nmore"\n2{0}\n3{0}NA\n'
@@ -336,7 +340,7 @@ for source, options, count in json.loads(sys.argv[1]):
         print(json.dumps({"error": str(error), "hint": error.hint}))
 """
 NAME = "someone/letters"
-ASKED = {
+REQUESTS = {
     "first": (NAME, {}, 1),
     "train": (NAME, {"split": "train", "field": "title"}, None),
     "tokens": (f"{NAME}:tokens", {}, None),
@@ -348,7 +352,7 @@ ASKED = {
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory, dataset_of: Callable) -> Hub:
-    """Configs: texts, with two files in split `test`; token ids; token ids whose second file is dead."""
+    """Configs: texts, with two files in split `test`; token ids; token ids whose second file fails."""
     folder = tmp_path_factory.mktemp("hub")
     dataset_of({"text": ["no"], "title": ["A"]}).to_parquet(folder / "train-0.parquet")
     for part in range(2):
@@ -369,32 +373,32 @@ def hub(tmp_path_factory: pytest.TempPathFactory, dataset_of: Callable) -> Hub:
 
 
 @pytest.fixture(scope="module")
-def answers(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """What an interpreter of its own answers."""
-    questions = json.dumps(list(ASKED.values()))
+def results(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """The results of `REQUESTS`, in a separate interpreter."""
+    requests = json.dumps(list(REQUESTS.values()))
     with serving(hub):
-        found = asked_elsewhere(READ, questions, home=tmp_path_factory.mktemp("asking"), hub=hub)
-    return dict(zip(ASKED, found, strict=True))
+        found = asked_elsewhere(READ, requests, home=tmp_path_factory.mktemp("requests"), hub=hub)
+    return dict(zip(REQUESTS, found, strict=True))
 
 
-def test_a_hub_dataset_gives_its_split_and_config_and_downloads_no_further_files(answers, hub):
-    assert answers["train"] == ["A"]
-    assert answers["tokens"] == [[0, 1], [0, 2], [1, 1], [1, 2]]
-    assert answers["first"] == ["one"]
+def test_a_hub_dataset_gives_its_split_and_config_and_downloads_no_further_files(results, hub):
+    assert results["train"] == ["A"]
+    assert results["tokens"] == [[0, 1], [0, 2], [1, 1], [1, 2]]
+    assert results["first"] == ["one"]
     assert "test-0.parquet" in hub.downloaded
     assert "test-1.parquet" not in hub.downloaded
 
 
 @pytest.mark.parametrize(
-    ("question", "name", "reason"),
+    ("case", "name", "reason"),
     [
         ("dead", NAME, ""),
         ("other name", "someone/else", "doesn't exist on the Hub"),
         ("other split", NAME, "Bad split: dev. Available splits: ['train', 'test']"),
     ],
 )
-def test_hub_failures_raise_one_error_with_a_hint(answers, question, name, reason):
-    error, hint = answers[question]["error"], answers[question]["hint"]
+def test_hub_failures_raise_one_error_with_a_hint(results, case, name, reason):
+    error, hint = results[case]["error"], results[case]["hint"]
     assert error.startswith(f"cannot read {name} from the Hub: ")
     assert reason in error
     assert hint.startswith("no such path is here; check id, config, split and network")

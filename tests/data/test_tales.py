@@ -1,4 +1,4 @@
-"""Every probability that a tale states, against readers who know nothing but the process; passkey prompts."""
+"""Every stated token probability of a synthetic story equals a brute-force oracle; passkey prompts."""
 
 import math
 from collections import Counter
@@ -45,9 +45,9 @@ def narrator(tokenizer):
     return Narrator(tokenizer)
 
 
-def off(document, reader):
-    """The greatest difference between what a document states and what a reader finds."""
-    found = torch.tensor(reader.log_probs(document.ids.tolist()), dtype=torch.float64)
+def off(document, oracle):
+    """The largest difference between the stated log-probabilities of a document and those of an oracle."""
+    found = torch.tensor(oracle.log_probs(document.ids.tolist()), dtype=torch.float64)
     return (document.log_probs() - found).abs().max().item()
 
 
@@ -58,12 +58,12 @@ def test_story_probabilities_equal_those_computed_from_the_words(narrator, token
 
 def test_probabilities_of_small_stories_equal_bayes_over_all_hidden_values(tokenizer):
     few = Narrator(tokenizer, FEW)
-    reader = Assignments(tokenizer, [(s.text, s.share, s.subject, s.values) for s in FEW])
-    assert all(off(few.tale(70, seed), reader) < EXACT for seed in range(3))
+    oracle = Assignments(tokenizer, [(s.text, s.share, s.subject, s.values) for s in FEW])
+    assert all(off(few.tale(70, seed), oracle) < EXACT for seed in range(3))
 
 
 def test_each_recorded_distance_points_back_to_the_repeated_token(narrator):
-    """And every value that was told before repeats one."""
+    """Every value that occurs for the second time has such a distance."""
     tale = narrator.tale(2000, seed=5)
     ids, distance = tale.ids.tolist(), tale.distance.tolist()
     repeats = [at for at, back in enumerate(distance) if back]
@@ -126,7 +126,7 @@ def test_a_passkey_prompt_has_the_requested_length_and_its_parts_in_order(tokeni
     assert "the shortest takes 67 tokens" in caught.value.hint
 
 
-# Tokenizers and sentences whose probabilities would be wrong
+# Errors
 
 
 def test_narrator_rejects_tokenizers_that_split_names_or_lack_a_bos_token(tokenizer):
@@ -140,7 +140,7 @@ def test_narrator_rejects_tokenizers_that_split_names_or_lack_a_bos_token(tokeni
 @pytest.mark.parametrize(
     ("sentences", "message"),
     [
-        (  # the last digit tells the first
+        (  # the last digit determines the first
             [fact("Chest red {value} is shut, and only {value} opens chest red.", 1.0, "red", ["12", "21"])],
             "splits '21' so that one part tells something",
         ),

@@ -17,7 +17,7 @@ from ropepatch.errors import RopepatchError
 
 @pytest.fixture
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Its own post-processing would put <s> in front of every text."""
+    """A tokenizer whose own post-processor would put <s> before every text."""
     tokenizer = letter_tokenizer(bos_token="<s>", eos_token="</s>", model_max_length=4)
     first = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
     tokenizer.backend_tokenizer.post_processor = first
@@ -95,8 +95,8 @@ def test_the_error_about_an_invalid_document_names_its_index(tokenizer, wrong):
 def test_first_documents_cuts_the_first_long_enough_documents_to_the_length(
     tokenizer, documents, options, expected
 ):
-    read = first_documents(tokenizer, documents, length=3, **options)
-    assert [ids.tolist() for ids in read] == expected
+    found = first_documents(tokenizer, documents, length=3, **options)
+    assert [ids.tolist() for ids in found] == expected
 
 
 @pytest.mark.parametrize(("count", "left"), [(1, ["a", "ddd", "eee", "fff"]), (2, ["eee", "fff"])])
@@ -107,7 +107,7 @@ def test_first_documents_reads_nothing_after_the_last_document_it_returns(tokeni
 
 
 def test_too_few_documents_log_a_warning_and_none_raises_an_error(tokenizer, caplog):
-    for count in (2, None):  # "bc" is of exactly the length
+    for count in (2, None):  # "bc" has exactly the length
         assert len(first_documents(tokenizer, iter(["abc", "a", "bc"]), length=3, count=count)) == 2
         assert not caplog.records
     assert len(first_documents(tokenizer, ["abc", "a", "bc"], length=3, count=5)) == 2
@@ -117,8 +117,8 @@ def test_too_few_documents_log_a_warning_and_none_raises_an_error(tokenizer, cap
 
 
 def test_a_cut_document_does_not_keep_its_rest_in_memory(tokenizer):
-    (read,) = first_documents(None, [torch.arange(1000)], length=3, count=1)
-    assert read.untyped_storage().nbytes() == 3 * 8
+    (document,) = first_documents(None, [torch.arange(1000)], length=3, count=1)
+    assert document.untyped_storage().nbytes() == 3 * 8
 
 
 # windows
@@ -165,7 +165,7 @@ def test_texts_longer_than_the_model_maximum_log_no_warning(tokenizer, caplog, m
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     cut_windows(tokenizer, ["abcdefgh" * 4], length=32, count=1)
     assert not caplog.messages
-    tokenizer("abcdefgh")  # the warning exists, and our call has not used it up
+    tokenizer("abcdefgh")  # the tokenizer still logs its warning, so the call above did not
     assert "longer than the specified maximum" in caplog.text
 
 

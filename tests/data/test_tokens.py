@@ -1,4 +1,4 @@
-"""Documents become tokens on disk once, and what is there is what reading anew would give."""
+"""Documents are tokenised to disk once, and cached tokens equal those of a fresh read."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def ids_of(text: str, first: list[int] | None = None) -> list[int]:
     return [*([BOS] if first is None else first), *(VOCABULARY[letter] for letter in text)]
 
 
-def keep(
+def tokenise(
     source: Path | str,
     cache: Path,
     tokenizer: PreTrainedTokenizerBase = LETTERS,
@@ -74,26 +74,26 @@ def cache(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Grows by each source that is read."""
+def sources_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The sources that have been read, in order."""
     read: list[str] = []
     stream = tokens.stream_documents
 
-    def told(source: str, **options: object) -> Iterator[str | list[int]]:
+    def recorded(source: str, **options: object) -> Iterator[str | list[int]]:
         read.append(source)
         return stream(source, **options)
 
-    monkeypatch.setattr(tokens, "stream_documents", told)
+    monkeypatch.setattr(tokens, "stream_documents", recorded)
     return read
 
 
 def entries(cache: Path) -> list[str]:
-    """The files of all entries but their locks."""
+    """The files of all cache entries except their locks."""
     files = (file.relative_to(cache) for file in cache.rglob("*") if file.is_file() and file.name != ".lock")
     return sorted(map(str, files))
 
 
-# what becomes of documents
+# documents
 
 
 @pytest.mark.parametrize(
@@ -102,20 +102,23 @@ def entries(cache: Path) -> list[str]:
     ids=["bos", "eos", "none"],
 )
 def test_each_document_follows_bos_or_eos_if_the_tokenizer_has_one(text, cache, special, first):
-    store = keep(text, cache, letter_tokenizer(**special))
+    store = tokenise(text, cache, letter_tokenizer(**special))
     assert documents(store) == [ids_of(line, first) for line in LINES]
     assert store.tokens.dtype == torch.int32
 
 
-# what is left out
+# documents that are left out
 
 
 @pytest.mark.parametrize(
-    ("least", "left"),
-    [(3, ["abc", "efgh", "ab", "hgfedcba"]), ("0.5x", ["abc", "efgh", "hgfedcba"])],  # 4 of the 8 trained
+    ("minimum", "left"),
+    [
+        (3, ["abc", "efgh", "ab", "hgfedcba"]),
+        ("0.5x", ["abc", "efgh", "hgfedcba"]),
+    ],  # 4 tokens: half of the original length
 )
-def test_short_documents_are_left_out_and_counted(text, cache, least, left):
-    store = keep(text, cache, min_tokens=least)
+def test_short_documents_are_left_out_and_counted(text, cache, minimum, left):
+    store = tokenise(text, cache, min_tokens=minimum)
     assert documents(store) == list(map(ids_of, left))
     assert store.reading.short == len(LINES) - len(left)
 
@@ -137,48 +140,48 @@ def test_an_unusable_source_raises_an_error_and_leaves_no_cache_files(text, cach
     if rows:
         write_lines(text, *rows)
     with pytest.raises(RopepatchError, match=message):
-        keep(text, cache, **settings)
+        tokenise(text, cache, **settings)
     assert not entries(cache)
 
 
-# how much is read
+# the number of tokens
 
 
 @pytest.mark.parametrize("wanted", [1, 4, 5, 6, 12, 23, 24])
 def test_reading_stops_at_enough_tokens_and_larger_cache_entries_give_the_same(
     text, cache, monkeypatch, wanted
 ):
-    keep(text, cache / "all")
+    tokenise(text, cache / "all")
     stream = iter(LINES)
     monkeypatch.setattr(tokens, "stream_documents", lambda *_, **__: stream)
-    served, anew = (keep(text, cache / name, tokens=wanted) for name in ("all", "anew"))
+    served, fresh = (tokenise(text, cache / name, tokens=wanted) for name in ("all", "fresh"))
     enough = (n for n in range(1, 6) if n == 5 or sum(len(line) + 1 for line in LINES[:n]) >= wanted)
     needed = LINES[: next(enough)]
-    assert documents(served) == documents(anew) == list(map(ids_of, needed))
-    assert served.digest == anew.digest
+    assert documents(served) == documents(fresh) == list(map(ids_of, needed))
+    assert served.digest == fresh.digest
     assert list(stream) == LINES[len(needed) :]
 
 
-def test_a_too_small_cache_entry_is_read_again_unless_the_source_is_exhausted(text, cache, readings):
-    few = keep(text, cache, tokens=5)
-    more = keep(text, cache, tokens=12)
-    assert (len(few), len(more), len(readings)) == (6, 14, 2)
-    everything = keep(text, cache, tokens=1000)
+def test_a_too_small_cache_entry_is_read_again_unless_the_source_is_exhausted(text, cache, sources_read):
+    few = tokenise(text, cache, tokens=5)
+    more = tokenise(text, cache, tokens=12)
+    assert (len(few), len(more), len(sources_read)) == (6, 14, 2)
+    everything = tokenise(text, cache, tokens=1000)
     assert len(everything) == 23
     assert everything.reading.complete
     assert not few.reading.complete
-    keep(text, cache, tokens=10**9)
-    assert len(readings) == 3
-    assert documents(few) == [ids_of("abc"), ids_of("d")]  # still mapped
+    tokenise(text, cache, tokens=10**9)
+    assert len(sources_read) == 3
+    assert documents(few) == [ids_of("abc"), ids_of("d")]  # the memory map stays valid
 
 
 def test_caching_tokens_needs_less_memory_than_the_tokens(tmp_path, cache, monkeypatch):
-    (tmp_path / "a.txt").write_text("read instead of this:")
+    (tmp_path / "a.txt").write_text("replaced by the stream below")
     document = [5] * 5000
     monkeypatch.setattr(tokens, "stream_documents", lambda *_, **__: iter([document] * 400))
     tracemalloc.start()
     try:
-        store = keep(tmp_path, cache, tokens=10**7)
+        store = tokenise(tmp_path, cache, tokens=10**7)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -186,89 +189,89 @@ def test_caching_tokens_needs_less_memory_than_the_tokens(tmp_path, cache, monke
     assert peak < 10**6
 
 
-# the key
+# the key of a cache entry
 
 
-def test_a_second_request_for_the_same_source_uses_the_cache(text, cache, readings, monkeypatch):
-    first = keep(text, cache)
+def test_a_second_request_for_the_same_source_uses_the_cache(text, cache, sources_read, monkeypatch):
+    first = tokenise(text, cache)
     monkeypatch.chdir(text.parent)
-    again = keep("text.jsonl", cache, letter_tokenizer(**BOTH), weight=3.0, trained=99, vocabulary=12)
-    assert len(readings) == 1
+    again = tokenise("text.jsonl", cache, letter_tokenizer(**BOTH), weight=3.0, trained=99, vocabulary=12)
+    assert len(sources_read) == 1
     assert (documents(again), again.digest) == (documents(first), first.digest)
 
 
-NO_LONGER_FIRST = letter_tokenizer(**BOTH)  # with the same backend as `LETTERS`
-NO_LONGER_FIRST.bos_token = None
+BOS_REMOVED = letter_tokenizer(**BOTH)  # with the same backend as `LETTERS`
+BOS_REMOVED.bos_token = None
 OTHER_VOCABULARY = letter_tokenizer(VOCABULARY | {"a": 3, "b": 2}, **BOTH)
 CHANGES: dict[str, dict] = {
     "field": {"field": "body"},
     "split": {"split": "other"},
-    "shortest": {"min_tokens": 2},
+    "minimum length": {"min_tokens": 2},
     "vocabulary": {"tokenizer": OTHER_VOCABULARY},
-    "no first token": {"tokenizer": letter_tokenizer()},
-    "another first token": {"tokenizer": letter_tokenizer(bos_token="</s>")},
-    "no longer a first token": {"tokenizer": NO_LONGER_FIRST},
+    "no BOS": {"tokenizer": letter_tokenizer()},
+    "another BOS": {"tokenizer": letter_tokenizer(bos_token="</s>")},
+    "BOS removed": {"tokenizer": BOS_REMOVED},
     "special tokens as text": {"tokenizer": letter_tokenizer(**BOTH, split_special_tokens=True)},
     "another class": {"tokenizer": ByT5Tokenizer(), "vocabulary": 400},
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_settings_that_change_the_tokens_get_their_own_cache_entry(text, cache, readings, change):
-    keep(text, cache)
-    changed = keep(text, cache, **CHANGES[change])
-    assert len(readings) == 2
-    assert documents(changed) == documents(keep(text, cache / "other", **CHANGES[change]))
-    keep(text, cache)
-    assert len(readings) == 3  # of the other folder; both entries are there
-    assert len(entries(cache)) == 6  # with what is in `other`
+def test_settings_that_change_the_tokens_get_their_own_cache_entry(text, cache, sources_read, change):
+    tokenise(text, cache)
+    changed = tokenise(text, cache, **CHANGES[change])
+    assert len(sources_read) == 2
+    assert documents(changed) == documents(tokenise(text, cache / "other", **CHANGES[change]))
+    tokenise(text, cache)
+    assert len(sources_read) == 3  # the third is for the other folder; both entries of this one remain
+    assert len(entries(cache)) == 6  # including those in `other`
 
 
-def test_changed_files_and_a_new_cache_format_are_read_again(tmp_path, cache, readings, monkeypatch):
+def test_changed_files_and_a_new_cache_format_are_read_again(tmp_path, cache, sources_read, monkeypatch):
     folder = tmp_path / "texts"
     folder.mkdir()
     (folder / "b.txt").write_text("b")
-    keep(folder, cache)
+    tokenise(folder, cache)
     (folder / "notes.md").write_text("no")
-    keep(folder, cache)
-    assert len(readings) == 1
+    tokenise(folder, cache)
+    assert len(sources_read) == 1
     state = (folder / "b.txt").stat()
-    for name, text in (("b.txt", "c"), ("b.txt", "cd"), ("a.txt", "a")):  # by its time, its size, its name
+    for name, text in (("b.txt", "c"), ("b.txt", "cd"), ("a.txt", "a")):  # changed time, size, or name
         (folder / name).write_text(text)
         os.utime(folder / name, ns=(state.st_atime_ns, state.st_mtime_ns + 1))
-        kept = documents(keep(folder, cache))
+        kept = documents(tokenise(folder, cache))
         assert ids_of(text) in kept
     assert kept == [ids_of("a"), ids_of("cd")]
     monkeypatch.setattr(tokens, "FORMAT", tokens.FORMAT + 1)
-    keep(folder, cache)
-    assert len(readings) == 5
+    tokenise(folder, cache)
+    assert len(sources_read) == 5
 
 
 def test_the_tokenizer_digest_ignores_padding_and_truncation_of_earlier_calls():
-    asked = letter_tokenizer(**BOTH, pad_token="</s>")
-    before = tokenizer_digest(asked)
-    asked(["ab", "abcdef"], padding="max_length", truncation=True, max_length=4)
-    assert asked.backend_tokenizer.padding is not None
-    assert tokenizer_digest(asked) == before
+    tokenizer = letter_tokenizer(**BOTH, pad_token="</s>")
+    before = tokenizer_digest(tokenizer)
+    tokenizer(["ab", "abcdef"], padding="max_length", truncation=True, max_length=4)
+    assert tokenizer.backend_tokenizer.padding is not None
+    assert tokenizer_digest(tokenizer) == before
 
 
-# token ids that the model does not know
+# token ids outside the vocabulary
 
 
 def test_cached_token_ids_are_checked_against_the_vocabulary_only_as_far_as_requested(tmp_path, cache):
     rows = [[1, 2], [3, 2], [9, 2, 3], [8]]
     file = write_lines(tmp_path / "a.jsonl", *({"input_ids": row} for row in rows))
-    keep(file, cache)
-    assert len(keep(file, cache, vocabulary=9, tokens=4)) == 4
+    tokenise(file, cache)
+    assert len(tokenise(file, cache, vocabulary=9, tokens=4)) == 4
     with pytest.raises(RopepatchError, match="holds token id 9, expected 0 to 8"):
-        keep(file, cache, vocabulary=9)
+        tokenise(file, cache, vocabulary=9)
 
 
-# what goes wrong on disk
+# faults on disk
 
 
 def damage(store: TokenStore) -> Iterator[None]:
-    """Damages an entry in one way after the other; mapped tokens stay what they are."""
+    """Damage an entry in one way after the other; memory-mapped tokens stay valid."""
     meta, tokens = (store.folder / name for name in ("meta.json", "tokens.bin"))
     for file in (meta, tokens):
         content = file.read_bytes()
@@ -285,35 +288,35 @@ def damage(store: TokenStore) -> Iterator[None]:
     yield
 
 
-def test_a_damaged_cache_entry_is_read_again_with_a_warning(text, cache, readings, caplog):
-    whole = keep(text, cache)
+def test_a_damaged_cache_entry_is_read_again_with_a_warning(text, cache, sources_read, caplog):
+    whole = tokenise(text, cache)
     for number, _ in enumerate(damage(whole), start=2):
         caplog.clear()
-        again = keep(text, cache)
+        again = tokenise(text, cache)
         assert (documents(again), again.digest, again.reading) == (
             documents(whole),
             whole.digest,
             whole.reading,
         )
         assert "is damaged" in caplog.text
-        assert len(readings) == number
+        assert len(sources_read) == number
 
 
 def test_a_growing_cache_entry_stays_readable_with_its_old_tokens(text, cache, monkeypatch):
-    """A reader who comes, or a writer who is killed, between the tokens and what describes them."""
-    few = keep(text, cache, tokens=5)
+    """For a process that reads, or a writer that is killed, between writing tokens.bin and meta.json."""
+    few = tokenise(text, cache, tokens=5)
     sent, seen = pickle.dumps(few), list[TokenStore]()
     write_json = tokens.write_json
 
-    def look(*arguments: object, **options: object) -> None:
+    def find_and_write(*arguments: object, **options: object) -> None:
         assert (few.folder / "tokens.bin").stat().st_size > 4 * len(few)
         seen.append(tokens.find(few.folder, 5))
         seen.append(pickle.loads(sent))
         assert tokens.find(few.folder, 7) is None
         write_json(*arguments, **options)
 
-    monkeypatch.setattr(tokens, "write_json", look)
-    keep(text, cache)
+    monkeypatch.setattr(tokens, "write_json", find_and_write)
+    tokenise(text, cache)
     assert [documents(store) for store in seen] == [documents(few)] * 2
     assert {store.digest for store in seen} == {few.digest}
     assert documents(pickle.loads(sent)) == documents(few)
@@ -321,46 +324,48 @@ def test_a_growing_cache_entry_stays_readable_with_its_old_tokens(text, cache, m
 
 def test_an_unwritable_cache_raises_one_error(text):
     with pytest.raises(RopepatchError, match=r"cannot cache the tokens of .* in .*: Not a dir") as caught:
-        keep(text, text / "cache")
+        tokenise(text, text / "cache")
     assert "ROPEPATCH_CACHE" in (caught.value.hint or "")
 
 
-# more than one process
+# several threads and processes
 
 
 def test_two_concurrent_requests_read_the_source_once(text, cache, monkeypatch):
-    begun, go_on = threading.Event(), threading.Event()
+    begun, resume = threading.Event(), threading.Event()
     stores: list[TokenStore] = []
-    readings: list[object] = []
+    calls: list[object] = []
 
     def wait(*_: object, **__: object) -> Iterator[str]:
-        readings.append(begun.set())
-        assert go_on.wait(60)
+        calls.append(begun.set())
+        assert resume.wait(60)
         yield from LINES
 
     monkeypatch.setattr(tokens, "stream_documents", wait)
-    both = [threading.Thread(target=lambda: stores.append(keep(text, cache)), daemon=True) for _ in range(2)]
+    both = [
+        threading.Thread(target=lambda: stores.append(tokenise(text, cache)), daemon=True) for _ in range(2)
+    ]
     both[0].start()
     assert begun.wait(60)
     both[1].start()
-    go_on.set()
+    resume.set()
     for thread in both:
         thread.join(60)
     assert [documents(store) for store in stores] == [list(map(ids_of, LINES))] * 2
-    assert len(readings) == 1
+    assert len(calls) == 1
 
 
 def test_a_pickled_store_does_not_contain_its_tokens(tmp_path, cache):
     file = write_lines(tmp_path / "a.jsonl", *[{"input_ids": [i % 10] * 50} for i in range(400)])
-    keep(file, cache)
-    store = keep(file, cache, tokens=10_001)  # a part of what is kept
+    tokenise(file, cache)
+    store = tokenise(file, cache, tokens=10_001)  # a part of the entry
     sent = pickle.dumps(store)
     there = pickle.loads(sent)
     assert len(sent) < 2000
     assert (documents(there), there.digest, there.report) == (documents(store), store.digest, store.report)
 
 
-# pieces
+# TokenStore.piece
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.data())
@@ -379,7 +384,7 @@ def test_a_piece_contains_its_tokens_and_their_counts_per_document(lengths, data
 
 # the Hub
 
-ASK = """
+SCRIPT = """
 import json, logging, sys
 import datasets, torch
 from transformers import AutoTokenizer
@@ -389,29 +394,29 @@ from ropepatch.data.texts import Texts
 from ropepatch.data.tokens import tokenised
 import time
 time.sleep = lambda seconds: None  # the Hub's client waits between attempts
-said = []
+messages = []
 handler = logging.Handler()
-handler.emit = lambda record: said.append(record.getMessage())
+handler.emit = lambda record: messages.append(record.getMessage())
 logging.getLogger("ropepatch").addHandler(handler)
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 for text, wanted in json.loads(sys.argv[2]):
-    said.clear()
+    messages.clear()
     try:
-        of_eight = {"trained": 8, "vocabulary": 10, "cache": Path("cache")}
-        store = tokenised(Texts(text=text), tokenizer, tokens=wanted, **of_eight)
+        options = {"trained": 8, "vocabulary": 10, "cache": Path("cache")}
+        store = tokenised(Texts(text=text), tokenizer, tokens=wanted, **options)
         revision = store.folder.name.rpartition("-")[2]
         answer = {"ids": store.tokens.tolist(), "revision": revision, "report": store.report}
     except RopepatchError as error:
         answer = {"error": str(error)}
-    print(json.dumps(answer | {"said": list(said)}))
+    print(json.dumps(answer | {"messages": list(messages)}))
 """
 NAME = "someone/letters"
 
 
-def ask(home: Path, hub: Hub, *questions: tuple[str, int], **variables: str) -> list[dict]:
-    """What an interpreter of its own answers."""
+def tokenise_elsewhere(home: Path, hub: Hub, *requests: tuple[str, int], **variables: str) -> list[dict]:
+    """Tokenise numbers of tokens of sources in a separate interpreter."""
     LETTERS.save_pretrained(home / "tokenizer")
-    return asked_elsewhere(ASK, "tokenizer", json.dumps(questions), hub=hub, home=home, **variables)
+    return asked_elsewhere(SCRIPT, "tokenizer", json.dumps(requests), hub=hub, home=home, **variables)
 
 
 @pytest.mark.slow
@@ -426,7 +431,7 @@ def test_a_hub_dataset_is_streamed_as_needed_and_cached_by_revision(tmp_path):
         datasets.Dataset.from_dict(texts).to_parquet(folder / f"train-{part}.parquet")
     hub = Hub(f"datasets/{NAME}", folder)
     with serving(hub):
-        (first, again) = ask(tmp_path, hub, (NAME, 6), (NAME, 5))
+        (first, again) = tokenise_elsewhere(tmp_path, hub, (NAME, 6), (NAME, 5))
         assert first["ids"] == again["ids"] == ids_of("ab") + ids_of("cd")
         assert first["revision"] == COMMIT[:24]
         assert first["report"] == "2 documents, 6 tokens"
@@ -436,16 +441,16 @@ def test_a_hub_dataset_is_streamed_as_needed_and_cached_by_revision(tmp_path):
         datasets.Dataset.from_dict({"text": ["ef"]}).to_parquet(folder / "train-0.parquet")
         hub.change(f"datasets/{NAME}", **{"train-0.parquet": (folder / "train-0.parquet").read_bytes()})
         hub.fail("", "train-1.parquet", 500)
-        (changed, dead) = ask(tmp_path, hub, (NAME, 3), (NAME, 6))
+        (changed, failed) = tokenise_elsewhere(tmp_path, hub, (NAME, 3), (NAME, 6))
         assert changed["ids"] == ids_of("ef")
-        assert dead["error"].startswith(f"cannot read {NAME} from the Hub: ")
+        assert failed["error"].startswith(f"cannot read {NAME} from the Hub: ")
 
         hub.requests.clear()
-        (kept, more, other) = ask(
+        (kept, more, other) = tokenise_elsewhere(
             tmp_path, hub, (NAME, 3), (NAME, 4), ("someone/else", 1), HF_HUB_OFFLINE="1"
         )
         assert not hub.requests
-        assert kept["ids"] == ids_of("ef")  # what was kept last
-        assert "cannot check the revision on the Hub" in kept["said"][0]
+        assert kept["ids"] == ids_of("ef")  # the entry cached last
+        assert "cannot check the revision on the Hub" in kept["messages"][0]
         assert "OfflineModeIsEnabled" in more["error"]
         assert "OfflineModeIsEnabled" in other["error"]

@@ -139,7 +139,7 @@ def drawn(key_value_heads: int, queries: int, keys: int, rows: int = ROWS, seed:
 
 
 class Call(NamedTuple):
-    """One call: query positions [B or 1, Q], key positions [B, T], visible pairs [B, Q, T], need of a mask."""
+    """One call: query positions [B or 1, Q], key positions [B, T], visible pairs [B, Q, T]."""
 
     key_value_heads: int
     layer: int
