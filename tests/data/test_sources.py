@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hub_server import Hub, asked_elsewhere, serving
+from hub_server import Hub, run_elsewhere, serving
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -377,7 +377,7 @@ def results(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> dict:
     """The results of `REQUESTS`, in a separate interpreter."""
     requests = json.dumps(list(REQUESTS.values()))
     with serving(hub):
-        found = asked_elsewhere(READ, requests, home=tmp_path_factory.mktemp("requests"), hub=hub)
+        found = run_elsewhere(READ, requests, home=tmp_path_factory.mktemp("requests"), hub=hub)
     return dict(zip(REQUESTS, found, strict=True))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hub_server import COMMIT, Hub, asked_elsewhere, serving
+from hub_server import COMMIT, Hub, run_elsewhere, serving
 from hypothesis import given
 from hypothesis import strategies as st
 from letters import BOS, EOS, VOCABULARY, letter_tokenizer
@@ -416,7 +416,7 @@ NAME = "someone/letters"
 def tokenise_elsewhere(home: Path, hub: Hub, *requests: tuple[str, int], **variables: str) -> list[dict]:
     """Tokenise numbers of tokens of sources in a separate interpreter."""
     LETTERS.save_pretrained(home / "tokenizer")
-    return asked_elsewhere(SCRIPT, "tokenizer", json.dumps(requests), hub=hub, home=home, **variables)
+    return run_elsewhere(SCRIPT, "tokenizer", json.dumps(requests), hub=hub, home=home, **variables)
 
 
 @pytest.mark.slow

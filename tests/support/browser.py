@@ -1,4 +1,4 @@
-"""The browser in which tests look at pages."""
+"""The browser for tests of pages."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ QUIET = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-backgroun
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """Chromium; without it the tests are skipped."""
+    """Start Chromium; skip the tests if it is missing, or fail in CI."""
     if not Path(PROGRAM).exists():
         missing = "no chromium: apt-get install chromium"
         if os.environ.get("ROPEPATCH_REQUIRE_SHARED"):

@@ -1,4 +1,4 @@
-"""Checkpoint folders as users have them, small and random, to extend and to damage."""
+"""Small random checkpoint folders to extend and to damage."""
 
 import json
 import resource
@@ -21,7 +21,7 @@ SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 1}
 
 
 def tokenizer_of(by_bytes: bool) -> Tokenizer:
-    """One with a token for each byte, or for each of the words `word0`, `word1`, ..."""
+    """A tokenizer with one token per byte, or one for each of the words `word0`, `word1`, ..."""
     first = ["<pad>", "<s>", "</s>"]
     symbols = [*first, *sorted(pre_tokenizers.ByteLevel.alphabet())[:120]]
     words = [*first, "<unk>", *(f"word{i}" for i in range(VOCABULARY - 4))]
@@ -59,7 +59,7 @@ def edit_json(path: Path, *, drop: tuple[str, ...] = (), **values: Any) -> None:
 
 
 def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Everything below a folder: modification time and bytes, by relative path."""
+    """Modification time and bytes of everything below a folder, by relative path."""
     return {
         str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
         for path in sorted(folder.rglob("*"))
@@ -68,7 +68,7 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 @contextmanager
 def largest_file(num_bytes: int) -> Iterator[None]:
-    """A disk that fails half-way, as a full one does: no file of this process grows beyond so many bytes."""
+    """Limit the size of files that this process writes, so that writing fails as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:
@@ -77,9 +77,9 @@ def largest_file(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-# Records that ropepatch wrote before they had a version, one for each way to write one.
+# Records of ropepatch from before they had a version, one for each way to write one.
 RECORDS: dict[str, dict[str, Any]] = {
     file.stem: json.loads(file.read_text(encoding="utf-8"))
     for file in sorted((Path(__file__).parents[1] / "extension" / "records").glob("*.json"))
 }
-SWAPPED = RECORDS.pop("swapped")  # that of a swapped encoding, which has other keys
+SWAPPED = RECORDS.pop("swapped")  # the record of a swapped encoding, which has other keys

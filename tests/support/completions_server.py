@@ -1,4 +1,4 @@
-"""A server of OpenAI's completions API over one of `engines`, with differences and faults of real ones."""
+"""A server of OpenAI's completions API for an `Engine`, with differences and faults of real servers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Manners:
     """How a server behaves.
 
     Args:
-        style: How it names tokens: `ids` as vLLM, `chat` as llama.cpp, `mlx` as mlx-lm, `texts` as most;
-            `none` for no log-probabilities.
-        echoes: Whether it can echo a prompt with them, as vLLM and SGLang.
+        style: The format of tokens: `ids` as in vLLM, `chat` as in llama.cpp, `mlx` as in mlx-lm, `texts` as
+            in most; `none` for no log-probabilities.
+        echoes: Whether it can echo a prompt with log-probabilities, as in vLLM and SGLang.
         biased: Whether log-probabilities include the requested bias, as in mlx-lm and SGLang.
         silent: Generated tokens without log-probabilities, as in llama.cpp for parts of letters.
         takes_ids: Whether a prompt may be token ids.
@@ -59,12 +59,12 @@ class Manners:
 
 
 def refusal(manners: Manners, body: dict[str, Any]) -> Reply | None:
-    """Why a question is not answered."""
+    """The error for an invalid request; None for a valid one."""
     if "logprobs" not in body:
         return None
     if (body["logprobs"] is True) != (
         manners.style == "mlx"
-    ):  # which wants true, and says how many beside it
+    ):  # which requires true, and the number in another key
         return 400, b'{"error": "logprobs of another type"}'
     if body.get("echo") and not manners.echoes:
         return 400, b'{"error": "Only no echo is supported"}'
@@ -79,8 +79,8 @@ def refusal(manners: Manners, body: dict[str, Any]) -> Reply | None:
 
 
 def read(manners: Manners, engine: Engine, tokenizer: Any, body: dict[str, Any]) -> Reply:
-    if refused := refusal(manners, body):
-        return refused
+    if error := refusal(manners, body):
+        return error
     prompt = body["prompt"]
     ids = prompt if isinstance(prompt, list) else list(tokenizer(prompt).input_ids)
     count = len(ids)
@@ -98,7 +98,7 @@ def read(manners: Manners, engine: Engine, tokenizer: Any, body: dict[str, Any])
         as_ids = manners.style == "ids" and body.get("return_tokens_as_token_ids")
         return f"token_id:{token}" if as_ids else tokenizer.decode([token])
 
-    told: Any = None
+    logprobs: Any = None
     if manners.style in ("chat", "mlx"):
         entries = [
             {"id": token, "logprob": own}
@@ -106,17 +106,17 @@ def read(manners: Manners, engine: Engine, tokenizer: Any, body: dict[str, Any])
             for token, own, top in written
             if token not in manners.silent
         ]
-        told = {"content": entries}
+        logprobs = {"content": entries}
         if len(ids) in manners.ends or not entries:
-            told = None if len(ids) % 2 else {"content": []}
+            logprobs = None if len(ids) % 2 else {"content": []}
     elif manners.style != "none" and "logprobs" in body:
-        told = {
+        logprobs = {
             "tokens": [named(token) for token, _, _ in written],
             "token_logprobs": [own for _, own, _ in written],
             "top_logprobs": [{named(n): value for n, value in top.items()} or None for _, _, top in written],
         }
     usage = {"prompt_tokens": count}
-    return 200, json.dumps({"choices": [{"text": text, "logprobs": told}], "usage": usage}).encode()
+    return 200, json.dumps({"choices": [{"text": text, "logprobs": logprobs}], "usage": usage}).encode()
 
 
 Written = tuple[
@@ -125,7 +125,7 @@ Written = tuple[
 
 
 def write(manners: Manners, engine: Engine, ids: list[int], body: dict[str, Any]) -> list[Written]:
-    """Greedily, where it is asked for more than the next token."""
+    """Generate greedily; a single token without bias comes from the cached `tops`."""
     count = body.get("top_logprobs", body.get("logprobs", 1))
     if body["max_tokens"] == 1 and "logit_bias" not in body:
         (top,) = engine.tops(ids, [len(ids)], count)
@@ -137,14 +137,14 @@ def write(manners: Manners, engine: Engine, ids: list[int], body: dict[str, Any]
         for token, bias in body.get("logit_bias", {}).items():
             biased[int(token)] += bias
         token = int(biased.argmax())
-        told = biased.log_softmax(-1) if manners.biased else row
-        written.append((token, told[token].item(), most_probable(told, count)))
+        reported = biased.log_softmax(-1) if manners.biased else row
+        written.append((token, reported[token].item(), most_probable(reported, count)))
         ids = [*ids, token]
     return written
 
 
 def echoed(engine: Engine, ids: list[int]) -> list[Written]:
-    """The tokens of a prompt; of the first nothing is told."""
+    """The tokens of a prompt; the first has no log-probability."""
     rows = engine.log_probs(ids)[:-1]
     own = rows.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
     tops = [most_probable(row, 1) for row in rows]

@@ -1,7 +1,7 @@
-"""Public configurations, and small ones damaged by chance.
+"""Public configs, and small configs with random damage.
 
-Of the config.json files on the Hub the keys that a rope depends on are in public_configs.json, as published;
-of LongRoPE's lists no check reads the factors, which are shortened to their course. Two more are extended.
+public_configs.json contains the keys of published config.json files that RoPE depends on. Its LongRoPE
+factors are shortened, because no check uses them. Two more configs are of extended models.
 """
 
 import json
@@ -26,7 +26,7 @@ ALL_FAMILIES = (
 )
 FAMILIES = tuple(family for family in ALL_FAMILIES if family not in BROKEN)
 COMPOSITE = ("gemma3", "fuyu", "emu3", "got_ocr2", "llama4", "mllama", "qwen3_5")
-# Of models with several parts; what they leave out transformers knows.
+# Configs of models with several parts; transformers has defaults for the missing keys.
 IN_PARTS: tuple[Config, ...] = (
     *(entry["config"] for entry in PUBLISHED if "text_config" in entry["config"]),
     {"model_type": "fuyu", "hidden_size": 4096, "max_position_embeddings": 16384, "rope_theta": 25000.0},
@@ -46,15 +46,15 @@ SCALED: tuple[Config, ...] = (
 
 @dataclass(frozen=True)
 class Mutant:
-    """A damaged config.json, and how it is asked for.
+    """A damaged config.json, and the plan that is requested for it.
 
     Args:
-        seed: Makes the same one again.
-        family: The model type it was.
-        damage: What was done to which key.
-        text: The file.
+        seed: The seed that reproduces it.
+        family: The model type of the undamaged config.
+        damage: The kinds of damage and their keys.
+        text: The content of the file.
         method: The scaling to plan.
-        to: The target.
+        to: The target length.
     """
 
     seed: int
@@ -69,9 +69,9 @@ class Mutant:
 
 
 def original(draw: random.Random) -> tuple[str, Config]:
-    """The configuration of a small model, its rope scaled or not, in today's keys or in the older ones.
+    """The config of a small model, with or without RoPE scaling, in the current or the older keys.
 
-    Or one that is published, with its part for text in the file, or left to transformers.
+    Or a published config with several parts, whose text_config may be missing.
     """
     if draw.random() < 0.2:
         config = deepcopy(draw.choice(IN_PARTS))
@@ -102,7 +102,7 @@ def mutant(seed: int) -> Mutant:
     return Mutant(seed, family, damage, text, draw.choice(METHODS), to)
 
 
-# Not num_labels: transformers makes a name for each.
+# Without num_labels, for which transformers generates a name each.
 RARE = """
     auto_map base_model_tp_plan id2label is_encoder_decoder layer_types original_max_position_embeddings
     partial_rotary_factor per_layer_config quantization_config rotary_emb_base rope_scaling rope_theta
@@ -111,12 +111,12 @@ RARE = """
 
 
 def with_rare_key(draw: random.Random, config: Config) -> Config:
-    """A configuration that mostly says something, of a type or not, under a key which few have."""
+    """A config that mostly has a rare key, with a value of any type."""
     values = (*OTHER_TYPES, *SCALED, {"full_attention": SCALED[2]}, ["full_attention", "?"], 64, 1e30)
     return config | {draw.choice(RARE.split()): draw.choice(values)} if draw.random() < 0.7 else config
 
 
-# Pieces of JSON, or of what is none, and what else is done to a key.
+# Pieces of valid or invalid JSON, and the other kinds of damage.
 NOT_FINITE = (
     *("NaN", "Infinity", "-Infinity", '"nan"', '"Infinity"'),
     *('{"__float__": "NaN"}', '{"__float__": 3}'),
@@ -139,7 +139,7 @@ DAMAGES = ("type of", "sign of", "size of", "without", "twice", "nested", "swapp
 
 
 def walk(tree: Config, above: str = "") -> Iterator[tuple[str, Config, str]]:
-    """Every key of an object and of those within it: the keys that lead there, the object, the key."""
+    """Yield every key of an object and of nested objects: the path, the object, the key."""
     for key, value in tree.items():
         name = f"{above}{key[:40]}"
         yield name, tree, key
@@ -148,11 +148,11 @@ def walk(tree: Config, above: str = "") -> Iterator[tuple[str, Config, str]]:
 
 
 def damaged(draw: random.Random, content: Config, times: int) -> tuple[tuple[str, ...], str]:
-    """What was done to which keys of an object, mostly those of the rope; and its text."""
+    """Damage keys of an object, mostly those of RoPE; return the kinds of damage and the text."""
     tree, damage, pieces = deepcopy(content), [], []
 
     def piece(text: str) -> str:
-        """What stands for a piece of the text until all is done."""
+        """Return a placeholder for a piece of the text."""
         pieces.append(text)
         return f"<piece {len(pieces) - 1}>"
 
@@ -169,7 +169,7 @@ def damaged(draw: random.Random, content: Config, times: int) -> tuple[tuple[str
             case "sign of":
                 holder[key] = -value if is_number else -1
             case "size of" if is_number and abs(value) < 1e100:
-                # Not thousands of layers or experts, which are no error and take minutes to build.
+                # Not thousands of layers or experts: they are valid and take minutes to build.
                 holder[key] = draw.choice((0, 1, 3, value + 1, value - 1, value / 3, value * 10**12))
             case "size of":
                 holder[key] = value * draw.choice((0, 2, 50)) if isinstance(value, list) else 10**12

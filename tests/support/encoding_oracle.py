@@ -1,7 +1,7 @@
-"""Every position encoding by the letter of its paper, pair by pair in float64; shares no code with ropepatch.
+"""Every position encoding as in its paper, pair by pair in float64; shares no code with ropepatch.
 
-m the position of a query, n that of a key, q, k, v their vectors [D], h the head of the query, c the case. A
-score is what the softmax sees; a value is what it weighs.
+m is the position of a query, n that of a key; q, k, v are their vectors [D]; h is the head of the query, c
+the case. Scores enter the softmax; values are weighted by its result.
 """
 
 import math
@@ -17,8 +17,8 @@ Array = NDArray[np.float64]
 class Case(NamedTuple):
     """One layer of a model with an encoding.
 
-    parameters are those of the encoding, weights those that its module trains, by name. theta None stands for
-    b^(-2i/D).
+    parameters are those of the encoding; weights are the trained tensors of its module, by name. Without
+    theta, frequencies are b^(-2i/D).
     """
 
     parameters: dict[str, Any]
@@ -46,7 +46,7 @@ def sinusoid(t: float, width: int, b: float = 10000.0) -> Array:
     return np.array([part(angle) for angle in angles for part in (math.sin, math.cos)])
 
 
-# Absolute: what is added to the embedding of the token at p, which nobody multiplies by sqrt(C)
+# Absolute: the vector added to the embedding of the token at p, without a factor sqrt(C)
 
 
 def integer(c: Case, p: int) -> Array:
@@ -123,7 +123,7 @@ def alibi(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
 
 
 def product(q: Array, k: Array, angles: Array) -> float:
-    """q . k where pair i of the first 2 len(angles) channels, (x_i, x_{i + len}), turns by the i-th angle."""
+    """q . k where pair i of the first 2 len(angles) channels, (x_i, x_{i + len}), rotates by angle i."""
     pairs = len(angles)
     (z, w), turn = (x[:pairs] + 1j * x[pairs : 2 * pairs] for x in (q, k)), np.exp(1j * angles)
     return (z * w.conj() * turn).real.sum() + q[2 * pairs :] @ k[2 * pairs :]
@@ -134,8 +134,8 @@ def rope(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
 
 
 def partial(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
-    turning = math.floor(c.parameters["share"] * c.D / 2) * 2
-    return product(q, k, (m - n) * ladder(c.b, turning)) / math.sqrt(c.D)
+    rotated = math.floor(c.parameters["share"] * c.D / 2) * 2
+    return product(q, k, (m - n) * ladder(c.b, rotated)) / math.sqrt(c.D)
 
 
 def p_rope(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
@@ -145,7 +145,7 @@ def p_rope(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
 
 
 def place(p: int, grid: tuple[int, ...]) -> list[int]:
-    """Where p is on a grid that is filled line by line."""
+    """The coordinates of p on a grid that is filled row by row."""
     where = []
     for axis in range(len(grid)):
         below = math.prod(grid[axis:])
@@ -168,9 +168,9 @@ def xpos(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
 
 
 def nope_heads(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:
-    turning = round(c.parameters["rotated"] * c.key_value_heads)
+    rotated = round(c.parameters["rotated"] * c.key_value_heads)
     group = h // (c.heads // c.key_value_heads)
-    return (rope if group < turning else nope)(c, h, q, m, k, n)
+    return (rope if group < rotated else nope)(c, h, q, m, k, n)
 
 
 def nope_layers(c: Case, h: int, q: Array, m: int, k: Array, n: int) -> float:

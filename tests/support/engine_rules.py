@@ -1,12 +1,11 @@
-"""What inference engines compute from a LLaMA's config.json: their rules, read in their sources, as
-facts.
+"""The RoPE that inference engines compute from a LLaMA's config.json, according to their source code.
 
-Each rule says what one engine, with its defaults, makes of a sequence of `length` tokens; `served` is the
-maximum length that its user passes, if any. None: the engine refuses the file. Nothing here knows
-ropepatch.
+Each rule returns the result of one engine, with its defaults, for a sequence of `length` tokens; `served` is
+the maximum length that its user passes, if any. None: the engine rejects the file. The rules share no code
+with ropepatch.
 
-Read on 2026-11-21: transformers 4.57.6; vLLM 0.33.0, SGLang 0.5.23 and mlx-lm 0.32.2 as their wheels;
-llama.cpp at 0c1e57098, as llama-cpp-python 0.3.36 carries it.
+Source code of 2026-11-21: transformers 4.57.6; vLLM 0.33.0, SGLang 0.5.23 and mlx-lm 0.32.2 as their wheels;
+llama.cpp at 0c1e57098, as in llama-cpp-python 0.3.36.
 """
 
 import math
@@ -22,13 +21,13 @@ Config = dict[str, Any]
 
 @dataclass(frozen=True)
 class Reading:
-    """What an engine computes.
+    """The RoPE that an engine computes.
 
     Args:
         inv_freq: [D/2] float64, radians per token.
-        attention_factor: What it multiplies cos and sin by.
-        reach: The tokens it serves; None where it sets no limit.
-        misplaced: Positions that it rotates as others.
+        attention_factor: The factor of cos and sin.
+        reach: The maximum number of tokens; None for no limit.
+        misplaced: Positions that it rotates as other positions.
     """
 
     inv_freq: NDArray[np.float64]
@@ -54,7 +53,7 @@ def dynamic_theta(theta: float, d: int, factor: float, length: float, window: fl
 
 
 def llama3(theta: float, d: int, scaling: Config, window: float) -> NDArray[np.float64]:
-    """Alike in all engines: divided by factor up to `low` turns in the window, whole from `high` on.
+    """The same in all engines: divided by factor up to `low` rotations within `window`, kept from `high` on.
 
     transformers modeling_rope_utils.py; vLLM and SGLang Llama3RotaryEmbedding; mlx-lm Llama3RoPE (which
     blends the wavelengths' reciprocals, the same); llama.cpp conversion/llama.py, as the tensor
@@ -68,7 +67,7 @@ def llama3(theta: float, d: int, scaling: Config, window: float) -> NDArray[np.f
 
 
 def yarn(theta: float, d: int, scaling: Config, *, truncate: bool) -> NDArray[np.float64]:
-    """Alike in all engines but for `truncate`: a ramp over the index of the pair."""
+    """The same in all engines except for `truncate`: a ramp over the index of the pair."""
     window = scaling["original_max_position_embeddings"]
 
     def pair_turning(turns: float) -> float:
@@ -100,7 +99,7 @@ def mscale_ratio(scaling: Config) -> float:
 
 
 def alike(kind: str, theta: float, d: int, scaling: Config) -> NDArray[np.float64] | None:
-    """The frequencies of the types of which all engines make the same; None for another type."""
+    """The frequencies of types that all engines compute alike; None for another type."""
     if kind == "llama3":
         return llama3(theta, d, scaling, scaling["original_max_position_embeddings"])
     if kind in ("default", "linear"):
@@ -109,11 +108,11 @@ def alike(kind: str, theta: float, d: int, scaling: Config) -> NDArray[np.float6
 
 
 def transformers_4(config: Config, length: int, served: int | None = None) -> Reading | None:
-    """transformers 4.57.6, modeling_rope_utils.py; it knows `rope_theta` and `rope_scaling` alone.
+    """transformers 4.57.6, modeling_rope_utils.py; it supports only `rope_theta` and `rope_scaling`.
 
     `dynamic` follows the sequence, from max_position_embeddings on; `longrope` takes the long list beyond
     the top-level original_max_position_embeddings, or max_position_embeddings without it. An explicit
-    attention_factor precedes what it would derive. It serves any length.
+    attention_factor precedes the derived one. It serves any length.
     """
     theta, d, reach = config.get("rope_theta", 10000.0), head_dim(config), config["max_position_embeddings"]
     scaling = config.get("rope_scaling") or {}
@@ -161,10 +160,10 @@ def vllm(config: Config, length: int, served: int | None = None) -> Reading | No
 
     It serves max_position_embeddings, times the factor for linear and dynamic; by default only a
     top-level original_max_position_embeddings under longrope. A YaRN table ends at original * factor.
-    `linear` iterates over a factor that is no float. `dynamic` reckons from max_position_embeddings
-    unless max_trained_positions is given: then nothing is left to scale. `longrope` takes one list for
-    all lengths: the long one if more than the original length is served; it reads short_mscale and
-    long_mscale and no attention_factor. `yarn` reads attention_factor, then both mscales if truthy.
+    `linear` iterates over a factor that is not a float. `dynamic` counts from max_position_embeddings
+    unless max_trained_positions is given, which leaves RoPE unscaled. `longrope` takes one list for
+    all lengths: the long one if more than the original length is served; it uses short_mscale and
+    long_mscale and no attention_factor. `yarn` uses attention_factor, then both mscales if truthy.
     tokenizer_config.json's model_max_length, which may shorten it, is left out.
     """
     p, d, limit = as_transformers_5(config), head_dim(config), config["max_position_embeddings"]
@@ -198,7 +197,7 @@ def sglang(config: Config, length: int, served: int | None = None) -> Reading | 
     It serves max_position_embeddings, times `factor` unless an original length stands beside it or the
     type is llama3. `dynamic` has one base, that of factor times max_position_embeddings. `yarn` ignores
     attention_factor: the mscales if both are there, else 0.1 ln s + 1, times attn_factor; its table
-    grows. `longrope` takes the long list for a batch with any position above the original length, reads
+    grows. `longrope` takes the long list for a batch with any position above the original length, uses
     the mscales, and looks a position equal to the original length up behind the short list, which is the
     long list's position 0.
     """
@@ -227,11 +226,11 @@ def sglang(config: Config, length: int, served: int | None = None) -> Reading | 
 def llama_cpp(config: Config, length: int, served: int | None = None) -> Reading | None:
     """llama.cpp 0c1e57098: conversion/{base,llama}.py, src/llama-{context,model}.cpp, ggml-cpu/ops.cpp.
 
-    The converter knows linear, yarn and, as the tensor rope_freqs, llama3; it marks a file as longrope
+    The converter supports linear, yarn and, as the tensor rope_freqs, llama3; it marks a file as longrope
     without any factors, and warns of other types: both run unscaled. It writes attention_factor as
     yarn_attn_factor, which the runtime overwrites: 0.1 ln s + 1, times rope.scaling.attn_factor, which
-    the converter does not write. The ramp is always truncated, and its loader of LLaMA reads no beta. The
-    context is max_position_embeddings.
+    the converter does not write. The ramp is always truncated, and its loader of LLaMA ignores both betas.
+    The context is max_position_embeddings.
     """
     p, d = as_transformers_5(config), head_dim(config)
     theta, kind, reach = p["rope_theta"], p["rope_type"], config["max_position_embeddings"]
@@ -244,10 +243,10 @@ def llama_cpp(config: Config, length: int, served: int | None = None) -> Reading
 
 
 def mlx_lm(config: Config, length: int, served: int | None = None) -> Reading | None:
-    """mlx-lm 0.32.2: models/{llama,rope_utils,base}.py; it knows `rope_theta` and `rope_scaling` alone.
+    """mlx-lm 0.32.2: models/{llama,rope_utils,base}.py; it supports only `rope_theta` and `rope_scaling`.
 
     `dynamic` follows the sequence. `yarn` ignores attention_factor and truncate: its factor is that of
-    mscale (default 1) over that of mscale_all_dim (default 0). `longrope` has the long list alone and
+    mscale (default 1) over that of mscale_all_dim (default 0). `longrope` uses only the long list and
     derives its attention factor from the lengths. It serves any length.
     """
     theta, d, limit = config.get("rope_theta", 10000.0), head_dim(config), config["max_position_embeddings"]

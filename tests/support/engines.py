@@ -1,4 +1,4 @@
-"""An engine that computes a checkpoint correctly, in some precision, or makes one of the known mistakes."""
+"""An engine that runs a checkpoint in some precision, correctly or with one of the known mistakes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Engine:
         folder: The checkpoint.
         mistake: A name of `ropepatch.probing.mistakes`; `right` for none.
         precision: float32, bfloat16, float16, or q8 for weights of 8 bits in blocks of 16.
-        noise: By so much of their spread all weights are off: those of another model.
+        noise: The standard deviation of noise added to each weight tensor, relative to that of the tensor.
         rounded_from: The position from which on keys and values are rounded to 3 bits.
     """
 
@@ -56,30 +56,30 @@ class Engine:
 
     @torch.inference_mode()
     def log_probs(self, ids: list[int]) -> Tensor:
-        """Those after every token: [T, V]."""
+        """Return the log-probabilities after every token: [T, V]."""
         with rotating_by(self.model, self.site.path, self.rotary):
             logits = self.model(torch.tensor([ids]), use_cache=False).logits[0]
         return logits.float().log_softmax(-1)
 
     def tops(self, ids: list[int], positions: list[int], count: int = 20) -> list[dict[int, float]]:
-        """The most probable next tokens after so many tokens, cached."""
-        asked = (*ids, *positions, count)
-        if asked not in self.told:
+        """Return the most probable next tokens after the first `positions` tokens, cached."""
+        request = (*ids, *positions, count)
+        if request not in self.told:
             values, top = (
                 part.tolist() for part in self.log_probs(ids)[torch.tensor(positions) - 1].topk(count)
             )
-            self.told[asked] = [dict(zip(*pair, strict=True)) for pair in zip(top, values, strict=True)]
-        return self.told[asked]
+            self.told[request] = [dict(zip(*pair, strict=True)) for pair in zip(top, values, strict=True)]
+        return self.told[request]
 
 
 def rounded(begin: int, part: object, given: object, states: Tensor) -> Tensor:
-    """Keys or values [B, T, D], those from a position on to 3 bits."""
+    """Round keys or values [B, T, D] to 3 bits from a position on."""
     step = (states.abs().amax(-1, keepdim=True) / 3).clamp(min=1e-12)
     return torch.cat([states[:, :begin], ((states / step).round() * step)[:, begin:]], dim=1)
 
 
 def in_8_bits(weight: Tensor) -> Tensor:
-    """Rounded as in Q8_0, in blocks of 16."""
+    """Round weights as in Q8_0, in blocks of 16."""
     blocks = weight.reshape(-1, 16)
     step = (blocks.abs().amax(1, keepdim=True) / 127).clamp(min=1e-12)
     return ((blocks / step).round() * step).reshape(weight.shape)

@@ -1,4 +1,4 @@
-"""Architectures by the code of their rotary module, read from the installed modeling files."""
+"""Architectures grouped by the code of their rotary module in the installed modeling files."""
 
 import ast
 import functools
@@ -19,7 +19,7 @@ ROTARY_CLASS = re.compile(r"^class \w*Rotary\w*\(.*?(?=^\S|\Z)", re.MULTILINE | 
 
 
 def forward_bodies(model_type: str) -> tuple[str, ...]:
-    """What the rotary classes beside an architecture run; nothing where it borrows another's."""
+    """The forward methods of the rotary classes in an architecture's module; empty if it imports them."""
     sources = sorted((MODELS / model_type_to_module_name(model_type)).glob("modeling_*.py"))
     classes = (
         ast.parse(text).body[0] for file in sources for text in ROTARY_CLASS.findall(file.read_text("utf-8"))
@@ -40,12 +40,12 @@ def _grouped() -> dict[str, list[str]]:
     return {group[0]: group for group in by_body.values()}
 
 
-# By its first architecture, llama before others: all those whose rotary modules run the same code.
+# Architectures whose rotary modules have the same code, by the first of them; llama comes first.
 FAMILIES = _grouped()
 
 
 def every_family(*also: str) -> pytest.MarkDecorator:
-    """Every architecture; in the sweep those that are neither the first with their code nor named."""
+    """Parametrise over every architecture; those neither first in their family nor named run in the sweep."""
     now = {*FAMILIES, *also}
     return pytest.mark.parametrize(
         "model_type",
@@ -59,7 +59,7 @@ def every_family(*also: str) -> pytest.MarkDecorator:
 
 @functools.cache
 def refusal(model_type: str) -> str | None:
-    """Why an architecture is not supported, from its configuration only; None if it is."""
+    """The error for an unsupported architecture, from its config only; None if it is supported."""
     try:
         plan_family(tiny_config(model_type), "ntk")
     except RopepatchError as error:
@@ -67,17 +67,17 @@ def refusal(model_type: str) -> str | None:
     return None
 
 
-# Of these, also within others, the sliding-window layers alone rotate.
+# In these architectures, also as parts of others, only the sliding-window layers rotate.
 LOCAL_ALONE = ["afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "kolibri1"]
 
 
 def asked(model_type: str) -> dict[str, str]:
-    """Arguments that a plan of such a language model needs."""
+    """Arguments that a plan for such a language model requires."""
     return {"layers": "sliding"} if model_type in LOCAL_ALONE else {}
 
 
 def plan_family(model: object, method: str) -> Plan:
-    """A plan to four times the original length of a tiny model, or of its configuration."""
+    """A plan for four times the original length of a tiny model, or of its config."""
     config = getattr(model, "config", model).get_text_config()
     window = getattr(config, "max_position_embeddings", 64)
     scaled = method == "yarn" and plan_family(model, "ntk").rope.is_scaled

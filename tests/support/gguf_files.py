@@ -1,4 +1,4 @@
-"""Small GGUF files of random weights, made by the package `gguf`."""
+"""Small GGUF files of random weights, written by the package `gguf`."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""A Hub in a thread: as much of its HTTP as downloads, `from_pretrained`, a push and `datasets` speak.
+"""A Hub in a thread, with the HTTP requests of downloads, `from_pretrained`, pushes and `datasets`.
 
-Its repositories lie in memory, with one commit for each push; the name of one of a data set begins with
-`datasets/`. LFS is Git LFS over HTTP, as the Hub speaks it to clients without Xet.
+Its repositories are in memory, with one commit for each push; names of dataset repositories begin with
+`datasets/`. LFS is Git LFS over HTTP, as the Hub supports it for clients without Xet.
 """
 
 import base64
@@ -25,8 +25,8 @@ import pytest
 from listening import Answer, Request
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-USER = "local"  # whose token it is: a push may go to repositories of this name alone
-LFS = (".safetensors", ".bin", ".gguf")  # what .gitattributes says
+USER = "local"  # the owner of the token, who may push only to repositories of this name
+LFS = (".safetensors", ".bin", ".gguf")  # as in .gitattributes
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class File:
 
     @property
     def oid(self) -> str:
-        """What git calls it: of an LFS file its pointer."""
+        """The git object id; for an LFS file that of its pointer."""
         stated = f"oid sha256:{self.sha256}\nsize {len(self.content)}\n"
         blob = f"version https://git-lfs.github.com/spec/v1\n{stated}".encode() if self.lfs else self.content
         return hashlib.sha1(b"blob %d\0" % len(blob) + blob).hexdigest()
@@ -52,7 +52,7 @@ class File:
         return self.sha256 if self.lfs else self.oid
 
     def described(self, path: str) -> dict[str, Any]:
-        """Its line of a tree, and its part of a model's description."""
+        """The file's entry in a tree and in the description of a model."""
         size, oid, sha = {"size": len(self.content)}, self.oid, self.sha256
         pointer = {"lfs": size | {"pointerSize": 134, "oid": sha, "sha256": sha}} if self.lfs else {}
         return {"type": "file", "path": path, "rfilename": path, "oid": oid, "blobId": oid} | size | pointer
@@ -60,15 +60,15 @@ class File:
 
 @dataclass
 class Model:
-    """A repository: commits by name, each all of its files by path."""
+    """A repository: commits by name, each with all files by path."""
 
     private: bool = False
     commits: dict[str, dict[str, File]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
-    objects: dict[str, bytes] = field(default_factory=dict)  # of LFS by sha256, committed or not yet
+    objects: dict[str, bytes] = field(default_factory=dict)  # LFS objects by sha256, committed or not
 
     def add(self, files: dict[str, File], branch: str = "main", commit: str | None = None) -> str:
-        """A commit on top of a branch; its name."""
+        """Add a commit to a branch, and return its name."""
         stated = [self.branches.get(branch), *((path, file.oid) for path, file in sorted(files.items()))]
         name = commit or hashlib.sha1(json.dumps(stated).encode()).hexdigest()
         self.commits[name] = files
@@ -78,15 +78,15 @@ class Model:
 
 @dataclass
 class Fault:
-    """What goes wrong with requests of a method, or of any if it is empty, whose path contains a part.
+    """A fault for requests of a method, empty for any, whose path contains a part.
 
     Args:
-        how: A status to answer with; `cut`, the line goes dead half-way through the request; `hang`, no
-            answer until the server stops; `lost`, done, but the line goes dead before the answer; `torn`,
-            within it; other text is answered with status 200. Or what somebody else does just before the
-            request is served.
-        first: The first of such requests that is hit, counted from 1.
-        times: How many are hit; None for all from then on.
+        how: A status to answer with; `cut`: the connection closes half-way through the request; `hang`: no
+            answer until the server stops; `lost`: the request is executed, but the connection closes before
+            the answer; `torn`: within the answer; any other text is an answer with status 200. Or a function
+            that is called just before the request is served.
+        first: The first matching request that fails, counted from 1.
+        times: The number of requests that fail; None for all from then on.
     """
 
     method: str
@@ -106,12 +106,12 @@ class Fault:
 
 
 class Hub:
-    """What the server holds, and what it was asked for.
+    """The repositories of the server, and a record of its requests.
 
     Args:
-        name: The id of a model that is there from the start, at `COMMIT`; None for none.
-        folder: Its files.
-        token: The one that it accepts; None for any.
+        name: The id of an initial model, at `COMMIT`; None for no model.
+        folder: The folder with its files.
+        token: The accepted token; None for any.
     """
 
     def __init__(
@@ -123,8 +123,8 @@ class Hub:
         self.url = ""
         self.downloaded: list[str] = []
         self.tokens: set[str | None] = set()
-        self.requests: list[tuple[str, str]] = []  # method and path of every one
-        self.arrived: list[str] = []  # sha256 of every LFS file that was sent, whole
+        self.requests: list[tuple[str, str]] = []  # method and path of every request
+        self.arrived: list[str] = []  # sha256 of every LFS file that arrived completely
         self.released = Event()
         self.lock = RLock()
         if name is not None and folder is not None:
@@ -134,40 +134,40 @@ class Hub:
             self.models[name].add(files, commit=COMMIT)
 
     def fail(self, method: str, part: str, how: int | str | Callable[[], object], **more: Any) -> None:
-        """From now on, until `faults` is cleared; see `Fault`."""
+        """Add a fault, which lasts until `faults` is cleared; see `Fault`."""
         self.faults.append(Fault(method, part, how, **more))
 
     def count(self, method: str, part: str = "") -> int:
-        """How many requests there were of a method whose path contains a part."""
-        return sum(asked == method and part in path for asked, path in self.requests)
+        """Count the requests of a method whose path contains a part."""
+        return sum(one == method and part in path for one, path in self.requests)
 
     def create(self, name: str, files: dict[str, bytes] | None = None, *, private: bool = False) -> Model:
-        """A repository as the Hub makes it, with .gitattributes."""
+        """Create a repository with .gitattributes, as the Hub does."""
         contents = {".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"} | (files or {})
         self.models[name] = model = Model(private)
         model.add({path: File(content, path.endswith(LFS)) for path, content in contents.items()})
         return model
 
     def change(self, name: str, branch: str = "main", /, **files: bytes) -> str:
-        """A commit of somebody else's, who writes files of these names."""
+        """Add a commit of another user with files of these names."""
         model = self.models[name]
         before = model.commits[model.branches[branch]]
         return model.add(before | {path: File(content) for path, content in files.items()}, branch)
 
     def head(self, name: str, branch: str = "main") -> str:
-        """The newest commit of a branch."""
+        """Return the newest commit of a branch."""
         return self.models[name].branches[branch]
 
     def files(self, name: str, revision: str = "main") -> dict[str, bytes]:
-        """What a user gets, without .gitattributes."""
+        """Return the files of a revision, without .gitattributes."""
         model = self.models[name]
         held = model.commits[model.branches.get(revision, revision)]
         return {path: file.content for path, file in held.items() if path != ".gitattributes"}
 
-    # What is answered
+    # Answers
 
     def answer(self, request: Request) -> Answer | None:
-        """The answer to a request, with what goes wrong on purpose."""
+        """Answer a request, with the faults that match it."""
         path, token = request.place, request.headers.get("Authorization")
         with self.lock:
             self.tokens.add(token)
@@ -179,8 +179,8 @@ class Hub:
             return self.released.wait() and None if how == "hang" else None
         body = request.body()
         if fault and isinstance(how, int):
-            said = json.dumps({"error": fault.message})  # of a header a second line would be illegal
-            return how, {"X-Error-Code": fault.code}, said.encode()
+            content = json.dumps({"error": fault.message})  # a header could not contain a second line
+            return how, {"X-Error-Code": fault.code}, content.encode()
         if isinstance(how, str) and how not in ("lost", "torn"):
             return 200, {"Content-Type": "application/json"}, how.encode()
         with self.lock:
@@ -269,14 +269,14 @@ class Hub:
             )
         return self._commit(name, model, branch, [json.loads(line) for line in body.splitlines()])
 
-    def _create(self, asked: dict[str, Any]) -> Answer:
-        owner = asked.get("organization") or USER
-        name, url = f"{owner}/{asked['name']}", {"url": f"{self.url}/{owner}/{asked['name']}"}
+    def _create(self, wanted: dict[str, Any]) -> Answer:
+        owner = wanted.get("organization") or USER
+        name, url = f"{owner}/{wanted['name']}", {"url": f"{self.url}/{owner}/{wanted['name']}"}
         if owner != USER:
             return refusal(403, "", f'No rights to create a model under the namespace "{owner}"')
         if name in self.models:
             return 409, {}, json.dumps(url | {"error": "You already created this model repo"}).encode()
-        self.create(name, private=bool(asked.get("private")) or asked.get("visibility") == "private")
+        self.create(name, private=bool(wanted.get("private")) or wanted.get("visibility") == "private")
         return good(url | {"name": name})
 
     def _batch(self, name: str, objects: list[dict[str, Any]]) -> Answer:
@@ -328,24 +328,24 @@ def refusal(status: int, code: str = "", message: str = "") -> Answer:
 
 
 def entries(files: dict[str, File]) -> list[dict[str, Any]]:
-    """The lines of a tree: its files, and the folders that they are in."""
+    """The entries of a tree: its folders and files."""
     folders = {str(folder) for path in files for folder in Path(path).parents} - {"."}
     found = [{"path": path, "type": "directory", "oid": "0" * 40, "size": 0} for path in sorted(folders)]
     return [*found, *(files[path].described(path) for path in sorted(files))]
 
 
-def part(answered: Answer, asked: str | None) -> Answer:
-    """Of a file the bytes that were asked for."""
+def part(answered: Answer, byte_range: str | None) -> Answer:
+    """The answer with only the requested bytes of a file."""
     status, headers, body = answered
-    if not asked or status != 200:
+    if not byte_range or status != 200:
         return answered
-    first, _, last = asked.removeprefix("bytes=").partition("-")
+    first, _, last = byte_range.removeprefix("bytes=").partition("-")
     end = min(int(last or len(body)), len(body) - 1)
     return 206, headers | {"Content-Range": f"bytes {first}-{end}/{len(body)}"}, body[int(first) : end + 1]
 
 
 def mode(path: str, size: int, held: dict[str, File]) -> dict[str, Any]:
-    """What the Hub says before an upload: how, and what it has of that name."""
+    """The Hub's answer before an upload: the upload mode, and the id of an existing file of that name."""
     lfs = path.endswith(LFS) or size > 10 << 20
     ignored = held.get(".gitignore", File(b"")).content.decode().split()  # names, not patterns
     stated = {"path": path, "uploadMode": "lfs" if lfs else "regular", "shouldIgnore": path in ignored}
@@ -353,15 +353,15 @@ def mode(path: str, size: int, held: dict[str, File]) -> dict[str, Any]:
 
 
 def environment(hub: Hub, home: Path, token: str | None = "hf_any") -> dict[str, str]:
-    """The variables with which another process speaks to this Hub, with a cache of its own."""
+    """Environment variables with which another process uses this Hub, with a separate cache."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
     own |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "0", "OMP_NUM_THREADS": "1"}  # CI sets OFFLINE
     return kept | own | ({} if token is None else {"HF_TOKEN": token})
 
 
-def asked_elsewhere(code: str, *words: str, hub: Hub, home: Path, **variables: str) -> list[Any]:
-    """The JSON lines that an interpreter of its own prints: `datasets` reads the Hub's address once."""
+def run_elsewhere(code: str, *words: str, hub: Hub, home: Path, **variables: str) -> list[Any]:
+    """The JSON lines printed by a new interpreter, since `datasets` reads the Hub's address only once."""
     own = environment(hub, home / "home", None) | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     line = [sys.executable, "-W", "error", "-c", code, *words]
     done = subprocess.run(
@@ -372,7 +372,7 @@ def asked_elsewhere(code: str, *words: str, hub: Hub, home: Path, **variables: s
 
 
 def speak_to(hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str | None = "hf_any") -> None:
-    """Until the test ends this process pushes to this Hub, and does not wait before it tries again."""
+    """Make this process use this Hub, and retry without waiting, until the test ends."""
     stated = {"ENDPOINT": hub.url, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}
     for name, value in (stated | {"HF_TOKEN_PATH": os.devnull}).items():
         monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
@@ -386,7 +386,7 @@ def speak_to(hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str | None = "hf_
 
 @contextmanager
 def serving(hub: Hub) -> Iterator[Hub]:
-    """The hub at `hub.url` on this machine."""
+    """Serve the Hub at `hub.url` on this machine within the block."""
     with listening.serving(hub.answer) as hub.url:
         try:
             yield hub

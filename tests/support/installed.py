@@ -1,4 +1,4 @@
-"""Engines installed for the tests alone, beside the environment that runs them."""
+"""Engines that are installed only for the tests, outside their environment."""
 
 import contextlib
 import getpass
@@ -19,9 +19,9 @@ Answers = dict[str, dict[str, Tensor]]  # by the name of a checkpoint's folder
 
 
 def installed(*packages: str) -> Path:
-    """The folder that holds these packages without their dependencies, made once; the first names it.
+    """Install packages without their dependencies in a folder named after the first, once; return the folder.
 
-    Without it the test is skipped, visibly, or fails in CI.
+    If pip fails, the test is skipped, or fails in CI.
     """
     python = f"python-{sys.version_info.major}.{sys.version_info.minor}"
     folder = _cache() / f"{packages[0].replace('==', '-')}-{python}"
@@ -57,11 +57,11 @@ def _cache() -> Path:
 
 
 def read_by(script: Path, packages: tuple[str, ...], folders: list[Path], scratch: Path) -> Answers:
-    """What a script says of checkpoints, in a process that finds these packages before all others.
+    """The results of a script for checkpoints, in a process that imports these packages before all others.
 
     Args:
-        script: Called with the file to write and the folders to read.
-        packages: The engine, with its version, and what it needs that the environment of the tests lacks.
+        script: A script that takes the output file and the folders of the checkpoints.
+        packages: The engine with its version, and dependencies that the environment of the tests lacks.
         folders: The checkpoints.
         scratch: A folder for the file.
     """

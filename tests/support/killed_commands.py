@@ -1,4 +1,4 @@
-"""Commands that are killed, and what must hold afterwards."""
+"""Commands that are killed, and the checks afterwards."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ VOLATILE = {"seconds", "minutes", "date"}
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, hidden ones too, without what a clock says; folders end with a slash.
+    """Every file below a folder, also hidden ones, without times and dates; folders end with a slash.
 
-    Tokens of a text lie in a folder of the cache that is named by when the text was written.
+    The name of a folder with cached tokens depends on the modification time of the text; it is replaced.
     """
     return {
         f"{CACHED.sub('cache/tokens/*', str(path.relative_to(folder)))}{'/' if path.is_dir() else ''}": b""
@@ -39,7 +39,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def settled(name: str, content: bytes) -> bytes:
-    """What a file holds, but for times."""
+    """The content of a file without times."""
     try:
         if name.endswith(".html"):
             return re.sub(rb"\d{4}-\d\d-\d\d|<dt>seconds</dt><dd>[^<]*", b"", content)
@@ -60,13 +60,12 @@ class Attack:
 
     Args:
         words: The command.
-        lay_out: Puts what it needs into a folder.
+        lay_out: Writes the inputs of the command to a folder.
         source: The checkpoint that it reads.
-        made: The file that is there only when it is whole, or a folder of such files.
-        at_once: The folder has all of them or is not there.
-        later: The files and folders of them that the command, or the same command again, adds when the others
-            are there.
-        hub: It pushes to a Hub.
+        made: The output: a file that exists only when it is complete, or a folder of such files.
+        at_once: Whether the output folder appears with all of its files at once.
+        later: The files and folders of the output that the command, or a second run, adds later.
+        hub: Whether it pushes to a Hub.
     """
 
     words: str
@@ -80,14 +79,14 @@ class Attack:
 
 @dataclass(frozen=True)
 class Reference:
-    """What comes of a command that nobody kills.
+    """The result of a command that is not killed.
 
     Args:
         tree: The files of its folder.
-        events: Where it could have died.
+        events: The events at which it can be killed.
         largest: The size of the largest file that it wrote.
-        pushed: What the Hub has.
-        seconds: How long it took.
+        pushed: The files on the Hub.
+        seconds: The duration.
     """
 
     tree: dict[str, bytes]
@@ -102,7 +101,7 @@ REPO = "local/pushed"
 
 @contextmanager
 def laid_out(attack: Attack, place: Path) -> Iterator[Hub]:
-    """A folder with what a command needs, which is gone in the end, and a Hub."""
+    """Yield a Hub, with the inputs of a command in a folder that is removed in the end."""
     place.mkdir(parents=True)
     attack.lay_out(place)
     with serving(Hub()) as hub:
@@ -111,7 +110,7 @@ def laid_out(attack: Attack, place: Path) -> Iterator[Hub]:
 
 
 def on_hub(hub: Hub) -> dict[str, bytes]:
-    """What users of the repository get; nothing where there is none."""
+    """The files of the repository; empty if it does not exist."""
     return {} if REPO not in hub.models else {name: settled(name, at) for name, at in hub.files(REPO).items()}
 
 
@@ -119,7 +118,7 @@ def reference_of(attack: Attack, place: Path) -> Reference:
     """Run the command to its end.
 
     Raises:
-        AssertionError: It does not end well.
+        AssertionError: If it fails.
     """
     events = place.with_name(f"{place.name}.events")
     with laid_out(attack, place) as hub:
@@ -131,7 +130,7 @@ def reference_of(attack: Attack, place: Path) -> Reference:
 
 
 def kills_of(reference: Reference, number: int, seed: str) -> Iterator[Kill]:
-    """So many deaths, some in the middle of a file; the same ones in every run."""
+    """A number of kills, some in the middle of a file, determined by the seed."""
     draw = random.Random(seed)
     for _ in range(number):
         if draw.random() < 0.3:
@@ -141,7 +140,7 @@ def kills_of(reference: Reference, number: int, seed: str) -> Iterator[Kill]:
 
 
 def attempt(attack: Attack, place: Path, reference: Reference, *kills: Kill) -> tuple[list[str], int]:
-    """Kill the command, give it again, and say what is wrong, and how many kills found it alive."""
+    """Kill the command, run it again; return the faults, and the number of kills that found it running."""
     untouched = contents(attack.source)
     faults, alive = [], 0
     with laid_out(attack, place) as hub:
@@ -176,12 +175,12 @@ def attempt(attack: Attack, place: Path, reference: Reference, *kills: Kill) -> 
     return faults, alive
 
 
-LEFTOVER = re.compile(r"\.[0-9a-f]{8}\.partial(/|$)")  # beside what was being written
+LEFTOVER = re.compile(r"\.[0-9a-f]{8}\.partial(/|$)")  # next to the unfinished output
 TRACEBACK = re.compile(r"Traceback \(most recent|Exception ignored|Exception in thread|Fatal Python error")
 
 
 def half_written(attack: Attack, whole: dict[str, bytes], found: dict[str, bytes]) -> list[str]:
-    """Files under their final names that are not as they must be; a record may not know all of it yet."""
+    """The files of the output that differ from the reference, except records that are still incomplete."""
 
     def is_part(path: str) -> bool:
         try:
@@ -198,18 +197,18 @@ def half_written(attack: Attack, whole: dict[str, bytes], found: dict[str, bytes
 
 
 def difference(one: dict[str, bytes], other: dict[str, bytes]) -> str:
-    """In which files two folders differ; empty if in none."""
+    """The files in which two folders differ; empty if they are equal."""
     lost, new = sorted(one.keys() - other.keys()), sorted(other.keys() - one.keys())
     unlike = [path for path in one.keys() & other.keys() if one[path] != other[path]]
-    told = {"lost": lost, "new": new, "unlike": sorted(unlike)}
-    return "; ".join(f"{kind} {', '.join(paths)}" for kind, paths in told.items() if paths)
+    changes = {"lost": lost, "new": new, "different": sorted(unlike)}
+    return "; ".join(f"{kind} {', '.join(paths)}" for kind, paths in changes.items() if paths)
 
 
 def attacks(folder: Path) -> dict[str, Attack]:
     """The commands that are killed.
 
     Args:
-        folder: Where the checkpoints are made that they read.
+        folder: The folder for the checkpoints that they read.
     """
     large = {"hidden_size": 1024, "intermediate_size": 2048, "max_shard_size": "20MB"}  # 50 MB
     source = write_checkpoint(folder / "source", **large)
@@ -235,7 +234,7 @@ def attacks(folder: Path) -> dict[str, Attack]:
 
 
 def write_distilling_recipe(place: Path) -> None:
-    """`six.yaml` for a model that is distilled from itself, on what it writes into the folder."""
+    """Write `six.yaml` for self-distillation on self-generated text."""
     own = Data(sources=(Generated(generated="self"),), windows=(64,), tokens_per_batch=128)
     write_recipe(place, small_recipe(data=own, distil=Distil()))
 

@@ -1,9 +1,8 @@
 """Kill a command at chosen events.
 
-A command runs in a fork of a process that has imported all that is heavy. Whatever it changes on the disk,
-every step of an optimiser and every request to a Hub is counted; at a number drawn from a seed it kills
-itself, or the kernel kills it in the middle of a file; no clock decides anything. Or it is sent a signal at a
-time.
+A command runs in a fork of a process that has imported the heavy modules. Changes on disk, optimiser steps
+and requests to a Hub are counted. At a number drawn from a seed the command kills itself, or the kernel kills
+it in the middle of a file, independently of any clock. Alternatively it gets a signal after some seconds.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ import pytest
 from hub_server import speak_to
 from run_recipes import read_little
 
-HEAVY = [  # what the fork server imports, from anywhere
+HEAVY = [  # modules that the fork server imports
     *("torch", "transformers", "peft", "accelerate", "datasets", "matplotlib.pyplot", "ropepatch.cli"),
     *("transformers.models.llama.modeling_llama", "transformers.trainer", "ropepatch.pipeline.extension"),
     *("ropepatch.training.adaptation", "ropepatch.fitting", "ropepatch.publishing.hub", "safetensors.torch"),
     *("ropepatch.data.tiny.tales", "ropepatch.report.plots"),
 ]
-BEGUN = b"\0"  # what a process says first
+BEGUN = b"\0"  # the first output of a process
 KILLED = (-signal.SIGKILL, -signal.SIGXFSZ)
-CHANGES = {  # audit events of what changes the disk, with the arguments that are paths
+CHANGES = {  # audit events that change the disk, and the number of their arguments that are paths
     "open": 1,
     "os.rename": 2,
     "os.mkdir": 1,
@@ -52,9 +51,10 @@ class Kill:
     """When a process dies.
 
     Args:
-        point: The number of the event before which it dies; None for none.
-        torn: Where a file that it writes would be longer than so many bytes; None for nowhere.
-        seconds: After how many seconds it is sent a signal, if it has not ended by then; None for never.
+        point: The number of the event before which it dies; None for no event.
+        torn: The size in bytes at which a file that it writes is cut off and the kernel kills it; None for no
+            limit.
+        seconds: The seconds after which it gets a signal, if it still runs; None for no signal.
         signal: That signal.
     """
 
@@ -66,7 +66,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended, what it said, of one that was not killed its events, and its seconds."""
+    """The exit code of a process, its output, its events if it was not killed, and its seconds."""
 
     code: int | None
     said: str
@@ -78,14 +78,14 @@ class Ended:
 
 
 class Countdown:
-    """Counts the events of this process, and ends it at one of them."""
+    """Counts the events of this process, and kills it at one of them."""
 
     def __init__(self, place: str, kill: Kill | None) -> None:
         self.place, self.kill = place, kill
         self.seen: list[str] = []
 
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Of the interpreter's own events those that change something in the place."""
+        """Count the audit events of the interpreter that change something in the folder."""
         if event not in CHANGES or (event == "open" and not self.is_writing(*arguments[1:])):
             return
         paths = [path for path in arguments[: CHANGES[event]] if isinstance(path, str | bytes | os.PathLike)]
@@ -98,7 +98,7 @@ class Countdown:
         return bool(flags & WRITES) or bool(set(mode or "") & set("wxa+"))
 
     def count(self, event: str) -> None:
-        """One more event; the last thing that happens, if it is the one."""
+        """Count an event, or kill the process if it is the chosen one."""
         if self.kill is not None and len(self.seen) == self.kill.point:
             os.kill(os.getpid(), signal.SIGKILL)
         self.seen.append(event)
@@ -107,7 +107,7 @@ class Countdown:
 def perform(
     words: list[str], place: str, hub: str | None, kill: Kill | None, said: Any, counted: str | None
 ) -> None:
-    """What the fork does: the command, in its place."""
+    """Run the command in its folder; the main function of the fork."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: os._exit(128 + number))
     os.write(said.fileno(), BEGUN)
@@ -139,7 +139,7 @@ def perform(
 
 
 def smaller_work(patch: pytest.MonkeyPatch, hub: str | None, count: Callable[[str], None]) -> None:
-    """Less to read for a fit, and the address of a Hub whose requests are counted before and after."""
+    """Use less text for a fit, and a Hub at an address, whose requests and answers are counted."""
     read_little(patch)
     if hub is None:
         return
@@ -169,7 +169,7 @@ def run(
     kill: Kill | None = None,
     counted: Path | None = None,
 ) -> Ended:
-    """Run a command of ropepatch in a folder, to its end or to its death."""
+    """Run a command of ropepatch in a folder until it ends or is killed."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(HEAVY)
     reader, writer = context.Pipe(duplex=False)
@@ -181,7 +181,7 @@ def run(
     began = time.perf_counter()
     if kill is not None and kill.seconds is not None:
         time.sleep(kill.seconds)
-        with suppress(ProcessLookupError):  # it is waited for below, so that the number is nobody else's
+        with suppress(ProcessLookupError):  # its id is not reused: the process is joined below
             os.kill(process.pid, kill.signal)
     while block := os.read(reader.fileno(), 1 << 16):
         said += block

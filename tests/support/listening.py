@@ -1,4 +1,4 @@
-"""HTTP servers in a thread of this machine: a function from a request to an answer."""
+"""HTTP servers in a thread, each with a function from requests to answers."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -10,7 +10,7 @@ Answer = tuple[int, dict[str, str], bytes]  # status, headers and body
 
 
 class Request(BaseHTTPRequestHandler):
-    """`command`, `headers`, `path` as it was sent; after `cut` bytes of the answer the line goes dead."""
+    """`command`, `headers`, `path` as sent; the connection closes after `cut` bytes of the answer."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # or every answer waits 40 ms for the client's acknowledgement
@@ -23,11 +23,11 @@ class Request(BaseHTTPRequestHandler):
 
     @property
     def length(self) -> int:
-        """The number of bytes that are sent with it."""
+        """The number of bytes of the request body."""
         return int(self.headers.get("Content-Length") or 0)
 
     def body(self, most: int | None = None) -> bytes:
-        """Read what was sent with it, or the beginning."""
+        """Read the request body, or its first bytes."""
         return self.rfile.read(self.length if most is None else most)
 
     def log_message(self, *arguments: object) -> None:
@@ -36,7 +36,7 @@ class Request(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(answer: Callable[[Request], Answer | None]) -> Iterator[str]:
-    """The address at which a function answers within the block; where it gives None, the line goes dead."""
+    """Serve a function at an address within the block; where it returns None, the connection closes."""
 
     class Handler(Request):
         def serve(self) -> None:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 VOCABULARY = 48
-LENGTHS = (60, 58, 40, 32, 32, 7, 7, 60)  # of documents, some of which are read together
+LENGTHS = (60, 58, 40, 32, 32, 7, 7, 60)  # of documents, some of which share a batch
 PROTOCOLS: tuple[dict[str, int], ...] = ({}, {"window": 20, "stride": 6})
 LLAMA = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "head_dim": 8}
 LLAMA |= {"max_position_embeddings": 2048}
@@ -34,7 +34,7 @@ def tokens(*lengths: int, vocabulary: int = VOCABULARY) -> list[Tensor]:
 
 
 def expected(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """The losses from all logits at once, one token at a time."""
+    """The losses, computed token by token from the logits of one forward pass."""
     with torch.no_grad():
         logits = model(ids[None]).logits[0]
     return torch.stack([F.cross_entropy(logits[t - 1], ids[t]) for t in range(1, len(ids))])
@@ -84,7 +84,7 @@ class IgnoresPositions(LlamaForCausalLM):
 
 
 class Largest(TorchDispatchMode):
-    """Notes the number of elements of the largest tensor that any operation returns."""
+    """Records the number of elements of the largest tensor that any operation returns."""
 
     numel = 0
 

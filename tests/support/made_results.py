@@ -1,4 +1,4 @@
-"""Results that were never measured, for tests of what is drawn, ranked and written from them."""
+"""Invented results, for tests of figures, rankings and reports."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def result_of(
 
 
 def row_of(measure: str, at: dict[str, Any], values: Sequence[float], weight: float = 100) -> Row:
-    """The row whose clusters, each of this weight, have these means; losses to some 1e-8, as if read.
+    """The row whose clusters, each of this weight, have these means; losses differ by a relative 1e-8.
 
-    Of gains that are the same in every document nothing is significant.
+    Gains that are equal in every document would never be significant.
     """
     share = measure in MEASURES and MEASURES[measure].share
     if not share:
@@ -87,7 +87,7 @@ def row_of(measure: str, at: dict[str, Any], values: Sequence[float], weight: fl
 
 
 def spread(mean: float, width: float | None, clusters: int = 10) -> list[float]:
-    """Clusters, an even number, whose 95 % interval is so far from the mean; without a width one alone."""
+    """An even number of clusters with a 95 % interval of this half-width; without a width one cluster."""
     if width is None:
         return [mean]
     apart = width * math.sqrt(clusters - 1) / stdtrit(clusters - 1, 0.975)
@@ -107,8 +107,8 @@ def reading(
 ) -> Result:
     """A perplexity result whose losses by length, and by the stretches between the lengths, are `nats`.
 
-    Each is a mean over 10 documents of 100 tokens, with an interval as wide as stated, or without one that of
-    a single document; or the losses of all documents.
+    Each is a mean over 10 documents of 100 tokens with an interval of this half-width, or without a width the
+    value of a single document; or the losses of all documents.
     """
 
     def rows(measure: str, places: Sequence[dict[str, Any]], values: Sequence[Values]) -> list[Row]:
@@ -143,19 +143,19 @@ def asking(
     model: dict[str, Any] | None = None,
     **parameters: Any,
 ) -> Result:
-    """A retrieval result in which `correct` of n haystacks give the answer at every depth of each length.
+    """A retrieval result with the correct answer in `correct` of n haystacks at every depth of each length.
 
     Args:
         label: See `Result`.
-        correct: By length, or by kind of question and length; of the kind passkey if none is named.
-        n: How many haystacks.
-        lengths: In tokens.
-        depths: At which there is one answer of each kind and haystack.
-        log_prob: By length, of all answers, or of all of each haystack; None for -0.1 nats where they are
-            found and -3 where not.
-        method: Of its scaling.
-        model: Its record.
-        **parameters: Of the result.
+        correct: Numbers by length, or by kind of question and length; without kinds for passkeys.
+        n: The number of haystacks.
+        lengths: Lengths in tokens.
+        depths: The depths, each with one answer of each kind and haystack.
+        log_prob: Answer log-probs by length, of all answers or of each haystack; None for -0.1 nats where the
+            answer is correct, and -3 elsewhere.
+        method: The name of the scaling.
+        model: The record of the model.
+        **parameters: Further parameters of the result.
     """
     by_kind = correct if isinstance(correct, Mapping) else {"passkey": correct}
     rows: list[Row] = []
@@ -179,7 +179,7 @@ def asking(
 
 
 def scoring(label: str, scores: dict[tuple[str, str], float], *, method: str | None = None) -> Result:
-    """An lm-eval result: by task and metric the score, each ± 0.04 over 20 documents."""
+    """An lm-eval result with scores by task and metric, each ± 0.04 over 20 documents."""
     rows = [
         Row(
             measure=metric,
@@ -196,6 +196,6 @@ def scoring(label: str, scores: dict[tuple[str, str], float], *, method: str | N
 
 
 def adapted(result: Result) -> Result:
-    """The same of weights that were trained."""
+    """The same result for fine-tuned weights."""
     weights = {"weights": "sha256:4567", "adapted_from": result.model["weights"]}
     return replace(result, model=dict(result.model) | weights)

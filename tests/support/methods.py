@@ -1,4 +1,4 @@
-"""A valid instance of every registered method, so that tests over METHODS cover a new one by its existing."""
+"""A valid instance of every registered method, so that tests over METHODS cover a new one automatically."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ GEOMETRIES = {
     "qwen3": Rope(128, 1e6, 32768),
     "gpt-oss": Rope(64, 1.5e5, 4096),
     "babyllama": Rope(16, 1e4, 256),
-    "partial": Rope(32, 1e4, 2048),  # half of a head of 64 rotates, as in GPT-NeoX models
+    "partial": Rope(32, 1e4, 2048),  # half of a head dimension of 64 rotates, as in GPT-NeoX models
 }
 
 
@@ -29,7 +29,7 @@ def rising(pairs: int, first: float, last: float) -> tuple[float, ...]:
     return tuple(first + (last - first) * i / max(pairs - 1, 1) for i in range(pairs))
 
 
-# What a method without a default for a parameter of this name is given, by number of rotary pairs and factor.
+# Examples of required parameters by name, as functions of the number of rotary pairs and the factor.
 EXAMPLES: dict[str, Callable[[int, float], Any]] = {
     "rope_theta": lambda pairs, factor: 2e6 * factor,
     "divisors": lambda pairs, factor: rising(pairs, 1.0, factor),
@@ -42,7 +42,7 @@ NEED_MORE = [name for name in METHODS if METHODS[name].required()]
 
 
 def example(name: str, rope_pairs: int, factor: float = 4.0) -> Scaling:
-    """An instance with its defaults, and an example for every parameter that has none."""
+    """An instance with its defaults, and examples for its required parameters."""
     required = METHODS[name].required()
     for parameter in required:
         if parameter not in EXAMPLES:

@@ -1,18 +1,18 @@
-"""What the oldest transformers that is supported, 5.4, cannot do: tests leave it out there, and say so."""
+"""Features that the oldest supported transformers, 5.4, lacks; tests of them are skipped there."""
 
 import pytest
 import transformers
 from transformers import CONFIG_MAPPING
 
 OLDEST = transformers.__version__.startswith("5.4.")
-# Of these it accepts no configuration, refusing booleans where its own classes have them; or builds no model.
+# Architectures that it cannot build, or whose configs it rejects because of booleans of its own classes.
 BROKEN: tuple[str, ...] = ()
 if OLDEST:
     BROKEN = (
         *("cohere2", "ernie4_5", "ernie4_5_moe", "falcon_h1", "olmo", "olmo2", "olmo3", "olmoe", "phimoe"),
         *("emu3", "llama4", "qwen3_5", "qwen3_5_moe"),
     )
-# Tiny models that it does not run, or whose text part's type it does not know.
+# Tiny models that it cannot run, or the model type of whose text part it lacks.
 NOT_YET = ("lfm2", "olmo_hybrid", "mllama") if OLDEST else ()
 
 

@@ -1,7 +1,8 @@
 """Every formula of the papers in float64 NumPy: the second oracle, which shares no code with ropepatch.
 
-d rotary dimension, b base, L window, s factor, theta the frequencies before, a the attention factor. Every
-oracle takes a geometry, s and the method's parameters by name, and gives (frequencies, attention factor).
+d is the rotary dimension, b the base, L the original length, s the factor, theta the frequencies before
+scaling, and a the attention factor. Every oracle takes a geometry, s and the method's parameters by name, and
+returns (frequencies, attention factor).
 """
 
 import math
@@ -32,7 +33,7 @@ class Geometry(NamedTuple):
 
     @property
     def turns(self) -> Array:
-        """r: rotations inside the window."""
+        """r: rotations within the original length."""
         return self.L * self.theta / (2 * np.pi)
 
 
@@ -67,7 +68,7 @@ def ntk_by_parts(g: Geometry, s: float, alpha: float = 1.0, beta: float = 32.0) 
 
 
 def llama3(g: Geometry, s: float, alpha: float = 1.0, beta: float = 4.0) -> Table:
-    """As Meta writes it: by wavelengths."""
+    """As in Meta's code: by wavelengths."""
     wavelength = 2 * np.pi / g.theta
     t = (g.L / wavelength - alpha) / (beta - alpha)
     middle = (1 - t) * g.theta / s + t * g.theta
@@ -216,9 +217,9 @@ ORACLES: dict[str, Callable[..., Table]] = {
 
 
 def long_perplexity(full: Array, short: Array, scored: Array | None = None) -> tuple[float, int]:
-    """LongPPL (arXiv:2410.23771): exp of the mean loss of the key tokens, and how many they are.
+    """LongPPL (arXiv:2410.23771): exp of the mean loss of the key tokens, and their number.
 
-    A token's losses are -ln p with all the context (full) and in a short window; scored, or full, are taken.
+    Losses are -ln p with the full and with a short context; the mean is over `scored`, by default `full`.
     """
     log_full, log_short = -full.astype(np.float64), -short.astype(np.float64)
     influential = (log_full - log_short > 2.0) & (log_full > -2.0)

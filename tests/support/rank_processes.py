@@ -1,4 +1,4 @@
-"""Real processes that may join over gloo, forked from one that has imported what they need."""
+"""Real processes that may form a gloo group, forked from a process with the necessary imports."""
 
 import multiprocessing
 import os
@@ -20,7 +20,7 @@ IMPORTED = [
 
 
 def on_processes(count: int, work: Callable[..., None], *arguments: Any) -> None:
-    """Call `work(rank, *arguments)`, of a module's top level, on so many processes of one thread each."""
+    """Call `work(rank, *arguments)`, a top-level function, in `count` processes of one thread each."""
     multiprocessing.set_forkserver_preload(IMPORTED)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -31,7 +31,7 @@ def on_processes(count: int, work: Callable[..., None], *arguments: Any) -> None
 def _launched(
     rank: int, count: int, port: int, work: Callable[..., None], arguments: tuple[Any, ...]
 ) -> None:
-    """Set the environment as torchrun does; no process group is joined yet."""
+    """Set the environment as torchrun does, without joining a process group, and call the function."""
     torch.set_num_threads(1)
     os.environ |= {
         "RANK": str(rank),

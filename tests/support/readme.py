@@ -1,4 +1,4 @@
-"""README and the pages of the site: their code, and the blocks that tests of engines and families write."""
+"""README and the pages of the site: their code, and the blocks that tests generate."""
 
 import os
 import re
@@ -10,25 +10,25 @@ DOCUMENTS = (README, *sorted((ROOT / "docs").rglob("*.md")))
 
 
 def updating() -> bool:
-    """Whether a block that a test measures is rewritten instead of compared."""
+    """Whether tests rewrite generated blocks instead of comparing them."""
     return os.environ.get("ROPEPATCH_UPDATE") == "1"
 
 
 def code_blocks(language: str) -> dict[Path, list[str]]:
-    """The blocks of code of every document."""
+    """The code blocks of every document."""
     fence = re.compile(rf"^```{language}\n(.*?)^```", re.DOTALL | re.MULTILINE)
     return {file: fence.findall(file.read_text(encoding="utf-8")) for file in DOCUMENTS}
 
 
 def commands() -> list[str]:
-    """The lines of all blocks of bash, without comments; a line that stands on several pages comes once."""
+    """The lines of all bash blocks, without comments and without repetitions."""
     blocks = (block for blocks in code_blocks("bash").values() for block in blocks)
     lines = (line for block in blocks for line in block.replace("\\\n", " ").splitlines())
     return list(dict.fromkeys(line for line in (line.split(" #")[0].strip() for line in lines) if line))
 
 
 def page_of(name: str) -> Path:
-    """The document in which a block stands."""
+    """The document that contains a block."""
     return next(file for file in DOCUMENTS if re.search(_marked(name), file.read_text("utf-8"), re.DOTALL))
 
 

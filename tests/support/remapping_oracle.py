@@ -1,6 +1,7 @@
-"""Effective distances pair by pair, from the papers' formulas (references/maps.md), sharing no code with us.
+"""Effective distances pair by pair, from the papers' formulas; shares no code with ropepatch.
 
-Every function is given its parameters and a pair (m, n); it returns the distance, or None where n is unseen.
+Every function takes the parameters of a remapping and returns a function of a pair (m, n), which returns the
+distance, or None where key n is masked.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ ORACLE: dict[str, Callable[..., Distance]] = {
     "string": string,
 }
 
-# Parameters small enough that 64 tokens reach into every band.
+# Parameters with which 64 tokens have pairs in every band.
 SMALL = {
     "rerope": {"window": 8},
     "leaky-rerope": {"window": 8, "divisor": 4.0},
@@ -102,7 +103,7 @@ SMALL = {
 
 
 def distances(distance: Distance, length: int) -> np.ndarray:
-    """All pairs [length, length], float64; NaN where the key is unseen or later than the query."""
+    """All pairs [length, length], float64; NaN where the key is masked or later than the query."""
     table = np.full((length, length), np.nan)
     for m in range(length):
         for n in range(m + 1):
@@ -119,7 +120,7 @@ def attention(
     inv_freq: np.ndarray,
     scaling: float,
 ) -> np.ndarray:
-    """What queries [B, H, T, D] read: every key turned against its query by their effective distance."""
+    """The outputs of queries [B, H, T, D], with each key rotated relative to its query by the distance."""
     half = key.shape[-1] // 2
     heads = query.shape[1] // key.shape[1]
     key, value = key.repeat(heads, 1), value.repeat(heads, 1)
@@ -130,11 +131,11 @@ def attention(
             continue
         angle = -table[m][seen][:, None] * inv_freq  # R(-D) k
         first, second = key[:, :, seen, :half], key[:, :, seen, half:]
-        turned = np.concatenate(
+        rotated = np.concatenate(
             (first * np.cos(angle) - second * np.sin(angle), second * np.cos(angle) + first * np.sin(angle)),
             -1,
         )
-        scores = (turned @ query[:, :, m, :, None])[..., 0] * scaling
+        scores = (rotated @ query[:, :, m, :, None])[..., 0] * scaling
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
         out[:, :, m] = (weights[..., None] * value[:, :, seen]).sum(2)
@@ -143,7 +144,7 @@ def attention(
 
 @contextmanager
 def by_oracle(model: PreTrainedModel, table: np.ndarray):
-    """The model with attention by a table of distances, in float64 and pair by pair."""
+    """Run a model with float64 attention by a table of distances, pair by pair, within the block."""
     rotary = model.model.rotary_emb
     inv_freq = rotary.inv_freq.double().numpy()
 

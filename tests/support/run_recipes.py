@@ -1,4 +1,4 @@
-"""Small recipes for tests, and runs of them in processes of their own."""
+"""Small recipes for tests, and runs of them in separate processes."""
 
 import json
 import os
@@ -26,7 +26,7 @@ tasks:
 
 
 def small_recipe(**changes):
-    """Six steps on two rows of 64 tokens, a checkpoint every two; dropout, so that random state matters."""
+    """Six steps on two sequences of 64 tokens, a checkpoint every two; dropout makes random state matter."""
     settings = {
         "model": "tiny",
         "to": 512,
@@ -65,7 +65,7 @@ def read_little(patch, tokens=512):
 
 @contextmanager
 def trainers(*callbacks):
-    """Every trainer that is made within the block, with further callbacks."""
+    """Add callbacks to every trainer created within the block, and yield these trainers."""
     made, make = [], adaptation.make_trainer
 
     def remembered(**arguments):
@@ -78,12 +78,12 @@ def trainers(*callbacks):
 
 
 def gone():
-    """As if the process were."""
+    """Interrupt the run as a killed process would be."""
     raise KeyboardInterrupt
 
 
 def interrupted(plan, recipe, out, point, step, end=gone):
-    """A run that ends at a point of a step: `step_begin`, `step_end`, `save` or another of a callback's."""
+    """Run until an event of a step: `step_begin`, `step_end`, `save` or another one of callbacks."""
 
     def end_at(args, state, control, **_):
         if state.global_step == step:
@@ -109,24 +109,24 @@ def model_bytes(folder):
 
 @torch.inference_mode()
 def logits(model):
-    """The loss of tokens beyond the original length of the bundled checkpoint."""
+    """The logits of 400 tokens, more than the original length of the bundled checkpoint."""
     return model.eval()(torch.arange(3, 403)[None], use_cache=False).logits
 
 
 def write_recipe(folder, recipe):
-    """A recipe as `six.yaml` in a folder."""
+    """Write a recipe as `six.yaml` to a folder."""
     (folder / "six.yaml").write_text(yaml.safe_dump(as_read(recipe.to_dict())))
 
 
 def write_recipe_and_suite(folder):
-    """`six.yaml`, the small recipe, and `suite.yaml`, a small suite, in a folder."""
+    """Write the small recipe as `six.yaml` and a small suite as `suite.yaml` to a folder."""
     write_recipe(folder, small_recipe())
     (folder / "suite.yaml").write_text(SUITE)
     return folder
 
 
 def run_python(*words, check=True, cwd=None, **variables):
-    """A new interpreter with these words on its command line, on one thread, which finds the test modules."""
+    """Run a new interpreter with these arguments, on one thread and with the test modules in its path."""
     places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places)}
     options = {"cwd": cwd, "env": environment | variables, "capture_output": True, "text": True}
@@ -136,6 +136,6 @@ def run_python(*words, check=True, cwd=None, **variables):
 
 
 def run_two_processes(*words, **variables):
-    """A program with its arguments, run by torchrun in two processes."""
+    """Run a program with its arguments by torchrun in two processes."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     return run_python(*launcher, *map(str, words), **variables)

@@ -1,4 +1,4 @@
-"""Logits of a checkpoint in mlx-lm, on a CPU; a script."""
+"""A script that saves the logits of checkpoints in mlx-lm on a CPU."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Logits of a checkpoint in the installed transformers; as a script, in transformers 4.57."""
+"""Logits of a checkpoint in the installed transformers; run as a script, in transformers 4.57."""
 
 import sys
 from inspect import signature
@@ -9,22 +9,23 @@ from torch import Tensor
 
 PACKAGES = ("transformers==4.57.6", "huggingface_hub==0.36.2", "tokenizers==0.22.2")
 WINDOW, TARGET = 64, 256
-STEPS = 8  # tokens decoded one by one, half of them beyond the window
+STEPS = 8  # tokens decoded one by one, half of them beyond the original length
 ACROSS = WINDOW + STEPS // 2
 
 
 def tokens(vocabulary: int) -> Tensor:
-    """The tokens [1, TARGET] that every engine reads."""
+    """The tokens [1, TARGET] that every engine processes."""
     return torch.randint(3, vocabulary, (1, TARGET), generator=torch.Generator().manual_seed(0))
 
 
 @torch.inference_mode()
 def read(folder: Path) -> dict[str, Tensor]:
-    """What a checkpoint computes.
+    """Run a checkpoint.
 
     Returns:
-        The logits [T, V] of the same tokens read at once: `window`, `across` (a few more) and `target`, and
-        `inv_freq` and `attention_factor` then; `decoded`, those of the last of `across`, read one by one.
+        The logits [T, V] of the first tokens in one pass: `window` (the original length), `across` (a few
+        more) and `target`; `inv_freq` and `attention_factor` after that; and `decoded`, the logits of the
+        last tokens of `across`, decoded one by one.
     """
     from transformers import AutoModelForCausalLM
 
@@ -48,7 +49,7 @@ def read(folder: Path) -> dict[str, Tensor]:
 
 
 def main(out: str, *folders: str) -> None:
-    """Run the checkpoints of the folders and save the results; none for one that it rejects."""
+    """Run the checkpoints and save the results, which are empty where transformers rejects one."""
     import transformers
 
     answers: dict[str, object] = {"version": transformers.__version__}

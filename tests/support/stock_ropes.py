@@ -1,4 +1,4 @@
-"""What stock transformers computes from `rope_parameters`: the first oracle of all frequencies."""
+"""Frequencies of stock transformers from `rope_parameters`: the first oracle."""
 
 from typing import Any
 
@@ -20,14 +20,14 @@ def stock_table(
     share: float = 1.0,
     reach: int | None = None,
 ) -> Frequencies:
-    """The table of a Llama or, where only a share of the head rotates, of a GPT-NeoX.
+    """The frequencies of a Llama or, where only a share of the head rotates, of a GPT-NeoX.
 
     Args:
-        parameters: The `rope_parameters`, to which rope_theta is added where it is missing.
-        rope: Whose rotary dimension, base and window the model has.
-        length: Of the sequence, for types that follow it; None for the table that the module starts with.
+        parameters: The `rope_parameters`; a missing rope_theta is added.
+        rope: The rotary dimension, base and original length of the model.
+        length: The sequence length, for dynamic types; None for the initial frequencies of the module.
         share: The share of the head that rotates.
-        reach: Its max_position_embeddings; None for the window.
+        reach: Its max_position_embeddings; None for the original length.
     """
     d = rope.rotary_dim
     common = {

@@ -1,4 +1,4 @@
-"""Tiny models with swapped encodings or remappings, whose parameters matter to a text of 40 tokens."""
+"""Tiny models with swapped encodings or remappings whose parameters affect a text of 40 tokens."""
 
 import io
 from typing import Any
@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from ropepatch.attention import REMAPPINGS, remap_positions
 from ropepatch.encodings import ENCODINGS, swap
 
-# Values at which every part of an encoding matters to a model of two layers that reads some 40 tokens.
+# Values at which every part of an encoding affects a model of two layers on 40 tokens.
 PARAMETERS: dict[str, dict[str, Any]] = {
     "normalised": {"length": 48},
     "learned": {"rows": 48},
@@ -29,13 +29,13 @@ TRAINED = ["learned", "shaw", "transformer-xl", "t5"]
 IDS = torch.randint(3, 120, (2, 40), generator=torch.Generator().manual_seed(1))
 ONE = IDS[:1]
 
-OFTEN = {"integer", "nezha", "rope", "nope", *TRAINED}  # one of every kind; the others in the sweep
+OFTEN = {"integer", "nezha", "rope", "nope", *TRAINED}  # one of every kind; the others run in the sweep
 BY_NAME = [name if name in OFTEN else pytest.param(name, marks=pytest.mark.sweep) for name in ENCODINGS]
 every_change = pytest.mark.parametrize("name", [*REMAPPINGS, *BY_NAME])
 
 
 def put(model: nn.Module, name: str, **parameters: Any) -> Any:
-    """Put in a remapping whose every band matters, or an encoding; its new parameters are fixed and large."""
+    """Apply a remapping with pairs in every band, or an encoding with large parameters of a fixed seed."""
     if name in REMAPPINGS:
         to = model.config.max_position_embeddings + 1
         return remap_positions(model, name, to=to, **SMALL[name] | parameters)
@@ -48,7 +48,7 @@ def put(model: nn.Module, name: str, **parameters: Any) -> Any:
 
 
 def sliding(window: int | None) -> PreTrainedModel:
-    """A mistral of 16 tokens, with the same weights whatever its sliding window."""
+    """A Mistral model of 16 tokens, with the same weights for any sliding window."""
     return tiny_model("mistral", sliding_window=window, max_position_embeddings=16)
 
 
@@ -58,7 +58,7 @@ def logits(model: nn.Module, ids: Tensor = ONE, **inputs: Any) -> Tensor:
 
 
 def lora(model: nn.Module, **more: Any) -> nn.Module:
-    """The model within an adapter that changes what it computes, always the same."""
+    """The model with a random adapter of a fixed seed."""
     torch.manual_seed(0)
     config = LoraConfig(
         r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM", **more
@@ -67,7 +67,7 @@ def lora(model: nn.Module, **more: Any) -> nn.Module:
 
 
 def pickled(model: PreTrainedModel) -> PreTrainedModel:
-    """The model as torch writes and reads it."""
+    """The model after torch.save and torch.load."""
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)

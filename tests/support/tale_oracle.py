@@ -1,7 +1,7 @@
 """Exact token probabilities of synthetic stories, by brute force from the definition of the process.
 
 Shares no code with `ropepatch.data.tiny.tales`. Every `log_probs` gives the log-probability of each token
-of a tale given the tokens before it, as a list; the first token is certain.
+of a story given the tokens before it, as a list; the first token is certain.
 """
 
 import math
@@ -13,9 +13,9 @@ import numpy as np
 
 from ropepatch.data.tiny.grammar import KINDS
 
-# Tales: from the words.
+# Stories of the bundled grammar, from their words.
 
-# The value and whose it is: the second half of every fact sentence.
+# The value and its subject: the second half of every sentence with a fact.
 FACTS = [
     re.compile(pattern)
     for pattern in (
@@ -32,7 +32,7 @@ FACTS = [
 
 
 class Words:
-    """Reads tales of the bundled grammar: every sentence with every value, and how probable each is."""
+    """Probabilities of stories of the bundled grammar, from all sentences with all values."""
 
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
@@ -58,8 +58,8 @@ class Words:
             [len(self.values.get(subject, " ")) for _, _, subject, _ in rows]
         )
 
-    def told(self, subject, seen):
-        """Of the subject's sentences, how probable each value is for who has seen this one."""
+    def given_value(self, subject, seen):
+        """The sentences of a subject, and their probabilities once a value of it has occurred."""
         rows = self.rows_of[subject]
         return rows, self.share[rows] * np.array([self.value[row] == seen for row in rows])
 
@@ -73,7 +73,7 @@ class Words:
             text = "".join(pieces[:begin])
             for seen, subject in {m.groups() for pattern in FACTS for m in pattern.finditer(text)}:
                 if subject in self.values:
-                    rows, chances = self.told(subject, seen)
+                    rows, chances = self.given_value(subject, seen)
                     weights[rows] = chances
             offset = position - begin
             fits = (self.tokens[:, :offset] == ids[begin:position]).all(axis=1)
@@ -83,11 +83,11 @@ class Words:
         return result
 
 
-# Tales: Bayes over every hidden assignment of values.
+# Small stories: Bayes over every hidden assignment of values.
 
 
 class Assignments:
-    """Reads tales of a few sentences, given as (text with {value}, share, subject or None, values)."""
+    """Probabilities of stories of a few sentences: (text with {value}, share, subject or None, values)."""
 
     def __init__(self, tokenizer, sentences):
         values = {subject: pool for _, _, subject, pool in sentences if subject is not None}
@@ -103,20 +103,19 @@ class Assignments:
         ]
 
     def log_probs(self, ids):
-        result, readings = [0.0], [{None: 1.0} for _ in self.worlds]
+        result, beliefs = [0.0], [{None: 1.0} for _ in self.worlds]
         for token in ids[1:]:
-            before = sum(sum(reading.values()) for reading in readings)
-            readings = [
-                self._next(world, reading, token)
-                for world, reading in zip(self.worlds, readings, strict=True)
+            before = sum(sum(belief.values()) for belief in beliefs)
+            beliefs = [
+                self._next(world, belief, token) for world, belief in zip(self.worlds, beliefs, strict=True)
             ]
-            result.append(math.log(sum(sum(reading.values()) for reading in readings) / before))
+            result.append(math.log(sum(sum(belief.values()) for belief in beliefs) / before))
         return result
 
     @staticmethod
-    def _next(world, reading, token):
+    def _next(world, belief, token):
         following = defaultdict(float)
-        for state, chance in reading.items():
+        for state, chance in belief.items():
             if state is not None and state[1] + 1 < len(world[state[0]][0]):
                 options = [((state[0], state[1] + 1), 1.0)]
             else:

@@ -21,7 +21,7 @@ from transformers.models.auto.modeling_auto import (
 from ropepatch.model.config import auto_class
 
 CAUSAL_LM_TYPES: tuple[str, ...] = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
-# They also see or hear, and no class has their language model alone.
+# Multimodal models without a class for only the language model.
 COMPOSITE_TYPES = tuple(sorted({*MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES} - {*CAUSAL_LM_TYPES}))
 # absolute, learned or no positions, or (codegen, gptj, roformer) rotary tables without a rotary module
 NOT_ROTARY = """
@@ -34,7 +34,7 @@ NOT_ROTARY = """
     blip blip-2 florence2 inkling2 inkling_mm_model instructblip instructblipvideo kosmos-2 kosmos-2.5
     nemotron_h_omni pix2struct pp_formulanet t5gemma2 udop vision-encoder-decoder
 """
-# Some need timm, pillow or another model, others sizes that agree across their parts; the two assistants run
+# Some need timm, pillow or another model; others need matching sizes of their parts; the two assistants run
 # only on the hidden states of their target model.
 NOT_BUILT = (
     *("chameleon", "cosmos3_edge", "deepseek_ocr2", "evolla", "fast_vlm", "fun_asr_nano", "gemma3n"),
@@ -49,7 +49,7 @@ WEIGHT_SCALE = 6.0
 ROPE_KEYS = ("rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
 PER_LAYER_FIELDS = ("layer_types", "mlp_layer_types", "indexer_types", "layers_block_type", "block_types")
 
-SIZES: dict[float, str] = {  # the fields of configs, by the value that makes them small
+SIZES: dict[float, str] = {  # fields of configs, by their small value
     0.02: "initializer_range",
     128: "vocab_size intermediate_size ffn_dim vocab_size_per_layer_input",
     64: """
@@ -184,7 +184,7 @@ def tiny_rope(rope: dict[str, Any]) -> dict[str, Any]:
 
 
 def tiny_fields(config_class: type[PreTrainedConfig]) -> dict[str, Any]:
-    """Shrinking values for the fields that a config class has, its sub-configs included."""
+    """Small values for the fields of a config class, including its sub-configs."""
     names = {field.name for field in fields(config_class)}
     default = config_class()
     renamed = {config_class.attribute_map.get(name, name): value for name, value in SMALL.items()}
@@ -207,7 +207,7 @@ def tiny_fields(config_class: type[PreTrainedConfig]) -> dict[str, Any]:
 
 
 def tiny_config(model_type: str, **more: Any) -> PreTrainedConfig:
-    """A config of this type with a few thousand parameters and, for flat ropes, `rope_theta` 10000."""
+    """A config of a model with a few thousand parameters, and `rope_theta` 10000 where it is flat."""
     config_class = CONFIG_MAPPING[model_type]
     return config_class(**tiny_fields(config_class) | more)
 

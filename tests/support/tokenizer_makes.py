@@ -1,4 +1,4 @@
-"""Tokenizers of several makes, trained on the words of prompts."""
+"""Tokenizers of several kinds, trained on the words of prompts."""
 
 import functools
 import random
@@ -52,12 +52,12 @@ def gpt2() -> PreTrainedTokenizerFast:
 
 
 def neox() -> PreTrainedTokenizerFast:
-    """As GPT-NeoX and Pythia have it: one token begins, ends and stands for what is unknown."""
+    """As in GPT-NeoX and Pythia: one token is BOS, EOS and UNK."""
     return byte_level(LLAMA3, bos_token="<s>", eos_token="<s>", unk_token="<s>")
 
 
 def spanning() -> PreTrainedTokenizerFast:
-    """Its tokens span words and sentences."""
+    """A tokenizer whose tokens span words and sentences."""
     return byte_level(r"\p{N}", bos_token="<s>")
 
 
@@ -70,7 +70,7 @@ def single_bytes() -> PreTrainedTokenizerFast:
 
 
 def sentencepiece() -> Tokenizer:
-    """Byte fallback for what it was not trained on; digits one by one."""
+    """A BPE with byte fallback for unknown characters, and one token per digit."""
     raw = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     trainer = trainers.BpeTrainer(
@@ -100,7 +100,7 @@ def llama2() -> PreTrainedTokenizerFast:
 
 
 def whole_words(digits: str = "0 1 2 3 4 5 6 7 8 9") -> PreTrainedTokenizerFast:
-    """A token per word, mark and digit; none for a space, and no decoder to put one back."""
+    """One token per word, punctuation mark and digit; decoding does not restore spaces."""
     raw = Tokenizer(models.WordLevel(unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Whitespace(), pre_tokenizers.Digits(individual_digits=True)]

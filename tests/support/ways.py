@@ -1,6 +1,6 @@
-"""A small run on one process or on two, in each way that recipes/accelerate has a file for.
+"""A small training run on one process, or on two with each file of recipes/accelerate.
 
-Run as a program it is one of the processes: `ways.py RECIPE OUT [KILL]`.
+As a program it is one of the processes: `ways.py RECIPE OUT [KILL]`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import yaml
 
 SUPPORT = Path(__file__).parent
 ROOT = SUPPORT.parents[1]
-LIMIT = 400.0  # seconds, after which a start counts as hanging
+LIMIT = 400.0  # seconds after which a run counts as hanging
 PROCESSES, ROW, STEPS = 2, 64, 4
 FILES = ("ddp", "fsdp2", "zero2", "zero3")
 LORA = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "train_norms": False}
 
 
 def recipe_of(way: str | None, *, lora: bool) -> dict[str, Any]:
-    """A recipe whose steps have the same sequences for any number of processes."""
+    """A recipe whose steps use the same sequences for any number of processes."""
     own = PROCESSES if way else 1
     return {
         "model": "tiny",
@@ -43,7 +43,7 @@ def recipe_of(way: str | None, *, lora: bool) -> dict[str, Any]:
             "learning_rate": 1e-3 if lora else 0.02,
             "optim": "adamw_torch"
             if lora
-            else "sgd",  # which shows gradients of another scale, and keeps none
+            else "sgd",  # whose steps depend on the scale of gradients, and which has no state
             "max_grad_norm": 0.0,
             "lr_scheduler_type": "linear",
             "weight_decay": 0.0,
@@ -57,7 +57,7 @@ def recipe_of(way: str | None, *, lora: bool) -> dict[str, Any]:
 
 @cache
 def launcher_environment(way: str) -> dict[str, str]:
-    """What accelerate's launcher hands its processes for the file of a way, in float32."""
+    """The variables that accelerate's launcher sets for its processes with a config file, in float32."""
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser
     from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 
@@ -81,13 +81,13 @@ def launcher_environment(way: str) -> dict[str, str]:
 
 
 def start(way: str | None, place: Path, *, lora: bool, kill: str = "") -> subprocess.CompletedProcess[str]:
-    """Train in a folder, to the end or to a death.
+    """Train in a folder until the run ends or is killed.
 
     Args:
         way: A name in `FILES`; None for one process.
-        place: The folder, which then holds `out`.
+        place: The folder, which then contains `out`.
         lora: Train an adapter instead of all weights.
-        kill: Who dies, and when: `all` or the number of a process, and `step N`, `checkpoint N` or `merge`.
+        kill: The killed process (`all` or its rank), and the event: `step N`, `checkpoint N` or `merge`.
     """
     recipe = place / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(recipe_of(way, lora=lora)), encoding="utf-8")
@@ -111,7 +111,7 @@ def start(way: str | None, place: Path, *, lora: bool, kill: str = "") -> subpro
         try:
             said = process.communicate(timeout=LIMIT)
         except subprocess.TimeoutExpired:
-            process.terminate()  # torchrun then ends its processes, which a kill would leave behind
+            process.terminate()  # torchrun then ends its processes, which would survive a kill
             said = process.communicate()
             raise AssertionError(f"no end after {LIMIT:.0f} s: {said[1][-2000:]}") from None
     return subprocess.CompletedProcess(line, process.returncode, *said)
@@ -121,7 +121,7 @@ def start(way: str | None, place: Path, *, lora: bool, kill: str = "") -> subpro
 
 
 def work(recipe: str, out: str, whom: str = "", event: str = "", step: str = "0") -> None:
-    """Train; kill this process at an event, if it is meant."""
+    """Train; kill this process at an event, if it is the chosen one."""
     from transformers import Trainer
 
     from ropepatch.cli import main
@@ -132,7 +132,7 @@ def work(recipe: str, out: str, whom: str = "", event: str = "", step: str = "0"
 
     def die() -> None:
         if whom == "all" and rank == "0":
-            os.kill(os.getppid(), signal.SIGKILL)  # torchrun, which lives as long as this process
+            os.kill(os.getppid(), signal.SIGKILL)  # torchrun, the parent of this process
         os.kill(os.getpid(), signal.SIGKILL)
 
     if whom in ("all", rank):
@@ -143,9 +143,7 @@ def work(recipe: str, out: str, whom: str = "", event: str = "", step: str = "0"
             stock = getattr(Trainer, method)
 
             def deadly(trainer: Trainer, *arguments: Any, **options: Any) -> Any:
-                done = stock(
-                    trainer, *arguments, **options
-                )  # of a checkpoint: it is written, and not renamed
+                done = stock(trainer, *arguments, **options)  # a checkpoint is then written, but not renamed
                 if trainer.state.global_step == int(step):
                     die()
                 return done
@@ -156,7 +154,7 @@ def work(recipe: str, out: str, whom: str = "", event: str = "", step: str = "0"
 
 
 def without_gpus() -> None:
-    """Have accelerate start FSDP, which it has for GPUs alone, over gloo, and DeepSpeed compile nothing."""
+    """Make accelerate run FSDP, which it supports only on GPUs, over gloo; stop DeepSpeed from compiling."""
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         from accelerate import PartialState
         from accelerate.state import DistributedType

@@ -1,4 +1,4 @@
-"""What checkpoints with a position remapping compute where there is no ropepatch; a script, run as one."""
+"""A script that runs checkpoints with a position remapping without ropepatch."""
 
 import pickle
 import sys
@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 
 class NoRopepatch:
-    """Finds no ropepatch, wherever it is installed."""
+    """An import hook that hides an installed ropepatch."""
 
     @staticmethod
     def find_spec(name: str, *_: object) -> None:
@@ -53,7 +53,7 @@ def gradients(model: PreTrainedModel) -> Tensor:
 
 
 class Largest(TorchDispatchMode):
-    """The numbers of the largest tensor that any operation returns."""
+    """Records the number of elements of the largest tensor that any operation returns."""
 
     numbers = 0
 
@@ -66,7 +66,7 @@ class Largest(TorchDispatchMode):
 
 
 POSITIONS = torch.cat((torch.arange(18), torch.arange(22)))[None]
-QUESTIONS = {
+COMPUTATIONS = {
     "logits": lambda model: model(IDS, use_cache=False).logits,
     "cached": lambda model: cached(model, PIECES),
     "one by one": lambda model: cached(model, [1] * 40),
@@ -76,10 +76,10 @@ QUESTIONS = {
 
 
 @torch.no_grad()
-def read(folder: Path, questions: list[str]) -> dict[str, Tensor]:
-    """The results for every checkpoint."""
+def read(folder: Path, names: list[str]) -> dict[str, Tensor]:
+    """The selected results for a checkpoint."""
     model = load(folder)
-    return {name: QUESTIONS[name](model) for name in questions}
+    return {name: COMPUTATIONS[name](model) for name in names}
 
 
 def more(folder: Path, scratch: Path) -> dict[str, object]:
@@ -88,59 +88,59 @@ def more(folder: Path, scratch: Path) -> dict[str, object]:
 
     model = load(folder)
     module = sys.modules[type(model).__module__]
-    said: dict[str, object] = {"backend": type(model).is_backend_compatible()}
+    results: dict[str, object] = {"backend": type(model).is_backend_compatible()}
     with torch.no_grad():
         generated = model.generate(
             IDS[:, :24] * PADDED, attention_mask=PADDED, max_new_tokens=9, do_sample=False,
             eos_token_id=None, pad_token_id=0, output_logits=True, return_dict_in_generate=True,
         )  # fmt: skip
-        said["generated"], said["sequences"] = torch.stack(generated.logits, 1), generated.sequences
-        said["alone"] = torch.stack([
+        results["generated"], results["sequences"] = torch.stack(generated.logits, 1), generated.sequences
+        results["alone"] = torch.stack([
             model(generated.sequences[row : row + 1, padding:]).logits[0, -10:-1]
             for row, padding in enumerate((7, 0))
         ])  # fmt: skip
         model.save_pretrained(scratch / "again")
-        said["again"] = load(scratch / "again")(IDS, use_cache=False).logits
-        said["pickled"] = pickle.loads(pickle.dumps(model))(IDS, use_cache=False).logits
+        results["again"] = load(scratch / "again")(IDS, use_cache=False).logits
+        results["pickled"] = pickle.loads(pickle.dumps(model))(IDS, use_cache=False).logits
         half = load(folder, dtype="bfloat16")
-        said["bfloat16"] = half(IDS, use_cache=False).logits.float()
-        said["bfloat16 cached"] = cached(half, PIECES).float()
-    said["gradients"] = gradients(model)
+        results["bfloat16"] = half(IDS, use_cache=False).logits.float()
+        results["bfloat16 cached"] = cached(half, PIECES).float()
+    results["gradients"] = gradients(model)
     whole, module.SCORES["cpu"] = module.SCORES["cpu"], 2 * 4 * 40 * 7
-    said["gradients in blocks"] = gradients(model)
+    results["gradients in blocks"] = gradients(model)
     module.SCORES["cpu"] = 1 << 14
     long = torch.randint(3, 120, (2, 512), generator=torch.Generator().manual_seed(0))
     mask = (torch.arange(512) >= torch.tensor([[7], [0]])).long()
     with Largest() as largest:
         model(long, attention_mask=mask, use_cache=False, logits_to_keep=1).logits.sum().backward()
-    said["largest"], module.SCORES["cpu"] = largest.numbers, whole
+    results["largest"], module.SCORES["cpu"] = largest.numbers, whole
     try:
         model.set_attn_implementation("sdpa")
         model(IDS)
     except ValueError as error:
-        said["sdpa"] = str(error)
+        results["sdpa"] = str(error)
     targets = ["q_proj", "v_proj"]
     lora = LoraConfig(r=4, target_modules=targets, init_lora_weights=False, task_type="CAUSAL_LM")
     adapted = get_peft_model(load(folder), lora)
     adapted(IDS, labels=IDS).loss.backward()
-    said["trained"] = sum(p.grad is not None and bool(p.grad.abs().max()) for p in adapted.parameters())
+    results["trained"] = sum(p.grad is not None and bool(p.grad.abs().max()) for p in adapted.parameters())
     with torch.no_grad():
         expected = adapted(IDS, use_cache=False).logits
-        said["merged"] = (adapted.merge_and_unload()(IDS, use_cache=False).logits - expected).abs().max()
-    return said
+        results["merged"] = (adapted.merge_and_unload()(IDS, use_cache=False).logits - expected).abs().max()
+    return results
 
 
-def main(out: str, asked: str, *folders: str) -> None:
-    """Read the folders and keep the answers by their names; where all is asked, of the first one more."""
+def main(out: str, selection: str, *folders: str) -> None:
+    """Save the results for the folders by name; without a selection, also `more` for the first folder."""
     try:
         import ropepatch  # noqa: F401
     except ModuleNotFoundError:
         logging.disable_progress_bar()
     else:
-        raise SystemExit("there is a ropepatch")
-    questions = asked.split(",") if asked else list(QUESTIONS)
-    answers: dict[str, object] = {Path(folder).name: read(Path(folder), questions) for folder in folders}
-    torch.save(answers if asked else answers | {"more": more(Path(folders[0]), Path(out).parent)}, out)
+        raise SystemExit("ropepatch can be imported")
+    names = selection.split(",") if selection else list(COMPUTATIONS)
+    answers: dict[str, object] = {Path(folder).name: read(Path(folder), names) for folder in folders}
+    torch.save(answers if selection else answers | {"more": more(Path(folders[0]), Path(out).parent)}, out)
 
 
 if __name__ == "__main__":

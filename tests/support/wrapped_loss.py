@@ -1,6 +1,6 @@
 """One training step of two processes, sharded and replicated; run by torchrun from test_training_loss.py.
 
-Each process reads its rows of the batch; process 0 writes the loss and the gradients of the whole batch.
+Each process computes its rows of the batch; process 0 writes the loss and the gradients of the whole batch.
 """
 
 import sys
