@@ -143,7 +143,7 @@ def test_resizing_embeddings_and_init_weights_keep_the_encoding(model):
 
 
 CHANGES = {
-    "mapped": lambda model: put(model, "rerope"),
+    "remapped": lambda model: put(model, "rerope"),
     "swapped": lambda model: put(model, "alibi"),
     "patched": lambda model: ropepatch.patch(model, "linear", to=128),
     "packed": packed_attention,
