@@ -124,7 +124,7 @@ SLOW = ("ropepatch fit", "ropepatch compare tiny")
         if line.startswith("ropepatch ") and line != "ropepatch demo"  # which tests/cli/test_demo.py runs
     ],
 )
-def test_a_command_of_the_documents_runs(workplace, monkeypatch, capsys, command):
+def test_each_ropepatch_command_in_the_documents_runs(workplace, monkeypatch, capsys, command):
     words = []
     for word in shlex.split(command):
         words += sorted(str(path) for path in workplace.glob(word)) if "*" in word else [word]
@@ -160,7 +160,7 @@ OTHERS = [line for line in commands() if not line.startswith("ropepatch ")]
 
 
 @pytest.mark.parametrize("command", OTHERS)
-def test_every_other_command_could_be_run(command):
+def test_every_other_command_in_the_documents_is_valid(command):
     """A target of the Makefile, an extra of the package, Python, or a program that is named above."""
     program, *words = shlex.split(command)
     if program == "make":  # `make test` cannot run itself; CI runs both on a clean checkout
@@ -190,7 +190,7 @@ def test_every_other_command_could_be_run(command):
         if code
     ],
 )
-def test_the_python_of_a_document_runs(workplace, monkeypatch, capsys, document):
+def test_the_python_code_of_each_document_runs(workplace, monkeypatch, capsys, document):
     """Block after block, as a reader would; what they make is removed, so that pages can make the same."""
     extended(workplace)
     there = set(workplace.iterdir())
@@ -202,13 +202,13 @@ def test_the_python_of_a_document_runs(workplace, monkeypatch, capsys, document)
         shutil.rmtree(new)
 
 
-def test_every_link_of_the_documents_leads_somewhere():
+def test_every_link_in_the_documents_leads_to_an_existing_file():
     for document in (*DOCUMENTS, PROTOCOL, MEASURED, COSTS, TINY / "README.md"):
         for link in re.findall(r"\]\(([^)#:]+)[^):]*\)", document.read_text(encoding="utf-8")):
             assert (document.parent / link).exists(), f"{document}: {link}"
 
 
-def test_every_output_in_readme_stands_in_the_transcript_of_its_commands():
+def test_every_output_line_in_the_readme_is_in_the_transcript():
     transcript = (RESULTS / "readme.txt").read_text(encoding="utf-8").splitlines()
     printed = [line for block in code_blocks("text")[ROOT / "README.md"] for line in block.splitlines()]
     assert printed
@@ -224,7 +224,7 @@ OUR_WORDS = re.compile(
 KINDS_OF_TEXT = ("*.md", "*.py", "*.yaml", "*.jinja", "*.html", "*.js")
 
 
-def test_words_that_only_this_project_used_stay_away():
+def test_documents_and_code_contain_no_private_jargon():
     folders = [ROOT / name for name in ("docs", "eval", "recipes", "ropepatch")]
     files = [file for folder in folders for kind in KINDS_OF_TEXT for file in folder.rglob(kind)]
     files += [*ROOT.glob("*.md"), ROOT / "tests" / "cli" / "errors.txt"]
@@ -239,7 +239,7 @@ def test_words_that_only_this_project_used_stay_away():
 MEASURED_BY_TESTS = {"families"}  # of tests/extension
 
 
-def test_what_is_generated_is_what_its_source_says():
+def test_generated_files_are_up_to_date():
     found = [str(file.relative_to(ROOT)) for file, _ in tables.differing()]
     assert not found, "make documents"
 
@@ -252,12 +252,12 @@ def test_a_figure_may_differ_by_rounding_but_not_by_a_pixel_or_a_word():
     assert not tables.drawn_alike(drawn, drawn + drawn)
 
 
-def test_the_reference_has_what_a_class_inherits_and_defaults_as_python_writes_them():
+def test_the_reference_lists_inherited_methods_and_readable_defaults():
     assert any(line.startswith("- `remove()`") for line in tables.generate.members(ropepatch.Patch))
     assert not [page for page in (ROOT / "docs").rglob("*.md") if "Undefined" in page.read_text("utf-8")]
 
 
-def test_every_generated_block_has_its_source():
+def test_every_generated_block_has_a_generator():
     listed = [
         page for folder in ("docs", "eval", "recipes", "ropepatch") for page in (ROOT / folder).rglob("*.md")
     ]
@@ -266,7 +266,7 @@ def test_every_generated_block_has_its_source():
         assert set(marks) - MEASURED_BY_TESTS == {*tables.BLOCKS.get(str(page.relative_to(ROOT)), ())}, page
 
 
-def test_a_block_that_is_out_of_date_is_named_and_one_that_is_not_there_is_an_error(monkeypatch):
+def test_an_outdated_block_is_detected_and_a_missing_one_raises_an_error(monkeypatch):
     monkeypatch.setattr(tables, "BLOCKS", {"docs/guides/choose.md": {"remappings-measured": lambda: "| 1 |"}})
     monkeypatch.setattr(tables, "FILES", {})
     monkeypatch.setattr(tables, "FIGURES", {})

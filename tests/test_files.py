@@ -78,7 +78,9 @@ def test_no_reader_opens_a_device(reader, tmp_path):
     assert caught.value.hint
 
 
-def test_pipes_sockets_and_devices_are_told_from_files_folders_and_what_is_missing(tmp_path, monkeypatch):
+def test_pipes_sockets_and_devices_are_rejected_but_files_folders_and_missing_paths_pass(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     Path("file").write_text("text")
@@ -96,7 +98,7 @@ def test_pipes_sockets_and_devices_are_told_from_files_folders_and_what_is_missi
 @pytest.mark.parametrize(
     "text", ["NaN", "-Infinity", "1e999", "-1e999", "9" * 400, "[" * 100_000, r'"\ud800"', r'{"\uDFff": 1}']
 )
-def test_what_cannot_be_written_again_is_refused_when_it_is_read(text, tmp_path):
+def test_json_values_that_cannot_be_written_again_are_rejected_on_reading(text, tmp_path):
     with pytest.raises(ValueError, match=r"is not JSON|too large a number|too deep|surrogates"):
         parse_json(text)
     (tmp_path / "config.json").write_text(f'{{"x": {text}}}')
@@ -105,7 +107,7 @@ def test_what_cannot_be_written_again_is_refused_when_it_is_read(text, tmp_path)
     assert parse_json(r'["\ud83d\ude00", 1e300, -7, 0.1]') == ["\U0001f600", 1e300, -7, 0.1]
 
 
-def test_json_holds_no_letter_that_moves_a_cursor_or_that_no_file_can_hold():
+def test_json_output_escapes_control_characters_and_surrogates():
     hostile = "a\x1b\x7f\x9b\u200b\u202e\u2028\ud800\U000e0001 é\U0001f600"
     text = json_text({hostile: [hostile]})
     assert text.replace("\n", "").isprintable()
@@ -114,7 +116,7 @@ def test_json_holds_no_letter_that_moves_a_cursor_or_that_no_file_can_hold():
 
 
 @pytest.mark.parametrize("entrance", [absent, stream_documents, locate, "main"])
-def test_a_name_that_is_not_utf_8_is_refused_before_any_work(entrance, tmp_path, monkeypatch, run_here):
+def test_a_file_name_that_is_not_utf_8_is_rejected(entrance, tmp_path, monkeypatch, run_here):
     monkeypatch.chdir(tmp_path)
     name = os.fsdecode(b"caf\xe9.txt")
     Path(name).write_text("text")
@@ -142,7 +144,7 @@ def write(partial: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_what_a_killed_process_left_has_another_name_and_is_in_nobodys_way(kind, tmp_path):
+def test_partial_output_of_a_killed_process_does_not_block_later_writers(kind, tmp_path):
     writer, out = WRITERS[kind], tmp_path / "out"
     code = KILLED.format(writer=writer.__name__)
     subprocess.run([sys.executable, "-c", code, str(out)], check=False)
@@ -156,7 +158,7 @@ def test_what_a_killed_process_left_has_another_name_and_is_in_nobodys_way(kind,
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_nothing_is_left_of_what_failed(kind, tmp_path):
+def test_a_failed_write_leaves_no_files(kind, tmp_path):
     place = tmp_path / ("new/parents/out" if kind == "folder" else "out")
     with suppress(KeyError), WRITERS[kind](place) as partial:
         write(partial, "half")
@@ -165,7 +167,7 @@ def test_nothing_is_left_of_what_failed(kind, tmp_path):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RopepatchError("the real reason")])
-def test_what_another_wrote_into_a_new_parent_stays_and_hides_no_error(error, tmp_path):
+def test_files_of_others_in_a_new_parent_are_kept_and_the_error_is_unchanged(error, tmp_path):
     def fail() -> None:
         with new_folder(tmp_path / "new" / "out"):
             (tmp_path / "new" / "other").mkdir()
@@ -186,7 +188,7 @@ def test_what_another_wrote_into_a_new_parent_stays_and_hides_no_error(error, tm
         (errno.ENOSPC, "model/tokenizer.json", "cannot write {place}/out: No space left on device"),
     ],
 )
-def test_the_file_that_the_system_refused_is_the_one_that_is_named(number, name, message, tmp_path):
+def test_an_os_error_names_the_unreadable_file_or_the_output(number, name, message, tmp_path):
     refusal = OSError(number, os.strerror(number), name and str(tmp_path / name))
     with pytest.raises(RopepatchError) as caught, new_folder(tmp_path / "out"):
         raise refusal
@@ -194,7 +196,7 @@ def test_the_file_that_the_system_refused_is_the_one_that_is_named(number, name,
     assert "--link-weights" not in caught.value.hint
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path):
+def test_the_error_of_an_unwritable_file_names_it(tmp_path):
     with largest_file(10), pytest.raises(OSError, match="File too large") as caught:
         write_state(tmp_path, {"vector": torch.zeros(9)})
     assert caught.value.filename == str(tmp_path / STATE)
@@ -209,7 +211,7 @@ NAMED = {  # files that a user names, by what writes them
 
 
 @pytest.mark.parametrize("kind", NAMED)
-def test_what_another_process_has_written_meanwhile_is_not_overwritten(kind, tmp_path, monkeypatch):
+def test_a_file_written_meanwhile_by_another_process_is_not_overwritten(kind, tmp_path, monkeypatch):
     name, write = NAMED[kind]
     write_text = Path.write_text
 
@@ -233,7 +235,7 @@ def test_what_another_process_has_written_meanwhile_is_not_overwritten(kind, tmp
         ({"lr": 1, "lora": 8, "steps": 3}, {"lr": 2, "steps": 3}, "lr, lora"),
     ],
 )
-def test_a_call_that_goes_on_names_all_that_differs_whichever_of_the_two_has_it(earlier, now, differing):
+def test_resuming_with_other_settings_raises_an_error_that_names_every_difference(earlier, now, differing):
     if differing is None:
         check_resumed("it is another's", earlier, now, hint="remove it")
         return
@@ -242,13 +244,13 @@ def test_a_call_that_goes_on_names_all_that_differs_whichever_of_the_two_has_it(
     assert caught.value.hint == "remove it"
 
 
-def test_more_bytes_than_the_disk_has_room_for_are_refused(tmp_path):
+def test_too_little_disk_space_raises_an_error(tmp_path):
     check_space("it", tmp_path, 1, hint="none")
     with pytest.raises(RopepatchError, match=r"it needs 1000000000\.0 GB, .* has .* free"):
         check_space("it", tmp_path, 10**18, hint="none")
 
 
-def test_a_folder_below_a_file_is_refused_by_name(tmp_path):
+def test_an_output_folder_below_a_file_is_rejected_with_its_path(tmp_path):
     (tmp_path / "notes").write_text("")
     with pytest.raises(RopepatchError, match=f"cannot write {tmp_path}/notes/a/out: Not a directory"):
         files.absent(tmp_path / "notes" / "a" / "out")

@@ -140,7 +140,7 @@ def process_state():
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_nothing_that_belongs_to_the_process_is_changed(name, made, tiny, tmp_path, monkeypatch):
+def test_api_functions_do_not_change_global_process_state(name, made, tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     read_little(monkeypatch)
     with serving_hub(Hub(token="hf_any")) as hub, warnings.catch_warnings():
@@ -156,16 +156,16 @@ def test_nothing_that_belongs_to_the_process_is_changed(name, made, tiny, tmp_pa
 
 @pytest.mark.parametrize("block", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", ["fit", "extend(recipe)"])
-def test_what_learns_does_so_where_gradients_are_switched_off(name, block, made, tmp_path, monkeypatch):
+def test_fit_and_training_work_inside_no_grad_and_inference_mode(name, block, made, tmp_path, monkeypatch):
     read_little(monkeypatch)
     with block():
         CALLS[name](made, tmp_path / "out", None)
 
 
-def test_every_verb_is_called():
+def test_the_table_of_calls_covers_every_api_function():
     assert {name.partition("(")[0] for name in CALLS} == {*ropepatch.api.__all__, "load_adapter"}
 
 
-def test_nothing_is_drawn_from_pythons_random_state_when_rich_is_imported():
+def test_importing_the_planning_module_does_not_change_pythons_random_state():
     code = "import random; state = random.getstate(); import ropepatch.extension.planning; "
     subprocess.run([sys.executable, "-c", f"{code}assert random.getstate() == state"], check=True)

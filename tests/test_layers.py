@@ -62,13 +62,13 @@ def climbs(file: str, names: set[str]) -> Iterator[tuple[str, str]]:
             yield file, other
 
 
-def test_imports_point_downwards():
+def test_modules_import_only_lower_layers():
     named = {path.relative_to(PACKAGE).as_posix(): path for path in FILES}
     files = {file: path for file, path in named.items() if file not in ("__init__.py", "__main__.py")}
     assert not [one for file, path in files.items() for one in climbs(file, imports(path.read_text("utf-8")))]
 
 
-def test_every_file_stands_in_a_room_of_the_list():
+def test_every_module_belongs_to_a_listed_layer():
     standing = {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in FILES}
     assert standing == set(LEVEL)
     assert len(standing) <= 25
@@ -85,18 +85,18 @@ def asks_who_it_is(text: str) -> set[str]:
     }
 
 
-def test_processes_alone_knows_that_there_are_several():
+def test_only_processes_py_reads_distributed_state():
     asking = {path.name: asks_who_it_is(path.read_text(encoding="utf-8")) for path in FILES}
     assert {name for name, words in asking.items() if words} == {"processes.py"}
 
 
-def test_the_mathematics_needs_torch_alone():
+def test_the_scaling_package_depends_only_on_torch():
     for path in [*(PACKAGE / "scaling").glob("*.py"), PACKAGE / "errors.py"]:
         outside = {name.split(".")[0] for name in imports(path.read_text(encoding="utf-8"))}
         assert outside - {"ropepatch", "torch"} <= set(sys.stdlib_module_names), path
 
 
-def test_the_public_names_are_what_the_package_lists():
+def test_the_public_names_match_the_lists_of_the_package():
     tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
     typed = {
         alias.name: node.module
@@ -142,7 +142,7 @@ def circles(edges: dict[str, set[str]]) -> set[str]:
     return {file for file, others in reached.items() if file in others}
 
 
-def test_no_files_of_a_room_import_each_other_in_a_circle():
+def test_modules_have_no_circular_imports():
     files = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in FILES}
     edges = {file: files_behind(text) - {"__init__.py"} for file, text in files.items()}
     assert not circles(edges)

@@ -183,14 +183,14 @@ def damaged(content: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", [name for name, reader in READERS.items() if reader.again])
-def test_what_was_read_and_is_written_again_is_read_as_the_same(name, tmp_path):
+def test_writing_and_reading_again_gives_an_equal_object(name, tmp_path):
     reader = READERS[name]
     once = reader.read(reader.written(tmp_path, reader.sound))
     assert reader.read(reader.written(tmp_path, reader.again(once))) == once
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_whatever_stands_anywhere_in_a_file_is_read_or_refused_in_one_line(name, tmp_path):
+def test_any_value_at_any_key_is_accepted_or_raises_a_one_line_error(name, tmp_path):
     """At every key that its schema or a sound file has, and below."""
     reader, draw = READERS[name], random.Random(name)
     keys = reader.schema.model_json_schema().get("properties", {}) if reader.schema else {"text": {}}
@@ -211,7 +211,7 @@ def test_whatever_stands_anywhere_in_a_file_is_read_or_refused_in_one_line(name,
 
 
 @pytest.mark.parametrize("name", [name for name in READERS if name.startswith("record")])
-def test_of_a_damaged_record_the_keys_that_are_sound_are_left(name):
+def test_a_damaged_record_keeps_its_valid_keys(name):
     sound, draw = READERS[name].sound, random.Random(name)
     for _ in range(EXAMPLES):
         key, value = draw.choice([*Record.model_fields]), draw.choice(VALUES)
@@ -232,7 +232,7 @@ def test_of_a_damaged_record_the_keys_that_are_sound_are_left(name):
         *(b"---\nlicense: %b\n---\n" % licence for licence in LICENCES),
     ],
 )
-def test_bytes_that_are_no_such_file_are_read_or_refused_in_one_line(reader, content, tmp_path):
+def test_arbitrary_bytes_are_accepted_or_raise_a_one_line_error(reader, content, tmp_path):
     (tmp_path / reader.file).write_bytes(content)
     try:
         reader.read(tmp_path / reader.file)

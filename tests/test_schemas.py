@@ -17,7 +17,7 @@ SCHEMAS = {
 
 
 @pytest.mark.parametrize("file", SCHEMAS)
-def test_every_yaml_file_beside_a_schema_names_it_first(file):
+def test_every_yaml_file_names_its_schema_in_the_first_line(file):
     schema = ROOT / file
     for path in schema.parent.glob("*.yaml"):
         line = path.read_text(encoding="utf-8").splitlines()[0]
@@ -39,6 +39,6 @@ def test_every_key_has_a_description(file):
     assert all(texts.values()), texts
 
 
-def test_editors_refuse_an_argument_of_the_trainer_that_a_recipe_does_not_set():
+def test_the_recipe_schema_rejects_unknown_trainer_arguments():
     part = Recipe.model_json_schema()["$defs"]["TrainerArguments"]
     assert (part["additionalProperties"], "max_steps" in part["properties"]) == (False, True)

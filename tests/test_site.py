@@ -48,7 +48,7 @@ def pages(site) -> dict[Path, Page]:
     return {file: Page(file) for file in site.rglob("*.html")}
 
 
-def test_every_link_within_the_site_leads_to_a_file_and_a_place_on_it(pages):
+def test_every_internal_link_of_the_site_leads_to_an_existing_page_and_anchor(pages):
     broken = []
     for file, page in pages.items():
         for link in page.links:
@@ -62,7 +62,7 @@ def test_every_link_within_the_site_leads_to_a_file_and_a_place_on_it(pages):
     assert not broken
 
 
-def test_nothing_of_a_page_is_loaded_from_elsewhere(site):
+def test_pages_load_no_scripts_images_or_stylesheets_from_other_sites(site):
     for file in site.rglob("*.html"):
         text = file.read_text(encoding="utf-8")
         assert 'src="http' not in text
@@ -73,14 +73,14 @@ def test_nothing_of_a_page_is_loaded_from_elsewhere(site):
     ("page", "names"),
     [("methods", METHODS), ("remappings", REMAPPINGS), ("encodings", ENCODINGS), ("tasks", TASKS)],
 )
-def test_every_entry_of_a_registry_has_a_place_on_its_page(pages, site, page, names):
+def test_every_registry_entry_has_an_anchor_on_its_reference_page(pages, site, page, names):
     places = pages[site / "docs" / "reference" / f"{page}.html"].places
     assert {name.replace("_", "-") for name in names} <= {place.replace("_", "-") for place in places}
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (380, "dark")])
-def test_axe_finds_nothing_that_keeps_anybody_out_of_the_site(site, width, scheme):
+def test_axe_finds_no_accessibility_violations_on_the_main_pages(site, width, scheme):
     with chromium() as browser:
         page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
         for name in ("index", "quickstart", "guides/choose", "reference/methods", "explorer"):

@@ -69,7 +69,7 @@ def checkpoint(tmp_path_factory) -> Path:
     return folder
 
 
-def test_what_needs_no_model_answers_without_importing_transformers_and_lists_of_files_without_torch():
+def test_commands_that_need_no_model_do_not_import_transformers():
     words = [sys.executable, "-c", EACH_LINE, json.dumps(LINES)]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -81,7 +81,7 @@ def test_what_needs_no_model_answers_without_importing_transformers_and_lists_of
     assert all(f"\n  {command}: " in parts[0] for command in COMMANDS)
 
 
-def test_the_mathematics_of_a_command_line_that_imports_ropepatch_starts_no_pydantic():
+def test_importing_ropepatch_does_not_import_torch_pydantic_rich_or_yaml():
     code = "import sys, ropepatch; assert not {'torch', 'pydantic', 'rich', 'yaml'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -89,7 +89,7 @@ def test_the_mathematics_of_a_command_line_that_imports_ropepatch_starts_no_pyda
 @pytest.mark.parametrize(
     "line", ["recipes FILE", "suites FILE", "extend tiny --recipe FILE", "eval --suite FILE"]
 )
-def test_a_key_that_a_file_lacks_is_said_before_torch_is_imported(line, tmp_path):
+def test_a_missing_yaml_key_is_reported_before_torch_is_imported(line, tmp_path):
     (file := tmp_path / "short.yaml").write_text("to: [4k]\n")
     code = """\
 import sys
@@ -108,7 +108,7 @@ VERBS = {"eval": "evaluate", "doctor": "diagnose"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_option_is_an_argument_of_the_verb_and_explained_once(command, run_here):
+def test_command_options_match_the_python_arguments_and_have_help(command, run_here):
     text = run_here(command, "--help").stdout
     usage, _, examples = text.partition("Examples:")
     assert f"\n  ropepatch {command}" in examples
@@ -126,7 +126,7 @@ def test_every_option_is_an_argument_of_the_verb_and_explained_once(command, run
     assert offered <= arguments | own
 
 
-def test_an_argument_in_a_message_is_named_as_its_caller_writes_it():
+def test_messages_name_arguments_in_python_and_options_on_the_command_line():
     names = {"to": "--to", "methods": "--methods", "model": "MODEL", "settings": "--set"}
     asked = ("to", "32k"), ("method", ""), ("model", ""), ("seed", ""), ("ramp", "index")
     assert [argument(*one) for one in asked] == ["`to=32k`", "`method`", "`model`", "`seed`", "`ramp=index`"]
@@ -136,7 +136,7 @@ def test_an_argument_in_a_message_is_named_as_its_caller_writes_it():
     assert argument("to") == "`to`"
 
 
-def test_plan_prints_the_plan_and_json_of_the_same(checkpoint, run_here):
+def test_plan_prints_the_plan_as_text_or_json(checkpoint, run_here):
     text = run_here("plan", checkpoint, "--to", "256")
     assert (text.returncode, text.stderr) == (0, "")
     assert "64 -> 256 tokens" in text.stdout
@@ -146,7 +146,7 @@ def test_plan_prints_the_plan_and_json_of_the_same(checkpoint, run_here):
     assert [engine["engine"] for engine in plan["engines"]][:2] == ["transformers 5.x", "transformers 4.x"]
 
 
-def test_extend_writes_a_folder_named_after_what_it_is(checkpoint, tmp_path, run_here):
+def test_extend_names_the_folder_after_model_method_and_target(checkpoint, tmp_path, run_here):
     done = run_here("extend", checkpoint, "--to", "1k", "--method", "ntk", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (folder,) = tmp_path.iterdir()
@@ -158,7 +158,7 @@ def test_extend_writes_a_folder_named_after_what_it_is(checkpoint, tmp_path, run
     assert f"ropepatch push {folder}" in publish
 
 
-def test_quiet_leaves_results_and_warnings(run_here):
+def test_quiet_prints_only_results_and_warnings(run_here):
     done = run_here("eval", "tiny", "--quiet", "--limit", "1")
     assert "Loss (nats/token)" in done.stdout
     assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["warning"]
@@ -171,7 +171,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(checkpoint, tmp_path, run_
     assert not list(tmp_path.iterdir())
 
 
-def test_eval_prints_before_and_after_by_length_and_json_of_the_same(checkpoint, run_here):
+def test_eval_prints_baseline_and_methods_by_length_as_text_or_json(checkpoint, run_here):
     read = ("eval", checkpoint, "--text", checkpoint.parent / "text.txt")
     read += ("--method", "linear", "--method", "yarn", "--to", "256")
     done = run_here(*read)
@@ -199,7 +199,7 @@ tasks:
 
 
 @pytest.mark.slow
-def test_eval_runs_a_suite_into_a_folder_and_a_report_and_again_from_the_folder(tmp_path, run_here):
+def test_eval_writes_suite_results_and_a_report_and_reuses_the_results(tmp_path, run_here):
     (tmp_path / "mine.yaml").write_text(SUITE)
     words = ("eval", "tiny", "--suite", "mine.yaml", "--out", "out")
     done = run_here(*words, "--report", "report.html", cwd=tmp_path)
@@ -217,7 +217,7 @@ def test_eval_runs_a_suite_into_a_folder_and_a_report_and_again_from_the_folder(
     assert names == {".png", ".svg"}
 
 
-def test_plot_draws_what_methods_would_do_to_a_model_without_measuring(tmp_path, run_here):
+def test_plot_draws_figures_of_methods_without_measuring(tmp_path, run_here):
     done = run_here("plot", "tiny", "--to", "4x", "--methods", "yarn,self-extend", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     names = {file.stem for file in (tmp_path / "figures").iterdir()}
@@ -231,7 +231,7 @@ def test_explore_writes_a_page_that_starts_with_the_model(checkpoint, tmp_path, 
     assert '"chosen": "tiny-llama"' in (tmp_path / "page.html").read_text()
 
 
-def test_compare_ranks_and_recommends(tmp_path, run_here):
+def test_compare_prints_a_ranking_and_a_recommendation(tmp_path, run_here):
     sizes = ("--windows", "8", "--haystacks", "5")
     words = ("compare", "tiny", "--methods", "linear,yarn", "--to", "512", *sizes)
     done = run_here(*words, "--out", "out", cwd=tmp_path)
@@ -267,7 +267,7 @@ def asked(monkeypatch):
     return ask
 
 
-def test_eval_hands_on_every_option(asked):
+def test_eval_passes_on_every_option(asked):
     texts = ("--text", "books", "--field", "body", "--split", "train", "--documents", "5", "--no-bos")
     sliding = ("--lengths", "1k,256", "--stride", "64")
     method = ("--method", "yarn", "--set", "beta_fast=16", "--to", "2k")
@@ -295,7 +295,7 @@ def test_eval_hands_on_every_option(asked):
     assert [getattr(task, "positions", None) for task in suite.tasks] == [None, 64]
 
 
-def test_plot_says_which_methods_it_leaves_out(run_here, tmp_path):
+def test_plot_warns_about_methods_that_it_leaves_out(run_here, tmp_path):
     said = run_here("plot", "tiny", "--to", "4x", "--methods", "remappings", cwd=tmp_path)
     assert (said.returncode, "warning: without string: " in said.stderr) == (0, True)
 
@@ -314,13 +314,13 @@ LISTED = [Method(name=name) for name in ("ntk", "yarn", "linear")]
         ("eval tiny", [], "1x"),
     ],
 )
-def test_methods_may_be_listed_or_repeated_and_the_target_is_given_or_what_is_read(asked, words, methods, to):
+def test_eval_and_compare_accept_listed_or_repeated_methods_and_a_default_target(asked, words, methods, to):
     suite, _ = asked(*words.split())
     assert (suite.methods, suite.to) == (tuple(methods), (to,))
     assert getattr(suite.tasks[0], "gain", False) == ("--gain" in words)
 
 
-def test_the_model_and_the_text_of_the_command_line_take_the_place_of_those_of_the_suite(asked, tmp_path):
+def test_model_and_text_on_the_command_line_override_the_suite(asked, tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text(
         "models: [own]\nto: [2x]\ntasks:\n  - {task: perplexity, text: own, field: own, windows: 3}\n"
@@ -336,7 +336,7 @@ def test_the_model_and_the_text_of_the_command_line_take_the_place_of_those_of_t
     assert harness.metadata == {"text": "books"}
 
 
-def test_extend_hands_on_every_option(monkeypatch):
+def test_extend_passes_on_every_option(monkeypatch):
     """All arguments of the verb reach the room that does the work, under their names."""
     words = "tiny --to 1k --method auto --allow-code --original 128 --layers sliding --recipe tiny --distil"
     words += " --eval demo --text t"
@@ -360,7 +360,7 @@ def test_extend_hands_on_every_option(monkeypatch):
     assert calls[0].keys() - expected.keys() == {"record", "say", "progress", "show", "parameters"}
 
 
-def test_a_share_is_written_with_a_percent_sign_or_without_and_nothing_else_is_one():
+def test_a_limit_on_the_loss_increase_is_a_percentage_or_a_fraction():
     written = {"2%": 0.02, "0.02": 0.02, "150 %": 1.5, "0": 0.0}
     share = partial(TypeAdapter(Rise).validate_python, strict=True)
     assert {text: share(text) for text in written} == pytest.approx(written)
@@ -383,7 +383,7 @@ def test_methods_lists_every_method_and_describes_one(run_here):
     assert "--set sinks=4\n" in other
 
 
-def test_settings_take_the_types_of_the_method(tmp_path):
+def test_set_options_are_converted_to_the_types_of_the_method(tmp_path):
     (tmp_path / "divisors.json").write_text("[1, 2.5]")
     settings = ["beta_fast=16", "truncate=false", "ramp=rotations", "attention_factor=none"]
     assert parse_settings("yarn", settings) == {
@@ -397,7 +397,9 @@ def test_settings_take_the_types_of_the_method(tmp_path):
     ("screen", "environment", "coloured"),
     [(True, {}, True), (False, {}, False), (True, {"NO_COLOR": "1"}, False), (True, {"TERM": "dumb"}, False)],
 )
-def test_colours_are_for_a_terminal_that_wants_them(run_here, monkeypatch, screen, environment, coloured):
+def test_errors_are_coloured_only_in_a_terminal_that_allows_it(
+    run_here, monkeypatch, screen, environment, coloured
+):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     for name, value in environment.items():
@@ -412,7 +414,7 @@ def test_colours_are_for_a_terminal_that_wants_them(run_here, monkeypatch, scree
 
 
 @pytest.mark.slow
-def test_no_name_of_a_folder_reaches_the_terminal_unescaped(tmp_path, run_here):
+def test_commands_escape_control_characters_in_folder_names(tmp_path, run_here):
     name = "a\x1b[2Jb"
     shutil.copytree(TINY, tmp_path / name)
     (tmp_path / "t.txt").write_text("<|endoftext|>".join("Once there was a fox. " * 99 for _ in range(40)))
@@ -446,7 +448,7 @@ def rooms() -> Iterator[tuple[str, Mapping[str, inspect.Parameter], Mapping[str,
                 yield verb.name, own, theirs
 
 
-def test_a_default_that_a_verb_and_its_room_both_state_is_the_same():
+def test_api_functions_and_the_functions_they_call_have_the_same_defaults():
     """Rooms call each other's functions without the verb."""
     stated = [
         (f"{verb}: {key}", own[key].default, theirs[key].default)

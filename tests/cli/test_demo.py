@@ -37,7 +37,7 @@ def done(folder) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_the_demo_finds_again_what_the_documents_say(done, folder):
+def test_the_demo_reproduces_the_documented_results(done, folder):
     found = {(one.task, one.label): one for one in read_results(folder / "out" / "evaluation")}
     stated = {(one.task, one.label): one for one in read_results(measured.RESULTS / "demo")}
     assert found.keys() == stated.keys()
@@ -50,7 +50,7 @@ def test_the_demo_finds_again_what_the_documents_say(done, folder):
             assert value == pytest.approx(row.value, abs=NEAR[row.measure]), (key, row)
 
 
-def test_the_demo_shows_what_the_documents_claim(done, folder):
+def test_yarn_in_the_demo_has_lower_loss_and_retrieves_passkeys(done, folder):
     rows = {
         (one.label, row.measure, row.length): row.value
         for one in read_results(folder / "out" / "evaluation")
@@ -63,7 +63,7 @@ def test_the_demo_shows_what_the_documents_claim(done, folder):
         assert rows["yarn", "found", length] >= 0.5
 
 
-def test_it_prints_few_lines_and_one_verdict_which_is_measured(done, folder):
+def test_the_demo_prints_few_lines_and_one_measured_verdict(done, folder):
     assert len(done.stdout.splitlines()) <= 15
     assert len(done.stderr.splitlines()) <= 4
     (found,) = (
@@ -80,12 +80,12 @@ def test_it_prints_few_lines_and_one_verdict_which_is_measured(done, folder):
         assert unhelpful not in done.stdout
 
 
-def test_the_picture_is_where_it_says(done, folder):
+def test_the_demo_writes_the_picture_that_it_names(done, folder):
     (named,) = re.findall("^picture: (.*)$", done.stdout, re.MULTILINE)
     assert (folder / named).read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_report_and_a_checkpoint_that_stock_transformers_loads_are_there(done, folder):
+def test_the_demo_writes_a_report_and_a_checkpoint_for_stock_transformers(done, folder):
     assert (folder / "out" / "evaluation.html").stat().st_size > 50_000
     model = AutoModelForCausalLM.from_pretrained(folder / "out")
     assert model.config.max_position_embeddings == 2048

@@ -241,7 +241,7 @@ def test_a_user_error_is_one_line_and_a_hint_with_exit_code_2(
         (OSError("odd"), "error: odd\n"),
     ],
 )
-def test_what_the_system_refuses_unforeseen_names_its_path(error, said, here, monkeypatch, capsys):
+def test_an_unexpected_os_error_is_one_line_with_its_path(error, said, here, monkeypatch, capsys):
     def refuse(*arguments, **options):
         raise error
 
@@ -250,7 +250,7 @@ def test_what_the_system_refuses_unforeseen_names_its_path(error, said, here, mo
 
 
 @pytest.mark.parametrize(("verdict", "code"), [(RIGHT, 0), (TWICE, 1), (CUT_OFF, 1), (UNDECIDED, 2)])
-def test_probe_exits_2_where_it_cannot_decide(verdict, code, here, monkeypatch, capsys):
+def test_the_exit_code_of_probe_follows_its_verdict(verdict, code, here, monkeypatch, capsys):
     reading: Any = SimpleNamespace(positions=(), beyond=[], window=64)
     probed = Probed("http://x", "src", reading, Judgement(verdict, "why", 0.0, 0.0, {}), ())
     monkeypatch.setattr("ropepatch.api.probe", lambda *arguments, **options: probed)
@@ -275,7 +275,7 @@ ALLOCATED = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1
         ("plan src --to 256", MemoryError(), "", "free some memory"),
     ],
 )
-def test_running_out_of_memory_is_one_line_with_what_needs_less(
+def test_out_of_memory_is_a_one_line_error_with_a_hint_that_saves_memory(
     words, error, said, hint, here, monkeypatch, capsys
 ):
     def full(*arguments, **options):
@@ -299,7 +299,7 @@ def test_another_runtime_error_stays_a_traceback(here, monkeypatch):
         main()
 
 
-def test_ctrl_c_while_the_command_line_is_read_is_no_traceback(monkeypatch, capsys):
+def test_ctrl_c_while_parsing_the_command_line_prints_no_traceback(monkeypatch, capsys):
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
@@ -307,7 +307,7 @@ def test_ctrl_c_while_the_command_line_is_read_is_no_traceback(monkeypatch, caps
     assert run(monkeypatch, capsys, "plan tiny --to 2k") == (130, "", "")
 
 
-def test_ctrl_c_while_memory_is_freed_ends_a_command_all_the_same(monkeypatch, capsys):
+def test_ctrl_c_inside_a_destructor_ends_the_command(monkeypatch, capsys):
     class Freed:
         def __del__(self):
             raise KeyboardInterrupt
@@ -347,7 +347,7 @@ def with_options() -> list[list[str]]:
 
 
 @pytest.mark.parametrize(("command", "damage"), with_options())
-def test_python_is_answered_without_options(command, damage, here, monkeypatch, capsys):
+def test_error_messages_in_python_name_no_command_line_options(command, damage, here, monkeypatch, capsys):
     if damage != "-" and "system" not in damage:
         eval(damage, globals())(here / "src")
     monkeypatch.setattr("ropepatch.cli.derive.arguments_written", lambda by: nullcontext())
@@ -355,12 +355,12 @@ def test_python_is_answered_without_options(command, damage, here, monkeypatch, 
     assert not OPTION.search(IN_COMMANDS.sub("", err))
 
 
-def test_the_command_line_is_answered_in_options():
+def test_error_messages_on_the_command_line_name_no_python_arguments():
     for command, _, said in rows():
         assert not ARGUMENTS.intersection(re.findall(r"`(\w+)[=`]", IN_COMMANDS.sub("", said))), command
 
 
-def test_no_message_beneath_the_command_line_names_an_option_or_an_argument_by_itself():
+def test_messages_below_the_cli_contain_no_hard_coded_options_or_arguments():
     others = {"--fix", "--max-model-len", "--context-length", "--upgrade", "--config", "--nproc-per-node"}
     faults = []
     for file in (f for f in PACKAGE.rglob("*.py") if not {"cli", "card", "serving.py"} & {*f.parts}):

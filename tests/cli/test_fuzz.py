@@ -49,7 +49,7 @@ def check(template: Path, name: str, content: bytes, method: str = "yarn") -> bo
 
 
 @pytest.mark.sweep
-def test_a_damaged_config_is_refused_in_words_or_extends_into_what_stock_loads(template):
+def test_a_damaged_config_raises_a_one_line_error_or_extends_for_stock_transformers(template):
     """Some with ropes in both generations of keys."""
     config = json.loads((template / "config.json").read_text())
     for seed in range(160):
@@ -76,17 +76,17 @@ ANY_BYTES = settings(
 @pytest.mark.parametrize("name", [*FILES, "ropepatch.json", "model.safetensors"])
 @ANY_BYTES
 @given(content=st.binary(max_size=40) | JSON.map(lambda value: json.dumps(value).encode()))
-def test_any_bytes_as_any_file_are_refused_in_words_or_extend(template, name, content):
+def test_random_bytes_in_a_file_raise_a_one_line_error_or_extend(template, name, content):
     check(template, name, content)
 
 
 @pytest.mark.sweep
-def test_a_damaged_generation_config_is_refused_in_words_or_extends(template):
+def test_a_damaged_generation_config_raises_a_one_line_error_or_extends(template):
     generation = json.loads((template / "generation_config.json").read_text())
     generation |= {"max_length": 64, "temperature": 0.5, "num_beams": 2, "eos_token_id": 3}
     for seed in range(20):
         check(template, "generation_config.json", damaged(random.Random(seed), generation, 2)[1].encode())
 
 
-def test_the_fuzzed_checkpoint_itself_extends(template):
+def test_the_undamaged_checkpoint_extends_with_every_fuzzed_method(template):
     assert all(check(template, "config.json", (template / "config.json").read_bytes(), m) for m in ALSO)

@@ -90,7 +90,7 @@ def answers(source: Path, case: Mutant) -> int:
     "seeds",
     [pytest.param(range(20), id="20"), pytest.param(range(20, 500), marks=pytest.mark.sweep, id="500")],
 )
-def test_a_damaged_configuration_is_refused_in_words_or_answered_with_what_can_be_printed(seeds, tmp_path):
+def test_a_damaged_config_raises_a_printable_error_or_gives_printable_output(seeds, tmp_path):
     share = sum(answers(tmp_path / "source", mutant(seed)) for seed in seeds) / len(seeds) / 2
     assert 0.2 < share < 0.8  # else they are damaged too little or too much to tell anything
 
@@ -116,5 +116,5 @@ IN_PARTS = [
 
 @pytest.mark.parametrize("text", [*(SOUND % rope for rope in FOUND), *IN_PARTS])
 @pytest.mark.parametrize("method", ["yarn", "self-extend"])
-def test_what_the_mutants_found(text, method, tmp_path):
+def test_configs_found_by_mutation_raise_printable_errors_or_give_printable_output(text, method, tmp_path):
     answers(tmp_path / "source", Mutant(0, "llama", (), text, method, 4096 * 4))

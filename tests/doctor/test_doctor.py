@@ -230,7 +230,7 @@ def write(folder: Path, files: Files) -> Path:
 
 
 @pytest.mark.parametrize(("name", "damage", "found", "fix"), TABLE)
-def test_damage_is_named_and_only_what_needs_no_guess_is_repaired(name, damage, found, fix):
+def test_doctor_reports_each_damage_and_repairs_only_unambiguous_ones(name, damage, found, fix):
     original = ORIGINALS[name]
     files = changed(original, damage)
     needs(files["config.json"].get("model_type"))
@@ -254,7 +254,7 @@ def test_damage_is_named_and_only_what_needs_no_guess_is_repaired(name, damage, 
         ({"max_position_embeddings": 131_072}, "window-with-room"),
     ],
 )
-def test_a_base_or_a_window_that_published_models_like_it_do_not_have_is_a_remark(stated, code, tmp_path):
+def test_a_base_or_length_unlike_published_models_of_the_type_is_a_remark(stated, code, tmp_path):
     raw = (
         next(one["config"] for one in json.loads(PRESETS.read_text()) if one["name"] == "qwen2.5-7b") | stated
     )
@@ -265,7 +265,7 @@ def test_a_base_or_a_window_that_published_models_like_it_do_not_have_is_a_remar
     assert bool(said) == (code == "theta-not-as-published")
 
 
-def test_every_code_of_a_configuration_has_a_row():
+def test_the_table_covers_every_finding_code_of_a_config():
     elsewhere = {  # in the tests below and those of weights
         *("transformers-refuses", "file-unreadable", "differs-from-record", "remapping-code-changed"),
         *("tokenizer-missing", "scaled-twice"),
@@ -280,7 +280,7 @@ def test_every_code_of_a_configuration_has_a_row():
 
 
 @pytest.mark.parametrize("name", ORIGINALS)
-def test_of_a_published_configuration_nothing_but_its_known_weakness_is_found(name):
+def test_published_configs_have_only_their_known_weaknesses(name):
     needs(ORIGINALS[name]["config.json"]["model_type"])
     findings = check(case_of(ORIGINALS[name]))
     assert all(finding.severity != "error" for finding in findings)
@@ -294,7 +294,9 @@ def test_of_a_published_configuration_nothing_but_its_known_weakness_is_found(na
     ("name", "options"),
     [*((name, {}) for name in METHODS), *(("yarn", {"attention_factor": one}) for one in (0.8278, 0.05))],
 )
-def test_nothing_is_found_in_what_ropepatch_extends(name, options, template, tmp_path):
+def test_extended_checkpoints_have_no_findings_except_for_length_dependent_methods(
+    name, options, template, tmp_path
+):
     plan = ropepatch.plan(template, to=256, method=name, **example(name, 8).parameters() | options)
     findings = diagnose(ropepatch.extend(plan, tmp_path / "out", reading=False), measure=False)
     expected = {"switches-against-cache"} if name in ("dynamic", "longrope-switch") else set()
@@ -311,7 +313,7 @@ def test_nothing_is_found_in_what_ropepatch_extends(name, options, template, tmp
         (("yarn", "yarn"), {"fit": {"steps": 1}}, []),
     ],
 )
-def test_an_extension_of_an_extension_is_a_warning_unless_it_learned(
+def test_a_repeated_extension_is_a_warning_unless_equivalent_or_fitted(
     methods, learned, found, template, tmp_path
 ):
     folder = template
@@ -349,13 +351,13 @@ def test_a_chat_model_without_a_chat_template_is_a_remark(
     assert [(one.code, one.severity) for one in findings] == [("chat-template-missing", "remark")] * found
 
 
-def test_nothing_is_found_in_the_checkpoints_at_hand(shared, template):
+def test_bundled_and_real_checkpoints_have_no_findings(shared, template):
     real = (config.parent for config in (shared / "checkpoints").glob("*/config.json"))
     for place in ("tiny", template, *real):
         assert diagnose(place, measure=False).findings == (), place
 
 
-def test_code_of_a_map_that_is_not_the_recorded_one_is_an_error(template, tmp_path):
+def test_changed_or_missing_remapping_code_is_an_error(template, tmp_path):
     out = ropepatch.extend(ropepatch.plan(template, to=256, method="self-extend"), tmp_path / "out").folder
     assert [one.code for one in diagnose(out).findings] == ["position-remapping"]
     code = next(out.glob("*.py"))
@@ -402,9 +404,7 @@ GEMMA_3 = {key: value for key, value in GEMMA_3.items() if not key.startswith("r
         ({"model_type": "clip"}, {FULL: PLAIN, "sliding_attention": PLAIN}, {}),  # a model without a rope
     ],
 )
-def test_older_keys_of_ropes_by_layer_type_are_added_where_transformers_then_reads_the_same(
-    config, ropes, older
-):
+def test_older_keys_are_added_for_rope_by_layer_type_if_transformers_computes_the_same(config, ropes, older):
     config = config | {"rope_parameters": ropes}
     assert codes({"config.json": config}) == ["only-new-keys"]
     after = repaired(case_of({"config.json": config})).raw
@@ -413,14 +413,14 @@ def test_older_keys_of_ropes_by_layer_type_are_added_where_transformers_then_rea
 
 
 @pytest.mark.parametrize("factor", [3.0, 3.95, 4.0, 4.05, 16.0])
-def test_a_factor_larger_than_the_window_needs_is_a_remark_and_a_smaller_one_an_error(factor):
+def test_a_factor_above_the_length_ratio_is_a_remark_and_one_below_an_error(factor):
     findings = check(case_of(changed(ORIGINALS["Yarn-Mistral-7b-128k"], {"*/factor": factor})))
     error, remark = ("factor-contradicts-lengths", "error"), ("factor-exceeds-window", "remark")
     expected = {3.0: [error], 3.95: [error], 4.0: []}.get(factor, [remark])
     assert [(one.code, one.severity) for one in findings] == expected
 
 
-def test_both_readings_of_a_linear_window_are_a_remark():
+def test_an_ambiguous_length_of_a_linear_config_is_a_remark():
     for stated, remarks in [(None, 1), (16_384, 0), (4096, 1)]:
         vicuna = {"rope_scaling": {"type": "linear", "factor": 4.0}, "max_sequence_length": stated}
         findings = check(case_of(changed(ORIGINALS[LLAMA_2], vicuna)))
@@ -428,13 +428,13 @@ def test_both_readings_of_a_linear_window_are_a_remark():
         assert all(("max_sequence_length is 4096" in one.problem) == (stated == 4096) for one in findings)
 
 
-def test_the_rope_types_are_those_of_transformers():
+def test_every_rope_type_of_transformers_is_known():
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     assert ROPE_INIT_FUNCTIONS.keys() <= KNOWN_TYPES
 
 
-def test_no_json_makes_the_doctor_stumble_and_nothing_repairable_is_left():
+def test_doctor_handles_randomly_damaged_configs_and_repairs_everything_fixable():
     """Of configurations damaged by chance, beside records of others."""
     draw, raws = random.Random(0), []
     for seed in range(120):
@@ -461,7 +461,7 @@ def test_no_json_makes_the_doctor_stumble_and_nothing_repairable_is_left():
         ({"text_config": {"hidden_size": 64, "rope_parameters": FAR}}, "config.json has a part for text"),
     ],
 )
-def test_a_configuration_that_transformers_refuses_for_another_reason_is_named(raw, problem):
+def test_a_config_rejected_by_transformers_is_reported_with_the_reason(raw, problem):
     files = {"config.json": {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4} | raw}
     (finding,) = [one for one in check(case_of(files)) if one.severity == "error"]
     assert finding.code == "transformers-refuses"
@@ -472,9 +472,7 @@ def test_a_configuration_that_transformers_refuses_for_another_reason_is_named(r
     ("file", "content"),
     [("generation_config.json", "{"), ("tokenizer_config.json", "[]"), ("tokenizer.json", None)],
 )
-def test_a_file_beside_the_configuration_that_cannot_be_read_is_an_error(
-    file, content, template, tmp_path, monkeypatch
-):
+def test_an_unreadable_or_invalid_json_file_is_an_error(file, content, template, tmp_path, monkeypatch):
     folder, read = Path(shutil.copytree(template, tmp_path / "model")), Path.read_text
     (folder / file).write_text(content or "{}")
 
@@ -502,9 +500,7 @@ def test_a_file_beside_the_configuration_that_cannot_be_read_is_an_error(
         (SCOUT, {"*/low_freq_factor": 4.0, "*/high_freq_factor": 1.0}, "bands-swapped", "error"),
     ],
 )
-def test_what_a_model_can_have_been_trained_with_is_repaired_only_to_what_was_recorded(
-    name, damage, code, severity
-):
+def test_values_possibly_used_in_training_are_repaired_only_from_a_sound_record(name, damage, code, severity):
     """And to nothing that leaves it broken."""
     original, case = ORIGINALS[name], case_of(changed(ORIGINALS[name], damage))
     (finding,) = check(case)
@@ -519,7 +515,7 @@ def test_what_a_model_can_have_been_trained_with_is_repaired_only_to_what_was_re
         assert not any(one.fixable for one in check(replace(case, record=recorded)) if one.code == code)
 
 
-def test_what_was_lost_or_contradicts_is_taken_from_the_record_and_a_consistent_change_stays(
+def test_repair_takes_lost_or_contradictory_values_from_the_record_and_keeps_consistent_changes(
     template, tmp_path
 ):
     out = ropepatch.extend(ropepatch.plan(template, to=256), tmp_path / "out", reading=False).folder
@@ -555,7 +551,7 @@ def test_what_was_lost_or_contradicts_is_taken_from_the_record_and_a_consistent_
         ("config.json", {"max_position_embeddings": 256.0}, False),
     ],
 )
-def test_a_repaired_configuration_is_no_longer_called_verified(file, values, verified, template, tmp_path):
+def test_only_a_repair_of_config_json_removes_the_verification(file, values, verified, template, tmp_path):
     source = ropepatch.extend(ropepatch.plan(template, to=256), tmp_path / "model").folder
     edit_json(source / file, **values)
     record = json.loads((source / "ropepatch.json").read_text())
@@ -579,7 +575,7 @@ def repairable(tmp_path) -> Path:
     return source
 
 
-def test_repairing_carries_over_everything_but_folders_hidden_files_and_pickles(repairable, tmp_path):
+def test_a_repair_copies_everything_except_folders_hidden_files_and_pickles(repairable, tmp_path):
     before = contents(repairable)
     out = repair(diagnose(repairable, measure=False), tmp_path / "out")
     assert {path.name for path in out.iterdir()} == {
@@ -591,7 +587,7 @@ def test_repairing_carries_over_everything_but_folders_hidden_files_and_pickles(
     assert not any(one.fixable for one in diagnose(out, measure=False).findings)
 
 
-def test_repairing_overwrites_nothing_stays_outside_and_follows_no_link_out(repairable, tmp_path):
+def test_a_repair_rejects_existing_or_inner_folders_and_outward_links(repairable, tmp_path):
     (tmp_path / "secret").write_text("secret")
     (repairable / "notes.txt").symlink_to(tmp_path / "secret")
     for out, message in {"model": "already exists", "model/out": "lies inside", "out": "leads out"}.items():
@@ -600,7 +596,7 @@ def test_repairing_overwrites_nothing_stays_outside_and_follows_no_link_out(repa
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command_exits_with_1_for_an_error_and_0_for_a_warning(tmp_path, run_here):
+def test_the_doctor_command_exits_with_1_for_errors_and_0_for_warnings(tmp_path, run_here):
     behind = write(tmp_path / "warning", changed(ORIGINALS[YARN], {TOKENIZER: 4096}))
     assert run_here("doctor", behind, "--no-measure").returncode == 0
     swapped = write(tmp_path / "error", changed(ORIGINALS[QWEN], {"*/beta_fast": 1, "*/beta_slow": 32}))
@@ -611,7 +607,7 @@ def test_the_command_exits_with_1_for_an_error_and_0_for_a_warning(tmp_path, run
     assert [line.split()[0] for line in lines[2:]] == ["what", "why", "remedy", "--fix"]
 
 
-def test_the_json_is_a_list_of_objects(tmp_path, run_here):
+def test_the_json_output_of_doctor_is_a_list_of_findings(tmp_path, run_here):
     source = write(tmp_path / "model", ORIGINALS[LLAMA_3_1])
     config = (source / "config.json").read_text()
     (source / "config.json").write_text(config.replace('"factor": 8.0', '"factor": 1e45'))
@@ -621,7 +617,7 @@ def test_the_json_is_a_list_of_objects(tmp_path, run_here):
     assert finding.keys() == {"code", "severity", "file", "value", "problem", "why", "remedy"}
 
 
-def test_the_command_repairs_and_says_what_is_left(tmp_path, run_here):
+def test_doctor_fix_repairs_and_prints_the_remaining_findings(tmp_path, run_here):
     source = write(tmp_path / "model", changed(ORIGINALS[QWEN_3], {"*/factor": 0.25, "head_dim": None}))
     result = run_here("doctor", source, "--no-measure", "--fix", tmp_path / "out")
     assert result.returncode == 1  # the factor is left
@@ -630,7 +626,7 @@ def test_the_command_repairs_and_says_what_is_left(tmp_path, run_here):
     assert json.loads((tmp_path / "out/config.json").read_text())["head_dim"] == 128
 
 
-def test_where_nothing_is_found_the_command_says_what_was_looked_at_and_makes_no_copy(tmp_path, run_here):
+def test_doctor_without_findings_prints_the_checked_files_and_makes_no_copy(tmp_path, run_here):
     result = run_here("doctor", "tiny", "--no-measure", "--fix", tmp_path / "out")
     assert (result.returncode, result.stdout.splitlines()[0]) == (0, "tiny: no problems found")
     assert "model.safetensors" in result.stdout

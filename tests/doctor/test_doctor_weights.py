@@ -108,14 +108,14 @@ def other_index(content: str):
         "quantised by no method",
     ],
 )
-def test_weights_that_are_not_whole_are_one_error_that_nobody_can_repair(sharded, damage, code, problem):
+def test_incomplete_or_mismatched_weights_are_one_unfixable_error(sharded, damage, code, problem):
     damage(sharded)
     (finding,) = diagnose(sharded, measure=False).findings
     assert (finding.code, finding.severity, finding.fixable) == (code, "error", False)
     assert problem in finding.problem
 
 
-def test_of_two_sets_of_weights_the_one_that_transformers_does_not_load_is_named(sharded, template):
+def test_a_second_set_of_weights_that_transformers_ignores_is_a_warning(sharded, template):
     """Whatever is wrong with it."""
     shutil.copy(template / "model.safetensors", sharded)
     placed(sharded, misplaced)
@@ -129,13 +129,13 @@ def test_of_two_sets_of_weights_the_one_that_transformers_does_not_load_is_named
 
 
 @pytest.mark.parametrize("experts", [2, 8])
-def test_another_number_of_experts_than_the_weights_hold_is_an_error(experts, tmp_path):
+def test_a_wrong_number_of_experts_is_an_error(experts, tmp_path):
     tiny_model("mixtral").save_pretrained(tmp_path)
     edit_json(tmp_path / "config.json", num_local_experts=experts)
     assert codes(tmp_path) == ["weights-misfit", "tokenizer-missing"]
 
 
-def test_weights_that_the_model_does_not_use_are_told_of(folder, tmp_path, caplog):
+def test_doctor_and_extend_report_weights_that_the_model_does_not_use(folder, tmp_path, caplog):
     """Those beside its layers, such as the head of a critic."""
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
     head = {"v_head.weight": tensors["model.norm.weight"].clone()}
@@ -147,7 +147,7 @@ def test_weights_that_the_model_does_not_use_are_told_of(folder, tmp_path, caplo
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma", "olmo2", "starcoder2"])
-def test_a_tokenizer_that_is_missing_is_a_warning_also_where_transformers_makes_one_up(model_type, tmp_path):
+def test_a_missing_tokenizer_is_a_warning_even_if_transformers_creates_one(model_type, tmp_path):
     tiny_model(model_type).save_pretrained(tmp_path)
     (finding,) = [one for one in diagnose(tmp_path).findings if one.file == "tokenizer.json"]
     assert (finding.code, finding.severity) == ("tokenizer-missing", "warning")
@@ -155,7 +155,7 @@ def test_a_tokenizer_that_is_missing_is_a_warning_also_where_transformers_makes_
         ropepatch.evaluate(tmp_path, text=__file__)
 
 
-def test_weights_that_config_json_names_are_an_error(folder):
+def test_another_weights_file_named_in_config_json_is_an_error(folder):
     edit_json(folder / "config.json", transformers_weights="other.safetensors")
     assert codes(folder) == ["weights-named"]
     edit_json(folder / "config.json", transformers_weights="model.safetensors")
@@ -163,7 +163,7 @@ def test_weights_that_config_json_names_are_an_error(folder):
 
 
 @pytest.mark.parametrize(("count", "code"), [(1, "weights-damaged"), (100_000, "shard-missing")])
-def test_shards_that_are_missing_are_one_finding_also_of_names_that_no_disk_holds(sharded, count, code):
+def test_missing_shards_or_too_long_names_are_one_short_finding(sharded, count, code):
     names = [f"{'x' * 5000 if count == 1 else n}.safetensors" for n in range(count)]
     edit_json(sharded / INDEX, weight_map=index(sharded) | dict(zip(map(str, names), names, strict=True)))
     diagnosis = diagnose(sharded, measure=False)
@@ -183,7 +183,7 @@ def test_shards_that_are_missing_are_one_finding_also_of_names_that_no_disk_hold
         (-1, math.nan, 1, ["weights-not-finite"]),
     ],
 )
-def test_of_a_great_many_tensors_fewer_numbers_each_are_read(
+def test_non_finite_weights_are_an_error_if_they_are_among_the_sampled_numbers(
     folder, monkeypatch, where, value, samples, found
 ):
     """And one that is no number is an error, where tensors are read at all."""
@@ -200,13 +200,13 @@ def test_of_a_great_many_tensors_fewer_numbers_each_are_read(
 
 
 @pytest.mark.parametrize("keep", [0, 4, 2000])
-def test_a_file_that_was_cut_is_named(folder, keep):
+def test_a_truncated_weights_file_is_reported(folder, keep):
     weights = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(weights[:keep])
     assert codes(folder, measure=True) == ["weights-damaged"]
 
 
-def test_weights_on_another_disk_are_read_and_copied(folder, tmp_path):
+def test_linked_weights_are_checked_and_a_repair_copies_them(folder, tmp_path):
     """As a link, which `extend` follows too."""
     weights = Path(shutil.move(folder / "model.safetensors", tmp_path / "elsewhere.safetensors"))
     (folder / "model.safetensors").symlink_to(weights)
@@ -217,7 +217,7 @@ def test_weights_on_another_disk_are_read_and_copied(folder, tmp_path):
     assert (out / "model.safetensors").read_bytes() == weights.read_bytes()
 
 
-def test_pickled_weights_are_named_and_never_loaded_and_no_weights_are_no_fault(folder):
+def test_pickled_weights_are_reported_and_missing_weights_are_no_finding(folder):
     pickled = (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     assert codes(folder, measure=True) == ["weights-pickled"]
     pickled.unlink()
@@ -241,7 +241,7 @@ def adapter(folder, tmp_path) -> Path:
     return place
 
 
-def test_an_adapter_whose_base_lacks_its_rope_is_named(adapter):
+def test_an_adapter_whose_base_lacks_its_scaling_is_a_warning(adapter):
     (finding,) = diagnose(adapter).findings
     assert (finding.code, finding.severity, finding.fixable) == ("adapter-base-lacks-rope", "warning", False)
     assert "yarn at 256 tokens" in finding.problem
@@ -257,7 +257,7 @@ def test_an_adapter_whose_base_lacks_its_rope_is_named(adapter):
     ],
     ids=["other weights", "sound", "other attention factor"],
 )
-def test_the_base_of_an_adapter_has_its_rope_and_its_weights(
+def test_the_base_of_an_adapter_must_have_its_rope_and_its_weights(
     adapter, folder, tmp_path, options, trained_on, expected
 ):
     made = ropepatch.plan(folder, to=256, **options)
@@ -270,7 +270,7 @@ def test_the_base_of_an_adapter_has_its_rope_and_its_weights(
     assert [one.code for one in diagnose(adapter).findings] == expected
 
 
-def test_the_base_of_an_adapter_has_its_queries(adapter, folder, tmp_path):
+def test_the_base_of_an_adapter_must_have_its_query_weights(adapter, folder, tmp_path):
     given = {"to": 256, "method": "custom", "divisors": (2.0,) * 8}
     made = ropepatch.plan(folder, **given, queries=[[[(1.0, 0.5)] * 8] * 2] * 2)
     edit_json(adapter / "ropepatch.json", **json.loads(json.dumps(made.to_dict())))
@@ -292,13 +292,13 @@ def test_the_base_of_an_adapter_has_its_queries(adapter, folder, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["gone/away/now", None, "", 3, "x" * 5000])
-def test_a_base_that_cannot_be_found_is_named(adapter, name, monkeypatch):
+def test_a_missing_base_model_of_an_adapter_is_reported(adapter, name, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     edit_json(adapter / "adapter_config.json", base_model_name_or_path=name)
     assert codes(adapter) == ["adapter-base-missing"]
 
 
-def test_without_a_record_only_the_tokenizer_can_tell(adapter):
+def test_an_adapter_without_a_record_is_checked_by_its_tokenizer_length(adapter):
     (adapter / "ropepatch.json").unlink()
     (remark,) = diagnose(adapter).findings
     assert (remark.code, remark.severity) == ("adapter-without-record", "remark")
@@ -310,12 +310,12 @@ def test_without_a_record_only_the_tokenizer_can_tell(adapter):
 
 
 @pytest.mark.parametrize("inv_freq", ["x", None, [], [1.0], [[1.0]], [None], {"a": 1}])
-def test_a_record_that_makes_no_sense_is_another_rope(adapter, inv_freq):
+def test_invalid_frequencies_in_an_adapter_record_count_as_another_rope(adapter, inv_freq):
     edit_json(adapter / "ropepatch.json", inv_freq=inv_freq)
     assert codes(adapter) == ["adapter-base-lacks-rope"]
 
 
-def test_an_adapter_cannot_be_repaired_and_an_unreadable_one_is_a_user_error(adapter, tmp_path):
+def test_repairing_an_adapter_or_diagnosing_an_invalid_one_raises_an_error(adapter, tmp_path):
     with pytest.raises(RopepatchError, match="no problem that can be fixed automatically"):
         repair(diagnose(adapter), tmp_path / "out")
     (adapter / "adapter_config.json").write_text("[")

@@ -69,7 +69,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_drawn_damage_to_one_buffer_is_named_alone_and_repaired_to_the_bit(seed):
+def test_random_damage_to_one_buffer_is_the_only_finding_and_repaired_exactly(seed):
     draw = random.Random(seed)
     model = made(draw.choice([*FLAT, *BY_LAYER]), draw.choice([*ROPES]))
     with torch.no_grad():
@@ -151,7 +151,7 @@ SOUND = {
 
 
 @pytest.mark.parametrize("kind", SOUND)
-def test_a_sound_model_is_not_accused(kind, tmp_path):
+def test_sound_models_have_no_findings(kind, tmp_path):
     assert not ropepatch.diagnose(SOUND[kind](tmp_path)).findings
 
 
@@ -180,7 +180,7 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("kind", KNOWN)
-def test_another_scaling_is_named_where_it_is_a_known_one(kind):
+def test_a_different_scaling_is_identified_if_it_is_known(kind):
     model = made()
     model.model.rotary_emb.inv_freq = KNOWN[kind]()
     (found,) = ropepatch.diagnose(model).findings
@@ -189,7 +189,7 @@ def test_another_scaling_is_named_where_it_is_a_known_one(kind):
 
 
 @pytest.mark.parametrize(("rope", "name"), [("dynamic", "inv_freq"), ("longrope", "original_inv_freq")])
-def test_the_frequencies_of_a_longer_text_that_would_stay_are_named_with_its_length(rope, name):
+def test_frequencies_left_over_from_a_longer_prompt_are_reported_with_its_length(rope, name):
     model, late = made(rope=rope), read(made(rope=rope), 128 if rope == "dynamic" else 65)
     getattr(model.model.rotary_emb, name).copy_(late.model.rotary_emb.inv_freq)
     (found,) = ropepatch.diagnose(model).findings
@@ -198,7 +198,7 @@ def test_the_frequencies_of_a_longer_text_that_would_stay_are_named_with_its_len
 
 
 @pytest.mark.parametrize("layer", ["", "full_attention_"])
-def test_an_attention_factor_of_its_own_is_named_and_repaired(layer):
+def test_a_wrong_attention_factor_is_reported_and_repaired(layer):
     model = made("gemma3_text" if layer else "llama")
     name, rotary = f"{layer}attention_scaling", model.model.rotary_emb
     right = getattr(rotary, name)
@@ -207,7 +207,7 @@ def test_an_attention_factor_of_its_own_is_named_and_repaired(layer):
     assert getattr(rotary, name) == right
 
 
-def test_a_configuration_that_was_changed_or_replaced_after_the_load_is_what_counts():
+def test_frequencies_are_compared_with_the_current_config_of_the_model():
     model = made(rope="default")
     model.config.rope_parameters = dict(YARN)
     keys = {one.key.rpartition(".")[2] for one in ropepatch.diagnose(model).findings}
@@ -219,7 +219,7 @@ def test_a_configuration_that_was_changed_or_replaced_after_the_load_is_what_cou
 
 
 @pytest.mark.parametrize("damage", ["inv_freq", "original_inv_freq"])
-def test_a_model_of_another_rope_is_measured_and_patched_by_nothing(damage, tiny):
+def test_a_model_with_zeroed_inv_freq_cannot_be_measured_or_patched(damage, tiny):
     model, tokenizer = copy.deepcopy(tiny[0]), tiny[1]
     getattr(model.model.rotary_emb, damage).zero_()
     verbs = [
@@ -242,7 +242,7 @@ def test_a_model_of_another_rope_is_measured_and_patched_by_nothing(damage, tiny
         verbs[0]()
 
 
-def test_a_model_that_was_rounded_is_measured_with_a_word(tiny, caplog):
+def test_measuring_a_model_with_rounded_inv_freq_gives_a_warning(tiny, caplog):
     model = copy.deepcopy(tiny[0]).to(torch.bfloat16)
     ropepatch.perplexity(model, tiny[1], ["the fox"])
     assert "inv_freq is rounded to bfloat16, 0.046 radians off at 256 tokens" in caplog.text
@@ -258,7 +258,7 @@ class Shard(torch.Tensor):
     placements = (type("Shard", (), {"is_replicate": lambda self: False})(),)
 
 
-def test_what_cannot_be_read_is_said_and_left_alone():
+def test_tables_that_cannot_be_compared_are_mentioned_and_give_no_finding():
     model = made()
     model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq[:4].as_subclass(Shard)
     found = ropepatch.diagnose(model)
@@ -273,6 +273,6 @@ def test_what_cannot_be_read_is_said_and_left_alone():
     assert "not compared" in str(found)
 
 
-def test_only_a_loaded_model_is_repaired_in_memory():
+def test_repair_in_memory_requires_a_loaded_model():
     with pytest.raises(RopepatchError, match="`repair` needs a loaded model, got tiny"):
         ropepatch.diagnose("tiny", repair=True)

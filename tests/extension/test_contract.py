@@ -123,7 +123,7 @@ def decoded(model: nn.Module) -> Tensor:
 # The checks
 
 
-def patched_is_reloaded_and_undone_is_before(case: Case, folder: Path) -> None:
+def a_patched_model_equals_its_reload_and_removal_restores_it(case: Case, folder: Path) -> None:
     """To the bit; and what was cached is what is computed at once."""
     model = built(case)
     model.config.architectures, model.config.dtype = [type(model).__name__], model.dtype
@@ -152,7 +152,7 @@ def patched_is_reloaded_and_undone_is_before(case: Case, folder: Path) -> None:
         assert torch.equal(logits(model, IDS), once)
 
 
-def a_written_checkpoint_is_the_patched_model(case: Case, folder: Path) -> None:
+def a_written_checkpoint_equals_the_patched_model(case: Case, folder: Path) -> None:
     """`extend` beside the source, read by stock transformers; a remapping by ropepatch."""
     model = built(case)
     model.save_pretrained(folder / "source")
@@ -187,7 +187,7 @@ def an_adapter_trains_and_merges(case: Case, folder: Path) -> None:
     assert handle.in_force
 
 
-def older_keys_say_what_newer_ones_do(case: Case, folder: Path) -> None:
+def older_and_newer_keys_give_the_same_model(case: Case, folder: Path) -> None:
     """Of config.json, by stock transformers: rope_scaling and rope_theta alone, rope_parameters alone."""
     config = tiny_config("llama")
     made = ropepatch.plan(config, to="4x", method=case.name, **case.options)
@@ -200,7 +200,7 @@ def older_keys_say_what_newer_ones_do(case: Case, folder: Path) -> None:
         assert read.max_position_embeddings == both["max_position_embeddings"]
 
 
-def a_copy_and_a_pickle_are_changed_on_their_own(case: Case, folder: Path) -> None:
+def a_copy_and_a_pickle_are_independent_of_the_original(case: Case, folder: Path) -> None:
     for twin_of in (copy.deepcopy, pickled):
         model = built(case)
         before, handle = logits(model, IDS), changed(model, case)
@@ -212,7 +212,7 @@ def a_copy_and_a_pickle_are_changed_on_their_own(case: Case, folder: Path) -> No
         assert twin.config.to_dict() == model.config.to_dict()
 
 
-def a_model_with_the_same_configuration_is_left_alone(case: Case, folder: Path) -> None:
+def another_model_with_the_same_config_is_unchanged(case: Case, folder: Path) -> None:
     one = built(case)
     other = type(one)(one.config).eval()
     expected, held, content = logits(other, IDS), configs(other), other.config.to_dict()
@@ -241,7 +241,7 @@ def default_dtype_and_device_change_nothing(case: Case, folder: Path) -> None:
     handle.remove()
 
 
-def a_second_change_is_refused_and_harms_nothing(case: Case, folder: Path) -> None:
+def a_second_change_is_rejected_and_changes_nothing(case: Case, folder: Path) -> None:
     model = built(case)
     handle = changed(model, case)
     once = logits(model, IDS)
@@ -257,18 +257,18 @@ def a_second_change_is_refused_and_harms_nothing(case: Case, folder: Path) -> No
 
 
 CHECKS: dict[Callable[[Case, Path], None], list[Case]] = {
-    patched_is_reloaded_and_undone_is_before: [
+    a_patched_model_equals_its_reload_and_removal_restores_it: [
         *(SCALINGS + REMAPPINGS + ENCODED + GIVEN + GROWING + PARTLY + OTHERS + COMPOSITES)
     ],
-    a_written_checkpoint_is_the_patched_model: [
+    a_written_checkpoint_equals_the_patched_model: [
         *(*REMAPPINGS[:2], *GIVEN, GROWING[0], *PARTLY, *OTHERS, *COMPOSITES)
     ],
     an_adapter_trains_and_merges: ONE_EACH,
-    older_keys_say_what_newer_ones_do: SCALINGS,
-    a_copy_and_a_pickle_are_changed_on_their_own: [*ONE_EACH, ENCODED[-1], PARTLY[0]],
-    a_model_with_the_same_configuration_is_left_alone: ONE_EACH,
+    older_and_newer_keys_give_the_same_model: SCALINGS,
+    a_copy_and_a_pickle_are_independent_of_the_original: [*ONE_EACH, ENCODED[-1], PARTLY[0]],
+    another_model_with_the_same_config_is_unchanged: ONE_EACH,
     default_dtype_and_device_change_nothing: [*ONE_EACH, SCALINGS[-1], *ENCODED],
-    a_second_change_is_refused_and_harms_nothing: ONE_EACH,
+    a_second_change_is_rejected_and_changes_nothing: ONE_EACH,
 }
 
 
@@ -285,5 +285,5 @@ CHECKS: dict[Callable[[Case, Path], None], list[Case]] = {
         for case in cases
     ],
 )
-def test_the_contract(check, case, tmp_path):
+def test_each_change_of_positions_fulfils_the_contract(check, case, tmp_path):
     check(case, tmp_path)

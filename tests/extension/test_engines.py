@@ -322,7 +322,7 @@ WRITTEN = {
 }
 
 
-def test_the_plan_says_yes_exactly_where_the_study_confirmed_it():
+def test_the_plan_states_support_exactly_where_the_study_confirmed_it():
     for row in rows("engine-types"):
         part = CONFIG_MAPPING[row["model_type"]]().get_text_config(decoder=True).model_type
         if part != row["model_type"] and row["reads"] in ("unclear", "has"):

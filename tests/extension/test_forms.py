@@ -253,7 +253,7 @@ def test_stock_longrope_switches_lists_after_the_original_context_length():
 
 @pytest.mark.parametrize("length", [100, 8192, 16384])
 @pytest.mark.parametrize("name", LENGTH_DEPENDENT)
-def test_at_a_fixed_length_a_length_dependent_method_is_static(name, length):
+def test_a_length_dependent_method_is_static_at_a_fixed_length(name, length):
     scaling = example(name, 64)
     *_, export = saved_ropes(scaling.at(LLAMA_2, length), LLAMA_2, plain(LLAMA_2, mrope_section=[1]), length)
     target = scaling.frequencies(LLAMA_2, length)

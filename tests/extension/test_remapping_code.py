@@ -152,7 +152,7 @@ def test_a_saved_remapping_generates_trains_saves_and_pickles(answers, expected)
 
 
 @pytest.mark.parametrize("load", [AutoConfig.from_pretrained, AutoModelForCausalLM.from_pretrained])
-def test_without_trust_remote_code_loading_fails(here, expected, load):
+def test_loading_without_trust_remote_code_fails(here, expected, load):
     with pytest.raises(ValueError, match="contains custom code"):
         load(here / "self-extend", trust_remote_code=False)
 

@@ -63,7 +63,7 @@ SWITCHING = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_
 
 
 @pytest.mark.parametrize("method", ["ntk", "yarn"])
-def test_of_two_lists_only_the_one_beyond_the_switch_is_scaled(tmp_path, method):
+def test_only_the_long_list_of_a_switching_longrope_is_scaled(tmp_path, method):
     own = {"max_position_embeddings": WINDOW, "original_max_position_embeddings": 16}
     model = tiny_model("phi3", rope_parameters=SWITCHING, **own)
     raw, reloaded = written(model, tmp_path, to=TARGET, method=method)

@@ -30,7 +30,7 @@ def test_a_plan_names_the_earlier_scaling_and_the_scaled_layers():
     assert "scales RoPE in the full_attention layers only" in layered
 
 
-def test_in_a_notebook_a_plan_is_the_same_text(monkeypatch):
+def test_a_plan_shows_the_same_text_in_a_notebook(monkeypatch):
     plan = ropepatch.plan("tiny", to=1024)
     text = str(plan)
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
@@ -38,7 +38,7 @@ def test_in_a_notebook_a_plan_is_the_same_text(monkeypatch):
     assert plan._repr_html_() == f"<pre>{html.escape(text)}</pre>"
 
 
-def test_a_target_is_a_number_or_a_text():
+def test_the_target_length_may_be_a_number_or_a_text():
     plans = [ropepatch.plan("tiny", to=to) for to in (1024, "1024", "1k", "4x")]
     assert {str(plan) for plan in plans} == {str(plans[0])}
     with pytest.raises(ropepatch.RopepatchError, match="'1q' is not a length in tokens") as caught:

@@ -122,7 +122,7 @@ def test_a_bfloat16_checkpoint_stays_bfloat16_and_reloads_equal(tmp_path, out):
     assert read(out / "ropepatch.json")["verified"]["logits"] == "equal"
 
 
-def test_on_an_extended_checkpoint_linear_composes(source, out, tmp_path):
+def test_linear_scaling_composes_on_an_extended_checkpoint(source, out, tmp_path):
     once = extend(source, tmp_path / "once")
     made = ropepatch.plan(once, to=4 * TARGET, method="linear")
     ropepatch.extend(made, out)
@@ -361,7 +361,7 @@ def test_flex_attention_is_not_used_for_verification_on_a_cpu(source, out, monke
     assert read(out / "config.json")["_attn_implementation"] == "flex_attention"
 
 
-def test_with_too_little_memory_only_frequencies_are_compared(source, out, monkeypatch):
+def test_only_frequencies_are_compared_if_memory_is_too_small(source, out, monkeypatch):
     available = int(1.5 * (source / WEIGHTS).stat().st_size)
     monkeypatch.setattr("ropepatch.extension.verification.available_bytes", lambda: available)
     extend(source, out)

@@ -42,7 +42,7 @@ def reading(text):
         ("extend tiny --to 512 --method fit --split train", "error: --split needs --text"),
     ],
 )
-def test_what_cannot_be_written_or_has_no_effect_is_said_before_anything_is_measured(
+def test_invalid_outputs_and_options_raise_errors_before_any_measurement(
     words, message, tmp_path, run_here, monkeypatch
 ):
     (tmp_path / "shut").mkdir()
@@ -78,7 +78,9 @@ def test_what_cannot_be_written_or_has_no_effect_is_said_before_anything_is_meas
     ],
     ids=str,
 )
-def test_what_is_refused_before_a_weight_is_read_a_dry_run_refuses_alike(asked, said, tmp_path, monkeypatch):
+def test_a_dry_run_reports_the_error_that_extend_raises_before_loading_weights(
+    asked, said, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     for name in ("shut", "begun.run/other"):
         Path(name).mkdir(parents=True)
@@ -104,7 +106,7 @@ def test_what_is_refused_before_a_weight_is_read_a_dry_run_refuses_alike(asked, 
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_report_that_fails_after_all_leaves_the_results(tmp_path, monkeypatch):
+def test_results_are_kept_if_writing_the_report_fails(tmp_path, monkeypatch):
     def fails(results, page, **options):
         raise OSError(28, "No space left on device")
 
@@ -121,7 +123,7 @@ EDITS = [("value", "null"), ("at", "null"), ("n", "null"), ("value", "9e400"), (
 EDITS += [("length", "[]"), ("clusters", "[]"), ("low", '{"a": [1]}')]
 
 
-def test_a_result_that_was_edited_is_drawn_or_refused_in_a_line(tmp_path, run_here):
+def test_plot_draws_or_rejects_an_edited_result_file(tmp_path, run_here):
     made_reading("yarn", [2.0, 1.9, 1.8]).write(tmp_path / "a.json")
     text = (tmp_path / "a.json").read_text()
     for number, (key, value) in enumerate(EDITS):

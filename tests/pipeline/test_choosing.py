@@ -30,7 +30,7 @@ from ropepatch.scaling.ramps import YaRN
 # Who takes part
 
 
-def test_every_static_method_that_needs_no_parameters_takes_part_a_new_one_by_being_in_the_registry(
+def test_registered_static_methods_without_required_parameters_are_candidates(
     monkeypatch,
 ):
     part = {*candidates()}
@@ -55,7 +55,7 @@ def test_every_static_method_that_needs_no_parameters_takes_part_a_new_one_by_be
     assert {*candidates()} - part == {"mine"}
 
 
-def test_a_method_that_follows_the_length_is_measured_as_a_static_one_that_takes_part():
+def test_dynamic_at_the_target_length_equals_one_of_the_candidates():
     held = ropepatch.plan("tiny", to=1024, method="dynamic").frequencies()
     twins = (ropepatch.plan("tiny", to=1024, method=name).frequencies() for name in candidates())
     assert any(
@@ -64,7 +64,7 @@ def test_a_method_that_follows_the_length_is_measured_as_a_static_one_that_takes
     )
 
 
-def test_of_all_what_a_model_does_not_allow_is_left_out_with_the_reason_and_refused_where_it_is_named(
+def test_unsupported_methods_are_left_out_of_groups_and_rejected_by_name(
     monkeypatch,
 ):
     methods, left_out = participants(Checkpoint.find("tiny"), ["yarn", "remappings"], to=1024)
@@ -91,7 +91,7 @@ def test_of_all_what_a_model_does_not_allow_is_left_out_with_the_reason_and_refu
 # What is measured; nothing is ranked on what the fit has seen
 
 
-def test_a_ranking_reads_the_target_and_asks_for_keys_where_there_is_room():
+def test_a_ranking_measures_loss_and_also_retrieval_if_the_needles_fit():
     suite, reason = ranking_suite(Checkpoint.find("tiny"), [Method(name="yarn")], to=512, haystacks=3, keys=2)
     assert [*suite.tasks] == [PerplexityTask(windows=24), RetrievalTask(haystacks=3, keys=2)]
     assert reason is None
@@ -106,7 +106,7 @@ def windows_of(pieces):
 
 
 @pytest.mark.parametrize("windows", [1, 7])
-def test_the_windows_that_rank_are_none_of_those_that_the_fit_reads(tiny, tmp_path, monkeypatch, windows):
+def test_a_fit_does_not_use_the_text_sequences_of_the_ranking(tiny, tmp_path, monkeypatch, windows):
     fits = fake_fits(monkeypatch)
     _, tokenizer = tiny
     text = tmp_path / "text.txt"
@@ -133,7 +133,7 @@ def test_the_windows_that_rank_are_none_of_those_that_the_fit_reads(tiny, tmp_pa
     assert windows_of(ranked) <= windows_of(careless.windows)
 
 
-def test_the_tales_that_rank_are_none_of_those_that_the_fit_reads(tiny):
+def test_a_fit_does_not_use_the_generated_texts_of_the_ranking(tiny):
     _, tokenizer = tiny
     fitted = read_splits(tokenizer, None, field="text", split="test", length=64, spare=24)
     ranked = [tale.ids for tale in held_out_tales(tokenizer, length=64, count=24)]
@@ -177,7 +177,7 @@ def measured(monkeypatch, fits):
     ],
     ids=["a fit", "a published method", "nothing"],
 )
-def test_the_best_is_chosen_or_nothing_where_nothing_helps(
+def test_choose_returns_the_best_method_or_none_if_none_helps(
     measured, tmp_path, nats, recommended, method, parameters
 ):
     measured += map(of, ("baseline", "yarn", FIT, "floor"), (*nats, 0.1))
@@ -188,9 +188,7 @@ def test_the_best_is_chosen_or_nothing_where_nothing_helps(
     assert ropepatch.plan("tiny", to=1024, method=str(file)).scaling.divisors == DIVISORS
 
 
-def test_a_fit_that_cannot_be_made_is_left_out_with_the_reason_or_refused_if_it_is_named(
-    monkeypatch, measured
-):
+def test_a_failed_fit_is_left_out_with_the_reason_unless_requested_by_name(monkeypatch, measured):
     measured += HELPS
     with monkeypatch.context() as two:
         two.setattr("ropepatch.pipeline.options.join", lambda: Processes(0, 2))
@@ -209,7 +207,7 @@ def test_a_fit_that_cannot_be_made_is_left_out_with_the_reason_or_refused_if_it_
         ropepatch.choose("tiny", to=1024, methods=["fit", "yarn"])
 
 
-def test_retrieval_that_cannot_be_asked_is_left_out_with_one_warning(measured):
+def test_retrieval_that_does_not_fit_is_left_out_with_one_warning(measured):
     measured += HELPS
     lines = []
     choice = ropepatch.choose("tiny", to=1024, methods=["yarn"], keys=200, say=lines.append)
@@ -218,7 +216,7 @@ def test_retrieval_that_cannot_be_asked_is_left_out_with_one_warning(measured):
     assert (choice.method, choice.ranking.rows[0].answers) == ("yarn", {})
 
 
-def test_extend_with_auto_takes_the_best_and_shows_why_on_stderr(measured, run_here, tmp_path):
+def test_extend_with_auto_uses_the_best_method_and_explains_it_on_stderr(measured, run_here, tmp_path):
     measured += FITS
     words = ("extend", "tiny", "--to", "1k", "--method", "auto")
     done = run_here(*words, "--dry-run", "--json", cwd=tmp_path)
@@ -239,7 +237,7 @@ def test_extend_with_auto_takes_the_best_and_shows_why_on_stderr(measured, run_h
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-def test_auto_chooses_a_map_only_where_its_code_is_allowed(measured, monkeypatch, allowed):
+def test_auto_chooses_a_remapping_only_if_its_code_is_allowed(measured, monkeypatch, allowed):
     seen = []
 
     def measure(suite, source, **options):
@@ -260,9 +258,7 @@ def test_auto_chooses_a_map_only_where_its_code_is_allowed(measured, monkeypatch
 # What compare prints
 
 
-def test_compare_ranks_and_gives_a_command_that_keeps_the_fit_where_something_helps(
-    measured, run_here, tmp_path
-):
+def test_compare_prints_an_extend_command_only_if_a_method_helps(measured, run_here, tmp_path):
     measured += FITS
     words = ("compare", "tiny", "--to", "1k", "--methods", "fit,yarn")
     done = run_here(*words, "--text", "my books", "--windows", "5", cwd=tmp_path)
@@ -279,7 +275,7 @@ def test_compare_ranks_and_gives_a_command_that_keeps_the_fit_where_something_he
     assert "ropepatch extend" not in done.stdout
 
 
-def test_compare_without_haystacks_ranks_by_loss_alone_and_says_nothing_of_retrieval(measured, run_here):
+def test_compare_without_haystacks_ranks_by_loss_and_omits_retrieval(measured, run_here):
     measured += [of("baseline", 9.0), of("linear", 2.0), of("yarn", 1.0)]
     words = ("--methods", "yarn,all", "--haystacks", "0")
     done = run_here("compare", "tiny", "--to", "1k", *words)
@@ -289,7 +285,7 @@ def test_compare_without_haystacks_ranks_by_loss_alone_and_says_nothing_of_retri
         assert word not in table + advice + done.stderr
 
 
-def test_compare_refuses_an_unknown_method_before_it_fits(measured, fits):
+def test_compare_rejects_an_unknown_method_before_fitting(measured, fits):
     with pytest.raises(RopepatchError, match="unknown method 'yarnn'"):
         ropepatch.compare("tiny", to=1024, methods="fit,yarnn")
     assert fits == []

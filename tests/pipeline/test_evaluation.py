@@ -17,7 +17,7 @@ def results():
     return ropepatch.evaluate("tiny", methods=["yarn"], to="2x", lengths=[256, "2x"], windows=2)
 
 
-def test_a_text_is_read_without_scaling_and_scaled_into_a_sequence_that_is_shown_as_a_table(results):
+def test_evaluate_returns_baseline_and_scaled_results_that_display_as_a_table(results):
     assert [result.label for result in results] == ["floor", "baseline", "yarn"]
     assert [row.length for row in results[-1].of("loss", "length")] == [256, 512]
     assert (len(results), results[1:][0].label, results[-1].target) == (3, "baseline", 512)
@@ -26,7 +26,7 @@ def test_a_text_is_read_without_scaling_and_scaled_into_a_sequence_that_is_shown
     assert results.plot()._repr_png_().startswith(b"\x89PNG")
 
 
-def test_a_frame_has_a_row_for_every_number_and_what_it_is_at(results):
+def test_a_data_frame_has_one_row_per_measured_value(results):
     frame = results.to_pandas()
     assert [*frame][:5] == ["model", "target", "task", "label", "measure"]
     assert {*frame} - {"length", "begin", "end"} == {
@@ -42,7 +42,7 @@ def test_a_frame_has_a_row_for_every_number_and_what_it_is_at(results):
     assert answers[answers.kind == "passkey"].length.tolist() == [256, 512, 1024]
 
 
-def test_a_suite_and_methods_are_given_as_objects_too():
+def test_evaluate_accepts_suites_and_methods_as_objects():
     suite = Suite(to=(64,), tasks=(PerplexityTask(windows=1),))
     (_, result) = ropepatch.evaluate("tiny", suite)
     assert (result.label, result.target) == ("baseline", 64)
@@ -52,7 +52,7 @@ def test_a_suite_and_methods_are_given_as_objects_too():
         assert found[-1].label == "ntk-by-parts (beta=16.0)"
 
 
-def test_a_limit_a_seed_and_a_precision_decide_what_is_measured_and_are_on_record(tmp_path):
+def test_limit_seed_and_dtype_are_applied_and_recorded_in_the_results(tmp_path):
     lines = []
     options = {"limit": 1, "seed": 7, "dtype": "bfloat16", "device": "cpu", "say": lines.append}
     tasks = (PerplexityTask(), RetrievalTask(lengths=(128,)))
@@ -75,7 +75,7 @@ def test_a_limit_a_seed_and_a_precision_decide_what_is_measured_and_are_on_recor
     assert set(frame.label) == {"floor", "baseline"}
 
 
-def test_a_checkpoint_that_was_extended_and_not_trained_is_said_to_be(tmp_path, capsys):
+def test_plans_and_results_state_that_a_checkpoint_was_extended_without_training(tmp_path, capsys):
     once = ropepatch.extend("tiny", tmp_path / "once", to=512, say=lambda line: None)
     (made,) = (line for line in ropepatch.plan(once, to=1024).warnings if "ropepatch.json" in line)
     assert made.endswith("extending tiny by 4x instead scales RoPE only once")
@@ -90,7 +90,7 @@ def test_a_checkpoint_that_was_extended_and_not_trained_is_said_to_be(tmp_path, 
     assert "256 to 512" in " ".join(printed.split())
 
 
-def test_curves_and_answers_are_frames_too(tiny):
+def test_loss_curves_and_answers_convert_to_data_frames(tiny):
     model, tokenizer = tiny
     curve = ropepatch.perplexity(model, None, [list(range(3, 103))])
     assert list(curve.to_pandas().length) == [16, 32, 64, 100]
@@ -104,7 +104,7 @@ def test_curves_and_answers_are_frames_too(tiny):
     )
 
 
-def test_a_line_of_progress_names_the_length_that_was_read_and_the_target_of_a_scaling():
+def test_progress_lines_name_the_measured_length_and_the_target_length():
     lines = []
     ropepatch.evaluate("tiny", lengths=[64], methods="yarn", to="1k", windows=1, say=lines.append)
     said = [line.partition(":")[0] for line in lines if line.startswith("perplexity")]

@@ -52,7 +52,7 @@ def done(place):
     return done
 
 
-def test_the_outcome_goes_to_stdout_and_how_far_it_is_and_how_fast_to_stderr(done):
+def test_results_are_printed_to_stdout_and_training_progress_to_stderr(done):
     for words in ("yarn + six", "out: 256 -> 512 tokens, yarn"):
         assert words in done.stdout
     for words in ("step 6/6, loss", "tokens/s", "short-context loss"):
@@ -60,7 +60,7 @@ def test_the_outcome_goes_to_stdout_and_how_far_it_is_and_how_fast_to_stderr(don
     assert "tokens/s" not in done.stdout
 
 
-def test_a_failed_gate_is_exit_code_1_where_it_is_asked_for(done, run_at):
+def test_a_failed_short_context_check_exits_with_1(done, run_at):
     gated = run_at(*LINE[:4], "--out", "out", "--max-short-loss-increase", "0%")
     assert gated.returncode == 1
     assert "above the limit of 0.00%" in gated.stderr
@@ -68,7 +68,7 @@ def test_a_failed_gate_is_exit_code_1_where_it_is_asked_for(done, run_at):
     assert allowed.returncode == 0
 
 
-def test_without_a_recipe_the_scaled_model_is_measured_together_with_the_base(run_at):
+def test_eval_without_a_recipe_measures_the_base_and_the_scaled_model(run_at):
     done = run_at("extend", "tiny", "--to", "512", "--eval", "suite.yaml", "--out", "free", "--json")
     assert done.returncode == 0, done.stderr
     tasks = json.loads(done.stdout)["evaluation"]["tasks"]
@@ -99,7 +99,7 @@ def pushed(done, place, hub):
     return pushed
 
 
-def test_push_brings_what_is_finished_to_the_hub_with_its_evidence(pushed, hub):
+def test_push_uploads_the_finished_checkpoint_with_recipe_and_evaluation(pushed, hub):
     files = hub.files(REPO)
     assert {"config.json", "model.safetensors", "ropepatch.json", "README.md"} <= files.keys()
     assert {"adaptation/recipe.yaml", "evaluation/perplexity.png", "evaluation.html"} <= files.keys()
@@ -109,9 +109,7 @@ def test_push_brings_what_is_finished_to_the_hub_with_its_evidence(pushed, hub):
     assert "hf_token" not in pushed.stdout + pushed.stderr + str(files)
 
 
-def test_stock_transformers_loads_it_from_the_hub_and_gives_the_logits_that_were_evaluated(
-    pushed, place, hub, tiny
-):
+def test_stock_transformers_computes_the_evaluated_logits_from_the_hub(pushed, place, hub, tiny):
     documents = held_out_tales(tiny[1], length=512, count=2)
     torch.save([document.ids for document in documents], place / "ids.pt")
     speaking = environment(hub, place / "elsewhere", None)
@@ -130,7 +128,7 @@ def test_stock_transformers_loads_it_from_the_hub_and_gives_the_logits_that_were
     assert sum(nats) / len(nats) == pytest.approx(measured, abs=1e-6)
 
 
-def test_the_card_says_the_command_and_quotes_the_results(pushed, place, hub):
+def test_the_model_card_contains_the_command_and_the_results(pushed, place, hub):
     card = hub.files(REPO)["README.md"].decode()
     # That of the call that made it, which is not the one that only pushed it.
     assert "\nropepatch extend tiny --recipe six.yaml --eval suite.yaml --out out\n" in card
@@ -138,7 +136,7 @@ def test_the_card_says_the_command_and_quotes_the_results(pushed, place, hub):
     assert read_result(file).row("loss", length=512).text in card
 
 
-def test_a_push_that_fails_says_how_to_go_on_and_still_prints_the_record(pushed, hub, run_at, monkeypatch):
+def test_a_failed_push_prints_how_to_retry_and_the_record(pushed, hub, run_at, monkeypatch):
     speak_to(hub, monkeypatch, "hf_token")
     hub.fail("POST", "/api/repos/create", 403, times=1)
     done = run_at(*LINE[:4], "--out", "out", "--push", "local/other", "--json")
@@ -147,7 +145,7 @@ def test_a_push_that_fails_says_how_to_go_on_and_still_prints_the_record(pushed,
     assert json.loads(done.stdout)["target"] == 512
 
 
-def test_what_failed_its_gate_is_not_pushed(done, place, hub, run_at, monkeypatch):
+def test_a_checkpoint_that_fails_its_short_context_check_is_not_pushed(done, place, hub, run_at, monkeypatch):
     speak_to(hub, monkeypatch, "hf_token")
     red = run_at(*LINE[:4], "--out", "out", "--max-short-loss-increase", "0%", "--push", "local/red")
     assert red.returncode == 1
@@ -161,9 +159,7 @@ def test_what_failed_its_gate_is_not_pushed(done, place, hub, run_at, monkeypatc
 @pytest.mark.parametrize(
     ("words", "plan"), [((), (512, "yarn")), (("--to", "1k", "--method", "ntk"), (1024, "ntk"))]
 )
-def test_a_dry_run_prints_the_plan_in_which_the_command_line_goes_before_the_recipe(
-    place, run_at, words, plan
-):
+def test_command_line_options_override_the_recipe_in_a_dry_run(place, run_at, words, plan):
     before = sorted(place.iterdir())
     done = run_at("extend", "tiny", "--recipe", "six.yaml", "--out", "dry", *words, "--dry-run", "--json")
     printed = json.loads(done.stdout)
@@ -171,7 +167,7 @@ def test_a_dry_run_prints_the_plan_in_which_the_command_line_goes_before_the_rec
     assert sorted(place.iterdir()) == before
 
 
-def test_a_dry_run_tells_what_the_training_then_does(place, run_at, done):
+def test_a_dry_run_prints_the_steps_and_tokens_of_the_training(place, run_at, done):
     line = ("extend", "tiny", "--recipe", "six.yaml", "--out", "dry", "--dry-run")
     told = json.loads(run_at(*line, "--json").stdout)["training"]
     made = json.loads((place / "out" / "ropepatch.json").read_text())["adaptation"]
@@ -188,7 +184,7 @@ def test_a_dry_run_tells_what_the_training_then_does(place, run_at, done):
     assert refused.stderr.startswith("error: transformers cannot use flash_attention_2")
 
 
-def test_a_push_that_cannot_be_is_refused_before_the_work_and_leaves_nothing(place, run_at):
+def test_an_impossible_push_raises_an_error_before_training_and_writes_nothing(place, run_at):
     before = sorted(place.iterdir())
     for repo, message in (
         ("a/b/c", "'a/b/c' is not a valid repository name"),

@@ -29,7 +29,7 @@ def short(monkeypatch):
 
 
 @pytest.mark.slow
-def test_in_one_line_and_without_a_text_a_stock_checkpoint_comes_out(short, tmp_path, run_here, monkeypatch):
+def test_one_command_distils_a_stock_checkpoint_without_a_text(short, tmp_path, run_here, monkeypatch):
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
     done = run_here("extend", "tiny", "--to", "512", "--distil", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -69,7 +69,9 @@ SHORT = (256, False, "pose")
         (24, 1e12, SHORT, "4,096 tokens take 8e+13 operations"),
     ],
 )
-def test_it_reads_the_longest_rows_that_the_device_trains_on(gib, hour, rows, reason, monkeypatch):
+def test_distillation_uses_the_longest_sequences_that_the_device_can_train_on(
+    gib, hour, rows, reason, monkeypatch
+):
     monkeypatch.setattr(torch.cpu, UNITS["AMX"], lambda: True)
     monkeypatch.setattr(self_taught, "memory_of", lambda device: int(gib * 2**30))
     monkeypatch.setattr(self_taught, "HOUR", dict.fromkeys(("cpu", "cuda"), hour))
@@ -86,7 +88,7 @@ def test_it_reads_the_longest_rows_that_the_device_trains_on(gib, hour, rows, re
     assert (reason or "(the target length)") in said[0]
 
 
-def test_a_base_that_no_map_can_be_put_on_reads_within_its_context(tmp_path):
+def test_a_base_without_remapping_support_trains_within_its_original_context(tmp_path):
     source = shutil.copytree(TINY, tmp_path / "source")
     config = json.loads((source / "config.json").read_text())
     sliding = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 64}
@@ -101,7 +103,7 @@ def test_a_base_that_no_map_can_be_put_on_reads_within_its_context(tmp_path):
 
 
 @pytest.mark.parametrize(("hidden", "rate"), [(96, 4e-3), (192, 2.7e-3), (1536, 3.3e-4)])
-def test_the_learning_rate_falls_with_the_width(hidden, rate, tmp_path):
+def test_the_learning_rate_decreases_with_the_hidden_size(hidden, rate, tmp_path):
     source = shutil.copytree(TINY, tmp_path / "source")
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"hidden_size": hidden}))
@@ -109,7 +111,7 @@ def test_the_learning_rate_falls_with_the_width(hidden, rate, tmp_path):
     assert ahead.content["recipe"]["trainer"]["learning_rate"] == rate
 
 
-def test_a_text_takes_the_place_of_what_it_writes(tmp_path):
+def test_a_given_text_replaces_self_generated_text(tmp_path):
     (tmp_path / "tales.txt").write_text("Once upon a time there was a fox.")
     ahead = ropepatch.extend("tiny", to="4x", distil=True, text=tmp_path / "tales.txt", dry_run=True).forecast
     assert ahead.content["sources"][0]["name"] == str(tmp_path / "tales.txt")
@@ -117,7 +119,7 @@ def test_a_text_takes_the_place_of_what_it_writes(tmp_path):
     assert not ahead.obstacles
 
 
-def test_a_fit_reads_the_text_that_is_trained_on_less_what_is_held_out(monkeypatch):
+def test_fit_uses_the_training_data_and_auto_the_given_text(monkeypatch):
     text = {"text": "tales.txt", "field": "body", "split": "train"}
     seen = []
     monkeypatch.setattr("ropepatch.pipeline.extension.extend", seen.append)
@@ -127,7 +129,7 @@ def test_a_fit_reads_the_text_that_is_trained_on_less_what_is_held_out(monkeypat
         assert seen[-1].training.data.sources[0].field == "body"
 
 
-def test_distillation_under_a_position_remapping_raises(tmp_path, run_here):
+def test_distillation_with_a_position_remapping_raises_an_error(tmp_path, run_here):
     done = run_here("extend", "tiny", "--to", "512", "--distil", "--method", "rerope", cwd=tmp_path)
     assert done.returncode == 2
     assert "a model cannot be trained with a position remapping" in done.stderr

@@ -74,7 +74,7 @@ def test_an_interrupted_call_resumes_from_its_last_checkpoint(resumed):
     assert "perplexity, yarn + six, 512" in stages
 
 
-def test_the_same_call_again_finds_all_of_it_done(resumed, place):
+def test_a_repeated_call_reports_that_it_is_finished_and_measures_nothing(resumed, place):
     def unmeasured(name):
         raise AssertionError(f"{name} is measured again")
 
@@ -84,9 +84,7 @@ def test_the_same_call_again_finds_all_of_it_done(resumed, place):
     assert again.record == resumed[0].record
 
 
-def test_what_was_interrupted_after_the_checkpoint_has_its_name_goes_on_and_is_nobody_elses(
-    place, monkeypatch
-):
+def test_a_call_interrupted_while_measuring_resumes_only_with_the_same_arguments(place, monkeypatch):
     def after_the_first(line):
         if line.startswith("perplexity, baseline"):
             raise KeyboardInterrupt
@@ -124,7 +122,7 @@ def test_what_was_interrupted_after_the_checkpoint_has_its_name_goes_on_and_is_n
 
 
 @pytest.mark.slow
-def test_the_command_writes_the_same_files(extension, place, run_here):
+def test_the_extend_command_writes_the_same_files_as_the_python_call(extension, place, run_here):
     words = ("--recipe", "six.yaml", "--eval", "suite.yaml", "--out", "commanded")
     done = run_here("extend", "tiny", *words, cwd=place)
     assert done.returncode == 0, done.stderr
@@ -143,7 +141,7 @@ def test_the_command_writes_the_same_files(extension, place, run_here):
     assert names[0] == names[1]
 
 
-def test_an_extension_stands_for_its_folder_and_has_record_results_and_gate(extension, place):
+def test_an_extension_is_a_path_with_record_results_and_short_context_check(extension, place):
     assert os.fspath(extension) == str(extension) == str(place / "called")
     assert extension / "config.json" == place / "called" / "config.json"
     assert AutoModelForCausalLM.from_pretrained(extension).config.max_position_embeddings == 512
@@ -165,7 +163,9 @@ def test_an_extension_stands_for_its_folder_and_has_record_results_and_gate(exte
     ("method", "module", "hint"),
     [("to_pandas", "pandas", "pip install pandas"), ("plot", "matplotlib", 'pip install "ropepatch[plot]"')],
 )
-def test_what_is_not_installed_is_said_with_its_pip_line(extension, monkeypatch, method, module, hint):
+def test_the_error_of_a_missing_package_contains_the_pip_command(
+    extension, monkeypatch, method, module, hint
+):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(RopepatchError, match=f"needs? {module}") as caught:
         getattr(extension.results, method)()
@@ -191,7 +191,7 @@ def test_a_plan_is_extended_without_training(plain):
     assert "logits equal" in plain._repr_html_()
 
 
-def test_parameters_and_lengths_are_written_as_a_user_writes_them(tmp_path, monkeypatch):
+def test_extend_accepts_length_multiples_and_method_parameters(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     lines = []
     extension = ropepatch.extend(
@@ -206,7 +206,7 @@ def test_parameters_and_lengths_are_written_as_a_user_writes_them(tmp_path, monk
     assert not list(tmp_path.iterdir())
 
 
-def test_the_folder_has_the_whole_name_of_the_recipe(tmp_path):
+def test_the_folder_name_ends_with_the_full_recipe_name(tmp_path):
     recipe = tmp_path / "tiny-2.5.yaml"
     recipe.write_bytes(find_shipped("tiny", RECIPES, "recipe").read_bytes())
     for given, name in (("tiny", "tiny"), (str(recipe), "tiny-2.5")):
@@ -214,7 +214,7 @@ def test_the_folder_has_the_whole_name_of_the_recipe(tmp_path):
         assert made.folder.name.endswith(f"-1k-{name}")
 
 
-def test_config_json_is_opened_once_and_once_by_stock_transformers(tmp_path, monkeypatch):
+def test_config_json_is_opened_once_by_ropepatch_and_once_by_stock_transformers(tmp_path, monkeypatch):
     opened = []
 
     def noted(read, at):
@@ -256,9 +256,7 @@ def untidy(tmp_path):
     return tmp_path / "model"
 
 
-def test_what_is_no_part_of_a_checkpoint_stays_behind_and_is_named_unless_the_user_includes_it(
-    untidy, tmp_path
-):
+def test_files_outside_the_checkpoint_format_are_listed_and_copied_only_with_include(untidy, tmp_path):
     file, lines = untidy / "tokenizer_config.json", []
     auto_map = {"AutoTokenizer": ["id_mine.Mine", None]}
     file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_class": "M", "auto_map": auto_map}))
@@ -280,7 +278,7 @@ def test_what_is_no_part_of_a_checkpoint_stays_behind_and_is_named_unless_the_us
             ropepatch.extend(untidy, tmp_path / "again", to="2k", include=[pattern])
 
 
-def test_an_extension_carries_no_key_and_none_is_left_behind_half_written(untidy, tmp_path):
+def test_a_file_with_an_access_token_is_rejected_and_no_output_is_left(untidy, tmp_path):
     (untidy / "notes.md").write_text("hf_" + "Zz9" * 11 + "A")
     with pytest.raises(RopepatchError, match=r"notes\.md contains a Hub access token"):
         ropepatch.extend(untidy, tmp_path / "out", to="2k", include=["notes.md"])

@@ -78,7 +78,7 @@ def of(results, task, label):
     return result
 
 
-def test_a_checkpoint_that_was_not_trained_measures_what_the_patched_model_does_to_the_bit(results):
+def test_an_untrained_checkpoint_scores_exactly_like_the_patched_model(results):
     measured = {(result.task, result.label) for result in results[0]}
     tasks, labels = ("perplexity", "retrieval"), (BASELINE, "yarn", "again")
     assert measured == {(task, label) for task in tasks for label in labels} | {("perplexity", FLOOR)}
@@ -88,7 +88,7 @@ def test_a_checkpoint_that_was_not_trained_measures_what_the_patched_model_does_
     assert not any(result.adapted for result in results[0])  # the weights are the base's
 
 
-def test_before_and_after_meet_in_one_comparison_for_each_task(after):
+def test_baseline_and_extended_results_form_one_comparison_per_task(after):
     reading, asking = comparisons(after)
     for group in (reading, asking):
         assert (group.model, group.trained, group.target) == ("tiny", 256, 512)
@@ -99,9 +99,7 @@ def test_before_and_after_meet_in_one_comparison_for_each_task(after):
     assert asking.lengths(*asking.main) == [128, 512]
 
 
-def test_the_adapted_model_is_what_stock_transformers_loads_and_says_whose_weights_it_has(
-    after, trained, tiny
-):
+def test_the_adapted_result_equals_the_loaded_checkpoint_and_records_its_weights(after, trained, tiny):
     tales = [tale.ids for tale in held_out_tales(tiny[1], length=512, count=2)]
     curve = ropepatch.perplexity(Checkpoint(trained).load(), None, tales)
     found = of(after, "perplexity", "yarn + mine").of("loss", "length")
@@ -114,7 +112,7 @@ def test_the_adapted_model_is_what_stock_transformers_loads_and_says_whose_weigh
     assert [result.label for result in after if result.adapted] == ["yarn + mine"] * 2
 
 
-def test_what_a_suite_measured_of_the_same_scaling_is_taken_and_no_other_weights(tmp_path, results, trained):
+def test_suite_results_are_reused_only_for_the_same_scaling_and_weights(tmp_path, results, trained):
     suite = Suite(models=("tiny",), methods=(Method(name="yarn"),), to=(512,), tasks=(SHORT,))
     list(measure(suite, out=tmp_path))
     assert len(list(measure_extension(suite, PLAN, out=tmp_path, progress=unmeasurable))) == 3
@@ -122,7 +120,7 @@ def test_what_a_suite_measured_of_the_same_scaling_is_taken_and_no_other_weights
         measure_extension(SUITE, PLAN, trained, label="again", out=results[1])
 
 
-def test_a_result_from_a_file_is_compared_with_the_others_for_any_name_of_its_model(tmp_path, monkeypatch):
+def test_results_are_compared_regardless_of_how_the_model_path_is_written(tmp_path, monkeypatch):
     folder = write_checkpoint(tmp_path / "model", by_bytes=True)
     (tmp_path / "text.txt").write_text("a small story about a long rope. " * 60)
     monkeypatch.chdir(tmp_path)
@@ -140,7 +138,7 @@ def test_a_result_from_a_file_is_compared_with_the_others_for_any_name_of_its_mo
     assert group.parameters["text"] == "text.txt"
 
 
-def test_a_mistake_is_found_before_anything_is_measured(tmp_path, extended):
+def test_invalid_arguments_raise_errors_before_any_measurement(tmp_path, extended):
     other = ropepatch.plan("tiny", to=512, beta_fast=8.0)
     nameless = ropepatch.plan(str(write_checkpoint(tmp_path / "model", by_bytes=True)), to=128)
     (tmp_path / "adapter").mkdir()
@@ -161,7 +159,7 @@ def test_a_mistake_is_found_before_anything_is_measured(tmp_path, extended):
             named_suite("demo", text=None, field=field, split=split)
 
 
-def test_each_model_is_loaded_once_and_gone_before_the_other_comes(extended, monkeypatch):
+def test_each_model_is_loaded_once_and_freed_before_the_next(extended, monkeypatch):
     loaded = []
 
     def load(checkpoint, *_):
@@ -177,7 +175,7 @@ def test_each_model_is_loaded_once_and_gone_before_the_other_comes(extended, mon
     assert [folder for folder, _ in loaded] == [source.TINY, extended]
 
 
-def test_a_length_dependent_method_is_compared_with_its_checkpoint(tmp_path):
+def test_dynamic_scaling_scores_like_its_checkpoint(tmp_path):
     """Stock transformers recomputes `dynamic` as it reads."""
     made = ropepatch.plan("tiny", to=512, method="dynamic")
     folder = ropepatch.extend(made, tmp_path / "checkpoint").folder

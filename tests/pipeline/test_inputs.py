@@ -16,7 +16,7 @@ WAYS = [("yarn,ntk", ["yarn", "ntk"]), (["yarn", "ntk"], ["yarn", "ntk"]), (" ya
 
 
 @pytest.mark.parametrize(("written", "read"), [*WAYS, ({"name": "yarn"}, [{"name": "yarn"}])])
-def test_a_list_may_be_a_text_with_commas_or_one_value(written, read):
+def test_lists_may_be_comma_separated_text_or_a_single_value(written, read):
     assert listed(written) == read
 
 
@@ -29,13 +29,13 @@ def suites(monkeypatch):
 
 
 @pytest.mark.parametrize("lengths", ["2x,64,0.5x", [512, "64", "0.5x"]])
-def test_lengths_may_be_multiples_of_the_trained_context(lengths, suites):
+def test_lengths_may_be_multiples_of_the_original_context_length(lengths, suites):
     ropepatch.evaluate("tiny", lengths=lengths)
     assert suites[0].tasks[0].lengths == (64, 128, 512)
     assert suites[0].to == (512,)
 
 
-def test_lengths_on_the_command_line_are_those_of_python(suites, run_here):
+def test_the_command_line_accepts_the_lengths_that_python_accepts(suites, run_here):
     with pytest.raises(TypeError):  # there is nothing to print
         run_here("eval", "tiny", "--lengths", "2x,64")
     assert suites[0].tasks[0].lengths == (64, 512)
@@ -43,12 +43,12 @@ def test_lengths_on_the_command_line_are_those_of_python(suites, run_here):
 
 
 @pytest.mark.parametrize("methods", ["linear,all", ["all"]])
-def test_all_means_every_candidate(methods, suites):
+def test_method_all_selects_every_candidate(methods, suites):
     ropepatch.evaluate("tiny", methods=methods, to="2x")
     assert {method.name for method in suites[0].methods} == {*candidates()}
 
 
-def test_a_method_that_must_be_found_is_named_with_the_way_to_find_it(run_here):
+def test_plan_and_compare_reject_auto_and_plot_rejects_fit(run_here):
     for call in (ropepatch.plan, ropepatch.compare):
         with pytest.raises(RopepatchError, match="auto measures the model") as refused:
             call("tiny", to="2x", **{"methods" if call is ropepatch.compare else "method": "auto"})
@@ -69,13 +69,13 @@ def test_a_method_that_must_be_found_is_named_with_the_way_to_find_it(run_here):
         ),
     ],
 )
-def test_an_unknown_argument_is_named_with_the_nearest_one(call, message, hint):
+def test_the_error_of_an_unknown_argument_suggests_the_nearest_name(call, message, hint):
     with pytest.raises(RopepatchError, match=message) as refused:
         call()
     assert hint in refused.value.hint
 
 
-def test_what_runs_on_a_model_in_memory_takes_what_the_commands_take(tmp_path):
+def test_functions_on_loaded_models_accept_the_same_arguments_as_commands(tmp_path):
     model, tokenizer = ropepatch.load("tiny", device="cpu")
     asked = ropepatch.passkey(model, tokenizer, lengths="128,256", haystacks=1)
     assert asked == ropepatch.passkey(model, tokenizer, lengths=["128", 256], haystacks=1)
@@ -87,7 +87,7 @@ def test_what_runs_on_a_model_in_memory_takes_what_the_commands_take(tmp_path):
         assert ropepatch.active(model).plan.method.name == "yarn"
 
 
-def test_a_plan_and_a_folder_of_results_are_drawn_by_one_function(tmp_path):
+def test_plot_draws_plans_and_folders_of_results(tmp_path):
     assert ropepatch.plot(ropepatch.plan("tiny", to="2x")).axes
     reading("yarn", [1.0] * 3).write(tmp_path / "0.json")
     assert ropepatch.plot(tmp_path).axes
@@ -95,7 +95,7 @@ def test_a_plan_and_a_folder_of_results_are_drawn_by_one_function(tmp_path):
         ropepatch.plot(tmp_path, "loss")
 
 
-def test_an_error_names_arguments_in_python():
+def test_errors_in_python_name_arguments_of_the_function():
     with pytest.raises(RopepatchError, match="`link_weights` cannot be combined with `recipe`"):
         ropepatch.extend("tiny", recipe="tiny", link_weights=True)
 
@@ -125,13 +125,13 @@ def test_an_error_names_arguments_in_python():
         ),
     ],
 )
-def test_a_plausible_call_gets_the_call_that_works(call, message, hint):
+def test_the_hint_of_a_plausible_wrong_call_states_the_right_one(call, message, hint):
     with pytest.raises(RopepatchError, match=message) as error:
         call(tiny_model("llama"))
     assert hint in error.value.hint
 
 
-def test_a_dry_run_misses_a_tokenizer_that_transformers_makes_up(tmp_path, run_here):
+def test_a_dry_run_rejects_a_missing_tokenizer_even_if_transformers_creates_one(tmp_path, run_here):
     tiny_model("qwen3").save_pretrained(tmp_path / "src")
     done = run_here("extend", "src", "--recipe", "tiny", "--to", "2x", "--dry-run", cwd=tmp_path)
     assert "no tokenizer in src" in done.stderr
@@ -139,7 +139,7 @@ def test_a_dry_run_misses_a_tokenizer_that_transformers_makes_up(tmp_path, run_h
 
 
 @pytest.mark.parametrize(("kept", "recipe"), [([], False), ([], True), (["model.safetensors"], True)])
-def test_a_dry_run_says_what_is_missing_and_where_the_result_would_lie(kept, recipe, tmp_path, run_here):
+def test_a_dry_run_prints_missing_files_and_the_output_folder(kept, recipe, tmp_path, run_here):
     (tmp_path / "src").mkdir()
     for name in ("config.json", *kept):
         shutil.copy(TINY / name, tmp_path / "src")

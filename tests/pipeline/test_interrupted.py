@@ -37,7 +37,7 @@ EXTEND = ["extend", "tiny", "--recipe", "six.yaml", "--out", "out"]
     ],
     ids=["starts", "descent", "training", "eval with --out", "eval"],
 )
-def test_ctrl_c_or_sigterm_says_in_one_line_what_is_kept(
+def test_an_interrupted_command_prints_one_line_about_what_is_kept(
     run_here, tmp_path, monkeypatch, words, place, name, number, line, number_of_signal
 ):
     """It comes before a call of a function, by its number."""
@@ -74,7 +74,7 @@ main()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_the_command_is_imported_is_no_traceback(number):
+def test_a_signal_during_import_prints_no_traceback(number):
     done = run_python("-c", SLOW_IMPORT.format(number=int(number)), check=False)
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")
 
@@ -90,14 +90,14 @@ main()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_the_command_writes_is_an_exit_that_leaves_nothing(number, tmp_path):
+def test_a_signal_while_writing_exits_and_leaves_no_files(number, tmp_path):
     done = run_python("-c", WHILE_IT_WRITES.format(number=int(number)), check=False, cwd=tmp_path)
     assert done.returncode == 128 + number
     assert done.stderr == "interrupted: nothing is kept; the same command starts again\n"
     assert [*tmp_path.iterdir()] == []
 
 
-def test_no_thread_of_a_tracker_outlives_a_training_that_is_interrupted(tmp_path):
+def test_an_interrupted_training_leaves_no_tracker_threads(tmp_path):
     recipe = small_recipe(trainer={"report_to": "tensorboard"})
     before = {*threading.enumerate()}
     interrupted(ropepatch.plan("tiny", to=512), recipe, tmp_path / "out", "step_begin", 1)

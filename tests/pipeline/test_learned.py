@@ -49,7 +49,7 @@ def texts(folder, **settings):
     return small_recipe(data=Data(sources=tuple(sources), windows=(64,), tokens_per_batch=128), **settings)
 
 
-def test_a_fit_learns_from_what_is_trained_on_and_never_from_what_is_held_out(tmp_path, tiny):
+def test_a_fit_uses_training_data_and_no_held_out_data(tmp_path, tiny):
     shape = {"trained": 256, "target": 512, "vocabulary": 1024, "cache": tmp_path / "cache", "folder": TINY}
     reader = RecipeReader(recipe=texts(tmp_path), tokenizer=tiny[1], **shape)
     reader.write_windows(tmp_path / "windows.jsonl")
@@ -71,7 +71,7 @@ def test_a_fit_learns_from_what_is_trained_on_and_never_from_what_is_held_out(tm
     assert not (tmp_path / "few.jsonl").exists()
 
 
-def test_a_fit_knows_of_what_document_each_window_of_a_recipe_is(tmp_path, tiny):
+def test_a_fit_knows_the_document_of_each_sequence_of_a_recipe(tmp_path, tiny):
     """Its interval is over documents; three novels are three, however many windows they make."""
     novels = ("mouse", "cat", "dog")
     (tmp_path / "novels.txt").write_text(
@@ -110,7 +110,7 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_fitted_checkpoint_holds_what_was_found_and_how(place, fits):
+def test_a_fitted_checkpoint_records_the_fit_and_its_settings(place, fits):
     ropepatch.extend("tiny", "out", to=512, method="fit", steps=7, init="ntk", say=print)
     assert fits[0]["say"] is print
     record = record_of(place / "out")
@@ -121,9 +121,7 @@ def test_a_fitted_checkpoint_holds_what_was_found_and_how(place, fits):
 
 
 @pytest.mark.slow
-def test_a_recipe_starts_from_a_fit_that_neither_an_interruption_nor_a_second_call_repeats(
-    place, fits, monkeypatch
-):
+def test_the_fit_of_a_recipe_is_not_repeated_after_a_failure_or_second_call(place, fits, monkeypatch):
     recipe = texts(place, trainer={"max_steps": 4})
     content = as_read(recipe.to_dict()) | {"method": {"name": "fit", "steps": 3}, "seed": 5}
     (place / "mine.yaml").write_text(yaml.safe_dump(content))
@@ -152,7 +150,7 @@ def test_a_recipe_starts_from_a_fit_that_neither_an_interruption_nor_a_second_ca
     assert len(fits) == 1
 
 
-def test_a_folder_of_that_name_that_is_not_ours_is_left_alone(place, fits):
+def test_a_fit_folder_with_other_files_is_rejected_and_unchanged(place, fits):
     (place / "out.fit").mkdir()
     (place / "out.fit" / "mine.txt").write_text("mine")
     with pytest.raises(RopepatchError, match="contains other files"):
@@ -170,7 +168,7 @@ def test_a_folder_of_that_name_that_is_not_ours_is_left_alone(place, fits):
         ({"to": 256}, "already covers 256 tokens"),
     ],
 )
-def test_a_mistake_is_refused_before_anything_is_fitted_or_written(place, fits, options, message):
+def test_invalid_arguments_of_a_fit_raise_errors_before_fitting_or_writing(place, fits, options, message):
     (place / "a.txt").write_text("Once there were mice. " * 1000)
     with pytest.raises(RopepatchError, match=message):
         ropepatch.extend("tiny", "out", **{"to": 512, "method": "fit"} | options)
@@ -209,9 +207,7 @@ def chosen(monkeypatch):
     monkeypatch.setattr("ropepatch.pipeline.choice.choose", choose)
 
 
-def test_a_method_that_was_chosen_by_measuring_is_kept_with_its_ranking_and_its_fit(
-    place, chosen, monkeypatch
-):
+def test_the_method_chosen_by_auto_is_recorded_with_ranking_and_fit(place, chosen, monkeypatch):
     ropepatch.extend("tiny", "out", to=512, method="auto")
     record = record_of(place / "out")
     assert (record["method"], record["parameters"]["beta"]) == ("ntk-by-parts", 16.0)
@@ -233,7 +229,7 @@ def test_a_method_that_was_chosen_by_measuring_is_kept_with_its_ranking_and_its_
 
 
 @pytest.mark.slow
-def test_what_was_measured_for_a_choice_outlives_an_interruption(place, chosen, monkeypatch):
+def test_measurements_of_auto_are_kept_after_a_failure(place, chosen, monkeypatch):
     extend = partial(ropepatch.extend, "tiny", "out", to=512, method="auto")
 
     def cut_off(options):
@@ -254,7 +250,7 @@ def test_what_was_measured_for_a_choice_outlives_an_interruption(place, chosen, 
     assert not (place / "out.fit").exists()
 
 
-def test_a_scaling_file_names_the_target_and_the_folder(place):
+def test_a_scaling_file_determines_the_target_length_and_folder_name(place):
     plan = ropepatch.plan("tiny", to=512, method="custom", divisors=[2.0] * 16)
     write_scaling(place / "learned.json", plan.scaling, plan.rope, plan.target)
     ropepatch.extend("tiny", method="learned.json")

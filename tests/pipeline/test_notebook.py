@@ -27,7 +27,7 @@ CELLS = [
 
 
 @pytest.mark.slow
-def test_a_notebook_shows_plans_tables_figures_bars_and_hints(tmp_path):
+def test_a_notebook_shows_plans_tables_figures_and_hints(tmp_path):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
     client = nbclient.NotebookClient(
         notebook,

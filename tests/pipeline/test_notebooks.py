@@ -43,9 +43,7 @@ def place(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda file: file.stem)
-def test_a_notebook_opens_in_colab_installs_itself_there_alone_and_is_kept_without_outputs(
-    notebook, monkeypatch
-):
+def test_notebooks_link_to_colab_install_only_there_and_contain_no_outputs(notebook, monkeypatch):
     repository = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
     at_colab = repository.replace("https://github.com", "https://colab.research.google.com/github")
     title, install = cells_of(notebook, "markdown")[0], cells_of(notebook, "code")[0]
@@ -64,7 +62,7 @@ def test_a_notebook_opens_in_colab_installs_itself_there_alone_and_is_kept_witho
 
 
 @pytest.mark.slow
-def test_a_first_model_is_extended(place):
+def test_the_extend_notebook_extends_a_model(place):
     (before, plan, pairs, found, extension, losses, window), _ = shown("extend")
     assert "<table" in before._repr_html_()
     assert (plan.target, window) == (1024, 1024)
@@ -76,7 +74,7 @@ def test_a_first_model_is_extended(place):
 
 
 @pytest.mark.slow
-def test_methods_are_compared_on_a_text():
+def test_the_compare_notebook_ranks_methods_on_a_text():
     (_, choice, drawn, frame, remapped, best), names = shown("compare")
     assert frame.label.iloc[0] == choice.ranking.rows[0].label
     assert {row.label for row in choice.ranking.rows} == {"baseline", *names["methods"]}
@@ -92,7 +90,7 @@ def test_methods_are_compared_on_a_text():
 
 
 @pytest.mark.slow
-def test_a_model_is_adapted_and_distilled(place, monkeypatch, capsys):
+def test_the_adapt_notebook_adapts_and_distils_a_model(place, monkeypatch, capsys):
     write_recipe_and_suite(place)
     distil = read_recipe("distil")
     short = {

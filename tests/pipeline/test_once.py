@@ -94,7 +94,7 @@ def two_steps():
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_opens_each_thing_once(name, opened, tmp_path):
+def test_each_call_opens_files_and_models_the_expected_number_of_times(name, opened, tmp_path):
     call, expected = CALLS[name]
     call(tmp_path / "out")
     assert opened == expected

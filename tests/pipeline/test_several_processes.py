@@ -28,7 +28,7 @@ def call(rank, out):
 
 
 @pytest.mark.slow
-def test_two_processes_share_what_is_read_and_leave_what_one_does(tmp_path):
+def test_two_processes_share_the_work_and_write_the_same_files_as_one(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     call(0, tmp_path / "one")

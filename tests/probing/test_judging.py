@@ -65,14 +65,14 @@ def answers(folder: Path, reading, *, count: int = 20, **engine):
         (OTHER_MODEL, 20, {"noise": 0.2}),
     ],
 )
-def test_what_an_engine_does_is_named(read, verdict, count, engine):
+def test_the_verdict_identifies_what_an_engine_computes(read, verdict, count, engine):
     folder, reading = read()
     judgement = judge(reading, answers(folder, reading, count=count, **engine))
     assert judgement.verdict == verdict, judgement
     assert judgement.noise < 0.01 or verdict == OTHER_MODEL
 
 
-def test_an_engine_that_reads_less_is_cut_off_and_few_answers_are_no_verdict(read):
+def test_truncated_prompts_are_reported_with_the_limit_and_missing_answers_are_undecided(read):
     folder, reading = read()
     right = answers(folder, reading)
     heard = [top if at <= 256 else None for top, at in zip(right, reading.positions, strict=True)]
@@ -83,7 +83,7 @@ def test_an_engine_that_reads_less_is_cut_off_and_few_answers_are_no_verdict(rea
         assert judge(reading, told).verdict == UNDECIDED
 
 
-def test_a_mistake_that_nobody_knows_is_no_verdict(read):
+def test_an_unknown_mistake_is_undecided_or_another_model(read):
     folder, reading = read()
     engine = Engine(folder)
     table = ropes(records.read(folder))[RIGHT]
@@ -95,7 +95,7 @@ def test_a_mistake_that_nobody_knows_is_no_verdict(read):
 
 
 @pytest.mark.parametrize(("method", "verdict"), [("yarn", UNDECIDED), ("none", RIGHT)])
-def test_where_the_rope_does_not_show_only_an_unscaled_one_is_called_right(method, verdict, tmp_path):
+def test_a_model_that_ignores_rope_is_undecided_unless_the_checkpoint_is_unscaled(method, verdict, tmp_path):
     source = write_checkpoint(tmp_path / "deaf")
     model = AutoModelForCausalLM.from_pretrained(source)
     for layer in model.model.layers:
@@ -106,7 +106,7 @@ def test_where_the_rope_does_not_show_only_an_unscaled_one_is_called_right(metho
     assert judge(reading, answers(folder, reading)).verdict == verdict
 
 
-def test_a_mixture_of_the_checkpoint_and_a_mistake_is_no_verdict(read):
+def test_a_mixture_of_right_and_unscaled_probabilities_is_undecided(read):
     folder, reading = read()
     right, unscaled = answers(folder, reading), answers(folder, reading, mistake=UNSCALED, precision="q8")
     mixed = [
@@ -118,7 +118,7 @@ def test_a_mixture_of_the_checkpoint_and_a_mistake_is_no_verdict(read):
     assert judge(reading, mixed).verdict == UNDECIDED
 
 
-def test_the_divergence_is_that_of_kullback_and_leibler_where_all_is_known():
+def test_the_divergence_equals_kullback_leibler_if_all_tokens_are_listed():
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.3, 0.5])
     tops = [dict(enumerate(values.log().tolist())) for values in (p, q)]
     assert divergence(*tops) == pytest.approx((p * (p / q).log()).sum().item(), rel=1e-4)
@@ -128,7 +128,7 @@ def test_the_divergence_is_that_of_kullback_and_leibler_where_all_is_known():
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("case", [RIGHT, UNSCALED, TWICE, FACTORLESS, "other weights", *PRECISIONS])
-def test_twenty_of_twenty_drawn_engines_are_named(read, method, case):
+def test_all_twenty_random_engines_get_the_expected_verdict(read, method, case):
     wrong = []
     for number in range(DRAWS):
         draw = random.Random(repr((method, case, number)))

@@ -52,7 +52,7 @@ def probed(extended):
     ],
     ids=["ids", "loading", "chat", "mlx", "few texts", "prompts of text"],
 )
-def test_a_right_server_is_called_right_however_it_speaks(probed, manners):
+def test_probe_recognises_a_correct_server_in_every_response_format(probed, manners):
     found = probed(manners)
     assert found.is_right, str(found)
     assert sum(answer is not None for answer in found.answers) > 24
@@ -61,12 +61,12 @@ def test_a_right_server_is_called_right_however_it_speaks(probed, manners):
 @pytest.mark.parametrize(
     ("beyond", "limit"), [("refuse", 400), ("told", 400), ("last", 256), ("last", 200), ("first", 256)]
 )
-def test_a_server_that_cuts_texts_off_is_named_with_the_length(probed, beyond, limit):
+def test_probe_reports_a_truncating_server_with_its_limit(probed, beyond, limit):
     found = probed(Manners(limit=limit, beyond=beyond))
     assert (found.judgement.verdict, found.judgement.limit) == (CUT_OFF, limit)
 
 
-def test_growing_prefixes_are_asked_for_without_streams_by_a_client_that_is_closed(probed, monkeypatch):
+def test_probe_requests_growing_prefixes_without_streaming_and_closes_its_client(probed, monkeypatch):
     manners, clients, kind = Manners(), [], client.HTTPX.Client
     monkeypatch.setattr(
         client.HTTPX, "Client", lambda **options: clients.append(kind(**options)) or clients[-1]
@@ -78,14 +78,14 @@ def test_growing_prefixes_are_asked_for_without_streams_by_a_client_that_is_clos
     assert not any(question["stream"] for question in manners.asked)
 
 
-def test_the_name_of_the_model_is_the_checkpoint_if_none_is_given(probed, extended):
+def test_the_model_name_of_the_server_is_the_default_checkpoint(probed, extended):
     assert probed(Manners(model=str(extended)), checkpoint=None).is_right
     with pytest.raises(RopepatchError) as error:
         probed(Manners(model="no/such-folder/here"), checkpoint=None)
     assert "CHECKPOINT" in error.value.hint
 
 
-def test_a_key_comes_from_the_environment_and_is_never_shown(probed, monkeypatch):
+def test_the_api_key_comes_from_the_environment_and_never_appears_in_errors(probed, monkeypatch):
     with pytest.raises(RopepatchError) as error:
         probed(Manners(key="s3cret"))
     assert client.KEY in error.value.hint
@@ -107,7 +107,7 @@ REPLIES = [
 
 
 @pytest.mark.parametrize("reply", [*((200, body) for body in REPLIES), (500, b"out of memory"), (404, b"no")])
-def test_an_odd_or_endless_answer_is_refused_in_a_line(probed, reply, monkeypatch):
+def test_an_invalid_or_oversized_response_raises_a_one_line_error(probed, reply, monkeypatch):
     monkeypatch.setattr(client, "LARGEST", 200_000)
     with pytest.raises(RopepatchError) as error:
         probed(Manners(before=10**6, reply=reply))
@@ -116,7 +116,7 @@ def test_an_odd_or_endless_answer_is_refused_in_a_line(probed, reply, monkeypatc
 
 
 @pytest.mark.parametrize("model", [RIGHT, UNSCALED])
-def test_a_position_of_which_a_server_says_nothing_is_left_out(extended, probed, model):
+def test_positions_without_an_answer_do_not_change_the_verdict(extended, probed, model):
     """llama.cpp, where it draws the end of the text."""
     positions = readings.read(extended).positions
     ends = frozenset({positions[3], positions[30], positions[-1]})
@@ -129,7 +129,7 @@ def test_a_position_of_which_a_server_says_nothing_is_left_out(extended, probed,
 @pytest.mark.parametrize(
     "begin", [b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n"]
 )
-def test_an_answer_that_comes_byte_by_byte_ends_in_time(extended, begin):
+def test_a_response_sent_byte_by_byte_times_out(extended, begin):
     def trickle(request):
         with suppress(OSError):  # it hangs up
             for byte in [begin, *[b"x"] * 100]:
@@ -145,7 +145,7 @@ def test_an_answer_that_comes_byte_by_byte_ends_in_time(extended, begin):
     assert time.monotonic() - before < 8
 
 
-def test_a_reading_is_saved_in_no_folder_that_a_server_names(probed):
+def test_save_reading_without_a_checkpoint_raises_an_error(probed):
     with pytest.raises(RopepatchError, match="`save_reading` needs a checkpoint"):
         probed(checkpoint=None, options={"save_reading": True})
 
@@ -157,7 +157,7 @@ def test_a_reading_is_saved_in_no_folder_that_a_server_names(probed):
         *("http://[::1", f"http://{'a' * 300}", "http://a:b"),
     ],
 )
-def test_where_there_is_no_server_is_said_without_a_password(extended, url):
+def test_errors_of_invalid_or_unreachable_addresses_hide_the_password(extended, url):
     with pytest.raises(RopepatchError) as error:
         ropepatch.probe(url, extended)
     assert ("no answer from http://127.0.0.1:9" in str(error.value)) == url.endswith(":9")
@@ -174,7 +174,7 @@ def test_where_there_is_no_server_is_said_without_a_password(extended, url):
     ],
     ids=["too slow", "500 to a form that nobody has tried", "500 to a form that worked", "busy"],
 )
-def test_what_cannot_help_is_not_asked_again(status, form, asked):
+def test_permanent_errors_are_not_retried(status, form, asked):
     requests = []
 
     def answer(request):
@@ -190,7 +190,7 @@ def test_what_cannot_help_is_not_asked_again(status, form, asked):
     assert len(requests) == asked
 
 
-def test_a_server_that_breaks_down_on_the_way_is_not_called_cut_off(extended, probed):
+def test_a_server_crash_during_the_probe_raises_an_error_instead_of_a_verdict(extended, probed):
     engine, manners = Engine(extended), Manners()
     tops = engine.tops
 
@@ -204,7 +204,7 @@ def test_a_server_that_breaks_down_on_the_way_is_not_called_cut_off(extended, pr
         probed(manners, engine=engine)
 
 
-def test_a_checkpoint_without_a_reading_is_read_once(tmp_path, extended, probed):
+def test_probe_computes_a_missing_fingerprint_and_saves_it_only_on_request(tmp_path, extended, probed):
     bare = ropepatch.extend("tiny", tmp_path / "bare", to="4x", reading=False).folder
     said = []
     assert probed(checkpoint=bare, options={"say": said.append}).is_right
@@ -217,7 +217,7 @@ def test_a_checkpoint_without_a_reading_is_read_once(tmp_path, extended, probed)
         probed(checkpoint=bare)
 
 
-def test_the_command_prints_a_line_a_position_and_the_verdict(run_here, extended):
+def test_the_probe_command_prints_each_position_and_the_verdict(run_here, extended):
     with serving(engine_of(extended), Checkpoint(extended).tokenizer, Manners()) as url:
         done = run_here("probe", url, extended, "--quiet")
     assert done.returncode == 0, done.stderr

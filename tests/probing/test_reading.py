@@ -27,7 +27,7 @@ def copied(extended, tmp_path):
     return shutil.copytree(extended, tmp_path / "copy")
 
 
-def test_extend_writes_what_stock_transformers_computes_on_both_sides_of_the_window(extended):
+def test_the_fingerprint_equals_stock_transformers_within_and_beyond_the_original_context(extended):
     reading = readings.read(extended)
     assert (extended / readings.FILE).stat().st_size <= 200_000
     assert reading.weights == Checkpoint(extended).fingerprint
@@ -42,7 +42,7 @@ def test_extend_writes_what_stock_transformers_computes_on_both_sides_of_the_win
                 assert log_prob == pytest.approx(computed[position - 1, token].item(), abs=2e-3)
 
 
-def test_a_long_text_is_stored_by_its_recipe(extended, monkeypatch):
+def test_a_long_text_is_stored_without_token_ids_and_regenerated(extended, monkeypatch):
     reading = readings.read(extended)
     whole, vocabulary = reading.source, reading.vocabulary
     monkeypatch.setattr("ropepatch.probing.text.SHORT", 100)
@@ -67,7 +67,7 @@ def lacks_its_unknown_token(text, **_):
 @pytest.mark.parametrize(
     "tokenizer", [None, lambda text, **_: SimpleNamespace(input_ids=[]), lacks_its_unknown_token]
 )
-def test_without_a_tokenizer_that_knows_words_the_text_is_random_tokens(tokenizer):
+def test_without_a_usable_tokenizer_the_text_is_random_tokens(tokenizer):
     source = draw_source(tokenizer, 48, 300, 0)
     assert source.kind == "tokens"
     assert source_ids(source, None, 48, "x") == source.ids
@@ -83,14 +83,14 @@ def test_without_a_tokenizer_that_knows_words_the_text_is_random_tokens(tokenize
         ({"to": 260}, "less than 24 tokens beyond"),
     ],
 )
-def test_extend_says_why_there_is_no_reading(tmp_path, options, reason):
+def test_extend_prints_why_there_is_no_fingerprint(tmp_path, options, reason):
     said = []
     out = ropepatch.extend("tiny", tmp_path / "out", **{"to": "2x"} | options, say=said.append).folder
     assert not readings.exists(out)
     assert [line for line in said if line.startswith("no reading.json: ") and reason in line]
 
 
-def test_memory_and_time_are_asked_first(extended, monkeypatch):
+def test_limits_on_time_and_memory_reduce_or_prevent_the_fingerprint(extended, monkeypatch):
     checkpoint, record = Checkpoint(extended), records.read(extended)
     assert making.affordable(checkpoint, record, "cpu") == tuple(ropes(record))
     monkeypatch.setattr(making, "MOST_WORK", {"cpu": 2.5 * making._operations(checkpoint, record)})
@@ -116,7 +116,7 @@ DAMAGE = [
 ]
 
 
-def test_a_damaged_reading_is_refused_in_a_line_and_doctor_names_it_and_one_of_other_weights(copied):
+def test_doctor_reports_a_damaged_fingerprint_and_one_of_other_weights(copied):
     def found():
         findings = ropepatch.diagnose(copied).findings
         return [(one.code, one.severity) for one in findings if one.file == readings.FILE]
@@ -137,7 +137,7 @@ def test_a_damaged_reading_is_refused_in_a_line_and_doctor_names_it_and_one_of_o
     assert found() == [("reading-of-other-weights", "warning")]
 
 
-def test_what_is_extended_again_has_a_reading_of_its_own(copied, tmp_path):
+def test_a_checkpoint_extended_again_gets_its_own_fingerprint(copied, tmp_path):
     edit_json(copied / readings.FILE, weights="of before")
     plan = ropepatch.plan(copied, to=2048, method="linear")
     out = ropepatch.extend(plan, tmp_path / "again").folder
@@ -146,7 +146,7 @@ def test_what_is_extended_again_has_a_reading_of_its_own(copied, tmp_path):
     assert reading.weights == Checkpoint(out).fingerprint
 
 
-def test_mistakes_of_a_method_without_factor_or_window_are_left_out(tmp_path):
+def test_mistakes_that_do_not_apply_to_linear_scaling_are_left_out(tmp_path):
     plan = ropepatch.plan("tiny", to="4x", method="linear")
     tables = ropes(records.Record.of(plan))
     assert list(tables) == [RIGHT, UNSCALED, TWICE, DOUBLED]

@@ -59,7 +59,7 @@ def numbers(result, *measures):
     ],
     ids=["llama.cpp", "llama.cpp without parts of letters", "vLLM", "vLLM to its limit", "SGLang"],
 )
-def test_a_server_that_computes_rightly_has_the_numbers_of_its_checkpoint(manners):
+def test_a_correct_server_scores_like_its_checkpoint(manners):
     served, own = measured(manners), of_checkpoint(*SUITE.tasks)
     for task, measures in (("perplexity", ["loss"]), ("retrieval", ["found", "log_prob"])):
         expected = numbers(own[task], *measures)
@@ -73,7 +73,7 @@ def test_a_server_that_computes_rightly_has_the_numbers_of_its_checkpoint(manner
 
 
 @pytest.mark.parametrize("manners", [LLAMA, VLLM], ids=["one token at a time", "whole prompts"])
-def test_the_loss_by_position_shows_where_a_rounded_cache_departs(manners):
+def test_loss_by_position_shows_where_a_rounded_kv_cache_deviates(manners):
     task = PerplexityTask(windows=2, lengths=(128,))
     suite = Suite(to=("0.5x",), tasks=(task,))
     own = of_checkpoint(task)["perplexity"].of("loss", "begin", "end")
@@ -93,7 +93,7 @@ def test_the_loss_by_position_shows_where_a_rounded_cache_departs(manners):
     ],
     ids=["no log-probabilities", "nor numbers", "those with a bias", "mlx-lm"],
 )
-def test_of_a_server_that_tells_no_log_probability_of_a_token_answers_are_found_or_not(manners):
+def test_a_server_without_usable_log_probs_is_measured_by_retrieval_accuracy_only(manners):
     said = []
     served, own = measured(manners, say=said.append), of_checkpoint(*SUITE.tasks)
     assert [*served] == ["retrieval"]
@@ -103,7 +103,7 @@ def test_of_a_server_that_tells_no_log_probability_of_a_token_answers_are_found_
         measured(manners, Suite(to=("0.5x",), tasks=(READ, LmEvalTask(tasks=("x",)))))
 
 
-def test_lengths_that_a_server_does_not_read_are_left_out_and_named():
+def test_lengths_beyond_the_servers_limit_are_left_out_with_a_message():
     said = []
     served = measured(Manners(style="chat", limit=100, states=True), say=said.append)
     own = of_checkpoint(*SUITE.tasks)
@@ -120,7 +120,7 @@ def test_lengths_that_a_server_does_not_read_are_left_out_and_named():
             measured(Manners(style="chat", limit=100, beyond=beyond))
 
 
-def test_a_server_is_asked_once_and_its_key_and_password_are_nowhere(tmp_path, monkeypatch):
+def test_results_of_a_server_are_reused_and_contain_no_key_or_password(tmp_path, monkeypatch):
     monkeypatch.setenv(client.KEY, "s3cret")
     manners = Manners(echoes=True, key="s3cret", model="models/q4.gguf")
     said, options = [], {"out": tmp_path, "suite": None, "lengths": [64], "windows": 2, "limit": 1}
@@ -147,6 +147,6 @@ def test_a_server_is_asked_once_and_its_key_and_password_are_nowhere(tmp_path, m
         ("http://127.0.0.1:9", {}, "no answer from"),
     ],
 )
-def test_what_is_of_a_server_or_of_a_checkpoint_is_not_of_the_other(model, options, words):
+def test_misplaced_server_options_and_an_unreachable_server_raise_errors(model, options, words):
     with pytest.raises(RopepatchError, match=words):
         ropepatch.evaluate(model, **options)

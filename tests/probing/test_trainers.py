@@ -44,7 +44,7 @@ WAYS = {
 }
 
 
-def test_every_mistake_of_a_model_in_memory_is_told_as_that_of_a_server(extended):
+def test_probe_identifies_every_mistake_of_a_model_in_memory(extended):
     for name in readings.read(extended).tops:
         found = ropepatch.probe(loaded(extended, name), extended)
         assert found.judgement.verdict == name, str(found)
@@ -52,7 +52,7 @@ def test_every_mistake_of_a_model_in_memory_is_told_as_that_of_a_server(extended
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_however_it_is_wrapped_it_is_judged_and_left_as_it_was(extended, way):
+def test_probe_recognises_a_correct_wrapped_model_and_leaves_it_unchanged(extended, way):
     model = WAYS[way](loaded(extended, dtype=torch.bfloat16 if way == "bfloat16" else None))
     next(model.modules()).training = False  # one module in another mode than the others
     modes = [module.training for module in model.modules()]
@@ -64,7 +64,7 @@ def test_however_it_is_wrapped_it_is_judged_and_left_as_it_was(extended, way):
     loss.backward()
 
 
-def test_another_model_and_one_that_computes_nothing_are_told(extended):
+def test_probe_identifies_other_weights_and_raises_an_error_for_nan(extended):
     model = loaded(extended)
     with torch.no_grad():
         for weight in model.parameters():
@@ -92,7 +92,7 @@ def said(caplog):
 
 
 @pytest.mark.parametrize("wrap", [lambda model: model, adapted], ids=["all weights", "adapted"])
-def test_a_trainer_is_probed_before_its_first_step_and_its_tables_are_looked_at_later(
+def test_the_callback_probes_before_the_first_step_and_checks_rope_tables_later(
     extended, tmp_path, caplog, wrap
 ):
     caplog.set_level(logging.INFO, "ropepatch")
@@ -105,7 +105,7 @@ def test_a_trainer_is_probed_before_its_first_step_and_its_tables_are_looked_at_
     assert said(caplog) == ["step 2: OK: the RoPE tables match the checkpoint"]
 
 
-def test_a_trainer_that_drops_the_scaling_takes_no_step_unless_it_may(extended, tmp_path, caplog):
+def test_a_model_without_the_scaling_is_not_trained_unless_raises_is_false(extended, tmp_path, caplog):
     model = loaded(extended, UNSCALED)
     before = model.lm_head.weight.clone()
     with pytest.raises(RopepatchError, match=r"step 0: WRONG: the model ignores the RoPE scaling"):
@@ -124,12 +124,12 @@ class Damage(TrainerCallback):
             model.model.rotary_emb.inv_freq.zero_()
 
 
-def test_tables_that_are_lost_in_training_stop_it(extended, tmp_path):
+def test_zeroed_rope_tables_stop_the_training(extended, tmp_path):
     with pytest.raises(RopepatchError, match=r"step 2: .*inv_freq is .*zeros"):
         trained(loaded(extended), extended, tmp_path, callbacks=[Damage()], every=1)
 
 
-def test_what_a_callback_needs_is_known_before_the_training(template):
+def test_the_callback_rejects_an_invalid_interval_and_a_missing_fingerprint(template):
     with pytest.raises(RopepatchError, match="every must be at least 1 step, got 0"):
         ropepatch.ProbeCallback(template, every=0)
     with pytest.raises(RopepatchError, match=r"no reading\.json") as caught:
