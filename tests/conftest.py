@@ -1,4 +1,4 @@
-"""Fixtures that several files need."""
+"""Fixtures of several test files."""
 
 import os
 import subprocess
@@ -17,13 +17,13 @@ from ropepatch.model.precision import UNITS
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--part 2/3` runs the second third of what `make test` leaves out, and all that it runs."""
-    parser.addoption("--part", metavar="K/N", default="1/1", help="of the tests marked slow or sweep, a part")
+    """`--part 2/3` runs all tests of `make test` and the second third of the slow and sweep tests."""
+    parser.addoption("--part", metavar="K/N", default="1/1", help="a part of the tests marked slow or sweep")
     parser.addoption("--bfloat16", action="store_true", help="as on a CPU with units for bfloat16")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files of slow tests take turns, as they share what is slow to make; a sweep keeps every Nth item."""
+    """Distribute slow tests by file, since a file shares slow fixtures; of a sweep keep every Nth item."""
     part, parts = map(int, config.getoption("--part").split("/"))
     seen: dict[str, int] = {}
     left_out = []
@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def cpu_units(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What the CPU says it has: no units for bfloat16, or with `--bfloat16` all of them, on every machine."""
+    """Report no bfloat16 units of the CPU on every machine, or all of them with `--bfloat16`."""
     with pytest.MonkeyPatch.context() as patching:
         for supported in UNITS.values():
             patching.setattr(
@@ -56,25 +56,25 @@ def cpu_units(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The bundled checkpoint, which can read; whoever changes the model changes it back."""
+    """The bundled trained checkpoint; a test that changes the model must restore it."""
     return ropepatch.load("tiny", device="cpu")
 
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory) -> Path:
-    """A small random checkpoint that nobody changes."""
+    """A small random checkpoint; tests must not change it."""
     return write_checkpoint(tmp_path_factory.mktemp("template") / "tiny-llama")
 
 
 @pytest.fixture(scope="session")
 def shards(tmp_path_factory) -> Path:
-    """The same, its weights in several files."""
+    """The same checkpoint with sharded weights."""
     return write_checkpoint(tmp_path_factory.mktemp("shards") / "tiny-llama", max_shard_size="30KB")
 
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of real checkpoints and texts; without it the test is skipped, visibly, or fails in CI."""
+    """The folder of real checkpoints and texts; without it the test is skipped, or fails in CI."""
     default = Path(__file__).resolve().parents[2] / "shared"
     folder = Path(os.environ.get("ROPEPATCH_SHARED", default))
     if not folder.is_dir():
@@ -87,7 +87,7 @@ def shared() -> Path:
 
 @pytest.fixture
 def run_here(monkeypatch, capsys) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`ropepatch` in this process: what it prints and its exit code, without seconds of imports."""
+    """Run `ropepatch` in this process, without the import time; return its output and exit code."""
     from ropepatch.cli import main
 
     def run(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""Commands and code of README and site run, links hold, and what is generated is what its source says."""
+"""Commands and code in README and site run, links are valid, and generated files are up to date."""
 
 import re
 import shlex
@@ -35,7 +35,7 @@ MEASURED = ROOT / "eval" / "studies" / "README.md"
 COSTS = ROOT / "eval" / "benchmarks" / "README.md"
 
 
-# Programs that are not here: of their lines what they start of ropepatch is parsed.
+# Programs that are not installed: only the ropepatch command in their lines is parsed.
 ELSEWHERE = (
     "accelerate",
     "git",
@@ -50,9 +50,9 @@ ELSEWHERE = (
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory) -> Path:
-    """A folder with the checkpoints and the books that the documents speak of, small and random."""
+    """A folder with small random checkpoints and texts under the names that the documents use."""
     folder = tmp_path_factory.mktemp("readme")
-    # One head of 16: at 32k tokens attention is all that takes time.
+    # One head of 16 dimensions: at 32k tokens attention takes nearly all of the time.
     smollm2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
     for name, length in (("llama-2-7b", 4096), ("MODEL", 4096), (smollm2, 8192)):
         write_checkpoint(
@@ -64,7 +64,7 @@ def workplace(tmp_path_factory) -> Path:
             by_bytes=True,
         )
     AutoConfig.for_model("qwen3", max_position_embeddings=40_960).save_pretrained(folder / "Qwen/Qwen3-8B")
-    shutil.copytree(RESULTS / "tiny-suite", folder / "results")  # so the suite is not measured again
+    shutil.copytree(RESULTS / "tiny-suite", folder / "results")  # so that the suite is not measured again
     write_gguf(folder / "SmolLM2-135M-Instruct.Q4_1.gguf", context_length=8192)
     (folder / "books").mkdir()
     (folder / "books" / "one.txt").write_text("a rope has no end until it is cut. " * 1500)
@@ -75,7 +75,7 @@ EXTENDED = "llama-2-7b-yarn-32k", "DIR"
 
 
 def extended(workplace: Path) -> None:
-    """Have the checkpoints that the documents extend, by one of their commands or by this."""
+    """Make the checkpoints that the documents extend, unless one of their commands made them."""
     for name in EXTENDED:
         if not (workplace / name).exists():
             plan = ropepatch.plan(workplace / "llama-2-7b", to=32_768)
@@ -84,7 +84,7 @@ def extended(workplace: Path) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def estimated_once() -> Iterator[None]:
-    """Recipes, of which their files, the pages all hold the estimate."""
+    """Cache the estimates of recipes, which recipe files and pages contain."""
     known, estimate = dict[str, Estimate | None](), Estimate.of
 
     def of(recipe: Recipe) -> Estimate | None:
@@ -99,13 +99,13 @@ def estimated_once() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def no_long_readings(monkeypatch):
-    """`extend` leaves out the reading of 32k tokens, as it does where it would take minutes."""
+def no_long_fingerprints(monkeypatch):
+    """`extend` leaves out the fingerprint at 32k tokens, as it does when it would take minutes."""
     monkeypatch.setattr(making, "MOST_WORK", {"cpu": 3e10})
 
 
 def measure_few(suite: Suite, **options) -> Iterator[Result]:
-    """A suite with three windows and two haystacks."""
+    """Measure the suite with only three sequences and two haystacks."""
     few = {"perplexity": {"windows": 3}, "retrieval": {"haystacks": 2}}
     tasks = tuple(task.model_copy(update=few.get(task.name, {})) for task in suite.tasks)
     return measure(suite.model_copy(update={"tasks": tasks}), **options)
@@ -131,12 +131,12 @@ def test_each_ropepatch_command_in_the_documents_runs(workplace, monkeypatch, ca
     monkeypatch.chdir(workplace)
     read_little(monkeypatch)
     monkeypatch.setattr("ropepatch.pipeline.evaluation.candidates", lambda: ("linear", "yarn"))
-    auto = "--method auto" in command  # which writes nothing where too few windows tell nothing
+    auto = "--method auto" in command  # which writes nothing if too few sequences decide nothing
     suite_of = choice.ranking_suite
     few = {"windows": 12 if auto else 3, "haystacks": 2}
-    monkeypatch.setattr(choice, "ranking_suite", lambda *asked, **more: suite_of(*asked, **more | few))
+    monkeypatch.setattr(choice, "ranking_suite", lambda *given, **more: suite_of(*given, **more | few))
     monkeypatch.setitem(api.fit.__kwdefaults__, "steps", 5)
-    if "--suite" not in command and not auto:  # what a suite measures is there, if it is the same
+    if "--suite" not in command and not auto:  # results of a suite are reused if it is the same
         monkeypatch.setattr("ropepatch.evaluation.measuring.measure", measure_few)
     if "--out fitted.json" in command:
         (workplace / "fitted.json").unlink(missing_ok=True)
@@ -161,7 +161,7 @@ OTHERS = [line for line in commands() if not line.startswith("ropepatch ")]
 
 @pytest.mark.parametrize("command", OTHERS)
 def test_every_other_command_in_the_documents_is_valid(command):
-    """A target of the Makefile, an extra of the package, Python, or a program that is named above."""
+    """A target of the Makefile, an extra of the package, Python, or one of the programs above."""
     program, *words = shlex.split(command)
     if program == "make":  # `make test` cannot run itself; CI runs both on a clean checkout
         subprocess.run([program, *words, "--dry-run"], cwd=ROOT, check=True, capture_output=True)
@@ -191,7 +191,7 @@ def test_every_other_command_in_the_documents_is_valid(command):
     ],
 )
 def test_the_python_code_of_each_document_runs(workplace, monkeypatch, capsys, document):
-    """Block after block, as a reader would; what they make is removed, so that pages can make the same."""
+    """Block by block; new files are removed, so that several pages can write the same files."""
     extended(workplace)
     there = set(workplace.iterdir())
     monkeypatch.chdir(workplace)
@@ -215,7 +215,7 @@ def test_every_output_line_in_the_readme_is_in_the_transcript():
     assert not [line for line in printed if line not in transcript]
 
 
-# Words that this project alone used, before it took those of the field.
+# Words that only this project used, before it adopted the terms of the field.
 OUR_WORDS = re.compile(
     r"attention[ -]maps?\b|in the place of|goes on|(is|are) told|comes? along|carry along|worth knowing|"
     r"(old|trained) (context|window)|(pass)?keys found|haystacks? asked|reads? at \d|says all",
@@ -236,7 +236,7 @@ def test_documents_and_code_contain_no_private_jargon():
     assert not found
 
 
-MEASURED_BY_TESTS = {"families"}  # of tests/extension
+MEASURED_BY_TESTS = {"families"}  # by tests/extension
 
 
 def test_generated_files_are_up_to_date():

@@ -1,4 +1,4 @@
-"""A pipe or a device in the place of a file is refused before it is opened: reading one may never end."""
+"""Reading and writing files: devices are rejected unopened, and failed writes leave nothing."""
 
 import errno
 import json
@@ -42,7 +42,7 @@ from ropepatch.report.page import write_report
 from ropepatch.scaling.file import read_scaling
 from ropepatch.training.recipe import Recipe
 
-REFUSED = "is a pipe, a socket or a device, expected a regular file"
+NOT_REGULAR = "is a pipe, a socket or a device, expected a regular file"
 SINGLE = "model.safetensors"
 INDEX = f"{SINGLE}.index.json"
 READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
@@ -68,12 +68,12 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 @pytest.mark.parametrize("reader", READERS)
 def test_no_reader_opens_a_device(reader, tmp_path):
-    """One that holds nothing, so that a reader that opens it ends, with another error."""
+    """/dev/null is empty, so a reader that opens it ends with another error."""
     name, read = READERS[reader]
     (tmp_path / "out").mkdir()
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).symlink_to("/dev/null")
-    with pytest.raises(RopepatchError, match=REFUSED) as caught:
+    with pytest.raises(RopepatchError, match=NOT_REGULAR) as caught:
         read(tmp_path / name)
     assert caught.value.hint
 
@@ -89,7 +89,7 @@ def test_pipes_sockets_and_devices_are_rejected_but_files_folders_and_missing_pa
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("socket")
         for name in ("pipe", "piped", "zero", "/dev/zero", "socket"):
-            with pytest.raises(RopepatchError, match=REFUSED):
+            with pytest.raises(RopepatchError, match=NOT_REGULAR):
                 check_regular(Path(name))
     for name in ("file", "link", "dangling", "missing", ".", "n" * 5000, "a\0b"):
         check_regular(Path(name))
@@ -121,12 +121,12 @@ def test_a_file_name_that_is_not_utf_8_is_rejected(entrance, tmp_path, monkeypat
     name = os.fsdecode(b"caf\xe9.txt")
     Path(name).write_text("text")
     if entrance == "main":
-        said = run_here("fit", "tiny", "--to", "1k", "--text", name, "--out", "x.json").stderr
+        message = run_here("fit", "tiny", "--to", "1k", "--text", name, "--out", "x.json").stderr
     else:
         with pytest.raises(RopepatchError) as caught:
             entrance(name, **({"weights": False} if entrance is locate else {}))
-        said = str(caught.value)
-    assert r"the name caf\udce9.txt is not UTF-8" in said
+        message = str(caught.value)
+    assert r"the name caf\udce9.txt is not UTF-8" in message
 
 
 WRITERS = {"folder": new_folder, "file": whole_file}
@@ -189,9 +189,9 @@ def test_files_of_others_in_a_new_parent_are_kept_and_the_error_is_unchanged(err
     ],
 )
 def test_an_os_error_names_the_unreadable_file_or_the_output(number, name, message, tmp_path):
-    refusal = OSError(number, os.strerror(number), name and str(tmp_path / name))
+    failure = OSError(number, os.strerror(number), name and str(tmp_path / name))
     with pytest.raises(RopepatchError) as caught, new_folder(tmp_path / "out"):
-        raise refusal
+        raise failure
     assert str(caught.value) == message.format(place=tmp_path)
     assert "--link-weights" not in caught.value.hint
 
@@ -203,7 +203,7 @@ def test_the_error_of_an_unwritable_file_names_it(tmp_path):
     assert [*tmp_path.iterdir()] == []
 
 
-NAMED = {  # files that a user names, by what writes them
+NAMED = {  # output files with a name from the user, and their writers
     "explorer": ("e.html", lambda file: explore(out=file, tiny=False)),
     "report": ("r.html", lambda file: write_report([scoring("baseline", {("a", "b"): 0.5})], file)),
     "recipe": ("r.yaml", lambda file: copy_recipe(shipped("recipes") / "tiny.yaml", file)),

@@ -1,4 +1,4 @@
-"""No verb of `api` changes what belongs to the process, but where its docstring says so."""
+"""No function of `api` changes global state of the process, unless its docstring says so."""
 
 import locale
 import logging
@@ -27,12 +27,12 @@ import ropepatch
 from ropepatch.model.checkpoint import Checkpoint
 
 SEEDS = {"Python's random state", "numpy's random state", "torch's random state"}
-SETTERS = {"adapt", "extend(recipe)"}  # which say that they set the seeds
+SETTERS = {"adapt", "extend(recipe)"}  # their docstrings say that they set the seeds
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """What verbs are given: a checkpoint, one with measurements, an adapter."""
+    """Arguments of the functions: a checkpoint, a folder of results, an adapter."""
     place = tmp_path_factory.mktemp("made")
     extended = ropepatch.extend("tiny", place / "extended", to="2x", reading=True).folder
     ropepatch.evaluate("tiny", lengths="64", windows=2, out=place / "results", say=quiet)
@@ -42,7 +42,7 @@ def made(tmp_path_factory):
 
 
 def quiet(line):
-    """Say nothing."""
+    """Print nothing."""
 
 
 def recipe(**changes):
@@ -55,14 +55,14 @@ def probed(made):
         return ropepatch.probe(url, extended, timeout=60.0)
 
 
-def refused(made, out):
+def rejected(made, out):
     shutil.copytree(made["extended"], out)
     edit_json(out / "config.json", num_hidden_layers=9)
     with pytest.raises(ropepatch.RopepatchError, match="missing keys"):
         ropepatch.load(out)
 
 
-def asked(verb, **options):
+def retrieved(verb, **options):
     return lambda made, out, tiny: verb(*tiny, lengths="128", haystacks=3, **options)
 
 
@@ -92,11 +92,11 @@ CALLS = {
     "fit": lambda made, out, tiny: ropepatch.fit("tiny", to="2x", steps=1, init="yarn"),
     "fold_attention": lambda made, out, tiny: ropepatch.fold_attention(made["extended"], out),
     "load": lambda made, out, tiny: ropepatch.load("tiny"),
-    "load(refused)": lambda made, out, tiny: refused(made, out),
+    "load(rejected)": lambda made, out, tiny: rejected(made, out),
     "load_adapter": lambda made, out, tiny: ropepatch.load_adapter(made["adapter"]),
-    "passkey": asked(ropepatch.passkey),
+    "passkey": retrieved(ropepatch.passkey),
     "patch": undone(lambda model: ropepatch.patch(model, to="2x")),
-    "patch(map)": undone(lambda model: ropepatch.patch(model, "self-extend", to="2x")),
+    "patch(remapping)": undone(lambda model: ropepatch.patch(model, "self-extend", to="2x")),
     "perplexity": lambda made, out, tiny: ropepatch.perplexity(*tiny, ["Once upon a time"]),
     "plan": lambda made, out, tiny: str(ropepatch.plan("tiny", to="2x")),
     "plot": lambda made, out, tiny: ropepatch.plot(made["results"]),
@@ -104,13 +104,13 @@ CALLS = {
     "push": lambda made, out, tiny: ropepatch.push(made["extended"], "local/model"),
     "read_recipe": lambda made, out, tiny: ropepatch.read_recipe("tiny"),
     "read_results": lambda made, out, tiny: ropepatch.read_results(made["results"]),
-    "retrieve": asked(ropepatch.retrieve, keys=1),
+    "retrieve": retrieved(ropepatch.retrieve, keys=1),
     "swap": undone(lambda model: ropepatch.swap(model, "alibi")),
 }
 
 
 def process_state():
-    """What belongs to the process, by its name."""
+    """The global state of the process, by name."""
     loggers = [logging.root, *(one for one in logging.root.manager.loggerDict.values())]
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     return {

@@ -1,4 +1,4 @@
-"""Who may import whom, and what the package promises to whoever installs it."""
+"""Allowed imports between modules, and the public names of the package."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ import pytest
 import ropepatch
 
 PACKAGE = Path(ropepatch.__file__).parent
-# A room may import the rooms on the lines above it; rooms on one line do not know each other.
+# A subpackage may import those on earlier lines; subpackages on one line must not import each other.
 LAYERS = [
     {"errors", "columns"},
     {"files"},
@@ -30,13 +30,13 @@ LAYERS = [
     {"cli"},
     {"__main__"},
 ]
-LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
-MEASURES_A_PLAN = {"measuring.py", "tasks.py", "suites.py"}  # of evaluation: the others know no patch
+LEVEL = {room: level for level, layer in enumerate(LAYERS) for room in layer}
+MEASURES_A_PLAN = {"measuring.py", "tasks.py", "suites.py"}  # only these of evaluation import `extension`
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def imports(text: str) -> set[str]:
-    """All modules that a file imports, also those that it imports when a function runs or for types alone."""
+    """All modules that a file imports, including those inside functions and only for types."""
     found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -47,15 +47,15 @@ def imports(text: str) -> set[str]:
     return found
 
 
-def rooms(names: set[str]) -> set[str]:
+def subpackages(names: set[str]) -> set[str]:
     ours = [name.split(".") for name in names if name.split(".")[0] == "ropepatch"]
     return {parts[1] if len(parts) > 1 and parts[1] in LEVEL else "__init__" for parts in ours}
 
 
-def climbs(file: str, names: set[str]) -> Iterator[tuple[str, str]]:
-    """The imports of a file that do not point downwards."""
+def upward_imports(file: str, names: set[str]) -> Iterator[tuple[str, str]]:
+    """The imports of a file that are not from lower layers."""
     own = file.removesuffix(".py").split("/")[0]
-    for other in rooms(names) - {own}:
+    for other in subpackages(names) - {own}:
         if LEVEL[other] >= LEVEL[own]:
             yield file, other
         if (own, other) == ("evaluation", "extension") and file.split("/")[1] not in MEASURES_A_PLAN:
@@ -65,17 +65,19 @@ def climbs(file: str, names: set[str]) -> Iterator[tuple[str, str]]:
 def test_modules_import_only_lower_layers():
     named = {path.relative_to(PACKAGE).as_posix(): path for path in FILES}
     files = {file: path for file, path in named.items() if file not in ("__init__.py", "__main__.py")}
-    assert not [one for file, path in files.items() for one in climbs(file, imports(path.read_text("utf-8")))]
+    assert not [
+        one for file, path in files.items() for one in upward_imports(file, imports(path.read_text("utf-8")))
+    ]
 
 
 def test_every_module_belongs_to_a_listed_layer():
-    standing = {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in FILES}
-    assert standing == set(LEVEL)
-    assert len(standing) <= 25
+    listed = {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in FILES}
+    assert listed == set(LEVEL)
+    assert len(listed) <= 25
 
 
-def asks_who_it_is(text: str) -> set[str]:
-    """What a file reads of a launcher's environment, torch.distributed or accelerate's state of processes."""
+def distributed_state_in(text: str) -> set[str]:
+    """The names in a file of launcher variables, torch.distributed or the process state of accelerate."""
     nodes = list(ast.walk(ast.parse(text)))
     words = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     words |= {node.attr for node in nodes if isinstance(node, ast.Attribute)} | imports(text)
@@ -86,8 +88,8 @@ def asks_who_it_is(text: str) -> set[str]:
 
 
 def test_only_processes_py_reads_distributed_state():
-    asking = {path.name: asks_who_it_is(path.read_text(encoding="utf-8")) for path in FILES}
-    assert {name for name, words in asking.items() if words} == {"processes.py"}
+    found = {path.name: distributed_state_in(path.read_text(encoding="utf-8")) for path in FILES}
+    assert {name for name, words in found.items() if words} == {"processes.py"}
 
 
 def test_the_scaling_package_depends_only_on_torch():
@@ -121,7 +123,7 @@ NAMES = {
 
 
 def files_behind(text: str) -> set[str]:
-    """The files of the package that a file imports, also when a function runs or for types alone."""
+    """The files of the package that a file imports, including inside functions and only for types."""
     found: set[str | None] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom):
@@ -132,8 +134,8 @@ def files_behind(text: str) -> set[str]:
     return {file for file in found if file is not None}
 
 
-def circles(edges: dict[str, set[str]]) -> set[str]:
-    """The files that import themselves, by way of others."""
+def in_cycles(edges: dict[str, set[str]]) -> set[str]:
+    """The files that import themselves through others."""
     reached = {file: set(others) for file, others in edges.items()}
     for through in edges:
         for others in reached.values():
@@ -145,4 +147,4 @@ def circles(edges: dict[str, set[str]]) -> set[str]:
 def test_modules_have_no_circular_imports():
     files = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in FILES}
     edges = {file: files_behind(text) - {"__init__.py"} for file, text in files.items()}
-    assert not circles(edges)
+    assert not in_cycles(edges)

@@ -1,4 +1,4 @@
-"""Progress where no bar is seen."""
+"""Progress output without a terminal."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Every reader of JSON and YAML: what is written is what is read, and damage gives an object or one line."""
+"""Readers of JSON and YAML: round trips are exact, and damaged files give an object or a one-line error."""
 
 import json
 import random
@@ -33,8 +33,8 @@ from ropepatch.scaling.file import ScalingFile, read_scaling
 from ropepatch.training.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[1]
-EXAMPLES = 80  # damages of each reader
-# What no key holds, numbers that no float holds, and what is nearly right.
+EXAMPLES = 80  # damaged files per reader
+# Values that fit no key, numbers beyond every float, and nearly valid values.
 VALUES = [
     *(None, True, False, 0, -1, 1, 3, 2**31, 2**62, -(10**400), 10**400, 0.5, 1e308, -1e-300),
     *("", "x", "0", "1x", "-1k", "1e-5", "true", "yarn", "32k", "equal", "a\nb", "\x1b[2J"),
@@ -49,10 +49,10 @@ class Reader:
 
     Args:
         file: The name of the file that it reads.
-        sound: A content that it takes.
-        read: Of the file's path.
-        again: The content of what was read.
-        schema: The model whose keys the file may have; None for another kind.
+        sound: A valid content.
+        read: Reads the file at a path.
+        again: The content of the object that was read.
+        schema: The pydantic model of the file; None if there is none.
     """
 
     file: str
@@ -84,9 +84,9 @@ def drawn(file: Path) -> None:
 
 
 def text_of_reading(file: Path) -> None:
-    """As the probe reads it, and judged against itself."""
+    """Regenerate the text as the probe does, and judge the fingerprint against itself."""
     read = reading_file.read(file.parent)
-    with suppress(RopepatchError):  # another text than that of the hash
+    with suppress(RopepatchError):  # the text does not fit the hash
         source_ids(read.source, None, read.vocabulary, "x")
     judge(read, [read.tops[reading_file.RIGHT].at(row) for row in range(len(read.positions))], None)
 
@@ -163,7 +163,7 @@ READERS = {
 
 
 def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The JSON pointers of all values within a content."""
+    """The JSON pointers of all values in a content."""
     yield path
     inner = content.items() if isinstance(content, dict) else ()
     inner = enumerate(content[:2]) if isinstance(content, list | tuple) else inner
@@ -191,7 +191,7 @@ def test_writing_and_reading_again_gives_an_equal_object(name, tmp_path):
 
 @pytest.mark.parametrize("name", READERS)
 def test_any_value_at_any_key_is_accepted_or_raises_a_one_line_error(name, tmp_path):
-    """At every key that its schema or a sound file has, and below."""
+    """Keys of the schema and of a valid file, at all depths."""
     reader, draw = READERS[name], random.Random(name)
     keys = reader.schema.model_json_schema().get("properties", {}) if reader.schema else {"text": {}}
     pointers = [*places(reader.sound), *((key,) for key in keys if key not in reader.sound)]
@@ -203,8 +203,8 @@ def test_any_value_at_any_key_is_accepted_or_raises_a_one_line_error(name, tmp_p
         try:
             read = reader.read(file)
         except RopepatchError as error:
-            said = f"{error}{error.hint}"
-            assert (said.isprintable(), len(said) < 2000) == (True, True), (path, value)
+            message = f"{error}{error.hint}"
+            assert (message.isprintable(), len(message) < 2000) == (True, True), (path, value)
         else:
             if reader.again:
                 assert reader.read(reader.written(tmp_path, reader.again(read))) == read, (path, value)

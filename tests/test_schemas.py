@@ -1,4 +1,4 @@
-"""The JSON Schemas by which editors complete recipes and suites; docs/tables.py writes them."""
+"""The JSON Schemas that editors use for recipes and suites; docs/tables.py writes them."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def test_every_yaml_file_names_its_schema_in_the_first_line(file):
 
 
 def described(schema: dict):
-    """Keys and their descriptions; without constants, which say which of several mappings it is."""
+    """Keys and their descriptions, without the constants that distinguish kinds of mappings."""
     for name, part in {"": schema, **schema.get("$defs", {})}.items():
         for key, value in part.get("properties", {}).items():
             if "const" not in value and name not in ("NamedMethod", "TrainerArguments"):

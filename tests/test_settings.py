@@ -85,7 +85,7 @@ def demo(**changes: Any) -> DemoRecipe:
     return DemoRecipe.model_validate({"sources": [ONE]} | changes)
 
 
-def refused(kind: type[Settings], content: Any) -> tuple[str, str | None]:
+def rejected(kind: type[Settings], content: Any) -> tuple[str, str | None]:
     with pytest.raises(RopepatchError) as caught:
         kind.model_validate(content)
     message = str(caught.value)
@@ -144,7 +144,7 @@ NO_LENGTHS = (0, "0x", "-1k", 1.5, True, "4 k")
 def test_the_error_of_an_invalid_value_states_the_expected_type_and_the_value(key, wrong, wanted):
     for value in wrong:
         content, message = {"sources": [ONE], key: value}, f"{key} must be {wanted}, got {value!r}"
-        assert refused(DemoRecipe, content)[0] == message
+        assert rejected(DemoRecipe, content)[0] == message
         with pytest.raises(RopepatchError, match=f"^{re.escape(message)}"):
             DemoRecipe(**content)
 
@@ -169,7 +169,7 @@ def test_the_error_of_an_invalid_value_states_the_expected_type_and_the_value(ke
     ],
 )
 def test_the_error_of_a_nested_value_names_its_key(changes, message):
-    assert refused(DemoRecipe, {"sources": [ONE]} | changes)[0].startswith(message)
+    assert rejected(DemoRecipe, {"sources": [ONE]} | changes)[0].startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_the_error_of_a_nested_value_names_its_key(changes, message):
     ],
 )
 def test_hints_suggest_similar_names(kind, content, message, hint):
-    said, hinted = refused(kind, content)
+    said, hinted = rejected(kind, content)
     assert said == message
     assert hinted is not None
     assert hinted.startswith(hint)
@@ -210,7 +210,7 @@ BOMB = "- &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 
 @pytest.mark.parametrize("content", [BOMB, "&a [*a]", "&a {text: *a}", "{text: a, weight: &a [*a]}"])
 def test_an_endless_value_of_yaml_aliases_raises_a_short_error(tmp_path, content):
-    assert refused(Book, read(tmp_path, content))
+    assert rejected(Book, read(tmp_path, content))
     with pytest.raises(RopepatchError, match="unknown method") as caught:
         refuse_unknown([read(tmp_path, content)], ["linear"], "method")
     assert len(str(caught.value)) < 500

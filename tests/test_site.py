@@ -1,4 +1,4 @@
-"""The site builds without a warning, and every link within it leads to a place that is there."""
+"""The site builds without warnings, and its internal links are valid."""
 
 import subprocess
 import sys
@@ -18,23 +18,23 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Page(HTMLParser):
-    """The places of an HTML page that can be linked to, and where its links lead."""
+    """The anchors and the links of an HTML page."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
-        self.places: set[str] = set()
+        self.anchors: set[str] = set()
         self.links: set[str] = set()
         self.feed(file.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         found = dict(attributes)
-        self.places.add(found.get("id") or "")
+        self.anchors.add(found.get("id") or "")
         self.links.update(found[key] or "" for key in ("href", "src") if key in found)
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """The built folder, with warnings as errors."""
+    """The folder of the site, built with warnings as errors."""
     folder = tmp_path_factory.mktemp("site")
     line = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs"]
     line += ["-d", str(folder / "doctrees"), ".", str(folder / "html")]
@@ -56,7 +56,7 @@ def test_every_internal_link_of_the_site_leads_to_an_existing_page_and_anchor(pa
             if parts.scheme or parts.netloc:
                 continue
             target = (file.parent / unquote(parts.path)).resolve() if parts.path else file
-            known = pages[target].places if target in pages else {parts.fragment}
+            known = pages[target].anchors if target in pages else {parts.fragment}
             if not target.is_file() or (parts.fragment and unquote(parts.fragment) not in known):
                 broken.append(f"{file.name}: {link}")
     assert not broken
@@ -74,8 +74,8 @@ def test_pages_load_no_scripts_images_or_stylesheets_from_other_sites(site):
     [("methods", METHODS), ("remappings", REMAPPINGS), ("encodings", ENCODINGS), ("tasks", TASKS)],
 )
 def test_every_registry_entry_has_an_anchor_on_its_reference_page(pages, site, page, names):
-    places = pages[site / "docs" / "reference" / f"{page}.html"].places
-    assert {name.replace("_", "-") for name in names} <= {place.replace("_", "-") for place in places}
+    anchors = pages[site / "docs" / "reference" / f"{page}.html"].anchors
+    assert {name.replace("_", "-") for name in names} <= {place.replace("_", "-") for place in anchors}
 
 
 @pytest.mark.sweep

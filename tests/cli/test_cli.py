@@ -1,4 +1,4 @@
-"""The command line as a user meets it: fast help, results on stdout, progress on stderr, exit codes."""
+"""The command line: fast help, results on stdout, progress on stderr, exit codes."""
 
 import ast
 import inspect
@@ -29,7 +29,7 @@ from ropepatch.pipeline.inputs import Rise, parse_settings
 from ropepatch.pipeline.options import ExtendOptions
 
 COMMANDS = [name for name in app if not name.startswith("-")]
-LINES = {  # what needs no model: the line, its exit code, the heaviest that it imports, and what it prints
+LINES = {  # commands without a model: exit code, heaviest allowed import, and a part of the output
     "": (2, None, "Usage: ropepatch COMMAND"),
     "--help": (0, None, "Usage: ropepatch COMMAND"),
     "-h": (0, None, "Usage: ropepatch COMMAND"),
@@ -75,9 +75,9 @@ def test_commands_that_need_no_model_do_not_import_transformers():
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     parts = re.split(r"^/(.*)\n", done.stdout, flags=re.MULTILINE)
-    for (line, (_, _, said)), text in zip(LINES.items(), parts[::2], strict=False):
-        assert said in text, line
-        assert said or not text, line
+    for (line, (_, _, expected)), text in zip(LINES.items(), parts[::2], strict=False):
+        assert expected in text, line
+        assert expected or not text, line
     assert all(f"\n  {command}: " in parts[0] for command in COMMANDS)
 
 
@@ -115,7 +115,7 @@ def test_command_options_match_the_python_arguments_and_have_help(command, run_h
     assert "eval/" not in text  # a folder that pip does not install
     found = {one.name: one for one in app[command].assemble_argument_collection(parse_docstring=True)}
     assert all(one.parameter.help for one in found.values())
-    assert not re.search(r"`(to|method|out|text|recipe|model|settings)`", usage)  # as in Python
+    assert not re.search(r"`(to|method|out|text|recipe|model|settings)`", usage)  # the notation of Python
     verb = getattr(api, VERBS.get(command, command), None)
     if verb is None or command == "plot":
         return
@@ -128,11 +128,11 @@ def test_command_options_match_the_python_arguments_and_have_help(command, run_h
 
 def test_messages_name_arguments_in_python_and_options_on_the_command_line():
     names = {"to": "--to", "methods": "--methods", "model": "MODEL", "settings": "--set"}
-    asked = ("to", "32k"), ("method", ""), ("model", ""), ("seed", ""), ("ramp", "index")
-    assert [argument(*one) for one in asked] == ["`to=32k`", "`method`", "`model`", "`seed`", "`ramp=index`"]
+    given = ("to", "32k"), ("method", ""), ("model", ""), ("seed", ""), ("ramp", "index")
+    assert [argument(*one) for one in given] == ["`to=32k`", "`method`", "`model`", "`seed`", "`ramp=index`"]
     with arguments_written(partial(written, names)):
-        told = [argument(*one) for one in asked]
-    assert told == ["--to 32k", "--methods", "MODEL", "`seed`", "--set ramp=index"]
+        named = [argument(*one) for one in given]
+    assert named == ["--to 32k", "--methods", "MODEL", "`seed`", "--set ramp=index"]
     assert argument("to") == "`to`"
 
 
@@ -172,20 +172,20 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(checkpoint, tmp_path, run_
 
 
 def test_eval_prints_baseline_and_methods_by_length_as_text_or_json(checkpoint, run_here):
-    read = ("eval", checkpoint, "--text", checkpoint.parent / "text.txt")
-    read += ("--method", "linear", "--method", "yarn", "--to", "256")
-    done = run_here(*read)
+    words = ("eval", checkpoint, "--text", checkpoint.parent / "text.txt")
+    words += ("--method", "linear", "--method", "yarn", "--to", "256")
+    done = run_here(*words)
     assert done.returncode == 0, done.stderr
     headline, header = done.stdout.splitlines()[:2]
     assert "tiny-llama, trained on 64 tokens: " in headline
     assert headline.endswith("text.txt, 6 x 256 tokens")
     assert header.split() == ["baseline", "linear", "yarn"]
     assert all(f"{length} tokens" in done.stdout for length in (32, 64, 128, 256))
-    results = json.loads(run_here(*read, "--lengths", "32,128", "--windows", "3", "--json").stdout)
+    results = json.loads(run_here(*words, "--lengths", "32,128", "--windows", "3", "--json").stdout)
     assert [result["label"] for result in results] == header.split()
     assert results[0]["parameters"]["pieces"] == 3
     rows = {row["at"]["length"]: row["n"] for row in results[0]["rows"] if row["at"].keys() == {"length"}}
-    assert rows == {32: 3 * 31, 64: 3 * 63, 128: 3 * 127}  # and the trained context
+    assert rows == {32: 3 * 31, 64: 3 * 63, 128: 3 * 127}  # and the original context length
     assert {"ropepatch", "transformers", "torch", "device", "dtype"} <= results[0]["env"].keys()
 
 
@@ -245,12 +245,12 @@ def test_compare_prints_a_ranking_and_a_recommendation(tmp_path, run_here):
     assert [row["label"] for row in record["ranking"]["rows"]] == ["yarn", "baseline", "linear"]
 
 
-# What the options become
+# Options
 
 
 @pytest.fixture
 def asked(monkeypatch):
-    """The suite and the options that a command would measure."""
+    """The suite and the options that a command would measure with."""
 
     def ask(*words):
         calls = []
@@ -296,8 +296,8 @@ def test_eval_passes_on_every_option(asked):
 
 
 def test_plot_warns_about_methods_that_it_leaves_out(run_here, tmp_path):
-    said = run_here("plot", "tiny", "--to", "4x", "--methods", "remappings", cwd=tmp_path)
-    assert (said.returncode, "warning: without string: " in said.stderr) == (0, True)
+    done = run_here("plot", "tiny", "--to", "4x", "--methods", "remappings", cwd=tmp_path)
+    assert (done.returncode, "warning: without string: " in done.stderr) == (0, True)
 
 
 LISTED = [Method(name=name) for name in ("ntk", "yarn", "linear")]
@@ -329,15 +329,15 @@ def test_model_and_text_on_the_command_line_override_the_suite(asked, tmp_path):
     assert asked("eval", "--suite", file)[0] == read_suite(str(file))
     texts = ("--text", "books", "--field", "body", "--split", "train")
     suite, _ = asked("eval", "some", "--suite", file, *texts)
-    reading, keys, harness = suite.tasks
+    perplexity, retrieval, harness = suite.tasks
     assert suite.models == ("some",)
-    assert reading == PerplexityTask(text="books", field="body", split="train", windows=3)
-    assert keys == RetrievalTask()
+    assert perplexity == PerplexityTask(text="books", field="body", split="train", windows=3)
+    assert retrieval == RetrievalTask()
     assert harness.metadata == {"text": "books"}
 
 
 def test_extend_passes_on_every_option(monkeypatch):
-    """All arguments of the verb reach the room that does the work, under their names."""
+    """All arguments reach the function that does the work, under their names."""
     words = "tiny --to 1k --method auto --allow-code --original 128 --layers sliding --recipe tiny --distil"
     words += " --eval demo --text t"
     words += " --field f --split s --out o --limit 3 --link-weights --no-reading --include a --include b"
@@ -369,7 +369,7 @@ def test_a_limit_on_the_loss_increase_is_a_percentage_or_a_fraction():
             share(text)
 
 
-# What is printed
+# Output
 
 
 def test_methods_lists_every_method_and_describes_one(run_here):
@@ -438,8 +438,8 @@ def test_commands_escape_control_characters_in_folder_names(tmp_path, run_here):
         assert "\x1b" not in done.stdout + done.stderr, words
 
 
-def rooms() -> Iterator[tuple[str, Mapping[str, inspect.Parameter], Mapping[str, inspect.Parameter]]]:
-    """Each verb with its parameters, and those of the function of a room that its body calls."""
+def functions() -> Iterator[tuple[str, Mapping[str, inspect.Parameter], Mapping[str, inspect.Parameter]]]:
+    """Each function of `api` with its parameters, and those of the function that its body calls."""
     for verb in ast.parse(inspect.getsource(api)).body:
         for step in verb.body if isinstance(verb, ast.FunctionDef) else ():
             if isinstance(step, ast.ImportFrom) and step.names[0].asname == "run":
@@ -449,10 +449,10 @@ def rooms() -> Iterator[tuple[str, Mapping[str, inspect.Parameter], Mapping[str,
 
 
 def test_api_functions_and_the_functions_they_call_have_the_same_defaults():
-    """Rooms call each other's functions without the verb."""
+    """Subpackages call these functions directly, without `api`."""
     stated = [
         (f"{verb}: {key}", own[key].default, theirs[key].default)
-        for verb, own, theirs in rooms()
+        for verb, own, theirs in functions()
         for key in own.keys() & theirs.keys()
         if inspect.Parameter.empty not in (own[key].default, theirs[key].default)
         and not callable(own[key].default)

@@ -1,4 +1,4 @@
-"""The demo does what the README says it does."""
+"""The demo does what the README claims."""
 
 import os
 import re
@@ -14,19 +14,19 @@ from ropepatch.pipeline.results import read_results
 
 pytestmark = pytest.mark.slow
 
-NEAR = {"loss": 0.02, "log_prob": 0.5, "found": 0.1, "gain": 0.05}  # what another processor may change
+NEAR = {"loss": 0.02, "log_prob": 0.5, "found": 0.1, "gain": 0.05}  # differences allowed on another processor
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Where the demo has run: in CI before the tests, with the packages of a newcomer alone."""
+    """The folder of the demo; in CI it runs before the tests, with only the packages of a new user."""
     before = os.environ.get("ROPEPATCH_DEMO")
     return Path(before).resolve() if before else tmp_path_factory.mktemp("demo")
 
 
 @pytest.fixture(scope="module")
 def done(folder) -> subprocess.CompletedProcess[str]:
-    """The demo as a newcomer runs it, once for this file."""
+    """The demo as a new user runs it, once for this file."""
     line = [sys.executable, "-m", "ropepatch", "demo", "--out", "out"]
     if (folder / "done").exists():
         return subprocess.CompletedProcess(

@@ -1,6 +1,6 @@
-"""Every error a user can make is one line, one hint and exit code 2, with nothing left behind.
+"""Every user error is one line, one hint and exit code 2, and leaves no files.
 
-errors.txt is the table: a command, what is wrong in the folder, and what the command says of it.
+errors.txt is the table: a command, the damage in the folder, and the error and hint of the command.
 """
 
 import ast
@@ -42,7 +42,7 @@ LONG = "o" * 300
 
 Damage = Callable[[Path], object]
 INDEX = "model.safetensors.index.json"
-NORMALISED = [  # what transformers, safetensors, Python or a new method may word differently tomorrow
+NORMALISED = [  # text that may change with transformers, safetensors, Python or a new method
     (r"(transformers cannot [^:]*: ).*?(?= -> )", r"\1…"),
     (r"(is truncated or damaged: ).*?(?= -> )", r"\1…"),
     (r"(cannot read [^:]*: ).*?(?= -> )", r"\1…"),
@@ -152,7 +152,7 @@ THETA = 10000.0
 YARN = {"rope_type": "yarn", "rope_theta": THETA, "factor": 2.0, "original_max_position_embeddings": 64}
 LINEAR = {"rope_type": "linear", "rope_theta": THETA, "factor": 2.0}
 
-# Where the oldest transformers accepts or refuses another part of config.json: there the words are others.
+# Rows whose message differs with the oldest transformers, which rejects another part of config.json.
 OTHERWISE = (
     "PHIMOE",
     "(head_dim=15)",
@@ -162,7 +162,7 @@ OTHERWISE = (
 
 
 def rows() -> list[list[str]]:
-    """The lines of the table: command, damage, and what is said of it."""
+    """The rows of the table: command, damage, and the expected message."""
     lines = TABLE.read_text(encoding="utf-8").splitlines()
     return [line.split("\t") for line in lines if "\t" in line]
 
@@ -174,7 +174,7 @@ def here(template, tmp_path, monkeypatch, capsys) -> Path:
     (tmp_path / "there").mkdir()
     (tmp_path / "there/file").touch()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # of processes that it starts; this one has read it already
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # for child processes; this one has loaded the value already
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     capsys.readouterr()
@@ -190,8 +190,8 @@ def run(monkeypatch, capsys, words: str) -> tuple[int | str | None, str, str]:
     return stop.value.code, *capsys.readouterr()
 
 
-def refusal(words: str, here: Path, monkeypatch, capsys) -> str:
-    """What a command that ends as a user error should says, proven to have changed nothing."""
+def error_of(words: str, here: Path, monkeypatch, capsys) -> str:
+    """The message of a command that fails with a user error; check that no file changed."""
     before = {path: data for path, (_, data) in contents(here).items()}
     code, out, err = run(monkeypatch, capsys, words)
     assert (code, out) == (2, "")
@@ -211,15 +211,15 @@ def test_a_user_error_is_one_line_and_a_hint_with_exit_code_2(
     with monkeypatch.context() as play:
 
         def system(code: int, step: str) -> Damage:
-            def refuse(path: Path, *arguments, **options):
+            def fail(path: Path, *arguments, **options):
                 raise OSError(code, os.strerror(code), str(path))
 
-            return lambda folder: play.setattr(Path, step, refuse)
+            return lambda folder: play.setattr(Path, step, fail)
 
         if damage != "-":
             eval(damage, globals() | {"system": system})(here / "src")
         words = command.replace("EXTEND", EXTEND).replace("{long}", LONG)
-        found = refusal(words, here, play, capsys)
+        found = error_of(words, here, play, capsys)
     if any(part in damage for part in OTHERWISE if OLDEST):
         return
     if updating():
@@ -242,10 +242,10 @@ def test_a_user_error_is_one_line_and_a_hint_with_exit_code_2(
     ],
 )
 def test_an_unexpected_os_error_is_one_line_with_its_path(error, said, here, monkeypatch, capsys):
-    def refuse(*arguments, **options):
+    def fail(*arguments, **options):
         raise error
 
-    monkeypatch.setattr("ropepatch.extension.planning.plan", refuse)
+    monkeypatch.setattr("ropepatch.extension.planning.plan", fail)
     assert run(monkeypatch, capsys, "plan src --to 256") == (2, "", said)
 
 
@@ -331,13 +331,13 @@ def test_an_interrupted_extension_exits_130_and_leaves_nothing(here, monkeypatch
     assert contents(here).keys() == before
 
 
-IN_COMMANDS = re.compile(r"`ropepatch [^`]*`|ropepatch \w+ .*")  # a command line, to be copied
+IN_COMMANDS = re.compile(r"`ropepatch [^`]*`|ropepatch \w+ .*")  # a command line to copy
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 ARGUMENTS = {key for one in api.__all__ for key in inspect.signature(getattr(api, one)).parameters}
 
 
 def with_options() -> list[list[str]]:
-    """A row of the table for each hint that names an option, of commands that are verbs of Python, too."""
+    """One row of the table for each hint with an option, of commands that are also Python functions."""
     found = {}
     for command, damage, said in rows():
         is_verb = not command.startswith("recipes") and "unknown option" not in said

@@ -1,4 +1,4 @@
-"""Damaged configurations: an extension is refused in words, or stock transformers loads what it wrote."""
+"""Damaged configs: `extend` raises a one-line error, or stock transformers loads its output."""
 
 import json
 import random
@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 import ropepatch
 from ropepatch import RopepatchError
 
-# As for a user: a warning of transformers is no error.
+# As for a user, warnings of transformers are not errors.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 TARGET = 256
@@ -23,34 +23,34 @@ ALSO = (*METHODS, "giraffe-power")
 
 
 def check(template: Path, name: str, content: bytes, method: str = "yarn") -> bool:
-    """Extend a checkpoint with one file replaced; whether it worked. All but a refusal in words raises."""
+    """Extend a checkpoint with one file replaced; return whether it succeeded without a RopepatchError."""
     with TemporaryDirectory() as scratch:
         here = Path(scratch)
         source = Path(shutil.copytree(template, here / "src"))
         (source / name).write_bytes(content)
-        refusal = None
+        failure = None
         try:
             plan = ropepatch.plan(source, to=TARGET, method=method)
             assert str(plan)
             json.loads(plan.to_json())
             ropepatch.extend(plan, here / "new/out")
         except RopepatchError as error:
-            refusal = error
-        if refusal is None:
+            failure = error
+        if failure is None:
             assert [path.name for path in (here / "new").iterdir()] == ["out"]
-            if b"quantization_config" not in content:  # nothing here can load these, before or after
+            if b"quantization_config" not in content:  # not loadable here, with or without the extension
                 AutoModelForCausalLM.from_pretrained(here / "new/out")
             return True
-        assert str(refusal)
-        assert refusal.hint
-        assert "\n" not in f"{refusal}{refusal.hint}"
+        assert str(failure)
+        assert failure.hint
+        assert "\n" not in f"{failure}{failure.hint}"
         assert [path.name for path in here.iterdir()] == ["src"]
         return False
 
 
 @pytest.mark.sweep
 def test_a_damaged_config_raises_a_one_line_error_or_extends_for_stock_transformers(template):
-    """Some with ropes in both generations of keys."""
+    """Some configs contain RoPE parameters in both the older and the newer keys."""
     config = json.loads((template / "config.json").read_text())
     for seed in range(160):
         draw = random.Random(seed)

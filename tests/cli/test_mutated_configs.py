@@ -1,4 +1,4 @@
-"""Configurations damaged by chance: refused in words, or answered with what can be printed."""
+"""Randomly damaged configs raise printable errors or give printable output."""
 
 import json
 import re
@@ -15,15 +15,15 @@ import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.model.config import blueprint
 
-# As for a user: a warning of transformers is no error.
+# As for a user, warnings of transformers are not errors.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-SECONDS = 20  # of CPU time, which no answer may take
+SECONDS = 20  # limit of CPU time for each answer
 
 
 @pytest.fixture(autouse=True)
 def one_skeleton(monkeypatch) -> None:
-    """The model of each config.json is built once, which is most of what a plan costs."""
+    """Build the model of each config.json only once, since this is the largest cost of a plan."""
     built: dict[str, Any] = {}
 
     def once(config: Any) -> Any:
@@ -35,7 +35,7 @@ def one_skeleton(monkeypatch) -> None:
 
 @contextmanager
 def cpu_limit() -> Iterator[None]:
-    """Raise in the block after so much time of this process, whatever else runs."""
+    """Raise an error in the block after SECONDS of CPU time of this process."""
 
     def over(number: int, frame: object) -> None:
         raise TimeoutError(f"not done after {SECONDS} s of CPU time")
@@ -61,7 +61,7 @@ def diagnosis(source: Path, case: Mutant) -> tuple[str, str]:
 
 
 def answers(source: Path, case: Mutant) -> int:
-    """How many entry points answer, proven to refuse or to answer as they must and to write nothing."""
+    """The number of entry points without an error; check messages, output and that nothing is written."""
     source.mkdir(exist_ok=True)
     (source / "config.json").write_text(case.text, encoding="utf-8")
     answered = 0
@@ -70,9 +70,9 @@ def answers(source: Path, case: Mutant) -> int:
             with cpu_limit():
                 text, as_json = entry(source, case)
         except RopepatchError as error:
-            for said in (str(error), error.hint):
-                assert said, (entry, case)
-                assert (said.isprintable(), len(said) <= 2000) == (True, True), (entry, case, said[:300])
+            for line in (str(error), error.hint):
+                assert line, (entry, case)
+                assert (line.isprintable(), len(line) <= 2000) == (True, True), (entry, case, line[:300])
         else:
             answered += 1
             assert text.encode(), (entry, case)
@@ -92,18 +92,18 @@ def answers(source: Path, case: Mutant) -> int:
 )
 def test_a_damaged_config_raises_a_printable_error_or_gives_printable_output(seeds, tmp_path):
     share = sum(answers(tmp_path / "source", mutant(seed)) for seed in seeds) / len(seeds) / 2
-    assert 0.2 < share < 0.8  # else they are damaged too little or too much to tell anything
+    assert 0.2 < share < 0.8  # otherwise the damage is too small or too large to test anything
 
 
 SOUND = '{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, %s}'
 ROPE = '"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, %s}'
 BANDS = '"low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 16'
 FOUND = [
-    ROPE % r'"\u001b[31m": 1',  # a name that moves the cursor
-    ROPE % '"x": [{"__float__": "NaN"}]',  # which transformers reads as NaN, in a rope that is not scaled
-    # frequencies that are zeros with a sign
+    ROPE % r'"\u001b[31m": 1',  # a name with a terminal control sequence
+    ROPE % '"x": [{"__float__": "NaN"}]',  # NaN to transformers, in an unscaled RoPE
+    # frequencies of negative zero
     f'"rope_parameters": {{"rope_type": "llama3", "rope_theta": 1e4, "factor": -1e308, {BANDS}}}',
-    # a ratio of windows that is infinite
+    # an infinite ratio of lengths
     '"rope_theta": 1e4, "max_position_embeddings": 64, "rope_scaling": {"type": "yarn", "factor": 4, '
     '"original_max_position_embeddings": 5e-324}',
 ]

@@ -1,4 +1,4 @@
-"""The doctor names what is wrong with a rope, finds nothing in sound ones, and repairs without guessing."""
+"""The doctor reports errors of a config, none in sound ones, and repairs only unambiguous ones."""
 
 import copy
 import json
@@ -29,22 +29,22 @@ from ropepatch.model.checks.rules import KNOWN_TYPES, same_rope
 from ropepatch.model.config import is_known
 from ropepatch.scaling import METHODS
 
-# As for a user: a warning of transformers is no error.
+# As for a user, warnings of transformers are not errors.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-Files = dict[str, dict[str, Any]]  # the content of JSON files, by their names
+Files = dict[str, dict[str, Any]]  # the contents of JSON files by name
 Values = dict[str, Any]
 
 NAMES = {"config.json": "config"}
 NAMES |= {f"{part}_config.json": part for part in ("tokenizer", "generation")}
-# As published, or as the publisher says to change it.
+# As published, or changed as the publisher documents.
 ORIGINALS: dict[str, Files] = {
     entry["name"]: {name: entry[part] for name, part in NAMES.items() if entry.get(part) is not None}
     for entry in PUBLISHED
 }
-# What they publish has a known weakness: its code.
+# Published configs with a known weakness: its finding code.
 INHERENT = {entry["name"]: entry["code"] for entry in PUBLISHED if "code" in entry}
-# Once these are repaired transformers reads the rope of the original again.
+# After the repair of these, transformers computes the RoPE of the original again.
 RESTORED = {"only-new-keys", "factor-is-integer", "window-not-integer", "head-dim-null"}
 
 LLAMA_2, CODE, LLAMA_3, LLAMA_3_1 = "Llama-2-7b", "CodeLlama-7b", "Meta-Llama-3-8B", "Llama-3.1-8B"
@@ -65,17 +65,17 @@ NTK = {"rope_scaling": {"type": "dynamic", "factor": 4.0}}
 NO_FACTOR = {"*/attention_factor": ..., "*/short_mscale": ..., "*/long_mscale": ...}
 ONES = [1.0] * 64
 
-# An original, its damage, what is found apart from remarks, and what a repair changes. A damage and a repair
-# are values by their JSON pointers: within config.json, with * for every scaled rope there, `...` removes.
+# An original, its damage, the expected findings without remarks, and the changes by a repair. Damage and
+# repair are values by JSON pointer within config.json; * means every scaled RoPE, and `...` removes a key.
 TABLE: list[tuple[str, Values, str, Values]] = [
     # the base
     (LLAMA_3, {THETA: ...}, "theta-lost", {}),
     (LLAMA_3, {THETA: 1e4}, "theta-lost", {}),
-    (LLAMA_3, {THETA: 10000.0, "hidden_size": 512}, "", {}),  # no Llama 3 is so small
+    (LLAMA_3, {THETA: 10000.0, "hidden_size": 512}, "", {}),  # no Llama 3 model is so small
     (CODE, {THETA: None}, "theta-lost", {}),
     (YARN, {THETA: None}, "theta-lost", {THETA: 20000.0}),
     (YARN, {THETA: ...}, "theta-lost", {THETA: 20000.0}),
-    (YARN, {THETA: ..., NEWER_THETA: 10000.0}, "", {}),  # what older readers assume
+    (YARN, {THETA: ..., NEWER_THETA: 10000.0}, "", {}),  # the default of older readers
     (YARN, {THETA: ..., NEWER_THETA: ...}, "theta-lost", {}),
     (YARN, {NEWER_THETA: ...}, "theta-lost", {NEWER_THETA: 20000.0}),
     (QWEN, {NEWER: DROPPED, "*/rope_type": "yarn"}, "theta-lost", {NEWER_THETA: 1e6}),
@@ -88,7 +88,7 @@ TABLE: list[tuple[str, Values, str, Values]] = [
     (LLAMA_3_1, {"*/type": "dynamic"}, "keys-contradict", {}),
     (SCOUT, {"text_config/rope_scaling/type": "longrope"}, "keys-contradict", {}),
     (YARN, {"*/type": "llama3"}, "keys-contradict keys-contradict", {}),
-    # what only transformers 5 finds
+    # keys that only transformers 5 supports
     ("Mistral-7B-v0.3", {THETA: ..., NEWER: PLAIN}, "only-new-keys", {THETA: 1e6, OLDER: None}),
     (VICUNA, {OLDER: ..., NEWER: LINEAR | {THETA: 1e4}}, "only-new-keys", {THETA: 1e4, OLDER: OLDER_LINEAR}),
     (
@@ -97,9 +97,9 @@ TABLE: list[tuple[str, Values, str, Values]] = [
         "only-new-keys",
         {THETA: 1e6, OLDER: DROPPED | {"type": "yarn"}, ORIGINAL: 32768},
     ),
-    # which all readers of the type find: mlx-lm has it, transformers 4 has not
+    # all readers of this type support the newer keys: mlx-lm has the type, transformers 4 does not
     (VICUNA, {"model_type": "ministral3", OLDER: ..., NEWER: LINEAR | {THETA: 1e4}}, "", {}),
-    # a share of each head
+    # a part of each head
     (
         LLAMA_2,
         {"model_type": "stablelm", NEWER: PLAIN | {"partial_rotary_factor": 0.25}},
@@ -110,12 +110,12 @@ TABLE: list[tuple[str, Values, str, Values]] = [
     (LLAMA_3_1, {EACH_ORIGINAL: ...}, "original-missing", {}),
     (YARN, {ORIGINAL: ..., EACH_ORIGINAL: ...}, "original-missing", {}),
     (PHI, {ORIGINAL: ...}, "original-missing", {}),
-    (YARN_LLAMA, {ORIGINAL: 4096, EACH_ORIGINAL: ...}, "", {}),  # the one at the top is taken
+    (YARN_LLAMA, {ORIGINAL: 4096, EACH_ORIGINAL: ...}, "", {}),  # the top-level value is used
     (YARN_LLAMA, {ORIGINAL: 2048, EACH_ORIGINAL: ...}, "factor-contradicts-lengths", {}),
     (YARN_LLAMA, {"*/factor": 14.4}, "factor-contradicts-lengths", {}),
     (YARN, {"*/factor": 2.0}, "factor-contradicts-lengths", {}),
     (QWEN, {WINDOW: 16384}, "factor-contradicts-lengths", {}),
-    (LONGROPE, {"*/factor": 5.0}, "", {}),  # beside an attention factor nothing is computed from it
+    (LONGROPE, {"*/factor": 5.0}, "", {}),  # with an attention factor, nothing is computed from the factor
     (LONGROPE, NO_FACTOR | {"*/factor": 16.0}, "factor-contradicts-lengths", {}),
     (QWEN, {WINDOW: 55706, "*/factor": 2.0}, "factor-rounded", {}),
     (YARN, {WINDOW: 24986, "*/factor": 7.0}, "factor-rounded", {}),
@@ -128,8 +128,8 @@ TABLE: list[tuple[str, Values, str, Values]] = [
         {ORIGINAL: 4096, EACH_ORIGINAL: 4096},
     ),
     (LLAMA_2, {TOKENIZER: 2048}, "tokenizer-behind", {TOKENIZER: 4096}),
-    (AFM, {TOKENIZER: 65535}, "tokenizer-behind", {TOKENIZER: 65536}),  # however large the factor
-    (LONGROPE, {WINDOW: 4096}, "", {}),  # the scaling says how far it reads
+    (AFM, {TOKENIZER: 65535}, "tokenizer-behind", {TOKENIZER: 65536}),  # regardless of the factor
+    (LONGROPE, {WINDOW: 4096}, "", {}),  # the scaling contains the target length
     (LONGROPE, {WINDOW: 4096, TOKENIZER: 4096}, "tokenizer-behind", {TOKENIZER: 32768}),
     (YARN, {GENERATION: 4096}, "generation-behind", {GENERATION: 32768}),
     # types and keys
@@ -172,7 +172,7 @@ TABLE: list[tuple[str, Values, str, Values]] = [
     (QWEN, {"*/attention_factor": 0.5}, "attention-factor-inverted", {}),
     (LONGROPE, {"*/attention_factor": 0.5, "*/short_mscale": 1.0}, "attention-factor-inverted", {}),
     (LONGROPE, NO_FACTOR | {"*/attention_factor": 1.3}, "attention-factor-unread", MSCALES),
-    (AFM, {"*/mscale": 1}, "", {}),  # alone it is what every reader takes anyway
+    (AFM, {"*/mscale": 1}, "", {}),  # equals the default of every reader
     (AFM, {"*/mscale": 0.707}, "mscale-alone", {}),
     (AFM, {"*/mscale": None, "*/mscale_all_dim": 1.0}, "mscale-alone", {}),
     (YARN, {"*/truncate": False}, "truncate-ignored", {}),
@@ -190,7 +190,7 @@ def scaled_ropes(config: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def changed(files: Files, values: Values) -> Files:
-    """Other files with the values of pointers, as in the table."""
+    """A copy of the files with the values of JSON pointers changed, as in the table."""
     files = copy.deepcopy(files)
     ropes = scaled_ropes(files["config.json"])
     for pointer, value in values.items():
@@ -214,7 +214,7 @@ def case_of(files: Files) -> Case:
 
 
 def codes(files: Files) -> list[str]:
-    """What is found, without remarks."""
+    """The finding codes without remarks."""
     findings = by_severity(check(case_of(files)))
     return [finding.code for finding in findings if finding.severity != "remark"]
 
@@ -226,7 +226,7 @@ def write(folder: Path, files: Files) -> Path:
     return folder
 
 
-# --- what is found, and what is repaired ----------------------------------------------------------------
+# --- findings and repairs -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "damage", "found", "fix"), TABLE)
@@ -247,10 +247,10 @@ def test_doctor_reports_each_damage_and_repairs_only_unambiguous_ones(name, dama
     ("stated", "code"),
     [
         ({"rope_theta": 1e4}, "theta-not-as-published"),
-        ({"rope_theta": 1e4, "vocab_size": 151_936}, "theta-not-as-published"),  # of the smaller ones
+        ({"rope_theta": 1e4, "vocab_size": 151_936}, "theta-not-as-published"),  # of the smaller models
         ({"rope_theta": 1e4, "max_position_embeddings": 4096}, None),  # Qwen2.5-Math
         ({"rope_theta": 1e4, "vocab_size": 32_000}, None),
-        ({"rope_theta": 1e7}, None),  # the base that Qwen2.5-1M was scaled by
+        ({"rope_theta": 1e7}, None),  # the base of Qwen2.5-1M
         ({"max_position_embeddings": 131_072}, "window-with-room"),
     ],
 )
@@ -261,12 +261,12 @@ def test_a_base_or_length_unlike_published_models_of_the_type_is_a_remark(stated
     found = {one.code for one in check(case_of({"config.json": raw})) if one.severity == "remark"}
     assert {code} - {None} == found & {"theta-not-as-published", "window-with-room"}
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    said = [line for line in ropepatch.plan(tmp_path, to="4x").warnings if "of the same type and voc" in line]
-    assert bool(said) == (code == "theta-not-as-published")
+    made = [line for line in ropepatch.plan(tmp_path, to="4x").warnings if "of the same type and voc" in line]
+    assert bool(made) == (code == "theta-not-as-published")
 
 
 def test_the_table_covers_every_finding_code_of_a_config():
-    elsewhere = {  # in the tests below and those of weights
+    elsewhere = {  # tested below and in the tests of weights
         *("transformers-refuses", "file-unreadable", "differs-from-record", "remapping-code-changed"),
         *("tokenizer-missing", "scaled-twice"),
         *(
@@ -304,23 +304,23 @@ def test_extended_checkpoints_have_no_findings_except_for_length_dependent_metho
 
 
 @pytest.mark.parametrize(
-    ("methods", "learned", "found"),
+    ("methods", "fitted", "found"),
     [
         (("yarn", "yarn"), {}, ["scaled-twice"]),
         (("linear", "yarn"), {}, ["scaled-twice"]),
-        (("linear", "linear"), {}, []),  # twice by 2 is once by 4
+        (("linear", "linear"), {}, []),  # two factors of 2 equal one factor of 4
         (("none", "yarn"), {}, []),
         (("yarn", "yarn"), {"fit": {"steps": 1}}, []),
     ],
 )
 def test_a_repeated_extension_is_a_warning_unless_equivalent_or_fitted(
-    methods, learned, found, template, tmp_path
+    methods, fitted, found, template, tmp_path
 ):
     folder = template
     for name, target in zip(methods, (128, 256), strict=True):
         plan = ropepatch.plan(folder, to=target, method=name)
         folder = ropepatch.extend(plan, tmp_path / f"{target}", reading=False).folder
-    edit_json(folder / "ropepatch.json", **learned)
+    edit_json(folder / "ropepatch.json", **fitted)
     findings = diagnose(folder, measure=False).findings
     assert [one.code for one in findings if one.code == "scaled-twice"] == found
     if found:
@@ -331,7 +331,7 @@ def test_a_repeated_extension_is_a_warning_unless_equivalent_or_fitted(
 @pytest.mark.parametrize(
     ("name", "end", "template_text", "found"),
     [
-        ("tiny-llama", "</s>", None, False),  # as of a base model
+        ("tiny-llama", "</s>", None, False),  # a base model
         ("My-8B-Instruct", "</s>", None, True),
         ("llama-chat-hf", "</s>", None, True),
         ("chatter-8b", "</s>", None, False),
@@ -387,7 +387,7 @@ GEMMA_3 = {key: value for key, value in GEMMA_3.items() if not key.startswith("r
 @pytest.mark.parametrize(
     ("config", "ropes", "older"),
     [
-        # Gemma 3 says both ropes in the older keys
+        # Gemma 3 has both RoPEs in the older keys
         (
             GEMMA_3,
             {FULL: FAR, "sliding_attention": LOCAL},
@@ -397,11 +397,11 @@ GEMMA_3 = {key: value for key, value in GEMMA_3.items() if not key.startswith("r
                 "rope_scaling": {"rope_type": "linear", "factor": 8.0, "type": "linear"},
             },
         ),
-        # no older key says that the sliding layers are scaled
+        # no older key can contain a scaling of the sliding layers
         (GEMMA_3, {FULL: PLAIN, "sliding_attention": LOCAL | {"rope_type": "linear", "factor": 2.0}}, {}),
-        # one `rope_scaling` would take the place of the ropes of all layer types
+        # one `rope_scaling` would replace the RoPE of every layer type
         (LAGUNA | {"model_type": "gpt_oss"}, {FULL: FAR, "sliding_attention": LOCAL}, {}),
-        ({"model_type": "clip"}, {FULL: PLAIN, "sliding_attention": PLAIN}, {}),  # a model without a rope
+        ({"model_type": "clip"}, {FULL: PLAIN, "sliding_attention": PLAIN}, {}),  # a model without RoPE
     ],
 )
 def test_older_keys_are_added_for_rope_by_layer_type_if_transformers_computes_the_same(config, ropes, older):
@@ -435,10 +435,10 @@ def test_every_rope_type_of_transformers_is_known():
 
 
 def test_doctor_handles_randomly_damaged_configs_and_repairs_everything_fixable():
-    """Of configurations damaged by chance, beside records of others."""
+    """Randomly damaged configs, some together with records of other models."""
     draw, raws = random.Random(0), []
     for seed in range(120):
-        with suppress(ValueError, RecursionError):  # the damage may be to JSON itself
+        with suppress(ValueError, RecursionError):  # the damage may break the JSON itself
             raws.append(with_rare_key(draw, parse_json(mutant(seed).text)))
     assert len(raws) > 75
     for raw, other in zip(raws, [{}, *raws], strict=False):
@@ -451,7 +451,7 @@ def test_doctor_handles_randomly_damaged_configs_and_repairs_everything_fixable(
         assert not [finding for finding in check(repaired(case)) if finding.fixable], raw
 
 
-# --- files that are refused -----------------------------------------------------------------------------
+# --- rejected files -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -477,7 +477,7 @@ def test_an_unreadable_or_invalid_json_file_is_an_error(file, content, template,
     (folder / file).write_text(content or "{}")
 
     def read_text(path: Path, **options: str) -> str:
-        if path.name == file and content is None:  # as after chmod 0, which does not bind root
+        if path.name == file and content is None:  # as after chmod 0, which does not restrict root
             raise PermissionError(13, "Permission denied", str(path))
         return read(path, **options)
 
@@ -486,14 +486,14 @@ def test_an_unreadable_or_invalid_json_file_is_an_error(file, content, template,
     assert (finding.code, finding.severity, finding.file) == ("file-unreadable", "error", file)
 
 
-# --- what ropepatch recorded ----------------------------------------------------------------------------
+# --- the record of ropepatch ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("name", "damage", "code", "severity"),
     [
         (YARN, {"*/beta_fast": 1.0, "*/beta_slow": 32.0}, "betas-swapped", "error"),
-        # 1 / (0.1 ln 8 + 1), the inverse of the paper's
+        # 1 / (0.1 ln 8 + 1), the inverse of the factor in the paper
         (YARN, {"*/attention_factor": 1 / 1.2079441541679836}, "attention-factor-inverted", "error"),
         (YARN, {"*/attention_factor": 0.9}, "attention-factor-inverted", "warning"),
         (LLAMA_3_1, {"*/low_freq_factor": 4.0, "*/high_freq_factor": 1.0}, "bands-swapped", "error"),
@@ -501,7 +501,7 @@ def test_an_unreadable_or_invalid_json_file_is_an_error(file, content, template,
     ],
 )
 def test_values_possibly_used_in_training_are_repaired_only_from_a_sound_record(name, damage, code, severity):
-    """And to nothing that leaves it broken."""
+    """A record that is itself broken repairs nothing."""
     original, case = ORIGINALS[name], case_of(changed(ORIGINALS[name], damage))
     (finding,) = check(case)
     assert (finding.code, finding.severity, finding.fixable) == (code, severity, False)
@@ -562,12 +562,12 @@ def test_only_a_repair_of_config_json_removes_the_verification(file, values, ver
     assert (out / "reading.json").exists() == verified
 
 
-# --- a repaired copy, and how it is shown ---------------------------------------------------------------
+# --- repaired copies and the output of the command ------------------------------------------------------
 
 
 @pytest.fixture
 def repairable(tmp_path) -> Path:
-    """A checkpoint folder whose window is no integer, with other files."""
+    """A checkpoint folder whose context length is not an integer, with other files."""
     source = write(tmp_path / "model", changed(ORIGINALS[YARN], {WINDOW: 32768.0}))
     for name in ("README.md", "modeling_x.py", "pytorch_model.bin", ".gitattributes", "tokenizer.json"):
         (source / name).write_text('{"a": 1}')
@@ -620,7 +620,7 @@ def test_the_json_output_of_doctor_is_a_list_of_findings(tmp_path, run_here):
 def test_doctor_fix_repairs_and_prints_the_remaining_findings(tmp_path, run_here):
     source = write(tmp_path / "model", changed(ORIGINALS[QWEN_3], {"*/factor": 0.25, "head_dim": None}))
     result = run_here("doctor", source, "--no-measure", "--fix", tmp_path / "out")
-    assert result.returncode == 1  # the factor is left
+    assert result.returncode == 1  # the factor remains
     assert "head-dim-null" in result.stderr.splitlines()[0]
     assert "left for you to decide: factor-below-one" in result.stderr
     assert json.loads((tmp_path / "out/config.json").read_text())["head_dim"] == 128

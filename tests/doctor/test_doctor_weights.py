@@ -1,4 +1,4 @@
-"""The doctor over weights and adapters."""
+"""The doctor on weights and adapters."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from ropepatch import RopepatchError
 from ropepatch.doctor import diagnose, repair
 from ropepatch.model.weights import fingerprint, read_headers
 
-# As for a user: a warning of transformers is no error.
+# As for a user, warnings of transformers are not errors.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 INDEX = "model.safetensors.index.json"
@@ -103,9 +103,17 @@ def other_index(content: str):
         ),
     ],
     ids=[
-        *("misplaced", "unlisted", "a tensor in no file", "no JSON", "no remapping", "no names", "no index"),
-        *("a shard that is missing", "weights of another model", "fewer layers", "a million layers"),
-        "quantised by no method",
+        *(
+            "misplaced",
+            "a tensor missing from the index",
+            "a tensor in no file",
+            "invalid JSON",
+            "no weight_map",
+            "a name that is a number",
+            "no index",
+        ),
+        *("a missing shard", "another vocabulary size", "fewer layers", "a million layers"),
+        "quantisation without a method",
     ],
 )
 def test_incomplete_or_mismatched_weights_are_one_unfixable_error(sharded, damage, code, problem):
@@ -116,7 +124,7 @@ def test_incomplete_or_mismatched_weights_are_one_unfixable_error(sharded, damag
 
 
 def test_a_second_set_of_weights_that_transformers_ignores_is_a_warning(sharded, template):
-    """Whatever is wrong with it."""
+    """Errors of the ignored set are not reported."""
     shutil.copy(template / "model.safetensors", sharded)
     placed(sharded, misplaced)
     (finding,) = diagnose(sharded).findings
@@ -136,7 +144,7 @@ def test_a_wrong_number_of_experts_is_an_error(experts, tmp_path):
 
 
 def test_doctor_and_extend_report_weights_that_the_model_does_not_use(folder, tmp_path, caplog):
-    """Those beside its layers, such as the head of a critic."""
+    """Weights outside its layers, such as the value head of a critic."""
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
     head = {"v_head.weight": tensors["model.norm.weight"].clone()}
     safetensors.torch.save_file(tensors | head, folder / "model.safetensors", {"format": "pt"})
@@ -186,7 +194,7 @@ def test_missing_shards_or_too_long_names_are_one_short_finding(sharded, count, 
 def test_non_finite_weights_are_an_error_if_they_are_among_the_sampled_numbers(
     folder, monkeypatch, where, value, samples, found
 ):
-    """And one that is no number is an error, where tensors are read at all."""
+    """Tensors are read only with `measure`."""
     if samples:
         monkeypatch.setattr("ropepatch.doctor.weights.MAX_NUMBERS", samples)
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
@@ -207,7 +215,7 @@ def test_a_truncated_weights_file_is_reported(folder, keep):
 
 
 def test_linked_weights_are_checked_and_a_repair_copies_them(folder, tmp_path):
-    """As a link, which `extend` follows too."""
+    """`extend` follows such links too."""
     weights = Path(shutil.move(folder / "model.safetensors", tmp_path / "elsewhere.safetensors"))
     (folder / "model.safetensors").symlink_to(weights)
     assert codes(folder) == []
@@ -231,7 +239,7 @@ def test_pickled_weights_are_reported_and_missing_weights_are_no_finding(folder)
 
 @pytest.fixture
 def adapter(folder, tmp_path) -> Path:
-    """As `adapt` saves one that was trained under YaRN to 256 tokens."""
+    """An adapter as `adapt` saves it after training with YaRN at 256 tokens."""
     plan = ropepatch.plan(folder, to=256)
     record = plan.to_dict() | {"base_weights": fingerprint(read_headers(folder))}
     place = tmp_path / "adapter"
@@ -249,7 +257,7 @@ def test_an_adapter_whose_base_lacks_its_scaling_is_a_warning(adapter):
 
 
 @pytest.mark.parametrize(
-    ("options", "trained_on", "expected"),
+    ("options", "same_weights", "expected"),
     [
         ({}, False, ["adapter-base-changed"]),
         ({}, True, []),
@@ -258,11 +266,11 @@ def test_an_adapter_whose_base_lacks_its_scaling_is_a_warning(adapter):
     ids=["other weights", "sound", "other attention factor"],
 )
 def test_the_base_of_an_adapter_must_have_its_rope_and_its_weights(
-    adapter, folder, tmp_path, options, trained_on, expected
+    adapter, folder, tmp_path, options, same_weights, expected
 ):
     made = ropepatch.plan(folder, to=256, **options)
     out = ropepatch.extend(made, tmp_path / "extended", reading=False).folder
-    if not trained_on:
+    if not same_weights:
         tensors = safetensors.torch.load_file(out / "model.safetensors")
         changed = {name: tensor + 1 for name, tensor in tensors.items()}
         safetensors.torch.save_file(changed, out / "model.safetensors", {"format": "pt"})

@@ -1,4 +1,4 @@
-"""The rope of a loaded model: drawn damage is named and mended, sound models are not accused."""
+"""The RoPE of a loaded model: random damage is reported and repaired, and sound models have no findings."""
 
 import copy
 import random
@@ -81,15 +81,15 @@ def test_random_damage_to_one_buffer_is_the_only_finding_and_repaired_exactly(se
     assert [(one.code, one.key, one.file) for one in ropepatch.diagnose(model).findings] == [
         (code, key, MEMORY)
     ]
-    mended = ropepatch.diagnose(model, repair=True)
-    assert not mended.findings
-    assert [one.key for one in mended.repaired] == [key]
+    repaired = ropepatch.diagnose(model, repair=True)
+    assert not repaired.findings
+    assert [one.key for one in repaired.repaired] == [key]
     assert all(torch.equal(table, before[name]) for name, table in model.named_buffers())
     with torch.no_grad():
         assert torch.equal(model(ids(40)).logits, sound)
 
 
-def read(model, *lengths):
+def after(model, *lengths):
     with torch.no_grad():
         for length in lengths:
             model(ids(length))
@@ -118,7 +118,7 @@ def swapped():
     return model
 
 
-def mapped():
+def remapped():
     model = made(rope="default")
     remap_positions(model, "rerope", to=256)
     return model
@@ -128,7 +128,7 @@ SOUND = {
     "yarn": lambda folder: made(),
     "patched": lambda folder: patched(method="yarn"),
     "patched by another method, rounded since": lambda folder: patched(method="ntk").to(torch.bfloat16),
-    "a copy of a patched one": lambda folder: copy.deepcopy(patched(method="yarn")),
+    "a copy of a patched model": lambda folder: copy.deepcopy(patched(method="yarn")),
     "patched and adapted": lambda folder: adapted(patched(method="yarn")),
     "adapted": lambda folder: adapted(made()),
     "compiled": lambda folder: torch.compile(made()),
@@ -138,15 +138,15 @@ SOUND = {
     "bfloat16 by layer type": lambda folder: reloaded(folder, torch.bfloat16, "gemma3_text"),
     "float64": lambda folder: made().double(),
     "longrope": lambda folder: made(rope="longrope"),
-    "longrope after a long text": lambda folder: read(made(rope="longrope"), 100),
-    "longrope after both": lambda folder: read(made("qwen2", "longrope"), 100, 20),
+    "longrope after a long prompt": lambda folder: after(made(rope="longrope"), 100),
+    "longrope after a long and a short prompt": lambda folder: after(made("qwen2", "longrope"), 100, 20),
     "dynamic": lambda folder: made(rope="dynamic"),
-    "dynamic after a long text": lambda folder: read(made(rope="dynamic"), 100),
-    "dynamic after both": lambda folder: read(made(rope="dynamic"), 100, 20, 80),
+    "dynamic after a long prompt": lambda folder: after(made(rope="dynamic"), 100),
+    "dynamic after long and short prompts": lambda folder: after(made(rope="dynamic"), 100, 20, 80),
     "two tables": lambda folder: made("gemma3_text"),
     "swapped": lambda folder: swapped(),
-    "mapped": lambda folder: mapped(),
-    "no rope": lambda folder: tiny_model("gpt2"),
+    "remapped": lambda folder: remapped(),
+    "no RoPE": lambda folder: tiny_model("gpt2"),
 }
 
 
@@ -156,7 +156,7 @@ def test_sound_models_have_no_findings(kind, tmp_path):
 
 
 def other(**changes):
-    """The table of the same model under other rope_parameters."""
+    """The frequencies of the same model with other rope_parameters."""
     return (
         made(rope="default")
         .model.rotary_emb.__class__(
@@ -190,7 +190,7 @@ def test_a_different_scaling_is_identified_if_it_is_known(kind):
 
 @pytest.mark.parametrize(("rope", "name"), [("dynamic", "inv_freq"), ("longrope", "original_inv_freq")])
 def test_frequencies_left_over_from_a_longer_prompt_are_reported_with_its_length(rope, name):
-    model, late = made(rope=rope), read(made(rope=rope), 128 if rope == "dynamic" else 65)
+    model, late = made(rope=rope), after(made(rope=rope), 128 if rope == "dynamic" else 65)
     getattr(model.model.rotary_emb, name).copy_(late.model.rotary_emb.inv_freq)
     (found,) = ropepatch.diagnose(model).findings
     assert found.code == "rope-of-other-length"
@@ -229,7 +229,7 @@ def test_a_model_with_zeroed_inv_freq_cannot_be_measured_or_patched(damage, tiny
         lambda: remap_positions(model, "rerope", to=512),
     ]
     for verb in verbs:
-        if damage == "original_inv_freq":  # which a rope that never changes does not read
+        if damage == "original_inv_freq":  # not used by a RoPE that never changes
             verb()
             if held := ropepatch.active(model):
                 held.remove()
@@ -253,7 +253,7 @@ def test_measuring_a_model_with_rounded_inv_freq_gives_a_warning(tiny, caplog):
 
 
 class Shard(torch.Tensor):
-    """As a DTensor of which this process holds a part."""
+    """Like a DTensor of which this process has only a part."""
 
     placements = (type("Shard", (), {"is_replicate": lambda self: False})(),)
 

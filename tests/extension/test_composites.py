@@ -20,7 +20,7 @@ OLDER = {"rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}, "rope_th
 
 @torch.no_grad()
 def three_tokens(model):
-    """What it generates of an image between words, token by token, and the logits of each."""
+    """The tokens generated for a prompt with an image, and their logits."""
     draw, merged = torch.Generator().manual_seed(0), 4
     ids = torch.tensor([[5, 6, *[IMAGE] * merged, 7, 8, 9]])
     vision = model.config.vision_config
@@ -61,7 +61,7 @@ def test_a_patched_model_processes_images_like_its_extended_checkpoint(tmp_path,
     assert all(map(torch.equal, three_tokens(model), before))
 
 
-@pytest.mark.filterwarnings("ignore:.rope_scaling. is deprecated")  # the older key is what is tried
+@pytest.mark.filterwarnings("ignore:.rope_scaling. is deprecated")  # the older key is tested
 @pytest.mark.parametrize(("method", "kind"), [("yarn", "yarn"), ("ntk", "default")])
 @pytest.mark.parametrize("places", [("text_config",), ("top",), ("top", "text_config")], ids=str)
 def test_only_the_older_keys_of_mrope_change_at_any_level(places, method, kind):
@@ -81,7 +81,7 @@ def test_only_the_older_keys_of_mrope_change_at_any_level(places, method, kind):
     assert now["rope_scaling"].items() >= {"type": kind, "mrope_section": [2, 3, 3]}.items()
     assert now["rope_theta"] == made.rope_parameters["rope_theta"]
     assert now["max_position_embeddings"] == 256
-    if not top:  # transformers 5 keeps `type` beside the rope_type that it adds
+    if not top:  # transformers 5 keeps `type` and adds rope_type
         model = AutoConfig.for_model(**copy.deepcopy(raw))
         assert ropepatch.plan(model, to="4x", method=method).rope == made.rope
     rope = AutoConfig.for_model(**copy.deepcopy(after)).get_text_config().rope_parameters

@@ -25,7 +25,7 @@ from ropepatch.extension.queries import QueryLayers
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.rotary import stock_table
 
-IDS = torch.randint(3, 120, (1, 80), generator=torch.Generator().manual_seed(1))  # beyond the window of 64
+IDS = torch.randint(3, 120, (1, 80), generator=torch.Generator().manual_seed(1))  # more than 64
 PIECES = [60, *[1] * 8, 12]
 SWAPS = ["integer", "nezha", "rope", "nope", "alibi", *TRAINED]  # one of every kind
 
@@ -43,7 +43,7 @@ class Case(NamedTuple):
 
 
 def first_supported(group: str) -> str | None:
-    """The first architecture with that rotary module's code; None where each is refused, loaded too."""
+    """The first supported architecture with this rotary module; None if all are rejected."""
     for model_type in FAMILIES[group]:
         if model_type not in NOT_YET and refusal(model_type) is None:
             return model_type
@@ -54,10 +54,10 @@ def first_supported(group: str) -> str | None:
 
 
 SCALINGS = [Case("llama", "scaling", name, example(name, 8).parameters()) for name in METHODS]
-REMAPPINGS = [Case("llama", "map", name) for name in REMAPPINGS]
+REMAPPINGS = [Case("llama", "remapping", name) for name in REMAPPINGS]
 ENCODED = [Case("llama", "swap", name, {"rows": 96} if name == "learned" else {}) for name in SWAPS]
 GIVEN = [Case("llama", "scaling", name, {"original": 48}) for name in ("yarn", "ntk", "dynamic")]
-GROWING = [  # queries of Ministral 3 grow with the position, by a window of their own
+GROWING = [  # queries of Ministral 3 grow with the position, from a length of their own
     Case("ministral3", "scaling", name) for name in ("yarn", "ntk", "ntk-mixed", "linear")
 ]
 PARTLY = [Case(model_type, "queries", "custom") for model_type in ("llama", "phi", "stablelm", "qwen2")]
@@ -66,13 +66,17 @@ OTHERS = [Case(group, "family", "ntk-mixed") for group in FAMILIES] + [
 ]
 COMPOSITES = [Case(name, "scaling", "yarn") for name in COMPOSITE_TYPES if name in ROTARY_TYPES]
 FIRST = ("glm4v", "mistral3", "qwen2_vl", "qwen3_vl")  # the others in the sweep
-ONE_EACH = [Case("llama", "scaling", "yarn"), Case("llama", "map", "rerope"), Case("llama", "swap", "alibi")]
+ONE_EACH = [
+    Case("llama", "scaling", "yarn"),
+    Case("llama", "remapping", "rerope"),
+    Case("llama", "swap", "alibi"),
+]
 
 
 def built(case: Case) -> Any:
     model_type = first_supported(case.model_type) if case.kind == "family" else case.model_type
     if model_type is None or (case in COMPOSITES and refusal(case.model_type)):
-        pytest.skip("each of them is refused")
+        pytest.skip("each of them is rejected")
     if model_type in BROKEN or model_type in NOT_YET or model_type not in CONFIG_MAPPING:
         pytest.skip("the installed transformers cannot build it")
     model = tiny_model(model_type)
@@ -82,7 +86,7 @@ def built(case: Case) -> Any:
 
 
 def changed(model: nn.Module, case: Case) -> Any:
-    if case.kind in ("map", "swap"):
+    if case.kind in ("remapping", "swap"):
         return put(model, case.name, **case.options)
     if case.kind == "family":
         return ropepatch.patch(model, plan_family(model, case.name))
@@ -99,7 +103,7 @@ def options(model: Any, case: Case) -> Mapping[str, Any]:
 
 
 def handle_of(model: nn.Module, case: Case) -> Any:
-    return {"map": mapped, "swap": swapped}.get(case.kind, ropepatch.active)(model)
+    return {"remapping": mapped, "swap": swapped}.get(case.kind, ropepatch.active)(model)
 
 
 def configs(model: nn.Module) -> list[PreTrainedConfig]:
@@ -110,7 +114,7 @@ def configs(model: nn.Module) -> list[PreTrainedConfig]:
 
 @torch.no_grad()
 def decoded(model: nn.Module) -> Tensor:
-    """Logits of the whole, most of it token by token from the cache."""
+    """Logits of the whole input, most of it computed token by token from the KV cache."""
     cache, steps, begin = None, [], 0
     for piece in IDS.split(PIECES, dim=1):
         positions = torch.arange(begin, begin + piece.shape[1])[None]
@@ -124,7 +128,7 @@ def decoded(model: nn.Module) -> Tensor:
 
 
 def a_patched_model_equals_its_reload_and_removal_restores_it(case: Case, folder: Path) -> None:
-    """To the bit; and what was cached is what is computed at once."""
+    """Bit-identical; results with and without the KV cache agree."""
     model = built(case)
     model.config.architectures, model.config.dtype = [type(model).__name__], model.dtype
     held, content, state = configs(model), model.config.to_dict(), model.state_dict().keys()
@@ -133,13 +137,13 @@ def a_patched_model_equals_its_reload_and_removal_restores_it(case: Case, folder
     handle = changed(model, case)
     once, cached = logits(model, IDS), decoded(model)
     assert case.name in ("none", "rope") or apart(once, before) > 1e-3 * before.std()
-    # Transformers 5.4 forgets what the linear layers of qwen3_5_moe_text have read.
+    # Transformers 5.4 loses the state of the linear layers of qwen3_5_moe_text.
     assert not stock_caches or apart(cached, once) < 1e-4 * max(1.0, once.abs().max().item())
-    assert torch.equal(logits(model, IDS), once)  # whatever was read before
+    assert torch.equal(logits(model, IDS), once)  # regardless of earlier inputs
     if case.kind == "swap":
         handle.save(folder / "out")
         assert torch.equal(logits(load_checkpoint(Checkpoint(folder / "out")), IDS), once)
-    elif case.kind != "map":
+    elif case.kind != "remapping":
         assert model.state_dict().keys() == state
         model.save_pretrained(folder / "out")
         # copied, since on some processors sums depend on how weights are aligned, which differs in a file
@@ -153,27 +157,27 @@ def a_patched_model_equals_its_reload_and_removal_restores_it(case: Case, folder
 
 
 def a_written_checkpoint_equals_the_patched_model(case: Case, folder: Path) -> None:
-    """`extend` beside the source, read by stock transformers; a remapping by ropepatch."""
+    """The output of `extend`, loaded by stock transformers; a remapping is loaded by ropepatch."""
     model = built(case)
     model.save_pretrained(folder / "source")
     if case.kind == "family" and model.config.model_type != first_supported(case.model_type):
         tiny_config(str(first_supported(case.model_type))).save_pretrained(folder / "source")
     given = {**options(model, case), "method": case.name}
     if case.kind == "family":
-        window = model.config.get_text_config().max_position_embeddings
-        given = {"to": 4 * window, "method": "yarn"}
-    made = ropepatch.plan(folder / "source", **{"to": "1.5x" if case.kind == "map" else "4x"} | given)
+        length = model.config.get_text_config().max_position_embeddings
+        given = {"to": 4 * length, "method": "yarn"}
+    made = ropepatch.plan(folder / "source", **{"to": "1.5x" if case.kind == "remapping" else "4x"} | given)
     out = ropepatch.extend(made, folder / "out", reading=False).folder
     verdict = ropepatch.extension.record.read(out).verified
     assert (verdict.frequencies, verdict.compared) == ("equal", True)
-    assert case.kind == "map" or case.name == "dynamic" or verdict.difference == 0
-    if case.kind == "map":
+    assert case.kind == "remapping" or case.name == "dynamic" or verdict.difference == 0
+    if case.kind == "remapping":
         with ropepatch.patch(model, made):
             assert torch.equal(logits(load_checkpoint(Checkpoint(out)), IDS), logits(model, IDS))
 
 
 def an_adapter_trains_and_merges(case: Case, folder: Path) -> None:
-    """Before and after the change, the model is the same."""
+    """An adapter added before or after the change gives the same model."""
     model = built(case)
     handle = changed(model, case)
     expected = logits(lora(model), IDS)
@@ -188,7 +192,7 @@ def an_adapter_trains_and_merges(case: Case, folder: Path) -> None:
 
 
 def older_and_newer_keys_give_the_same_model(case: Case, folder: Path) -> None:
-    """Of config.json, by stock transformers: rope_scaling and rope_theta alone, rope_parameters alone."""
+    """Stock transformers, with config.json containing only the older or only the newer keys."""
     config = tiny_config("llama")
     made = ropepatch.plan(config, to="4x", method=case.name, **case.options)
     both = made.apply(config.to_dict())
@@ -221,7 +225,7 @@ def another_model_with_the_same_config_is_unchanged(case: Case, folder: Path) ->
         assert torch.equal(logits(other, IDS), expected)
         assert all(here is there for here, there in zip(configs(other), held, strict=True))
         assert other.config.to_dict() == content
-        one.config.use_cache = False  # what a user changes meanwhile stays
+        one.config.use_cache = False  # changes by the user meanwhile are kept
     assert one.config is other.config
     assert one.config.use_cache is False
 

@@ -32,7 +32,7 @@ from ropepatch.scaling.rope import Rope
 ROPES = {name: GEOMETRIES[name] for name in ("llama-2", "babyllama")}
 LLAMA_2 = ROPES["llama-2"]
 RISING = tuple(1 + i / 16 for i in range(64))
-# Settings of the parameters that change what an engine makes of a method.
+# Parameters that change how an engine supports a method.
 SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("yarn", {"attention_factor": 1.0}),
     ("yarn", {"attention_factor": 1.3}),
@@ -58,10 +58,10 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("dynamic", {"form": "transformers", "factor": 2.0}),
     ("longrope-switch", {"short_factor": (1.0,) * 64, "long_factor": RISING, "attention_factor": 1.1}),
 ]
-# Architectures that transformers 4 reads like LLaMA, one that ignores a scaling, and those that refuse it.
+# Architectures that transformers 4 handles like LLaMA, one that ignores a scaling, and those that reject it.
 FAMILIES = ("gpt_neox", "gpt_oss", "stablelm", "nemotron", "llama4_text", "olmo", "olmo2", "phi3")
 SHARES = ("gpt_neox", "stablelm")  # those of them in which a part of each head rotates
-# What a model that is scaled already says of it, and methods that compose with that.
+# The RoPE parameters of already scaled models, and methods that compose with them.
 SCALED = {
     "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
     "yarn": {"attention_factor": 1.13},
@@ -93,7 +93,7 @@ def surveyed(name: str) -> Checkpoint:
 
 
 def planned(model: Checkpoint, method: str, times: float = 4.0, **parameters: Any) -> Plan:
-    """A plan to so many windows, of a method with that factor unless the parameters say another."""
+    """A plan for this multiple of the original context length; parameters may set another factor."""
     window = model.window
     if parameters:
         scaling = make_scaling(method, **({"factor": times} | parameters))
@@ -103,7 +103,7 @@ def planned(model: Checkpoint, method: str, times: float = 4.0, **parameters: An
 
 
 def same(ours: np.ndarray, theirs: np.ndarray) -> bool:
-    """Equal to 1e-6; a pair that turns less than 1e-20 radians per token stands still."""
+    """Equal to 1e-6; a pair below 1e-20 radians per token counts as not rotating."""
     ours, theirs = (np.where(row < 1e-20, 0, row) for row in (ours, theirs))
     return np.allclose(theirs, ours, rtol=1e-6, atol=0)
 
@@ -116,7 +116,7 @@ def transformers_5(config: dict[str, Any], length: int, served: int | None = Non
 
 
 class Judged:
-    """What one engine makes of one plan, by its rule: `reads`, and what a note must and must not say."""
+    """The support of a plan by an engine, from its rule: `reads`, and words of the note."""
 
     def __init__(self, engine: str, plan: Plan) -> None:
         rule = ({"transformers 5.x": transformers_5} | RULES)[engine]
@@ -148,7 +148,7 @@ class Judged:
             self.reads = "no"
         elif short or moves or other or other_factor or reading.misplaced:
             self.reads = "partly"
-        # (words, whether the note must have them; where it need not, it must not)
+        # (words, whether the note must contain them; otherwise it must not)
         self.words = [
             (switch or SWITCHES.get(engine, "--max"), bool(switch)),
             (f"{reading.reach} tokens", short),
@@ -161,7 +161,7 @@ class Judged:
         self.needs_note = self.reads != "yes"
 
     def contradicts(self, stated: Engine) -> str:
-        """What is wrong with a statement; empty if nothing."""
+        """The errors of a statement; empty if it is correct."""
         if stated.reads != self.reads:
             return f"reads: {self.reads}, stated {stated.reads}"
         if self.needs_note and not stated.note:
@@ -193,7 +193,7 @@ def test_the_plan_lists_every_engines_support_of_a_scaled_model(kind, method):
     check(planned(Checkpoint(None, "a llama", stated_raw=llama(LLAMA_2, **already)), method))
 
 
-# What engines compute that run here, from the same checkpoints.
+# Results of the engines that are installed here, from the same checkpoints.
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +214,7 @@ def folders(plans, tmp_path_factory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def measured(plans) -> Answers:
-    """What the patched model computes, held at the length it reads."""
+    """The logits of the patched model, with the frequencies of the measured length."""
     (source,) = {plan.model for plan in plans.values()}
     model = AutoModelForCausalLM.from_pretrained(source).eval()
     return {
@@ -238,14 +238,14 @@ def by_transformers_5(folders) -> Answers:
 
 @pytest.fixture(scope="module")
 def families(tmp_path_factory) -> dict[str, Plan]:
-    """Plans of other architectures, by the folders of their checkpoints, which are extended."""
+    """Plans of other architectures, by the folders of their extended checkpoints."""
     root, plans = tmp_path_factory.mktemp("families"), {}
     for model_type in FAMILIES:
         tiny_model(model_type).save_pretrained(root / "sources" / model_type)
         if model_type in SHARES:
             half = tiny_config(model_type).rope_parameters | {"partial_rotary_factor": 0.5}
             edit_json(root / "sources" / model_type / "config.json", rope_parameters=half)
-        # llama4 is read otherwise by transformers 4 before it is scaled
+        # transformers 4 computes llama4 differently even without scaling
         for method in ("linear",) if model_type == "llama4_text" else ("linear", "ntk"):
             plan = ropepatch.plan(root / "sources" / model_type, to=TARGET, method=method)
             out = root / f"{model_type}-{method}"
@@ -254,7 +254,7 @@ def families(tmp_path_factory) -> dict[str, Plan]:
 
 
 def agrees(answers: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
-    """Whether an engine computes what was measured, at once and token by token."""
+    """Whether an engine gives the measured logits, at once and token by token."""
     pairs = [
         (answers["window"], right[str(WINDOW)]),
         (answers["target"], right[str(TARGET)]),
@@ -264,7 +264,7 @@ def agrees(answers: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
 
 
 def check_run(engine: str, answers: Answers, plans: dict[str, Plan], measured: Answers) -> None:
-    """An engine that ran computes what was measured where the plan says "yes", and there alone."""
+    """An engine gives the measured logits exactly where the plan states "yes"."""
     stated = {
         name: next(line.reads for line in plan.engines if line.engine == engine)
         for name, plan in plans.items()
@@ -326,7 +326,7 @@ def test_the_plan_states_support_exactly_where_the_study_confirmed_it():
     for row in rows("engine-types"):
         part = CONFIG_MAPPING[row["model_type"]]().get_text_config(decoder=True).model_type
         if part != row["model_type"] and row["reads"] in ("unclear", "has"):
-            continue  # what is known of its language model is said
+            continue  # the plan states what is known of its language model
         verdicts = row["reads"] if row["how"] == "run" else dict.fromkeys(WRITTEN, row["reads"])
         for kind, verdict in verdicts.items():
             parameters = {"rope_type": kind, "rope_theta": 10000.0} | WRITTEN[kind]

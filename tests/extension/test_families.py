@@ -26,7 +26,7 @@ def test_the_oldest_transformers_fails_on_the_listed_types():
 @pytest.mark.sweep
 @pytest.mark.parametrize("model_type", ROTARY_TYPES)
 def test_every_architecture_has_the_planned_rotary_module_and_frequencies(model_type):
-    """Without any weights: the rotary module of stock transformers, on its own, has the tables to the bit."""
+    """The rotary module of stock transformers, built without weights, has bit-identical tables."""
     config = tiny_config(model_type)
     if refusal(model_type):
         with pytest.raises(RopepatchError):

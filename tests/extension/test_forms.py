@@ -48,9 +48,9 @@ def every_form(name: str, rope: Rope, factor: float = 4.0, **own: Any) -> list[S
 
 
 def stock_llama(parameters: dict[str, Any], rope: Rope, reach: int) -> Frequencies:
-    """What a stock Llama of that head dimension computes, with `reach` as its max_position_embeddings."""
+    """The frequencies of a stock Llama with this head dimension and `reach` as max_position_embeddings."""
     stock = stock_table(parameters, rope, reach=reach)
-    if parameters["rope_type"] == "longrope":  # the table beyond L, if it were another
+    if parameters["rope_type"] == "longrope":  # the table beyond L, if it differs
         assert torch.equal(stock_table(parameters, rope, reach + 1, reach=reach).inv_freq, stock.inv_freq)
     return stock
 
@@ -114,7 +114,7 @@ def test_the_first_form_has_the_rope_type_that_the_method_announces(name):
     assert len(kinds) <= 2
 
 
-# What the lengths beside longrope's lists say to engines that derive an attention factor from them.
+# The attention factor that engines derive from the lengths next to the lists of longrope.
 
 
 @EVERY_GEOMETRY
@@ -138,7 +138,7 @@ def test_lengths_or_two_keys_give_the_attention_factor_of_equal_lists(name, rope
 @pytest.mark.parametrize("to", [1, 100, 4096])
 @pytest.mark.parametrize("a", [1.0, math.sqrt(1 + math.log(100 / 4096) / math.log(4096))])
 def test_no_attention_factor_is_derived_within_the_original_context_length(to, a):
-    """The second is what the formula would give at 100 tokens."""
+    """The second value is the result of the formula at 100 tokens."""
     scaling = make_scaling("custom", factor=1, divisors=(2.0,) * 64, attention_factor=a)
     for export in saved_ropes(scaling, LLAMA_2, plain(LLAMA_2), to):
         assert export.rope_parameters["original_max_position_embeddings"] == to
@@ -162,7 +162,7 @@ def test_stock_transformers_warns_only_about_two_keys_of_other_engines(name, cap
         )
 
 
-# YaRN's attention factor, for engines that read mscale and mscale_all_dim in place of it.
+# The attention factor of YaRN for engines that use mscale and mscale_all_dim instead.
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_an_unusual_attention_factor_of_yarn_is_also_written_as_mscale(parameter
     saved = export.rope_parameters
     assert saved["attention_factor"] == export.frequencies.attention_factor == parameters["attention_factor"]
     assert 0.1 * saved["mscale"] * math.log(4) + 1 == pytest.approx(parameters["attention_factor"], rel=1e-12)
-    assert saved["mscale_all_dim"] == 0  # attention that reads it, DeepSeek's, is left alone by 0
+    assert saved["mscale_all_dim"] == 0  # 0 does not change attention that uses it (DeepSeek)
     assert_equal(stock_llama(saved, LLAMA_2, 16384), export.frequencies)
 
 

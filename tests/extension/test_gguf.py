@@ -18,7 +18,7 @@ from ropepatch.scaling import make_scaling
 
 
 def read(path: Path) -> tuple[dict, dict]:
-    """All keys and tensors of a file, by the package's own reader."""
+    """All keys and tensors of a file, from the gguf package."""
     reader = gguf.GGUFReader(path)
     keys = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
     return keys, {tensor.name: (tensor.tensor_type, tensor.data.tobytes()) for tensor in reader.tensors}
@@ -188,12 +188,12 @@ def test_a_truncated_or_damaged_file_raises_a_one_line_error(tmp_path):
         places |= {begin, begin + 3, begin + 9, begin + 17}
     places |= {tensor.data_offset for tensor in reader.tensors}
     garbled = {f"cut at {place}": data[:place] for place in places}
-    for place in range(4, reader.tensors[0].data_offset, 8):  # counts, lengths, types and offsets among them
+    for place in range(4, reader.tensors[0].data_offset, 8):  # including counts, lengths, types and offsets
         garbled[f"garbled at {place}"] = data[:place] + b"\xff" * 8 + data[place + 8 :]
     damaged = tmp_path / "b.gguf"
     for what, content in garbled.items():
         damaged.write_bytes(content)
-        unseen = what.startswith("garbled")  # within a text or a number, which may be any
+        unseen = what.startswith("garbled")  # within a text or a number with any value
         refused = pytest.raises(RopepatchError, match=r"\A[^\n]*b\.gguf[^\n]*\nhint: [^\n]*\Z")
         with suppress(RopepatchError) if unseen else refused:
             ropepatch.extend(damaged, tmp_path / "c.gguf", to=TARGET, say=lambda line: None)

@@ -7,7 +7,7 @@ import pytest
 from checkpoint_folders import edit_json, write_checkpoint
 from run_recipes import run_python
 
-# Every way out of the process, and stdin, is shut and noted down; HF_HUB_OFFLINE=0, or the library would not
+# All network access and stdin are blocked and recorded. HF_HUB_OFFLINE=0, otherwise the library would not
 # even try.
 SHUT_IN = """
 import io, json, socket, sys

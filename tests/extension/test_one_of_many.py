@@ -27,7 +27,7 @@ WAYS: dict[str, Any] = {
 
 @pytest.fixture
 def two() -> tuple[PreTrainedModel, PreTrainedModel]:
-    """Two models of one configuration."""
+    """Two models with one configuration."""
     one = tiny_model("llama")
     return one, type(one)(one.config).eval()
 

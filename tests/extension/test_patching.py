@@ -84,7 +84,7 @@ class Short(Nameless):
 
 
 class Undefined(Nameless):
-    """Has frequencies that are no numbers."""
+    """Has frequencies that are not numbers."""
 
     name = "undefined"
 

@@ -20,7 +20,7 @@ every_remapping = pytest.mark.parametrize("name", REMAPPINGS)
 
 
 def reach(name: str) -> int:
-    """Tokens that every remapping may be planned for on `tiny`."""
+    """A target length that every remapping supports on `tiny`."""
     return 480 if name == "string" else 1024
 
 

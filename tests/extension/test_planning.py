@@ -43,7 +43,7 @@ LISTS = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     [(None, WINDOW, 4 * WINDOW), (4 * WINDOW, 4 * WINDOW, None), (WINDOW, WINDOW, None), (7, WINDOW, 256)],
 )
 def test_an_ambiguous_length_of_a_linear_checkpoint_gives_a_warning(tmp_path, stated, window, other):
-    """Vicuna's is max_sequence_length, deepseek-coder's max_position_embeddings."""
+    """The scaled length is max_sequence_length for Vicuna and max_position_embeddings for deepseek-coder."""
     made = ropepatch.plan(config(tmp_path, LINEAR, max_sequence_length=stated), to=512, method="linear")
     assert made.rope.original_max_position_embeddings == window
     assert made.scaling.factor == 512 / window
@@ -168,7 +168,7 @@ def test_a_number_out_of_range_raises_a_one_line_error(tmp_path, rope, top):
 
 
 def test_a_partial_rotary_factor_that_default_rope_ignores_is_written_as_1():
-    """Stock LLaMA rotates all pairs under `default`, and a share under every other type."""
+    """Stock LLaMA rotates all pairs with `default`, and a part of them with every other type."""
     model = tiny_model("llama")
     model.config.rope_parameters["partial_rotary_factor"] = 0.5
     for method in ("yarn", "linear", "llama3", "ntk", "ntk-mixed"):
@@ -182,7 +182,7 @@ def test_a_partial_rotary_factor_that_default_rope_ignores_is_written_as_1():
     ("model_type", "written"), [("gpt_oss", True), ("apertus", True), ("mistral", False)]
 )
 def test_default_rope_is_written_as_null_where_transformers_4_would_scale_it(tmp_path, model_type, written):
-    """What it computes is in tests/extension/test_engines.py, in the sweep."""
+    """Its results are tested by the sweep in tests/extension/test_engines.py."""
     model = tiny_model(model_type)
     model.save_pretrained(tmp_path / "source")
     out = ropepatch.extend(
@@ -245,7 +245,7 @@ def test_a_contradictory_text_config_is_rejected_with_the_doctors_finding(tmp_pa
 
 
 def test_a_language_model_at_the_top_level_is_extended_completely(tmp_path):
-    """As Fuyu's config.json on the Hub: transformers reads it from there where there is no text_config."""
+    """As in the config.json of Fuyu; transformers uses the top level if there is no text_config."""
     model = tiny_model("fuyu")
     model.save_pretrained(tmp_path / "source")
     file = tmp_path / "source" / "config.json"
@@ -275,7 +275,7 @@ def test_linear_on_linear_stays_linear_where_stock_computes_the_same_bits(tmp_pa
     assert torch.equal(made.frequencies().inv_freq, made.rope.inv_freq() / 2)
 
 
-# Layers that read their surroundings alone
+# Local attention layers
 
 SHARED = ["cwm", "gemma2", "gpt_oss", "vaultgemma"]
 

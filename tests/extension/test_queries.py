@@ -36,7 +36,7 @@ def custom(pairs, queries, factor=4.0):
 
 
 def seen_queries(model, **inputs):
-    """The queries [B, H, T, D] that each layer attends with, of inputs that no attention has changed."""
+    """The queries [B, H, T, D] of each layer, for inputs that no attention layer has changed."""
     calls = {}
 
     def capture(module, query, key, value, attention_mask=None, **others):
@@ -76,7 +76,7 @@ def test_a_phase_of_theta_i_times_n_moves_a_query_by_n_positions(model_type):
     ]
     try:
         patch = ropepatch.patch(model, custom(pairs, queries))
-    except RopepatchError:  # a part of a model, which is no language model by itself
+    except RopepatchError:  # a part of a model, not a language model by itself
         assert model_type not in FOLDED
         return
     with patch:

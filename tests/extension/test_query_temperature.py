@@ -14,12 +14,12 @@ POSITIONS = torch.tensor([[0, 1, 23, 24, 47, 48, 63, 64, 200, 255]])
 
 
 def growth(window: int) -> np.ndarray:
-    """By how much each query grows, in float64 from the formula."""
+    """The factor of each query, from the formula in float64."""
     return 1 + BETA * np.log1p(np.floor(POSITIONS[0].numpy() / window))
 
 
 def grown(model: torch.nn.Module) -> np.ndarray:
-    """The same by the function of stock transformers, from the configuration of every layer."""
+    """The same factors from the function of stock transformers, with the config of each layer."""
     from transformers.models.ministral3 import modeling_ministral3 as stock
 
     ropes = [layer.self_attn.config.rope_parameters for layer in model.model.layers]

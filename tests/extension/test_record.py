@@ -76,7 +76,7 @@ def test_a_failed_amendment_leaves_the_record_unchanged(record, tmp_path, monkey
     assert (tmp_path / FILE).read_bytes() == before
 
 
-# Records of strangers
+# Records from other people
 
 
 @pytest.mark.parametrize(

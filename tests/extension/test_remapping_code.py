@@ -38,14 +38,14 @@ from ropepatch.publishing.folding import fold_attention
 
 WEIGHTS = "model.safetensors"
 SCRIPT = Path(__file__).parents[1] / "support" / "without_ropepatch.py"
-# Layers that never turn, ropes by layer type, names that are converted, interleaved pairs of a part, experts.
+# Layers without rotation, RoPE by layer type, converted names, interleaved pairs of a part, experts.
 ODD = ["smollm3", "gemma3_text", "gpt_neox", "glm", "qwen3_moe", "qwen3"]
 OFTEN = ["self-extend", "modified", "smollm3", "gemma3_text"]
 every_remapping = pytest.mark.parametrize("name", REMAPPINGS)
 
 
-def write_mapped(folder: Path, model: PreTrainedModel, name: str, **parameters: Any) -> torch.Tensor:
-    """A model with a remapping as `extend` writes it, not compared; and what ropepatch reads by it."""
+def write_remapped(folder: Path, model: PreTrainedModel, name: str, **parameters: Any) -> torch.Tensor:
+    """Write a remapped model as `extend` does, unverified; return the logits of the patched model."""
     surveyed = Checkpoint.of(model)
     target = 4 * surveyed.window
     handle = remap_positions(model, name, to=surveyed.window + 1, **parameters)
@@ -58,8 +58,8 @@ def write_mapped(folder: Path, model: PreTrainedModel, name: str, **parameters: 
     return expected
 
 
-def read_elsewhere(scratch: Path, folders: list[Path], *asked: str) -> dict[str, Any]:
-    """What they compute in a process that finds no ropepatch: all, or what is named."""
+def results_elsewhere(scratch: Path, folders: list[Path], *asked: str) -> dict[str, Any]:
+    """The results of all or the named folders in a process without ropepatch."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment |= {"HF_MODULES_CACHE": str(scratch / "modules"), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-P", "-s", SCRIPT, scratch / "answers.pt", ",".join(asked), *folders]
@@ -71,17 +71,19 @@ def read_elsewhere(scratch: Path, folders: list[Path], *asked: str) -> dict[str,
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("mapped")
+    return tmp_path_factory.mktemp("remapped")
 
 
 @pytest.fixture(scope="module")
 def expected(here) -> dict[str, torch.Tensor]:
-    """By the engine in memory; the folders are written on the way, one of them with a wrong formula."""
-    found = {name: write_mapped(here / name, tiny_model("llama"), name, **SMALL[name]) for name in REMAPPINGS}
+    """Results in memory; also writes the folders, one of them with a wrong formula."""
+    found = {
+        name: write_remapped(here / name, tiny_model("llama"), name, **SMALL[name]) for name in REMAPPINGS
+    }
     late = {"log_n": True, "attention_factor": 1.2}
-    found["modified"] = write_mapped(here / "modified", tiny_model("llama"), "rerope", window=8, **late)
+    found["modified"] = write_remapped(here / "modified", tiny_model("llama"), "rerope", window=8, **late)
     for family in ODD:
-        found[family] = write_mapped(here / family, tiny_model(family), "self-extend", window=7)
+        found[family] = write_remapped(here / family, tiny_model(family), "self-extend", window=7)
     shutil.copytree(here / "self-extend", here / "wrong")
     file = here / "wrong" / CODE
     file.write_text(file.read_text().replace("m // group + shift", "m // group + window"))
@@ -90,12 +92,12 @@ def expected(here) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def answers(here, expected) -> Callable[[str], Any]:
-    """What each computes elsewhere: a few, and in the slow tests all others, each in one process."""
+    """The results of each without ropepatch: a few, or all others in the slow tests; a process per group."""
 
     @cache
     def read(often: bool) -> dict[str, Any]:
         names = OFTEN if often else ["rerope", *(expected.keys() - {*OFTEN}), "wrong"]
-        return read_elsewhere(here, [here / name for name in names])
+        return results_elsewhere(here, [here / name for name in names])
 
     return lambda name: read(name in (*OFTEN, "more"))[name]
 
@@ -142,7 +144,7 @@ def test_a_saved_remapping_generates_trains_saves_and_pickles(answers, expected)
     assert more["trained"]
     assert more["merged"] < 1e-4
     assert more["largest"] < 512 * 512
-    assert more["backend"] is False  # no other attention runs it unturned
+    assert more["backend"] is False  # no other attention runs it without rotation
     assert "'sdpa' would ignore this model's position remapping" in more["sdpa"]
     model = tiny_model("llama").train()
     remap_positions(model, "self-extend", to=65, **SMALL["self-extend"])
@@ -168,8 +170,8 @@ def test_every_supported_architecture_is_saved_with_a_remapping(tmp_path):
         if surveyed.section is None and surveyed.config.model_type == model_type:
             remapped_by = tmp_path / model_type
             with contextlib.suppress(RopepatchError):  # which has its own test
-                expected[model_type] = write_mapped(remapped_by, model, "self-extend", window=7)
-    answers = read_elsewhere(tmp_path, [tmp_path / name for name in expected], "logits", "cached")
+                expected[model_type] = write_remapped(remapped_by, model, "self-extend", window=7)
+    answers = results_elsewhere(tmp_path, [tmp_path / name for name in expected], "logits", "cached")
     assert len(expected) > 40
     assert not {
         name: apart(answers[name]["logits"], expected[name])
@@ -202,7 +204,7 @@ def test_extend_writes_and_verifies_the_remapping_its_code_and_hash(source, exte
     config, record = read_json(extended / "config.json"), records.read(extended)
     assert config["model_type"] == "llama-position-remapping"
     assert config["architectures"] == ["RemappedLlamaForCausalLM"]
-    # vLLM and SGLang take a model by `AutoModel`; without it they refuse the checkpoint
+    # vLLM and SGLang load a model by `AutoModel`; without it they reject the checkpoint
     assert config["auto_map"].keys() == {"AutoConfig", "AutoModelForCausalLM"}
     assert config["max_position_embeddings"] == 256
     assert config["position_remapping"] == {
@@ -258,7 +260,7 @@ def test_unverifiable_remappings_and_other_code_are_rejected_before_writing(sour
     assert sorted(path.name for path in tmp_path.iterdir()) == ["foreign", "quantised"]
 
 
-# Read by ropepatch
+# Loaded by ropepatch
 
 WINDOWED = {"window": 16, "log_n": False, "attention_factor": 1.0}
 SAID: dict[str, Any] = {"name": "rerope", "parameters": WINDOWED, "window": 64, "target": 256}
@@ -296,7 +298,7 @@ def test_a_remapped_checkpoint_cannot_be_extended_again(extended, tmp_path, put_
 
 
 class LoadedWithTrust(LlamaConfig):
-    """As the file's own."""
+    """Reported as an error of the file itself."""
 
     model_type = "llama-position-remapping"
     position_remapping: dict[str, Any] | None = None
@@ -306,7 +308,7 @@ class LoadedWithTrust(LlamaConfig):
 def test_a_remapped_model_loaded_by_transformers_cannot_be_patched(method):
     model = tiny_model("llama")
     model.config = LoadedWithTrust(**model.config.to_dict() | {"position_remapping": SAID})
-    model.__class__ = type("RemappedLlamaForCausalLM", (type(model),), {})  # of no module of transformers
+    model.__class__ = type("RemappedLlamaForCausalLM", (type(model),), {})  # from no module of transformers
     with pytest.raises(RopepatchError, match="has a position remapping already"):
         ropepatch.patch(model, method, to=1024)
 

@@ -26,7 +26,7 @@ def logits(model, tokens):
 
 
 def written(model, folder, **request):
-    """The config.json with which a model is saved under a plan, and the model that stock reloads."""
+    """The config.json of a model saved with a plan, and the model that stock transformers reloads."""
     model.save_pretrained(folder / "source")
     out = extend(ropepatch.plan(folder / "source", **request), folder / "out")
     return json.loads((out / "config.json").read_text()), AutoModelForCausalLM.from_pretrained(out).eval()
@@ -69,14 +69,14 @@ def test_only_the_long_list_of_a_switching_longrope_is_scaled(tmp_path, method):
     raw, reloaded = written(model, tmp_path, to=TARGET, method=method)
     rope = raw["rope_parameters"]
     assert (rope["short_factor"], rope["original_max_position_embeddings"]) == (LISTS["short_factor"], 16)
-    if method == "ntk":  # no attention factor: short texts are read as before, to the bit
+    if method == "ntk":  # no attention factor: logits of short texts are bit-identical to before
         assert torch.equal(logits(reloaded, 16), logits(model, 16))
         expected = np.array(LISTS["long_factor"]) * 2 ** (np.arange(8) / 7)
         np.testing.assert_allclose(rope["long_factor"], expected, rtol=3e-7)
     before = logits(model, TARGET)
     with ropepatch.patch(model, method, to=TARGET) as patch:
         assert torch.equal(logits(model, TARGET), logits(reloaded, TARGET))
-        parameters = model.config.rope_parameters  # the patch has one rotation for every length, and says so
+        parameters = model.config.rope_parameters  # the patch has one list, and warns about it
         assert parameters["short_factor"] == parameters["long_factor"]
         assert any("keep the frequencies of short_factor" in line for line in patch.plan.warnings)
     assert torch.equal(logits(model, TARGET), before)
@@ -95,7 +95,7 @@ YARN |= {"beta_fast": 16.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0
 
 
 def test_the_types_with_a_softmax_scale_by_the_factor_are_listed():
-    """By the sources of transformers: DeepSeek's kin multiply all logits by mscale_all_dim."""
+    """In the sources of transformers, relatives of DeepSeek multiply all logits by mscale_all_dim."""
     files = {
         name: (MODELS / model_type_to_module_name(name)).glob("modeling_*.py") for name in CAUSAL_LM_TYPES
     }
@@ -134,7 +134,7 @@ def test_a_tied_softmax_scale_allows_only_yarn_and_other_types_ignore_the_key():
     torch.testing.assert_close(made.frequencies().inv_freq, made.rope.inv_freq() / 2, rtol=3e-7, atol=0)
 
 
-# Gemma 4: of the heads of global layers, which are larger, the first pairs alone rotate
+# Gemma 4: in the larger heads of global layers only the first pairs rotate
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_tied_softmax_scale_allows_only_yarn_and_other_types_ignore_the_key():
     [
         ("none", "proportional", lambda i: np.ones(4)),
         ("linear", "proportional", lambda i: np.full(4, 8.0)),
-        ("ntk", "proportional", lambda i: 8.0 ** (i / 3)),  # the slowest that rotates by all of it
+        ("ntk", "proportional", lambda i: 8.0 ** (i / 3)),  # the slowest pair that rotates fully
         ("ntk-fixed", "longrope", lambda i: 8.0 ** ((i + 1) / 4)),
         ("yarn", "longrope", lambda i: 1 / (1 - i / 3 * (1 - 1 / 8))),  # by rotations, beta 32 to 1: 0 to 3
         ("p-rope", "longrope", lambda i: np.array([1, 1, 1, np.inf])),

@@ -69,7 +69,7 @@ def left(tmp_path: Path) -> list[str]:
     return sorted(path.name for path in tmp_path.iterdir())
 
 
-# --- what stock transformers computes ---
+# --- results in stock transformers ---
 
 
 @pytest.mark.parametrize("head_dim", [{"head_dim": None}, {}])
@@ -134,7 +134,7 @@ def test_linear_scaling_composes_on_an_extended_checkpoint(source, out, tmp_path
         ropepatch.plan(once, to=4 * TARGET, method="yarn", ramp="index")
 
 
-# --- what the files say ---
+# --- contents of the files ---
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -182,7 +182,7 @@ def test_ropepatch_json_records_the_plan_the_verdict_and_the_versions(source, ou
     ropepatch.extend(made, out)
     record = read(out / "ropepatch.json")
     assert record == json.loads(made.to_json()) | {
-        "model": source.name,  # of a folder no path of the machine
+        "model": source.name,  # no path of this machine for a folder
         "verified": {"frequencies": "equal", "logits": "equal", "compared": True, "difference": 0.0},
         "versions": record["versions"],
         "base": {},
@@ -203,7 +203,7 @@ def test_other_formats_of_the_weights_hidden_files_and_the_model_card_are_left_o
     (source / "original").mkdir()
     (source / "additional_chat_templates").mkdir()
     (source / "additional_chat_templates" / "tool_use.jinja").write_text("{{ messages }}")
-    (source / "vocab.txt").symlink_to(source / "tokenizer.json")  # a link within is followed
+    (source / "vocab.txt").symlink_to(source / "tokenizer.json")  # a link within the checkpoint is followed
     files = left(extend(source, out))
     assert (out / "vocab.txt").read_bytes() == (source / "tokenizer.json").read_bytes()
     assert (out / "additional_chat_templates" / "tool_use.jinja").read_text() == "{{ messages }}"
@@ -214,7 +214,7 @@ def test_other_formats_of_the_weights_hidden_files_and_the_model_card_are_left_o
     }
 
 
-# --- the source, and how the weights travel ---
+# --- the source and the copy of its weights ---
 
 
 STATED = {"license": "llama2", "language": ["en", "de"], "license_link": "https://example.org/l"}
@@ -275,7 +275,7 @@ def test_weights_are_reflinked_where_the_file_system_supports_it(source, out, mo
 
 @pytest.mark.parametrize("link_weights", [False, True])
 def test_a_checkpoint_in_the_hubs_cache_extends_into_real_files(template, tmp_path, out, link_weights):
-    """Files there are relative links to blobs."""
+    """Files in the cache are relative links to blobs."""
     snapshot = tmp_path / "models--a--b/snapshots/1234"
     snapshot.mkdir(parents=True)
     blobs = Path(shutil.copytree(template, tmp_path / "models--a--b/blobs"))
@@ -310,7 +310,7 @@ def test_a_failed_hard_link_is_an_error_without_a_copy(source, out, tmp_path, mo
 def test_code_of_a_tokenizer_is_kept_only_if_copied_or_needed(
     template, source, out, name, include, asks, missing
 ):
-    """Code that transformers does not need is not asked for; of other code that stays behind we tell."""
+    """Missing code is reported only if transformers needs it."""
     asked = {"AutoTokenizer": ["tokenization_mine.Mine", None]}
     edit_json(source / "tokenizer_config.json", tokenizer_class=name, auto_map=asked)
     code = "from transformers import PreTrainedTokenizerFast\nclass Mine(PreTrainedTokenizerFast): pass\n"
@@ -368,7 +368,7 @@ def test_only_frequencies_are_compared_if_memory_is_too_small(source, out, monke
     assert "do not fit into memory" in read(out / "ropepatch.json")["verified"]["logits"]
 
 
-# --- sabotage: a written checkpoint that differs is refused ---
+# --- verification: a written checkpoint that differs is rejected ---
 
 
 def sabotage(monkeypatch, name: str, damage) -> None:

@@ -1,4 +1,4 @@
-"""What can be known is said before the work; what fails after it loses nothing."""
+"""Errors that can be known in advance are raised before any work, and late errors lose no results."""
 
 import re
 import shutil
@@ -17,8 +17,8 @@ from ropepatch.model.source import TINY
 from ropepatch.training.recipe import Data
 
 
-def reading(text):
-    """A recipe that reads a text."""
+def recipe_of(text):
+    """A recipe that trains on a text."""
     return small_recipe(data=Data(sources=(Texts(text=text),), windows=(64,), tokens_per_batch=128))
 
 
@@ -60,14 +60,14 @@ def test_invalid_outputs_and_options_raise_errors_before_any_measurement(
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("options", "message"),
     [
         (
             {"recipe": "tiny", "to": "1k"},
             "data.windows contains 2048 tokens, more than the target length of 1024",
         ),
-        ({"recipe": reading("short.txt")}, "short.txt has .* tokens, too few to hold out 1 x 512"),
-        ({"recipe": reading("titles.jsonl")}, "titles.jsonl, line 1 has no field 'text'"),
+        ({"recipe": recipe_of("short.txt")}, "short.txt has .* tokens, too few to hold out 1 x 512"),
+        ({"recipe": recipe_of("titles.jsonl")}, "titles.jsonl, line 1 has no field 'text'"),
         ({"recipe": small_recipe(), "out": "shut"}, "shut already exists"),
         ({"recipe": small_recipe(), "out": "begun"}, "begun.run exists and is not a run"),
         ({"out": "file/out"}, "cannot write .*file/out: Not a directory"),
@@ -79,7 +79,7 @@ def test_invalid_outputs_and_options_raise_errors_before_any_measurement(
     ids=str,
 )
 def test_a_dry_run_reports_the_error_that_extend_raises_before_loading_weights(
-    asked, said, tmp_path, monkeypatch
+    options, message, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     for name in ("shut", "begun.run/other"):
@@ -97,10 +97,10 @@ def test_a_dry_run_reports_the_error_that_extend_raises_before_loading_weights(
     Path("adapted/adapter_config.json").write_text("{}")
     Path("model/key").write_text("hf_" + 34 * "a")
     monkeypatch.setattr("ropepatch.model.checkpoint.load_model", None)
-    options = {"model": "model", "to": 512, "say": lambda line: None} | asked
+    options = {"model": "model", "to": 512, "say": lambda line: None} | options
     before = sorted(tmp_path.rglob("*"))
     first, *_ = ropepatch.extend(**options, dry_run=True).obstacles
-    assert re.search(said, str(first))
+    assert re.search(message, str(first))
     with pytest.raises(RopepatchError, match=re.escape(str(first))):
         ropepatch.extend(**options)
     assert sorted(tmp_path.rglob("*")) == before
@@ -112,10 +112,10 @@ def test_results_are_kept_if_writing_the_report_fails(tmp_path, monkeypatch):
 
     monkeypatch.setattr("ropepatch.report.write_report", fails)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(RopepatchError, match=r"cannot write the report: .*No space left") as refused:
+    with pytest.raises(RopepatchError, match=r"cannot write the report: .*No space left") as caught:
         ropepatch.evaluate("tiny", windows=1, lengths=[128], report=tmp_path / "r.html")
     (folder,) = tmp_path.glob("ropepatch-results-*")
-    assert str(folder) in refused.value.hint
+    assert str(folder) in caught.value.hint
     assert {read_result(file).task for file in folder.glob("*.json")} == {"perplexity"}
 
 

@@ -1,4 +1,4 @@
-"""The choice of a method by measuring: who takes part, on what, and what comes of it."""
+"""The choice of a method by measuring: its candidates, its data and its outcome."""
 
 import json
 from dataclasses import replace
@@ -27,16 +27,16 @@ from ropepatch.scaling.file import FIT
 from ropepatch.scaling.powers import PositionInterpolation
 from ropepatch.scaling.ramps import YaRN
 
-# Who takes part
+# Candidates
 
 
 def test_registered_static_methods_without_required_parameters_are_candidates(
     monkeypatch,
 ):
-    part = {*candidates()}
+    before = {*candidates()}
     usual = {"linear", "ntk", "ntk-by-parts", "yarn", "llama3", "p-rope", "resonance", "cope"}
-    assert usual <= part < {*STATIC}
-    assert not {"none", "abf", "custom", "longrope", "longrope-switch", "dynamic"} & part
+    assert usual <= before < {*STATIC}
+    assert not {"none", "abf", "custom", "longrope", "longrope-switch", "dynamic"} & before
 
     class Mine(PositionInterpolation):
         name = "mine"
@@ -52,7 +52,7 @@ def test_registered_static_methods_without_required_parameters_are_candidates(
 
     for method in (Mine, Needy, Moving):
         monkeypatch.setitem(METHODS, method.name, method)
-    assert {*candidates()} - part == {"mine"}
+    assert {*candidates()} - before == {"mine"}
 
 
 def test_dynamic_at_the_target_length_equals_one_of_the_candidates():
@@ -88,17 +88,17 @@ def test_unsupported_methods_are_left_out_of_groups_and_rejected_by_name(
         participants(Checkpoint.find("tiny"), ["linear", "yarn"], to=1024)
 
 
-# What is measured; nothing is ranked on what the fit has seen
+# Data; the ranking uses nothing that the fit was trained on
 
 
 def test_a_ranking_measures_loss_and_also_retrieval_if_the_needles_fit():
     suite, reason = ranking_suite(Checkpoint.find("tiny"), [Method(name="yarn")], to=512, haystacks=3, keys=2)
     assert [*suite.tasks] == [PerplexityTask(windows=24), RetrievalTask(haystacks=3, keys=2)]
     assert reason is None
-    for asked, is_told in (({"haystacks": 0}, False), ({"keys": 18}, True)):
-        suite, reason = ranking_suite(Checkpoint.find("tiny"), [], to=512, **asked)
+    for options, has_reason in (({"haystacks": 0}, False), ({"keys": 18}, True)):
+        suite, reason = ranking_suite(Checkpoint.find("tiny"), [], to=512, **options)
         assert [task.name for task in suite.tasks] == ["perplexity"]
-        assert ("has no room for" in str(reason)) == is_told
+        assert ("has no room for" in str(reason)) == has_reason
 
 
 def windows_of(pieces):
@@ -141,11 +141,11 @@ def test_a_fit_does_not_use_the_generated_texts_of_the_ranking(tiny):
     assert windows_of(ranked).isdisjoint(windows_of(fitted.windows))
 
 
-# What is chosen, of results that are given
+# The choice for given results
 
 
 def of(label, nats):
-    """A loss over 1024 tokens, and of 1 nat in the first 256."""
+    """A result with this loss up to 1,024 tokens, and 1 nat in the first 256."""
     return reading(label, [1.0, nats, nats])
 
 
@@ -161,7 +161,7 @@ def fits(monkeypatch):
 
 @pytest.fixture
 def measured(monkeypatch, fits):
-    """Two candidates; measuring gives the results that are put into this list, whatever is measured."""
+    """Two candidates; every measurement returns the results in this list."""
     results = []
     monkeypatch.setattr("ropepatch.pipeline.evaluation.candidates", lambda: ("linear", "yarn"))
     monkeypatch.setattr("ropepatch.evaluation.measuring.measure", lambda suite, **options: iter(results))
@@ -233,7 +233,7 @@ def test_extend_with_auto_uses_the_best_method_and_explains_it_on_stderr(measure
     assert "error:" not in done.stderr
     with pytest.raises(RopepatchError, match="Do not extend"):
         ropepatch.extend("tiny", to=1024, method="auto", dry_run=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["tiny-auto-1k.fit"]  # what was measured
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny-auto-1k.fit"]  # the measurements
 
 
 @pytest.mark.parametrize("allowed", [True, False])
@@ -243,19 +243,19 @@ def test_auto_chooses_a_remapping_only_if_its_code_is_allowed(measured, monkeypa
     def measure(suite, source, **options):
         seen.extend(method.name for method in suite.methods)
         scaling = {"method": "rerope", "factor": 4.0, "parameters": {}, "attention_factor": 1.0}
-        mapped = [replace(of("rerope", 1.0), scaling=scaling)] * ("rerope" in seen)
-        return iter([*HELPS, *mapped])
+        remapped = [replace(of("rerope", 1.0), scaling=scaling)] * ("rerope" in seen)
+        return iter([*HELPS, *remapped])
 
     monkeypatch.setattr("ropepatch.evaluation.measuring.measure", measure)
-    asked = {}
-    remembered = lambda terms, *places: asked.update(terms) or {}  # noqa: E731
+    recorded = {}
+    remembered = lambda terms, *places: recorded.update(terms) or {}  # noqa: E731
     monkeypatch.setattr("ropepatch.pipeline.learned._remembered", remembered)
     chosen = ropepatch.extend("tiny", to=1024, method="auto", allow_code=allowed, dry_run=True)
-    assert asked.get("allow_code") == (True if allowed else None)  # of another answer nothing is taken up
+    assert recorded.get("allow_code") == (True if allowed else None)  # other terms reuse no results
     assert chosen.plan.method.name == ("rerope" if allowed else "yarn")
 
 
-# What compare prints
+# The output of compare
 
 
 def test_compare_prints_an_extend_command_only_if_a_method_helps(measured, run_here, tmp_path):

@@ -1,4 +1,4 @@
-"""Models are measured from Python, and what is measured is shown in a notebook."""
+"""`evaluate` from Python: its arguments, and results as tables, data frames and figures."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from ropepatch.report import print_results
 
 @pytest.fixture(scope="module")
 def results():
-    """The bundled checkpoint without scaling and scaled, at its own window and twice that."""
+    """The bundled checkpoint with and without scaling, at its original context length and twice that."""
     return ropepatch.evaluate("tiny", methods=["yarn"], to="2x", lengths=[256, "2x"], windows=2)
 
 
@@ -57,10 +57,10 @@ def test_limit_seed_and_dtype_are_applied_and_recorded_in_the_results(tmp_path):
     options = {"limit": 1, "seed": 7, "dtype": "bfloat16", "device": "cpu", "say": lines.append}
     tasks = (PerplexityTask(), RetrievalTask(lengths=(128,)))
     results = ropepatch.evaluate("tiny", Suite(to=(128,), tasks=tasks), out=tmp_path, **options)
-    read, asked = (result for result in results if result.label == "baseline")
-    assert (read.parameters["windows"], read.parameters["pieces"]) == (1, 1)
-    assert (asked.parameters["haystacks"], asked.parameters["seed"]) == (1, 7)
-    assert {result.env["dtype"] for result in (read, asked)} == {"torch.bfloat16"}
+    loss, retrieval = (result for result in results if result.label == "baseline")
+    assert (loss.parameters["windows"], loss.parameters["pieces"]) == (1, 1)
+    assert (retrieval.parameters["haystacks"], retrieval.parameters["seed"]) == (1, 7)
+    assert {result.env["dtype"] for result in (loss, retrieval)} == {"torch.bfloat16"}
     assert [line for line in lines if line.startswith("on ")] == [
         f"on cpu, bfloat16, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
     ]
@@ -69,7 +69,7 @@ def test_limit_seed_and_dtype_are_applied_and_recorded_in_the_results(tmp_path):
         "warning: 1 prompt",
     ]
     again = {**options, "dtype": "float32"}
-    with pytest.raises(RopepatchError, match="dtype"):  # not the results of another precision
+    with pytest.raises(RopepatchError, match="dtype"):  # results of another precision are not reused
         ropepatch.evaluate("tiny", Suite(to=(128,), tasks=tasks), out=tmp_path, **again)
     frame = ropepatch.read_results(tmp_path).to_pandas()
     assert set(frame.label) == {"floor", "baseline"}

@@ -1,4 +1,4 @@
-"""`ropepatch extend --recipe --eval`: the main job in one line."""
+"""`ropepatch extend --recipe --eval --push`: extend, train, measure and publish in one command."""
 
 import json
 import os
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def hub():
-    """Where `--push` pushes to."""
+    """The Hub that `--push` uploads to."""
     with serving(Hub()) as hub:
         yield hub
 
@@ -33,7 +33,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture
 def run_at(place, run_here, monkeypatch):
-    """`ropepatch` in this process, in the folder with the recipe, by somebody who is nobody on the Hub."""
+    """`ropepatch` in this process, in the folder with the recipe, without a login on the Hub."""
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", os.devnull)
     return partial(run_here, cwd=place)
@@ -45,9 +45,9 @@ LINE = ("extend", "tiny", "--recipe", "six.yaml", "--eval", "suite.yaml", "--out
 @pytest.fixture(scope="module")
 def done(place):
     without = {key: value for key, value in os.environ.items() if key != "HF_TOKEN"}
-    alone = without | {"OMP_NUM_THREADS": "1", "HF_HOME": str(place / "nobody")}
+    variables = without | {"OMP_NUM_THREADS": "1", "HF_HOME": str(place / "nobody")}
     line = [sys.executable, "-m", "ropepatch", *LINE]
-    done = subprocess.run(line, cwd=place, env=alone, capture_output=True, text=True, check=False)
+    done = subprocess.run(line, cwd=place, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -61,9 +61,9 @@ def test_results_are_printed_to_stdout_and_training_progress_to_stderr(done):
 
 
 def test_a_failed_short_context_check_exits_with_1(done, run_at):
-    gated = run_at(*LINE[:4], "--out", "out", "--max-short-loss-increase", "0%")
-    assert gated.returncode == 1
-    assert "above the limit of 0.00%" in gated.stderr
+    failed = run_at(*LINE[:4], "--out", "out", "--max-short-loss-increase", "0%")
+    assert failed.returncode == 1
+    assert "above the limit of 0.00%" in failed.stderr
     allowed = run_at(*LINE[:4], "--out", "out", "--max-short-loss-increase", "50%")
     assert allowed.returncode == 0
 
@@ -76,7 +76,7 @@ def test_eval_without_a_recipe_measures_the_base_and_the_scaled_model(run_at):
 
 
 REPO = "local/tiny-512"
-# In a process of its own, and without ropepatch.
+# In another process, without ropepatch.
 STOCK = """
 import sys, torch
 from transformers import AutoModelForCausalLM
@@ -91,7 +91,7 @@ torch.save(logits, sys.argv[3])
 
 @pytest.fixture(scope="module")
 def pushed(done, place, hub):
-    """Once more, with `--push`: all is done but that."""
+    """The same command with `--push`; only the upload remains."""
     speaking = environment(hub, place / "home", "hf_token")
     line = [sys.executable, "-m", "ropepatch", *LINE[:4], "--out", "out", "--push", REPO, "--json"]
     pushed = subprocess.run(line, cwd=place, env=speaking, capture_output=True, text=True, check=False)
@@ -130,7 +130,7 @@ def test_stock_transformers_computes_the_evaluated_logits_from_the_hub(pushed, p
 
 def test_the_model_card_contains_the_command_and_the_results(pushed, place, hub):
     card = hub.files(REPO)["README.md"].decode()
-    # That of the call that made it, which is not the one that only pushed it.
+    # The command that wrote the checkpoint, not the one that only pushed it.
     assert "\nropepatch extend tiny --recipe six.yaml --eval suite.yaml --out out\n" in card
     (file,) = (place / "out" / "evaluation").glob("*perplexity-yarn-six.json")
     assert read_result(file).row("loss", length=512).text in card
@@ -152,7 +152,7 @@ def test_a_checkpoint_that_fails_its_short_context_check_is_not_pushed(done, pla
     assert "not pushed" in red.stderr
     assert "local/red" not in hub.models
     record = json.loads((place / "out" / "ropepatch.json").read_text())
-    assert record["adaptation"]["gate"]["most"] == 0.0  # or a plain `push` would let it through
+    assert record["adaptation"]["gate"]["most"] == 0.0  # otherwise a plain `push` would accept it
     assert not record["adaptation"]["gate"]["passed"]
 
 
@@ -169,19 +169,19 @@ def test_command_line_options_override_the_recipe_in_a_dry_run(place, run_at, wo
 
 def test_a_dry_run_prints_the_steps_and_tokens_of_the_training(place, run_at, done):
     line = ("extend", "tiny", "--recipe", "six.yaml", "--out", "dry", "--dry-run")
-    told = json.loads(run_at(*line, "--json").stdout)["training"]
+    planned = json.loads(run_at(*line, "--json").stdout)["training"]
     made = json.loads((place / "out" / "ropepatch.json").read_text())["adaptation"]
-    assert {key: told[key] for key in ("steps", "tokens", "recipe")} == {
+    assert {key: planned[key] for key in ("steps", "tokens", "recipe")} == {
         key: made[key] for key in ("steps", "tokens", "recipe")
     }
     assert made["precision"] == {"dtype": "float32"}
     (place / "flash.yaml").write_text(
         (place / "six.yaml").read_text().replace("attention: sdpa", "attention: flash_attention_2")
     )
-    refused = run_at("extend", "tiny", "--recipe", "flash.yaml", "--out", "dry", "--dry-run")
-    assert refused.returncode == 2
-    assert "training\n  steps" in refused.stdout
-    assert refused.stderr.startswith("error: transformers cannot use flash_attention_2")
+    rejected = run_at("extend", "tiny", "--recipe", "flash.yaml", "--out", "dry", "--dry-run")
+    assert rejected.returncode == 2
+    assert "training\n  steps" in rejected.stdout
+    assert rejected.stderr.startswith("error: transformers cannot use flash_attention_2")
 
 
 def test_an_impossible_push_raises_an_error_before_training_and_writes_nothing(place, run_at):

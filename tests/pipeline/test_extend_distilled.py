@@ -1,4 +1,4 @@
-"""`ropepatch extend --distil`: a model distilled from itself, on a text or on what it writes."""
+"""`ropepatch extend --distil`: self-distillation on a given or self-generated text."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ TWO_STEPS = {"max_steps": 2, "bf16": False}
 
 @pytest.fixture
 def short(monkeypatch):
-    """The recipe, with two steps, which mend little of what YaRN loses."""
+    """The recipe with two steps, which close little of the loss gap of YaRN."""
     recipe = read_recipe("distil")
     watch = recipe.watch.model_copy(update={"max_short_loss_increase": 0.99})
     two = recipe.model_copy(update={"trainer": recipe.trainer | TWO_STEPS, "watch": watch})
@@ -75,17 +75,17 @@ def test_distillation_uses_the_longest_sequences_that_the_device_can_train_on(
     monkeypatch.setattr(torch.cpu, UNITS["AMX"], lambda: True)
     monkeypatch.setattr(self_taught, "memory_of", lambda device: int(gib * 2**30))
     monkeypatch.setattr(self_taught, "HOUR", dict.fromkeys(("cpu", "cuda"), hour))
-    said = []
-    ahead = ropepatch.extend("tiny", to="16x", distil=True, dry_run=True, say=said.append).forecast.content
+    lines = []
+    ahead = ropepatch.extend("tiny", to="16x", distil=True, dry_run=True, say=lines.append).forecast.content
     recipe = ahead["recipe"]
     assert (ahead["windows"], recipe["gradient_checkpointing"], recipe["positions"]["name"]) == (
         [rows[0]],
         *rows[1:],
     )
     longer = rows[0] > 256
-    assert recipe["data"]["boundaries"] is not longer  # what it writes itself ends within the old context
+    assert recipe["data"]["boundaries"] is not longer  # self-generated texts end within the original context
     assert recipe["distil"]["remapping"] == ({"name": "rerope", "window": 192} if longer else "rerope")
-    assert (reason or "(the target length)") in said[0]
+    assert (reason or "(the target length)") in lines[0]
 
 
 def test_a_base_without_remapping_support_trains_within_its_original_context(tmp_path):
@@ -93,12 +93,12 @@ def test_a_base_without_remapping_support_trains_within_its_original_context(tmp
     config = json.loads((source / "config.json").read_text())
     sliding = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 64}
     (source / "config.json").write_text(json.dumps(config | sliding))
-    said = []
-    ahead = ropepatch.extend(source, to="4x", distil=True, dry_run=True, say=said.append).forecast
+    lines = []
+    ahead = ropepatch.extend(source, to="4x", distil=True, dry_run=True, say=lines.append).forecast
     assert ahead.content["windows"] == [256]
     assert (
         "sequences of 256 tokens at skipped positions: the base model does not support position remapping ("
-        in said[0]
+        in lines[0]
     )
 
 

@@ -1,4 +1,4 @@
-"""What `ropepatch extend` does is one call from Python: same files, resumed, shown in a notebook."""
+"""`extend` from Python: the same files as the command, resuming, and the returned extension."""
 
 import json
 import os
@@ -28,14 +28,14 @@ def place(tmp_path_factory):
 
 
 def call(place, out="called", **options):
-    """The main job, from Python."""
+    """Extend with a recipe and a suite, from Python."""
     words = {"recipe": place / "six.yaml", "evaluate": place / "suite.yaml"}
     return ropepatch.extend("tiny", place / out, **words | options)
 
 
 @pytest.fixture(scope="module")
 def interrupted(place):
-    """The lines of a call that was interrupted between two checkpoints."""
+    """The output lines of a call that was interrupted between two checkpoints."""
     lines = []
 
     def until_the_fifth(line):
@@ -51,7 +51,7 @@ def interrupted(place):
 
 @pytest.fixture(scope="module")
 def resumed(place, interrupted):
-    """What the same call gives afterwards, and its lines and stages."""
+    """The result of the same call afterwards, with its output lines and stages."""
     lines, stages = [], []
 
     @contextmanager
@@ -89,7 +89,7 @@ def test_a_call_interrupted_while_measuring_resumes_only_with_the_same_arguments
         if line.startswith("perplexity, baseline"):
             raise KeyboardInterrupt
 
-    def refused(folder, repo, **_):
+    def failed(folder, repo, **_):
         raise RopepatchError("no network")
 
     measured = {"recipe": None, "to": 512}
@@ -115,7 +115,7 @@ def test_a_call_interrupted_while_measuring_resumes_only_with_the_same_arguments
     files = [{file.name for file in one.folder.rglob("*")} for one in (once, again)]
     assert files[0] == files[1]
     monkeypatch.setattr("ropepatch.publishing.hub.check_repo", lambda repo: None)
-    monkeypatch.setattr("ropepatch.publishing.hub.push", refused)
+    monkeypatch.setattr("ropepatch.publishing.hub.push", failed)
     for _ in range(2):
         with pytest.raises(RopepatchError, match="no network"):
             call(place, "pushed", push="local/pushed", **measured | {"evaluate": None})
@@ -232,7 +232,7 @@ def test_config_json_is_opened_once_by_ropepatch_and_once_by_stock_transformers(
     opened.clear()
     monkeypatch.setattr(PreTrainedConfig, "_dict_from_json_file", classmethod(noted(stock, 1)))
     ropepatch.load("tiny", device="cpu")
-    assert opened == ["source", "source"]  # by ropepatch, and by stock transformers
+    assert opened == ["source", "source"]  # once by ropepatch, once by stock transformers
 
 
 def test_a_folder_called_tiny_is_not_the_bundled_checkpoint(plain, tmp_path, monkeypatch):
@@ -242,12 +242,12 @@ def test_a_folder_called_tiny_is_not_the_bundled_checkpoint(plain, tmp_path, mon
     assert made.plan.rope.original_max_position_embeddings == 512
 
 
-# Progress
+# Files of the source
 
 
 @pytest.fixture
 def untidy(tmp_path):
-    """A checkpoint whose folder holds more than a checkpoint."""
+    """A checkpoint folder that also contains other files."""
     shutil.copytree(TINY, tmp_path / "model")
     others = ["credentials.json", "id_rsa", "tokens.PY", "x.pkl", "notes.md", "examples/a.txt", "params.json"]
     for name in [*others, ".env", "pytorch_model.bin", "special_tokens_map.json"]:
@@ -273,7 +273,7 @@ def test_files_outside_the_checkpoint_format_are_listed_and_copied_only_with_inc
         "*.bin",
         "config.json",
         "nothing.md",
-    ):  # what would be another model's, or is written anew
+    ):  # weights of another format, rewritten or missing
         with pytest.raises(RopepatchError, match="names no file in"):
             ropepatch.extend(untidy, tmp_path / "again", to="2k", include=[pattern])
 

@@ -1,4 +1,4 @@
-"""An extension is measured before and after: the baseline, patched and adapted, side by side."""
+"""Results of an extension: baseline, patched and adapted model in one comparison."""
 
 import gc
 import shutil
@@ -25,19 +25,19 @@ PLAN = ropepatch.plan("tiny", to=512)
 TALES = PerplexityTask(windows=2, gain=True)
 KEYS = RetrievalTask(lengths=("0.5x", "2x"), haystacks=1)
 SHORT = PerplexityTask(windows=1, lengths=(64,))
-# Of a suite only the tasks count.
+# Only the tasks of the suite are used.
 SUITE = Suite(models=("some/model",), methods=(Method(name="ntk"),), to=("8x",), tasks=(TALES, KEYS))
 
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory):
-    """The checkpoint of the plan: the same weights, other frequencies."""
+    """The checkpoint of the plan: same weights, other frequencies."""
     return ropepatch.extend(PLAN, tmp_path_factory.mktemp("extended") / "checkpoint").folder
 
 
 @pytest.fixture(scope="module")
 def trained(extended, tmp_path_factory):
-    """The same with one tensor changed, as if it was trained."""
+    """The same checkpoint with one tensor changed, as if trained."""
     folder = tmp_path_factory.mktemp("trained") / "checkpoint"
     shutil.copytree(extended, folder)
     tensors = load_file(folder / "model.safetensors")
@@ -49,14 +49,14 @@ def trained(extended, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def results(extended, tmp_path_factory):
-    """What there is of the extended checkpoint, and the folder it was written to."""
+    """The results of the extended checkpoint, and their folder."""
     out = tmp_path_factory.mktemp("results")
     return list(measure_extension(SUITE, PLAN, extended, label="again", out=out)), out
 
 
 @pytest.fixture(scope="module")
 def after(results, trained, tmp_path_factory):
-    """What there is of the trained checkpoint, where the others were measured before."""
+    """The results of the trained checkpoint if the others were measured before."""
 
     def only_mine(name):
         assert "yarn + mine" in name, f"{name} is measured again"
@@ -89,14 +89,14 @@ def test_an_untrained_checkpoint_scores_exactly_like_the_patched_model(results):
 
 
 def test_baseline_and_extended_results_form_one_comparison_per_task(after):
-    reading, asking = comparisons(after)
-    for group in (reading, asking):
+    loss, retrieval = comparisons(after)
+    for group in (loss, retrieval):
         assert (group.model, group.trained, group.target) == ("tiny", 256, 512)
         assert list(group.results) == [BASELINE, "yarn", "yarn + mine"]
         assert len({len(result.rows) for result in group.results.values()}) == 1
-    assert reading.floor.label == FLOOR
-    assert reading.lengths(*reading.main) == [128, 256, 512]
-    assert asking.lengths(*asking.main) == [128, 512]
+    assert loss.floor.label == FLOOR
+    assert loss.lengths(*loss.main) == [128, 256, 512]
+    assert retrieval.lengths(*retrieval.main) == [128, 512]
 
 
 def test_the_adapted_result_equals_the_loaded_checkpoint_and_records_its_weights(after, trained, tiny):
@@ -176,7 +176,7 @@ def test_each_model_is_loaded_once_and_freed_before_the_next(extended, monkeypat
 
 
 def test_dynamic_scaling_scores_like_its_checkpoint(tmp_path):
-    """Stock transformers recomputes `dynamic` as it reads."""
+    """Stock transformers recomputes `dynamic` for every length."""
     made = ropepatch.plan("tiny", to=512, method="dynamic")
     folder = ropepatch.extend(made, tmp_path / "checkpoint").folder
     suite = SUITE.model_copy(update={"tasks": (PerplexityTask(windows=1, lengths=(512,)),)})

@@ -1,4 +1,4 @@
-"""What a caller may write in several ways, in Python as on the command line."""
+"""Arguments that may be written in several ways, in Python and on the command line."""
 
 import shutil
 
@@ -22,7 +22,7 @@ def test_lists_may_be_comma_separated_text_or_a_single_value(written, read):
 
 @pytest.fixture
 def suites(monkeypatch):
-    """What would be measured."""
+    """The suites that would be measured."""
     seen = []
     monkeypatch.setattr(MeasureOptions, "measured", lambda options, suite: seen.append(suite))
     return seen
@@ -36,7 +36,7 @@ def test_lengths_may_be_multiples_of_the_original_context_length(lengths, suites
 
 
 def test_the_command_line_accepts_the_lengths_that_python_accepts(suites, run_here):
-    with pytest.raises(TypeError):  # there is nothing to print
+    with pytest.raises(TypeError):  # no results to print
         run_here("eval", "tiny", "--lengths", "2x,64")
     assert suites[0].tasks[0].lengths == (64, 512)
     assert run_here("eval", "tiny", "--lengths", "2y").stderr.startswith("error: '2y' is not a length")
@@ -50,9 +50,9 @@ def test_method_all_selects_every_candidate(methods, suites):
 
 def test_plan_and_compare_reject_auto_and_plot_rejects_fit(run_here):
     for call in (ropepatch.plan, ropepatch.compare):
-        with pytest.raises(RopepatchError, match="auto measures the model") as refused:
+        with pytest.raises(RopepatchError, match="auto measures the model") as caught:
             call("tiny", to="2x", **{"methods" if call is ropepatch.compare else "method": "auto"})
-        assert "run `ropepatch compare` first" in refused.value.hint
+        assert "run `ropepatch compare` first" in caught.value.hint
     done = run_here("plot", "tiny", "--to", "2x", "--methods", "fit")
     assert done.stderr.startswith("error: --methods fit measures the model")
 
@@ -70,15 +70,15 @@ def test_plan_and_compare_reject_auto_and_plot_rejects_fit(run_here):
     ],
 )
 def test_the_error_of_an_unknown_argument_suggests_the_nearest_name(call, message, hint):
-    with pytest.raises(RopepatchError, match=message) as refused:
+    with pytest.raises(RopepatchError, match=message) as caught:
         call()
-    assert hint in refused.value.hint
+    assert hint in caught.value.hint
 
 
 def test_functions_on_loaded_models_accept_the_same_arguments_as_commands(tmp_path):
     model, tokenizer = ropepatch.load("tiny", device="cpu")
-    asked = ropepatch.passkey(model, tokenizer, lengths="128,256", haystacks=1)
-    assert asked == ropepatch.passkey(model, tokenizer, lengths=["128", 256], haystacks=1)
+    answers = ropepatch.passkey(model, tokenizer, lengths="128,256", haystacks=1)
+    assert answers == ropepatch.passkey(model, tokenizer, lengths=["128", 256], haystacks=1)
     with pytest.raises(RopepatchError, match="'2y' is not a length"):
         ropepatch.passkey(model, tokenizer, lengths="2y")
     with ropepatch.patch(model, method="ntk", to="2x"):
@@ -146,7 +146,7 @@ def test_a_dry_run_prints_missing_files_and_the_output_folder(kept, recipe, tmp_
     words = ["extend", "src", "--to", "2x", "--dry-run", *["--recipe", "tiny"] * recipe]
     done = run_here(*words, cwd=tmp_path)
     assert f"to be written: {tmp_path}/src-yarn-512" in done.stdout
-    assert ("llama.cpp" in done.stdout) == (not recipe)  # beside a training the plan is two lines
+    assert ("llama.cpp" in done.stdout) == (not recipe)  # with a training the plan is two lines
     assert done.returncode == 2
     error, _ = done.stderr.splitlines()
     assert ("no weights in src" in error) == (not kept)

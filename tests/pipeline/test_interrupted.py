@@ -1,4 +1,4 @@
-"""What an interrupted call says, and that it is true."""
+"""Interrupted commands: their message and the files that they leave."""
 
 import itertools
 import os
@@ -40,7 +40,7 @@ EXTEND = ["extend", "tiny", "--recipe", "six.yaml", "--out", "out"]
 def test_an_interrupted_command_prints_one_line_about_what_is_kept(
     run_here, tmp_path, monkeypatch, words, place, name, number, line, number_of_signal
 ):
-    """It comes before a call of a function, by its number."""
+    """The signal is sent before the numbered call of a function."""
     calls, function = itertools.count(), getattr(place, name)
 
     def counted(*words, **options):
@@ -55,9 +55,9 @@ def test_an_interrupted_command_prints_one_line_about_what_is_kept(
     (tmp_path / "text.txt").write_text(f"{document}<|endoftext|>" * 30)
     done = run_here(*words, cwd=tmp_path)
     assert done.returncode == 128 + number_of_signal
-    said = [told for told in done.stderr.splitlines() if told.startswith("interrupted: ")]
-    assert len(said) == 1
-    assert line in said[0]
+    printed = [text for text in done.stderr.splitlines() if text.startswith("interrupted: ")]
+    assert len(printed) == 1
+    assert line in printed[0]
 
 
 SLOW_IMPORT = """
@@ -102,5 +102,5 @@ def test_an_interrupted_training_leaves_no_tracker_threads(tmp_path):
     before = {*threading.enumerate()}
     interrupted(ropepatch.plan("tiny", to=512), recipe, tmp_path / "out", "step_begin", 1)
     for thread in {*threading.enumerate()} - before:
-        thread.join(30)  # the one that feeds its queue ends by itself, a moment after the queue is closed
+        thread.join(30)  # the thread that feeds its queue ends shortly after the queue is closed
     assert {*threading.enumerate()} == before

@@ -1,4 +1,4 @@
-"""Commands killed at points drawn from a seed: nothing half-written shows, and the same command resumes."""
+"""Commands killed at random points: no partial output has a final name, and the same command resumes."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from killed_commands import Attack, attacks, attempt, kills_of, reference_of
 from killing import Kill
 
 COMMANDS = ("extend", "train", "distil", "fit", "eval", "push")
-# Points that the seed may miss, by their events: where a killed command once left what nothing removed.
+# Events that the seed may miss: a command killed there once left files that nothing removed.
 LAST = {
     "train": ("os.remove run.json", "os.rename .ropepatch.json."),
     "fit": ("shutil.rmtree fitted.json.fit", "os.rmdir fitted.json.fit"),

@@ -1,4 +1,4 @@
-"""`fit` and `auto` as the method of `extend`: searched for once, remembered, and put on record."""
+"""`fit` and `auto` as the method of `extend`: searched once, reused and recorded."""
 
 import shutil
 from functools import partial
@@ -31,14 +31,14 @@ from ropepatch.training.supply import RecipeReader
 
 @pytest.fixture(scope="module", autouse=True)
 def one_tokenizer(tiny):
-    """Every run makes its rows with the same tokenizer, and what they are made from but once."""
+    """Load the tokenizer only once for all runs."""
     with pytest.MonkeyPatch.context() as patching:
         patching.setattr("ropepatch.model.checkpoint.load_tokenizer", lambda *_: tiny[1])
         yield
 
 
 def texts(folder, **settings):
-    """A recipe that reads two texts, and holds pieces of the first out."""
+    """A recipe that trains on two texts and holds out parts of the first."""
     sources = []
     for name in ("mice", "cats"):
         file = folder / f"{name}.txt"
@@ -63,7 +63,7 @@ def test_a_fit_uses_training_data_and_no_held_out_data(tmp_path, tiny):
     joined = " ".join(decoded)
     assert "Once there were 39 mice" in joined
     assert "Once there were 39 cats" in joined
-    assert "Once there were 0 mice" not in joined  # in the piece that is held out
+    assert "Once there were 0 mice" not in joined  # held out
     assert "Once there were 0 cats" in joined
     reader = RecipeReader(recipe=texts(tmp_path), tokenizer=tiny[1], **shape | {"target": 8192})
     with pytest.raises(RopepatchError, match=r"make \d windows of 8192 tokens, and a fit needs"):
@@ -72,7 +72,7 @@ def test_a_fit_uses_training_data_and_no_held_out_data(tmp_path, tiny):
 
 
 def test_a_fit_knows_the_document_of_each_sequence_of_a_recipe(tmp_path, tiny):
-    """Its interval is over documents; three novels are three, however many windows they make."""
+    """Its confidence interval is over documents: three novels count as three."""
     novels = ("mouse", "cat", "dog")
     (tmp_path / "novels.txt").write_text(
         "<|endoftext|>".join(f"Once there was a {name}. " * 900 for name in novels)
@@ -85,10 +85,10 @@ def test_a_fit_knows_the_document_of_each_sequence_of_a_recipe(tmp_path, tiny):
         tiny[1], tmp_path / "windows.jsonl", field="input_ids", split="train", length=512, spare=0
     )
     first = [tiny[1].decode(window[:40]) for window in splits.test]
-    told = [{name for name in novels if name in text} for text in first]
+    names = [{name for name in novels if name in text} for text in first]
     assert len(splits.test) > len(set(splits.sources)) > 1
     assert all(
-        told[i] & told[j]
+        names[i] & names[j]
         for i, a in enumerate(splits.sources)
         for j, b in enumerate(splits.sources)
         if a == b
@@ -97,7 +97,7 @@ def test_a_fit_knows_the_document_of_each_sequence_of_a_recipe(tmp_path, tiny):
 
 @pytest.fixture
 def fits(monkeypatch):
-    """The arguments of every fit, which takes no time."""
+    """The arguments of every fit; the fits are faked."""
     monkeypatch.setattr(Fitted, "__str__", lambda self: "fitted")
     return fake_fits(monkeypatch)
 
@@ -127,18 +127,18 @@ def test_the_fit_of_a_recipe_is_not_repeated_after_a_failure_or_second_call(plac
     (place / "mine.yaml").write_text(yaml.safe_dump(content))
     extend = partial(ropepatch.extend, "tiny", "out", recipe="mine.yaml")
 
-    def gone(*arguments, **options):
+    def failed(*arguments, **options):
         raise RopepatchError("gone")
 
     with monkeypatch.context() as patching:
-        patching.setattr(adaptation, "_train", gone)
+        patching.setattr(adaptation, "_train", failed)
         with pytest.raises(RopepatchError, match="gone"):
             extend()
     assert (place / "out.fit" / "start.json").is_file()
     assert "input_ids" in fits[0]["text"].read_text()
     with pytest.raises(RopepatchError, match=r"out\.fit belongs to another search: it differs in steps"):
         extend(steps=4)
-    for _ in range(2):  # goes on, and then finds it finished
+    for _ in range(2):  # resumes, and then is finished
         extend()
         record = record_of(place / "out")
         assert record["fit"]["text"] == "mice.txt, cats.txt"
@@ -177,7 +177,7 @@ def test_invalid_arguments_of_a_fit_raise_errors_before_fitting_or_writing(place
 
 
 RECOMMENDED = "ntk-by-parts"
-LOSS, GAIN = Mean(((15.0, 10.0),) * 3), Mean(((2.5, 10.0),) * 2)  # the gain of too few texts
+LOSS, GAIN = Mean(((15.0, 10.0),) * 3), Mean(((2.5, 10.0),) * 2)  # the gain on too few texts
 RANKED = Ranked(
     label="ntk-by-parts",
     loss=LOSS,
@@ -191,7 +191,7 @@ RANKED = Ranked(
 
 @pytest.fixture
 def chosen(monkeypatch):
-    """Every choice gives the same."""
+    """Fake every choice with the same result."""
 
     def choose(options):
         Path(options.out).mkdir(parents=True)
@@ -212,7 +212,7 @@ def test_the_method_chosen_by_auto_is_recorded_with_ranking_and_fit(place, chose
     record = record_of(place / "out")
     assert (record["method"], record["parameters"]["beta"]) == ("ntk-by-parts", 16.0)
     assert record["start"]["asked"]["method"] == "auto"
-    assert record["ranking"]["fit"] == {"text": "read", "seconds": 0.0}  # ranked, and not chosen
+    assert record["ranking"]["fit"] == {"text": "read", "seconds": 0.0}  # ranked but not chosen
     assert "fit" not in record
     assert record["ranking"]["rule"] == RULE
     assert record["ranking"]["advice"] == ["Take it."]
@@ -221,7 +221,7 @@ def test_the_method_chosen_by_auto_is_recorded_with_ranking_and_fit(place, chose
     cost = [row[f"short_context_cost{end}"] for end in ("", "_low", "_high")]
     assert cost == [0.25, None, None]  # JSON has no infinity
     assert [path.name for path in place.iterdir()] == ["out"]
-    monkeypatch.setitem(globals(), "RECOMMENDED", "fit")  # is on record like one that was asked for
+    monkeypatch.setitem(globals(), "RECOMMENDED", "fit")  # recorded like a requested fit
     ropepatch.extend("tiny", "fitted", to=512, method="auto")
     record = record_of(place / "fitted")
     assert record["fit"] == {"text": "read", "seconds": 0.0}
@@ -245,7 +245,7 @@ def test_measurements_of_auto_are_kept_after_a_failure(place, chosen, monkeypatc
     (place / "a.txt").write_text("text")
     with pytest.raises(RopepatchError, match=r"out\.fit belongs to another search: it differs in text"):
         extend(text="a.txt")
-    shutil.rmtree(place / "out.fit" / "measured")  # which `chosen` makes
+    shutil.rmtree(place / "out.fit" / "measured")  # the fake choice creates it
     extend()
     assert not (place / "out.fit").exists()
 

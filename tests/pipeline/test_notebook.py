@@ -1,4 +1,4 @@
-"""In a kernel, where rich writes otherwise, plans, tables, figures and bars are as elsewhere."""
+"""Plans, tables, figures and progress bars in a Jupyter kernel, where rich prints differently."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,12 +48,12 @@ def test_a_notebook_shows_plans_tables_figures_and_hints(tmp_path):
         for cell in outputs
     ]
     assert printed[:2] == [f"{len(text)} True\n", f"{text}\n"]
-    assert shown[:2] == [[], []]  # no cell of its own for each line
+    assert shown[:2] == [[], []]  # no display output for each line
     assert "256 -&gt; 1024" in shown[2][-1]["text/html"]
     for cell in (3, 4, 5):
         assert "text/html" in shown[cell][-1]
         assert len(shown[cell][-1]["text/plain"]) < 300
-    if find_spec("ipywidgets") is None:  # no warning for each measurement, no bar, and no empty output
+    if find_spec("ipywidgets") is None:  # no warning per measurement, no bar, no empty output
         assert [len(shown[cell]) for cell in (3, 4, 5)] == [1, 1, 1]
     assert shown[6][-1]["image/png"]
     (error,) = outputs[7]

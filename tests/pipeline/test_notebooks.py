@@ -1,4 +1,4 @@
-"""The notebooks run, with less to train, and open in Colab; that of encodings runs in another test."""
+"""The notebooks run with less training and open in Colab; the encodings notebook has its own test."""
 
 import ast
 import json
@@ -23,7 +23,7 @@ def cells_of(notebook, kind):
 
 
 def shown(name, **names):
-    """What the cells of a notebook show, by their order, and the names that they leave."""
+    """The values that the cells of a notebook show, in order, and their variables."""
     values = []
     for cell in cells_of(ROOT / "recipes" / "notebooks" / f"{name}.ipynb", "code"):
         *body, last = ast.parse(cell).body
@@ -100,10 +100,10 @@ def test_the_adapt_notebook_adapts_and_distils_a_model(place, monkeypatch, capsy
     for module in ("pipeline.options", "training.self_taught"):
         monkeypatch.setattr(f"ropepatch.{module}.read_recipe", short.get)
     monkeypatch.setattr("ropepatch.pipeline.evaluation.read_suite", lambda name: read_suite("suite.yaml"))
-    (adapted, losses, keys, distilled, gates), _ = shown("adapt")
+    (adapted, losses, keys, distilled, checks), _ = shown("adapt")
     assert "yarn + tiny" in adapted._repr_html_()
     assert "distil" in distilled.record["adaptation"]["recipe"]
-    assert gates.keys() == {"adapted", "distilled"}
+    assert checks.keys() == {"adapted", "distilled"}
     for figure in (losses, keys):
         assert figure._repr_png_().startswith(PNG)
     printed = capsys.readouterr()

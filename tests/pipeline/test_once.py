@@ -1,4 +1,4 @@
-"""What is known of a checkpoint is found out once in a call, and handed on."""
+"""Each call opens the files and models of a checkpoint once and passes them on."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from ropepatch.extension import record
 from ropepatch.model import checkpoint
 from ropepatch.model.source import TINY
 
-OPENERS = {  # in model/checkpoint.py, by what they open
+OPENERS = {  # functions in model/checkpoint.py and what they open
     "locate": "found",
     "blueprint": "skeleton",
     "read_rope": "rope",
@@ -22,12 +22,12 @@ OPENERS = {  # in model/checkpoint.py, by what they open
     "load_tokenizer": "tokenizer",
     "load_model": "model",
 }
-PLACED = {"config.json", "headers", "tokenizer", "model"}  # opened in a folder, their first argument
+PLACED = {"config.json", "headers", "tokenizer", "model"}  # their first argument is the folder
 
 
 @pytest.fixture
 def opened(monkeypatch) -> Counter[str]:
-    """How often each thing was opened; with "written" before it, of another folder than the source's."""
+    """How often each thing was opened; "written" marks another folder than the source."""
     counts: Counter[str] = Counter()
 
     def counted(opens: Callable[..., Any], what: str) -> Callable[..., Any]:
@@ -53,20 +53,20 @@ WRITTEN = {"written config.json": 1, "written headers": 1, "record": 1}
 JUDGED = WRITTEN | {"written model": 1}
 TASKS = {"PerplexityTask": 1, "RetrievalTask": 1}
 QUIET = {"say": lambda line: None, "to": "2x"}
-CALLS = {  # each with what it opens
+CALLS = {  # each call and what it opens
     "plan": (lambda out: ropepatch.plan("tiny", to="2x"), SOURCE),
     "extend": (lambda out: ropepatch.extend("tiny", out, **QUIET), READ | JUDGED | {"written tokenizer": 1}),
-    # A remapping is judged by the code written beside it, and its layers are found in the loaded model.
+    # A remapping is verified by its written code, and its layers are found in the loaded model.
     "extend by a remapping": (
         lambda out: ropepatch.extend("tiny", out, method="self-extend", **QUIET),
         READ | WRITTEN | {"rope": 2},
     ),
-    # The source is read to be compared, and again to be measured; the record says so before, and then what.
+    # The source is loaded for the comparison and for the measurement; the record is opened before and after.
     "extend and measure": (
         lambda out: ropepatch.extend("tiny", out, evaluate="demo", limit=1, reading=False, **QUIET),
         READ | JUDGED | TOKENIZED | TASKS | {"model": 2, "record": 3},
     ),
-    # The source is read to be trained, and again to be merged; the check and the end are put on record.
+    # The source is loaded for training and again for merging; the check and the end are recorded.
     "extend by a recipe": (
         lambda out: ropepatch.extend("tiny", out, recipe=two_steps(), say=lambda line: None),
         READ | JUDGED | TOKENIZED | {"written tokenizer": 1, "model": 2, "record": 4},
@@ -75,12 +75,12 @@ CALLS = {  # each with what it opens
         lambda out: [*ropepatch.evaluate("tiny", methods="linear,ntk,yarn,llama3", limit=1, **QUIET)],
         READ | TOKENIZED | {"PerplexityTask": 1},
     ),
-    # As the teacher's remapping is put on the loaded model.
+    # The remapping of the teacher is applied to the loaded model.
     "fit": (
         lambda out: ropepatch.fit("tiny", steps=1, init="yarn", queries=False, **QUIET),
         READ | TOKENIZED | {"rope": 2},
     ),
-    # First, whether the keys have room.
+    # The first preparation checks whether the needles fit.
     "compare": (
         lambda out: ropepatch.compare("tiny", methods="linear,yarn", windows=1, haystacks=1, **QUIET),
         READ | TOKENIZED | TASKS | {"RetrievalTask": 2},

@@ -1,4 +1,4 @@
-"""Verbs called by two processes: each does a share, the first writes, and the outcome is that of one."""
+"""`evaluate` and `extend` in two processes: shared work, with the results and files of one process."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ SUITE = Suite(methods=(Method(name="yarn"),), to=(512,), tasks=(PerplexityTask(w
 
 
 def call(rank, out):
-    """Measure and extend, and say how many windows this process read of what."""
+    """Measure and extend; save the results and the number of sequences that this process evaluated."""
     read, calls = [], {}
     with pytest.MonkeyPatch.context() as patch:
         reads = LossReader.read

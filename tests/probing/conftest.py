@@ -1,4 +1,4 @@
-"""What the tests of the room share."""
+"""Fixtures of the probe tests."""
 
 import pytest
 
@@ -7,5 +7,5 @@ import ropepatch
 
 @pytest.fixture(scope="session")
 def extended(tmp_path_factory):
-    """A checkpoint with its reading."""
+    """An extended checkpoint with its fingerprint."""
     return ropepatch.extend("tiny", tmp_path_factory.mktemp("extended") / "out", to="4x").folder

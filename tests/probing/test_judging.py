@@ -1,4 +1,4 @@
-"""Every mistake is named, and a right engine is called right, in every precision."""
+"""The verdict on an engine: right in every precision, or the mistake that it makes."""
 
 import functools
 import math
@@ -24,12 +24,12 @@ from ropepatch.probing.mistakes import ropes
 METHODS = ("yarn", "llama3", "linear", "ntk", "longrope")
 PRECISIONS = ("bfloat16", "float16", "q8")
 DRAWS = 20
-TOLD = {}  # what an engine answers, once for all that ask
+COMPUTED = {}  # the top tokens of each engine, computed once
 
 
 @pytest.fixture(scope="module")
-def read(shared, tmp_path_factory):
-    """A real checkpoint extended by a method and a factor, and its reading; each once."""
+def checkpoint(shared, tmp_path_factory):
+    """A real checkpoint extended by a method and a factor, and its fingerprint; each computed once."""
 
     @functools.cache
     def made(name: str = "babyllama-361", method: str = "yarn", factor: float = 4):
@@ -40,7 +40,7 @@ def read(shared, tmp_path_factory):
             steps = torch.linspace(0, 1, size, dtype=torch.float64)
             parameters["long_factor"] = tuple((factor ** steps.pow(0.5)).tolist())
         plan = ropepatch.plan(source, to=f"{factor}x", method=method, **parameters)
-        folder = writing.extend(plan, tmp_path_factory.mktemp("read") / "out")
+        folder = writing.extend(plan, tmp_path_factory.mktemp("checkpoint") / "out")
         return folder, make_reading(Checkpoint(folder))
 
     return made
@@ -48,9 +48,9 @@ def read(shared, tmp_path_factory):
 
 def answers(folder: Path, reading, *, count: int = 20, **engine):
     key = tuple(engine.items())
-    if (folder, key) not in TOLD:
-        TOLD[folder, key] = Engine(folder, **engine).tops(reading.source.ids[:-1], reading.positions)
-    return [dict(list(top.items())[:count]) for top in TOLD[folder, key]]
+    if (folder, key) not in COMPUTED:
+        COMPUTED[folder, key] = Engine(folder, **engine).tops(reading.source.ids[:-1], reading.positions)
+    return [dict(list(top.items())[:count]) for top in COMPUTED[folder, key]]
 
 
 @pytest.mark.parametrize(
@@ -65,26 +65,26 @@ def answers(folder: Path, reading, *, count: int = 20, **engine):
         (OTHER_MODEL, 20, {"noise": 0.2}),
     ],
 )
-def test_the_verdict_identifies_what_an_engine_computes(read, verdict, count, engine):
-    folder, reading = read()
+def test_the_verdict_identifies_what_an_engine_computes(checkpoint, verdict, count, engine):
+    folder, reading = checkpoint()
     judgement = judge(reading, answers(folder, reading, count=count, **engine))
     assert judgement.verdict == verdict, judgement
     assert judgement.noise < 0.01 or verdict == OTHER_MODEL
 
 
-def test_truncated_prompts_are_reported_with_the_limit_and_missing_answers_are_undecided(read):
-    folder, reading = read()
+def test_truncated_prompts_are_reported_with_the_limit_and_missing_answers_are_undecided(checkpoint):
+    folder, reading = checkpoint()
     right = answers(folder, reading)
-    heard = [top if at <= 256 else None for top, at in zip(right, reading.positions, strict=True)]
-    judgement = judge(reading, heard, limit=256)
+    truncated = [top if at <= 256 else None for top, at in zip(right, reading.positions, strict=True)]
+    judgement = judge(reading, truncated, limit=256)
     assert (judgement.verdict, judgement.limit) == (CUT_OFF, 256)
     assert str(judgement).startswith("WRONG: the server truncates prompts (at 256 tokens")
-    for told in (heard, [*right[:3], *[None] * (len(right) - 3)], [None] * len(right)):
-        assert judge(reading, told).verdict == UNDECIDED
+    for tops in (truncated, [*right[:3], *[None] * (len(right) - 3)], [None] * len(right)):
+        assert judge(reading, tops).verdict == UNDECIDED
 
 
-def test_an_unknown_mistake_is_undecided_or_another_model(read):
-    folder, reading = read()
+def test_an_unknown_mistake_is_undecided_or_another_model(checkpoint):
+    folder, reading = checkpoint()
     engine = Engine(folder)
     table = ropes(records.read(folder))[RIGHT]
     engine.rotary = type(engine.rotary)(engine.model.config)
@@ -96,7 +96,7 @@ def test_an_unknown_mistake_is_undecided_or_another_model(read):
 
 @pytest.mark.parametrize(("method", "verdict"), [("yarn", UNDECIDED), ("none", RIGHT)])
 def test_a_model_that_ignores_rope_is_undecided_unless_the_checkpoint_is_unscaled(method, verdict, tmp_path):
-    source = write_checkpoint(tmp_path / "deaf")
+    source = write_checkpoint(tmp_path / "without_queries")
     model = AutoModelForCausalLM.from_pretrained(source)
     for layer in model.model.layers:
         torch.nn.init.zeros_(layer.self_attn.q_proj.weight)
@@ -106,8 +106,8 @@ def test_a_model_that_ignores_rope_is_undecided_unless_the_checkpoint_is_unscale
     assert judge(reading, answers(folder, reading)).verdict == verdict
 
 
-def test_a_mixture_of_right_and_unscaled_probabilities_is_undecided(read):
-    folder, reading = read()
+def test_a_mixture_of_right_and_unscaled_probabilities_is_undecided(checkpoint):
+    folder, reading = checkpoint()
     right, unscaled = answers(folder, reading), answers(folder, reading, mistake=UNSCALED, precision="q8")
     mixed = [
         {k: math.log(0.7 * math.exp(one.get(k, -30)) + 0.3 * math.exp(two.get(k, -30))) for k in one | two}
@@ -128,16 +128,16 @@ def test_the_divergence_equals_kullback_leibler_if_all_tokens_are_listed():
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("case", [RIGHT, UNSCALED, TWICE, FACTORLESS, "other weights", *PRECISIONS])
-def test_all_twenty_random_engines_get_the_expected_verdict(read, method, case):
+def test_all_twenty_random_engines_get_the_expected_verdict(checkpoint, method, case):
     wrong = []
     for number in range(DRAWS):
         draw = random.Random(repr((method, case, number)))
         name, factor = draw.choice(("babyllama-361", "stories-260k")), draw.choice((3, 4, 6))
         precision, count = draw.choice(PRECISIONS), draw.choice((20, 20, 10, 5))
-        folder, reading = read(name, method, factor)
+        folder, reading = checkpoint(name, method, factor)
         if case == "other weights":
             expected, engine = OTHER_MODEL, {"noise": 0.25}
-        elif case not in reading.tops:  # right; or the method has no attention factor, or nobody would notice
+        elif case not in reading.tops:  # right; or the mistake does not change this method noticeably
             expected, engine = RIGHT, {}
             precision = case if case in PRECISIONS else precision
         else:

@@ -1,4 +1,4 @@
-"""`probe` against a server of ours that computes rightly, makes each mistake, cuts texts off, or lies."""
+"""`probe` on test servers: correct ones, each mistake, truncated prompts and invalid responses."""
 
 import functools
 import json
@@ -25,7 +25,7 @@ engine_of = functools.cache(Engine)
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch):
+def without_pauses(monkeypatch):
     monkeypatch.setattr(client, "PAUSE", 0.0)
     monkeypatch.delenv(client.KEY, raising=False)
 
@@ -50,7 +50,7 @@ def probed(extended):
         Manners(style="texts", strict=True, most=5),
         Manners(style="texts", takes_ids=False),
     ],
-    ids=["ids", "loading", "chat", "mlx", "few texts", "prompts of text"],
+    ids=["ids", "loading", "chat", "mlx", "few log probs", "text prompts"],
 )
 def test_probe_recognises_a_correct_server_in_every_response_format(probed, manners):
     found = probed(manners)
@@ -100,8 +100,8 @@ REPLIES = [
     *(b"<html>", b"[]", b"{}", b"\xff\xfe", b"[" * 100_000, b" " * 300_000),
     b'{"choices": [{"logprobs": null}]}',
     *(
-        b'{"choices": [{"logprobs": {"top_logprobs": [%s]}}]}' % told
-        for told in (b'{"a": "x"}', b'{"a": 3.0}')
+        b'{"choices": [{"logprobs": {"top_logprobs": [%s]}}]}' % value
+        for value in (b'{"a": "x"}', b'{"a": 3.0}')
     ),
 ]
 
@@ -117,10 +117,10 @@ def test_an_invalid_or_oversized_response_raises_a_one_line_error(probed, reply,
 
 @pytest.mark.parametrize("model", [RIGHT, UNSCALED])
 def test_positions_without_an_answer_do_not_change_the_verdict(extended, probed, model):
-    """llama.cpp, where it draws the end of the text."""
+    """As llama.cpp does where it samples the end of the text."""
     positions = readings.read(extended).positions
     ends = frozenset({positions[3], positions[30], positions[-1]})
-    assert {end % 2 for end in ends} == {0, 1}  # the server has two ways to say nothing
+    assert {end % 2 for end in ends} == {0, 1}  # the test server omits the answer in two ways
     found = probed(Manners(style="chat", ends=ends), mistake=model)
     assert found.judgement.verdict == model
     assert [row for row, got in enumerate(found.answers) if got is None] == [3, 30, len(positions) - 1]
@@ -131,7 +131,7 @@ def test_positions_without_an_answer_do_not_change_the_verdict(extended, probed,
 )
 def test_a_response_sent_byte_by_byte_times_out(extended, begin):
     def trickle(request):
-        with suppress(OSError):  # it hangs up
+        with suppress(OSError):  # the client closes the connection
             for byte in [begin, *[b"x"] * 100]:
                 request.wfile.write(byte)
                 time.sleep(0.1)
@@ -165,16 +165,16 @@ def test_errors_of_invalid_or_unreachable_addresses_hide_the_password(extended, 
 
 
 @pytest.mark.parametrize(
-    ("status", "form", "asked"),
+    ("status", "form", "count"),
     [
         (None, {}, 1),
         (500, None, 1),
         (500, {"by_ids": True, "way": {}}, client.TRIES),
         (503, None, client.TRIES),
     ],
-    ids=["too slow", "500 to a form that nobody has tried", "500 to a form that worked", "busy"],
+    ids=["too slow", "500 for a request form not tried before", "500 for a form that worked before", "busy"],
 )
-def test_permanent_errors_are_not_retried(status, form, asked):
+def test_permanent_errors_are_not_retried(status, form, count):
     requests = []
 
     def answer(request):
@@ -187,19 +187,19 @@ def test_permanent_errors_are_not_retried(status, form, asked):
     server.form, server.client = form, client.HTTPX.Client(transport=client.HTTPX.MockTransport(answer))
     with server, pytest.raises(RopepatchError, match="within 5 seconds" if status is None else f"{status}"):
         server._ask("POST", "completions", {})
-    assert len(requests) == asked
+    assert len(requests) == count
 
 
 def test_a_server_crash_during_the_probe_raises_an_error_instead_of_a_verdict(extended, probed):
     engine, manners = Engine(extended), Manners()
     tops = engine.tops
 
-    def until_it_breaks(*asked):
+    def until_it_crashes(*arguments):
         if len(manners.asked) > 30:
             manners.before, manners.reply = 10**6, (400, b"the generation thread died")
-        return tops(*asked)
+        return tops(*arguments)
 
-    engine.tops = until_it_breaks
+    engine.tops = until_it_crashes
     with pytest.raises(RopepatchError, match="stopped answering"):
         probed(manners, engine=engine)
 
@@ -212,7 +212,7 @@ def test_probe_computes_a_missing_fingerprint_and_saves_it_only_on_request(tmp_p
     assert not readings.exists(bare)
     assert probed(checkpoint=bare, options={"save_reading": True}).is_right
     assert readings.read(bare) == readings.read(extended)
-    edit_json(bare / readings.FILE, weights="of before")
+    edit_json(bare / readings.FILE, weights="others")
     with pytest.raises(RopepatchError, match="belongs to other weights"):
         probed(checkpoint=bare)
 

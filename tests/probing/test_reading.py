@@ -1,4 +1,4 @@
-"""`reading.json`: written by `extend`, of these weights, small, and the same wherever it is made."""
+"""The fingerprint `reading.json`: what `extend` writes, its text, its limits, and errors of damaged files."""
 
 import json
 import shutil
@@ -138,7 +138,7 @@ def test_doctor_reports_a_damaged_fingerprint_and_one_of_other_weights(copied):
 
 
 def test_a_checkpoint_extended_again_gets_its_own_fingerprint(copied, tmp_path):
-    edit_json(copied / readings.FILE, weights="of before")
+    edit_json(copied / readings.FILE, weights="others")
     plan = ropepatch.plan(copied, to=2048, method="linear")
     out = ropepatch.extend(plan, tmp_path / "again").folder
     reading = readings.read(out)

@@ -1,4 +1,4 @@
-"""What a server of ours serves is measured like a checkpoint: the same numbers where it computes rightly."""
+"""`evaluate` on a test server: a correct server gives the same results as its checkpoint."""
 
 import functools
 import json
@@ -15,21 +15,21 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import TINY
 from ropepatch.probing import client
 
-ASKED = RetrievalTask(lengths=(64, 128), haystacks=3)
-READ = PerplexityTask(windows=2, lengths=(64, 128), positions=24)
-SUITE = Suite(to=("0.5x",), tasks=(ASKED, READ))
+RETRIEVAL = RetrievalTask(lengths=(64, 128), haystacks=3)
+LOSS = PerplexityTask(windows=2, lengths=(64, 128), positions=24)
+SUITE = Suite(to=("0.5x",), tasks=(RETRIEVAL, LOSS))
 LLAMA, VLLM = Manners(style="chat"), Manners(echoes=True)
 engine_of = functools.cache(Engine)
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch):
+def without_pauses(monkeypatch):
     monkeypatch.setattr(client, "PAUSE", 0.0)
     monkeypatch.delenv(client.KEY, raising=False)
 
 
 def measured(manners, suite=SUITE, *, rounded_from=None, address="http://{}", **options):
-    """What is measured of a server of tiny, by task."""
+    """The results of a server of `tiny`, by task."""
     engine = engine_of(TINY, rounded_from=rounded_from)
     with serving(engine, Checkpoint(TINY).tokenizer, manners) as url:
         found = ropepatch.evaluate(
@@ -57,7 +57,7 @@ def numbers(result, *measures):
         Manners(echoes=True, limit=128, states=True),
         Manners(echoes=True, biased=True, style="texts"),
     ],
-    ids=["llama.cpp", "llama.cpp without parts of letters", "vLLM", "vLLM to its limit", "SGLang"],
+    ids=["llama.cpp", "llama.cpp without partial characters", "vLLM", "vLLM at its limit", "SGLang"],
 )
 def test_a_correct_server_scores_like_its_checkpoint(manners):
     served, own = measured(manners), of_checkpoint(*SUITE.tasks)
@@ -68,8 +68,8 @@ def test_a_correct_server_scores_like_its_checkpoint(manners):
         assert found == {place: (n, pytest.approx(value, abs=1e-4)) for place, (n, value) in expected.items()}
         assert served[task].model == own[task].model
         assert served[task].parameters == own[task].parameters
-    asked = numbers(served["retrieval"], "found")
-    assert asked == numbers(own["retrieval"], "found")
+    accuracy = numbers(served["retrieval"], "found")
+    assert accuracy == numbers(own["retrieval"], "found")
 
 
 @pytest.mark.parametrize("manners", [LLAMA, VLLM], ids=["one token at a time", "whole prompts"])
@@ -78,9 +78,9 @@ def test_loss_by_position_shows_where_a_rounded_kv_cache_deviates(manners):
     suite = Suite(to=("0.5x",), tasks=(task,))
     own = of_checkpoint(task)["perplexity"].of("loss", "begin", "end")
     served = measured(manners, suite, rounded_from=64, positions=128)["perplexity"].of("loss", "begin", "end")
-    departs = {row.at["begin"]: abs(row.value - other.value) for row, other in zip(own, served, strict=True)}
-    assert max(off for begin, off in departs.items() if begin < 64) < 1e-3
-    assert min(off for begin, off in departs.items() if begin >= 64) > 0.01
+    differs = {row.at["begin"]: abs(row.value - other.value) for row, other in zip(own, served, strict=True)}
+    assert max(off for begin, off in differs.items() if begin < 64) < 1e-3
+    assert min(off for begin, off in differs.items() if begin >= 64) > 0.01
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,12 @@ def test_loss_by_position_shows_where_a_rounded_kv_cache_deviates(manners):
         Manners(style="chat", biased=True),
         Manners(style="mlx", most=10, biased=True),
     ],
-    ids=["no log-probabilities", "nor numbers", "those with a bias", "mlx-lm"],
+    ids=[
+        "no log-probabilities",
+        "neither log-probabilities nor token ids",
+        "log-probabilities that include the bias",
+        "mlx-lm",
+    ],
 )
 def test_a_server_without_usable_log_probs_is_measured_by_retrieval_accuracy_only(manners):
     said = []
@@ -100,7 +105,7 @@ def test_a_server_without_usable_log_probs_is_measured_by_retrieval_accuracy_onl
     assert numbers(served["retrieval"], "found", "log_prob") == numbers(own["retrieval"], "found")
     assert any("without perplexity" in line for line in said)
     with pytest.raises(RopepatchError, match="cannot be measured"):
-        measured(manners, Suite(to=("0.5x",), tasks=(READ, LmEvalTask(tasks=("x",)))))
+        measured(manners, Suite(to=("0.5x",), tasks=(LOSS, LmEvalTask(tasks=("x",)))))
 
 
 def test_lengths_beyond_the_servers_limit_are_left_out_with_a_message():
@@ -125,9 +130,9 @@ def test_results_of_a_server_are_reused_and_contain_no_key_or_password(tmp_path,
     manners = Manners(echoes=True, key="s3cret", model="models/q4.gguf")
     said, options = [], {"out": tmp_path, "suite": None, "lengths": [64], "windows": 2, "limit": 1}
     first = measured(manners, say=said.append, **options)
-    asked = len(manners.asked)
+    requests = len(manners.asked)
     again = measured(manners, say=said.append, **options)
-    assert len(manners.asked) < 1.5 * asked
+    assert len(manners.asked) < 1.5 * requests
     assert again == first
     assert first["perplexity"].label == "q4.gguf"
     monkeypatch.delenv(client.KEY)

@@ -1,4 +1,4 @@
-"""A model in memory is probed as a server is, and a Trainer is stopped that computes another rope."""
+"""`probe` on a model in memory, and the callback that stops a Trainer whose model computes another RoPE."""
 
 import logging
 
@@ -18,7 +18,7 @@ from ropepatch.probing.mistakes import ropes
 
 
 def loaded(folder, rope=RIGHT, dtype=None):
-    """As a trainer loads it, in train mode, by the rope of a hypothesis."""
+    """The model as a trainer loads it, in train mode, with the RoPE of a hypothesis."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     table, rotary = ropes(records.read(folder))[rope], model.model.rotary_emb
     rotary.inv_freq, rotary.attention_scaling = table.inv_freq.clone(), table.attention_factor
@@ -54,10 +54,10 @@ def test_probe_identifies_every_mistake_of_a_model_in_memory(extended):
 @pytest.mark.parametrize("way", WAYS)
 def test_probe_recognises_a_correct_wrapped_model_and_leaves_it_unchanged(extended, way):
     model = WAYS[way](loaded(extended, dtype=torch.bfloat16 if way == "bfloat16" else None))
-    next(model.modules()).training = False  # one module in another mode than the others
+    next(model.modules()).training = False  # one module is in another mode than the others
     modes = [module.training for module in model.modules()]
     assert any(modes)
-    assert ropepatch.probe(model).is_right  # of the checkpoint that it names
+    assert ropepatch.probe(model).is_right  # compared with the checkpoint that its config names
     assert [module.training for module in model.modules()] == modes
     assert all(weight.grad is None for weight in model.parameters())
     loss = model(input_ids=torch.ones(1, 8, dtype=torch.long), labels=torch.ones(1, 8, dtype=torch.long)).loss
@@ -100,7 +100,7 @@ def test_the_callback_probes_before_the_first_step_and_checks_rope_tables_later(
     begin, later = said(caplog)
     assert begin.startswith("step 0: OK: the model applies the RoPE scaling")
     assert later == "step 3: OK: the RoPE tables match the checkpoint"
-    caplog.clear()  # a resumed one is not probed: its weights have moved
+    caplog.clear()  # a resumed training is not probed: its weights have changed
     trained(wrap(loaded(extended)), extended, tmp_path, every=9, resume=str(tmp_path / "checkpoint-2"))
     assert said(caplog) == ["step 2: OK: the RoPE tables match the checkpoint"]
 
@@ -117,7 +117,7 @@ def test_a_model_without_the_scaling_is_not_trained_unless_raises_is_false(exten
 
 
 class Damage(TrainerCallback):
-    """After a step the tables are gone, as after a shard that was not gathered."""
+    """Set the tables to zero after a step, as in a shard that was not gathered."""
 
     def on_step_begin(self, args, state, control, model=None, **given):
         if state.global_step == 1:
