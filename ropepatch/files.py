@@ -49,6 +49,12 @@ def absent(out: str | Path) -> Path:
     return folder
 
 
+def from_here(path: Path) -> str:
+    """Return a path as a person would type it: relative if it is in the current folder, else absolute."""
+    here, path = Path.cwd(), path.expanduser().absolute()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
 def is_gguf(model: str | os.PathLike[str]) -> bool:
     """Return whether the name of a model is that of a GGUF file."""
     return os.fspath(model).lower().endswith(".gguf") and not Path(model).is_dir()

@@ -199,6 +199,7 @@ def demo(*, out: str = "ropepatch-demo", quiet: bool = False, as_json: bool = Fa
 
 def _before_and_after(extension: Extension) -> Iterator[str]:
     """The measurements of the demo at both lengths, a conclusion, and the files with all results."""
+    from ropepatch.files import from_here
     from ropepatch.report.plots import save_figure
 
     folder, plan = extension.folder, extension.plan
@@ -226,6 +227,6 @@ def _before_and_after(extension: Extension) -> Iterator[str]:
     yield f"\n{plan.model} retrieves {after} passkeys at {target:,} tokens, {times}; {before} before.\n"
     try:
         picture, _ = save_figure(extension.plot("positions"), folder / "loss-by-position")
-        yield f"picture: {picture}\nreport:  {folder / 'evaluation.html'}"
+        yield f"picture: {from_here(picture)}\nreport:  {from_here(folder / 'evaluation.html')}"
     except RopepatchError as error:
-        yield f"results: {folder / 'evaluation'}; for a picture and a report: {error.hint}"
+        yield f"results: {from_here(folder / 'evaluation')}; for a picture and a report: {error.hint}"

@@ -19,7 +19,7 @@ from ropepatch.extension import record as records
 from ropepatch.extension.gguf import GgufPlan
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.writing import check_savable
-from ropepatch.files import absent, json_text
+from ropepatch.files import absent, from_here, json_text
 from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import without_paths
@@ -29,7 +29,7 @@ from ropepatch.pipeline.learned import Learned, kept, planned
 from ropepatch.pipeline.options import ExtendOptions
 from ropepatch.pipeline.results import Results, plot
 from ropepatch.pipeline.running import interruptible
-from ropepatch.probing.making import affordable, make_reading
+from ropepatch.probing.making import affordable, duration, make_reading
 from ropepatch.progress import WEIGHTS, no_bar
 from ropepatch.publishing.scanning import check_secrets
 from ropepatch.scaling.file import method_label
@@ -98,12 +98,11 @@ class Extension:
     def outcome(self) -> str:
         """The lengths, the method and the verification as text; after a dry run the plan and forecast."""
         if not self.record:
-            place = f"to be written: {printable(str(self.folder.expanduser().absolute()))}"
+            place = f"to be written: {printable(from_here(self.folder))}"
             return "\n\n".join(map(str, filter(None, (self._planned(), self.forecast, place))))
         window = self.plan.source.window
-        lines = [
-            f"{printable(str(self.folder))}: {window} -> {self.plan.target} tokens, {self.plan.method.name}"
-        ]
+        place = printable(from_here(self.folder))
+        lines = [f"{place}: {window} -> {self.plan.target} tokens, {self.plan.method.name}"]
         if isinstance(self.plan, GgufPlan):
             lines.append(f"read back: {self.record['verified']}")
         elif verified := self.record.get("verified"):
@@ -395,6 +394,8 @@ def add_reading(
         hypotheses = None if options.reading else affordable(checkpoint, record, device)
         if isinstance(hypotheses, str):
             raise RopepatchError(hypotheses)
+        if options.reading:
+            options.say(f"computing {readings.FILE}: {duration(checkpoint, record, device)}")
         progress = (
             no_bar if options.training is None else options.progress
         )  # without training, the bar of the weights is still open

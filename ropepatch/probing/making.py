@@ -82,8 +82,14 @@ def affordable(checkpoint: Checkpoint, record: Record, device: str) -> tuple[str
     for some in (names, names[:2]):
         if len(some) * work <= MOST_WORK[kind]:
             return some
-    minutes = f"about {2 * work / A_MINUTE[kind]:,.0f} minutes"
-    return f"computing it at {record.target} tokens takes {minutes}; {argument('reading')} does it anyway"
+    return f"computing it takes {duration(checkpoint, record, device)}; {argument('reading')} does it anyway"
+
+
+def duration(checkpoint: Checkpoint, record: Record, device: str) -> str:
+    """Estimate how long all hypotheses take, as text."""
+    work = len(ropes(record)) * _operations(checkpoint, record)
+    minutes = max(1.0, work / A_MINUTE["cpu" if device == "cpu" else "cuda"])
+    return f"about {minutes:,.0f} minutes at {record.target} tokens"
 
 
 def make_reading(
