@@ -187,7 +187,11 @@ def demo(*, out: str = "ropepatch-demo", quiet: bool = False, as_json: bool = Fa
     Args:
         out: The folder to write.
     """
+    import torch
+
     from ropepatch.evaluation.measuring import Duration
+
+    torch.set_num_threads(1)  # several wait for each other, on busy cores for minutes
 
     def say(line: str) -> None:
         (say_on_stderr if isinstance(line, Duration) and not quiet else warn_on_stderr)(line)

@@ -98,7 +98,7 @@ class Extension:
     def outcome(self) -> str:
         """The lengths, the method and the verification as text; after a dry run the plan and forecast."""
         if not self.record:
-            place = f"to be written: {printable(from_here(self.folder))}"
+            place = f"to be written: {printable(str(self.folder.expanduser().absolute()))}"
             return "\n\n".join(map(str, filter(None, (self._planned(), self.forecast, place))))
         window = self.plan.source.window
         place = printable(from_here(self.folder))
