@@ -1,5 +1,5 @@
 # make demo   extend the bundled model without training and measure it before and after, into .demo/scaled: at most 3 minutes
-# make adapt  fine-tune the bundled model at its longer context, into .demo/adapted: about 2 minutes of training on two cores
+# make adapt  fine-tune the bundled model at its longer context, into .demo/adapted: 2 to 3 minutes of training on two cores
 # make quick  run the tests of the mathematics, the settings, a plan, a patch and an extension: under a minute
 # make test   run the tests that a newcomer needs to trust it: all but the markers slow and sweep
 # make sweep  run every test, and every mutant; PART=1/5 leaves the mutants and four fifths of what is marked slow or sweep out, as CI does in turn
