@@ -26,6 +26,7 @@ from ropepatch.files import (
     check_regular,
     check_resumed,
     check_space,
+    from_here,
     json_text,
     new_folder,
     parse_json,
@@ -254,3 +255,11 @@ def test_an_output_folder_below_a_file_is_rejected_with_its_path(tmp_path):
     (tmp_path / "notes").write_text("")
     with pytest.raises(RopepatchError, match=f"cannot write {tmp_path}/notes/a/out: Not a directory"):
         files.absent(tmp_path / "notes" / "a" / "out")
+
+
+def test_a_path_is_shown_relative_only_inside_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert from_here(tmp_path / "here" / "out" / "picture.png") == "out/picture.png"
+    assert from_here(Path("out")) == "out"
+    assert from_here(tmp_path / "out") == str(tmp_path / "out")
