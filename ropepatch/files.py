@@ -50,7 +50,7 @@ def absent(out: str | Path) -> Path:
 
 
 def from_here(path: Path) -> str:
-    """Return a path as a person would type it: relative if it is in the current folder, else absolute."""
+    """Return a path for a person to read: relative if it is in the current folder, else absolute."""
     here, path = Path.cwd(), path.expanduser().absolute()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 

@@ -96,11 +96,10 @@ class _Screen:
 
     def show_next(self, extension: Extension) -> None:
         """Print on stderr how to load, measure and publish the checkpoint."""
-        from ropepatch.files import from_here
         from ropepatch.model.checkpoint import Checkpoint
         from ropepatch.publishing.loading import call
 
-        folder, by_code = from_here(extension.folder), extension.plan.remapping is not None
+        folder, by_code = str(extension.folder), extension.plan.remapping is not None
         if not is_first():
             return
         if folder.lower().endswith(".gguf"):

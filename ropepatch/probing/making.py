@@ -78,9 +78,8 @@ def affordable(checkpoint: Checkpoint, record: Record, device: str) -> tuple[str
     if needed > there and device == "cpu":
         return f"it needs {needed / 1e9:.1f} GB of memory, {there / 1e9:.1f} GB are available"
     names, work = tuple(ropes(record)), _operations(checkpoint, record)
-    kind = "cpu" if device == "cpu" else "cuda"
     for some in (names, names[:2]):
-        if len(some) * work <= MOST_WORK[kind]:
+        if len(some) * work <= MOST_WORK[_kind(device)]:
             return some
     return f"computing it takes {duration(checkpoint, record, device)}; {argument('reading')} does it anyway"
 
@@ -88,8 +87,12 @@ def affordable(checkpoint: Checkpoint, record: Record, device: str) -> tuple[str
 def duration(checkpoint: Checkpoint, record: Record, device: str) -> str:
     """Estimate how long all hypotheses take, as text."""
     work = len(ropes(record)) * _operations(checkpoint, record)
-    minutes = max(1.0, work / A_MINUTE["cpu" if device == "cpu" else "cuda"])
-    return f"about {minutes:,.0f} minutes at {record.target} tokens"
+    minutes = max(1, round(work / A_MINUTE[_kind(device)]))
+    return f"about {minutes:,} min at {record.target} tokens"
+
+
+def _kind(device: str) -> str:
+    return "cpu" if device == "cpu" else "cuda"
 
 
 def make_reading(

@@ -155,8 +155,8 @@ def test_extend_names_the_folder_after_model_method_and_target(checkpoint, tmp_p
     load, measure, publish = done.stderr.splitlines()[-3:]
     assert load.startswith("load:    python -c 'from transformers import AutoModelForCausalLM; ")
     assert done.stdout.startswith(f"{folder.name}: ")
-    assert f"ropepatch eval {folder.name} --text" in measure
-    assert f"ropepatch push {folder.name}" in publish
+    assert f"ropepatch eval {folder} --text" in measure
+    assert f"ropepatch push {folder}" in publish
 
 
 def test_quiet_prints_only_results_and_warnings(run_here):

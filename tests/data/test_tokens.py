@@ -114,8 +114,8 @@ def test_each_document_follows_bos_or_eos_if_the_tokenizer_has_one(text, cache, 
     ("minimum", "left"),
     [
         (3, ["abc", "efgh", "ab", "hgfedcba"]),
-        ("0.5x", ["abc", "efgh", "hgfedcba"]),
-    ],  # 4 tokens: half of the original length
+        ("0.5x", ["abc", "efgh", "hgfedcba"]),  # 4 tokens: half of the original length
+    ],
 )
 def test_short_documents_are_left_out_and_counted(text, cache, minimum, left):
     store = tokenise(text, cache, min_tokens=minimum)
