@@ -103,7 +103,15 @@ def entries(models: Path) -> Iterator[Entry]:
     """All entries."""
     yield Entry(
         title="tests that need a GPU",
-        command=["-m", "pytest", "tests/attention", "-qkon_a_gpu", "--junitxml", models / "gpu-tests.xml"],
+        command=[
+            "-m",
+            "pytest",
+            "tests/attention",
+            "tests/fitting",
+            "-qkon_a_gpu",
+            "--junitxml",
+            models / "gpu-tests.xml",
+        ],
         minutes=(None, 2),
         makes=models / "gpu-tests.xml",
     )

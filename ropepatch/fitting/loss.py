@@ -170,7 +170,7 @@ class FitLoss:
         total = 0.0
         with torch.no_grad():
             for rows in _batches(self.ids, windows):
-                total += precise(self._losses(vector, rows) @ self._weights).sum().item()
+                total += self._weighted(self._losses(vector, rows))
                 self.spent += self.cost(len(rows))
         return total / self._scored(windows)
 
@@ -183,7 +183,7 @@ class FitLoss:
             with recomputing(self.model, self.cost(len(rows))):
                 learned = Vector.from_flat(flat, self.rope.num_pairs)
                 losses = self._losses(learned, rows, self._weights * (scale / self._scored(windows)))
-            total += precise(losses @ self._weights).sum().item()
+            total += self._weighted(losses)
             self.spent += self.cost(len(rows)) * (1 + BACKWARD)
         assert flat.grad is not None
         return total / self._scored(windows), flat.grad / scale
@@ -194,8 +194,7 @@ class FitLoss:
         short, log_prob = losses[:, : self._trained - 1].mean().item(), 0.0
         if self.exam is not None:
             log_prob = self.answers(vector, self.exam).log_prob(self.exam.length).value
-        loss = (losses @ self._weights.to(losses)).sum().item() / losses.numel()
-        return Outcome(loss, short, log_prob)
+        return Outcome(self._weighted(losses) / losses.numel(), short, log_prob)
 
     def answers(self, vector: Vector, exam: Exam) -> Retrieval:
         """Run an exam with a vector; processes share the work."""
@@ -213,6 +212,10 @@ class FitLoss:
 
         batches = _batches(self.ids, range(len(self.ids)))
         return torch.cat(self.processes.deal(batches, losses_of, lambda rows: digest(self.ids[rows])))
+
+    def _weighted(self, losses: Tensor) -> float:
+        """Add up the weighted losses [B, T - 1] of some windows."""
+        return float(precise(losses @ self._weights.to(losses)).sum())
 
     def _scored(self, windows: Sequence[int]) -> int:
         """Count the tokens of some windows that have a loss."""

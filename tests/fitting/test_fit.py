@@ -194,6 +194,16 @@ def test_a_budget_of_time_ends_starts_and_descent_with_the_best_until_then(monke
     assert "stopped after 0.5 min" in str(found)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_fit_on_a_gpu_has_the_losses_of_one_on_the_cpu():
+    held = [
+        ropepatch.fit("tiny", to=TO, steps=2, init="yarn", device=device).record["held_out"]
+        for device in ("cpu", "cuda")
+    ]
+    for part in ("before", "after", "own_window"):
+        assert held[1][part] == pytest.approx(held[0][part], abs=0.02), part
+
+
 class StoppedError(Exception):
     pass
 
