@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ TEMPERATURE = 0.8  # at 1 a small model's text becomes incoherent (eval/studies/
 SHARD = 2**14  # tokens per batch on a CPU, each appended to the cache
 CACHED = 1 / 4  # the share of a GPU's memory for a batch
 SELF_WRITTEN = "self-generated text"
+REPORTED = 1024  # tokens of each document between two lines of progress
 
 
 def self_written(
@@ -44,7 +46,7 @@ def self_written(
     Shards are appended to the cache as they are generated. A later call returns the same tokens; if it needs
     more, or the last one was interrupted, it resumes after the last complete shard.
 
-    ``say`` receives a progress line before each shard.
+    ``say`` receives a progress line before each shard, and after every `REPORTED` tokens of its documents.
     """
     config = json.dumps(checkpoint.raw, sort_keys=True)
     decisive = (FORMAT, checkpoint.fingerprint, config, tokenizer_digest(tokenizer), length, seed)
@@ -54,14 +56,20 @@ def self_written(
         store = find(entry, 1)
         done = first = 0 if store is None else len(store)
         began = time.perf_counter()
+
+        def report(new: int, rows: int = 0, column: int = 0) -> None:
+            new += rows * column
+            say(_progress(first + new, tokens, new, time.perf_counter() - began))
+
         while store is None or done < tokens:
-            say(_progress(done, tokens, done - first, time.perf_counter() - began))
+            report(done - first)
             if model is None:
                 loaded: Any = checkpoint.load()
                 model = loaded.to(best_device())
             draws = torch.Generator(model.device).manual_seed(seed_of(seed, "self", done // length))
             rows = side_by_side(model, length, tokens - done)
-            store = append(entry, generated(model, tokenizer, length, draws, rows), source=SELF_WRITTEN)
+            documents = generated(model, tokenizer, length, draws, rows, partial(report, done - first, rows))
+            store = append(entry, documents, source=SELF_WRITTEN)
             done = len(store)
     return store.first(tokens)
 
@@ -70,7 +78,7 @@ def _progress(done: int, tokens: int, new: int, seconds: float) -> str:
     line = f"{SELF_WRITTEN}: {done:,} of {tokens:,} tokens"
     if not new:
         return line
-    left = round((tokens - done) * seconds / new)
+    left = round(max(0, tokens - done) * seconds / new)
     return f"{line}, {new / seconds:,.0f} tokens/s, {left // 60}:{left % 60:02d} left"
 
 
@@ -120,11 +128,17 @@ def _preallocate(cache: Any, length: int) -> None:
 
 @torch.no_grad()
 def generated(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, length: int, draws: torch.Generator, rows: int
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    length: int,
+    draws: torch.Generator,
+    rows: int,
+    report: Callable[[int], None] = lambda column: None,
 ) -> list[Tensor]:
     """Sample ``rows`` documents of ``length`` tokens (int32) at `TEMPERATURE`.
 
-    After an end-of-text token, a document continues with the next text.
+    After an end-of-text token, a document continues with the next text. ``report`` receives the length of the
+    unfinished documents after every `REPORTED` tokens.
     """
     first = first_token(tokenizer)
     if first is None:
@@ -145,4 +159,6 @@ def generated(
             )
         ids = p.multinomial(1, generator=draws)
         columns.append(ids)
+        if len(columns) % REPORTED == 0 and len(columns) < length:
+            report(len(columns))
     return list(torch.cat(columns, 1).int().cpu())

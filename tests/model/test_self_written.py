@@ -107,6 +107,18 @@ def test_cached_tokens_are_reused_and_generation_resumes_also_after_a_killed_pro
     assert write_tiny(one, tokenizer, 100).digest == few.digest
 
 
+def test_progress_is_reported_before_each_shard_and_within_it(tmp_path, small_parts, tiny, monkeypatch):
+    monkeypatch.setattr(module, "REPORTED", 12)
+    lines = []
+    write_tiny(tmp_path, tiny[1], 100, say=lines.append)
+    done = [int(line.split()[2].replace(",", "")) for line in lines]
+    assert done == [0, 24, 48, 64, 88, 112]  # two documents of 32 tokens per shard
+    assert all(line.endswith("left") for line in lines[1:])
+    lines.clear()
+    write_tiny(tmp_path, tiny[1], 150, say=lines.append)
+    assert [line.split()[2] for line in lines] == ["128", "152", "176"]
+
+
 def test_each_shard_is_appended_without_rewriting_earlier_ones(tmp_path, small_parts, tiny, monkeypatch):
     sizes, append = [], module.append
 

@@ -256,8 +256,10 @@ def measured(record: Mapping[str, Any], outcome: Outcome, model: str, command: s
     """The line under a table: model, size, n, kinds, interval, machine, date, command and file."""
     pages = len(outcome.methods[BASELINE])
     n = pages * keys_of(outcome.first)
-    dates = sorted({start["date"] for start in record["recorded"]})
-    machines = {device for start in record["recorded"] for device in _machines(start)}
+    used = {row["recorded"] for rows in outcome.methods.values() for row in rows.values()}
+    starts = [record["recorded"][number] for number in sorted(used)]
+    dates = sorted({start["date"] for start in starts})
+    machines = {device for start in starts for device in _machines(start)}
     kinds = ", ".join(kinds_of(outcome.first))
     return (
         f"{model}; {pages} prompts, n = {n} answers of each kind ({kinds}) and length; "

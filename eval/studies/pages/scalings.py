@@ -1,11 +1,11 @@
-"""Scaling files for the study of long prompts, tuned or learned on a model.
+"""Scaling files and a student for the study of long prompts, tuned or trained on a model.
 
     python eval/studies/pages/scalings.py MODEL --to 16k --out yarn-tuned.json
 
-The name of the file selects its content. `yarn-tuned`: YaRN with the betas of a grid that have the highest
+The name of the output selects its content. `yarn-tuned`: YaRN with the betas of a grid that have the highest
 answer log-prob at the target length, on fairy tales, which no page contains. `fit-novels`: the result of
-seven minutes of `ropepatch fit` on novels that no page contains, for a model that takes too long to generate
-its own text; it resumes.
+seven minutes of `ropepatch fit` on novels that no page contains, where a model takes too long to generate
+its own text; it resumes. `student-novels`: the checkpoint of `ropepatch extend --distil` on those novels.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from __future__ import annotations
 import shutil
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from study import SHARED, log_line
 FAST, SLOW = (16.0, 32.0, 64.0, 128.0), (0.5, 1.0, 2.0, 4.0)
 HAYSTACKS, KEYS, SEED = 3, 8, 1000
 MINUTES = 7  # of a fit
+STUDENT = "student-novels"
 Found = tuple[Scaling, dict[str, object]]  # a scaling, and how it was found
 
 
@@ -50,16 +52,34 @@ def tuned(plan: Plan, out: Path) -> Found:
     return make_scaling("yarn", factor=factor, beta_fast=fast, beta_slow=slow), {"answers": answers}
 
 
-def fitted(plan: Plan, out: Path) -> Found:
-    """The scaling that a fit learns from the other novels."""
-    texts, work = out.parent / "novels", out.parent / "fit"
+@contextmanager
+def other_novels(out: Path) -> Iterator[Path]:
+    """A folder of the novels that no page contains, next to the output."""
+    texts = out.parent / "novels"
     texts.mkdir(parents=True, exist_ok=True)
     for file in sorted(NOVELS.glob("*.txt"))[2 * PAGES :]:  # a page has one or two
         shutil.copyfile(file, texts / file.name)
-    found = ropepatch.fit(plan.model, to=plan.target, text=texts, minutes=MINUTES, work=work, say=log_line)
+    yield texts
     shutil.rmtree(texts)
+
+
+def fitted(plan: Plan, out: Path) -> Found:
+    """The scaling that a fit learns from the other novels."""
+    work = out.parent / "fit"
+    with other_novels(out) as texts:
+        found = ropepatch.fit(
+            plan.model, to=plan.target, text=texts, minutes=MINUTES, work=work, say=log_line
+        )
     shutil.rmtree(work, ignore_errors=True)
     return found.scaling, found.record
+
+
+def student(plan: Plan, out: Path) -> None:
+    """Write the checkpoint of a self-distillation on the other novels."""
+    with other_novels(out) as texts:
+        ropepatch.extend(
+            plan.model, out, to=plan.target, distil=True, text=texts, reading=False, say=log_line
+        )
 
 
 SCALINGS: dict[str, Callable[[Plan, Path], Found]] = {
@@ -75,6 +95,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     plan = ropepatch.plan(given.model, to=given.to, method="none")
+    if given.out.stem == STUDENT:
+        student(plan, given.out)
+        return
     scaling, fit = SCALINGS[given.out.stem](plan, given.out)
     write_scaling(given.out, scaling, plan.rope, plan.target, fit=fit)
 
