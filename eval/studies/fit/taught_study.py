@@ -15,6 +15,7 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ from study import (
 
 BASE, TEACHER, YARN, FIT, DISTIL = "base", "teacher", "yarn", "fit", "distil"
 KEYS = 100  # prompts of tiny with one key each
+STORIES = 72  # held out, of tiny
 SEEDS = 3
 HOW = ("of", "keys", "rows", "queries", "questions")  # values that are equal for all seeds of a setting
 CASES = (("tiny", 4), ("tiny", 8), ("babyllama-361", 4), ("stories-260k", 4))
@@ -68,7 +70,7 @@ class OnFairyTales(Checkpoint):
 def cases(given: Namespace) -> Iterator[Row]:
     """The measurements of each checkpoint."""
     for name, factor in CASES:
-        case = checkpoint(name, factor).named
+        case = checkpoint(name, factor).named | ({"windows": STORIES} if name == "tiny" else {})
         keys = {"keys": KEYS} if name == "tiny" else {}
         yield from (case | {"of": of} for of in ((FLOOR,) if name == "tiny" else (OWN,)))
         yield from (case | {"of": of} | keys for of in (BASE, TEACHER, YARN))
@@ -81,6 +83,8 @@ def cases(given: Namespace) -> Iterator[Row]:
 def measure(case: Row, given: Namespace) -> list[Row]:
     """The row of each text."""
     place, of = checkpoint(case["model"], case["factor"]), case["of"]
+    if "windows" in case:
+        place = replace(place, windows=case["windows"])
     texts: dict[str, Checkpoint] = {"tales": place}
     if place.name != "tiny":
         texts = {"TinyStories": place, "fairy tales": OnFairyTales(place.name, place.factor)}
@@ -122,7 +126,7 @@ STUDY = Study(name="fit-taught", about=__doc__, cases=cases, measure=measure)
 def taught_table(rows: list[Row]) -> str:
     """The share of YaRN's excess loss that remains on other text after a fit by self-distillation."""
     groups = []
-    for here in by(rows, "model", "factor", "text").values():
+    for here in by(rows, "model", "factor", "text", "windows").values():
         of = {(row["of"], row.get("keys")): row for row in here}
         for (_, keys, *_), seeds in by([row for row in here if row["of"] in (FIT, DISTIL)], *HOW).items():
             references = of.get((FLOOR, None)) or of[OWN, None], of[TEACHER, keys], of[YARN, keys]
@@ -134,6 +138,7 @@ def taught_table(rows: list[Row]) -> str:
     columns = {
         "checkpoint, measured on": lambda group: f"{group[0]['model']}, {group[0]['text']}",
         "factor": lambda group: f"{group[0]['factor']}",
+        "n": lambda group: f"{len(group[0]['all'])}",
         "learned": lambda group: (
             ("weights (`--distil`)" if group[0]["of"] == DISTIL else "frequencies")
             + " and queries" * bool(group[0].get("queries"))
@@ -161,14 +166,17 @@ def in_short(rows: list[Row]) -> str:
     lines = []
     tiny = [row for row in rows if row["model"] == "tiny" and (row.get("keys") or row["of"] == FLOOR)]
     for (factor,), here in by(tiny, "factor").items():
-        of = {row["of"]: row for row in here}
         for name in (FIT, DISTIL):
-            if seeds := [row for row in here if row["of"] == name]:
+            windows = max((row.get("windows", 0) for row in here if row["of"] == name), default=0)
+            own = [row for row in here if row.get("windows", 0) == windows]
+            of = {row["of"]: row for row in own}
+            if seeds := [row for row in own if row["of"] == name]:
                 groups = (averaged(seeds, "all", "short"), seeds, of[FLOOR], of[TEACHER], of[YARN], of[BASE])
                 lines.append(
                     {
                         "": f"`{name}`" if name == FIT else "`--distil`",
                         "to": f"{seeds[0]['target']:,} tokens ({factor} x)",
+                        "held-out stories": f"{len(of[YARN]['all'])}",
                         "passkey accuracy by seed, n = 100": ", ".join(keys_of(row) for row in seeds),
                         "YaRN's passkey accuracy": keys_of(of[YARN]),
                         "YaRN's excess loss remaining": left(groups[0], groups),
