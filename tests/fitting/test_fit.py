@@ -196,12 +196,13 @@ def test_a_budget_of_time_ends_starts_and_descent_with_the_best_until_then(monke
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_fit_on_a_gpu_has_the_losses_of_one_on_the_cpu():
-    held = [
-        ropepatch.fit("tiny", to=TO, steps=2, init="yarn", device=device).record["held_out"]
-        for device in ("cpu", "cuda")
-    ]
-    for part in ("before", "after", "own_window"):
-        assert held[1][part] == pytest.approx(held[0][part], abs=0.02), part
+    by_cpu, by_gpu = (
+        ropepatch.fit("tiny", to=TO, steps=2, init="yarn", device=device).record for device in ("cpu", "cuda")
+    )
+    for one, other in zip(by_cpu["history"], by_gpu["history"], strict=True):
+        assert other["train"] == pytest.approx(one["train"], rel=0.1)
+        assert other["held_out"] == pytest.approx(one["held_out"], abs=0.02)
+    assert by_gpu["held_out"]["own_window"] == pytest.approx(by_cpu["held_out"]["own_window"], abs=0.02)
 
 
 class StoppedError(Exception):

@@ -144,6 +144,7 @@ def taught_table(rows: list[Row]) -> str:
             + " and queries" * bool(group[0].get("queries"))
             + (f", on {group[0]['rows']}" if group[0].get("rows") else "")
             + (f", with questions for {', '.join(group[0]['kinds'])}" if group[0].get("kinds") else "")
+            + "; it answers no questions" * bool(group[0].get("questions") and not group[0].get("kinds"))
         ),
         "reference loss": mean_of(2),
         "teacher's loss": mean_of(3),
