@@ -24,6 +24,7 @@ from ropepatch.data.tiny.materials import IGNORED, MATERIALS
 from ropepatch.data.tiny.tales import Narrator
 from ropepatch.data.tokens import TokenStore, amount, tokenizer_digest
 from ropepatch.errors import RopepatchError, printable
+from ropepatch.model.self_written import SELF_WRITTEN
 from ropepatch.settings import refuse_unknown, seed_of
 from ropepatch.training.recipe import Data
 
@@ -246,7 +247,7 @@ class Batches(Dataset[dict[str, Tensor | int]]):
             hashed.update(values.numpy().tobytes())
         self.digest = hashed.hexdigest()
         for number, stream in enumerate(streams):
-            if (times := self.times(number)) >= 1.05:
+            if (times := self.times(number)) >= 1.05 and stream.name != SELF_WRITTEN:
                 logger.warning("%s is read %.1f times", printable(stream.name), times)
 
     def times(self, source: int) -> float:

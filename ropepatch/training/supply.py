@@ -38,6 +38,8 @@ from ropepatch.training.rows import (
     held_out,
 )
 
+SELF_READ = 3  # times that a training reads self-generated text; as good as once (eval/studies/distil)
+
 
 @dataclass(frozen=True)
 class HeldOut:
@@ -209,6 +211,8 @@ class RecipeReader:
                 streams.append(GeneratedRows(source.generated, self.tokenizer, seed))
                 continue
             begin, tokens = 0, tokens_of(number)
+            if not isinstance(source, Texts):
+                tokens = max(max(self.recipe.data.lengths(self.trained)[0]), -(-tokens // SELF_READ))
             if number == held.source:
                 tokens += held.count * held.length
             if isinstance(source, Texts):

@@ -241,6 +241,14 @@ def test_what_is_held_out_is_what_the_training_holds_out(make, tmp_path, monkeyp
     assert [len(piece) for piece in pieces] == [watched["length"]] * watched["windows"]
 
 
+def test_a_training_reads_self_generated_text_three_times_without_a_warning(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("ropepatch.model.self_written.SHARD", 256)
+    supply = Run.of(PLAN, own_text(), tmp_path / "out").supply()
+    assert supply.batches.times(0) == pytest.approx(3, rel=0.05)
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_forecast_counts_every_token_of_all_processes_once(count, tmp_path):
     run = replace(Run.of(PLAN, small_recipe(), tmp_path / "out"), processes=Processes(0, count))
