@@ -103,27 +103,21 @@ def on_gpu(start: Row) -> bool:
 
 def entries(models: Path) -> Iterator[Entry]:
     """All entries."""
-    yield Entry(
-        title="tests that need a GPU",
-        command=[
-            "-m",
-            "pytest",
-            "tests/attention",
-            "tests/fitting",
-            "-qkon_a_gpu",
-            "--junitxml",
-            models / "gpu-tests.xml",
-        ],
-        minutes=(None, 2),
-        makes=models / "gpu-tests.xml",
-    )
     yield making(models / SMOLLM2, SHARED / "checkpoints" / "smollm2-135m-instruct" / "make.py")
     free = ("baseline", "yarn", "llama3", "ntk", STRONGER_NTK, "rerope", "dca", "self-extend")
     yield from pages(models, SMOLLM2, "16k", free, (12, 0.1))
     yield from pages(models, SMOLLM2, "16k", ("yarn-tuned.json",), (12, 0.1))
     yield from pages(models, SMOLLM2, "16k", ("baseline", "yarn", "rerope"), (12, 0.1), kinds="fact,chain")
-    for method in ("fit-novels.json", "student-novels"):
+    for method in ("student-novels", "fit-novels.json"):
         yield from pages(models, SMOLLM2, "16k", (method,), (None, 0.1))
+    yield from pages(models, SMOLLM2, "32k", ("baseline", "yarn", "rerope", "dca"), (40, 0.3))
+    on_a_gpu = ["tests/attention", "tests/fitting", "-qkon_a_gpu"]
+    yield Entry(
+        title="tests that need a GPU",
+        command=["-m", "pytest", *on_a_gpu, "--junitxml", models / "gpu-tests.xml"],
+        minutes=(None, 2),
+        makes=models / "gpu-tests.xml",
+    )
     yield from pages(models, SMOLLM2, "16k", ("fit.json",), (12, 0.1))
     yield Entry(
         title="training steps of 1B, 3B and 8B",
@@ -139,7 +133,6 @@ def entries(models: Path) -> Iterator[Entry]:
     yield making(models / GEMMA, f"{PAGES}/gemma3_270m.py")
     yield from pages(models, GEMMA, "64k", ("baseline", "yarn", PUBLISHED_LINEAR), (60, 0.5), first=4)
     yield from pages(models, GEMMA, "64k", ("fit-novels.json",), (60, 0.5), first=4)
-    yield from pages(models, SMOLLM2, "32k", ("baseline", "yarn", "rerope", "dca"), (40, 0.3))
     yield from pages(models, SMOLLM2, "32k", ("fit.json", "student"), (40, 0.3))
     yield from pages(
         models, GEMMA, "64k", ("baseline", "yarn", PUBLISHED_LINEAR, "fit-novels.json"), (None, 0.5)
