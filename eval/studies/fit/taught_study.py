@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -171,7 +172,8 @@ def in_short(rows: list[Row]) -> str:
     tiny = [row for row in rows if row["model"] == "tiny" and (row.get("keys") or row["of"] == FLOOR)]
     for (factor,), here in by(tiny, "factor").items():
         for name in (FIT, DISTIL):
-            windows = max((row.get("windows", 0) for row in here if row["of"] == name), default=0)
+            counts = Counter(row.get("windows", 0) for row in here if row["of"] == name)
+            windows = max(counts, key=lambda count: (counts[count], count), default=0)
             own = [row for row in here if row.get("windows", 0) == windows]
             of = {row["of"]: row for row in own}
             if seeds := [row for row in own if row["of"] == name]:
