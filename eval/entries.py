@@ -11,12 +11,12 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
+from ropepatch.settings import relative_length
+
 EVAL = Path(__file__).resolve().parent
 sys.path.insert(0, str(EVAL / "studies"))
 
 from study import SHARED, Row, Rows  # noqa: E402
-
-from ropepatch.settings import relative_length  # noqa: E402
 
 CPU, CUDA = "cpu", "cuda"
 PAGES = "eval/studies/pages"
@@ -156,15 +156,14 @@ def pages(
     kinds: str = "",
 ) -> Iterator[Entry]:
     """The first pages of a model with these methods, after the files and students that they need."""
-    model, place, file = (
-        models / name,
-        models / f"{name}-{to}",
-        name + (kinds and f"-{kinds.replace(',', '-')}"),
-    )
-    held = Rows(EVAL / "results" / f"{file}.json", name)
+    model, place = models / name, models / f"{name}-{to}"
+    file = f"eval/results/{'-'.join([name, *filter(None, kinds.split(','))])}.json"
+    held = Rows(EVAL.parent / file, name)
     named = {"model": name, "target": relative_length(to, 1)}
     complete = {method for method in MAKERS if len(held.of(**named, method=Path(method).stem)) >= first}
     methods = [method for method in methods if method not in complete]  # whose file may be gone
+    if not methods:
+        return
     made = {method: place / method for method in methods if method in MAKERS}
     for method, out in made.items():
         words, taken = MAKERS[method]
@@ -173,13 +172,11 @@ def pages(
         yield Entry(title=title, command=command, minutes=taken, makes=out, needs=[model])
     listed = ",".join(str(made.get(method, method)) for method in methods)
     words = [model, "--to", to, "--methods", listed, "--dtype", "bfloat16"]
-    words += ["--json", f"eval/results/{file}.json"]
+    words += ["--json", file]
     if kinds:
         words += ["--kinds", kinds]
     if first < 8:
         words += ["--only", *(f"page={number}" for number in range(first))]
-    if not methods:
-        return
     yield Entry(
         title=f"{name} to {to}, {first} pages{kinds and f' of {kinds}'}: {', '.join(methods)}",
         command=[f"{PAGES}/pages_study.py", *words],

@@ -43,6 +43,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 STORIES = SHARED / "texts" / "tinystories" / "true_case.txt"
 OWN, FLOOR = "own window", "floor"
+WINDOWS = 24  # windows of text
 KEYS = 40  # prompts with one key each
 Row = dict[str, Any]
 Item = TypeVar("Item")
@@ -63,7 +64,7 @@ class Checkpoint:
 
     name: str
     factor: int
-    windows: int = 24
+    windows: int = WINDOWS
 
     @property
     def place(self) -> Path:
@@ -135,9 +136,9 @@ class Checkpoint:
 
 
 @cache
-def checkpoint(name: str, factor: int) -> Checkpoint:
+def checkpoint(name: str, factor: int, windows: int = WINDOWS) -> Checkpoint:
     """The checkpoint of a case, loaded once."""
-    return Checkpoint(name, factor)
+    return Checkpoint(name, factor, windows)
 
 
 def trained_on(documents: Sequence[Any]) -> int:

@@ -211,15 +211,12 @@ class RecipeReader:
                 streams.append(GeneratedRows(source.generated, self.tokenizer, seed))
                 continue
             begin, tokens = 0, tokens_of(number)
-            if not isinstance(source, Texts):
-                tokens = max(max(self.recipe.data.lengths(self.trained)[0]), -(-tokens // SELF_READ))
-            if number == held.source:
-                tokens += held.count * held.length
+            apart = held.count * held.length if number == held.source else 0
             if isinstance(source, Texts):
-                store = self._tokenised(source, tokens)
+                store = self._tokenised(source, tokens + apart)
             else:
-                store = self._self_written(tokens, seed)
-            if number == held.source:
+                store = self._self_written(tokens, apart, seed)
+            if apart:
                 pieces, begin = held_out(store, held.length, held.count)
             read = store, begin
             streams.append(TokenRows(*read, seed))
@@ -229,10 +226,11 @@ class RecipeReader:
             pieces = [tale.ids for tale in tales]
         return streams, pieces, notes
 
-    def _self_written(self, tokens: int, seed: int) -> TokenStore:
-        windows, _ = self.recipe.data.lengths(self.trained)
-        length = min(self.trained, max(windows))
-        sizes = {"length": length, "tokens": tokens, "seed": seed}
+    def _self_written(self, tokens: int, apart: int, seed: int) -> TokenStore:
+        """Generate text of which a training reads ``tokens``, and as many as are held out."""
+        longest = max(self.recipe.data.lengths(self.trained)[0])
+        written = max(longest, -(-tokens // SELF_READ)) + apart
+        sizes = {"length": min(self.trained, longest), "tokens": written, "seed": seed}
         return self_written(Checkpoint(self.folder), self.tokenizer, **sizes, cache=self.cache, say=self.say)
 
     def _tokenised(self, text: Texts, tokens: int) -> TokenStore:

@@ -98,7 +98,8 @@ def test_the_block_mask_lists_every_visible_block_and_masks_partly_visible_ones(
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch 2.11
+# Dynamo of torch 2.11 reads `.grad` of tensors that are not leaves.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @every_remapping
 def test_flex_attention_on_a_gpu_matches_outputs_and_gradients_of_the_loop(name):

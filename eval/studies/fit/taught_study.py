@@ -17,7 +17,6 @@ import tempfile
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from study import (
     FLOOR,
     OWN,
     SHARED,
+    WINDOWS,
     Checkpoint,
     Row,
     Study,
@@ -54,7 +54,7 @@ from study import (
 
 BASE, TEACHER, YARN, FIT, DISTIL = "base", "teacher", "yarn", "fit", "distil"
 KEYS = 100  # prompts of tiny with one key each
-STORIES = 72  # held out, of tiny
+TALES = 72  # held-out stories of tiny
 SEEDS = 3
 HOW = ("of", "keys", "rows", "queries", "questions", "reads")  # equal for all seeds of a setting
 CASES = (("tiny", 4), ("tiny", 8), ("babyllama-361", 4), ("stories-260k", 4))
@@ -73,7 +73,7 @@ class OnFairyTales(Checkpoint):
 def cases(given: Namespace) -> Iterator[Row]:
     """The measurements of each checkpoint."""
     for name, factor in CASES:
-        case = checkpoint(name, factor).named | ({"windows": STORIES} if name == "tiny" else {})
+        case = checkpoint(name, factor).named | ({"windows": TALES} if name == "tiny" else {})
         keys = {"keys": KEYS} if name == "tiny" else {}
         yield from (case | {"of": of} for of in ((FLOOR,) if name == "tiny" else (OWN,)))
         yield from (case | {"of": of} | keys for of in (BASE, TEACHER, YARN))
@@ -85,9 +85,8 @@ def cases(given: Namespace) -> Iterator[Row]:
 
 def measure(case: Row, given: Namespace) -> list[Row]:
     """The row of each text."""
-    place, of = checkpoint(case["model"], case["factor"]), case["of"]
-    if "windows" in case:
-        place = replace(place, windows=case["windows"])
+    place = checkpoint(case["model"], case["factor"], case.get("windows", WINDOWS))
+    of = case["of"]
     texts: dict[str, Checkpoint] = {"tales": place}
     if place.name != "tiny":
         texts = {"TinyStories": place, "fairy tales": OnFairyTales(place.name, place.factor)}

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import ropepatch
 from ropepatch.extension.planning import Plan
-from ropepatch.scaling import Scaling, make_scaling
+from ropepatch.scaling import make_scaling
 from ropepatch.scaling.file import write_scaling
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
@@ -31,12 +31,10 @@ from study import SHARED, log_line
 FAST, SLOW = (16.0, 32.0, 64.0, 128.0), (0.5, 1.0, 2.0, 4.0)
 HAYSTACKS, KEYS, SEED = 3, 8, 1000
 MINUTES = 7  # of a fit
-STUDENT = "student-novels"
-Found = tuple[Scaling, dict[str, object]]  # a scaling, and how it was found
 
 
-def tuned(plan: Plan, out: Path) -> Found:
-    """YaRN with the betas of the grid that have the highest answer log-prob."""
+def tuned(plan: Plan, out: Path) -> None:
+    """Write YaRN with the betas of the grid that have the highest answer log-prob."""
     texts = [file.read_text(encoding="utf-8") for file in sorted((SHARED / "texts" / "fairytales").iterdir())]
     model, tokenizer = ropepatch.load(plan.model)
     how = {"lengths": [plan.target], "haystacks": HAYSTACKS, "keys": KEYS, "seed": SEED, "texts": texts}
@@ -49,13 +47,14 @@ def tuned(plan: Plan, out: Path) -> Found:
     fast, slow = max(found, key=found.__getitem__)
     answers = {f"{fast:g}, {slow:g}": round(value, 4) for (fast, slow), value in found.items()}
     factor = plan.target / plan.rope.original_max_position_embeddings
-    return make_scaling("yarn", factor=factor, beta_fast=fast, beta_slow=slow), {"answers": answers}
+    scaling = make_scaling("yarn", factor=factor, beta_fast=fast, beta_slow=slow)
+    write_scaling(out, scaling, plan.rope, plan.target, fit={"answers": answers})
 
 
 @contextmanager
 def other_novels(out: Path) -> Iterator[Path]:
     """A folder of the novels that no page contains, next to the output."""
-    texts = out.parent / "novels"
+    texts = out.with_name(f"{out.stem}-texts")
     texts.mkdir(parents=True, exist_ok=True)
     for file in sorted(NOVELS.glob("*.txt"))[2 * PAGES :]:  # a page has one or two
         shutil.copyfile(file, texts / file.name)
@@ -63,15 +62,15 @@ def other_novels(out: Path) -> Iterator[Path]:
     shutil.rmtree(texts)
 
 
-def fitted(plan: Plan, out: Path) -> Found:
-    """The scaling that a fit learns from the other novels."""
+def fitted(plan: Plan, out: Path) -> None:
+    """Write the scaling that a fit learns from the other novels."""
     work = out.parent / "fit"
     with other_novels(out) as texts:
         found = ropepatch.fit(
             plan.model, to=plan.target, text=texts, minutes=MINUTES, work=work, say=log_line
         )
+    found.save(out)
     shutil.rmtree(work, ignore_errors=True)
-    return found.scaling, found.record
 
 
 def student(plan: Plan, out: Path) -> None:
@@ -82,8 +81,9 @@ def student(plan: Plan, out: Path) -> None:
         )
 
 
-SCALINGS: dict[str, Callable[[Plan, Path], Found]] = {
+MAKERS: dict[str, Callable[[Plan, Path], None]] = {
     "fit-novels": fitted,
+    "student-novels": student,
     "yarn-tuned": tuned,
 }
 
@@ -95,11 +95,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     plan = ropepatch.plan(given.model, to=given.to, method="none")
-    if given.out.stem == STUDENT:
-        student(plan, given.out)
-        return
-    scaling, fit = SCALINGS[given.out.stem](plan, given.out)
-    write_scaling(given.out, scaling, plan.rope, plan.target, fit=fit)
+    MAKERS[given.out.stem](plan, given.out)
 
 
 if __name__ == "__main__":
