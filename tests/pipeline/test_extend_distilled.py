@@ -33,7 +33,7 @@ def test_one_command_distils_a_stock_checkpoint_without_a_text(short, tmp_path, 
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
     done = run_here("extend", "tiny", "--to", "512", "--distil", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "self-generated text: 0 of 4,096 tokens" in done.stderr
+    assert "self-generated text: 0 of 2,731 tokens" in done.stderr
     assert "step 2/2, evaluation: short-context loss" in done.stderr
     assert "warning" not in done.stderr
     folder = tmp_path / "tiny-yarn-512-distil"
