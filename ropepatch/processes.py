@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +19,7 @@ Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
 PATIENCE = timedelta(days=2)  # how long the others wait while the first tokenises, merges and saves
+MOMENT = 0.2  # seconds for the threads of a process group, at the end
 
 
 def is_first() -> bool:
@@ -135,7 +137,15 @@ def join(device: str | None = None) -> Processes:
             hint="without GPUs it has no FSDP: start them by torchrun, or with DeepSpeed",
         )
     if not joined:
-        # Otherwise its threads may abort a process that has ended normally.
-        atexit.register(state.destroy_process_group)
+        atexit.register(_leave, state)
     rank, count = distributed.get_rank(), distributed.get_world_size()
     return Processes(rank, count, device or str(state.device))
+
+
+def _leave(state: Any) -> None:
+    """Destroy the process group, and let its threads release the tensors of the last exchange.
+
+    Each needs the GIL for that. If Python ends first, such a thread aborts a process that ended normally.
+    """
+    state.destroy_process_group()
+    time.sleep(MOMENT)
