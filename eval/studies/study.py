@@ -128,17 +128,17 @@ class Checkpoint:
             "digest": digest(ids for _, ids in self.pieces),
         }
 
-    def keys(self, model: Any, count: int = KEYS) -> Row:
+    def keys(self, model: Any, count: int = KEYS, seed: int = 1) -> Row:
         """The log-prob and the accuracy of passkeys at the target length, by prompt."""
-        answers = ropepatch.passkey(model, self.loaded[1], lengths=[self.target], haystacks=count, seed=1)
+        answers = ropepatch.passkey(model, self.loaded[1], lengths=[self.target], haystacks=count, seed=seed)
         log_prob, found = answers.log_prob(self.target), answers.found(self.target)
         return {"log_prob": log_prob.clusters, "found": found.clusters}
 
 
 @cache
-def checkpoint(name: str, factor: int, windows: int = WINDOWS) -> Checkpoint:
+def checkpoint(name: str, factor: int) -> Checkpoint:
     """The checkpoint of a case, loaded once."""
-    return Checkpoint(name, factor, windows)
+    return Checkpoint(name, factor)
 
 
 def trained_on(documents: Sequence[Any]) -> int:

@@ -39,7 +39,7 @@ TAUGHT = 1 << 30  # bytes of the teacher's hidden states to cache
 AT_ONCE = 8192  # tokens of a forward pass, unless one window is longer
 ACTIVATIONS = 4 << 30  # bytes of activations without recomputation
 VALUES = 16  # activations of a layer per token, in units of the hidden size, for LLaMA in bfloat16
-SHORT = 0.4  # least share of the weight for tokens within the original length
+SHORT = 0.6  # least share of the weight for tokens within the original length
 BACKWARD = 2  # cost of a backward pass in forward passes
 
 
