@@ -143,7 +143,7 @@ STUDY = Study(name="fit-taught", about=__doc__, cases=cases, measure=measure)
 def taught_table(rows: list[Row]) -> str:
     """The share of YaRN's excess loss that remains on other text after a fit by self-distillation."""
     groups = []
-    for here in by(rows, "model", "factor", "text", "first").values():
+    for here in by(rows, "model", "factor", "text", "first", "windows").values():
         of = {(row["of"], row.get("keys")): row for row in here}
         for (_, keys, *_), seeds in by([row for row in here if row["of"] in (FIT, DISTIL)], *HOW).items():
             references = of.get((FLOOR, None)) or of[OWN, None], of[TEACHER, keys], of[YARN, keys]
@@ -161,6 +161,7 @@ def taught_table(rows: list[Row]) -> str:
             + " and queries" * bool(group[0].get("queries"))
             + (f", on {group[0]['rows']}" if group[0].get("rows") else "")
             + (f", with questions for {', '.join(group[0]['kinds'])}" if group[0].get("kinds") else "")
+            + (f", {group[0]['within']:.0%} of the weight within L" if group[0].get("within") else "")
             + (f", text read {group[0]['reads']} times" if group[0].get("reads") else "")
             + "; it answers no questions" * bool(group[0].get("questions") and not group[0].get("kinds"))
         ),
@@ -183,10 +184,13 @@ def taught_table(rows: list[Row]) -> str:
 def in_short(rows: list[Row]) -> str:
     """The results of tiny without a text, by factor and command, next to YaRN's."""
     lines = []
-    for (factor,), here in by([row for row in rows if "first" in row], "factor").items():
-        of = {row["of"]: row for row in here}
+    tiny = [row for row in rows if row["model"] == "tiny" and (row.get("keys") or row["of"] == FLOOR)]
+    for (factor,), here in by(tiny, "factor").items():
         for name in (FIT, DISTIL):
-            if seeds := [row for row in here if row["of"] == name]:
+            texts = by(here, "first", "windows").values()
+            if own := [rows for rows in texts if any(row["of"] == name for row in rows)]:
+                of = {row["of"]: row for row in own[-1]}
+                seeds = [row for row in own[-1] if row["of"] == name]
                 groups = (averaged(seeds, "all", "short"), seeds, of[FLOOR], of[TEACHER], of[YARN], of[BASE])
                 lines.append(
                     {
