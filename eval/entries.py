@@ -110,7 +110,7 @@ def entries(models: Path) -> Iterator[Entry]:
     yield from pages(models, SMOLLM2, "16k", ("baseline", "yarn", "rerope"), (12, 0.1), kinds="fact,chain")
     for method in ("student-novels", "fit-novels.json"):
         yield from pages(models, SMOLLM2, "16k", (method,), (None, 0.1))
-    yield from pages(models, SMOLLM2, "16k", ("student-short",), (12, 0.1))
+    yield from pages(models, SMOLLM2, "16k", ("student-short", "fit-short.json"), (6, 0.1))
     yield from pages(models, SMOLLM2, "32k", ("baseline", "yarn", "rerope", "dca"), (40, 0.3))
     on_a_gpu = ["tests/attention", "tests/fitting", "-qkon_a_gpu"]
     yield Entry(
@@ -191,7 +191,8 @@ MAKERS = {
     "yarn-tuned.json": ([f"{PAGES}/scalings.py"], (90, 1)),
     "fit-novels.json": ([f"{PAGES}/scalings.py"], (None, 8)),  # on a CPU a forward pass takes minutes
     "student-novels": ([f"{PAGES}/scalings.py"], (None, 8)),
-    "student-short": ([f"{PAGES}/scalings.py"], (60, 2)),
+    "student-short": ([f"{PAGES}/scalings.py"], (40, 2)),
+    "fit-short.json": ([f"{PAGES}/scalings.py"], (90, 4)),
     # A bare loop took 74 ms on an H200 to generate a token of 200 documents; this is the time of all tokens.
     "fit.json": (["-m", "ropepatch", "fit"], (180, 18)),
     "student": (["-m", "ropepatch", "extend", "--distil"], (550, 28)),

@@ -143,7 +143,7 @@ STUDY = Study(name="fit-taught", about=__doc__, cases=cases, measure=measure)
 def taught_table(rows: list[Row]) -> str:
     """The share of YaRN's excess loss that remains on other text after a fit by self-distillation."""
     groups = []
-    for here in by(rows, "model", "factor", "text", "first", "windows").values():
+    for here in by(rows, "model", "factor", "text", "first").values():
         of = {(row["of"], row.get("keys")): row for row in here}
         for (_, keys, *_), seeds in by([row for row in here if row["of"] in (FIT, DISTIL)], *HOW).items():
             references = of.get((FLOOR, None)) or of[OWN, None], of[TEACHER, keys], of[YARN, keys]
@@ -187,7 +187,7 @@ def in_short(rows: list[Row]) -> str:
     tiny = [row for row in rows if row["model"] == "tiny" and (row.get("keys") or row["of"] == FLOOR)]
     for (factor,), here in by(tiny, "factor").items():
         for name in (FIT, DISTIL):
-            texts = by(here, "first", "windows").values()
+            texts = by(here, "first").values()
             if own := [rows for rows in texts if any(row["of"] == name for row in rows)]:
                 of = {row["of"]: row for row in own[-1]}
                 seeds = [row for row in own[-1] if row["of"] == name]

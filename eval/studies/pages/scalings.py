@@ -7,7 +7,8 @@ answer log-prob at the target length, on fairy tales, which no page contains. `f
 seven minutes of `ropepatch fit` on novels that no page contains, where a model takes too long to generate
 its own text; it resumes. `student-novels`: the checkpoint of `ropepatch extend --distil` on those novels.
 `student-short`: the same after 100 of its 450 steps, for a CPU, and without the comparison with YaRN that
-chooses the scale of its adapter; it resumes.
+chooses the scale of its adapter; it resumes. `fit-short.json`: `ropepatch fit` from YaRN in 60 of its 200
+steps on one of those novels, for a CPU; it resumes.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import ropepatch
 from ropepatch.data.texts import Texts
@@ -58,23 +61,21 @@ def tuned(plan: Plan, out: Path) -> None:
 
 
 @contextmanager
-def other_novels(out: Path) -> Iterator[Path]:
-    """A folder of the novels that no page contains, next to the output."""
+def other_novels(out: Path, count: int | None = None) -> Iterator[Path]:
+    """A folder of the first novels that no page contains, next to the output."""
     texts = out.with_name(f"{out.stem}-texts")
     texts.mkdir(parents=True, exist_ok=True)
-    for file in sorted(NOVELS.glob("*.txt"))[2 * PAGES :]:  # a page has one or two
+    for file in sorted(NOVELS.glob("*.txt"))[2 * PAGES :][:count]:  # a page has one or two
         shutil.copyfile(file, texts / file.name)
     yield texts
     shutil.rmtree(texts)
 
 
-def fitted(plan: Plan, out: Path) -> None:
+def fitted(plan: Plan, out: Path, count: int | None = None, **how: Any) -> None:
     """Write the scaling that a fit learns from the other novels."""
-    work = out.parent / "fit"
-    with other_novels(out) as texts:
-        found = ropepatch.fit(
-            plan.model, to=plan.target, text=texts, minutes=MINUTES, work=work, say=log_line
-        )
+    work = out.parent / out.stem
+    with other_novels(out, count) as texts:
+        found = ropepatch.fit(plan.model, to=plan.target, text=texts, work=work, say=log_line, **how)
     found.save(out)
     shutil.rmtree(work, ignore_errors=True)
 
@@ -99,7 +100,8 @@ def short_student(plan: Plan, out: Path) -> None:
 
 
 MAKERS: dict[str, Callable[[Plan, Path], None]] = {
-    "fit-novels": fitted,
+    "fit-novels": partial(fitted, minutes=MINUTES),
+    "fit-short": partial(fitted, count=1, steps=60, init="yarn"),
     "student-novels": student,
     "student-short": short_student,
     "yarn-tuned": tuned,
