@@ -184,13 +184,10 @@ def taught_table(rows: list[Row]) -> str:
 def in_short(rows: list[Row]) -> str:
     """The results of tiny without a text, by factor and command, next to YaRN's."""
     lines = []
-    tiny = [row for row in rows if row["model"] == "tiny" and (row.get("keys") or row["of"] == FLOOR)]
-    for (factor,), here in by(tiny, "factor").items():
+    for (factor,), here in by([row for row in rows if "first" in row], "factor").items():
+        of = {row["of"]: row for row in here}
         for name in (FIT, DISTIL):
-            texts = by(here, "first").values()
-            if own := [rows for rows in texts if any(row["of"] == name for row in rows)]:
-                of = {row["of"]: row for row in own[-1]}
-                seeds = [row for row in own[-1] if row["of"] == name]
+            if seeds := [row for row in here if row["of"] == name]:
                 groups = (averaged(seeds, "all", "short"), seeds, of[FLOOR], of[TEACHER], of[YARN], of[BASE])
                 lines.append(
                     {
