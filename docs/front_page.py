@@ -7,10 +7,12 @@ from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.report.printers import markdown_rows
 from ropepatch.training.recipe import read_recipe
 
-METHODS = {BASELINE: "original model", "linear": "`linear` (position interpolation)"} | {
-    name: f"`{name}`" for name in ("ntk", "llama3", "yarn", "dca")
+METHODS = {
+    BASELINE: "original model",
+    "linear": "`linear` (position interpolation)",
+    **{name: f"`{name}`" for name in ("ntk", "llama3", "yarn", "dca")},
+    "student-short": "`yarn` with `--distil`, 100 steps",
 }
-METHODS["student-short"] = "`yarn` with `--distil`, 100 steps"
 MODELS = (
     *("Qwen/Qwen3-8B", "Qwen/Qwen2.5-7B-Instruct", "meta-llama/Llama-3.1-8B", "mistralai/Mistral-7B-v0.3"),
     *("google/gemma-3-4b-it", "openai/gpt-oss-20b", "HuggingFaceTB/SmolLM3-3B"),

@@ -43,7 +43,6 @@ RESULTS = Path(__file__).parents[1] / "results"
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 STORIES = SHARED / "texts" / "tinystories" / "true_case.txt"
 OWN, FLOOR = "own window", "floor"
-WINDOWS = 24  # windows of text
 KEYS = 40  # prompts with one key each
 Row = dict[str, Any]
 Item = TypeVar("Item")
@@ -64,7 +63,7 @@ class Checkpoint:
 
     name: str
     factor: int
-    windows: int = WINDOWS
+    windows: int = 24
 
     @property
     def place(self) -> Path:
