@@ -161,8 +161,7 @@ def pages(
     file = f"eval/results/{'-'.join([name, *filter(None, kinds.split(','))])}.json"
     held = Rows(EVAL.parent / file, name)
     named = {"model": name, "target": relative_length(to, 1)}
-    complete = {method for method in MAKERS if len(held.of(**named, method=Path(method).stem)) >= first}
-    methods = [method for method in methods if method not in complete]  # whose file may be gone
+    methods = [method for method in methods if len(held.of(**named, method=method_of(method))) < first]
     if not methods:
         return
     made = {method: place / method for method in methods if method in MAKERS}
@@ -185,6 +184,11 @@ def pages(
         needs=[model, *made.values()],
         rows=first * len(methods),
     )
+
+
+def method_of(name: str) -> str:
+    """The name of a method in the rows: that of a file has no suffix."""
+    return Path(name).stem if name in MAKERS else name
 
 
 MAKERS = {

@@ -187,9 +187,7 @@ def fit(
     if not writes:  # an unsuitable text is an error before weights are loaded
         splits = read_splits(tokenizer, text, spare=spare, **reading)
     loaded: Any = source.load()
-    length = (
-        row_length(loaded, window, target, settings.planned_steps(), processes.device) if writes else target
-    )
+    length = row_length(loaded, window, target, settings.planned_steps(), processes.device)
     mapped, taught_by = _teacher(loaded, teacher, window, target, say, source.original)
     if writes:
         if mapped is None:
@@ -217,7 +215,12 @@ def fit(
     layers = _query_layers(loaded, source, say) if queries and mapped else None
     factors, heads = (2 * math.prod(layers.shape), layers.shape[1]) if layers else (0, 1)
     placed = _placed(loaded, processes, kept)
-    kinds = kept["kinds"] if kept else answerable(placed, tokenizer, window, seed=seed, split=is_split)
+    if kept:
+        kinds = kept["kinds"]
+    else:
+        say(f"asking {source.name} questions within its original length of {window:,} tokens")
+        kinds = answerable(placed, tokenizer, window, seed=seed, split=is_split)
+        say(f"kinds of questions that it answers: {', '.join(kinds) or 'none'}")
     exams = {part: _exam(tokenizer, kinds, target, part, seed) for part in ("validation", "test")}
     with learnable(placed, source, layers) as module:
         for line in describe_placement(loaded):

@@ -109,8 +109,9 @@ def test_without_a_text_a_model_learns_from_what_it_writes_and_stock_reads_the_o
         assert torch.equal(stock(ids).logits, tiny[0](ids).logits)
 
 
+@pytest.mark.parametrize("text", [None, "text.txt"])
 def test_where_rows_of_the_target_take_too_long_they_are_within_the_window_at_skipped_positions(
-    tmp_path, monkeypatch
+    tmp_path, monkeypatch, text
 ):
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(examples, "WRITTEN", 8)
@@ -125,7 +126,10 @@ def test_where_rows_of_the_target_take_too_long_they_are_within_the_window_at_sk
 
     monkeypatch.setattr(FitLoss, "__init__", make)
     monkeypatch.setattr(examples, "HOUR", {"cpu": 1e10})
-    found = ropepatch.fit(stranger, to=TO, steps=2, init="yarn")
+    if text:
+        text = tmp_path / text
+        text.write_text("A quiet day. " * 4 * TO)
+    found = ropepatch.fit(stranger, to=TO, text=text, steps=2, init="yarn")
     assert found.record["row"] == 128
     train, validation, test = losses
     assert (train.ids.shape[1], validation.ids.shape[1], test.ids.shape[1]) == (128, TO, TO)
