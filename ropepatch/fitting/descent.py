@@ -32,6 +32,7 @@ CANDIDATES = 4  # starts that race
 RACE = 5  # the race takes one in so many of all steps
 CHECKS = 8  # validations during the descent
 PATIENCE = 4  # checks without a new best before it stops
+NEARER = (0.5, 0.25)  # shares of the way from YaRN to the last vector, tried if no vector is better on both
 
 LEARNING_RATE = 0.08  # in logarithms: a step changes the divisor of a slow pair by up to 8 %
 ATTENTION_SCALE = 0.3  # relative step of the attention factor, whose square scales every logit
@@ -136,19 +137,30 @@ class FitState:
         winner = min(self.candidates, key=last.__getitem__)
         return replace(self, candidates={winner: self.candidates[winner]}, checks_without_improvement=0)
 
-    def validated(self, name: str, validation: FitLoss) -> FitState:
-        """Validate the running mean of a candidate."""
+    def validated(self, name: str, validation: FitLoss, share: float = 1.0) -> FitState:
+        """Validate the running mean of a candidate, or a vector on the way to it from the reference."""
         descent = self.candidates[name]
-        now = _validated(validation, descent.mean, name, descent.step)
+        before = torch.zeros_like(descent.mean)
+        before[: len(self.reference.vector)] = self.reference.vector  # it may have no query factors
+        now = _validated(validation, before.lerp(descent.mean, share), name, descent.step)
         fair = now.not_worse(self.reference)
         found = {"train": descent.loss, "held_out": now.combined, "not_worse": fair}
-        row = {"start": name, "step": descent.step, **found}
+        found |= {"short": now.short, "log_prob": now.log_prob}
+        row = {"start": name, "step": descent.step, "share": share, **found}
         lowest = min((row["held_out"] for row in self.history), default=math.inf)
         checks = 0 if now.combined < lowest else self.checks_without_improvement + 1
         is_best = now.combined < self.best.combined and fair
         best = now if is_best else self.best
         history = (*self.history, row)
         return replace(self, history=history, best=best, checks_without_improvement=checks)
+
+    def nearer(self, validation: FitLoss) -> FitState:
+        """Validate vectors nearer to the reference, until one of this descent is the best."""
+        (name,), state = self.candidates, self
+        for share in NEARER:
+            if not state.best.step:
+                state = state.validated(name, validation, share)
+        return state
 
 
 def batch_of(train: FitLoss) -> int:
@@ -273,6 +285,8 @@ def proceed(
         over = len(state.candidates) == 1 and (
             last + 1 >= settings.steps or state.checks_without_improvement >= PATIENCE
         )
+        if over:
+            state = state.nearer(validation)
         tokens = earlier + train.spent + validation.spent
         state = replace(state, forward_tokens=tokens, finished=over)
         yield state

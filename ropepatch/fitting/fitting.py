@@ -147,8 +147,8 @@ def fit(
     many windows would measure are left out.
 
     Returns the vector with the lowest validation loss among those with neither a higher short-context loss
-    nor a lower retrieval accuracy than YaRN, if YaRN is a start. The record contains the losses and answers
-    on texts that were not used for the choice.
+    nor a lower answer log-prob than YaRN, if YaRN is a start. If the descent has none, it tries vectors
+    nearer to YaRN. The record contains the losses and answers on texts that were not used for the choice.
     """
     settings = FitSettings(steps=steps, init=init, queries=queries, seed=seed)
     if minutes is not None and not 0 < minutes < math.inf:

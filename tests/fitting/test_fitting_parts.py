@@ -17,7 +17,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.extension.queries import QueryLayers
-from ropepatch.fitting import fitting
+from ropepatch.fitting import descent, fitting
 from ropepatch.fitting.descent import (
     Descent,
     FitSettings,
@@ -385,14 +385,15 @@ class Worse(Bowl):
 
 
 class Less(Bowl):
-    """Windows on which every vector but YaRN's has a higher short-context loss or a lower answer log-prob."""
+    """Windows with a higher short-context loss or a lower answer log-prob for all vectors not near YaRN's."""
 
-    def __init__(self, what):
+    def __init__(self, what, near=0.0):
         super().__init__()
-        self.what = what
+        self.what, self.near = what, near
 
     def validate(self, vector):
         away = float((vector.flat() - published(ROPE, 4.0)["yarn"].flat()).abs().max())
+        away = max(0.0, away - self.near)
         loss = super().validate(vector).loss
         return Outcome(loss, away, 0.0) if self.what == "short" else Outcome(loss, 0.0, -10 * away)
 
@@ -425,6 +426,16 @@ def test_no_vector_is_the_best_that_reads_the_trained_context_worse_than_yarn_or
     assert (last.best.start, last.best.step) == ("yarn", 0)
     assert min(row["held_out"] for row in last.history) < last.best.loss
     assert run(FitSettings(steps=40, init="linear"), validation=Less(what))[-1].best.step > 0
+
+
+@pytest.mark.parametrize("share", [0.5, 0.25])
+def test_where_the_last_vector_is_worse_than_yarn_one_nearer_to_it_may_be_better_on_both(monkeypatch, share):
+    monkeypatch.setattr(descent, "CHECKS", 1)
+    settings, yarn = FitSettings(steps=40, init="yarn"), published(ROPE, 4.0)["yarn"].flat()
+    way = run(settings)[-1].best.vector - yarn
+    last = run(settings, validation=Less("short", near=1.2 * share * float(way.abs().max())))[-1]
+    torch.testing.assert_close(last.best.vector, yarn + share * way)
+    assert [row["share"] for row in last.history] == [1.0, 0.5, 0.25][: 2 if share == 0.5 else 3]
 
 
 @pytest.mark.parametrize(
