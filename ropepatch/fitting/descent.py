@@ -56,8 +56,15 @@ class FitSettings(Settings):
         """Steps of the race, per candidate."""
         return self.steps // RACE
 
-    def planned_steps(self, candidates: int = CANDIDATES) -> int:
-        """Steps of the long descent and of the losers of the race."""
+    @property
+    def methods(self) -> list[str]:
+        """The methods to start from; none for all published ones and their mixtures."""
+        return [] if self.init == "auto" else [name.strip() for name in self.init.split(",")]
+
+    def planned_steps(self, candidates: int | None = None) -> int:
+        """Steps of the long descent and of the losers of the race; by default among the most candidates."""
+        if candidates is None:
+            candidates = min(CANDIDATES, len(self.methods) or CANDIDATES)
         return self.steps + (candidates - 1) * self.race
 
 
@@ -173,10 +180,9 @@ def batch_of(train: FitLoss) -> int:
 
 def starts_of(train: FitLoss, settings: FitSettings) -> dict[str, Vector]:
     """Return the vectors of the methods in `init`, or of all published ones."""
-    if settings.init == "auto":
+    if not settings.methods:
         return published(train.rope, train.factor)
-    names = [name.strip() for name in settings.init.split(",")]
-    return {name: named(name, train.rope, train.factor) for name in names}
+    return {name: named(name, train.rope, train.factor) for name in settings.methods}
 
 
 def screened(
@@ -229,7 +235,7 @@ def begin(
     """Return the state before the first step, with a number of query factors; see `screened`."""
     methods = starts_of(train, settings)
     starts = dict(methods)
-    if settings.init == "auto":
+    if not settings.methods:
         starts |= mixtures(methods, count=MIXTURES, seed=settings.seed)
     order = screened(train, starts, settings, until=until, advance=advance)
     if not order:

@@ -411,6 +411,11 @@ def test_descent_finds_the_bottom_and_a_single_step_is_no_race():
     assert best.vector.tolist() == pytest.approx(Bowl().point.tolist(), abs=0.1)
 
 
+def test_a_fit_from_one_method_plans_no_race():
+    assert FitSettings(steps=100, init="yarn").planned_steps() == 100
+    assert FitSettings(steps=100).planned_steps() == 100 + 3 * 20
+
+
 def test_a_descent_that_gets_worse_on_the_held_out_windows_stops_and_returns_the_start():
     last = run(FitSettings(steps=300, init="yarn"), validation=Worse())[-1]
     assert last.finished
