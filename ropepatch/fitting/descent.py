@@ -37,6 +37,7 @@ NEARER = (0.5, 0.25)  # shares of the way from YaRN to the last vector, tried if
 LEARNING_RATE = 0.08  # in logarithms: a step changes the divisor of a slow pair by up to 8 %
 ATTENTION_SCALE = 0.3  # relative step of the attention factor, whose square scales every logit
 QUERY_SCALE = 0.4  # relative step of amplitudes and phases
+SKIPPING_SCALE = 0.1  # the same at skipped positions, of a few short sequences per step
 BETAS = (0.9, 0.99)
 WARMUP = 5  # steps
 LEAST = 0.02  # relative learning rate at the end
@@ -317,7 +318,7 @@ def step(train: FitLoss, state: Descent, *, batch: int, settings: FitSettings) -
     """
     pairs = train.rope.num_pairs
     turns = rotations(train.rope.inv_freq(), train.rope.original_max_position_embeddings)
-    scale = torch.full_like(state.vector, QUERY_SCALE)
+    scale = torch.full_like(state.vector, SKIPPING_SCALE if train.skips else QUERY_SCALE)
     scale[: pairs + 1] = torch.cat([turns.clamp(min=1).rsqrt().float(), torch.tensor([ATTENTION_SCALE])])
     values = (state.vector / scale).requires_grad_()
     decayed = 0.5 * (1 + math.cos(math.pi * state.step / settings.steps))

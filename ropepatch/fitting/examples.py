@@ -25,6 +25,7 @@ HELD_OUT = 16  # most windows for validation, and as many for the test; else 1 i
 FEWEST = 10  # fewest windows for a fit
 TALES = 200  # training stories for tiny
 WRITTEN = 64  # self-generated training sequences
+SKIPPING = 0.1  # weight of the answers at skipped positions, relative to those of the target length
 SHORTER = (2, 8)  # divisors of the original length, for shorter sequences on slow devices
 PASSES = 4  # cost of a training sequence in forward passes: the teacher's, its own, and the backward pass
 

@@ -33,7 +33,7 @@ from ropepatch.extension.planning import Plan, plan_by
 from ropepatch.extension.queries import QueryLayers
 from ropepatch.files import check_resumed, whole_file
 from ropepatch.fitting.descent import FitSettings, FitState, begin, proceed, stopped
-from ropepatch.fitting.examples import read_splits, row_length, windows_to_write
+from ropepatch.fitting.examples import SKIPPING, read_splits, row_length, windows_to_write
 from ropepatch.fitting.loss import FitLoss, learnable
 from ropepatch.fitting.vectors import Vector
 from ropepatch.model.checkpoint import Checkpoint
@@ -228,7 +228,9 @@ def fit(
         parts = loaded, module, source.rope
         rows = [row for window in splits.train for row in torch.split(window, length) if len(row) == length]
         rows, answers = _with_questions(rows, tokenizer, kinds, seed)
-        places = None if length == target else _skipped(rows, target, seed)
+        places = None
+        if length < target:
+            places, answers = _skipped(rows, target, seed), [SKIPPING * weights for weights in answers]
         how: dict[str, Any] = {"answers": answers, "positions": places, "target": target}
         train = FitLoss(*parts, rows, mapped, processes, **how)
         validation = FitLoss(*parts, splits.validation, mapped, processes, exam=exams["validation"])

@@ -121,13 +121,15 @@ class FitLoss:
         teacher: The teacher's remapping, removed from the model; None for the cross-entropy of the text.
         processes: Processes that share the validation.
         answers: For each window [T], the weights of its tokens as answers; None for none.
-        positions: For each window [T], skipped positions; None for true ones.
+        positions: For each window [T], skipped positions; None for true ones. The teacher reads the
+            window at the same positions, but with jumps that end within the original length.
         target: The target length in tokens; None for the length of a window.
         exam: The retrieval questions of a validation; None for none.
 
     Attributes:
         ids: [N, T] int64.
         factor: s, the length of a window over the original length.
+        skips: Whether its windows have skipped positions.
         spent: Forward tokens so far, without those of the teacher.
     """
 
@@ -149,17 +151,15 @@ class FitLoss:
         self.processes, self.exam = processes, exam
         self.ids = torch.stack([torch.as_tensor(window, dtype=torch.long) for window in windows])
         self._answers = torch.zeros(self.ids.shape) if answers is None else torch.stack([*answers])
-        self._positions = None if positions is None else torch.stack([*positions])
         length, trained = self.ids.shape[1], rope.original_max_position_embeddings
+        self.skips = positions is not None
+        true = torch.arange(length).expand_as(self.ids)
+        self._positions = true if positions is None else torch.stack([*positions])
+        self._taught_at = true + (self._positions - true).clamp(max=max(0, trained - length))
         self.factor, self.teacher, self._trained = (target or length) / trained, teacher, trained
         self._weights = _weights(length - 1, min(length, trained) - 1)
         self._decoder = decoder_of(model)
         self._taught: dict[str, Tensor] = {}  # by the digest of a window
-
-    @property
-    def skips(self) -> bool:
-        """Whether its windows have skipped positions."""
-        return self._positions is not None
 
     def cost(self, windows: int) -> int:
         """Return the forward tokens of `score` on a number of windows."""
@@ -227,14 +227,11 @@ class FitLoss:
         The head runs in chunks whose graphs are freed at once, so that at most C positions' logits are held.
         The decoder has one backward pass.
         """
-        ids = self.ids[rows]
-        taught = None if self.teacher is None else self._teach(ids, self.teacher)
+        taught = None if self.teacher is None else self._teach(rows, self.teacher)
         self.module.vector = vector
         device = input_device(self.model)
-        ids, answers = ids.to(device), self._answers[rows, 1:].to(device)
-        where: dict[str, Tensor] = {}
-        if self._positions is not None:  # without a mask, transformers takes jumps for document boundaries
-            where = {"position_ids": self._positions[rows].to(device), "attention_mask": torch.ones_like(ids)}
+        ids, answers = self.ids[rows].to(device), self._answers[rows, 1:].to(device)
+        where = self._at(self._positions[rows])
         if self._decoder is None:
             logits = self.model(input_ids=ids, use_cache=False, **where).logits
             if taught is not None:
@@ -256,29 +253,38 @@ class FitLoss:
             torch.autograd.backward(decoded[0], leaves[0].grad[: len(ids)])
         return torch.cat(losses, dim=1)
 
-    def _teach(self, ids: Tensor, teacher: Remapped) -> Tensor:
+    def _at(self, positions: Tensor) -> dict[str, Tensor]:
+        """Return the model's inputs for skipped positions [B, T]; none for true ones."""
+        if not self.skips:
+            return {}
+        positions = positions.to(input_device(self.model))
+        # Without a mask, transformers takes jumps for document boundaries.
+        return {"position_ids": positions, "attention_mask": torch.ones_like(positions)}
+
+    def _teach(self, rows: Tensor, teacher: Remapped) -> Tensor:
         """Return the hidden states [B, T, H] of the base model, or its logits if it has no decoder.
 
         The remapping applies to windows longer than the original length. The result is on the CPU; up to
         `TAUGHT` bytes are cached.
         """
         self.module.vector = Vector.unscaled(self.rope)  # the teacher has no query factors
-        names = [digest([row]) for row in ids]
+        ids, places = self.ids[rows], self._taught_at[rows]
+        names = [digest(row) for row in zip(ids, places, strict=True)]
         unread = [row for row, name in enumerate(names) if name not in self._taught]
         found = {name: self._taught[name] for name in names if name in self._taught}
         if unread:
-            rows, states = ids[unread].to(input_device(self.model)), list[Tensor]()
+            states, where = list[Tensor](), self._at(places[unread])
 
             def keep(hidden: Tensor) -> Tensor:
                 states.append(hidden)
                 return hidden
 
-            longer = ids.shape[1] > self._trained
+            given, longer = ids[unread].to(input_device(self.model)), ids.shape[1] > self._trained
             with torch.no_grad(), teacher.again() if longer else nullcontext():
                 if self._decoder is None:
-                    keep(self.model(input_ids=rows, use_cache=False).logits)
+                    keep(self.model(input_ids=given, use_cache=False, **where).logits)
                 else:
-                    with decoded_once(self.model, self._decoder, rows, through=keep) as (logits_at, _):
+                    with decoded_once(self.model, self._decoder, given, keep, **where) as (logits_at, _):
                         logits_at(torch.zeros(1, dtype=torch.long))
             found |= {names[row]: hidden for row, hidden in zip(unread, states[0].cpu(), strict=True)}
             size = states[0][0].numel() * states[0].element_size()

@@ -17,6 +17,7 @@ from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM
 
 import ropepatch
+from ropepatch.data.questions import ANSWERS
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
@@ -136,6 +137,7 @@ def test_where_rows_of_the_target_take_too_long_they_are_within_the_window_at_sk
     assert train.skips
     assert not validation.skips
     assert train._positions.max() > 256
+    assert train._answers.sum(dim=1).max() == pytest.approx(examples.SKIPPING * ANSWERS * 128)
 
 
 def test_a_window_that_is_stated_is_the_teachers_too():

@@ -260,7 +260,9 @@ def test_an_answer_loses_its_cross_entropy_times_its_weight(taught, monkeypatch)
     assert taught == (np.abs(plain - entropy).max() > 0.1)
 
 
-def test_at_skipped_positions_a_row_is_one_text_and_its_teacher_reads_it_where_it_stands(monkeypatch):
+def test_at_skipped_positions_a_row_is_one_text_and_its_teacher_reads_it_within_the_trained_context(
+    monkeypatch,
+):
     """A jump is no new document; and the attention factor, of too few keys to learn it from, stays."""
     monkeypatch.setattr("ropepatch.fitting.loss.CHUNK", 20)
     model, found = surveyed()
@@ -268,24 +270,36 @@ def test_at_skipped_positions_a_row_is_one_text_and_its_teacher_reads_it_where_i
         for parameter in model.parameters():
             parameter.mul_(3)
     L = found.rope.original_max_position_embeddings
-    windows, vector = some_windows(length=L), some_vector(found.rope.num_pairs)
-    places = torch.arange(L) + torch.tensor([[3 * L], [L], [0]]) * (torch.arange(L) >= L // 2)
-    causal = torch.full((L, L), torch.finfo(torch.float32).min).triu(1).expand(3, 1, L, L)
+    T = L // 2
+    windows, vector = some_windows(length=T), some_vector(found.rope.num_pairs)
+    windows[1] = windows[0]  # the same text with another jump
+    true, second = torch.arange(T), torch.arange(T) >= T // 2
+    places, taught_at = (
+        true + torch.tensor(jumps)[:, None] * second for jumps in ([3 * L, 9, 0], [L - T, 9, 0])
+    )
+    causal = torch.full((T, T), torch.finfo(torch.float32).min).triu(1).expand(3, 1, T, T)
+
+    def logits_at(positions):
+        given = {"input_ids": windows, "position_ids": positions, "attention_mask": causal}
+        return model(**given, use_cache=False).logits.double().numpy()
+
     with torch.no_grad():
-        teacher = model(input_ids=windows, use_cache=False).logits.double().numpy()
+        teacher, beyond, at_true = map(logits_at, (taught_at, places, true.expand(3, T)))
         with ropepatch.patch(model, vector.scaling(4.0)):
-            given = {"input_ids": windows, "position_ids": places, "attention_mask": causal}
-            student = model(**given, use_cache=False).logits.double().numpy()
+            student = logits_at(places)
     with remap_positions(model, "rerope", to=4 * L) as mapped:
         pass
     with learnable(model, found) as module:
         loss = FitLoss(model, module, found.rope, windows, mapped, positions=places, target=4 * L)
         assert loss.factor == 4.0
         expected = divergences(teacher, student)
-        np.testing.assert_allclose(loss.token_losses(vector), expected, atol=1e-3 * expected.max())
+        tolerance = 1e-3 * expected.max()
+        np.testing.assert_allclose(loss.token_losses(vector), expected, atol=tolerance)
         after = step(loss, Descent.at(vector), batch=2, settings=FitSettings(init="yarn")).vector
     moved = (after - vector.flat()).abs() > 1e-3
     assert moved.tolist() == [True] * found.rope.num_pairs + [False]
+    for mistake in (divergences(beyond, student), divergences(at_true, student)):
+        assert np.abs(mistake - expected).max() > 10 * tolerance
 
 
 def held_bytes(problem, vector):
@@ -350,10 +364,11 @@ def test_a_gradient_that_is_not_finite_moves_nothing():
 class Bowl:
     """A quadratic around a point, with noise that depends on the window; stands for a FitLoss."""
 
-    rope, factor, processes, skips = ROPE, 4.0, ALONE, False
+    rope, factor, processes = ROPE, 4.0, ALONE
 
-    def __init__(self, length=2048, offset=0.0):
-        self.point = torch.linspace(0.0, 1.0, 9)
+    def __init__(self, length=2048, offset=0.0, factors=0, skips=False):
+        self.skips = skips
+        self.point = torch.linspace(0.0, 1.0, 9 + factors)
         self.ids = torch.zeros(40, length, dtype=torch.long)
         self.spent, self.offset = 0, offset
 
@@ -499,15 +514,16 @@ def test_all_windows_are_read_before_one_comes_again():
     assert draw_windows(20, 5, 2, seed=1) != draw_windows(20, 5, 2, seed=2)
 
 
-def test_a_step_is_adams():
-    settings, problem = FitSettings(steps=100, init="yarn"), Bowl()
-    state = Descent.at(some_vector(8))
+@pytest.mark.parametrize(("skips", "attention", "queries"), [(False, 0.3, 0.4), (True, 0.0, 0.1)])
+def test_a_step_is_adams(skips, attention, queries):
+    settings, problem = FitSettings(steps=100, init="yarn"), Bowl(factors=4, skips=skips)
+    state = Descent.at(some_vector(8), factors=4)
     values = state.vector.double().numpy()
-    first = second = np.zeros(9)
+    first = second = np.zeros(13)
     turns = [64 * 10000.0 ** (-2 * pair / 16) / (2 * math.pi) for pair in range(8)]
-    scale = np.array([1 / math.sqrt(max(turn, 1.0)) for turn in turns] + [0.3])
+    scale = np.array([1 / math.sqrt(max(turn, 1.0)) for turn in turns] + [attention] + 4 * [queries])
     for count in range(1, 4):
-        _, gradient = Bowl().gradient(
+        _, gradient = Bowl(factors=4).gradient(
             Vector.from_flat(torch.tensor(values), 8), draw_windows(40, 2, count - 1, 0)
         )
         slope = gradient.double().numpy() * scale
