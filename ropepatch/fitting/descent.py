@@ -162,13 +162,19 @@ class FitState:
         history = (*self.history, row)
         return replace(self, history=history, best=best, checks_without_improvement=checks)
 
-    def nearer(self, validation: FitLoss) -> FitState:
-        """Validate vectors nearer to the reference, until one of this descent is the best."""
-        (name,), state = self.candidates, self
-        for share in NEARER:
-            if not state.best.step:
-                state = state.validated(name, validation, share)
-        return state
+    def descended(self, settings: FitSettings) -> bool:
+        """Whether the last step is done."""
+        if len(self.candidates) > 1:
+            return False
+        (descent,), nearing = self.candidates.values(), any(row["share"] < 1 for row in self.history)
+        patient = self.checks_without_improvement < PATIENCE and not nearing
+        return descent.step >= settings.steps or not patient
+
+    @property
+    def nearer(self) -> list[float]:
+        """The shares of `NEARER` not validated yet; none if a vector of this descent is the best."""
+        tried = {row["share"] for row in self.history}
+        return [] if self.best.step else [share for share in NEARER if share not in tried]
 
 
 def batch_of(train: FitLoss) -> int:
@@ -267,7 +273,7 @@ def _validated(validation: FitLoss, vector: Tensor, start: str, step: int = 0) -
 def proceed(
     train: FitLoss, validation: FitLoss, settings: FitSettings, state: FitState
 ) -> Iterator[FitState]:
-    """Yield the state after each further step, until the fit is finished.
+    """Yield the state after each further step or vector nearer to the reference, until the fit is finished.
 
     First the candidates race, divided over the processes. Then only the one with the lowest validation loss
     continues.
@@ -277,24 +283,24 @@ def proceed(
     race = settings.race if state.num_candidates > 1 else 0
     move = partial(step, train, batch=batch, settings=settings)
     while not state.finished:
-        if all(descent.step >= race for descent in state.candidates.values()):
-            state = state.decided()
-        candidates, spent = state.candidates, train.spent
-        last = min(descent.step for descent in candidates.values())
-        names = [name for name, descent in candidates.items() if descent.step == last]
-        moved = train.processes.deal([candidates[name] for name in names], move, _digits)
-        train.spent = spent + len(names) * train.cost(batch) * (1 + BACKWARD)
-        for name, descent in zip(names, moved, strict=True):
-            candidates = state.candidates | {name: descent}
-            state = replace(state, candidates=candidates, steps=state.steps + 1)
-            if descent.step % every == 0 or descent.step in (race, settings.steps):
-                state = state.validated(name, validation)
-        over = len(state.candidates) == 1 and (
-            last + 1 >= settings.steps or state.checks_without_improvement >= PATIENCE
-        )
-        if over:
-            state = state.nearer(validation)
+        spent = train.spent
+        if state.descended(settings):
+            (name,), (share, *_) = state.candidates, state.nearer
+            state = state.validated(name, validation, share)
+        else:
+            if all(descent.step >= race for descent in state.candidates.values()):
+                state = state.decided()
+            last = min(descent.step for descent in state.candidates.values())
+            names = [name for name, descent in state.candidates.items() if descent.step == last]
+            moved = train.processes.deal([state.candidates[name] for name in names], move, _digits)
+            train.spent = spent + len(names) * train.cost(batch) * (1 + BACKWARD)
+            for name, descent in zip(names, moved, strict=True):
+                candidates = state.candidates | {name: descent}
+                state = replace(state, candidates=candidates, steps=state.steps + 1)
+                if descent.step % every == 0 or descent.step in (race, settings.steps):
+                    state = state.validated(name, validation)
         tokens = earlier + train.spent + validation.spent
+        over = state.descended(settings) and not state.nearer
         state = replace(state, forward_tokens=tokens, finished=over)
         yield state
 

@@ -453,9 +453,12 @@ def test_where_the_last_vector_is_worse_than_yarn_one_nearer_to_it_may_be_better
     monkeypatch.setattr(descent, "CHECKS", 1)
     settings, yarn = FitSettings(steps=40, init="yarn"), published(ROPE, 4.0)["yarn"].flat()
     way = run(settings)[-1].best.vector - yarn
-    last = run(settings, validation=Less("short", near=1.2 * share * float(way.abs().max())))[-1]
+    validation = Less("short", near=1.2 * share * float(way.abs().max()))
+    *_, descended, last = states = run(settings, validation=validation)
     torch.testing.assert_close(last.best.vector, yarn + share * way)
     assert [row["share"] for row in last.history] == [1.0, 0.5, 0.25][: 2 if share == 0.5 else 3]
+    assert len(states) == 40 + len(last.history)  # one may stop, or resume, after each
+    assert len(run(settings, validation=validation, state=descended)) == 2
 
 
 @pytest.mark.parametrize(
