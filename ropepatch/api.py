@@ -591,9 +591,9 @@ def retrieve(
     The model processes each prompt once, up to the greatest length. At every length the questions are asked
     on its KV cache, by teacher forcing: an answer is correct if each of its tokens is the most probable one,
     as in greedy decoding. The first answer of a run is checked against that to a whole prompt, at the least
-    and the greatest length; with one key, at every length. If they differ, or if the frequencies depend on
-    the input length (stock `dynamic`, `longrope` with two sets of factors), every prompt is processed whole,
-    with a warning.
+    and the greatest length (on a CPU, the greatest up to 16,384 tokens); with one key, at every length. If
+    they differ, or if the frequencies depend on the input length (stock `dynamic`, `longrope` with two sets
+    of factors), every prompt is processed whole, with a warning.
 
     Args:
         model: A causal language model of transformers, patched or not; put in eval mode, and back into its

@@ -46,6 +46,7 @@ logger = logging.getLogger(__name__)
 THRESHOLD = 0.856  # the accuracy at an effective length, RULER's (arXiv:2404.06654)
 MOST_ROWS = 16  # questions of a batch
 CHUNK = 2048  # tokens of a haystack per forward pass on a CPU; four times as many elsewhere
+MOST_WHOLE = 2**14  # tokens of a whole prompt after the first on a CPU: a mask [T, T] takes minutes and GiB
 
 
 class Answer(NamedTuple):
@@ -358,6 +359,8 @@ class Reader:
         """The answers from the cache; None if the first ones differ from those to whole prompts."""
         pages = DynamicCache(config=self._model.config)
         lengths = [length for length in haystack.stops if haystack.asked[length]]
+        most = MOST_WHOLE if self._device.type == "cpu" else math.inf
+        ends = {lengths[0], max(length for length in lengths if length <= max(most, lengths[0]))}
         scored, read = [], 0
         for length in lengths:
             stop, questions = haystack.stops[length], haystack.asked[length]
@@ -369,7 +372,7 @@ class Reader:
             for first in range(0, len(ordered), rows):
                 batch = ordered[first : first + rows]
                 logits |= zip(batch, self._batch([questions[n] for n in batch], pages), strict=True)
-            if length in {lengths[0], lengths[-1]} - self._checked:
+            if length in ends - self._checked:
                 if not _same(logits[0], self._whole(haystack.ids[:stop], questions[0])):
                     self._read_whole(f"its answers at {length} tokens differ from those to whole prompts")
                     return None

@@ -163,6 +163,23 @@ def test_the_first_answer_is_checked_at_the_first_and_last_length_with_one_key_a
 
 
 @pytest.mark.parametrize(
+    ("most", "expected"), [(39, [40]), (90, [40, 90]), (149, [40, 90]), (150, [40, 150])]
+)
+def test_the_longest_checked_prompt_of_a_cpu_has_a_limit_that_the_first_has_not(monkeypatch, most, expected):
+    monkeypatch.setattr(retrieval, "MOST_WHOLE", most)
+    checked = []
+    whole = retrieval.Reader._whole
+    monkeypatch.setattr(
+        retrieval.Reader,
+        "_whole",
+        lambda self, ids, question: checked.append(len(ids)) or whole(self, ids, question),
+    )
+    (made,) = haystacks(MODELS["grouped queries"](), 1)
+    ask(MODELS["grouped queries"](), [made])
+    assert checked == [made.stops[length] for length in expected]
+
+
+@pytest.mark.parametrize(
     ("dtype", "by", "refused"),
     [
         (torch.float32, 2e-4, False),

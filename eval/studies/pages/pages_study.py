@@ -111,7 +111,8 @@ class Cost:
 
     Attributes:
         readings: The passes over a page, each to the target length.
-        prompts: The whole prompts that check each method's first answers, at the least and greatest length.
+        prompts: The whole prompts that check each method's first answers, at the least and greatest
+            length; on a CPU, at shorter ones (`ropepatch.retrieve`).
         questions: The questions on the KV caches of the passes.
         tokens: The most tokens that the model processes.
         operations: The operations of the forward passes under causal attention, without those of a remapping.
