@@ -712,8 +712,8 @@ def fit(
     Only the query weights change. The model learns to match its own predictions under a position remapping,
     and to answer questions about distant tokens, of the kinds that it answers within its original context
     length. By default it trains on text that it generates, so no text is needed. Held-out windows and
-    questions select the result: on them neither the loss at the target or original length nor the retrieval
-    accuracy is worse than YaRN's.
+    questions select the result: on them its loss within the original length is no higher than YaRN's, and its
+    answers are no less probable (by more than 0.01 nats). Its loss beyond the original length may be higher.
 
     Processes that torchrun started share the work; the result is the same, to the bit that of one process
     with as many threads.

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 THRESHOLD = 0.856  # the accuracy at an effective length, RULER's (arXiv:2404.06654)
 MOST_ROWS = 16  # questions of a batch
 CHUNK = 2048  # tokens of a haystack per forward pass on a CPU; four times as many elsewhere
-MOST_WHOLE = 2**14  # tokens of a whole prompt after the first on a CPU: a mask [T, T] takes minutes and GiB
+MOST_WHOLE = 2**14  # longest prompt that a CPU processes whole as a check, except at the least length
 
 
 class Answer(NamedTuple):

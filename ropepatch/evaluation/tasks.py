@@ -438,7 +438,7 @@ class RetrievalTask(Task):
         def run(model: Any, tokenizer: Any, keep: Path | None, advance: Advance) -> list[Row]:
             return retrieval_rows(ask(model, haystacks, keep=keep, split=True, progress=advance))
 
-        # And one whole prompt per length, as a check.
+        # And up to one whole prompt per length, as a check.
         reads = dict.fromkeys(lengths if keys == 1 else lengths[-1:], plan.count + 1)
         return Measurement(self, parameters, run, reads=reads)
 

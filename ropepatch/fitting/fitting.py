@@ -49,6 +49,7 @@ from ropepatch.settings import Length, Queries, relative_length, seed_of
 logger = logging.getLogger(__name__)
 
 STATE = "fit.pt"  # in the work folder
+SAVING = 60  # seconds between two saved states, unless a validation ends
 TEACHER, NO_TEACHER = "rerope", "none"  # the remapping for `auto`, and the word for no remapping
 STARTING = 3  # one in so many parts of the time budget is for the starts
 
@@ -143,11 +144,12 @@ def fit(
     Query factors are an amplitude and a phase per query head and rotary pair. The loss is the KL divergence
     from the base model under a position remapping, which keeps every distance within the original length.
     Every other sequence asks a retrieval question, if the base model answers that kind within its original
-    length; the loss of its answer is the cross-entropy. With `spare`, texts that a perplexity task with so
+    length; the loss of its answer is the cross-entropy. Sequences shorter than the target skip positions,
+    and there the base model teaches without a remapping. With `spare`, texts that a perplexity task with so
     many windows would measure are left out.
 
     Returns the vector with the lowest validation loss among those with neither a higher short-context loss
-    nor a lower answer log-prob than YaRN, if YaRN is a start. If the descent has none, it tries vectors
+    nor a lower answer log-prob than YaRN, if YaRN is a start. If a whole descent has none, it tries vectors
     nearer to YaRN. The record contains the losses and answers on texts that were not used for the choice.
     """
     settings = FitSettings(steps=steps, init=init, queries=queries, seed=seed)
@@ -236,19 +238,26 @@ def fit(
         validation = FitLoss(*parts, splits.validation, mapped, processes, exam=exams["validation"])
         began -= kept.get("seconds", 0.0)
         budget = math.inf if minutes is None else 60 * minutes
+
+        def save(state: FitState) -> float:
+            if work is not None and processes.first:
+                seconds, dtype = time.perf_counter() - began, str(loaded.dtype)
+                terms = {"asked": request, "seconds": seconds, "dtype": dtype, "kinds": kinds}
+                write_state(work, terms | {"fit": state.state_dict()})
+            return time.perf_counter()
+
         if kept:
-            state = FitState.from_state_dict(kept["fit"])
+            state, saved = FitState.from_state_dict(kept["fit"]), time.perf_counter()
         else:
             with progress("starts") as advance:
                 until = began + budget / STARTING
                 state = begin(train, validation, settings, factors=factors, until=until, advance=advance)
+            saved = save(state)
         with progress("fit") as advance:
             for now in proceed(train, validation, settings, state):
                 advance(now.steps, now.planned_steps(settings))
-                if work is not None and processes.first and len(now.history) > len(state.history):
-                    seconds, dtype = time.perf_counter() - began, str(loaded.dtype)
-                    terms = {"asked": request, "seconds": seconds, "dtype": dtype, "kinds": kinds}
-                    write_state(work, terms | {"fit": now.state_dict()})
+                if len(now.history) > len(state.history) or time.perf_counter() > saved + SAVING:
+                    saved = save(now)
                 state = now
                 if not now.finished and budget < math.inf and _late(began + budget, processes):
                     state = stopped(validation, now)

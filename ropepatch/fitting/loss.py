@@ -1,7 +1,8 @@
 """The loss of a model as a function of a vector, its gradient, and the cost of each pass.
 
 The loss of a token is its cross-entropy or, with a teacher, the Kullback-Leibler divergence from the base
-model with a position remapping to the model. The loss of an answer (`ropepatch.data.questions`) is always
+model with a position remapping to the model; at skipped positions, from the base model, with shortened
+jumps. The loss of an answer (`ropepatch.data.questions`) is always
 its cross-entropy. In training, the tokens within the original length have at least the weight `SHORT` of 1.
 
 Shapes: N windows of T tokens; B of them at once; P rotary pairs; C positions of a chunk.
@@ -122,7 +123,7 @@ class FitLoss:
         processes: Processes that share the validation.
         answers: For each window [T], the weights of its tokens as answers; None for none.
         positions: For each window [T], skipped positions; None for true ones. The teacher reads the
-            window at the same positions, but with jumps that end within the original length.
+            window at these, with each jump shortened so that the last token is within the original length.
         target: The target length in tokens; None for the length of a window.
         exam: The retrieval questions of a validation; None for none.
 
@@ -159,7 +160,7 @@ class FitLoss:
         self.factor, self.teacher, self._trained = (target or length) / trained, teacher, trained
         self._weights = _weights(length - 1, min(length, trained) - 1)
         self._decoder = decoder_of(model)
-        self._taught: dict[str, Tensor] = {}  # by the digest of a window
+        self._taught: dict[str, Tensor] = {}  # by the digest of a window and its positions
 
     def cost(self, windows: int) -> int:
         """Return the forward tokens of `score` on a number of windows."""

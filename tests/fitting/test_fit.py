@@ -2,9 +2,11 @@
 
 import itertools
 import json
+import math
 import shutil
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -216,9 +218,9 @@ class StoppedError(Exception):
 
 
 @contextmanager
-def stopping(name):
+def stopping(name, at=5):
     def advance(done, total):
-        if name == "fit" and done == 5:
+        if name == "fit" and done == at:
             raise StoppedError
 
     yield advance
@@ -235,6 +237,23 @@ def test_an_interrupted_fit_goes_on_to_the_same_end_and_its_folder_is_refused_to
     again = ropepatch.fit("tiny", to=TO, steps=6, work=work)
     assert again.scaling == fitted.scaling
     assert again.record["forward_tokens"] == fitted.record["forward_tokens"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seconds", "steps"), [(math.inf, 0), (0, 2)])
+def test_a_fit_between_validations_resumes_from_its_start_or_from_a_minute_ago(
+    tmp_path, monkeypatch, seconds, steps
+):
+    monkeypatch.setattr(descent, "CHECKS", 1)
+    monkeypatch.setattr(fitting, "SAVING", seconds)
+    work, how = tmp_path / "work", {"to": TO, "steps": 4, "init": "yarn"}
+    whole = ropepatch.fit("tiny", **how)
+    with pytest.raises(StoppedError):
+        ropepatch.fit("tiny", **how, work=work, progress=partial(stopping, at=3))
+    assert torch.load(work / "fit.pt", weights_only=True)["fit"]["steps"] == steps
+    again = ropepatch.fit("tiny", **how, work=work)
+    assert again.scaling == whole.scaling
+    assert again.record["forward_tokens"] == whole.record["forward_tokens"]
 
 
 def ids_in(file, ids):

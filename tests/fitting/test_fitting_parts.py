@@ -413,6 +413,14 @@ class Less(Bowl):
         return Outcome(loss, away, 0.0) if self.what == "short" else Outcome(loss, 0.0, -10 * away)
 
 
+class Seventh(Worse):
+    """Windows whose loss and short-context loss are lower only at the seventh validation."""
+
+    def validate(self, vector):
+        loss = super().validate(vector).loss
+        return Outcome(0.5 if self.calls == 7 else loss, float(self.calls < 7), 0.0)
+
+
 def run(settings, train=None, validation=None, state=None):
     train, validation = train or Bowl(), validation or Bowl()
     state = state or begin(train, validation, settings)
@@ -459,6 +467,14 @@ def test_where_the_last_vector_is_worse_than_yarn_one_nearer_to_it_may_be_better
     assert [row["share"] for row in last.history] == [1.0, 0.5, 0.25][: 2 if share == 0.5 else 3]
     assert len(states) == 40 + len(last.history)  # one may stop, or resume, after each
     assert len(run(settings, validation=validation, state=descended)) == 2
+
+
+def test_a_better_vector_nearer_to_yarn_does_not_continue_a_descent_that_has_lost_its_patience():
+    settings, validation = FitSettings(steps=300, init="yarn"), Seventh()
+    shares = [(row["step"], row["share"]) for row in run(settings, validation=validation)[-1].history]
+    every = 300 // descent.CHECKS
+    steps = [every * check for check in range(1, descent.PATIENCE + 2)]
+    assert shares == [*((step, 1.0) for step in steps), (steps[-1], 0.5)]
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ answer log-prob at the target length, on fairy tales, which no page contains. `f
 seven minutes of `ropepatch fit` on novels that no page contains, where a model takes too long to generate
 its own text; it resumes. `student-novels`: the checkpoint of `ropepatch extend --distil` on those novels.
 `student-short`: the same after 100 of its 450 steps, for a CPU, and without the comparison with YaRN that
-chooses the scale of its adapter; it resumes. `fit-short.json`: `ropepatch fit` from YaRN in 96 of its 200
-steps on one of those novels, for a CPU, with 1 validation instead of 8; it resumes.
+chooses the scale of its adapter; it resumes. `fit-short.json`: `ropepatch fit` from YaRN with 96 steps on one
+of those novels, for a CPU, with 1 validation instead of 8; it resumes.
 """
 
 from __future__ import annotations
