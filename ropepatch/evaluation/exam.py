@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ropepatch.data.haystack import Haystack, Haystacks
@@ -23,7 +23,7 @@ FALLBACK = "passkey"  # one per prompt; used only if no other kind is possible
 
 @dataclass(frozen=True, eq=False)
 class Exam:
-    """Prompts of one length with questions, the same for every model.
+    """Prompts of one length with questions, the same for every state of a model.
 
     Args:
         kinds: The kinds of questions.
@@ -34,6 +34,7 @@ class Exam:
     kinds: Sequence[str]
     length: int
     haystacks: Sequence[Haystack]
+    _checked: set[int] = field(default_factory=set, init=False)  # see `ask`
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, kinds: Sequence[str], length: int, *, seed: int) -> Exam:
@@ -48,7 +49,7 @@ class Exam:
 
     def of_model(self, model: PreTrainedModel, *, split: bool = False) -> Retrieval:
         """The answers of a model; see `ropepatch.evaluation.retrieval.ask`."""
-        return ask(model, self.haystacks, split=split)
+        return ask(model, self.haystacks, split=split, checked=self._checked)
 
 
 def answerable(

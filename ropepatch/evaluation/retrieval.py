@@ -268,8 +268,12 @@ def ask(
     keep: Path | None = None,
     split: bool = False,
     progress: Advance | bool | None = None,
+    checked: set[int] | None = None,
 ) -> Retrieval:
-    """The answers of a model to the questions of these haystacks; see `retrieve`."""
+    """The answers of a model to the questions of these haystacks; see `retrieve`.
+
+    `checked` collects the lengths at which whole prompts confirmed the cache, for further calls.
+    """
     reader: Reader | Remote
     reading: AbstractContextManager[Any]
     if isinstance(model, Remote):
@@ -279,7 +283,8 @@ def ask(
             tokens_per_batch = 2**14 if input_device(model).type == "cpu" else 2**18
         processes = join(str(input_device(model))) if split else ALONE
         _check_vocabulary(model, haystacks)
-        reader, reading = Reader(model, tokens_per_batch, read_once=read_once), evaluating(model)
+        reader = Reader(model, tokens_per_batch, read_once=read_once, checked=checked)
+        reading = evaluating(model)
     done, total = 0, sum(len(haystack.ids) for haystack in processes.share(haystacks))
     kept = Kept(keep)
 
@@ -334,11 +339,18 @@ def _follows_length(model: PreTrainedModel) -> bool:
 class Reader:
     """Computes the answers of one model; see `retrieve` for its arguments."""
 
-    def __init__(self, model: PreTrainedModel, tokens_per_batch: int, *, read_once: bool = True) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokens_per_batch: int,
+        *,
+        read_once: bool = True,
+        checked: set[int] | None = None,
+    ) -> None:
         self._model, self._tokens = model, tokens_per_batch
         self._gives_positions = any(map(gives_positions, model.modules()))  # any: PEFT passes keywords on
         self._cache = cache_keyword(model)
-        self._checked: set[int] = set()  # lengths
+        self._checked = set[int]() if checked is None else checked  # lengths
         self._read_once = read_once
         if read_once and (reason := self._reason()):
             self._read_whole(reason)
