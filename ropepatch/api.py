@@ -236,6 +236,7 @@ def extend(
     reading: bool | None = None,
     include: Sequence[str] = (),
     push: str | None = None,
+    private: bool = False,
     dry_run: bool = False,
     revision: str | None = None,
     record: Mapping[str, Any] | None = None,
@@ -257,7 +258,7 @@ def extend(
         to: The target length in tokens, e.g. 32k, or 4x the original length. Default: that of the recipe or
             scaling file.
         method: A name from `ropepatch methods`, a scaling file, fit (learn a scaling), or auto (measure the
-            methods and use the best). Default: that of the recipe, or yarn.
+            methods, learn one with fit, and use the best). Default: that of the recipe, or yarn.
         allow_code: Let `method=auto` also choose a position remapping, which runs only in transformers with
             trust_remote_code=True.
         original: The original context length, if config.json contains another one: 32k for Qwen3, whose
@@ -265,7 +266,7 @@ def extend(
         layers: Pass sliding to scale a model in which only sliding-window layers use RoPE; the default
             refuses it.
         settings: A parameter of the method, also one with the name of an argument here, such as text of fit;
-            see `ropepatch methods NAME`.
+            see `ropepatch methods NAME`, or for fit `ropepatch fit --help`.
         recipe: Fine-tune with this recipe at the target length; see `ropepatch recipes`.
         distil: Fine-tune by self-distillation from the base model, on `text` or else on text that the model
             generates; see `ropepatch recipes distil`.
@@ -273,17 +274,20 @@ def extend(
             0.02. Default: that of the recipe. A checkpoint beyond it is written, but not pushed.
         evaluate: Measure this suite before and after, and write the results into the folder; see `ropepatch
             suites`.
-        text: The text for the suite instead of its own, or for fit and auto: a text, JSONL, CSV or Parquet
-            file, a folder of text and JSONL files, a `datasets` id, or a dataset saved with `datasets`.
+        text: The text for the suite instead of its own, or for fit, auto and distil, but not for a recipe,
+            which names its own: a text, JSONL, CSV or Parquet file, a folder of text and JSONL files, a
+            `datasets` id, or a dataset saved with `datasets`.
         field: The column or key that contains the text of a document.
-        split: The split of a dataset. Default: test, or train for fit.
+        split: The split of a dataset. Default: test, or train for fit and distil.
         limit: Measure at most N pieces of text, N retrieval prompts, and N documents of an lm-eval task.
         link_weights: Hard-link the weight files instead of copying them. This is instant, but a program that
             later rewrites one of them in place also changes the source.
         reading: Write the fingerprint reading.json, with which `ropepatch probe` checks a server. Default:
             write it if that takes at most a minute or two.
         include: Also copy these files, such as examples/*.
-        push: Push the checkpoint with its card to this repository on the Hub; see `ropepatch push`.
+        push: Push the checkpoint with its card to this repository on the Hub; see `ropepatch push`. A new one
+            has your account's default visibility.
+        private: Make the repository of `push` private.
         dry_run: Print the plan and what the recipe would do, and write nothing. fit and auto search first,
             which takes as long as usual.
         revision: The branch, tag or commit of a Hub id.
@@ -439,11 +443,11 @@ def compare(
         to: The target length in tokens, e.g. 8k, or 4x the original length.
         methods: Names separated by commas (see `ropepatch methods`) or scaling files. all stands for every
             static scaling without required parameters, remappings for every position remapping, fit for a
-            scaling learned on the model.
+            scaling learned on the model. Default: linear, ntk, ntk-by-parts, llama3, yarn.
         original: The original context length, if config.json contains another one: 32k for Qwen3, whose
             config.json contains 40960.
         text: A text, JSONL, CSV or Parquet file, a folder of text and JSONL files, a `datasets` id, or a
-            dataset saved with `datasets`. Default: the stories of tiny.
+            dataset saved with `datasets`. Default, for tiny only: its stories.
         field: The column or key that contains the text of a document.
         split: The split of a dataset.
         windows: Use at most N windows of the text. Default: 24.

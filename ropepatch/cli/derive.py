@@ -128,7 +128,6 @@ def _parameter(one: inspect.Parameter, option: str, command: str) -> inspect.Par
     """An argument of a verb as a parameter of cyclopts."""
     kind, shown = _kind(one), option.split("-")[-1].upper()
     options: dict[str, Any] = {"negative": () if one.default is False or kind == list[str] else None}
-    options["show_default"] = kind is not bool and bool(one.default)
     if kinds := COMPLETED.get(command if one.name == "name" else one.name):
         options["completer"] = partial(_complete, kinds)
     if not _is_argument(one):
@@ -136,6 +135,7 @@ def _parameter(one: inspect.Parameter, option: str, command: str) -> inspect.Par
     if kind is not bool:
         options["metavar"] = "NAME=VALUE" if one.name == "settings" else "N" if kind is int else shown
     default = one.default if one.default is one.empty or isinstance(one.default, str | int | float) else None
+    options["show_default"] = kind is not bool and bool(default)
     return one.replace(
         kind=one.POSITIONAL_ONLY if _is_argument(one) else one.KEYWORD_ONLY,
         default=default,

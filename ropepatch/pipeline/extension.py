@@ -298,7 +298,7 @@ def _check_push(options: ExtendOptions) -> None:
     if options.push:
         from ropepatch.publishing.hub import check_repo
 
-        check_repo(options.push)
+        check_repo(options.push, private=options.private)
 
 
 def _check_place(options: ExtendOptions) -> None:
@@ -443,12 +443,16 @@ def _pushed(extension: Extension, repo: str, options: ExtendOptions) -> Extensio
     """Push the extension, unless it failed the short-context check."""
     from ropepatch.publishing.hub import push
 
+    command = f"`ropepatch push {extension} {repo}`"
+    if options.private:
+        command = f"`ropepatch push --private {extension} {repo}`"
     if extension.gate is not None and not extension.gate.passed:
-        options.say(f"not pushed; to push it anyway: `ropepatch push --force {extension} {repo}`")
+        options.say(f"not pushed; to push it anyway, add {argument('force')}: {command}")
         return extension
+    how: Any = {"private": options.private, "include": options.include, "say": options.say}
     try:
-        pushed = push(extension.folder, repo, include=options.include, say=options.say)
+        pushed = push(extension.folder, repo, **how)
     except RopepatchError as error:
-        again = f"the checkpoint is written; to push it: `ropepatch push {extension} {repo}`"
+        again = f"the checkpoint is written; to push it: {command}"
         raise RopepatchError(str(error), hint=f"{error.hint}; {again}" if error.hint else again) from error
     return replace(extension, pushed=pushed)

@@ -69,6 +69,7 @@ class ExtendOptions(Arguments):
     reading: bool | None
     include: tuple[str, ...]
     push: str | None
+    private: bool
     dry_run: bool
     revision: str | None
     record: dict[str, Any] | None
@@ -80,7 +81,7 @@ class ExtendOptions(Arguments):
         if self.of_gguf:
             others = [
                 *("recipe", "distil", "evaluate", "text", "limit", "max_short_loss_increase", "push"),
-                *("include", "reading", "link_weights", "allow_code", "layers", "revision"),
+                *("include", "reading", "link_weights", "allow_code", "layers", "revision", "private"),
             ]
             if given := [argument(key) for key in others if getattr(self, key)]:
                 raise RopepatchError(
@@ -129,6 +130,11 @@ class ExtendOptions(Arguments):
                 f"add {argument('evaluate', 'SUITE')}, or leave it out",
             ),
             (
+                self.private and not self.push,
+                f"{argument('private')} needs {argument('push')}",
+                f"add {argument('push', 'owner/name')}, or leave it out",
+            ),
+            (
                 self.allow_code and chosen != AUTO,
                 f"{argument('allow_code')} needs {method} auto, got {chosen}",
                 "leave it out",
@@ -155,8 +161,10 @@ class ExtendOptions(Arguments):
             ),
             (
                 given and not (measures or self.distil or self.searches),
-                f"{', '.join(given)} has no effect with {method} {chosen}",
-                f"leave it out, or add {argument('evaluate', 'SUITE')}, {method} fit or {method} auto",
+                f"{', '.join(given)} has no effect with {recipe if trains else f'{method} {chosen}'}",
+                "leave it out; to train on another text, set `data` in a copy of the recipe"
+                if trains
+                else f"leave it out, or add {argument('evaluate', 'SUITE')}, {method} fit or {method} auto",
             ),
             (
                 given and not has_text,

@@ -145,7 +145,7 @@ def push(
     """Push a checkpoint or an adapter, with its card, to the Hub."""
     options: Any = {"private": private, "revision": revision, "dry_run": dry_run, "force": force}
     if isinstance(folder, Plan):
-        check_repo(repo)
+        check_repo(repo, private=private)
         with TemporaryDirectory(prefix="ropepatch-") as temporary:
             written = extend(folder, Path(temporary) / repo.rpartition("/")[2], include=include)
             return push(written, repo, **options, card=card, include=include, say=say, api=api)
@@ -239,14 +239,18 @@ def _shown(files: dict[str, Path], temporary: Path) -> dict[str, Path]:
     return files | {name: temporary / name}
 
 
-def check_repo(repo: str) -> None:
-    """Raise `RopepatchError` for an invalid repository name, or a token that the Hub rejects."""
+def check_repo(repo: str, *, private: bool = False) -> None:
+    """Raise `RopepatchError` for an invalid name, a rejected token, or a public repository if `private`."""
     _check_name(repo)
     token = get_token()
     if token is None:
         raise RopepatchError("no token for the Hub", hint=LOG_IN)
+    hub = HfApi(token=token, library_name="ropepatch")
     with hub_errors(repo, token):
-        HfApi(token=token, library_name="ropepatch").whoami()
+        owner = hub.whoami()["name"]
+        if private:
+            repo = repo if "/" in repo else f"{owner}/{repo}"
+            _check_private(fetch_branch(hub, repo, "main"), repo, private)
 
 
 def _check_name(repo: str) -> None:

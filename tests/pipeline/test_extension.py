@@ -114,7 +114,7 @@ def test_a_call_interrupted_while_measuring_resumes_only_with_the_same_arguments
     assert not any("evaluation is incomplete" in note for note in judge(again.folder).notes)
     files = [{file.name for file in one.folder.rglob("*")} for one in (once, again)]
     assert files[0] == files[1]
-    monkeypatch.setattr("ropepatch.publishing.hub.check_repo", lambda repo: None)
+    monkeypatch.setattr("ropepatch.publishing.hub.check_repo", lambda repo, private: None)
     monkeypatch.setattr("ropepatch.publishing.hub.push", failed)
     for _ in range(2):
         with pytest.raises(RopepatchError, match="no network"):

@@ -236,6 +236,12 @@ def test_a_public_repository_is_not_silently_taken_for_a_private_one(hub, folder
     pushed(folder, "local/own", private=True)
     assert hub.models["local/own"].private
     assert pushed(folder, "local/own", private=True).uploaded == {}
+    check_repo("local/own", private=True)
+    hub.create("local/public")
+    for repo in ("local/public", "public"):
+        check_repo(repo)
+        with pytest.raises(RopepatchError, match="local/public exists and is public"):
+            check_repo(repo, private=True)
 
 
 # Files that are not uploaded
@@ -758,3 +764,13 @@ def test_a_plan_is_pushed_and_leaves_nothing_behind(hub, tmp_path, monkeypatch):
     monkeypatch.setattr("ropepatch.publishing.hub.extend", lambda *arguments: pytest.fail("was written"))
     with pytest.raises(RopepatchError, match="not a valid repository name"):
         ropepatch.push(plan, "a/b/c")
+
+
+def test_extend_pushes_to_a_private_repository_and_refuses_a_public_one_before_it_writes(hub, tmp_path):
+    hub.create(NAME)
+    extend = partial(ropepatch.extend, write_checkpoint(tmp_path / "source"), to=256, method="linear")
+    with pytest.raises(RopepatchError, match=f"{NAME} exists and is public"):
+        extend(tmp_path / "out", push=NAME, private=True)
+    assert not (tmp_path / "out").exists()
+    assert extend(tmp_path / "out", push="local/own", private=True).pushed.created
+    assert hub.models["local/own"].private
