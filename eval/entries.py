@@ -132,8 +132,8 @@ def entries(models: Path) -> Iterator[Entry]:
     )
     yield from pages(models, SMOLLM2, "16k", ("student",), (12, 0.1))
     yield making(models / GEMMA, f"{PAGES}/gemma3_270m.py")
-    yield from pages(models, GEMMA, "64k", ("baseline", "yarn", PUBLISHED_LINEAR), (60, 0.5), first=4)
-    yield from pages(models, GEMMA, "64k", ("fit-novels.json",), (60, 0.5), first=4)
+    yield from pages(models, GEMMA, "64k", ("baseline", "yarn", PUBLISHED_LINEAR), (9, 0.5), first=4)
+    yield from pages(models, GEMMA, "64k", ("fit-novels.json",), (9, 0.5), first=4)
     yield from pages(models, SMOLLM2, "32k", ("fit.json", "student"), (40, 0.3))
     yield from pages(
         models, GEMMA, "64k", ("baseline", "yarn", PUBLISHED_LINEAR, "fit-novels.json"), (None, 0.5)
