@@ -443,7 +443,7 @@ def compare(
         to: The target length in tokens, e.g. 8k, or 4x the original length.
         methods: Names separated by commas (see `ropepatch methods`) or scaling files. all stands for every
             static scaling without required parameters, remappings for every position remapping, fit for a
-            scaling learned on the model. Default: linear, ntk, ntk-by-parts, llama3, yarn.
+            scaling learned on the model.
         original: The original context length, if config.json contains another one: 32k for Qwen3, whose
             config.json contains 40960.
         text: A text, JSONL, CSV or Parquet file, a folder of text and JSONL files, a `datasets` id, or a

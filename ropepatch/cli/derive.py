@@ -135,7 +135,9 @@ def _parameter(one: inspect.Parameter, option: str, command: str) -> inspect.Par
     if kind is not bool:
         options["metavar"] = "NAME=VALUE" if one.name == "settings" else "N" if kind is int else shown
     default = one.default if one.default is one.empty or isinstance(one.default, str | int | float) else None
-    options["show_default"] = kind is not bool and bool(default)
+    options["show_default"] = kind is not bool and bool(one.default)
+    if isinstance(one.default, tuple) and one.default:
+        options["show_default"] = lambda _: ",".join(one.default)
     return one.replace(
         kind=one.POSITIONAL_ONLY if _is_argument(one) else one.KEYWORD_ONLY,
         default=default,

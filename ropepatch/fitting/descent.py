@@ -163,7 +163,7 @@ class FitState:
         return replace(self, history=history, best=best, checks_without_improvement=checks)
 
     def descended(self, settings: FitSettings) -> bool:
-        """Whether the last step is done."""
+        """Whether no further step of the descent follows."""
         if len(self.candidates) > 1:
             return False
         (descent,), nearing = self.candidates.values(), any(row["share"] < 1 for row in self.history)

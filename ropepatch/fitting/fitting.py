@@ -239,25 +239,26 @@ def fit(
         began -= kept.get("seconds", 0.0)
         budget = math.inf if minutes is None else 60 * minutes
 
-        def save(state: FitState) -> float:
+        def save(state: FitState) -> None:
             if work is not None and processes.first:
                 seconds, dtype = time.perf_counter() - began, str(loaded.dtype)
                 terms = {"asked": request, "seconds": seconds, "dtype": dtype, "kinds": kinds}
                 write_state(work, terms | {"fit": state.state_dict()})
-            return time.perf_counter()
 
         if kept:
-            state, saved = FitState.from_state_dict(kept["fit"]), time.perf_counter()
+            state = FitState.from_state_dict(kept["fit"])
         else:
             with progress("starts") as advance:
                 until = began + budget / STARTING
                 state = begin(train, validation, settings, factors=factors, until=until, advance=advance)
-            saved = save(state)
+            save(state)
+        saved = time.perf_counter()
         with progress("fit") as advance:
             for now in proceed(train, validation, settings, state):
                 advance(now.steps, now.planned_steps(settings))
                 if len(now.history) > len(state.history) or time.perf_counter() > saved + SAVING:
-                    saved = save(now)
+                    save(now)
+                    saved = time.perf_counter()
                 state = now
                 if not now.finished and budget < math.inf and _late(began + budget, processes):
                     state = stopped(validation, now)

@@ -2,8 +2,8 @@
 
 The loss of a token is its cross-entropy or, with a teacher, the Kullback-Leibler divergence from the base
 model with a position remapping to the model; at skipped positions, from the base model, with shortened
-jumps. The loss of an answer (`ropepatch.data.questions`) is always
-its cross-entropy. In training, the tokens within the original length have at least the weight `SHORT` of 1.
+jumps. The loss of an answer (`ropepatch.data.questions`) is always its cross-entropy. In training, the
+tokens within the original length have at least the weight `SHORT` of 1.
 
 Shapes: N windows of T tokens; B of them at once; P rotary pairs; C positions of a chunk.
 """

@@ -443,16 +443,17 @@ def _pushed(extension: Extension, repo: str, options: ExtendOptions) -> Extensio
     """Push the extension, unless it failed the short-context check."""
     from ropepatch.publishing.hub import push
 
-    command = f"`ropepatch push {extension} {repo}`"
-    if options.private:
-        command = f"`ropepatch push --private {extension} {repo}`"
+    def command(*flags: str) -> str:
+        given = [f"--{flag}" for flag in (*flags, *["private"] * options.private)]
+        return f"`{' '.join(['ropepatch push', *given, str(extension), repo])}`"
+
     if extension.gate is not None and not extension.gate.passed:
-        options.say(f"not pushed; to push it anyway, add {argument('force')}: {command}")
+        options.say(f"not pushed; to push it anyway: {command('force')}")
         return extension
     how: Any = {"private": options.private, "include": options.include, "say": options.say}
     try:
         pushed = push(extension.folder, repo, **how)
     except RopepatchError as error:
-        again = f"the checkpoint is written; to push it: {command}"
+        again = f"the checkpoint is written; to push it: {command()}"
         raise RopepatchError(str(error), hint=f"{error.hint}; {again}" if error.hint else again) from error
     return replace(extension, pushed=pushed)

@@ -94,6 +94,7 @@ class ExtendOptions(Arguments):
         chosen, trains = self.chosen, self.recipe is not None or self.distil
         has_text, measures = self.text is not None, self.suite is not None
         given = [argument(key) for key, default in TEXT_DEFAULTS.items() if getattr(self, key) != default]
+        useless = "" if measures or self.distil or self.searches else ", ".join(given)
         named = self.to, self.method, self.original, self.layers, self.revision, self.settings
         of_plan = (*named, self.parameters or None)
         another = f"leave {evaluate} out, and run `ropepatch eval` on the checkpoint with another text"
@@ -160,11 +161,14 @@ class ExtendOptions(Arguments):
                 f"{argument('settings')} text=FILE",
             ),
             (
-                given and not (measures or self.distil or self.searches),
-                f"{', '.join(given)} has no effect with {recipe if trains else f'{method} {chosen}'}",
-                "leave it out; to train on another text, set `data` in a copy of the recipe"
-                if trains
-                else f"leave it out, or add {argument('evaluate', 'SUITE')}, {method} fit or {method} auto",
+                useless and trains,
+                f"{useless} has no effect with {recipe}",
+                "leave it out; to train on another text, set `data` in a copy of the recipe",
+            ),
+            (
+                useless,
+                f"{useless} has no effect with {method} {chosen}",
+                f"leave it out, or add {argument('evaluate', 'SUITE')}, {method} fit or {method} auto",
             ),
             (
                 given and not has_text,

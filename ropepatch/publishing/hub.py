@@ -172,7 +172,7 @@ def push(
     there, created = None, False
     try:
         with hub_errors(repo, token):
-            repo = repo if "/" in repo else f"{hub.whoami()['name']}/{repo}"
+            repo = _full_name(hub, repo)
             there = fetch_branch(hub, repo, branch)
             created = there is None
     except RopepatchError as error:
@@ -247,9 +247,9 @@ def check_repo(repo: str, *, private: bool = False) -> None:
         raise RopepatchError("no token for the Hub", hint=LOG_IN)
     hub = HfApi(token=token, library_name="ropepatch")
     with hub_errors(repo, token):
-        owner = hub.whoami()["name"]
+        hub.whoami()
         if private:
-            repo = repo if "/" in repo else f"{owner}/{repo}"
+            repo = _full_name(hub, repo)
             _check_private(fetch_branch(hub, repo, "main"), repo, private)
 
 
@@ -262,6 +262,10 @@ def _check_name(repo: str) -> None:
             f"{repo!r} is not a valid repository name: {' '.join(str(error).split())[:200]}",
             hint="use owner/name, or name for your own namespace",
         ) from error
+
+
+def _full_name(hub: HfApi, repo: str) -> str:
+    return repo if "/" in repo else f"{hub.whoami()['name']}/{repo}"
 
 
 def _check_private(there: Branch | None, repo: str, private: bool) -> None:

@@ -342,9 +342,8 @@ def test_extend_passes_on_every_option(monkeypatch):
     words = "tiny --to 1k --method auto --allow-code --original 128 --layers sliding --recipe tiny --distil"
     words += " --eval demo --text t"
     words += " --field f --split s --out o --limit 3 --link-weights --no-reading --include a --include b"
-    words += (
-        " --push me/it --private --dry-run --revision r --max-short-loss-increase 2% --set steps=7 --quiet"
-    )
+    words += " --push me/it --private --dry-run --revision r --max-short-loss-increase 2%"
+    words += " --set steps=7 --quiet"
     calls = []
     monkeypatch.setattr(ExtendOptions, "check", lambda self: None)
     monkeypatch.setattr(
@@ -357,8 +356,7 @@ def test_extend_passes_on_every_option(monkeypatch):
         "layers": "sliding", "recipe": "tiny",
         "distil": True, "evaluate": "demo", "text": "t", "field": "f", "split": "s", "out": "o", "limit": 3,
         "link_weights": True, "reading": False, "include": ("a", "b"), "push": "me/it", "private": True,
-        "dry_run": True,
-        "revision": "r", "max_short_loss_increase": 0.02, "settings": ("steps=7",),
+        "dry_run": True, "revision": "r", "max_short_loss_increase": 0.02, "settings": ("steps=7",),
     }  # fmt: skip
     assert {key: calls[0][key] for key in expected} == expected
     assert calls[0].keys() - expected.keys() == {"record", "say", "progress", "show", "parameters"}

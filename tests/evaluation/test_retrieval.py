@@ -174,8 +174,9 @@ def test_the_longest_checked_prompt_of_a_cpu_has_a_limit_that_the_first_has_not(
         "_whole",
         lambda self, ids, question: checked.append(len(ids)) or whole(self, ids, question),
     )
-    (made,) = haystacks(MODELS["grouped queries"](), 1)
-    ask(MODELS["grouped queries"](), [made])
+    model = MODELS["grouped queries"]()
+    (made,) = haystacks(model, 1)
+    ask(model, [made])
     assert checked == [made.stops[length] for length in expected]
 
 

@@ -147,9 +147,11 @@ def test_a_failed_push_prints_how_to_retry_and_the_record(pushed, hub, run_at, m
 
 def test_a_checkpoint_that_fails_its_short_context_check_is_not_pushed(done, place, hub, run_at, monkeypatch):
     speak_to(hub, monkeypatch, "hf_token")
-    red = run_at(*LINE[:4], "--out", "out", "--max-short-loss-increase", "0%", "--push", "local/red")
+    red = run_at(
+        *LINE[:4], "--out", "out", "--max-short-loss-increase", "0%", "--push", "local/red", "--private"
+    )
     assert red.returncode == 1
-    assert "not pushed" in red.stderr
+    assert "not pushed; to push it anyway: `ropepatch push --force --private " in red.stderr
     assert "local/red" not in hub.models
     record = json.loads((place / "out" / "ropepatch.json").read_text())
     assert record["adaptation"]["gate"]["most"] == 0.0  # otherwise a plain `push` would accept it
