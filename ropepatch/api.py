@@ -104,19 +104,20 @@ def plan(
     No weights are read. For a Hub id only config.json is downloaded.
 
     Args:
-        model: A checkpoint folder, a Hub id, tiny, or a GGUF file; or a loaded model or its configuration.
+        model: A checkpoint folder, a Hub id, tiny, or a GGUF file.
         to: The target length in tokens, e.g. 32k, or 4x the original length. Default: that of the scaling
-            file, or of the factor of a `Scaling`.
-        method: A name from `ropepatch methods`, or a scaling file such as fitted.json; in Python also a
-            `Scaling`.
+            file, or of the factor.
+        method: A name from `ropepatch methods`, or a scaling file such as fitted.json.
         original: The original context length, if config.json contains another one: 32k for Qwen3, whose
             config.json contains 40960.
         layers: Pass sliding to scale a model in which only sliding-window layers use RoPE; the default
             refuses it.
         revision: The branch, tag or commit of a Hub id.
-        **parameters: A parameter of the method; see `ropepatch methods NAME`. `factor` of a scaling replaces
-            target / original, and sets the target if `to` is not given. For a model that is already scaled
-            with yarn, `ramp` defaults to rotations.
+        **parameters: A parameter of the method; see `ropepatch methods NAME`. The factor of a scaling
+            replaces target / original, and sets the target if `to` is not given. For a model that is already
+            scaled with yarn, ramp defaults to rotations.
+
+    The model may also be a loaded one or its configuration; the method a `Scaling` or a `Remapping`.
 
     Raises:
         RopepatchError: If the model, the target or the method does not allow it.
@@ -169,7 +170,7 @@ def patch(
         model: A causal language model, possibly inside a PEFT model.
         method: A plan; a scaling, whose target length is then factor times the original; a position
             remapping; or the name of one, or a scaling file.
-        to: The target length for a method given by its name, as in `plan`.
+        to: The target length, as in `plan`, for a method given by its name and for a position remapping.
         original: The original context length, as in `plan`.
         layers: As in `plan`.
         **parameters: The parameters of a method given by its name.
@@ -253,7 +254,7 @@ def extend(
 
     Args:
         model: A checkpoint folder, a Hub id, tiny, or a GGUF file, which is copied with other RoPE
-            parameters; or a plan, which contains target and method.
+            parameters.
         out: The folder or GGUF file to write. Default: MODEL-METHOD-TO(-RECIPE) in the working folder.
         to: The target length in tokens, e.g. 32k, or 4x the original length. Default: that of the recipe or
             scaling file.
@@ -297,6 +298,8 @@ def extend(
         show: A function that takes intermediate results: the `Choice` of auto, the `Fitted` of fit, and the
             `Extension` before it is pushed.
         **parameters: Further parameters of the method.
+
+    The model may also be a plan, which contains target and method.
 
     Raises:
         RopepatchError: If an argument is invalid, the model, target, method or recipe does not allow it, the
@@ -853,10 +856,10 @@ def diagnose(
     measure: bool = True,
     repair: bool = False,
 ) -> Diagnosis:
-    """Find mistakes in the RoPE configuration of a checkpoint, an adapter or a loaded model.
+    """Find mistakes in the RoPE configuration of a checkpoint or an adapter.
 
     Args:
-        model: A checkpoint folder, an adapter's folder, a Hub id, or tiny; or a loaded model.
+        model: A checkpoint folder, an adapter's folder, a Hub id, or tiny.
         revision: The branch, tag or commit of a Hub id.
         measure: Look for NaN and infinity in the weights. Without it only config.json of a Hub id is
             downloaded.
@@ -866,6 +869,8 @@ def diagnose(
             errors; with them nothing is measured or patched. Rounding to 16 bits is a warning, as
             `model.to(torch.bfloat16)` causes it. Skipped are RoPE modules patched by ropepatch, modules not
             built from a configuration, and tensors on the meta device or sharded over processes.
+
+    The model may also be a loaded one.
 
     Returns:
         The findings, as a `Diagnosis`.
@@ -896,8 +901,7 @@ def probe(
     `extend` writes. An API key, if the server needs one, is read from ROPEPATCH_API_KEY.
 
     Args:
-        server: The address of a server with OpenAI's completions API, such as http://localhost:8000; or a
-            loaded model before its training, which runs in eval mode and stays as it was.
+        server: The address of a server with OpenAI's completions API, such as http://localhost:8000.
         checkpoint: The checkpoint that the server runs: a folder or a Hub id. Default: the server's own model
             name.
         model: The model name on the server. Default: the first that it lists.
@@ -906,6 +910,9 @@ def probe(
         revision: The branch, tag or commit of a Hub id.
         say: A function that takes lines of progress.
         progress: A function of (answered positions, positions in total).
+
+    In place of a server, a model that is loaded for its training can be checked. It runs in eval mode and
+    stays as it was.
 
     Returns:
         The verdict and the differences, as a `Probed`.
@@ -938,8 +945,7 @@ def push(
     the Hub that ropepatch did not write stays. The token is that of `hf auth login` or HF_TOKEN.
 
     Args:
-        folder: A checkpoint that `extend` wrote and verified; or a plan, whose checkpoint is written to a
-            temporary folder.
+        folder: A checkpoint that `extend` wrote and verified.
         repo: owner/name on the Hub, or name in your own namespace; created if it does not exist.
         private: Make the repository private.
         dry_run: Print the files to upload and the card; send and write nothing.
@@ -950,6 +956,8 @@ def push(
         include: Also upload these files, such as examples/*.
         say: A function that takes lines of progress.
         api: The Hub client. Default: the usual one, with your token.
+
+    The folder may also be a plan, whose checkpoint is then written to a temporary folder.
 
     Raises:
         RopepatchError: If the folder contains no sound checkpoint or it is not verified, a name is invalid,

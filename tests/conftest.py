@@ -1,6 +1,7 @@
 """Fixtures of several test files."""
 
 import os
+import signal
 import subprocess
 import sys
 import zlib
@@ -52,6 +53,14 @@ def cpu_units(request: pytest.FixtureRequest) -> Iterator[None]:
                 torch.cpu, supported, lambda: request.config.getoption("--bfloat16"), raising=False
             )
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts() -> Iterator[None]:
+    """Hear SIGINT, also where `make test &` starts this process and its children with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

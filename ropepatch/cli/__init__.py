@@ -37,15 +37,15 @@ GROUPS = {one.GROUP.name: one for one in (make, measure, look, listing)}
 
 def main() -> None:
     """Run the command line: exit 0 done, 1 a bad finding, 2 user error, 130 interrupted."""
-    # Exit on SIGTERM, so that cleanup removes incomplete files.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     before, sys.unraisablehook = sys.unraisablehook, _again
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # Greek letters on an ASCII terminal
     try:
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        # Exit on SIGTERM, so that cleanup removes incomplete files. What the caller ignores stays ignored.
+        for number, handler in ((signal.SIGTERM, _exit), (signal.SIGINT, signal.default_int_handler)):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, handler)
         for word in sys.argv[1:]:
             check_name(word)
         code = app(sys.argv[1:], exit_on_error=False, print_error=False)
@@ -72,6 +72,10 @@ def main() -> None:
         _refuse(RopepatchError(f"{named}{error.strerror or error}", hint=hint))
     finally:
         sys.unraisablehook = before
+
+
+def _exit(number: int, frame: object) -> None:
+    sys.exit(128 + number)
 
 
 def _again(unraisable: Any) -> None:

@@ -10,19 +10,21 @@ from typing import Annotated, Any
 
 from cyclopts import App, Group, Parameter
 
+from ropepatch.cli.help import HelpText
 from ropepatch.errors import arguments_written, in_python
 from ropepatch.files import PACKAGE
 
 app = App(
     name="ropepatch",
     help="Extend the context length of RoPE checkpoints; stock transformers loads the result.",
-    help_epilogue="MODEL is a checkpoint folder, a Hub id, or tiny, the bundled 2M-parameter model.\n"
-    "A length is a number of tokens, 32k for 32 x 1024, or 4x the original context length.",
+    help_epilogue="MODEL is a checkpoint folder, a Hub id, or tiny, the bundled\n"
+    "model. A length is a number of tokens, 32k for 32 x 1024, or\n"
+    "4x the original length.",
     help_flags=["--help", "-h"],
     version_flags=["--version"],
     version=lambda: __import__("ropepatch").__version__,
     help_format="plaintext",
-    help_formatter="plain",
+    help_formatter=HelpText(),
     result_action="return_value",
 )
 app.register_install_completion_command(help="Install shell completion for commands, options and names.")
@@ -39,11 +41,11 @@ NAMES: dict[str, tuple[str, ...]] = {  # options with another name than their ar
     "as_json": ("--json",),
     "show": ("--open",),
 }
+PLACEHOLDERS = {"engine": "ENGINE", "evaluate": "SUITE", "push": "REPO", "settings": "NAME=VALUE"}
 COMMON = (  # options of many commands
     "    quiet: Print only warnings and results; no progress.",
     "    as_json: Print JSON.",
 )
-PYTHON_CLAUSE = re.compile(r";\s+or a\s+(?:loaded model|plan)\b[^.;]*(?=\.)")
 NAMED = re.compile(r"`(\w+)(?:=([^`]+))?`")  # an argument in a text: `to`, `to=32k`
 Run = Callable[..., int | None]
 
@@ -96,11 +98,13 @@ def written(names: dict[str, str], name: str, value: str = "") -> str:
 
 
 def _text(run: Run, verb: Callable[..., Any] | None) -> str:
-    """The docstring of a verb followed by that of the command, with the explanations of arguments last."""
+    """The docstring of a verb followed by that of the command, with the explanations of arguments last.
+
+    What a docstring says after its arguments is for Python only.
+    """
     parts = [(inspect.getdoc(one) or "").partition("\n\nArgs:\n") for one in (verb, run) if one]
     description = "\n\n".join(re.sub(r"(?<!\n)\n(?!\n)", " ", text) for text, _, _ in parts)
     arguments = "\n".join([*(text.partition("\n\n")[0] for _, _, text in parts), *COMMON])
-    arguments = PYTHON_CLAUSE.sub("", arguments)
     if "    settings:" not in arguments:
         arguments = arguments.replace("**parameters:", "settings:")
     return f"{description}\n\nArgs:\n" + re.sub(r"\n {5,}", " ", arguments)
@@ -133,7 +137,7 @@ def _parameter(one: inspect.Parameter, option: str, command: str) -> inspect.Par
     if not _is_argument(one):
         options["name"] = NAMES.get(one.name, option)
     if kind is not bool:
-        options["metavar"] = "NAME=VALUE" if one.name == "settings" else "N" if kind is int else shown
+        options["metavar"] = PLACEHOLDERS.get(one.name, "N" if kind is int else shown)
     default = one.default if one.default is one.empty or isinstance(one.default, str | int | float) else None
     options["show_default"] = kind is not bool and bool(one.default)
     if isinstance(one.default, tuple) and one.default:

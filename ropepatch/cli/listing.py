@@ -129,7 +129,7 @@ def _shown(default: Any, kind: str) -> str:
   ropepatch encodings alibi""",
 )
 def encodings(name: str | None = None, *, as_json: bool = False) -> None:
-    """List the position encodings of `ropepatch.swap`, or describe one.
+    """List the position encodings that a model can be trained with, or describe one.
 
     Args:
         name: An encoding, to describe it with its parameters.

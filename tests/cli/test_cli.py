@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -10,12 +11,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from checkpoint_folders import write_checkpoint
 from pydantic import TypeAdapter
 
+import ropepatch
 from ropepatch import METHODS, REMAPPINGS, api
 from ropepatch import __version__ as ropepatch_version
 from ropepatch.cli import app
@@ -124,6 +127,30 @@ def test_command_options_match_the_python_arguments_and_have_help(command, run_h
     assert arguments <= offered
     own = {"quiet", "as_json", "settings", "out", "link_weights", "fix", "show", "engine"}
     assert offered <= arguments | own
+
+
+WORD = re.compile(r" *((?:`[^`]*`|\S)+)")
+PYTHON = re.compile(r"\bin Python\b|loaded model|\*\*|\bFOR\b")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200, None])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_wrapped_once_and_contains_no_python(command, width, run_here, monkeypatch):
+    """No line is wider than the terminal, and none ends where the next word would have had room."""
+    if width is None:  # as in a pipe
+        monkeypatch.delenv("COLUMNS", raising=False)
+        monkeypatch.setattr(os, "get_terminal_size", lambda stream=0: os.terminal_size((80, 25)))
+    else:
+        monkeypatch.setenv("COLUMNS", str(width))
+    text = run_here(command, "--help").stdout.partition("\nExamples:")[0]
+    assert not PYTHON.search(text)
+    assert not any(f"`{name}" in text for name in ropepatch.__all__ if name[0].isupper())
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= (width or 80)
+    for line, following in pairwise(lines):
+        depth = len(following) - len(following.lstrip())
+        if line and following and depth != 2:  # the line goes on
+            assert len(line) + 1 + len(WORD.match(following)[1]) > (width or 80)
 
 
 def test_messages_name_arguments_in_python_and_options_on_the_command_line():

@@ -79,6 +79,25 @@ def test_a_signal_during_import_prints_no_traceback(number):
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")
 
 
+IGNORED = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell starts a job with &
+class Interrupted:  # imports, also those of the command while it runs
+    def find_spec(self, name, path, target=None):
+        os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupted())
+sys.argv = ["ropepatch", "recipes"]
+from ropepatch.__main__ import main
+main()
+"""
+
+
+def test_a_command_started_with_sigint_ignored_ignores_it():
+    done = run_python("-c", IGNORED, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "llama2-7b-yarn-32k" in done.stdout
+
+
 WHILE_IT_WRITES = """
 import os, sys
 from ropepatch.extension import writing
