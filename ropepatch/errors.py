@@ -49,6 +49,13 @@ def printable(text: str, most: int = MOST) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
+def plain(number: float) -> str:
+    """Write a number with all digits of its whole part, which `:g` rounds to six."""
+    if float(number).is_integer() and abs(number) < 1e15:
+        return f"{number:.0f}"
+    return f"{number:g}" if abs(number) < 1000 else f"{number:.1f}"
+
+
 OUT_OF_MEMORY = re.compile(
     r"out of memory|can(?:'t|not) allocate memory|not enough memory|_ALLOC_FAILED", re.IGNORECASE
 )

@@ -171,15 +171,20 @@ def shipped(folder: str) -> Path:
 ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, *, infinity: bool = False) -> Any:
     """Parse strict JSON: no NaN, no numbers beyond the range of a float, no invalid Unicode.
+
+    Args:
+        text: The text.
+        infinity: Parse also NaN and Infinity, which transformers writes and reads.
 
     Raises:
         ValueError: If it is not JSON, or nested too deeply.
     """
+    constant = float if infinity else _refuse
     try:
         text = text.decode() if isinstance(text, bytes) else text
-        content = json.loads(text, parse_constant=_refuse, parse_float=_number, parse_int=_number)
+        content = json.loads(text, parse_constant=constant, parse_float=_number, parse_int=_number)
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
     if ESCAPED_SURROGATE.search(text):
@@ -217,10 +222,15 @@ def read_text(path: Path, *, errors: str = "strict") -> str:
     return path.read_text(encoding="utf-8", errors=errors)
 
 
+def _is_of_transformers(path: Path) -> bool:
+    """Whether transformers reads and writes a file; to Python's json, Infinity and NaN are numbers."""
+    return path.name.endswith("config.json")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file."""
     try:
-        content = parse_json(read_text(path))
+        content = parse_json(read_text(path), infinity=_is_of_transformers(path))
     except FileNotFoundError:
         raise RopepatchError(
             f"no {path.name} in {path.parent}", hint="a checkpoint folder holds config.json and *.safetensors"
@@ -241,15 +251,16 @@ def read_json(path: Path) -> dict[str, Any]:
 NOT_ASCII = re.compile(r"[\x7f-\U0010ffff]")
 
 
-def json_text(content: Any, *, indent: int | None = 2) -> str:
-    """Format strict JSON: no NaN, no infinity, and non-printable characters escaped."""
-    text = json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=False)
+def json_text(content: Any, *, indent: int | None = 2, infinity: bool = False) -> str:
+    """Format JSON with non-printable characters escaped, and without NaN and infinity unless allowed."""
+    text = json.dumps(content, indent=indent, ensure_ascii=False, allow_nan=infinity)
     return NOT_ASCII.sub(lambda one: one[0] if one[0].isprintable() else json.dumps(one[0])[1:-1], text)
 
 
 def write_json(path: Path, content: Any, *, indent: int | None = 2) -> None:
     """Write a JSON file; see `json_text`."""
-    path.write_text(json_text(content, indent=indent) + "\n", encoding="utf-8")
+    text = json_text(content, indent=indent, infinity=_is_of_transformers(path))
+    path.write_text(f"{text}\n", encoding="utf-8")
 
 
 def check_resumed(what: str, earlier: Mapping[str, Any], now: Mapping[str, Any], *, hint: str) -> None:

@@ -33,6 +33,7 @@ from ropepatch.files import (
     read_json,
     shipped,
     whole_file,
+    write_json,
 )
 from ropepatch.fitting.fitting import STATE, write_state
 from ropepatch.model.source import locate
@@ -102,10 +103,18 @@ def test_pipes_sockets_and_devices_are_rejected_but_files_folders_and_missing_pa
 def test_json_values_that_cannot_be_written_again_are_rejected_on_reading(text, tmp_path):
     with pytest.raises(ValueError, match=r"is not JSON|too large a number|too deep|surrogates"):
         parse_json(text)
-    (tmp_path / "config.json").write_text(f'{{"x": {text}}}')
-    with pytest.raises(RopepatchError, match=r"cannot read .*config\.json"):
-        read_json(tmp_path / "config.json")
+    (tmp_path / "ropepatch.json").write_text(f'{{"x": {text}}}')
+    with pytest.raises(RopepatchError, match=r"cannot read .*ropepatch\.json"):
+        read_json(tmp_path / "ropepatch.json")
     assert parse_json(r'["\ud83d\ude00", 1e300, -7, 0.1]') == ["\U0001f600", 1e300, -7, 0.1]
+
+
+def test_infinity_in_config_json_is_read_and_written_as_by_transformers(tmp_path):
+    (tmp_path / "config.json").write_text('{"time_step_limit": [0.0, Infinity]}')
+    content = read_json(tmp_path / "config.json")
+    assert content == {"time_step_limit": [0.0, float("inf")]}
+    write_json(tmp_path / "generation_config.json", content)
+    assert read_json(tmp_path / "generation_config.json") == content
 
 
 def test_json_output_escapes_control_characters_and_surrogates():

@@ -13,7 +13,7 @@ from cyclopts import Group
 from ropepatch import api
 from ropepatch.cli.derive import command
 from ropepatch.cli.screen import paragraphs, print_table, print_text
-from ropepatch.errors import RopepatchError, argument
+from ropepatch.errors import RopepatchError, argument, plain
 
 GROUP = Group("List", sort_key=4)
 REMAPPING = "position remapping"
@@ -104,7 +104,7 @@ def _read(name: str) -> tuple[str, dict[str, Any]]:
     window, rope = file.rope.original_max_position_embeddings, file.rope
     line = (
         f"{name}: {window} -> {file.target} tokens, rotary_dim {rope.rotary_dim}, "
-        f"rope_theta {rope.rope_theta:g}\n"
+        f"rope_theta {plain(rope.rope_theta)}\n"
     )
     return line, describe_method(file.scaling)
 

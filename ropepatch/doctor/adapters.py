@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ropepatch.doctor.weights import look_at_weights
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, plain
 from ropepatch.extension.record import FILE as RECORD
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.checks.case import Case, positive
@@ -77,7 +77,7 @@ def _without_record(case: Case, rope: Rope) -> Finding:
     if length and window < length < 1e9:  # larger numbers mean no limit
         return tokenizer.finding(
             "adapter-base-lacks-rope",
-            f"its tokenizer allows {length:g} tokens, the base {base.value} has a context of {window}",
+            f"its tokenizer allows {plain(length)} tokens, the base {base.value} has a context of {window}",
             "ask its author for the RoPE parameters, and load it onto a base that has them",
         )
     return base.finding(

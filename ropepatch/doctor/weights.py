@@ -13,6 +13,7 @@ from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.checks.case import Case
 from ropepatch.model.checks.findings import CONFIG, Finding, Key
+from ropepatch.model.config import blueprint, stated_class
 from ropepatch.model.weights import (
     INDEX,
     NAMED,
@@ -94,8 +95,10 @@ def _is_finite(entry: TensorEntry, most: int) -> bool:
 
 def _misfit(case: Case, weights: Weights) -> Iterator[Finding]:
     """Report weights that do not fit config.json; an invalid config.json is another finding."""
+    source = Checkpoint(case.folder, stated_raw=case.raw)
     try:
-        model = Checkpoint(case.folder, stated_raw=case.raw).skeleton
+        kind = stated_class(source.whole_config)
+        model = blueprint(source.whole_config, kind) if kind else source.skeleton
     except RopepatchError:
         return
     key = Key(weights.files[0].name, ())

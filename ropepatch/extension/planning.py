@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ropepatch.attention import REMAPPINGS, Remapping
 from ropepatch.attention.remapped import check_mappable
 from ropepatch.columns import Table, as_text
-from ropepatch.errors import RopepatchError, argument, printable
+from ropepatch.errors import RopepatchError, argument, plain, printable
 from ropepatch.extension.config_changes import ACROSS_LAYERS, SavedRope, find_changes
 from ropepatch.extension.engines import Engine, engine_support, remapping_support
 from ropepatch.extension.queries import QueryLayers, folds_attention
@@ -418,7 +418,8 @@ def scaling_warnings(rope: Rope, scaling: Scaling, to: int) -> Iterator[str]:
         yield f"factor {scaling.factor:g} gives {scaling.factor * window:.0f} tokens, not the target of {to}"
     base = getattr(scaling, "rope_theta", None)
     if base and base <= rope.rope_theta:
-        yield f"rope_theta {base:g} is not above the model's {rope.rope_theta:g}: it extends nothing"
+        before = plain(rope.rope_theta)
+        yield f"rope_theta {plain(base)} is not above the model's {before}: it extends nothing"
     if to > PUBLISHED * window:
         yield (
             f"{to} tokens are {to / window:g} times the original length; no published method exceeds "
@@ -513,4 +514,4 @@ def _warnings(source: Checkpoint, scaling: Scaling, to: int) -> Iterator[str]:
         yield f"config.json has no max_position_embeddings: transformers' default is {window}"
     written = json.dumps(source.raw, default=str)
     if not any(key in written for key in THETA_KEYS):
-        yield f"config.json has no rope_theta: transformers' default is {rope.rope_theta:g}"
+        yield f"config.json has no rope_theta: transformers' default is {plain(rope.rope_theta)}"

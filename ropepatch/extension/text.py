@@ -10,7 +10,7 @@ import torch
 
 from ropepatch.attention import Remapping
 from ropepatch.columns import Table, columns
-from ropepatch.errors import printable
+from ropepatch.errors import plain, printable
 from ropepatch.extension.engines import Engine
 from ropepatch.model.config import LEGACY_KEYS
 from ropepatch.scaling.bands import bands
@@ -66,13 +66,13 @@ def _distance_table(distances: Remapping, target: int) -> Table:
             stretches = (begin, min(begin + ENDS, end)), (max(begin, end - ENDS), end)
             keys = torch.cat([torch.arange(*stretch) for stretch in stretches])
             remapped = (band.query(last)[:, None] - band.key(keys)).double()
-            rows.append(
-                map(
-                    _span,
-                    ((target - end, target - 1 - begin), (float(remapped.min()), float(remapped.max()))),
-                )
-            )
+            between = _distances(target - end, target - 1 - begin)
+            rows.append((between, _distances(float(remapped.min()), float(remapped.max()))))
     return columns(rows, ("distance to the key", "remapped to"), right=(0, 1), whole=[0])
+
+
+def _distances(least: float, most: float) -> str:
+    return plain(least) if least == most else f"{plain(least)} to {plain(most)}"
 
 
 def _span(ends: tuple[float, float]) -> str:

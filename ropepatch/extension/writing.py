@@ -27,7 +27,7 @@ from ropepatch.extension.remapping_code import (
 from ropepatch.extension.verification import read_source, read_trained, verify
 from ropepatch.files import absent, check_space, new_folder, read_json, write_json
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.config import quantization_of, text_config
+from ropepatch.model.config import quantization_of, stated_class, text_config
 from ropepatch.model.kinds import CODE
 from ropepatch.model.loading import rehearse
 from ropepatch.model.reading_file import FILE as READING
@@ -112,7 +112,15 @@ def check_copy(
         The results of `origin_of`, `included_files` and `changed_weights`.
     """
     origin, changes = origin_of(source), changed_weights(source, plan)
-    check_weights(source.weights, source.skeleton)
+    try:
+        check_weights(source.weights, source.skeleton)
+    except RopepatchError as error:
+        if (kind := stated_class(source.whole_config)) is None:
+            raise
+        raise RopepatchError(
+            f"architectures in config.json names {kind.__name__}, which has no language model head",
+            hint="ropepatch extends causal language models",
+        ) from error
     carried = included_files(source.folder, include)
     if plan.remapping is not None:
         check_no_other_code(source.folder, carried)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any, TypeGuard
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -43,6 +44,7 @@ ORIGINAL = "original_max_position_embeddings"
 SIZES = ("max_position_embeddings", ORIGINAL, "factor")
 GLOBAL_LAYERS = "full_attention"  # transformers' layer type of global attention
 TEXT_PARTS = ("text_config", "decoder", "generator")  # where transformers looks for the language model
+GENERATING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")  # ends of names of classes
 STATING = {"max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters"}  # of language models
 MAX_LAYERS = 1000  # more means a damaged config.json, and would exhaust memory
 
@@ -151,6 +153,24 @@ def is_known(model_type: object) -> TypeGuard[str]:
     return isinstance(model_type, str) and model_type in CONFIG_MAPPING
 
 
+def default_theta(model_type: str) -> float | None:
+    """Return the RoPE base that transformers takes if config.json has none."""
+    if not is_known(model_type):
+        return None
+    parameters = getattr(CONFIG_MAPPING[model_type](), "rope_parameters", None) or {}
+    theta: float | None = parameters.get("rope_theta")
+    return theta
+
+
+def stated_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
+    """Return the class of transformers in `architectures`, if it has no language model head."""
+    name = str(next(iter(config.architectures or ()), ""))
+    stated = getattr(transformers, name, None)
+    if name.endswith(GENERATING) or not isinstance(stated, type) or not issubclass(stated, PreTrainedModel):
+        return None
+    return stated
+
+
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return the language model's part of a configuration."""
     part: Any = config.get_text_config(decoder=True)
@@ -228,13 +248,22 @@ def auto_class(model_type: object) -> Any:
     )
 
 
-def blueprint(config: PreTrainedConfig) -> PreTrainedModel:
-    """Build the model on the meta device, without allocating its weights."""
-    build: Any = auto_class(config.model_type).from_config
+def blueprint(config: PreTrainedConfig, kind: type[PreTrainedModel] | None = None) -> PreTrainedModel:
+    """Build the model on the meta device, without allocating its weights.
+
+    Args:
+        config: Its configuration, which the call does not change.
+        kind: Its class; None for the one with a language model head.
+    """
+    # A dtype would change torch's default dtype in all threads.
+    options: dict[str, Any] = {"dtype": None}
+    if kind is None:
+        build: Any = auto_class(config.model_type).from_config
+        options["trust_remote_code"] = False  # None would prompt on stdin
+    else:
+        build = kind._from_config
     with stock_code(f"build {config.model_type} from config.json"), torch.device("meta"):
-        # A dtype would change torch's default dtype in all threads. The call changes its configuration.
-        # With trust_remote_code=None it would prompt on stdin.
-        model: PreTrainedModel = build(copy.deepcopy(config), dtype=None, trust_remote_code=False)
+        model: PreTrainedModel = build(copy.deepcopy(config), **options)
     return model
 
 

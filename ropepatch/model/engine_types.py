@@ -52,15 +52,15 @@ def may_have(engine: str, model_type: str) -> bool:
 
 
 def needing_older_keys(whole: str, text: str) -> list[str]:
-    """Return the engines that have an architecture and do not parse its `rope_parameters`."""
-    parts = {whole, text}
-    older = {"transformers 4.x": parts, "mlx-lm": {whole}}
-    newer = {*_facts()["mlx-lm"]["new_keys"].split()}
-    return [
-        engine
-        for engine, needed in older.items()
-        if all(may_have(engine, one) for one in needed) and not (engine == "mlx-lm" and parts & newer)
-    ]
+    """Return the engines that are known to run an architecture without parsing its `rope_parameters`."""
+    engines = []
+    if may_have("transformers 4.x", whole) and may_have("transformers 4.x", text):
+        engines.append("transformers 4.x")
+    newer = _facts()["mlx-lm"]["new_keys"].split()
+    was_tried = found("mlx-lm", whole, text, "default").verdict not in (ABSENT, NOT_KNOWN)
+    if was_tried and whole not in newer and text not in newer:
+        engines.append("mlx-lm")
+    return engines
 
 
 def was_run(engine: str) -> bool:

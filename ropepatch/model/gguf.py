@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ropepatch.errors import RopepatchError, argument, printable
+from ropepatch.errors import RopepatchError, argument, plain, printable
 from ropepatch.model.architectures import GGUF_FACTORS, GGUF_FREQS, GGUF_GLOBAL, GGUF_PLAIN
 from ropepatch.model.gguf_file import GgufFile
 from ropepatch.model.rotary import float32_on_cpu
@@ -139,7 +139,7 @@ class GgufModel(StatedRope):
         if kind not in ("none", "linear", "yarn", "longrope") or not all(0 < x < math.inf for x in numbers):
             raise RopepatchError(
                 f"{self.name} scales RoPE by {printable(kind, 60)} with factor {factor:g}, "
-                f"original_context_length {original}, attn_factor {attn_factor:g}, freq_base {base:g}",
+                f"original_context_length {original}, attn_factor {attn_factor:g}, freq_base {plain(base)}",
                 hint="llama.cpp knows none, linear, yarn and longrope, and positive numbers",
             )
         names = FACTORS if kind == "longrope" and self.tables else self.tables

@@ -62,6 +62,7 @@ OLDER_LINEAR = LINEAR | {"type": "linear"}
 DROPPED = {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 32768}
 MSCALES = {"*/short_mscale": 1.3, "*/long_mscale": 1.3}
 NTK = {"rope_scaling": {"type": "dynamic", "factor": 4.0}}
+LFM, QWEN_3_5 = "LFM2.5-VL-1.6B", "Qwen3.6-35B-A3B"
 NO_FACTOR = {"*/attention_factor": ..., "*/short_mscale": ..., "*/long_mscale": ...}
 ONES = [1.0] * 64
 
@@ -97,6 +98,9 @@ TABLE: list[tuple[str, Values, str, Values]] = [
         "only-new-keys",
         {THETA: 1e6, OLDER: DROPPED | {"type": "yarn"}, ORIGINAL: 32768},
     ),
+    # a base that transformers 4 takes anyway, and an architecture that it lacks and mlx-lm was not tried with
+    (LFM, {}, "", {}),
+    (QWEN_3_5, {}, "", {}),
     # all readers of this type support the newer keys: mlx-lm has the type, transformers 4 does not
     (VICUNA, {"model_type": "ministral3", OLDER: ..., NEWER: LINEAR | {THETA: 1e4}}, "", {}),
     # a part of each head
@@ -426,6 +430,13 @@ def test_an_ambiguous_length_of_a_linear_config_is_a_remark():
         findings = check(case_of(changed(ORIGINALS[LLAMA_2], vicuna)))
         assert [one.code for one in findings] == ["linear-multiplied"] * remarks
         assert all(("max_sequence_length is 4096" in one.problem) == (stated == 4096) for one in findings)
+
+
+def test_lengths_of_a_million_are_printed_in_full():
+    damage = {"rope_scaling": {"rope_type": "yarn", "factor": 32.0, ORIGINAL: 32768}}
+    window, tokenizer = check(case_of(changed(ORIGINALS["Qwen3-8B"], damage)))
+    assert window.remedy.startswith("write 1048576,")
+    assert tokenizer.remedy == "write 1048576"
 
 
 def test_every_rope_type_of_transformers_is_known():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import safetensors.torch
+import transformers
 from checkpoint_folders import WINDOW, edit_json
 from tiny_models import tiny_model
 
@@ -135,6 +136,20 @@ def test_a_second_set_of_weights_that_transformers_ignores_is_a_warning(sharded,
     assert "model.safetensors" in str(diagnose(sharded)).splitlines()[1].split(", ")
     (sharded / INDEX).unlink()
     assert codes(sharded) == []
+
+
+@pytest.mark.parametrize(
+    "kind", ["Qwen3ForSequenceClassification", "Qwen3ForTokenClassification", "Qwen3Model"]
+)
+def test_classifiers_rerankers_and_embedding_models_are_sound(kind, tmp_path):
+    config = tiny_model("qwen3").config
+    getattr(transformers, kind)(config).save_pretrained(tmp_path / "model")
+    (remark,) = [one for one in diagnose(tmp_path / "model").findings if one.code != "tokenizer-missing"]
+    assert (remark.code, remark.severity) == ("no-language-model", "remark")
+    with pytest.raises(RopepatchError, match=f"names {kind}, which has no language model head"):
+        ropepatch.extend(tmp_path / "model", tmp_path / "out", to="2x")
+    edit_json(tmp_path / "model/config.json", vocab_size=47)
+    assert "weights-misfit" in codes(tmp_path / "model")
 
 
 @pytest.mark.parametrize("experts", [2, 8])

@@ -90,6 +90,7 @@ REMARKS = {
     "chat-template-missing": "chat APIs fail, or format messages differently than in training",
     "encoding-swapped": "stock transformers rejects it on purpose: the stated RoPE is not the model's",
     "position-remapping": "transformers rejects it without that code on purpose; no other engine runs it",
+    "no-language-model": "ropepatch extends causal language models",
     "not-in-transformers": "only config.json could be checked, not the frequencies",
     "adapter-without-record": "programs load it onto the unchanged base, which may be what it was trained on",
 }

@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from ropepatch.errors import RopepatchError, argument
+from ropepatch.errors import RopepatchError, argument, plain
 from ropepatch.model.architectures import (
     LOCAL_BASE,
     OPEN_RAMP,
@@ -48,9 +48,11 @@ from ropepatch.model.config import (
     REQUIRED,
     SCALING_KEYS,
     WITH_ORIGINAL,
+    default_theta,
     is_known,
     legacy_keys,
     load_config,
+    stated_class,
     text_config,
 )
 from ropepatch.model.engine_types import needing_older_keys
@@ -164,12 +166,12 @@ def _broken_number(key: Key, least: float = 0.0) -> Iterator[Finding]:
         return
     if value is None:
         quoted = _number_in(key.value)
-        remedy = f"write {quoted:g} without quotes" if quoted else "write a number"
+        remedy = f"write {plain(quoted)} without quotes" if quoted else "write a number"
         yield key.finding("not-a-number", problem, remedy, fix=key.set(quoted) if quoted else ())
     elif value < min(least, above or 0) or (above is not None and value <= above):
-        yield key.finding("impossible-value", problem, f"write a number above {above or least:g}")
+        yield key.finding("impossible-value", problem, f"write a number above {plain(above or least)}")
     elif value > most:
-        yield key.finding("impossible-value", problem, f"write a number of at most {most:g}")
+        yield key.finding("impossible-value", problem, f"write a number of at most {plain(most)}")
     if isinstance(key.value, float) and key.name in (*WINDOW_KEYS, ORIGINAL):
         whole = value is not None and value > 0 and value.is_integer()
         remedy = f"write {value:.0f}" if whole else "write the context length in tokens, an integer"
@@ -272,9 +274,11 @@ def lost_theta(case: Case) -> Iterator[Finding]:
     if case.older and not at_top and stated not in (None, DEFAULT_THETA):
         within = any(rope.number("rope_theta") for rope in case.older)
         readers = "transformers 4" if within else "transformers"
-        problem = f"rope_theta ({stated:g}) is not at the top level, where {readers} and mlx-lm expect it"
+        problem = (
+            f"rope_theta ({plain(stated)}) is not at the top level, where {readers} and mlx-lm expect it"
+        )
         severity: Severity = "warning" if within else "error"
-        remedy = f"write rope_theta {stated:g} next to rope_scaling"
+        remedy = f"write rope_theta {plain(stated)} next to rope_scaling"
         yield top.finding("theta-lost", problem, remedy, fix=top.set(stated), severity=severity)
     if not case.newer and not stated and not at_top:
         scaled = any(rope.kind == "llama3" for rope in case.ropes)
@@ -293,15 +297,14 @@ def as_published(case: Case) -> Iterator[Finding]:
     if theta and vocabulary and window and not _is_llama_3(case):
         known = published_base(case.model_type, int(vocabulary), int(window))
         if known and theta < known[0]:
-            problem = (
-                f"rope_theta is {theta:g}; {known[1]}, of the same type and vocabulary, has {known[0]:g}"
-            )
+            usual, name = plain(known[0]), known[1]
+            problem = f"rope_theta is {plain(theta)}; {name}, of the same type and vocabulary, has {usual}"
             remedy = "check the base on the model's card; Qwen2.5-Math and its derivatives have 10000"
             yield key.finding("theta-not-as-published", problem, remedy)
     scaled = any(rope.scaled for rope in case.ropes)
     trained = None if scaled else TRAINED_ON.get((case.model_type, int(window or 0)))
     if trained:
-        problem = f"published models of this type state {window:g} tokens but were trained on {trained}"
+        problem = f"published models of this type state {window:.0f} tokens but were trained on {trained}"
         remedy = f"extend it with {argument('original', trained)}"
         yield case.at(case.window_key).finding("window-with-room", problem, remedy)
 
@@ -313,7 +316,9 @@ def _missing_theta(
     problem, value = f"{key} is {'null' if null else 'missing'}", "null" if null else None
     if not known and _is_llama_3(case):
         return _theta_of_llama_3(key, problem, "error")
-    remedy, fix = (f"write {known:g}, as stated elsewhere", key.set(known)) if known else (LOOK_IT_UP, ())
+    remedy, fix = (
+        (f"write {plain(known)}, as stated elsewhere", key.set(known)) if known else (LOOK_IT_UP, ())
+    )
     severity: Severity = "error" if null or (scaled and not known) else "warning"
     return key.finding("theta-lost", problem, remedy, fix=fix, severity=severity, value=value)
 
@@ -325,8 +330,8 @@ def _is_llama_3(case: Case) -> bool:
 
 
 def _theta_of_llama_3(key: Key, problem: str, severity: Severity) -> Finding:
-    problem += f"; models with Llama 3's size and vocabulary were pretrained with {LLAMA_3_THETA:g}"
-    remedy = f"write {LLAMA_3_THETA:g} if the base model's own config.json says so"
+    problem += f"; models with Llama 3's size and vocabulary were pretrained with {plain(LLAMA_3_THETA)}"
+    remedy = f"write {plain(LLAMA_3_THETA)} if the base model's own config.json says so"
     return key.finding("theta-lost", problem, remedy, severity=severity)
 
 
@@ -370,7 +375,7 @@ def lost_original(rope: Stated) -> Iterator[Finding]:
     if key.value is None and rope.case.stated.get(ORIGINAL) is None:
         probable = window / factor if window and factor else None
         remedy = "write the context length of pretraining"
-        remedy += f": {probable:g} if max_position_embeddings is the extended length" if probable else ""
+        remedy += f": {plain(probable)} if max_position_embeddings is the extended length" if probable else ""
         yield key.finding("original-missing", f"{rope.kind} scaling without {ORIGINAL}", remedy)
 
 
@@ -386,26 +391,28 @@ def factor_against_lengths(rope: Stated) -> Iterator[Finding]:
     # hand: Llama 3.1 has factor 8 for 16 times its original length.
     unused = rope.kind == "longrope" and rope.number("attention_factor") is not None
     if ratio < 1 - ROUNDING:
-        contradiction = f"{of_window} ({window:g}) is below {ORIGINAL} ({original:g})"
+        contradiction = f"{of_window} ({plain(window)}) is below {ORIGINAL} ({plain(original)})"
     elif unused or rope.kind == "llama3" or abs(factor / ratio - 1) <= ROUNDING or factor < 1:
         return
     elif ratio <= LEFT_BEHIND:
-        problem = f"{of_window} is {window:g}, factor x original length is {reach:g}"
-        remedy = f"write {reach:g}, or pass the longer context length to the engine"
+        problem = f"{of_window} is {plain(window)}, factor x original length is {plain(reach)}"
+        remedy = f"write {plain(reach)}, or pass the longer context length to the engine"
         yield rope.case.at(of_window).finding("window-left-behind", problem, remedy)
         return
     elif factor % 1 == 0 and ratio < factor < ratio + 1:
-        problem = f"factor {factor:g} is {window:g} / {original:g} = {ratio:.4g}, rounded up"
-        remedy = f"write {ratio:.6g}; if the model was trained with {factor:g}, write {of_window} {reach:g}"
+        problem = f"factor {factor:g} is {plain(window)} / {plain(original)} = {ratio:.4g}, rounded up"
+        remedy = (
+            f"write {ratio:.6g}; if the model was trained with {factor:g}, write {of_window} {plain(reach)}"
+        )
         yield key.finding("factor-rounded", problem, remedy)
         return
     elif factor > ratio and rope.kind == "yarn":
         # YaRN uses the factor only; programs differ in which of the two they use for LongRoPE.
-        problem = f"factor x {ORIGINAL} is {reach:g}, {of_window} is {window:g}"
+        problem = f"factor x {ORIGINAL} is {plain(reach)}, {of_window} is {plain(window)}"
         yield key.finding("factor-exceeds-window", problem, "none if the model was trained so")
         return
     else:
-        contradiction = f"factor {factor:g} x {original:g} is {reach:g}, not {window:g}"
+        contradiction = f"factor {factor:g} x {plain(original)} is {plain(reach)}, not {plain(window)}"
     remedy = "use the factor and original length that the model was trained with"
     yield key.finding("factor-contradicts-lengths", contradiction, remedy)
 
@@ -501,7 +508,7 @@ def switching(rope: Stated) -> Iterator[Finding]:
     """Frequencies that change while the KV cache has keys rotated by the old ones."""
     lists = rope.values.get("short_factor"), rope.values.get("long_factor")
     key = rope.at("rope_type", "type")
-    where = f"{rope.original or rope.case.window or 0:g} tokens"
+    where = f"{plain(rope.original or rope.case.window or 0)} tokens"
     if rope.kind == "dynamic" and "alpha" not in rope.values:
         problem = f"beyond {where} the frequencies change with the sequence length"
         remedy = "use a static scaling: ropepatch extend with another method"
@@ -540,10 +547,11 @@ def linear_in_vllm(rope: Stated) -> Iterator[Finding]:
     stated = stated_window(int(window), factor, rope.case.stated.get(SEQUENCE))
     if stated and stated > window:
         return  # unambiguous, and vLLM uses the right one
-    problem = f"vLLM uses max_position_embeddings x factor = {window * factor:g} as context length"
+    problem = f"vLLM uses max_position_embeddings x factor = {plain(window * factor)} as context length"
     problem += f"; {SEQUENCE} is {stated}" if stated else ""
-    remedy = f"if {window:g} is the extended length, pass --max-model-len {window:g} to vLLM; or state the "
-    remedy += f'length in config.json: "{SEQUENCE}": {window:g} or {window * factor:g}'
+    now, longer = plain(window), plain(window * factor)
+    remedy = f"if {now} is the extended length, pass --max-model-len {now} to vLLM; or state the "
+    remedy += f'length in config.json: "{SEQUENCE}": {now} or {longer}'
     yield key.finding("linear-multiplied", problem, remedy)
 
 
@@ -554,10 +562,14 @@ def linear_in_vllm(rope: Stated) -> Iterator[Finding]:
 def one_generation(case: Case) -> Iterator[Finding]:
     """RoPE parameters that older programs do not support."""
     bases = [rope for rope in case.newer if rope.values.get("rope_theta", DEFAULT_THETA) != DEFAULT_THETA]
+    bases = bases if case.theta.name not in case.stated else []
     scaled = [rope for rope in case.newer if rope.scaled]
-    unseen = [] if case.older else [*scaled, *(bases if case.theta.name not in case.stated else [])]
+    unseen = [] if case.older else [*scaled, *bases]
     unseen = unseen or [rope for rope in case.newer if _only_share(rope)]
     readers = needing_older_keys(str(case.raw.get("model_type")), case.model_type)
+    same = [rope for rope in bases if rope.values.get("rope_theta") == default_theta(case.model_type)]
+    if unseen == same and not any(map(_only_share, same)):  # transformers takes this base anyway
+        readers = [one for one in readers if one != "transformers 4.x"]
     if unseen and readers:
         kinds = dict.fromkeys(str(rope.kind) for rope in unseen)
         key, fix = case.at("rope_parameters"), _older_keys(case.newest) if case.newest else ()
@@ -626,8 +638,8 @@ def generation_behind(case: Case) -> Iterator[Finding]:
 def _behind(code: str, case: Case, key: Key) -> Iterator[Finding]:
     limit, reach = positive(key.value), case.reach()
     if limit and reach and limit < reach:
-        problem = f"{key.name} is {key.value:g}, below the context length of {reach:g}"
-        yield key.finding(code, problem, f"write {reach:g}", fix=key.set(int(reach)))
+        problem = f"{key.name} is {plain(key.value)}, below the context length of {plain(reach)}"
+        yield key.finding(code, problem, f"write {plain(reach)}", fix=key.set(int(reach)))
 
 
 @rule
@@ -676,6 +688,9 @@ def load_errors(case: Case) -> Iterator[Finding]:
         yield key.finding("not-in-transformers", problem, "none needed", value=value)
     elif isinstance(reason := configured(case.raw), str):
         yield Key(CONFIG, ()).finding("transformers-refuses", reason, "fix what the message names")
+    elif stated := stated_class(load_config(case.raw)):
+        problem = f"architectures names {stated.__name__}, which has no language model head"
+        yield Key(CONFIG, ("architectures",)).finding("no-language-model", problem, "none needed")
 
 
 def configured(raw: dict[str, Any]) -> PreTrainedConfig | str:
