@@ -7,7 +7,10 @@ from types import FrameType
 
 def main() -> None:
     """Run the command line; no signal ends it with a traceback, while it is imported or when it is done."""
-    heard = [one for one in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(one) is not signal.SIG_IGN]
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP"):  # not on Windows
+        numbers.append(signal.SIGHUP)
+    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     for number in heard:
         signal.signal(number, _exit)
     from ropepatch.cli import main as run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import math
 import os
@@ -12,7 +13,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -99,7 +100,7 @@ def disk_error(error: OSError, folder: Path) -> RopepatchError:
     """Make the error of a new file or folder that cannot be written, or of an unreadable source."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     named = Path(os.fsdecode(error.filename or folder))
-    ours = folder.is_relative_to(named) or f"/.{folder.name}." in named.as_posix()
+    ours = folder.is_relative_to(named) or f"/{_hidden(folder)}" in named.as_posix()
     if error.errno not in OF_WRITING and not ours:
         return RopepatchError(f"cannot read {named}: {reason}", hint="make the file readable")
     hints = {
@@ -142,13 +143,40 @@ def whole_file(file: Path, *, new: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def _partial(path: Path, make: Callable[[Path], object]) -> Iterator[Path]:
-    """Yield a temporary path in the same folder, and remove it on exit unless it was renamed."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    try:
-        make(partial)
+    """Yield a temporary path in the same folder, and remove it on exit unless it was renamed.
+
+    It is locked as long as this process lives; those that killed processes left are removed.
+    """
+    beginning = _hidden(path)
+    for left in path.parent.glob(f"{glob.escape(beginning)}{8 * '[0-9a-f]'}.partial"):
+        with suppress(OSError, ImportError), _locked(left):
+            remove(left)
+    partial = path.with_name(f"{beginning}{secrets.token_hex(4)}.partial")
+    with ExitStack() as stack:
+        stack.callback(remove, partial)
+        while not partial.exists():  # another call may remove it before it is locked
+            make(partial)
+            with suppress(OSError, ImportError):  # this file system has no locks, or it is Windows
+                stack.enter_context(_locked(partial, wait=True))
         yield partial
+
+
+def _hidden(path: Path) -> str:
+    """Begin the names of temporary files for a path; with their endings, they fit into 255 bytes."""
+    return f".{path.name.encode()[:200].decode(errors='ignore')}."
+
+
+@contextmanager
+def _locked(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold the lock of a file or folder; raise an OSError if another process does."""
+    import fcntl
+
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
     finally:
-        remove(partial)
+        os.close(opened)
 
 
 def remove(path: Path) -> None:

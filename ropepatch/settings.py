@@ -33,12 +33,37 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from ropepatch.errors import LENGTHS, RopepatchError, argument
 from ropepatch.files import check_regular, read_json, shipped
 
-_short = reprlib.Repr()  # because of its aliases, a short YAML file can contain an endless value
+_short = reprlib.Repr()
 _short.maxlevel, _short.maxstring, _short.maxother = 2, 100, 100
 
 
+MAX_NODES = 100_000  # of a YAML text; an alias counts as all that it stands for
+
+
 class _Loader(yaml.SafeLoader):
-    """A loader that rejects duplicate keys: YAML forbids them, but PyYAML keeps the last."""
+    """A loader of YAML 1.2 that rejects duplicate keys, and aliases that multiply without end."""
+
+    yaml_implicit_resolvers = {}
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.total = 0  # nodes so far
+        self.sizes: dict[yaml.Node, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        before, is_alias = self.total, self.check_event(yaml.AliasEvent)
+        node: yaml.Node = super().compose_node(parent, index)  # type: ignore[assignment]  # None at no call
+        if not is_alias:
+            self.total += 1
+            self.sizes[node] = self.total - before
+        elif node in self.sizes:
+            self.total += self.sizes[node]
+        else:
+            raise yaml.MarkedYAMLError(None, None, "a value contains itself", node.start_mark)
+        if self.total > MAX_NODES:
+            problem = f"it holds more than {MAX_NODES:,} values, with those that aliases repeat"
+            raise yaml.MarkedYAMLError(None, None, problem, node.start_mark)
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
@@ -50,18 +75,56 @@ class _Loader(yaml.SafeLoader):
                 seen.add((key.tag, key.value))
         return node
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        digits = self.construct_scalar(node)
+        return int(digits, 0 if digits.startswith(("0o", "0x")) else 10)
+
+
+class _Dumper(yaml.SafeDumper):
+    """A dumper that quotes each text that YAML 1.1 or 1.2 reads as something else."""
+
+
+# The core schema of YAML 1.2, section 10.3.2. In that of 1.1, 1:30 is 90, 017 is 15, and `no` is false.
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", list("-+.0123456789")),
+    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list("-+.")),
+    ("merge", r"<<", ["<"]),
+):
+    for _yaml in (_Loader, _Dumper):
+        _yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})\\Z"), _first)
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+
+
+def parse_yaml(text: str) -> Any:
+    """Parse plain YAML 1.2 of a bounded number of values.
+
+    Raises:
+        yaml.YAMLError: If it is not YAML, or too large with its aliases.
+        ValueError: If a value does not have the type that it states.
+        RecursionError: If it is nested too deep.
+    """
+    return yaml.load(text, Loader=_Loader)
+
+
+def yaml_text(content: Any) -> str:
+    """Format JSON-ready data as YAML."""
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
 
 def read_yaml(path: Path, what: str) -> Any:
-    """Parse a file of plain YAML without duplicate keys; ``what`` names its kind in errors."""
+    """Parse a file of `parse_yaml`; ``what`` names its kind in errors."""
     check_regular(path)
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        return parse_yaml(path.read_text(encoding="utf-8"))
     except yaml.MarkedYAMLError as error:
         mark, problem = error.problem_mark, error.problem or "no YAML"
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         hint = "correct that line; a value that holds a colon or a bracket needs quotes"
         raise RopepatchError(f"{path} is not a {what}: {shorten(problem, 300)}{where}", hint=hint) from error
-    except Exception as error:  # PyYAML passes on errors of int(), datetime() and others
+    except Exception as error:  # PyYAML passes on errors of int() and others
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise RopepatchError(
             f"{path} is not a {what}: {shorten(reason, 300)}", hint="name a YAML file"
@@ -446,7 +509,7 @@ def refusal(error: ValidationError, kind: type[Any], content: Any) -> RopepatchE
     elif fault == "model_type" and not place:
         hint = f"keys: {', '.join(kind.model_fields)}"
     elif isinstance(value, str) and "number" in words and value.lstrip("+-.")[:1].isdigit():
-        hint = "in YAML 2e-5 is a text, and so is what stands in quotes: write 2.0e-5"
+        hint = "what stands in quotes is a text: leave them out"
     if own := getattr(kind, "_refusal", None):
         refused: RopepatchError = own(place, words, value)
         return refused

@@ -153,18 +153,24 @@ def write(partial: Path, text: str) -> None:
     (partial / "file" if partial.is_dir() else partial).write_text(text)
 
 
+@pytest.mark.parametrize("name", ["out", "é" * 127])
 @pytest.mark.parametrize("kind", WRITERS)
-def test_partial_output_of_a_killed_process_does_not_block_later_writers(kind, tmp_path):
-    writer, out = WRITERS[kind], tmp_path / "out"
+def test_a_writer_removes_what_a_killed_one_left_and_nothing_else(kind, name, tmp_path):
+    writer, out = WRITERS[kind], tmp_path / name
     code = KILLED.format(writer=writer.__name__)
     subprocess.run([sys.executable, "-c", code, str(out)], check=False)
     (left,) = tmp_path.iterdir()
-    assert left.match(".out.*.partial")
+    assert left.match(f".{name[:100]}.*.partial")
+    others = {tmp_path / ".another.0123abcd.partial", tmp_path / f"{left.name}s"}
+    for other in others:
+        other.touch()
     with suppress(RopepatchError), writer(out) as first:
+        assert {*tmp_path.iterdir()} == {first, *others}
         write(first, "first")
         with writer(out) as second:  # another process at the same time
+            assert first.exists()
             write(second, "second")
-    assert {*tmp_path.iterdir()} == {left, out}
+    assert {*tmp_path.iterdir()} == {out, *others}
 
 
 @pytest.mark.parametrize("kind", WRITERS)

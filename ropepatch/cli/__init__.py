@@ -10,6 +10,7 @@ import shlex
 import signal
 import sys
 from difflib import get_close_matches
+from pathlib import Path
 from threading import Timer
 from typing import Any, NoReturn
 
@@ -17,6 +18,7 @@ from cyclopts import CycloptsError, UnknownOptionError, UnusedCliTokensError
 
 from ropepatch.cli import listing, look, make, measure
 from ropepatch.cli.derive import app
+from ropepatch.cli.streams import Output, safe_streams
 from ropepatch.errors import LENGTHS, RopepatchError, is_out_of_memory
 from ropepatch.files import check_name
 
@@ -33,6 +35,7 @@ LESS_MEMORY = {  # hints of commands that need much
     "--dry-run estimates the memory",
 }
 GROUPS = {one.GROUP.name: one for one in (make, measure, look, listing)}
+WRITING = ("extend", "train", "fit", "export", "push", "explore", "plot")  # commands whose work is a file
 
 
 def main() -> None:
@@ -42,14 +45,28 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # Greek letters on an ASCII terminal
     try:
-        # Exit on SIGTERM, so that cleanup removes incomplete files. What the caller ignores stays ignored.
-        for number, handler in ((signal.SIGTERM, _exit), (signal.SIGINT, signal.default_int_handler)):
+        with safe_streams() as (stdout, _):
+            _run(stdout)
+    finally:
+        sys.unraisablehook = before
+
+
+def _run(stdout: Output) -> NoReturn:
+    try:
+        # Exit on SIGTERM, and on SIGHUP when the terminal closes, so that cleanup removes incomplete files.
+        # What the caller ignores, as nohup does, stays ignored.
+        handlers: dict[int, Any] = {getattr(signal, "SIGHUP", signal.SIGTERM): _exit, signal.SIGTERM: _exit}
+        handlers[signal.SIGINT] = signal.default_int_handler
+        for number, handler in handlers.items():
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, handler)
+        _check_interpreter()
         for word in sys.argv[1:]:
             check_name(word)
         code = app(sys.argv[1:], exit_on_error=False, print_error=False)
-        sys.stdout.flush()
+        if stdout.failure and sys.argv[1:2] and sys.argv[1] not in WRITING:
+            reason = stdout.failure.strerror
+            raise RopepatchError(f"cannot write to stdout: {reason}", hint="redirect it to another file")
         sys.exit(code if sys.argv[1:] else 2)
     except CycloptsError as error:
         _refuse(_usage_error(error))
@@ -70,8 +87,19 @@ def main() -> None:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         hint = "free some space" if full else "check that path" if named else None
         _refuse(RopepatchError(f"{named}{error.strerror or error}", hint=hint))
-    finally:
-        sys.unraisablehook = before
+
+
+def _check_interpreter() -> None:
+    """Raise a `RopepatchError` where no command can run."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        message = f"the working folder cannot be used: {error.strerror or error}"
+        raise RopepatchError(message, hint="cd to a folder that exists") from error
+    if sys.flags.optimize >= 2:
+        raise RopepatchError(
+            "Python runs without docstrings (-OO), which transformers needs", hint="unset PYTHONOPTIMIZE"
+        )
 
 
 def _exit(number: int, frame: object) -> None:

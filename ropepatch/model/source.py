@@ -19,7 +19,7 @@ from ropepatch.files import check_name, check_regular
 from ropepatch.model.reading_file import FILE as READING
 from ropepatch.model.record_file import FILE as RECORD
 from ropepatch.model.weights import INDEX, SINGLE
-from ropepatch.settings import HUB_NAME, shown
+from ropepatch.settings import HUB_NAME, parse_yaml, shown
 
 TINY = Path(__file__).parents[1] / "data" / "tiny" / "checkpoint"
 HUB_ID = re.compile(rf"{HUB_NAME}(/{HUB_NAME})?", re.ASCII)
@@ -236,10 +236,11 @@ def _meant(name: str) -> str:
 
 def stated_by_card(folder: Path) -> dict[str, Any]:
     """Read the licence and language from the model card (README.md), for derived models."""
-    from huggingface_hub.repocard import metadata_load
+    from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
     try:
-        metadata = metadata_load(folder / "README.md") or {}
+        front = REGEX_YAML_BLOCK.search((folder / "README.md").read_text(encoding="utf-8-sig"))
+        metadata = parse_yaml(front[2]) or {} if front else {}
         texts = {key: metadata.get(key) for key in PASSED_ON}
         json.dumps(texts, ensure_ascii=False, default=str).encode()
     except Exception:  # no card, or invalid metadata: PyYAML passes on errors of int() and others

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from transformers import PreTrainedModel, set_seed
 
 from ropepatch.attention import remap_positions
@@ -29,7 +28,7 @@ from ropepatch.model.precision import without_subnormals
 from ropepatch.model.source import without_paths
 from ropepatch.model.stock import no_progress_bars
 from ropepatch.progress import Progress, no_bar
-from ropepatch.settings import seed_of
+from ropepatch.settings import seed_of, yaml_text
 from ropepatch.training.adapter import (
     WEIGHTS,
     load_in_4_bits,
@@ -262,7 +261,7 @@ def _save(
         shutil.copyfile(trained / HISTORY, folder / ADAPTATION / HISTORY)
         if (run.folder / RUNS).is_dir():
             shutil.copytree(run.folder / RUNS, folder / ADAPTATION / RUNS)
-        text = yaml.safe_dump(without_paths(as_read(recipe.to_dict())), sort_keys=False, allow_unicode=True)
+        text = yaml_text(without_paths(as_read(recipe.to_dict())))
         (folder / ADAPTATION / RECIPE).write_text(text, encoding="utf-8")
 
     def enclosed(written: Checkpoint, made: records.Record, reloaded: PreTrainedModel | None) -> None:

@@ -188,7 +188,7 @@ class LogOnSave(TrainerCallback):
 
 
 class SaveOnSignal(TrainerCallback):
-    """Stops a training at SIGINT or SIGTERM after the current step is saved, without a log.
+    """Stops a training at SIGINT, SIGTERM or SIGHUP after the current step is saved, without a log.
 
     A second signal stops it at once, and so does one when there is no unsaved step.
 
@@ -206,7 +206,8 @@ class SaveOnSignal(TrainerCallback):
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Handle signals within the block; afterwards pass a received one to its previous handler."""
-        heard = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()
+        heard = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}
+        heard = heard if current_thread() is main_thread() else set()
         self._before = {one: signal.getsignal(one) for one in heard if callable(signal.getsignal(one))}
         for number in self._before:
             signal.signal(number, self._hear)

@@ -73,7 +73,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_during_import_prints_no_traceback(number):
     done = run_python("-c", SLOW_IMPORT.format(number=int(number)), check=False)
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")
@@ -108,12 +108,19 @@ main()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_while_writing_exits_and_leaves_no_files(number, tmp_path):
     done = run_python("-c", WHILE_IT_WRITES.format(number=int(number)), check=False, cwd=tmp_path)
     assert done.returncode == 128 + number
     assert done.stderr == "interrupted: nothing is kept; the same command starts again\n"
     assert [*tmp_path.iterdir()] == []
+
+
+def test_nohup_keeps_a_command_running_when_the_terminal_closes(tmp_path):
+    code = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n{WHILE_IT_WRITES}"
+    done = run_python("-c", code.format(number=int(signal.SIGHUP)), check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "error: " in done.stderr
 
 
 def test_an_interrupted_training_leaves_no_tracker_threads(tmp_path):

@@ -8,8 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from ropepatch.evaluation.comparisons import Comparison
 from ropepatch.evaluation.results import Row, Series
 from ropepatch.evaluation.tasks import task_of
@@ -18,6 +16,7 @@ from ropepatch.model.config import LEGACY_KEYS
 from ropepatch.publishing.card.model import Evidence, Extended
 from ropepatch.report.printers import markdown_table, one_line, plain
 from ropepatch.report.tables import perplexity_text, row_cell, tables_of
+from ropepatch.settings import yaml_text
 
 FIGURES = "evaluation/{}.png"  # in the folder of the checkpoint
 PLANNED = (
@@ -164,7 +163,7 @@ def plan(model: Extended) -> str:
     if not model.is_adapter:
         changes = record.config_changes.items()
         planned["config_changes"] = {key: value for key, value in changes if key not in LEGACY_KEYS}
-    return fenced(yaml.safe_dump(_readable(planned), sort_keys=False, allow_unicode=True), "yaml")
+    return fenced(yaml_text(_readable(planned)), "yaml")
 
 
 def _readable(value: Any) -> Any:
