@@ -43,7 +43,7 @@ MAX_NODES = 100_000  # of a YAML text; an alias counts as all that it stands for
 class _Loader(yaml.SafeLoader):
     """A loader of YAML 1.2 that rejects duplicate keys, and aliases that multiply without end."""
 
-    yaml_implicit_resolvers = {}
+    yaml_implicit_resolvers = {}  # noqa: RUF012  # as PyYAML declares it
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
