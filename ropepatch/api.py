@@ -255,7 +255,8 @@ def extend(
     Args:
         model: A checkpoint folder, a Hub id, tiny, or a GGUF file, which is copied with other RoPE
             parameters.
-        out: The folder or GGUF file to write. Default: MODEL-METHOD-TO(-RECIPE) in the working folder.
+        out: The folder or GGUF file to write. Default: MODEL-METHOD-TO(-RECIPE) in the working folder, or
+            next to MODEL if that is the working folder.
         to: The target length in tokens, e.g. 32k, or 4x the original length. Default: that of the recipe or
             scaling file.
         method: A name from `ropepatch methods`, a scaling file, fit (learn a scaling), or auto (measure the
@@ -658,7 +659,13 @@ def passkey(
     Raises:
         RopepatchError: See `retrieve`.
     """
-    return retrieve(**_given(locals(), "options"), keys=1, kinds=("passkey",))
+    from ropepatch.settings import refuse_unknown
+
+    known = {*(retrieve.__kwdefaults__ or {})} - {"keys", "kinds"}
+    refuse_unknown(options, sorted(known), "argument of passkey")
+    return retrieve(
+        model, tokenizer, lengths=lengths, haystacks=haystacks, keys=1, kinds=("passkey",), **options
+    )
 
 
 def read_results(place: str | Path) -> Results:

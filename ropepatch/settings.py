@@ -246,10 +246,19 @@ def as_target(value: str = "") -> tuple[str, str]:
 
 
 def listed(values: Any) -> list[Any]:
-    """Return the entries of a list or of a comma-separated text; any other value as a list of one."""
+    """Return the entries of a list or of comma-separated texts; any other value as a list of one.
+
+    The name of an existing JSON file may contain commas.
+    """
     if isinstance(values, str):
-        return [value.strip() for value in values.split(",")]
-    return list(values) if isinstance(values, Iterable) and not isinstance(values, dict) else [values]
+        is_file = values.endswith(".json") and Path(values).expanduser().is_file()
+        return [values] if is_file else [value.strip() for value in values.split(",")]
+    if isinstance(values, dict) or not isinstance(values, Iterable):
+        return [values]
+    entries = []
+    for value in values:
+        entries += listed(value) if isinstance(value, str) else [value]
+    return entries
 
 
 def short_length(tokens: int) -> str:

@@ -73,9 +73,6 @@ def command(
 
         def called(*arguments: Any, **options: Any) -> int | None:
             given = signature.bind(*arguments, **options).arguments
-            for key in given:
-                if "Iterable" in str(merged[key].annotation):
-                    given[key] = ",".join(given[key])
             with arguments_written(partial(written, names)):
                 return run(**given)
 

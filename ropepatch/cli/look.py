@@ -11,7 +11,7 @@ from cyclopts import Group
 from ropepatch import api
 from ropepatch.cli.derive import command, written
 from ropepatch.cli.screen import print_text
-from ropepatch.errors import RopepatchError, argument, arguments_written
+from ropepatch.errors import arguments_written
 from ropepatch.files import json_text
 from ropepatch.pipeline.running import say_on_stderr
 from ropepatch.progress import bar, no_bar
@@ -49,11 +49,6 @@ def plan(
     """
     from ropepatch.pipeline.inputs import parse_settings
 
-    if to is None and not method.endswith(".json"):
-        raise RopepatchError(
-            f"{argument('to')} is missing",
-            hint=f"{argument('to', '32k')}, or {argument('to', '4x')} for four times the original length",
-        )
     planned = api.plan(model, to=to, method=method, **asked, **parse_settings(method, settings or ()))
     if engine is not None:
         from ropepatch.extension.serving import serving

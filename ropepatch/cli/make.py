@@ -173,12 +173,13 @@ def fit(
     """
     from ropepatch.files import json_text
     from ropepatch.model.checkpoint import Checkpoint
+    from ropepatch.pipeline.inputs import default_place
     from ropepatch.pipeline.learned import kept_by_fit
     from ropepatch.settings import relative_length, short_length
 
     source = Checkpoint.find(model, asked.get("revision"), original=asked.get("original"))
     target = relative_length(to, source.window)
-    named = Path(out or f"{Path(model).name}-fit-{short_length(target)}")
+    named = Path(out) if out else default_place(model, "fit", short_length(target))
     place = _new_place(named, source, link_weights=link_weights)
     work = place.with_name(f"{place.name}.fit")
     with interruptible(say_on_stderr, lambda: kept_by_fit(work)):
@@ -243,10 +244,11 @@ def export(
     """
     from ropepatch.extension import record as records
     from ropepatch.files import json_text
+    from ropepatch.pipeline.inputs import default_place
 
     if not fold_attention:
         raise RopepatchError("nothing to write", hint=f"add {argument('fold_attention')}")
-    place = out or f"{Path(model).resolve().name}-folded"
+    place = out or default_place(model, "folded")
     with bar(WEIGHTS) as progress:
         folder = api.fold_attention(model, place, revision=revision, progress=progress)
     record = records.read(folder)

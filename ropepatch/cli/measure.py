@@ -53,8 +53,9 @@ def evaluate(
     """
     if settings:
         from ropepatch.pipeline.inputs import parse_settings
+        from ropepatch.settings import listed
 
-        name, *others = asked.get("methods", "yarn").split(",")
+        name, *others = listed(asked.get("methods", "yarn"))
         if others:
             hint = "run one command for each method"
             raise RopepatchError(f"{argument('settings')} needs exactly one method", hint=hint)

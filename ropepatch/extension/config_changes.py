@@ -23,13 +23,14 @@ from ropepatch.model.config import (
 )
 from ropepatch.model.rotary import SEQUENCE, float32_on_cpu, switches
 from ropepatch.scaling import Scaling
-from ropepatch.scaling.powers import ntk_theta
+from ropepatch.scaling.powers import Unscaled, ntk_theta
 from ropepatch.scaling.rope import Frequencies, Rope, divisors
 from ropepatch.scaling.searched import longrope_attention_factor, longrope_parameters
 
 ACROSS_LAYERS = "allow_global_per_layer_attribute_access"
 # Ministral 3: the query at m is multiplied by 1 + beta ln(1 + floor(m / original_max_position_embeddings)).
 QUERY_TEMPERATURE = "llama_4_scaling_beta"
+KEPT_AT_ANY_LENGTH = "linear", "llama3", "yarn"  # rope types that a longer context does not change
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,9 @@ class SavedRope:
 def saved_ropes(scaling: Scaling, rope: Rope, current: dict[str, Any], to: int) -> Iterator[SavedRope]:
     """Yield the forms of a scaling in `rope_parameters`, the most widely supported first.
 
-    First the native rope type (for linear on linear, with both factors), then `longrope` with equal lists,
-    which can express any static frequencies.
+    Without scaling, first the unchanged parameters, if they do not depend on the length. Then the native rope
+    type (for linear on linear, with both factors), then `longrope` with equal lists, which can express any
+    static frequencies.
 
     Args:
         scaling: The scaling to save.
@@ -52,6 +54,8 @@ def saved_ropes(scaling: Scaling, rope: Rope, current: dict[str, Any], to: int) 
         current: The model's current `rope_parameters` (of one layer type); other keys are kept.
         to: The new max_position_embeddings, in tokens.
     """
+    if isinstance(scaling, Unscaled) and current.get("rope_type") in KEPT_AT_ANY_LENGTH:
+        yield SavedRope(dict(current), scaling.frequencies(rope))
     # partial_rotary_factor is the share of pairs that rotate under `proportional`, else D / head_dim.
     proportional = {"partial_rotary_factor"} if current.get("rope_type") == "proportional" else set()
     own = {key: value for key, value in current.items() if key not in SCALING_KEYS | proportional}

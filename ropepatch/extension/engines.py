@@ -171,7 +171,8 @@ class _Written:
 
     @property
     def attention_factor(self) -> float:
-        return float(self.parameters.get("attention_factor", 1.0))
+        default = self.by_yarn if self.kind == "yarn" else 1.0
+        return float(self.parameters.get("attention_factor", default))
 
     @property
     def by_yarn(self) -> float:

@@ -147,8 +147,8 @@ def patch(
     """
     base = base_model(model)
     check_rope(base)
-    here, plan = _planned(base, method, to, original, parameters)
-    return put(base, here, plan if isinstance(method, Plan) else check_layers(plan, layers))
+    here, plan = _planned(base, method, to, original, layers, parameters)
+    return put(base, here, plan)
 
 
 def _planned(
@@ -156,16 +156,21 @@ def _planned(
     method: Plan | Scaling | Remapping | str,
     to: Length | None,
     original: Length | None,
+    layers: str | None,
     parameters: dict[str, Any],
 ) -> tuple[Checkpoint, Plan]:
     """Return the model as a checkpoint, and the plan for the arguments of `patch`."""
     here = Checkpoint.of(base, method.source.original if isinstance(method, Plan) else original)
-    match method:
-        case Plan() if to is None and original is None and not parameters:
-            _check_same(method.source, here)
-            return here, method
-        case Scaling() | Remapping() | str():
-            return here, plan_method(here, method, parameters, to)
+    if isinstance(method, Plan):
+        if parameters or (to, original, layers) != (None, None, None):
+            raise RopepatchError(
+                "a plan already sets target, method, parameters, original and layers",
+                hint="pass the method, or only the plan",
+            )
+        _check_same(method.source, here)
+        return here, method
+    if isinstance(method, Scaling | Remapping | str):
+        return here, check_layers(plan_method(here, method, parameters, to), layers)
     raise RopepatchError(
         f"patch needs a plan, a method, or a method's name with its target and parameters, got {method!r}",
         hint="call ropepatch.patch(model, 'yarn', to=...) or ropepatch.patch(model, plan)",

@@ -45,7 +45,7 @@ from ropepatch.scaling.method import Method
 from ropepatch.scaling.ramps import shared_temperature
 from ropepatch.scaling.rope import Frequencies, Rope
 from ropepatch.scaling.searched import CustomDivisors
-from ropepatch.settings import Length, Queries, as_target, find_named, short_length, shown
+from ropepatch.settings import MAX_NUMBER, Length, Queries, as_target, find_named, short_length, shown
 
 WIDTH = 80  # columns of a printed plan
 PUBLISHED = 32  # largest published factor of a RoPE scaling without training
@@ -293,16 +293,26 @@ def method_for(
         return method, source.target(to)
     method = str(method)
     file = read_scaling(method, extra=parameters) if is_scaling_file(method) else None
-    if to is None and isinstance(factor := parameters.get("factor"), int | float):
-        to = f"{factor:.3f}x"
-    target = file.target if file and to is None else source.target(to)
     if file:
+        target = file.target if to is None else source.target(to)
         file.check_model(method, source.rope, source.name, target)
         return file.scaling, target
-    found = find_method(method)
+    if to is None and "factor" in parameters:
+        to = _of_factor(source.window, parameters["factor"])
+    found, target = find_method(method), source.target(to)
     if isinstance(source, Checkpoint) and (stated := source.tied_yarn) and issubclass(found, YaRN):
         parameters = {**_as_stated(stated, target / source.window), **parameters}
     return found.for_target(source.rope, target, parameters), target
+
+
+def _of_factor(window: int, factor: object) -> int:
+    """Return the target length that a factor gives, in tokens."""
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor <= MAX_NUMBER:
+        raise RopepatchError(
+            f"factor must be a number from 1 to {MAX_NUMBER:g}, got {shown(factor)}",
+            hint="it is the target length over the original length",
+        )
+    return round(float(factor) * window)
 
 
 def _as_stated(yarn: Mapping[str, Any], factor: float) -> dict[str, Any]:

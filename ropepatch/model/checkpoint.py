@@ -56,7 +56,7 @@ from ropepatch.model.rotary import (
     stock_table,
     switches,
 )
-from ropepatch.model.source import download, locate
+from ropepatch.model.source import check_no_adapter, download, locate
 from ropepatch.model.stated_rope import StatedRope
 from ropepatch.model.weights import Weights, fingerprint, read_headers
 from ropepatch.scaling.rope import Frequencies, Rope
@@ -186,6 +186,7 @@ class Checkpoint(StatedRope):
         """
         if self.stated_raw is not None:
             return self.stated_raw
+        check_no_adapter(self.folder, self.name)
         file = self.folder / "config.json"
         if file.is_file() and (size := file.stat().st_size) > MOST_CONFIG:
             raise RopepatchError(

@@ -26,6 +26,7 @@ HUB_ID = re.compile(rf"{HUB_NAME}(/{HUB_NAME})?", re.ASCII)
 SHARED = re.compile(rf"{HUB_ID.pattern}(:[\w.+-]+)?", re.ASCII)  # a dataset may have a config
 ADDRESS = re.compile(r"(https?://)(?:[^/]*@)?([^/]+).*")
 PASSED_ON = ("license", "license_name", "license_link", "language")
+ADAPTER = "adapter_config.json"
 TEMPLATES = "additional_chat_templates"  # the only subfolder of a checkpoint that transformers uses
 # The files, other than weights, of transformers, tokenizers, processors and engines. Any other file may be
 # private, and Mistral's params.json would give engines the unscaled RoPE.
@@ -44,7 +45,7 @@ LICENCE = re.compile(  # LICENSE-2.0.txt, not LICENSE.bin, nor LICENSE_KEY.txt
     re.IGNORECASE,
 )
 DOWNLOADED = [
-    *(*KNOWN, f"{TEMPLATES}/*.jinja", "README.md", "adapter_config.json", RECORD, READING, INDEX),
+    *(*KNOWN, f"{TEMPLATES}/*.jinja", "README.md", ADAPTER, RECORD, READING, INDEX),
     *("LICEN[SC]E*", "[Ll]icen[sc]e*", "NOTICE*", "USE_POLICY*"),
 ]
 
@@ -83,7 +84,9 @@ def locate(
     except (OSError, RuntimeError) as error:  # name too long, no permission, no such ~user
         reason = getattr(error, "strerror", None) or error
         raise RopepatchError(f"cannot look for {name}: {reason}", hint=expected) from error
-    models = folder.glob("*.gguf") if is_folder and not (folder / "config.json").exists() else [folder]
+    models = [folder]
+    if is_folder:
+        models = [] if (folder / "config.json").exists() else sorted(folder.glob("*.gguf"))
     if exists and (file := next((one for one in models if one.suffix.lower() == ".gguf"), None)):
         raise RopepatchError(
             f"{file} is a GGUF file, which only `ropepatch plan` and `ropepatch extend` support",
@@ -93,11 +96,7 @@ def locate(
         if revision is not None:
             what = "tiny comes with ropepatch and" if name == "tiny" else f"{name} is a local folder, which"
             raise RopepatchError(f"{what} has no revisions", hint=f"leave {argument('revision')} out")
-        if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
-            raise RopepatchError(
-                f"{name} holds a PEFT adapter, not a model",
-                hint="merge it into its base model (merge_and_unload), save that, and extend what you saved",
-            )
+        check_no_adapter(folder, name)
         return Place(folder, name, None)
     if exists:
         message = f"{name} is a file, not a checkpoint folder"
@@ -107,8 +106,17 @@ def locate(
     return (
         download(name, revision, include=include)
         if weights
-        else _from_hub(name, revision, ["config.json", *include])
+        else _from_hub(name, revision, ["config.json", ADAPTER, *include])
     )
+
+
+def check_no_adapter(folder: Path, name: str) -> None:
+    """Raise a `RopepatchError` for a folder with a PEFT adapter and no model."""
+    if (folder / ADAPTER).exists() and not (folder / "config.json").exists():
+        raise RopepatchError(
+            f"{name} holds a PEFT adapter, not a model",
+            hint="merge it into its base model (merge_and_unload), save that, and extend what you saved",
+        )
 
 
 def download(name: str, revision: str | None, *, include: Sequence[str] = ()) -> Place:

@@ -72,9 +72,15 @@ class StatedRope(ABC):
         Raises:
             RopepatchError: If it is not a length.
         """
+        if to is None:
+            raise RopepatchError(
+                f"{argument('to')} is missing",
+                hint=f"{argument('to', '32k')}, or {argument('to', '4x')} for four times the original length",
+            )
+        if isinstance(to, str):
+            return relative_length(to, self.reach)
         try:
-            # operator.index(None) raises the TypeError below.
-            return relative_length(to, self.reach) if isinstance(to, str) else operator.index(to)  # type: ignore[arg-type]
+            return operator.index(to)
         except TypeError:
-            message = f"to must be a whole number of tokens, got {to!r}"
-            raise RopepatchError(message, hint="to=32_768") from None
+            message = f"{argument('to')} must be a whole number of tokens, got {shown(to)}"
+            raise RopepatchError(message, hint=argument("to", 32_768)) from None

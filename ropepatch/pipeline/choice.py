@@ -104,7 +104,7 @@ def choose(options: CompareOptions) -> Choice:
     found = participants(source, [method for method in names if method != FIT], to=target)
     entrants, left_out = without(found, say), found[1]
     asking: dict[str, Any] = {
-        "windows": options.windows or WINDOWS,
+        "windows": WINDOWS if options.windows is None else options.windows,
         "haystacks": options.haystacks,
         "keys": options.keys,
     }

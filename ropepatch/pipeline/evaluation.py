@@ -159,7 +159,7 @@ class EvaluateOptions(MeasureOptions):
                 hint = "leave it out, or change a copy: `ropepatch suites NAME > mine.yaml`"
                 raise RopepatchError(f"{argument('suite')} already sets {', '.join(doubled)}", hint=hint)
             return
-        if self.windows and self.documents:
+        if self.windows is not None and self.documents is not None:
             hint = "windows join the documents; leave one out"
             words = f"{argument('windows')} cannot be combined with {argument('documents')}"
             raise RopepatchError(words, hint=hint)
@@ -276,7 +276,10 @@ def _reading(options: EvaluateOptions) -> Suite:
     else:
         entrants = [method if isinstance(method, Method) else read_method(method) for method in methods]
     task |= _lengths(options)
-    task["windows"] = None if options.documents else options.windows or WINDOWS
+    if options.windows is None and options.documents is None:
+        task["windows"] = WINDOWS
+    else:
+        task["windows"] = options.windows
     return Suite(
         models=(model,),
         methods=tuple(entrants),

@@ -22,9 +22,10 @@ from ropepatch.extension.writing import check_savable
 from ropepatch.files import absent, from_here, json_text
 from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.kinds import KEY
 from ropepatch.model.source import without_paths
 from ropepatch.pipeline.evaluation import reported
-from ropepatch.pipeline.inputs import can_report, check_places, check_writable
+from ropepatch.pipeline.inputs import can_report, check_places, check_writable, default_place
 from ropepatch.pipeline.learned import Learned, kept, planned
 from ropepatch.pipeline.options import ExtendOptions
 from ropepatch.pipeline.results import Results, plot
@@ -213,8 +214,8 @@ def _of_gguf(options: ExtendOptions) -> Extension:
         plan = gguf.plan(
             options.name, to=options.to, method=options.chosen, original=options.original, **asked
         )
-    label = f"{method_label(options.chosen)}-{short_length(plan.target)}"
-    file = Path(options.out or f"{plan.source.file.stem}-{label}.gguf")
+    parts = plan.source.file.stem, method_label(options.chosen), short_length(plan.target)
+    file = Path(options.out or f"{default_place(*parts)}.gguf")
     if options.dry_run:
         obstacles = []
         try:
@@ -243,7 +244,10 @@ def _is_written(options: ExtendOptions, plan: Plan) -> bool:
     with suppress(OSError, RuntimeError, RopepatchError):  # no name or home, or a folder with other content
         folder = options.place
         if (options.suite is not None or options.push) and records.exists(folder):
-            record, made = records.read(folder).to_dict(), records.Record.of(plan).to_dict()
+            record = records.read(folder).to_dict()
+            layers = record["config_changes"].get(KEY, {}).get("layers")
+            known = replace(plan, layers=tuple(layers)) if isinstance(layers, list) else plan
+            made = records.Record.of(known).to_dict()
             of_plan = without_paths({key: made.get(key) for key in plan.to_dict()})
             same = all(record.get(key) == value for key, value in of_plan.items())
             if same and "verified" in record and "adaptation" not in record:

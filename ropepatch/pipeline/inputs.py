@@ -116,6 +116,21 @@ def _value(method: str, name: str, text: str, kind: Any) -> Any:
         raise RopepatchError(f"{name} must be {words}, got {text!r}", hint=hint) from error
 
 
+def default_place(model: str, *parts: str) -> Path:
+    """Return where a command writes by default: MODEL and the parts in the working folder.
+
+    If the working folder is in the checkpoint itself, it is next to the checkpoint.
+    """
+    source = Path(model)
+    with suppress(RuntimeError):  # ~ of an unknown user
+        source = source.expanduser()
+    source = Path(os.path.normpath(source.absolute()))
+    name = "-".join(filter(None, (source.name, *parts)))
+    if source.is_dir() and Path.cwd().is_relative_to(source.resolve()):
+        return source.parent / name
+    return Path(name)
+
+
 def check_writable(place: Path, hint: str) -> None:
     """Refuse a file or folder that cannot be written, before the work for it."""
     try:

@@ -16,16 +16,25 @@ from ropepatch.evaluation.measuring import measure_extension, prepare_tasks
 from ropepatch.evaluation.suites import Suite
 from ropepatch.evaluation.tasks import Measurement
 from ropepatch.extension.gguf import GgufPlan
-from ropepatch.extension.planning import Plan, check_method
+from ropepatch.extension.planning import Plan, check_method, method_for
 from ropepatch.extension.writing import check_savable
 from ropepatch.files import is_gguf
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.pipeline.evaluation import named_suite
-from ropepatch.pipeline.inputs import Arguments, Place, Rise, Tokens, as_text, model_name, parse_settings
+from ropepatch.pipeline.inputs import (
+    Arguments,
+    Place,
+    Rise,
+    Tokens,
+    as_text,
+    default_place,
+    model_name,
+    parse_settings,
+)
 from ropepatch.pipeline.running import Feedback, Show
 from ropepatch.probing.making import why_none
 from ropepatch.processes import Processes, join
-from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, method_label, read_scaling
+from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, method_label
 from ropepatch.settings import expected, name_of, short_length
 from ropepatch.training.preparation import Prepared, prepare
 from ropepatch.training.recipe import Recipe, read_recipe
@@ -257,10 +266,12 @@ class ExtendOptions(Arguments):
         if self.plan is not None:
             return self.plan.target
         length = self.to or (self.named.to if self.named else None)
-        if length is None and not is_scaling_file(self.chosen):
+        of_method = is_scaling_file(self.chosen) or "factor" in self.asked
+        if length is None and of_method and not self.searches:
+            return method_for(self.source, self.chosen, self.asked, None)[1]
+        if length is None:
             hint = f"add {argument('to', '32k')}, or a {argument('recipe')}, which sets a target"
             raise RopepatchError(f"{argument('to')} is missing", hint=hint)
-        length = length or read_scaling(self.chosen).target
         return self.source.in_tokens(length)
 
     @cached_property
@@ -306,8 +317,10 @@ class ExtendOptions(Arguments):
     @property
     def folder(self) -> Path:
         """The folder of the checkpoint."""
-        parts = Path(self.name).name, method_label(self.chosen), short_length(self.target), self.recipe_name
-        return Path(self.out or "-".join(filter(None, parts)))
+        if self.out is not None:
+            return Path(self.out)
+        method, target = method_label(self.chosen), short_length(self.target)
+        return default_place(self.name, method, target, self.recipe_name)
 
     @property
     def place(self) -> Path:

@@ -28,8 +28,9 @@ def ntk_theta(rope: Rope, factor: float) -> float:
 class Unscaled(Scaling):
     """No scaling: the model's own frequencies, the baseline of every comparison.
 
-    The frequencies of a model that is already scaled are saved as longrope. Its float32 division can change
-    their last bit; patch divides as well, so a patched model and its reloaded checkpoint are equal.
+    A scaled model keeps its `rope_parameters` if they do not depend on the length; else its frequencies are
+    saved as longrope. Its float32 division can change their last bit; patch divides as well, so a patched
+    model and its reloaded checkpoint are equal.
     """
 
     name = "none"

@@ -51,7 +51,7 @@ def test_models_that_cannot_be_patched_are_rejected(model):
         with pytest.raises(RopepatchError):
             ropepatch.patch(*given)
     linear = make_scaling("linear", factor=2.0)
-    for scaling, more in ((4, {}), (linear, {"beta": 2}), (plan_for(model), {"to": 128})):
+    for scaling, more in ((4, {}), (linear, {"beta": 2})):
         with pytest.raises(
             RopepatchError, match=r"needs a plan|already has all its parameters, got also beta"
         ):
@@ -260,3 +260,11 @@ def test_a_patched_model_compiles_without_a_graph_break(model, ids):
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert (logits(compiled, ids) - logits(model, ids)).abs().max() < 1e-4
     assert ropepatch.active(compiled).plan.scaling.name == "yarn"
+
+
+@pytest.mark.parametrize(
+    "more", [{"layers": "sliding"}, {"layers": "nonsense"}, {"to": 512}, {"original": 32}]
+)
+def test_a_plan_takes_no_further_arguments(model, more):
+    with pytest.raises(RopepatchError, match="a plan already sets "):
+        ropepatch.patch(model, plan_for(model), **more)

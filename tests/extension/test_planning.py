@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.scaling import make_scaling
 
 WINDOW = 64
 
@@ -334,3 +335,45 @@ def test_a_model_with_rope_in_local_layers_only_is_scaled_on_request(tmp_path):
     )
     with pytest.raises(RopepatchError, match="LlamaForCausalLM does not"):
         ropepatch.plan(tiny_model("llama"), to="4x", layers="sliding")
+
+
+@pytest.mark.parametrize("factor", [1.0625, 4.0625, 7.8125, 1.3333])
+@pytest.mark.parametrize("method", ["yarn", "linear"])
+def test_a_factor_alone_sets_the_nearest_whole_target(factor, method, run_here, tmp_path):
+    folder = config(tmp_path, max_position_embeddings=32_768)
+    made = ropepatch.plan(folder, factor=factor, method=method)
+    assert made.target == round(factor * 32_768)
+    assert made == ropepatch.plan(folder, method=make_scaling(method, factor=factor))
+    assert not said(made, "not the target")
+    shown = run_here("plan", folder, "--method", method, "--set", f"factor={factor}", "--json")
+    assert json.loads(shown.stdout)["target"] == made.target
+
+
+@pytest.mark.parametrize("factor", ["4", 0.5, float("nan"), float("inf"), True])
+def test_a_factor_that_is_no_number_from_1_is_rejected(factor, tmp_path):
+    with pytest.raises(RopepatchError, match="factor must be a number from 1"):
+        ropepatch.plan(config(tmp_path), factor=factor)
+
+
+LONGER = {  # of 64 tokens, by rope type
+    "linear": LINEAR,
+    "llama3": LLAMA_3,
+    "yarn": YARN | {"beta_fast": 16.0, "mscale": 1.0},
+}
+
+
+@pytest.mark.parametrize("stated", LONGER.values(), ids=LONGER)
+def test_without_scaling_only_the_lengths_change(stated, tmp_path):
+    made = ropepatch.plan(config(tmp_path, stated), to="2x", method="none")
+    assert made.rope_parameters.items() >= stated.items()
+    assert made.changes["max_position_embeddings"] == made.target
+    assert made.changes["rope_scaling"].items() >= stated.items()
+    before = ropepatch.plan(tmp_path, to="2x", method="none").source.frequencies()
+    assert made.frequencies().distance(before) == 0
+    support = {line.engine: line.reads for line in made.engines}
+    assert support["transformers 4.x"] == support["SGLang"] == "yes"
+
+
+def test_a_yarn_without_its_own_length_is_written_with_it(tmp_path):
+    made = ropepatch.plan(config(tmp_path, {"rope_type": "yarn", "factor": 4.0}), to="2x", method="none")
+    assert made.rope_parameters["original_max_position_embeddings"] == WINDOW

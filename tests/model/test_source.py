@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -239,3 +240,16 @@ def test_published_data_contains_no_folder_of_the_user(parts, root):
     shown = without_paths({"model": {"name": path}, "command": command, "parameters": text})
     assert "zorro" not in json.dumps(shown)
     assert shown["parameters"]["text"] == "a/b:c"
+
+
+def test_a_folder_may_have_the_name_of_a_gguf_file(shards, tmp_path):
+    folder = shutil.copytree(shards, tmp_path / "x.gguf")
+    assert ropepatch.plan(folder, to=256).target == 256
+
+
+def test_an_adapter_on_the_hub_is_an_adapter_without_its_weights_too(hub, run):
+    hub.create("a/adapter", {"adapter_config.json": json.dumps({"base_model_name_or_path": NAME}).encode()})
+    with pytest.raises(RopepatchError, match="a/adapter holds a PEFT adapter"):
+        ropepatch.plan("a/adapter", to=256)
+    codes = [finding.code for finding in diagnose("a/adapter", measure=False).findings]
+    assert "adapter-without-record" in codes

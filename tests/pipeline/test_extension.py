@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from checkpoint_folders import SMALL, write_checkpoint
 from run_recipes import write_recipe_and_suite
+from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 import ropepatch
@@ -302,3 +304,18 @@ def test_errors_from_the_config_are_raised_before_weights_are_downloaded(
         monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(RopepatchError, match=problem):
         ropepatch.extend("tiny", tmp_path / "out", to="2k", **how)
+
+
+def test_a_remapping_of_a_model_with_layers_without_rope_resumes(tmp_path, monkeypatch):
+    def failed(folder, repo, **_):
+        raise RopepatchError("no network")
+
+    monkeypatch.setattr("ropepatch.publishing.hub.check_repo", lambda repo, private: None)
+    monkeypatch.setattr("ropepatch.publishing.hub.push", failed)
+    source = write_checkpoint(tmp_path / "source")
+    tiny_model("smollm3", **SMALL, no_rope_layers=[1, 0]).save_pretrained(source)
+    for _ in range(2):
+        with pytest.raises(RopepatchError, match="no network"):
+            ropepatch.extend(source, tmp_path / "out", to=256, method="rerope", push="local/out")
+    layers = read_json(tmp_path / "out" / "config.json")["position_remapping"]["layers"]
+    assert layers is not None

@@ -10,6 +10,7 @@ import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.model.source import TINY
 from ropepatch.pipeline.evaluation import MeasureOptions, candidates
+from ropepatch.scaling.file import write_scaling
 from ropepatch.settings import listed
 
 WAYS = [("yarn,ntk", ["yarn", "ntk"]), (["yarn", "ntk"], ["yarn", "ntk"]), (" yarn ", ["yarn"]), (64, [64])]
@@ -152,3 +153,40 @@ def test_a_dry_run_prints_missing_files_and_the_output_folder(kept, recipe, tmp_
     assert ("no weights in src" in error) == (not kept)
     assert ("transformers cannot load the tokenizer of src" in error) == recipe
     assert [path.name for path in tmp_path.iterdir()] == ["src"]
+
+
+@pytest.mark.parametrize("command", [["extend", ".", "--to", "256"], ["export", ".", "--fold-attention"]])
+def test_the_default_folder_of_the_working_folder_is_next_to_it(command, template, tmp_path, run_here):
+    shutil.copytree(template, tmp_path / "model")
+    if command[0] == "export":
+        ropepatch.extend(template, tmp_path / "scaled", to=256, reading=False)
+        command[1] = "../scaled"
+    done = run_here(*command, cwd=tmp_path / ("model" if command[1] == "." else "scaled"))
+    assert done.returncode == 0, done.stderr
+    written = "model-yarn-256" if command[1] == "." else "scaled-folded"
+    assert (tmp_path / written / "config.json").is_file()
+
+
+def test_the_name_of_a_method_file_may_contain_a_comma(suites, tmp_path, run_here, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = ropepatch.plan("tiny", to="2x", method="ntk-by-parts")
+    write_scaling("a,b.json", plan.scaling, plan.rope, plan.target)
+    ropepatch.evaluate("tiny", methods="a,b.json", to="2x")
+    with pytest.raises(TypeError):  # no results to print
+        run_here("eval", "tiny", "--methods", "yarn,ntk", "--methods", "a,b.json", "--to", "2x")
+    assert [[method.name for method in suite.methods] for suite in suites] == [
+        ["a,b.json"],
+        ["yarn", "ntk", "a,b.json"],
+    ]
+
+
+@pytest.mark.parametrize("given", [{"keys": 2}, {"kinds": ["number"]}, {"nonsense": 1}], ids=str)
+def test_passkey_rejects_the_arguments_that_it_does_not_have(tiny, given):
+    with pytest.raises(RopepatchError, match=f"^unknown argument of passkey '{next(iter(given))}'"):
+        ropepatch.passkey(*tiny, lengths=[128], **given)
+
+
+def test_no_windows_are_not_the_default_number_of_windows():
+    for call in (ropepatch.evaluate, ropepatch.compare):
+        with pytest.raises(RopepatchError, match="windows must be a whole number above 0, got 0"):
+            call("tiny", to="2x", windows=0)
