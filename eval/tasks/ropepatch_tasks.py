@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import datasets
@@ -13,7 +12,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 import ropepatch
 from ropepatch.data.haystack import Haystacks
-from ropepatch.data.texts import read_documents
+from ropepatch.data.texts import stream_texts
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import KEY_GAIN, KEY_LIKELY
 from ropepatch.evaluation.tasks import doublings
@@ -81,7 +80,14 @@ def passkey_scores(doc: dict[str, Any], results: list[tuple[float, bool]]) -> di
 # Long documents
 
 
-def long_documents(*, text: str = "", add_bos_token: bool | None = None, **metadata: Any) -> Splits:
+def long_documents(
+    *,
+    text: str = "",
+    field: str = "text",
+    split: str = "test",
+    add_bos_token: bool | None = None,
+    **metadata: Any,
+) -> Splits:
     """A row for every document, with the number of its tokens."""
     tokenizer = _tokenizer(metadata)
     if add_bos_token is not False and tokenizer.encode("a") != tokenizer.encode(
@@ -91,7 +97,7 @@ def long_documents(*, text: str = "", add_bos_token: bool | None = None, **metad
             "the harness would count the special tokens that the tokenizer adds to a text",
             hint="--model_args pretrained=...,add_bos_token=False",
         )
-    documents = _documents("ropepatch_long_perplexity", text)
+    documents = _documents("ropepatch_long_perplexity", text, field, split)
     encoded = tokenizer(documents, add_special_tokens=False, verbose=False)["input_ids"]
     pairs = zip(documents, encoded, strict=True)
     return _test_split([{"text": document, "tokens": len(ids)} for document, ids in pairs])
@@ -110,6 +116,8 @@ def perplexity_scores(doc: dict[str, Any], results: list[float]) -> dict[str, tu
 def key_spans(
     *,
     text: str = "",
+    field: str = "text",
+    split: str = "test",
     max_seq_lengths: Sequence[int] = (),
     evaluator: str = "",
     short: int = 4096,
@@ -129,7 +137,7 @@ def key_spans(
             hint=f'--metadata \'{{"evaluator": "MODEL"}}\': a model that supports {length} tokens',
         )
     tokenizer = _tokenizer(metadata)
-    beginnings = _beginnings(tokenizer, _documents(task, text), length)
+    beginnings = _beginnings(tokenizer, _documents(task, text, field, split), length)
     judge, judge_tokenizer = ropepatch.load(evaluator, device="cpu")
     judge.to("cuda" if torch.cuda.is_available() else "cpu")
     rows = []
@@ -248,10 +256,10 @@ def _safely(metadata: dict[str, Any]) -> dict[str, Any]:
     return {"revision": str(metadata.get("revision") or "main"), "trust_remote_code": False}
 
 
-def _documents(task: str, text: str) -> list[str]:
+def _documents(task: str, text: str, field: str, split: str) -> list[str]:
     if not text:
-        raise RopepatchError(f"{task} needs a text", hint='--metadata \'{"text": "FILE_OR_FOLDER"}\'')
-    return read_documents(Path(text))
+        raise RopepatchError(f"{task} needs a text", hint='--metadata \'{"text": "SOURCE"}\'')
+    return list(stream_texts(text, field=field, split=split))
 
 
 def _test_split(rows: list[dict[str, Any]]) -> Splits:

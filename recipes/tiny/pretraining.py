@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import LlamaForCausalLM, Trainer, TrainingArguments, set_seed
 
-from ropepatch.data.texts import read_documents
+from ropepatch.data.texts import stream_texts
 from ropepatch.data.tiny.passkey import PASSKEY
 from ropepatch.encodings import swap, swapped
 from ropepatch.encodings.loading import load_checkpoint
@@ -71,7 +71,7 @@ def pretrain(recipe: Recipe, out: Path) -> Path:
         RopepatchError: If texts of the recipe are missing, a mixture cannot be drawn at a window, or ``out``
             contains a stage of another recipe.
     """
-    documents = [document for text in recipe.texts for document in read_documents(Path(text))]
+    documents = [document for text in recipe.texts for document in stream_texts(text)]
     tokenizer = make_tokenizer(recipe, documents)
     stock = Stock.of(tokenizer, documents)
     for stage in recipe.stages:  # rows that cannot be drawn fail now, not after hours

@@ -58,13 +58,12 @@ class Texts(Settings):
     weight: Amount = 1.0
 
 
-def read_documents(path: Path) -> list[str]:
-    """Return all texts of a file or folder; see `stream_documents`."""
-    documents = list(stream_documents(path))
-    texts = [document for document in documents if isinstance(document, str)]
-    if len(texts) < len(documents):
-        raise RopepatchError(f"{path} holds token ids, expected texts", hint="give a text file")
-    return texts
+def stream_texts(source: str | Path, *, field: str = "text", split: str = "test") -> Iterator[str]:
+    """Stream the texts of a source; see `stream_documents`."""
+    for document in stream_documents(source, field=field, split=split):
+        if not isinstance(document, str):
+            raise RopepatchError(f"{source} holds token ids, expected texts", hint="give a text file")
+        yield document
 
 
 def token_ids(
@@ -154,6 +153,16 @@ def cut_windows(
     wanted = min(count or available, available)
     begins = [index * available // wanted * length for index in range(wanted)]
     return [(bisect_right(ends, begin), stream[begin : begin + length].tolist()) for begin in begins]
+
+
+def text_digest(texts: Iterable[str]) -> str:
+    """Return the SHA-256 of texts in their order, in hexadecimal."""
+    hashed = hashlib.sha256()
+    for text in texts:
+        content = text.encode("utf-8", "surrogatepass")
+        hashed.update(struct.pack("<q", len(content)))
+        hashed.update(content)
+    return hashed.hexdigest()
 
 
 def digest(documents: Iterable[Sequence[int] | Tensor]) -> str:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.data.haystack import KINDS, Haystacks
 from ropepatch.data.sources import stream_documents
-from ropepatch.data.texts import cut_windows, digest, first_documents, token_ids
+from ropepatch.data.texts import cut_windows, digest, first_documents, stream_texts, text_digest
 from ropepatch.data.tiny.tales import Tale, held_out_tales
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.errors import RopepatchError, argument
@@ -533,7 +533,8 @@ class LmEvalTask(Task):
         metadata = {"max_seq_lengths": [to]} | self.metadata
         parameters = self.model_dump() | {"metadata": metadata, "max_length": to}
         if "text" in metadata:
-            parameters["digest"] = digest(token_ids(tokenizer, stream_documents(metadata["text"])))
+            place = {key: metadata[key] for key in ("field", "split") if key in metadata}
+            parameters["digest"] = text_digest(stream_texts(metadata["text"], **place))
 
         def run(model: Any, tokenizer: Any, keep: Path | None, advance: Advance) -> list[Row]:
             from ropepatch.evaluation.harness import run_tasks
@@ -550,7 +551,8 @@ class LmEvalTask(Task):
 
     def with_text(self, text: str, field: str, split: str) -> LmEvalTask:
         """The task with another text in its metadata."""
-        return self.model_copy(update={"metadata": self.metadata | {"text": text}})
+        source = {"text": text, "field": field, "split": split}
+        return self.model_copy(update={"metadata": self.metadata | source})
 
     def limited(self, limit: int) -> Task:
         """The task with at most ``limit`` documents of each task."""

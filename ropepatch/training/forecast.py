@@ -70,18 +70,29 @@ class Memory:
         )
 
 
-def memory(recipe: Recipe, config: Any, counted: Weights, dtype: str, window: int, target: int) -> Memory:
+def stored_dtype(config: Any) -> torch.dtype:
+    """Return the dtype of a checkpoint's weights as its config states it, else float32."""
+    stated = config.dtype or text_config(config).dtype or FLOAT32
+    dtype: torch.dtype = getattr(torch, str(stated).removeprefix("torch."))
+    return dtype
+
+
+def memory(recipe: Recipe, whole: Any, counted: Weights, dtype: str, window: int, target: int) -> Memory:
     """Estimate the memory of a recipe in one process.
 
-    Frozen weights take 2 bytes in mixed precision, `FOUR_BITS` in 4 bits, else 4. Trained weights take 4,
-    their gradients 4 and Adam's moments 8. Training all weights in mixed precision also keeps autocast's
-    copies of 2 bytes. ``window`` and ``target`` are the original context length and the target length.
+    Frozen weights take the bytes of the checkpoint's dtype in mixed precision, `FOUR_BITS` in 4 bits, else 4.
+    Trained weights take 4, their gradients 4 and Adam's moments 8. Training all weights in mixed precision
+    also keeps autocast's copies of 2 bytes. ``whole`` is the config of the checkpoint, ``window`` and ``target`` are the original
+    context length and the target length.
     """
+    config = text_config(whole)
     size, trained = 4 if dtype == FLOAT32 else 2, counted.trained or 0
     if recipe.lora is None:
         held: float = counted.all * (4 if size == 4 else 6)
     else:
-        held = counted.all * size + 4 * trained
+        is_cast = dtype == FLOAT32 or recipe.quantization is not None
+        frozen = size if is_cast else stored_dtype(whole).itemsize
+        held = counted.all * frozen + 4 * trained
     if recipe.quantization:
         held -= counted.linear * (size - FOUR_BITS)
     windows, room = recipe.data.lengths(window)
@@ -170,9 +181,9 @@ class Estimate:
         raw = published_config(recipe.model)
         if raw is None:
             return None
-        model: Any = blueprint(load_config(raw))
-        config, counted = text_config(model.config), Weights.of(model, recipe)
-        window = config.max_position_embeddings
+        config = load_config(raw)
+        counted = Weights.of(blueprint(config), recipe)
+        window = text_config(config).max_position_embeddings
         target = relative_length(recipe.to, window)
         needed = memory(recipe, config, counted, recipe.precision or BFLOAT16, window, target)
         return cls(int(_schedule(recipe, window, 1).windows.sum()), counted, needed)
@@ -220,7 +231,7 @@ def forecast(
     prepared, window = prepared or prepare(plan, recipe), plan.source.window
     counted, cost = prepared.counted, None
     if counted.trained is not None:
-        config, dtype = plan.source.config, prepared.precision.dtype
+        config, dtype = plan.source.whole_config, prepared.precision.dtype
         cost = memory(recipe, config, counted, dtype, window, plan.target).to_dict()
     content = {
         "recipe": recipe.to_dict(),
@@ -304,10 +315,12 @@ def _found(text: str) -> dict[str, Any]:
 
 def _disk(plan: Plan, recipe: Recipe, out: Path, counted: Weights) -> dict[str, int]:
     """Return the bytes of the run's checkpoints and of the output, and the free space."""
-    stated = plan.source.config.dtype or plan.source.whole_config.dtype or FLOAT32
-    dtype = getattr(torch, str(stated).removeprefix("torch."))
     trained = counted.trained or counted.all
-    saved = counted.all * dtype.itemsize if recipe.save == "merged" else 4 * trained
+    saved = (
+        counted.all * stored_dtype(plan.source.whole_config).itemsize
+        if recipe.save == "merged"
+        else 4 * trained
+    )
     checkpoints = recipe.trainer.get("save_total_limit", 2) + 1  # one more while it is written
     run = checkpoints * ADAM * trained + 4 * trained
     place = out.expanduser().absolute()

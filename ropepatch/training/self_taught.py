@@ -50,7 +50,7 @@ def self_taught(source: Checkpoint, target: int, text: Texts | None) -> tuple[Re
             longer = _longer(recipe, length, target, trained, distances)
             for recomputed in (False, True):
                 tried = longer.model_copy(update={"gradient_checkpointing": recomputed})
-                too_long = _too_long(tried, model, counted, target, trained)
+                too_long = _too_long(tried, source, counted, target)
                 if too_long is None:
                     rows = " (the target length)" if length == target else " at skipped positions"
                     return tried, f"distil trains on sequences of {length:,} tokens{rows}{reason}"
@@ -83,15 +83,16 @@ def _longer(recipe: Recipe, length: int, target: int, trained: int, distances: d
     return recipe.model_copy(update=changes)
 
 
-def _too_long(recipe: Recipe, model: Any, counted: Weights, target: int, trained: int) -> str | None:
+def _too_long(recipe: Recipe, source: Checkpoint, counted: Weights, target: int) -> str | None:
     """Say why the sequences of a recipe are too long for the device; None if they are not."""
-    device, config = best_device(), text_config(model.config)
+    device, trained = best_device(), source.window
     dtype = recipe.precision or fastest(device).dtype
-    needed = memory(recipe, config, counted, dtype, trained, target).total_gib
+    needed = memory(recipe, source.whole_config, counted, dtype, trained, target).total_gib
     if needed > (available := SHARE * memory_of(device) / GIB):
         return f"take {needed:.2g} GiB of {available:.2g}"
     (length,), room = recipe.data.lengths(trained)
-    work = PASSES * recipe.max_steps * (room // length) * forward_operations(config, counted.all, length)
+    one_pass = forward_operations(source.config, counted.all, length)
+    work = PASSES * recipe.max_steps * (room // length) * one_pass
     hour = HOUR["cpu" if device == "cpu" else "cuda"]
     if work > hour:
         return f"take {work:.0e} operations, and a {device} does about {hour:.0e} in an hour"

@@ -11,7 +11,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from ropepatch.data import texts
-from ropepatch.data.texts import cut_windows, digest, first_documents, read_documents, token_ids
+from ropepatch.data.texts import cut_windows, digest, first_documents, stream_texts, token_ids
 from ropepatch.errors import RopepatchError
 
 
@@ -28,16 +28,16 @@ def ids_of(text: str) -> list[int]:
     return [VOCABULARY[letter] for letter in text]
 
 
-# read_documents
+# stream_texts
 
 
-def test_read_documents_returns_texts_and_rejects_token_ids(tmp_path):
+def test_stream_texts_yields_texts_and_rejects_token_ids(tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "one"}\n{"text": "two"}\n')
-    assert read_documents(tmp_path) == ["one", "two"]
+    assert list(stream_texts(tmp_path)) == ["one", "two"]
     file.write_text('{"text": "one"}\n{"input_ids": [2]}\n')
     with pytest.raises(RopepatchError, match="holds token ids, expected texts"):
-        read_documents(tmp_path)
+        list(stream_texts(tmp_path))
 
 
 # token_ids

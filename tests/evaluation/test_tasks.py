@@ -19,6 +19,7 @@ from ropepatch.data.haystack import Haystacks
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.harness import run_tasks
+from ropepatch.pipeline.evaluation import named_suite
 
 TASKS = Path(__file__).resolve().parents[2] / "eval" / "tasks"
 
@@ -132,6 +133,21 @@ def test_long_perplexity_is_that_of_its_windows_by_hand(tiny, tales, tmp_path):
         for unit, count in units.items()
     }
     assert {row["n"] for row in found.values()} == {3}
+
+
+def test_the_column_of_a_text_reaches_the_tasks_of_lm_eval(tiny, tmp_path):
+    file = tmp_path / "books.jsonl"
+    rows = [{"text": "Rain.", "body": f"The mill wheel turns {number} times. " * 9} for number in range(2)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    suite = named_suite("harness", model="tiny", text=str(file), field="body", split="test")
+    (task,) = [task for task in suite.tasks if "ropepatch_long_perplexity" in task.tasks]
+    task = task.model_copy(update={"tasks": ("ropepatch_long_perplexity",)})
+    measurement = task.prepare("tiny", tiny[1], trained=256, to=256)
+    found = {row.measure: row.value for row in measurement.run(*tiny, None, lambda done, total: None)}
+    bodies = [row["body"] for row in rows]
+    losses = [-log_probs(tiny[0], [tiny[1].bos_token_id, *tiny[1].encode(body)[1:]]) for body in bodies]
+    mean = sum(loss.sum() for loss in losses) / sum(map(len, losses))
+    assert found["token_perplexity"] == pytest.approx(math.exp(mean), rel=1e-5)
 
 
 # Key tokens

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import ropepatch
-from ropepatch.data.texts import cut_windows, read_documents
+from ropepatch.data.texts import cut_windows, stream_texts
 from ropepatch.evaluation.curves import LossCurve
 from ropepatch.model.checkpoint import Checkpoint
 
@@ -33,7 +33,7 @@ PUBLISHED = {
 def curve(shared: Path):
     """The losses of babyllama-361 under a method, computed once."""
     folder = shared / "checkpoints" / "babyllama-361"
-    stories = read_documents(shared / "texts" / "tinystories")
+    stories = stream_texts(shared / "texts" / "tinystories")
     model = Checkpoint(folder).load()
     cut = cut_windows(Checkpoint(Path(folder)).tokenizer, stories, length=1024, count=None)
     read = [ids for _, ids in cut[:64]]

@@ -64,7 +64,7 @@ SHORT = (256, False, "pose")
     [
         (24, 1e15, TARGET, None),
         (0.2, 1e15, (4096, True, "true-length"), None),
-        (0.08, 1e15, (1024, True, "pose"), "4,096 tokens take 0.075 GiB of 0.06"),
+        (0.08, 1e15, (1024, True, "pose"), "4,096 tokens take 0.079 GiB of 0.06"),
         (24, 3e13, BETWEEN, "4,096 tokens take 8e+13 operations"),
         (24, 1e12, SHORT, "4,096 tokens take 8e+13 operations"),
     ],

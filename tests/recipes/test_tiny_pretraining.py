@@ -134,7 +134,7 @@ def test_the_rows_of_a_stage_are_always_the_same(stock):
 def test_the_tokenizer_of_the_shipped_recipe_is_the_bundled_one(shared, tokenizer, monkeypatch):
     monkeypatch.chdir(SHIPPED.parents[2])
     recipe = read_recipe(SHIPPED)
-    documents = pretraining.read_documents(shared / "texts" / "tinystories")
+    documents = [*pretraining.stream_texts(shared / "texts" / "tinystories")]
     made = make_tokenizer(recipe, documents).backend_tokenizer
     assert made.to_str() == tokenizer.backend_tokenizer.to_str()
 

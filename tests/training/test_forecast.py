@@ -156,7 +156,7 @@ def needed(config, dtype="bfloat16", **changes):
 
 
 def test_memory_is_the_sum_of_what_each_weight_takes():
-    config = LlamaConfig(**SMALL, tie_word_embeddings=True)
+    config = LlamaConfig(**SMALL, tie_word_embeddings=True, dtype="bfloat16")
     base, linear, trained = 1_336_960, 1_204_224, 6 * 4 * 4 * (128 + 128) + 13 * 128
     lora = needed(config, lora=Lora(r=4))
     assert lora.weights_gib * GIB == 2 * base + 4 * trained
@@ -166,6 +166,8 @@ def test_memory_is_the_sum_of_what_each_weight_takes():
     full = needed(config, lora=None)
     assert (full.weights_gib + full.optimizer_gib) * GIB == 18 * base  # with autocast's copies
     assert needed(config, dtype="float32", lora=None).weights_gib * GIB == 4 * base
+    stored = LlamaConfig(**SMALL, tie_word_embeddings=True, dtype="float32")
+    assert needed(stored, lora=Lora(r=4)).weights_gib * GIB == 4 * base + 4 * trained  # loaded as stored
     assert lora.total_gib == lora.weights_gib + lora.optimizer_gib + lora.evaluation_gib
     near = needed(config, lora=Lora(r=4), watch=Watch(target=False))
     assert near.evaluation_gib < lora.evaluation_gib / 1.9
