@@ -19,10 +19,14 @@ WEIGHTS = "weights"  # the stage that copies them, with progress in bytes
 EVERY = 60.0  # seconds between two lines without a bar
 
 
+def unseen(done: int, total: int | None) -> None:
+    """Show no progress."""
+
+
 @contextmanager
 def no_bar(name: str) -> Iterator[Advance]:
     """Show no progress."""
-    yield lambda done, total: None
+    yield unseen
 
 
 @contextmanager

@@ -44,7 +44,7 @@ from ropepatch.training.preparation import Weights
 from ropepatch.training.recipe import Distil, Recipe, read_recipe, remapping_of
 from ropepatch.training.rows import Batches, Row, Schedule
 from ropepatch.training.teacher import Teacher
-from ropepatch.training.trainer import make_trainer, training_arguments
+from ropepatch.training.trainer import LongContextTrainer, training_arguments
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "studies"))
 
@@ -207,7 +207,7 @@ def stepped(shape: str, recipe: Recipe, plan: Any, dtype: torch.dtype) -> study.
     nobody: Any = None
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        trainer = make_trainer(
+        trainer = LongContextTrainer(
             watcher=nobody,
             packed=True,
             sharing=Sharing(),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ropepatch.data.haystack import Haystack, Haystacks
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.retrieval import Retrieval, ask, why_not_counted
+from ropepatch.progress import Advance, Progress, no_bar
 from ropepatch.settings import seed_of
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 TOKENS = 2**16  # approximate tokens of the prompts of an exam
 MOST, LEAST = 32, 4  # prompts of an exam
+SHORTER, SHORTEST = 8, 512  # prompts have at least this share of the original length, and so many tokens
 KEYS = 8  # questions of each kind per prompt
 LESS_LIKELY, MORE_LOSS = 0.01, 0.001  # nats by which an answer or a loss may be worse
 FALLBACK = "passkey"  # one per prompt; used only if no other kind is possible
@@ -37,9 +39,18 @@ class Exam:
     _checked: set[int] = field(default_factory=set, init=False)  # see `ask`
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase, kinds: Sequence[str], length: int, *, seed: int) -> Exam:
-        """Make an exam of about `TOKENS` tokens."""
-        plan = Haystacks(**_settings(length, seed), keys=1 if FALLBACK in kinds else KEYS, kinds=kinds)
+    def of(
+        cls,
+        tokenizer: PreTrainedTokenizerBase,
+        kinds: Sequence[str],
+        length: int,
+        *,
+        seed: int,
+        most: int = TOKENS,
+    ) -> Exam:
+        """Make an exam of about ``most`` tokens, with at least `LEAST` prompts."""
+        keys = 1 if FALLBACK in kinds else KEYS
+        plan = Haystacks(**_settings(length, seed, most), keys=keys, kinds=kinds)
         return cls(kinds, length, list(plan.make(tokenizer)))
 
     @property
@@ -47,9 +58,11 @@ class Exam:
         """The tokens of its prompts."""
         return sum(len(haystack.ids) for haystack in self.haystacks)
 
-    def of_model(self, model: PreTrainedModel, *, split: bool = False) -> Retrieval:
+    def of_model(
+        self, model: PreTrainedModel, *, split: bool = False, progress: Advance | None = None
+    ) -> Retrieval:
         """The answers of a model; see `ropepatch.evaluation.retrieval.ask`."""
-        return ask(model, self.haystacks, split=split, checked=self._checked)
+        return ask(model, self.haystacks, split=split, progress=progress, checked=self._checked)
 
 
 def answerable(
@@ -58,24 +71,31 @@ def answerable(
     window: int,
     *,
     seed: int,
+    most: int = TOKENS,
     split: bool = False,
+    progress: Progress = no_bar,
 ) -> list[str]:
     """The kinds of questions that a model answers better than by guessing within its original length.
 
-    Passkeys, one per prompt, are tried only if it answers none of the other kinds.
+    Passkeys, one per prompt, are tried only if it answers none of the other kinds. The prompts have about
+    ``most`` tokens; they are shorter than the original length where even `LEAST` prompts would have more.
     """
-    settings = _settings(window, seed_of("answerable", seed))
+    length = window
+    while LEAST * length > most and length > max(window // SHORTER, SHORTEST):
+        length //= 2
+    settings = _settings(length, seed_of("answerable", seed), most)
     for keys in (KEYS, 1):
         try:
             if keys == 1:
                 plan = Haystacks(**settings, keys=keys, kinds=[FALLBACK])
             else:
-                plan, _ = Haystacks.by_default(tokenizer, window, **settings, keys=keys)
-            exam = Exam(plan.kinds, window, list(plan.make(tokenizer)))
+                plan, _ = Haystacks.by_default(tokenizer, length, **settings, keys=keys)
+            exam = Exam(plan.kinds, length, list(plan.make(tokenizer)))
         except RopepatchError:  # no room, or a tokenizer that cannot encode the keys
             continue
-        answers = exam.of_model(model, split=split)
-        shares = {kind: {window: answers.found(window, kind)} for kind in exam.kinds}
+        with progress("questions within the original length") as advance:
+            answers = exam.of_model(model, split=split, progress=advance)
+        shares = {kind: {length: answers.found(length, kind)} for kind in exam.kinds}
         if found := [k for k in shares if why_not_counted(shares[k], keys=keys, trained=window) is None]:
             return found
     return []
@@ -116,5 +136,6 @@ def verdict(names: tuple[str, str], held: Mapping[str, Any], window: int) -> str
     )
 
 
-def _settings(length: int, seed: int) -> dict[str, Any]:
-    return {"lengths": [length], "count": max(LEAST, min(MOST, TOKENS // length)), "seed": seed}
+def _settings(length: int, seed: int, most: int) -> dict[str, Any]:
+    count = max(LEAST, min(MOST, min(most, TOKENS) // length))
+    return {"lengths": [length], "count": count, "seed": seed}

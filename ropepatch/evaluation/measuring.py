@@ -28,7 +28,7 @@ from ropepatch.files import check_resumed, remove
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.head import evaluating, gives_positions, input_device
 from ropepatch.model.loading import AUTO, known_dtype
-from ropepatch.model.precision import describe_placement, prefers_float32
+from ropepatch.model.precision import describe_placement, placed, prefers_float32
 from ropepatch.model.source import without_paths
 from ropepatch.model.stock import stock_code
 from ropepatch.model.weights import weight_sets
@@ -72,12 +72,13 @@ class Subject:
         """The model on its device, in the precision asked for or that the first process finds faster."""
         device = self.processes.device
         spread = AUTO if device == AUTO else None
-        model: Any = load_checkpoint(self.source, self.dtype, spread)
-        if self.dtype is None and not spread:
-            choose = partial(prefers_float32, device=device)
-            (float32,) = self.processes.deal([model], choose, lambda model: self.name)
-            model = model.float() if float32 else model
-        loaded: PreTrainedModel = model if spread else model.to(device)
+        loaded = load_checkpoint(self.source, self.dtype, spread)
+        if not spread:
+            float32 = False
+            if self.dtype is None:
+                choose = partial(prefers_float32, device=device)
+                (float32,) = self.processes.deal([loaded], choose, lambda model: self.name)
+            loaded = placed(loaded, device, float32=float32)
         for line in describe_placement(loaded):
             self.say(line)
         return loaded

@@ -68,25 +68,51 @@ class Gate(Part):
         base: The loss of the model before training.
         now: The loss of the trained model.
         increase: The relative increase of the loss.
+        low: The lower end of its 95 % interval over the texts; None with fewer than three texts.
+        high: The upper end.
         most: The largest increase allowed.
-        passed: Whether the increase is allowed.
+        passed: Whether the interval, or else the increase, is not above the allowed one.
     """
 
     base: Number
     now: Number
     increase: Number
+    low: Number | None = None
+    high: Number | None = None
     most: Number
     passed: StrictBool
 
     @classmethod
-    def of(cls, base: float, now: float, most: float) -> Self:
-        """Compare two losses; the record that contains the check validates the numbers."""
+    def of(cls, base: float, now: float, most: float, interval: tuple[float, float] | None = None) -> Self:
+        """Compare two losses, with the interval of the relative increase."""
         rise = now / base - 1
-        return cls.model_construct(base=base, now=now, increase=rise, most=most, passed=rise <= most)
+        low, high = interval or (None, None)
+        least = rise if low is None else low
+        return cls.model_construct(
+            base=base, now=now, increase=rise, low=low, high=high, most=most, passed=least <= most
+        )
+
+    def limited(self, most: float) -> Self:
+        """Return the same comparison with another limit."""
+        interval = None if self.low is None or self.high is None else (self.low, self.high)
+        return self.of(self.base, self.now, most, interval)
+
+    @property
+    def rise(self) -> str:
+        """The relative increase with its interval."""
+        if self.low is None or self.high is None:
+            return f"{self.increase:+.2%}"
+        return f"{self.increase:+.2%}, 95 % interval {self.low:+.2%} to {self.high:+.2%}"
+
+    @property
+    def verdict(self) -> str:
+        """How the increase compares with the limit."""
+        if self.increase <= self.most:
+            return f"within the limit of {self.most:.2%}"
+        return f"{'not significantly ' if self.passed else ''}above the limit of {self.most:.2%}"
 
     def __str__(self) -> str:
-        loss = f"short-context loss {self.base:.4f} -> {self.now:.4f} ({self.increase:+.2%})"
-        return f"{loss}, {'within' if self.passed else 'above'} the limit of {self.most:.2%}"
+        return f"short-context loss {self.base:.4f} -> {self.now:.4f} ({self.rise}), {self.verdict}"
 
 
 class Adaptation(Part):

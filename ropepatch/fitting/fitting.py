@@ -39,12 +39,12 @@ from ropepatch.fitting.vectors import Vector
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import check_device
 from ropepatch.model.precision import describe_placement, prefers_float32, without_subnormals
-from ropepatch.model.self_written import self_written
 from ropepatch.processes import Processes, join
 from ropepatch.progress import Progress, no_bar
 from ropepatch.scaling.file import write_scaling
 from ropepatch.scaling.searched import CustomDivisors
 from ropepatch.settings import Length, Queries, relative_length, seed_of
+from ropepatch.training.self_written import self_written
 
 logger = logging.getLogger(__name__)
 
@@ -196,7 +196,7 @@ def fit(
             raise missing
         wanted = windows_to_write(length, target) * target
         written = self_written(
-            source, tokenizer, length=window, tokens=wanted, seed=seed, cache=default_cache(), say=say
+            source, tokenizer, length=window, tokens=wanted, seed=seed, cache=default_cache()
         )
         splits = read_splits(tokenizer, written, spare=0, **reading)
     splits.check_ids(loaded.config.get_text_config().vocab_size)

@@ -91,6 +91,23 @@ def prefers_float32(model: PreTrainedModel, device: str | torch.device) -> bool:
     return 8 * num_parameters(model) <= memory_of(device) and fastest(device).dtype == FLOAT32
 
 
+def placed(
+    model: PreTrainedModel, device: str | torch.device | None = None, *, float32: bool | None = None
+) -> PreTrainedModel:
+    """Move a model to a device for forward passes, in the precision in which it runs fastest there.
+
+    Args:
+        model: The model, which is changed in place.
+        device: None means `best_device`.
+        float32: Whether to cast it to float32; None to decide by `prefers_float32`.
+    """
+    on = device or best_device()
+    moving: Any = model
+    moved = moving.float() if (prefers_float32(model, on) if float32 is None else float32) else moving
+    there: PreTrainedModel = moved.to(on)
+    return there
+
+
 def describe_placement(model: PreTrainedModel) -> list[str]:
     """Describe a model's device and dtype, with a warning if it will be slow."""
     device, dtype = model.device, str(model.dtype).removeprefix("torch.")

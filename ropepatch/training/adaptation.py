@@ -13,18 +13,18 @@ from transformers import PreTrainedModel, set_seed
 
 from ropepatch.attention import remap_positions
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.exam import LESS_LIKELY, MORE_LOSS, Exam, compared, verdict
-from ropepatch.evaluation.perplexity import perplexity
+from ropepatch.evaluation.exam import Exam
+from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.results import as_read
-from ropepatch.evaluation.retrieval import Retrieval
 from ropepatch.extension import record as records
 from ropepatch.extension.patching import put
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.verification import largest_change, probe_logits
 from ropepatch.extension.writing import Finish, origin_of, save_trained, source_of
 from ropepatch.files import absent, new_folder, parse_json, read_json, read_text, write_json
+from ropepatch.fitting.examples import PASSES
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.precision import without_subnormals
+from ropepatch.model.precision import FLOAT32, placed, without_subnormals
 from ropepatch.model.source import without_paths
 from ropepatch.model.stock import no_progress_bars
 from ropepatch.progress import Progress, no_bar
@@ -36,6 +36,7 @@ from ropepatch.training.adapter import (
     trainable,
     without_deprecations,
 )
+from ropepatch.training.effect import Effect, HeldOutData, effects, said, short_context_check
 from ropepatch.training.parallel import load_whole_models
 from ropepatch.training.preparation import Prepared
 from ropepatch.training.recipe import Recipe, remapping_of
@@ -46,10 +47,11 @@ from ropepatch.training.teacher import Teacher
 from ropepatch.training.trainer import (
     SECONDS,
     UNLOGGED,
+    LongContextTrainer,
     ProgressLines,
+    Work,
     explaining_disk,
     history,
-    make_trainer,
     training_arguments,
 )
 from ropepatch.training.watching import Watcher
@@ -59,7 +61,6 @@ ADAPTATION = "adaptation"  # the folder within the checkpoint: recipe and histor
 RECIPE = "recipe.yaml"
 HISTORY = "history.json"
 RUNS = "runs"  # TensorBoard's logs, if the recipe has them
-SHARES = (1.0, 0.75, 0.5, 0.25)  # scales of an adapter; the first that does no harm is merged
 MERGED = 1e-3  # largest change of a logit by merging in float32, relative to the largest logit
 
 Say = Callable[[str], None]
@@ -90,8 +91,8 @@ def adapt(
     """Train a model for the target length of a plan and save the result; ``finish`` as in `extend`."""
     run = Run.of(plan, recipe, out, prepared)
     supplies: list[Supply] = []
-    run.processes.write_once(lambda: supplies.append(run.supply(say)))
-    (supply,) = supplies or [run.supply(say)]  # the other processes use the cache
+    run.processes.write_once(lambda: supplies.append(run.supply(say, progress)))
+    (supply,) = supplies or [run.supply(say, progress)]  # the other processes use the cache
     record = run.record(supply)
     limit = max_short_loss_increase
     limit = recipe.watch.max_short_loss_increase if limit is None else limit
@@ -100,11 +101,11 @@ def adapt(
         run.remove_rest()
     run.processes.wait()  # else a slow process could take the run of a fast one for finished
     if not finished:
-        with run.alone():
+        with run.alone(), run.sharing.announced(recipe):
             _finish(run, record, supply, limit, say, progress, finish)
     adaptation = records.read(run.out).adaptation
     assert adaptation is not None  # checked by `is_finished`, or written by `_finish`
-    gate = records.Gate.of(adaptation.gate.base, adaptation.gate.now, limit)
+    gate = adaptation.gate.limited(limit)
     if run.processes.first and adaptation.gate.to_dict() != gate.to_dict():  # the limit has changed
         records.amend(run.out, adaptation=adaptation.to_dict() | {"gate": gate.to_dict()})
     return Adapted(run.out, gate)
@@ -126,7 +127,7 @@ def _finish(
         say(f"training on one of {gpus} GPUs; `torchrun --nproc-per-node {gpus} -m ropepatch ...` takes all")
     begun, model = run.resumed(record), None
     if begun is None:
-        model, base = _measured(run, supply, say)
+        model, base = _measured(run, supply, say, progress)
         begun = run.begin(record, base)
     done = (run.folder / TRAINED).is_dir()
     run.processes.wait()  # until all processes have checked
@@ -134,17 +135,20 @@ def _finish(
         _train(run, supply, begun, model, say, progress)
     del model
     if run.processes.first:
-        _save(run, record, supply, begun, limit, say, finish)
+        _save(run, record, supply, begun, limit, say, progress, finish)
         run.remove()
     run.processes.wait()
 
 
-def _measured(run: Run, supply: Supply, say: Say) -> tuple[PreTrainedModel, float]:
-    """Return the base model and its loss within the original context length."""
-    say("measuring the base model's short-context loss")
+def _measured(run: Run, supply: Supply, say: Say, progress: Progress) -> tuple[PreTrainedModel | None, Mean]:
+    """Return the base model, if the training can use it, and its loss within the original context length."""
     say(f"precision: {run.precision}")
     model: Any = run.source.load()
-    loss = _watcher(run, supply).short_loss(model.to(run.processes.device))
+    dtype = model.dtype
+    with progress("base model, short context") as advance:
+        loss = _watcher(run, supply).short_context(placed(model, run.processes.device), advance)
+    if model.dtype != dtype and run.precision.dtype != FLOAT32:
+        return None, loss  # cast to float32, but the training needs its weights as they are stored
     if run.sharing.engine or run.recipe.quantization:
         model.cpu()  # frees memory for split or 4-bit weights
     return model, loss
@@ -174,7 +178,7 @@ def _train(
         loaded: Any = load_in_4_bits(run.source, dtype, run.processes.device)
     else:
         loaded = base or run.source.load()
-        loaded = loaded if dtype != "float32" else loaded.float()
+        loaded = loaded if dtype != FLOAT32 else loaded.float()
     mapped = None
     if recipe.distil and recipe.reads_beyond(run.trained):
         teaching, original = remapping_of(recipe.distil.remapping), run.plan.source.original
@@ -187,21 +191,26 @@ def _train(
     model = trainable(loaded, recipe.lora)
     if recipe.gradient_checkpointing:
         recompute_activations(loaded)
-    trainer = make_trainer(
-        watcher=_watcher(run, supply, split=run.sharing.engine is None),
+    watcher = _watcher(run, supply, split=run.sharing.engine is None)
+    per_step = supply.tokens // recipe.max_steps
+    work = Work(PASSES * per_step, sum(watcher.sizes))
+    steps = ProgressLines(say, work, per_step, Mean.of(begun["base"]).value)
+    trainer = LongContextTrainer(
+        watcher=watcher,
         packed=recipe.packed_by_us,
         sharing=run.sharing,
         processes=run.processes,
-        teacher=recipe.distil and Teacher(model, run.trained, mapped, recipe.distil),
+        teacher=None if recipe.distil is None else Teacher(model, run.trained, mapped, recipe.distil),
         say=say,
         model=model,
         args=arguments,
         train_dataset=supply.batches,
-        callbacks=[steps := ProgressLines(say, supply.tokens / recipe.max_steps, begun["base"])],
+        callbacks=[steps],
+        work=work,
     )
     if last is not None and (last / UNLOGGED).is_file():
         trainer.stop.unlogged = parse_json(read_text(last / UNLOGGED))
-    with no_progress_bars(), progress("training") as steps.advance:
+    with no_progress_bars(), progress("training") as work.advance:
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
     _keep(run, trainer)
 
@@ -232,17 +241,23 @@ def _save(
     begun: dict[str, Any],
     limit: float,
     say: Say,
+    progress: Progress,
     finish: Finish,
 ) -> None:
     """Merge the trained weights, evaluate them, and save the checkpoint or adapter with its record."""
     recipe, trained, plan = run.recipe, run.folder / TRAINED, run.plan
     say("saving, and reloading with stock transformers" if recipe.save == "merged" else "saving")
-    model: Any
+    model: Any = merged_model(plan, recipe, run.source, trained)
+    dtype = model.dtype
+    with progress("trained model, short context") as advance:
+        watcher = _watcher(run, supply, split=False)
+        now = watcher.short_context(placed(model, run.processes.device), advance)
+    gate = short_context_check(Mean.of(begun["base"]), now, limit)
+    found: list[Effect] = []
     if supply.kinds and recipe.watch.target:
-        model, found = _examined(run, supply, say)
-    else:
-        model, found = merged_model(plan, recipe, run.source, trained), None
-    now = _watcher(run, supply, split=False).short_loss(model.to(run.processes.device))
+        found = _effects(run, supply, model, progress)
+        say(said(found, plan.method.name))
+    model.to(dtype).cpu()
     adaptation = {
         "recipe": recipe.to_dict(),
         "run": digest_of(record),
@@ -251,8 +266,8 @@ def _save(
         "processes": run.processes.count,
         "precision": begun["precision"],
         **read_json(trained / COST),
-        "gate": records.Gate.of(begun["base"], now, limit).to_dict(),
-        **({"found": found} if found else {}),
+        "gate": gate.to_dict(),
+        **({"found": {effect.name: effect.to_dict() for effect in found}} if found else {}),
     }
     extras = {"adaptation": adaptation, "base_weights": record["weights"]}
 
@@ -269,7 +284,7 @@ def _save(
         finish(written, made, reloaded)
 
     if recipe.save == "merged":
-        save_trained(plan, model.cpu(), run.out, record=extras, finish=enclosed)
+        save_trained(plan, model, run.out, record=extras, finish=enclosed)
         return
     with new_folder(absent(run.out)) as folder:
         shutil.copyfile(trained / WEIGHTS, folder / WEIGHTS)
@@ -280,55 +295,27 @@ def _save(
         records.write(folder, records.Record.of(plan, **extras | origin))
 
 
-def _examined(run: Run, supply: Supply, say: Say) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Return the model with the largest scale of its adapter that is no worse than without it.
-
-    It compares loss and retrieval accuracy. Half of the held-out text decides, the other half is reported.
-    """
-    say("comparing loss and retrieval accuracy of the trained and the untrained model")
-    target, seed = run.plan.target, run.recipe.seed
+def _effects(run: Run, supply: Supply, model: Any, progress: Progress) -> list[Effect]:
+    """Measure loss and retrieval accuracy of a trained model and, moved off its device, of the untrained."""
+    target, plan = run.plan.target, run.plan
     pieces = torch.split(torch.cat([*supply.pieces]), target)
     windows = [piece for piece in pieces if len(piece) == target]
-    halves = {
-        part: (windows[first::2], Exam.of(run.tokenizer, supply.kinds, target, seed=seed_of(seed, part)))
-        for first, part in enumerate(("decide", "report"))
-    }
-
-    def measured(model: Any, part: str) -> tuple[float, float, Retrieval]:
-        texts, exam = halves[part]
-        model.to(run.processes.device)
-        curve = perplexity(model, None, texts or windows)
-        far = curve.between(run.trained, target).value
-        return curve.at(run.trained).value, far, exam.of_model(model)
-
-    untrained: Any = run.source.load()
-    put(untrained, run.source, run.plan)
-    before = {part: measured(untrained, part) for part in halves}
-    del untrained
-    lora = run.recipe.lora
-    shares = SHARES if lora and not (lora.train_norms or lora.train_embeddings) else SHARES[:1]
-    for share in shares if run.recipe.save == "merged" else SHARES[:1]:
-        model = merged_model(run.plan, run.recipe, run.source, run.folder / TRAINED, share)
-        (_, far, answers), (_, most, least) = measured(model, "decide"), before["decide"]
-        less_likely = least.log_prob(target).value - answers.log_prob(target).value
-        if far - most <= MORE_LOSS and less_likely <= LESS_LIKELY:
-            after, exam = measured(model, "report"), halves["report"][1]
-            found: dict[str, Any] = {"share": share, "windows": len(halves["report"][0] or windows)}
-            for number, name in enumerate(("short", "far")):
-                found |= {f"{name}_before": before["report"][number], f"{name}_after": after[number]}
-            found["answers"] = compared(exam, before["report"][2], after[2])
-            say(verdict((run.plan.method.name, "trained"), found, run.trained))
-            return model, found
-    raise RopepatchError(
-        f"trained, loss or retrieval at {target} tokens is worse than with {run.plan.method.name} only",
-        hint=f"extend without training, or train longer; {run.folder} keeps the trained weights",
-    )
+    seed = seed_of(run.recipe.seed, "report")
+    exam = Exam.of(run.tokenizer, supply.kinds, target, seed=seed, most=supply.most_read)
+    data = HeldOutData(windows, exam, run.trained, target)
+    device = run.processes.device
+    with progress("trained model, held-out data") as advance:
+        after = data.of_model(placed(model, device), advance)
+    model.cpu()
+    untrained = run.source.load()
+    put(untrained, run.source, plan)
+    with progress(f"{plan.method.name} only, held-out data") as advance:
+        before = data.of_model(placed(untrained, device), advance)
+    return effects(before, after)
 
 
-def merged_model(
-    plan: Plan, recipe: Recipe, source: Checkpoint, trained: Path, share: float = 1.0
-) -> PreTrainedModel:
-    """Return the patched model with a share of its adapter merged in float32, in the dtype of the base."""
+def merged_model(plan: Plan, recipe: Recipe, source: Checkpoint, trained: Path) -> PreTrainedModel:
+    """Return the patched model with its adapter merged in float32, in the dtype of the base."""
     model: Any = source.load()
     dtype = model.dtype
     if recipe.lora is None:
@@ -339,9 +326,6 @@ def merged_model(
 
         with without_deprecations():
             adapted: Any = PeftModel.from_pretrained(model.float(), str(trained)).eval()
-        for layer in adapted.modules():
-            if share != 1 and hasattr(layer, "scale_layer"):
-                layer.scale_layer(share)
         before = probe_logits(adapted, plan.target, plan.model)
         model = adapted.merge_and_unload()
         after = probe_logits(model.eval(), plan.target, plan.model)

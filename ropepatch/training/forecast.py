@@ -82,8 +82,8 @@ def memory(recipe: Recipe, whole: Any, counted: Weights, dtype: str, window: int
 
     Frozen weights take the bytes of the checkpoint's dtype in mixed precision, `FOUR_BITS` in 4 bits, else 4.
     Trained weights take 4, their gradients 4 and Adam's moments 8. Training all weights in mixed precision
-    also keeps autocast's copies of 2 bytes. ``whole`` is the config of the checkpoint, ``window`` and ``target`` are the original
-    context length and the target length.
+    also keeps autocast's copies of 2 bytes. ``whole`` is the config of the checkpoint; ``window`` and
+    ``target`` are the original context length and the target length.
     """
     config = text_config(whole)
     size, trained = 4 if dtype == FLOAT32 else 2, counted.trained or 0

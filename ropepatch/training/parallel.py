@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -52,12 +54,24 @@ class Sharing:
         if self.engine == "DEEPSPEED" and find_spec("deepspeed") is None:
             raise RopepatchError("DeepSpeed is not installed", hint="pip install deepspeed")
 
-    def announce(self, recipe: Recipe) -> None:
-        """Set the launcher's environment variables from the recipe."""
+    @contextmanager
+    def announced(self, recipe: Recipe) -> Iterator[None]:
+        """Set the launcher's environment variables from the recipe within the block."""
+        values: dict[str, str] = {}
         if self.engine == "DEEPSPEED":
             steps = recipe.trainer.get("gradient_accumulation_steps", 1)
-            os.environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = str(steps)
-            os.environ["ACCELERATE_GRADIENT_CLIPPING"] = str(_clipping(recipe))
+            values["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = str(steps)
+            values["ACCELERATE_GRADIENT_CLIPPING"] = str(_clipping(recipe))
+        before = {name: os.environ.get(name) for name in values}
+        os.environ.update(values)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
 
 def launch_arguments(recipe: Recipe) -> dict[str, Any]:

@@ -93,8 +93,8 @@ def prepare(plan: Plan, recipe: Recipe) -> Prepared:
         if can_train:
             from ropepatch.training.trainer import training_arguments
 
-            sharing.announce(recipe)
-            training_arguments(recipe, Path("run"), dtype=precision.dtype, resumed=False)
+            with sharing.announced(recipe):
+                training_arguments(recipe, Path("run"), dtype=precision.dtype, resumed=False)
     with noted():
         counted = Weights.of(model, recipe)
     return Prepared(counted, sharing, precision, tuple(obstacles))

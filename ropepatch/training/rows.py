@@ -24,9 +24,9 @@ from ropepatch.data.tiny.materials import IGNORED, MATERIALS
 from ropepatch.data.tiny.tales import Narrator
 from ropepatch.data.tokens import TokenStore, amount, tokenizer_digest
 from ropepatch.errors import RopepatchError, printable
-from ropepatch.model.self_written import SELF_WRITTEN
 from ropepatch.settings import refuse_unknown, seed_of
 from ropepatch.training.recipe import Data
+from ropepatch.training.self_written import SELF_WRITTEN
 
 AROUND, PIECE = 2**20, 2**12  # tokens of the text around questions, in total and per piece
 

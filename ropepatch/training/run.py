@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 from transformers import PreTrainedTokenizerBase
 
 from ropepatch.errors import RopepatchError, argument
+from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.results import as_read
 from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan
@@ -23,6 +24,7 @@ from ropepatch.files import absent, check_resumed, read_json, remove, whole_file
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.precision import Precision
 from ropepatch.processes import Processes, join
+from ropepatch.progress import Progress, no_bar
 from ropepatch.settings import seed_of
 from ropepatch.training.parallel import Sharing
 from ropepatch.training.preparation import Prepared, prepare
@@ -87,10 +89,10 @@ class Run:
         """The original context length, in tokens."""
         return self.plan.source.window
 
-    def supply(self, say: Callable[[str], None] = lambda line: None) -> Supply:
-        """Read its texts; ``say`` is called with lines on the progress."""
+    def supply(self, say: Callable[[str], None] = lambda line: None, progress: Progress = no_bar) -> Supply:
+        """Read its texts; ``say`` is called with lines for the user."""
         accumulated = self.recipe.trainer.get("gradient_accumulation_steps", 1)
-        return self._reader(say=say).supply(per_step=self.processes.count * accumulated)
+        return self._reader(say=say, progress=progress).supply(per_step=self.processes.count * accumulated)
 
     def check(self) -> None:
         """Raise `RopepatchError` before weights are loaded, if its texts or its folders are unsuitable."""
@@ -187,11 +189,11 @@ class Run:
             )
         return None
 
-    def begin(self, record: dict[str, Any], base: float) -> dict[str, Any]:
-        """Record the settings that decide the weights, the precision, and the loss of the base model."""
+    def begin(self, record: dict[str, Any], base: Mean) -> dict[str, Any]:
+        """Record the settings that decide the weights, the precision, and the losses of the base model."""
 
         def write() -> dict[str, Any]:
-            begun = record | {"base": base, "precision": self.precision.to_dict()}
+            begun = record | {"base": base.clusters, "precision": self.precision.to_dict()}
             with whole_file(self.folder / RECORD) as partial:
                 write_json(partial, begun)
             return begun

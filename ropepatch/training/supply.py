@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from ropepatch.evaluation.exam import answerable
 from ropepatch.files import read_json, whole_file, write_json
 from ropepatch.fitting.examples import FEWEST, HELD_OUT, TALES
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.precision import best_device
-from ropepatch.model.self_written import self_written
+from ropepatch.model.precision import fastest, placed
+from ropepatch.progress import Progress, no_bar
 from ropepatch.settings import key_of, seed_of
 from ropepatch.training.recipe import QUESTIONS, SELF, Generated, Recipe, RowSource
 from ropepatch.training.rows import (
@@ -37,7 +38,9 @@ from ropepatch.training.rows import (
     check_rows,
     held_out,
 )
+from ropepatch.training.self_written import self_written
 
+ASKED = 1 / 8  # tokens of prompts that the model is asked on, per training token, each of which costs four
 SELF_READ = 3  # times that a training reads self-generated text; as good as once (eval/studies/distil)
 
 
@@ -85,6 +88,7 @@ class Supply:
     kinds: Sequence[
         str
     ] = ()  # kinds of questions that the base model answers within L, if the recipe has any
+    most_read: int = 0  # the most tokens of the prompts that a model is asked on
 
     @property
     def tokens(self) -> int:
@@ -108,7 +112,8 @@ class RecipeReader:
     vocabulary: int
     folder: Path  # the checkpoint, which generates the source `generated: self`
     cache: Path = field(default_factory=default_cache)
-    say: Callable[[str], None] = lambda line: None  # takes lines on the progress of the generation
+    say: Callable[[str], None] = lambda line: None  # takes lines for the user
+    progress: Progress = no_bar
 
     def supply(self, per_step: int) -> Supply:
         """Make training batches and held-out text; ``per_step`` batches, of all processes, are one step."""
@@ -120,7 +125,14 @@ class RecipeReader:
         layout: dict[str, Any] = {"boundaries": data.boundaries, "target": self.target, "seed": seed}
         batches = Batches(schedule, streams, recipe.positions, **layout)
         kinds = self.kinds if any(map(_has_questions, data.sources)) else ()
-        return Supply(batches, pieces, notes + batches.report, kinds)
+        return Supply(batches, pieces, notes + batches.report, kinds, self.most_read)
+
+    @property
+    def most_read(self) -> int:
+        """The most tokens of the prompts of an exam, a share of those that the training reads."""
+        _, room = self.recipe.data.lengths(self.trained)
+        accumulated: int = self.recipe.trainer.get("gradient_accumulation_steps", 1)
+        return int(ASKED * room * accumulated * self.recipe.max_steps)
 
     @property
     def taught(self) -> list[str]:
@@ -131,13 +143,15 @@ class RecipeReader:
     def kinds(self) -> list[str]:
         """The kinds of questions that the base model answers within the original length, cached."""
         checkpoint = Checkpoint(self.folder)
-        decisive = "kinds", checkpoint.fingerprint, tokenizer_digest(self.tokenizer), self.trained
-        file = self.cache / f"{key_of((*decisive, self.recipe.seed))[:24]}-kinds.json"
+        weights, splits = checkpoint.fingerprint, tokenizer_digest(self.tokenizer)
+        asked = self.trained, self.most_read, self.recipe.seed, version("ropepatch"), fastest().dtype
+        file = self.cache / f"{key_of(('kinds', weights, splits, *asked))[:24]}-kinds.json"
         if file.is_file():
             return [str(kind) for kind in read_json(file)["kinds"]]
         self.say("measuring which kinds of questions the base model answers within its original context")
-        model: Any = checkpoint.load()
-        kinds = answerable(model.to(best_device()), self.tokenizer, self.trained, seed=self.recipe.seed)
+        model = placed(checkpoint.load())
+        limits: dict[str, Any] = {"seed": self.recipe.seed, "most": self.most_read}
+        kinds = answerable(model, self.tokenizer, self.trained, **limits, progress=self.progress)
         self.cache.mkdir(parents=True, exist_ok=True)
         with whole_file(file) as partial:
             write_json(partial, {"kinds": kinds})
@@ -231,7 +245,9 @@ class RecipeReader:
         longest = max(self.recipe.data.lengths(self.trained)[0])
         written = max(longest, -(-tokens // SELF_READ)) + apart
         sizes = {"length": min(self.trained, longest), "tokens": written, "seed": seed}
-        return self_written(Checkpoint(self.folder), self.tokenizer, **sizes, cache=self.cache, say=self.say)
+        return self_written(
+            Checkpoint(self.folder), self.tokenizer, **sizes, cache=self.cache, progress=self.progress
+        )
 
     def _tokenised(self, text: Texts, tokens: int) -> TokenStore:
         limits = {"trained": self.trained, "vocabulary": self.vocabulary, "tokens": tokens}

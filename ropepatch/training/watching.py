@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.perplexity import perplexity
 from ropepatch.evaluation.retrieval import retrieve
+from ropepatch.progress import Advance, passes, unseen
 
 DEPTHS = 5  # equal parts of the target, with equally many passkeys
 
@@ -25,12 +27,21 @@ class Watcher:
     trials: int  # passkeys at each of five depths of the target
     split: bool  # whether processes share the work; False if the model is split over them
 
-    def measure(self, model: PreTrainedModel) -> dict[str, float]:
+    @property
+    def sizes(self) -> list[int]:
+        """The tokens of the held-out texts and those of the passkeys in one evaluation."""
+        reads_target = self.target is not None and len(self.pieces[0]) >= self.target
+        texts = sum(len(piece) if reads_target else min(len(piece), self.trained) for piece in self.pieces)
+        passkeys = DEPTHS * self.trials * self.target if self.target is not None else 0
+        return [texts, passkeys]
+
+    def measure(self, model: PreTrainedModel, advance: Advance = unseen) -> dict[str, float]:
         """Measure loss (nats/token) within the original length and at the target, and passkey accuracy."""
+        in_texts, in_passkeys = passes(advance, self.sizes)
         if self.target is None or len(self.pieces[0]) < self.target:
-            measured = {"short_loss": self.short_loss(model)}
+            measured = {"short_loss": self.short_context(model, in_texts).value}
         else:
-            curve = perplexity(model, None, self.pieces, split=self.split)
+            curve = perplexity(model, None, self.pieces, split=self.split, progress=in_texts)
             measured = {
                 "short_loss": curve.at(self.trained).value,
                 "target_loss": curve.between(self.target // 2, self.target).value,
@@ -44,11 +55,12 @@ class Watcher:
                 keys=1,
                 kinds=("passkey",),
                 split=self.split,
+                progress=in_passkeys,
             )
             measured["target_passkey"] = found.found(self.target).value
         return measured
 
-    def short_loss(self, model: PreTrainedModel) -> float:
+    def short_context(self, model: PreTrainedModel, advance: Advance = unseen) -> Mean:
         """Measure the loss (nats/token) of the first L tokens, without running beyond them."""
         pieces = [piece[: self.trained] for piece in self.pieces]
-        return perplexity(model, None, pieces, split=self.split).at(self.trained).value
+        return perplexity(model, None, pieces, split=self.split, progress=advance).at(self.trained)

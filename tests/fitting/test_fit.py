@@ -100,7 +100,7 @@ def test_without_a_text_a_model_learns_from_what_it_writes_and_stock_reads_the_o
 ):
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(examples, "WRITTEN", 8)
-    monkeypatch.setattr("ropepatch.model.self_written.SHARD", 2048)
+    monkeypatch.setattr("ropepatch.training.self_written.SHARD", 2048)
     stranger = tmp_path / "stranger"
     shutil.copytree(TINY, stranger)
     found = ropepatch.fit(stranger, to=TO, steps=2, init="yarn")
@@ -118,7 +118,7 @@ def test_where_rows_of_the_target_take_too_long_they_are_within_the_window_at_sk
 ):
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(examples, "WRITTEN", 8)
-    monkeypatch.setattr("ropepatch.model.self_written.SHARD", 2048)
+    monkeypatch.setattr("ropepatch.training.self_written.SHARD", 2048)
     stranger, losses = tmp_path / "stranger", []
     shutil.copytree(TINY, stranger)
     made = FitLoss.__init__

@@ -28,7 +28,7 @@ EXTEND = ["extend", "tiny", "--recipe", "six.yaml", "--out", "out"]
         (
             EXTEND,
             adaptation,
-            "make_trainer",
+            "LongContextTrainer",
             0,
             "out.run keeps step 0 of 6; the same command resumes from it",
         ),

@@ -66,14 +66,14 @@ def read_little(patch, tokens=512):
 @contextmanager
 def trainers(*callbacks):
     """Add callbacks to every trainer created within the block, and yield these trainers."""
-    made, make = [], adaptation.make_trainer
+    made, make = [], adaptation.LongContextTrainer
 
     def remembered(**arguments):
         made.append(make(**arguments | {"callbacks": [*arguments["callbacks"], *callbacks]}))
         return made[-1]
 
     with pytest.MonkeyPatch.context() as patching:
-        patching.setattr(adaptation, "make_trainer", remembered)
+        patching.setattr(adaptation, "LongContextTrainer", remembered)
         yield made
 
 

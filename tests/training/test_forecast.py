@@ -237,7 +237,7 @@ def own_text(**changes):
 def test_what_is_held_out_is_what_the_training_holds_out(make, tmp_path, monkeypatch):
     """Bug: 2 windows of 1,024 tokens were promised where 8 pieces of 256 were read."""
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("ropepatch.model.self_written.SHARD", 256)
+    monkeypatch.setattr("ropepatch.training.self_written.SHARD", 256)
     watched = forecast(PLAN, make(), tmp_path / "out").content["watched"]
     pieces = Run.of(PLAN, make(), tmp_path / "out").supply().pieces
     assert [len(piece) for piece in pieces] == [watched["length"]] * watched["windows"]
@@ -245,7 +245,7 @@ def test_what_is_held_out_is_what_the_training_holds_out(make, tmp_path, monkeyp
 
 def test_a_training_reads_self_generated_text_three_times_without_a_warning(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("ropepatch.model.self_written.SHARD", 256)
+    monkeypatch.setattr("ropepatch.training.self_written.SHARD", 256)
     supply = Run.of(PLAN, own_text(), tmp_path / "out").supply()
     assert supply.batches.times(0) == pytest.approx(3, rel=0.05)
     assert not caplog.records

@@ -98,6 +98,7 @@ def test_deepspeed_divides_and_clips_as_the_recipe_says(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     sharing = Sharing.of_environment()
     assert sharing == Sharing("DEEPSPEED")
-    sharing.announce(Recipe.model_validate(ways.recipe_of("zero3", lora=True)))
-    assert os.environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "2"
-    assert float(os.environ["ACCELERATE_GRADIENT_CLIPPING"]) == 1e9  # max_grad_norm 0: none
+    with sharing.announced(Recipe.model_validate(ways.recipe_of("zero3", lora=True))):
+        assert os.environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "2"
+        assert float(os.environ["ACCELERATE_GRADIENT_CLIPPING"]) == 1e9  # max_grad_norm 0: none
+    assert os.environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "1"

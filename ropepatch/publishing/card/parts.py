@@ -142,8 +142,8 @@ def old_context(model: Extended) -> Iterator[str]:
                 yield f"{series.title} at {window:,} tokens{of}: {then} before, {now} after."
     if model.record.adaptation:
         gate = model.record.adaptation.gate
-        change = f"{gate.base:.3f} nats per token before, {gate.now:.3f} after ({gate.increase:+.2%})"
-        verdict = f"{'within' if gate.passed else '**above**'} the limit of {gate.most:.2%}"
+        change = f"{gate.base:.3f} nats per token before, {gate.now:.3f} after ({gate.rise})"
+        verdict = gate.verdict if gate.passed else gate.verdict.replace("above", "**above**")
         yield f"Short-context check on held-out text{model.folded}: {change}, {verdict}."
 
 

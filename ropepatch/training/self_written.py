@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,8 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import head_dim_of, key_value_heads_of, text_config
 from ropepatch.model.head import cache_keyword, incremental_forward
-from ropepatch.model.precision import best_device, memory_of
+from ropepatch.model.precision import fastest, memory_of, placed
+from ropepatch.progress import Advance, Progress, no_bar
 from ropepatch.settings import key_of, seed_of
 
 FORMAT = 2  # the version of the sampling
@@ -28,7 +28,7 @@ TEMPERATURE = 0.8  # at 1 a small model's text becomes incoherent (eval/studies/
 SHARD = 2**14  # tokens per batch on a CPU, each appended to the cache
 CACHED = 1 / 4  # the share of a GPU's memory for a batch
 SELF_WRITTEN = "self-generated text"
-REPORTED = 1024  # tokens of each document between two lines of progress
+REPORTED = 8  # tokens of each document between two reports of progress
 
 
 def self_written(
@@ -39,47 +39,41 @@ def self_written(
     tokens: int,
     seed: int,
     cache: Path,
-    say: Callable[[str], None] = lambda line: None,
+    progress: Progress = no_bar,
 ) -> TokenStore:
     """Generate at least ``tokens`` tokens with a checkpoint, in documents of ``length`` tokens.
 
     Shards are appended to the cache as they are generated. A later call returns the same tokens; if it needs
     more, or the last one was interrupted, it resumes after the last complete shard.
 
-    ``say`` receives a progress line before each shard, and after every `REPORTED` tokens of its documents.
+    ``progress`` counts the tokens of this call.
     """
     config = json.dumps(checkpoint.raw, sort_keys=True)
-    decisive = (FORMAT, checkpoint.fingerprint, config, tokenizer_digest(tokenizer), length, seed)
+    weights, splits = checkpoint.fingerprint, tokenizer_digest(tokenizer)
+    decisive = (FORMAT, weights, config, splits, length, seed, fastest().dtype)
     key = key_of(decisive)[:24]
-    entry, model = cache / f"{key}-self", None
+    entry = cache / f"{key}-self"
     with writing(entry, SELF_WRITTEN):
         store = find(entry, 1)
-        done = first = 0 if store is None else len(store)
-        began = time.perf_counter()
-
-        def report(new: int, rows: int = 0, column: int = 0) -> None:
-            new += rows * column
-            say(_progress(first + new, tokens, new, time.perf_counter() - began))
-
-        while store is None or done < tokens:
-            report(done - first)
-            if model is None:
-                loaded: Any = checkpoint.load()
-                model = loaded.to(best_device())
-            draws = torch.Generator(model.device).manual_seed(seed_of(seed, "self", done // length))
-            rows = side_by_side(model, length, tokens - done)
-            documents = generated(model, tokenizer, length, draws, rows, partial(report, done - first, rows))
-            store = append(entry, documents, source=SELF_WRITTEN)
-            done = len(store)
+        done = 0 if store is None else len(store)
+        if store is not None and done >= tokens:
+            return store.first(tokens)
+        first = done
+        model = placed(checkpoint.load())
+        with progress(SELF_WRITTEN) as advance:
+            while store is None or done < tokens:
+                draws = torch.Generator(model.device).manual_seed(seed_of(seed, "self", done // length))
+                rows = side_by_side(model, length, tokens - done)
+                report = partial(_report, advance, rows, done - first, tokens - first)
+                documents = generated(model, tokenizer, length, draws, rows, report)
+                store = append(entry, documents, source=SELF_WRITTEN)
+                done = len(store)
     return store.first(tokens)
 
 
-def _progress(done: int, tokens: int, new: int, seconds: float) -> str:
-    line = f"{SELF_WRITTEN}: {done:,} of {tokens:,} tokens"
-    if not new:
-        return line
-    left = round(max(0, tokens - done) * seconds / new)
-    return f"{line}, {new / seconds:,.0f} tokens/s, {left // 60}:{left % 60:02d} left"
+def _report(advance: Advance, rows: int, before: int, total: int, column: int) -> None:
+    """Show the tokens of this call, of which a shard has so many columns."""
+    advance(before + rows * column, max(total, before + rows * column))
 
 
 def side_by_side(model: PreTrainedModel, length: int, tokens: int) -> int:
