@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, cast
@@ -44,7 +45,6 @@ from ropepatch.progress import Progress, no_bar
 from ropepatch.scaling.file import write_scaling
 from ropepatch.scaling.searched import CustomDivisors
 from ropepatch.settings import Length, Queries, relative_length, seed_of
-from ropepatch.training.self_written import self_written
 
 logger = logging.getLogger(__name__)
 
@@ -195,7 +195,7 @@ def fit(
         if mapped is None:
             raise missing
         wanted = windows_to_write(length, target) * target
-        written = self_written(
+        written = import_module("ropepatch.training.self_written").self_written(
             source, tokenizer, length=window, tokens=wanted, seed=seed, cache=default_cache()
         )
         splits = read_splits(tokenizer, written, spare=0, **reading)
