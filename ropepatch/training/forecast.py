@@ -181,7 +181,7 @@ class Estimate:
         raw = published_config(recipe.model)
         if raw is None:
             return None
-        config = load_config(raw)
+        config = load_config({"dtype": BFLOAT16} | raw)  # published weights have 16 bits
         counted = Weights.of(blueprint(config), recipe)
         window = text_config(config).max_position_embeddings
         target = relative_length(recipe.to, window)
