@@ -121,7 +121,8 @@ class _Screen:
         except RopepatchError:
             say_on_stderr("warning: no tokenizer was copied: the source has none that can be loaded")
         else:
-            say_on_stderr(f"measure: ropepatch eval {shlex.quote(folder)} --text FILE")
+            if not extension.results:
+                say_on_stderr("measure: the same command with --eval SUITE, which `push` then shows")
         if not extension.pushed:
             say_on_stderr(f"publish: ropepatch push {shlex.quote(folder)} ME/NAME")
 

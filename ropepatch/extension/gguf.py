@@ -127,11 +127,13 @@ class GgufPlan:
         """Warnings, one sentence each."""
         return tuple(self._warnings())
 
+    def _original_length(self) -> Iterator[str]:
+        if self.source.original_window:
+            stated = self.source.file.get(self.source.key("context_length"))
+            yield f"original length {self.source.window}; the file states {stated}"
+
     def _warnings(self) -> Iterator[str]:
         source, rope = self.source, self.rope
-        if source.original_window:
-            stated = source.file.get(source.key("context_length"))
-            yield f"original length {source.window} is given by the user; the file has {stated}"
         if rope.is_scaled:
             yield f"the model is already scaled: {self.method.name} is applied on top of its frequencies"
         yield from scaling_warnings(rope, self.method, self.target)
@@ -198,6 +200,7 @@ class GgufPlan:
         lines: list[str | Table] = [
             f"{printable(self.model)} ({source.architecture}): {source.window} -> {self.target} tokens",
             f"{method.name} ({method.paper}): factor={method.factor:g}{parameters_text(method)}",
+            *self._original_length(),
             "",
             *bands_text(self.rope, self.frequencies(), method.factor),
             "",

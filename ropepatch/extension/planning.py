@@ -226,6 +226,9 @@ class Plan:
             f"{name}: {self.source.reach} -> {self.target} tokens",
             f"{method.name} ({method.paper}): factor={self.scaling.factor:g}{parameters_text(method)}",
         ]
+        if self.source.original_window:
+            stated = self.source.config.max_position_embeddings
+            lines.append(f"original length {window}; config.json states {stated}")
         if self.site.layer_type:
             lines.append(f"scales RoPE in the {self.site.layer_type} layers only")
         frequencies = self.frequencies()
@@ -453,10 +456,7 @@ def _warnings(source: Checkpoint, scaling: Scaling, to: int) -> Iterator[str]:
     config, rope = source.config, source.rope
     window = source.window
     doubled = _other_window(source)
-    if source.original_window:
-        stated = source.config.max_position_embeddings
-        yield f"original length {window} is given by the user; config.json has {stated}"
-    elif known := trained_on(config):
+    if not source.original_window and (known := trained_on(config)):
         yield (
             f"published models of this type state {config.max_position_embeddings} tokens but were trained "
             f"on {known}: {argument('original', short_length(known))} scales from there, as their authors do"

@@ -85,7 +85,7 @@ class GgufModel(StatedRope):
 
     @property
     def name(self) -> str:
-        """The path that the user gave."""
+        """The path of the file."""
         return str(self.file.path)
 
     @cached_property

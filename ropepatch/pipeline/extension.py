@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ropepatch.data.questions import TAUGHT
 from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.evaluation.comparisons import summary
 from ropepatch.evaluation.measuring import measure_extension
@@ -440,6 +441,9 @@ def _measured(options: ExtendOptions, plan: Plan, folder: Path) -> Results:
     once(lambda: records.amend(folder, evaluation=summary(measured)))
     if page is None:
         options.say('no report: pip install "ropepatch[plot]"')
+    if options.training and options.training.asks_questions:
+        kinds = ", ".join(TAUGHT)
+        options.say(f"warning: the training asked questions of the kinds {kinds}: judge it by other kinds")
     return measured
 
 

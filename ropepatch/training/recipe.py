@@ -353,6 +353,11 @@ class Recipe(Settings):
     save: Literal["merged", "adapter"] = "merged"
     seed: Annotated[int, Field(ge=0, lt=2**32), expected("a whole number from 0 to 2**32 - 1")] = 0
 
+    @property
+    def asks_questions(self) -> bool:
+        """Whether some training sequences ask questions about distant text, as an evaluation does."""
+        return any(isinstance(one, Generated) and one.generated == QUESTIONS for one in self.data.sources)
+
     def check(self) -> None:
         """Raise `RopepatchError` for conflicting settings, and for unsupported arguments of the Trainer."""
         if self.lora is None and self.save == "adapter":

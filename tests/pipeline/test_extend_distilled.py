@@ -51,6 +51,9 @@ def test_one_command_distils_a_stock_checkpoint_without_a_text(short, tmp_path, 
     assert f"{folder} is finished" in again.stderr
     card = teaching(records.read(folder).adaptation)
     assert "`rerope`" in card
+    assert "Some sequences asked questions of the kinds `passkey`, `number`, `sentence`:" in card
+    assert read_recipe("distil").asks_questions
+    assert not read_recipe("tiny").asks_questions
     assert card in write_card(folder)[0].read_text()
 
 

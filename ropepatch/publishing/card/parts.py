@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ropepatch.data.questions import TAUGHT
 from ropepatch.evaluation.comparisons import Comparison
 from ropepatch.evaluation.results import Row, Series
 from ropepatch.evaluation.tasks import task_of
@@ -191,8 +192,22 @@ def teaching(adaptation: Adaptation | None) -> str:
     sharp = f" at temperature {t:g}" if (t := _number(distil, "temperature", 1)) != 1 else ""
     return (
         f"Self-distillation: the targets were the base model's token distributions{sharp}{mixed}. "
-        f"Beyond its context length, the base model ran with {code(str(named))}."
+        f"Beyond its context length, the base model ran with {code(str(named))}.{_asked(adaptation)}"
     )
+
+
+def _asked(adaptation: Adaptation | None) -> str:
+    """Disclose that training questions resemble those of the evaluation."""
+    data = adaptation.recipe.get("data") if adaptation else None
+    sources = data.get("sources") if isinstance(data, dict) else None
+    if not isinstance(sources, list) or not any(_has_questions(source) for source in sources):
+        return ""
+    kinds = ", ".join(code(kind) for kind in TAUGHT)
+    return f" Some sequences asked questions of the kinds {kinds}: high accuracy at these is partly learned."
+
+
+def _has_questions(source: object) -> bool:
+    return isinstance(source, dict) and source.get("generated") == "questions"
 
 
 def _number(content: Mapping[str, Any], key: str, usual: float) -> float:
