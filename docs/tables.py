@@ -11,6 +11,7 @@ import argparse
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,7 @@ from measured import RESULTS, result
 
 import ropepatch
 from ropepatch.evaluation.comparisons import BASELINE
+from ropepatch.evaluation.ranking import RULE
 from ropepatch.evaluation.suites import Suite
 from ropepatch.gallery.explorer.content import MEASURED
 from ropepatch.model.engine_types import FILE as FACTS
@@ -110,6 +112,11 @@ def further_pages() -> str:
     return "\n\n".join(parts) or "Not measured yet."
 
 
+def ranking_rule() -> str:
+    """The rule by which methods are ranked and recommended."""
+    return textwrap.fill(RULE, 120, break_on_hyphens=False)
+
+
 BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
     "README.md": {
         "accuracy": lambda: smollm2(front_page.accuracy),
@@ -127,6 +134,7 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "gguf": registries.gguf_architectures,
         "gguf-asked": lambda: gguf_study.gguf_table(rows("gguf")),
     },
+    "docs/guides/measure.md": {"ranking-rule": ranking_rule},
     "docs/guides/kv-cache.md": {"kv-caches": registries.kv_caches},
     "docs/reference/api.md": {"every-name": in_sections(generate.api)},
     "docs/reference/remappings.md": {
@@ -156,6 +164,7 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "every-method": in_sections(generate.methods),
     },
     "docs/reference/tasks.md": {"every-task": in_sections(generate.tasks)},
+    "eval/README.md": {"ranking-rule": ranking_rule},
     f"{STUDIES}/README.md": {
         "training-free": measured.training_free,
         "adaptation": measured.adaptation,

@@ -436,11 +436,9 @@ def compare(
 ) -> Choice:
     """Rank methods on a model without training, and recommend one.
 
-    It measures retrieval at the target length, the loss over it, and the short-context loss. Methods are
-    ranked by answer log-prob if the model answers any questions within its original context length, then by
-    loss. A recommended method is significantly better than the baseline in one of both and not significantly
-    worse in the other (paired t-tests, Holm, 5 % over all methods). If there is none, the advice is not to
-    extend. fit learns from text that the ranking does not use.
+    It measures retrieval at the target length, the loss over it, and the short-context loss. The guide
+    "Measure" contains the rule of the ranking, and `--json` prints it. If no method can be recommended, the
+    advice is not to extend. fit learns from text that the ranking does not use.
 
     Args:
         model: A checkpoint folder, a Hub id, or tiny.

@@ -415,11 +415,12 @@ class Haystacks:
         return replace(self, lengths=lengths)
 
     def feasible(self, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], RopepatchError | None]:
-        """Return the lengths with enough room, and the error for the longest of the others."""
+        """Return the lengths with room in every haystack, and the error for the longest of the others."""
         reason = None
         for number in range(len(self.lengths)):
             try:
-                next(self.at(self.lengths[number:]).make(tokenizer))
+                for _ in self.at(self.lengths[number:]).make(tokenizer):
+                    pass
                 return list(self.lengths[number:]), reason
             except RopepatchError as error:
                 reason = error

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit
 
 from ropepatch.errors import RopepatchError
@@ -95,6 +96,11 @@ class Mean:
             return 1.0
         return float(2 * stdtr(freedom, -abs(self.value) / error))
 
+    @property
+    def differs(self) -> bool:
+        """Whether a mean difference is significant at 5 %, tested alone."""
+        return self.p_value <= 1 - LEVEL
+
     @cached_property
     def _spread(self) -> tuple[float, float]:
         """The standard error of r and its degrees of freedom.
@@ -146,11 +152,94 @@ class Mean:
 
 def summed(means: Sequence[Mean]) -> Mean:
     """The pooled mean of several means over the same clusters."""
+    counts = {len(mean.clusters) for mean in means}
+    if len(counts) > 1:
+        raise RopepatchError(
+            f"cannot pool means over {min(counts)} and over {max(counts)} documents or prompts",
+            hint="measure every length with the same documents or prompts",
+        )
     clusters = [
         [math.fsum(part) for part in zip(*same, strict=True)]
         for same in zip(*(mean.clusters for mean in means), strict=True)
     ]
     return Mean.of(clusters, share=means[0].share)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareDifference(Mean):
+    """A share of correct answers minus another one of the same questions, paired by haystack.
+
+    Its clusters have the differences of the numbers of correct answers.
+
+    Attributes:
+        first: The one share.
+        second: The other, which is subtracted.
+    """
+
+    first: Mean
+    second: Mean
+
+    @property
+    def p_value(self) -> float:
+        """The two-sided p-value of the sign-flip test (Fisher 1935), exact for any number of haystacks.
+
+        If no answer depends on the method, each haystack's difference is as probable with the other sign. The
+        p-value is the probability of a sum at least as far from 0. It is 1 with fewer than three haystacks.
+        """
+        if self.missing or not math.isfinite(self.value):
+            return 1.0
+        return float(self._at_least[abs(round(self.value * self.weight))])
+
+    def interval(self) -> Interval:
+        """The 95 % confidence interval of the difference over the population of haystacks.
+
+        Newcombe's interval of paired shares (Stat. Med. 17, 1998, method 10), from the intervals of both
+        shares. Where it contains 0 but the test is significant, or the reverse, the end next to 0 is as far
+        from the difference as the greatest sum that is not significant. So 0 is inside exactly if the
+        p-value is above 5 %. With fewer than three haystacks it is -1 to 1.
+        """
+        if self.missing or not math.isfinite(self.value):
+            return -1.0, 1.0
+        first, second, value = self.first.value, self.second.value, self.value
+        first_low, first_high = self.first.interval()
+        second_low, second_high = self.second.interval()
+        low = value - self._distance(first - first_low, second_high - second)
+        high = value + self._distance(first_high - first, second - second_low)
+        if value > 0 and (low > 0) != self.differs:
+            low = value - self._reach
+        if value < 0 and (high < 0) != self.differs:
+            high = value + self._reach
+        return low, high
+
+    def _distance(self, of_first: float, of_second: float) -> float:
+        """The distance of an end from the difference, by the distances of the ends of both shares."""
+        square = of_first**2 - 2 * self._correlation * of_first * of_second + of_second**2
+        return math.sqrt(max(0.0, square))
+
+    @property
+    def _correlation(self) -> float:
+        """The correlation of both shares over haystacks, shrunk by one part in their number; 0 if unknown."""
+        found = np.array([[total for total, _ in share.clusters] for share in (self.first, self.second)])
+        weights = np.array([weight for _, weight in self.clusters])
+        first, second = found - np.outer([self.first.value, self.second.value], weights)
+        scale = math.sqrt(float((first**2).sum() * (second**2).sum()))
+        return float((first * second).sum()) / scale * (1 - 1 / len(weights)) if scale else 0.0
+
+    @cached_property
+    def _at_least(self) -> NDArray[np.float64]:
+        """The probability of a sum at least 0, 1, 2 ... from 0 if each of its terms has either sign."""
+        probabilities = np.ones(1)
+        for total, _ in self.clusters:
+            apart = np.zeros(2 * abs(round(total)))
+            probabilities = (np.append(probabilities, apart) + np.append(apart, probabilities)) / 2
+        most = len(probabilities) // 2
+        of_distance = np.bincount(np.abs(np.arange(-most, most + 1)), probabilities)
+        return of_distance[::-1].cumsum()[::-1]
+
+    @property
+    def _reach(self) -> float:
+        """The greatest difference that is not significant."""
+        return float(sum(self._at_least > 1 - LEVEL) - 1) / self.weight
 
 
 def difference(a: Mean, b: Mean) -> Mean:
@@ -162,11 +251,14 @@ def difference(a: Mean, b: Mean) -> Mean:
             hint="measure the same documents or prompts in the same order, with one protocol and length",
         )
     pairs = zip(a.clusters, b.clusters, strict=True)
-    return Mean(tuple((first - second, weight) for (first, weight), (second, _) in pairs))
+    clusters = tuple((first - second, weight) for (first, weight), (second, _) in pairs)
+    if a.share and b.share:
+        return ShareDifference(clusters, first=a, second=b)
+    return Mean(clusters)
 
 
 def significant(differences: Mapping[Name, Mean]) -> set[Name]:
-    """The names of the significant differences, by Holm's procedure (Scand. J. Stat. 6, 1979).
+    """The names of the significant differences of a family, by Holm's procedure (Scand. J. Stat. 6, 1979).
 
     The probability of naming any difference that is truly 0 is at most 5 %, for any number of them.
     """

@@ -16,14 +16,22 @@ from ropepatch.evaluation.retrieval import THRESHOLD
 from ropepatch.evaluation.table import enumeration
 
 RULE = (
-    "A method can be recommended if, at the target length, it is significantly better than the baseline in "
-    "loss or in answer log-prob of one kind of question, and significantly worse in none of them. "
-    "Differences are paired by document and by prompt. The error rate is 5 % over all methods, the loss and "
-    "all kinds of questions (t-tests, Holm). Among these methods, the one with the highest answer log-prob, "
-    "averaged over the kinds, comes first. Methods that are not significantly worse than it are ordered by "
-    "loss. A kind of question counts only if the baseline answers significantly more of it than by guessing "
-    "within its original context length. If no kind counts, the loss decides. With fewer than three "
-    "documents no method is recommended."
+    "All differences are paired by document or by prompt. "
+    "The measures are the loss, and the answer log-prob of each kind of question that counts, at the target "
+    "length. "
+    "A kind counts if the baseline answers more of it than by guessing within its original length (95 % "
+    "interval). "
+    "A method is better in a measure if it beats the baseline at an error rate of 5 % over all methods and "
+    "measures (t-tests, Holm). "
+    "It is worse if the baseline beats it at 5 % in that measure alone: further methods hide no harm. "
+    "A method can be recommended if it is better in one measure and worse in none. "
+    "Of these, the highest answer log-prob comes first, averaged over the kinds that count. "
+    "Those not significantly below it (5 %, each alone) are ordered by loss. "
+    "If no kind counts, loss decides. "
+    "A loss within the original length that is significantly higher (5 %, alone) excludes no method, but the "
+    "recommendation names it. "
+    "Accuracy does not rank; its differences are tested by sign flips, exactly. "
+    "With fewer than three documents no method is recommended."
 )
 
 
@@ -35,8 +43,8 @@ class Answers:
         found: The retrieval accuracy, by prompt.
         log_prob: The answer log-prob in nats per token, by prompt.
         log_prob_gain: Its difference from the baseline's, paired by prompt.
-        verdict: ``better`` or ``worse`` than the baseline if significant over all methods and measures; else
-            ``not told apart``, or ``not counted``; empty for the baseline itself.
+        verdict: ``better`` or ``worse`` than the baseline by `RULE`; else ``not told apart``, or ``not
+            counted``; empty for the baseline itself.
     """
 
     found: Mean
@@ -56,8 +64,7 @@ class Ranked:
         short_context_loss: The loss within the original context length.
         short_context_cost: That loss minus the baseline's, paired by document.
         answers: The answers at the target length, by kind of question; empty without retrieval.
-        helps: Whether it is significantly better than the baseline in one measure and not significantly worse
-            in another; see `RULE`.
+        helps: Whether it is better than the baseline in one measure and worse in none; see `RULE`.
     """
 
     label: str
@@ -150,7 +157,7 @@ def rank(results: Sequence[Result], *, base: str) -> Ranking:
 
 
 def _judged(base: str, reading: Mapping[str, Result], asking: Mapping[str, Result]) -> _Judged:
-    """The methods and the baseline, with all gains tested for significance together."""
+    """The methods and the baseline, with their gains and harms; see `RULE`."""
     target, trained = reading[base].target, int(reading[base].model["trained"])
     asked = asking[base].of("log_prob", "kind", "length") if asking else []
     kinds = list(dict.fromkeys(str(row.at["kind"]) for row in asked))
@@ -185,23 +192,23 @@ def _judged(base: str, reading: Mapping[str, Result], asking: Mapping[str, Resul
         for kind, answers in row.answers.items()
         if label != base and kind not in uncounted
     }
-    apart = significant(gains)
-    better = {name for name in apart if gains[name].value > 0}
+    better = {name for name in significant(gains) if gains[name].value > 0}
+    worse = {name for name, gain in gains.items() if gain.value < 0 and gain.differs}
 
     def verdict(kind: str, label: str) -> str:
         if kind in uncounted or label == base:
             return "not counted" if kind in uncounted else ""
         at = (kind, label)
-        return "better" if at in better else "worse" if at in apart else "not told apart"
+        return "better" if at in better else "worse" if at in worse else "not told apart"
 
     for label, row in rows.items():
-        own = {name for name in apart if name[1] == label}
+        helped, harmed = ([name for name in names if name[1] == label] for names in (better, worse))
         judged = {
             kind: replace(answers, verdict=verdict(kind, label)) for kind, answers in row.answers.items()
         }
-        helps = not row.loss.missing and bool(own & better) and own <= better
+        helps = not row.loss.missing and bool(helped) and not harmed
         rows[label] = replace(row, answers=judged, helps=helps)
-    return _Judged(base, reading, asking, uncounted, rows, better, apart - better)
+    return _Judged(base, reading, asking, uncounted, rows, better, worse)
 
 
 @dataclass(frozen=True)
@@ -213,8 +220,8 @@ class _Judged:
     asking: Mapping[str, Result]  # of retrieval, by label: all of the above, or none
     uncounted: Mapping[str, str]  # kinds of questions that do not count, with the reason
     rows: Mapping[str, Ranked]  # by label
-    better: set[tuple[str, str]]  # measure and label of each gain significantly above 0
-    worse: set[tuple[str, str]]  # and below 0
+    better: set[tuple[str, str]]  # measure and label of each gain; see `RULE`
+    worse: set[tuple[str, str]]  # and of each harm
 
     @property
     def counted(self) -> list[str]:
@@ -232,7 +239,7 @@ class _Judged:
             return by_loss
         log_probs = {row.label: self.log_prob(row) for row in by_loss}
         best, *others = sorted(log_probs, key=lambda label: -log_probs[label].value)
-        behind = significant({x: difference(log_probs[best], log_probs[x]) for x in others})
+        behind = {label for label in others if difference(log_probs[best], log_probs[label]).differs}
         return sorted(by_loss, key=lambda x: -log_probs[x.label].value if x.label in behind else -math.inf)
 
     def helping(self, left_out: Collection[str]) -> list[Ranked]:
@@ -272,12 +279,16 @@ class _Judged:
         reasons += [f"{kind} answer log-prob gain {signed(gain)} nats/token" for kind, gain in gains.items()]
         advice = [f"Use {row.label}. At {at.target:,} tokens over the baseline: {'; '.join(reasons)}."]
         others = {other.label: difference(other.loss, row.loss) for other in self.helping([row.label])}
-        apart = significant(others)
-        if tied := [label for label in others if label not in apart]:
+        if tied := [label for label, gap in others.items() if not gap.differs]:
             advice.append(f"Its loss does not differ significantly from that of {enumeration(tied)}.")
         if row.short_context_cost.value > 0:
-            cost = signed(row.short_context_cost)
-            advice.append(f"Short-context cost, first {at.model['trained']:,} tokens: {cost} nats/token.")
+            cost = (
+                f"{signed(row.short_context_cost)} nats/token over the first {at.model['trained']:,} tokens"
+            )
+            worse = (
+                "It is significantly worse" if row.short_context_cost.differs else "Not significantly worse"
+            )
+            advice.append(f"{worse} within the original length: loss {cost}.")
         advice += [line for kind in self.counted if (line := self._less_accurate(row, kind))]
         shares = {kind: row.answers[kind].found.value for kind in self.counted}
         if low := [f"{share:.0%} for {kind}" for kind, share in shares.items() if share < THRESHOLD]:
@@ -293,12 +304,11 @@ class _Judged:
         found = {label: other.answers[kind].found for label, other in self.rows.items()}
         own = found[row.label]
         gains = {x: difference(share, own) for x, share in found.items() if share.value > own.value}
-        apart = significant(gains)
         reasons = []
-        for label in gains:
+        for label, gain in gains.items():
             doubt = (
                 "significantly higher, but log-prob ranks first"
-                if label in apart
+                if gain.differs
                 else "not significantly higher"
             )
             reasons.append(f"{label}'s {found[label].value:.0%} is {doubt}")
@@ -320,9 +330,8 @@ class _Judged:
         of = {label: row.answers[kind] for label, row in self.rows.items()}
         first = max(of, key=lambda label: _number(of[label].log_prob.value, -math.inf))
         others = {x: difference(of[first].log_prob, of[x].log_prob) for x in of if x != first}
-        apart = significant(others)
         best = f"{first} has the highest answer log-prob, with an accuracy of {_share(of[first].found)}"
-        if tied := [label for label in others if label not in apart]:
+        if tied := [label for label, gap in others.items() if not gap.differs]:
             best += f", not significantly above {enumeration(tied)}"
         groups = {v: [x for x, answers in of.items() if answers.verdict == v] for v in ("better", "worse")}
         verdicts = [f"{verdict} than the baseline: {enumeration(x)}" for verdict, x in groups.items() if x]

@@ -29,7 +29,7 @@ from ropepatch.columns import as_text, columns
 from ropepatch.data.haystack import Haystack, Haystacks, Question
 from ropepatch.data.texts import digest
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.intervals import Mean
+from ropepatch.evaluation.intervals import Mean, summed
 from ropepatch.evaluation.kept import Kept
 from ropepatch.evaluation.remote import Remote
 from ropepatch.evaluation.table import data_frame
@@ -182,8 +182,8 @@ class Retrieval:
 def why_not_counted(found: Mapping[int, Mean], *, keys: int, trained: int) -> str | None:
     """The reason why a kind of question does not count; None if it counts.
 
-    It counts if the unscaled model answers it better than by guessing within its original context length: at
-    one of the lengths, the interval of its accuracy is above that of a guess among the keys.
+    It counts if the unscaled model answers it better than by guessing within its original context length: the
+    interval of its accuracy, over all lengths within it, is above that of a guess among the keys.
 
     Args:
         found: The accuracy of the unscaled model, by length in tokens.
@@ -194,15 +194,15 @@ def why_not_counted(found: Mapping[int, Mean], *, keys: int, trained: int) -> st
     if not within:
         return f"no such questions within {trained:,} tokens"
     chance = 1 / keys if keys > 1 else 0.0
-    best = max(within, key=lambda share: share.interval()[0])
-    low, high = best.interval()
+    share = summed(within)
+    low, high = share.interval()
     if low > chance:
         return None
-    if best.missing:
-        return f"{len(best.clusters)} prompt{'s' * (len(best.clusters) > 1)}: no interval"
+    if share.missing:
+        return f"{len(share.clusters)} prompt{'s' * (len(share.clusters) > 1)}: no interval"
     return (
-        f"within {trained:,} tokens the unscaled model answers {best.value * best.weight:.0f} of "
-        f"{best.weight:.0f} (95 % interval {low:.0%} to {high:.0%}), no better than guessing ({chance:.0%})"
+        f"within {trained:,} tokens the unscaled model answers {share.value * share.weight:.0f} of "
+        f"{share.weight:.0f} (95 % interval {low:.0%} to {high:.0%}), no better than guessing ({chance:.0%})"
     )
 
 

@@ -209,6 +209,14 @@ def test_make_rejects_lengths_that_are_too_short_and_feasible_omits_them():
     assert crowded.at([100]).feasible(tokenizer)[0] == []
 
 
+def test_a_feasible_length_has_room_in_every_haystack():
+    tokenizer = TOKENIZERS["bundled"]()
+    for length in range(236, 260, 2):
+        plan = Haystacks(lengths=[length], count=10, keys=4, kinds=("number", "sentence"))
+        room, _ = plan.feasible(tokenizer)
+        assert len(list(plan.at(room).make(tokenizer))) == 10 if room else length < 256
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -3,6 +3,7 @@
 All seeds are fixed. 4,000 worlds give a coverage to 0.35 % (one standard deviation).
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special, stats
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import Interval, Mean, difference, significant
@@ -125,10 +126,75 @@ def test_a_difference_is_paired_and_only_of_the_same_clusters():
     gain = difference(mean_of(np.add(hard, [0.1, 0.2, 0.1, 0.2])), mean_of(hard))
     assert gain.value == pytest.approx(0.15)
     assert gain.interval() == pytest.approx(mean_of([0.1, 0.2, 0.1, 0.2]).interval())
-    assert not difference(answers([1, 2, 3]), answers([3, 2, 1])).share
     for other in (mean_of(hard, [1000.0] * 3 + [999.0]), mean_of(hard[:3]), mean_of([*hard, 5.0])):
         with pytest.raises(RopepatchError, match="not the same in each"):
             difference(mean_of(hard), other)
+
+
+def flipped(counts: Sequence[int]) -> float:
+    """The p-value of the sign-flip test, by every assignment of signs."""
+    sums = [np.dot(signs, counts) for signs in itertools.product((-1, 1), repeat=len(counts))]
+    return float(np.mean(np.abs(sums) >= abs(sum(counts))))
+
+
+@pytest.mark.parametrize("haystacks", [3, 6, 11])
+@pytest.mark.parametrize("of", [1, 8])
+def test_shares_have_the_p_value_of_all_sign_flips(haystacks, of):
+    draw = np.random.default_rng([haystacks, of])
+    for _ in range(10):
+        first, second = draw.integers(0, of + 1, (2, haystacks))
+        found = difference(answers(first, of), answers(second, of))
+        by_scipy = stats.permutation_test(
+            (first, second), lambda a, b: np.mean(a - b), permutation_type="samples", n_resamples=math.inf
+        )
+        assert found.p_value == pytest.approx(flipped(first - second), rel=1e-12)
+        assert found.p_value == pytest.approx(by_scipy.pvalue, rel=1e-12)
+
+
+def test_all_against_none_is_significant_from_six_haystacks_on():
+    p_values = {n: difference(answers([20] * n), answers([0] * n)).p_value for n in (3, 5, 6, 20, 64)}
+    assert p_values == {n: 2.0 ** (1 - n) for n in p_values}
+    every = {n: difference(answers([20] * n), answers([0] * n)) for n in (5, 6, 20)}
+    assert [one.differs for one in every.values()] == [False, True, True]
+    low, high = every[20].interval()
+    assert 0.9 < low < 1
+    assert high == 1
+
+
+def test_two_shares_of_all_answers_may_differ_by_what_each_may_lack():
+    all_of_80 = answers([8] * 10, of=8)
+    low, high = difference(all_of_80, all_of_80).interval()
+    least, _ = all_of_80.interval()
+    assert (low, high) == pytest.approx((least - 1, 1 - least))
+
+
+def newcombe(first: Mean, second: Mean) -> Interval:
+    """Newcombe's method 10 in his letters, with the correlation of haystacks times 1 - 1/n."""
+    (p1, p2), (l1, u1), (l2, u2) = (first.value, second.value), first.interval(), second.interval()
+    counts = np.array([[total for total, _ in share.clusters] for share in (first, second)])
+    phi = np.corrcoef(counts)[0, 1] * (1 - 1 / counts.shape[1]) if counts.std(1).all() else 0
+    delta = math.sqrt((p1 - l1) ** 2 - 2 * phi * (p1 - l1) * (u2 - p2) + (u2 - p2) ** 2)
+    epsilon = math.sqrt((u1 - p1) ** 2 - 2 * phi * (u1 - p1) * (p2 - l2) + (p2 - l2) ** 2)
+    return p1 - p2 - delta, p1 - p2 + epsilon
+
+
+def test_a_difference_of_shares_has_newcombes_interval_which_contains_0_exactly_if_not_significant():
+    draw, of_newcombe = np.random.default_rng(7), 0
+    for _ in range(400):
+        haystacks, of = int(draw.integers(3, 21)), int(draw.choice([1, 8, 20]))
+        hard = draw.beta(1, 1, haystacks)
+        first = answers(draw.binomial(of, hard), of)
+        second = answers(draw.binomial(of, hard * draw.uniform(0.3, 1)), of)
+        found, (low, high) = difference(first, second), newcombe(first, second)
+        assert -1 <= found.interval()[0] <= found.value <= found.interval()[1] <= 1
+        assert (found.interval()[0] <= 0 <= found.interval()[1]) != found.differs
+        if (low <= 0 <= high) != found.differs:
+            assert found.interval() == pytest.approx((low, high), abs=1e-12)
+            of_newcombe += 1
+        turned = difference(second, first)
+        assert turned.p_value == pytest.approx(found.p_value)
+        assert turned.interval() == pytest.approx((-found.interval()[1], -found.interval()[0]), abs=1e-12)
+    assert of_newcombe > 200
 
 
 @pytest.mark.parametrize(
@@ -170,3 +236,30 @@ def test_intervals_of_shares_cover_at_least_90_in_100(haystacks, truth, correlat
         each = draw.beta(truth * spread, (1 - truth) * spread, size)
     intervals = [answers(found).interval() for found in draw.binomial(20, each).tolist()]
     assert sum(low <= truth <= high for low, high in intervals) >= 0.9 * WORLDS
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("haystacks", [5, 10, 20])
+@pytest.mark.parametrize("of", [1, 8])
+@pytest.mark.parametrize(("first", "second"), [(0, 0), (4, 4), (2, 0), (3, -3)])
+@pytest.mark.parametrize("hard", [0, 2])
+def test_intervals_of_differences_of_shares_cover_at_least_90_in_100(haystacks, of, first, second, hard):
+    """Logits of a correct answer: that of the method, and by haystack a normal one that both share.
+
+    The truth is its mean over 1,000,000 haystacks. The test finds a false difference in at most 5 %.
+    """
+    draw = np.random.default_rng([haystacks, of, first + 5, second + 5, hard])
+
+    def shares(count: int) -> Floats:
+        return special.expit(np.array([[first], [second]]) + hard * draw.normal(size=count))
+
+    many = shares(1_000_000).mean(1)
+    truth, covered, false = float(many[0] - many[1]), 0, 0
+    for _ in range(1_000):
+        one, other = draw.binomial(of, shares(haystacks))
+        found = difference(answers(one, of), answers(other, of))
+        low, high = found.interval()
+        covered += low <= truth <= high
+        false += first == second and found.differs
+    assert covered >= 900
+    assert false <= 0.05 * 1_000 + 14  # two standard deviations

@@ -7,12 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from made_results import adapted, asking, reading, row_of
+from numpy.typing import NDArray
+from scipy import stats
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import BASELINE, FLOOR
 from ropepatch.evaluation.ranking import Ranking, rank
 from ropepatch.evaluation.results import Result
 
+Floats = NDArray[np.float64]
 LENGTHS = (256, 1024)
 NOISE = 0.05  # nats by which a text differs from one scaling to the next
 
@@ -69,21 +72,22 @@ def test_a_gain_of_two_standard_deviations_a_text_is_found_in_24():
 
 
 def test_scalings_are_ordered_by_loss_and_told_apart_document_by_document():
-    """Texts differ by 0.5 nats, the scalings by 0.05."""
-    floor, base = read(FLOOR, 0.1), read(BASELINE, 3.0, width=0.5)
-    ranking = ranked(base, read("b", 1.05, width=0.5), read("a", 1.0, 0.6, width=0.5), floor)
+    """Intervals of the losses are 0.2 nats wide to each side, the scalings differ by 0.05."""
+    floor, base = read(FLOOR, 0.1), read(BASELINE, 3.0, width=0.2)
+    ranking = ranked(base, read("b", 1.05, width=0.2), read("a", 1.0, 0.6, width=0.2), floor)
     assert [row.label for row in ranking.rows] == ["a", "b", BASELINE]
     first, second, last = ranking.rows
     assert (first.loss.value, first.loss_gain.value) == pytest.approx((1.0, 2.0))
-    assert second.loss_gain.interval() == pytest.approx((1.95, 1.95))
+    assert second.loss_gain.interval() == pytest.approx((1.56, 2.34))
     assert first.short_context_cost.value == pytest.approx(0.1)
     assert [row.helps for row in ranking.rows] == [True, True, False]
     assert (last.loss_gain.value, last.answers) == (0, {})
     assert ranking.recommended == "a"
     assert ranking.advice == (
         "Use a. At 1,024 tokens over the baseline: loss gain +2.000 "
-        "(95 % interval +2.000 to +2.000) nats/token.",
-        "Short-context cost, first 256 tokens: +0.100 (95 % interval +0.100 to +0.100) nats/token.",
+        "(95 % interval +1.600 to +2.400) nats/token.",
+        "It is significantly worse within the original length: loss +0.100 (95 % interval +0.080 to +0.120) "
+        "nats/token over the first 256 tokens.",
     )
 
 
@@ -132,10 +136,10 @@ def test_few_texts_and_few_prompts_give_a_warning(texts, haystacks, warned):
 
 def test_answer_log_prob_ranks_first_if_accuracies_and_losses_are_equal():
     """By 0.2 nats, where haystacks differ by 2."""
-    deep = [-1.0, -3.0, -2.0, -4.0]
+    deep, gained = np.array([-1.0, -3.0, -2.0, -4.0]), np.array([0.9, 1.1, 1.05, 0.95])
     labels = {BASELINE: -3.0, "a": 0.0, "b": 0.2}
     readings = [read(label, 2.0) for label in labels]
-    answers = [asked(label, [x + gain for x in deep], (4, 1)) for label, gain in labels.items()]
+    answers = [asked(label, list(deep + gain * gained), (4, 1)) for label, gain in labels.items()]
     ranking = ranked(*readings, *answers)
     assert [row.label for row in ranking.rows] == ["b", "a", BASELINE]
     assert len({row.answers["passkey"].found.value for row in ranking.rows}) == 1
@@ -158,6 +162,42 @@ def test_a_method_better_in_one_measure_and_worse_in_another_is_not_recommended(
     )
     assert ranking.recommended is None
     assert "a is significantly better in one measure and worse in another" in ranking.advice[0]
+
+
+def harmed_beside(others: int) -> Ranking:
+    """Method x has a lower loss and less probable answers, each significant alone; the others do nothing."""
+    draw = np.random.default_rng(3)
+    loss, deep = draw.normal(3, 0.3, 12), draw.normal(-1, 0.3, 10)
+    harm = -0.1 + draw.normal(0, 0.095, 10)
+    assert 0.05 / (2 * (others + 1)) < stats.ttest_1samp(harm, 0).pvalue < 0.05 or not others
+
+    def of(label: str, gain: Floats, change: Floats) -> list[Result]:
+        read_loss = read(label, list(loss - gain), list(np.full(12, 0.5)))
+        return [read_loss, asked(label, list(deep + change), (10, 5), 10, depths=(0.5,))]
+
+    results = of(BASELINE, np.zeros(12), np.zeros(10)) + of("x", 0.5 + draw.normal(0, 0.02, 12), harm)
+    for number in range(others):
+        results += of(f"o{number}", draw.normal(0, 0.3, 12), draw.normal(0, 0.3, 10))
+    return ranked(*results)
+
+
+@pytest.mark.parametrize("others", [0, 12])
+def test_more_methods_never_hide_a_harm(others):
+    ranking = harmed_beside(others)
+    (x,) = [row for row in ranking.rows if row.label == "x"]
+    assert x.answers["passkey"].verdict == "worse"
+    assert ranking.recommended is None
+
+
+@pytest.mark.parametrize(
+    ("apart", "told"), [(0.01, "It is significantly worse"), (1.0, "Not significantly worse")]
+)
+def test_the_recommendation_names_a_significant_cost_within_the_original_length(apart, told):
+    base = np.linspace(0.4, 0.6, 10)
+    costly = base + 0.1 + apart * np.tile([1.0, -1.0], 5)
+    ranking = ranked(read(BASELINE, 3.0, list(base)), read("a", 1.0, list(costly)))
+    assert ranking.recommended == "a"
+    assert ranking.advice[1].startswith(f"{told} within the original length: loss +0.100 (95 % interval ")
 
 
 def test_a_loss_breaks_the_tie_of_answers_that_do_not_differ_significantly():
@@ -191,12 +231,17 @@ def test_the_advice_names_methods_with_a_higher_accuracy_than_the_recommended_on
 
 def test_kinds_with_opposite_rankings_are_judged_separately():
     """By both together nothing would differ."""
-    gains = {BASELINE: (0, 0), "a": (2, 0.5), "b": (0.5, 2), "worse": (2, -0.5)}
+    gains = {
+        BASELINE: {"number": 0, "fact": 0},
+        "a": {"number": 2, "fact": 0.5},
+        "b": {"number": 0.5, "fact": 2},
+        "worse": {"number": 2, "fact": -0.5},
+    }
     answers = [
         replace(
             one := asked(label, -3.0, {"number": (9, 5), "fact": (9, 5)}, 10),
             rows=[
-                row_of("log_prob", row.at, [x + of[row.at["kind"] == "fact"] for x in (-3, -4, -5) * 3])
+                row_of("log_prob", row.at, [x + of[row.at["kind"]] * (1 + x / 50) for x in (-3, -4, -5) * 3])
                 if row.measure == "log_prob" and row.length == 1024
                 else row
                 for row in one.rows

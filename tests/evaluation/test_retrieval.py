@@ -19,7 +19,16 @@ import ropepatch
 from ropepatch.data.haystack import Haystack, Question
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation import measuring, retrieval
-from ropepatch.evaluation.retrieval import Answer, Retrieval, ask, chat_parts, effective_length, retrieve
+from ropepatch.evaluation.intervals import Mean
+from ropepatch.evaluation.retrieval import (
+    Answer,
+    Retrieval,
+    ask,
+    chat_parts,
+    effective_length,
+    retrieve,
+    why_not_counted,
+)
 from ropepatch.evaluation.suites import Suite
 from ropepatch.evaluation.tasks import LmEvalTask, RetrievalTask, retrieval_rows
 
@@ -425,6 +434,15 @@ def test_a_forecast_scales_the_time_of_a_short_sequence_by_the_cost_of_each(tiny
     without = "without lm-eval, whose time is unknown"
     assert measuring.forecast(model, [asked, unknown]) == f"2 measurements: {line}, {without} {sample}"
     assert measuring.forecast(model, [unknown]) == f"1 measurement, {without}"
+
+
+def test_a_kind_counts_by_all_lengths_within_the_original_one_together():
+    """9 of 20 are above a guess among 4 at one length, 15 of 40 at both are not."""
+    lucky, unlucky = (Mean.of([[float(n < right), 1.0] for n in range(20)], share=True) for right in (10, 5))
+    assert why_not_counted({64: lucky}, keys=4, trained=128) is None
+    reason = why_not_counted({64: lucky, 128: unlucky, 256: lucky}, keys=4, trained=128)
+    assert reason is not None
+    assert reason.startswith("within 128 tokens the unscaled model answers 15 of 40 (95 % interval ")
 
 
 def test_rows_are_by_length_by_kind_and_by_depth():

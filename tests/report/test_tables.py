@@ -36,8 +36,8 @@ def test_the_outcome_is_each_measure_at_the_greatest_length_with_its_interval():
         "Effective length at 85.6%",
         "Answer log-prob (nats/token)",
     ]
-    assert lines(rows["baseline"][:2]) == ["12.000 (11.900 to 12.100)", "1.6e5 (1.5e5 to 1.8e5)"]
-    assert lines(rows["yarn"][:2]) == ["0.550 (0.450 to 0.650)", "1.733 (1.568 to 1.916)"]
+    assert lines(rows["baseline"][:2]) == ["12.000 (10.800 to 13.200)", "1.6e5 (4.9e4 to 5.4e5)"]
+    assert lines(rows["yarn"][:2]) == ["0.550 (0.495 to 0.605)", "1.733 (1.640 to 1.831)"]
     assert [cell.text for row in rows.values() for cell in row[2:]] == [
         *("0%", "256", "-3.00"),
         *("75%", "512", "-0.83"),
@@ -59,13 +59,13 @@ def test_stretches_of_positions_are_joined_to_the_trained_context_and_its_doubli
     heads, rows = table("Loss (nats/token), by position", result)
     assert heads == ["0 to 256", "256 to 512", "512 to 700"]
     assert lines(rows["yarn"]) == [
-        "4.000 (3.900 to 4.100)",
-        "2.000 (1.900 to 2.100)",
-        "5.000 (4.900 to 5.100)",
+        "4.000 (3.600 to 4.400)",
+        "2.000 (1.800 to 2.200)",
+        "5.000 (4.500 to 5.500)",
     ]
     heads, rows = table("Gain from the longer context (nats/token), by position", result)
     assert heads == ["256 to 512", "512 to 700"]
-    assert lines(rows["yarn"]) == ["0.400 (0.300 to 0.500)", "0.700 (0.600 to 0.800)"]
+    assert lines(rows["yarn"]) == ["0.400 (0.360 to 0.440)", "0.700 (0.630 to 0.770)"]
 
 
 def test_server_results_are_paired_with_those_of_the_checkpoint_by_document():
@@ -88,7 +88,7 @@ def test_long_perplexity_has_its_interval_and_how_many_tokens_are_key():
     row = row_of("key_loss", {"length": 512}, spread(2.0, 0.1), 7)
     heads, found = table("LongPPL", replace(result, rows=[*result.rows, row]))
     assert heads == ["512 tokens"]
-    assert lines(found["yarn"]) == ["7.389 (6.686 to 8.166, 70 tokens)"]
+    assert lines(found["yarn"]) == ["7.389 (6.050 to 9.025, 70 tokens)"]
     none = Row.of("key_loss", {"length": 512}, Mean(()))
     assert (none.text, none.n, none.low) == ("–", 0, None)
 
@@ -149,9 +149,9 @@ def test_a_ranking_shows_loss_cost_and_answers_with_their_paired_differences():
     assert list(rows) == ["yarn", "linear", "baseline", "floor"]
     assert lines(rows["yarn"][1:]) == [
         "2.000",
-        "+7.000 (+7.000 to +7.000)",
+        "+7.000 (+6.300 to +7.700)",
         "1.250",
-        "+0.250 (+0.250 to +0.250)",
+        "+0.250 (+0.225 to +0.275)",
     ]
     assert lines(rows["floor"][1:]) == ["0.125"] + [""] * 3
     assert [[cell.text for cell in row] for row in answers.values()] == [

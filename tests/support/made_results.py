@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from scipy.special import stdtrit
+import numpy as np
+from scipy import stats
 
 from ropepatch.attention import REMAPPINGS, make_remapping
 from ropepatch.evaluation.intervals import Mean
@@ -75,23 +75,22 @@ def result_of(
 
 
 def row_of(measure: str, at: dict[str, Any], values: Sequence[float], weight: float = 100) -> Row:
-    """The row whose clusters, each of this weight, have these means; losses differ by a relative 1e-8.
-
-    Gains that are equal in every document would never be significant.
-    """
+    """The row whose clusters, each of this weight, have these means."""
     share = measure in MEASURES and MEASURES[measure].share
-    if not share:
-        mean, middle = sum(values) / max(len(values), 1), (len(values) - 1) / 2
-        values = [value + 1e-8 * mean * (number - middle) for number, value in enumerate(values)]
     return Row.of(measure, at, Mean(tuple((value * weight, weight) for value in values), share))
 
 
 def spread(mean: float, width: float | None, clusters: int = 10) -> list[float]:
-    """An even number of clusters with a 95 % interval of this half-width; without a width one cluster."""
+    """Clusters with a 95 % interval of this half-width, as a share of the mean; without a width one cluster.
+
+    Each cluster is as hard for all methods, in proportion. So a difference has the same relative width.
+    """
     if width is None:
         return [mean]
-    apart = width * math.sqrt(clusters - 1) / stdtrit(clusters - 1, 0.975)
-    return [mean + apart * (-1) ** number for number in range(clusters)]
+    places = np.linspace(-1, 1, clusters)
+    if clusters > 2:
+        places *= width / (stats.sem(places) * stats.t.ppf(0.975, clusters - 1))
+    return [float(mean * (1 + place)) for place in places]
 
 
 def reading(
@@ -107,8 +106,8 @@ def reading(
 ) -> Result:
     """A perplexity result whose losses by length, and by the stretches between the lengths, are `nats`.
 
-    Each is a mean over 10 documents of 100 tokens with an interval of this half-width, or without a width the
-    value of a single document; or the losses of all documents.
+    Each is a mean over 10 documents of 100 tokens; see `spread` for their width. Or it is the losses of all
+    documents.
     """
 
     def rows(measure: str, places: Sequence[dict[str, Any]], values: Sequence[Values]) -> list[Row]:
@@ -151,7 +150,7 @@ def asking(
         n: The number of haystacks.
         lengths: Lengths in tokens.
         depths: The depths, each with one answer of each kind and haystack.
-        log_prob: Answer log-probs by length, of all answers or of each haystack; None for -0.1 nats where the
+        log_prob: Answer log-probs by length, their mean or each haystack's; None for -0.1 nats where the
             answer is correct, and -3 elsewhere.
         method: The name of the scaling.
         model: The record of the model.
@@ -166,7 +165,7 @@ def asking(
             logs: Sequence[float] = [-0.1 * mean - 3 * (1 - mean) for mean in means]
             if log_prob is not None:
                 stated = log_prob[place]
-                logs = [stated] * n if isinstance(stated, float | int) else stated
+                logs = spread(stated, 0.1, n) if isinstance(stated, float | int) else stated
             places = [{"length": length}] * (len(by_kind) == 1) + [{"kind": kind, "length": length}]
             for at in places:
                 rows.append(row_of("found", dict(at), means, len(depths)))

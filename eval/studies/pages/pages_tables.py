@@ -58,10 +58,11 @@ def loss(row: Row, begin: int, end: int, block: int) -> tuple[float, float]:
     return sum(blocks), float(block * len(blocks))
 
 
-def over(pages: Pages, base: Pages, of: Of) -> Mean:
+def over(pages: Pages, base: Pages, of: Of, *, share: bool = False) -> Mean:
     """The difference from a base, paired by page, over the pages that both have."""
     both = sorted(pages.keys() & base.keys())
-    return difference(mean({one: pages[one] for one in both}, of), mean({one: base[one] for one in both}, of))
+    first, second = (mean({one: rows[one] for one in both}, of, share=share) for rows in (pages, base))
+    return difference(first, second)
 
 
 def kinds_of(row: Row) -> list[str]:
@@ -139,7 +140,9 @@ class Outcome:
         """
         bases = {"within": (BASELINE, self.within), "target": (REFERENCE, [self.target])}
         return {
-            (kind, name, f"{place} {measure}"): over(pages, self.methods[base], answers_of(of, kind, *at))
+            (kind, name, f"{place} {measure}"): over(
+                pages, self.methods[base], answers_of(of, kind, *at), share=of is found
+            )
             for kind in kinds_of(self.first)
             for name, pages in self.methods.items()
             for place, (base, at) in bases.items()
@@ -149,8 +152,17 @@ class Outcome:
 
     @cached_property
     def apart(self) -> set[Any]:
-        """The significant contrasts of the kinds that count, by Holm's procedure over all of them."""
-        return set(significant({k: m for k, m in self.contrasts.items() if k[0] not in self.not_counted}))
+        """The significant contrasts of the log-prob of the kinds that count, by Holm's procedure."""
+        return significant({place: self.contrasts[place] for place in self.tested})
+
+    @property
+    def tested(self) -> list[tuple[str, str, str]]:
+        """The contrasts of the log-prob of the kinds that count; those of accuracy are tested alone."""
+        return [
+            place
+            for place in self.contrasts
+            if place[0] not in self.not_counted and place[2].endswith("nats")
+        ]
 
     def cell(self, *place: str) -> str:
         """A contrast as text."""
@@ -246,9 +258,10 @@ def in_short(outcome: Outcome) -> str:
             f"- `{kind}`: within the original length `{REFERENCE}` less the baseline: {within}; "
             f"at {outcome.target:,} tokens `{best}` less `{REFERENCE}`: {beyond}."
         )
-    counted_in = sum(kind not in outcome.not_counted for kind, *_ in outcome.contrasts)
-    apart = f"a star: different from 0 at an error rate of 5 % over all {counted_in} contrasts (Holm)"
-    note = f"Paired by prompt; {apart}."
+    note = (
+        "Paired by prompt; a star: a log-prob different from 0 at an error rate of 5 % over all "
+        f"{len(outcome.tested)} contrasts (Holm); accuracy is tested alone."
+    )
     return "\n".join([*lines, "", note])
 
 
@@ -283,7 +296,7 @@ def all_tables(rows: list[Row], window: int, target: int) -> str:
         "Retrieval accuracy (95 % interval over prompts), and the mean answer log-prob": answers_tables(
             outcome
         ),
-        f"Paired by prompt; {apart}": contrasts_table(outcome),
+        f"Paired by prompt; {apart}; accuracy is tested alone": contrasts_table(outcome),
         f"Loss (nats/token) less the baseline's, paired by prompt; {apart}": losses_table(outcome),
         "In short": in_short(outcome),
     }
