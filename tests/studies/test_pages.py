@@ -191,7 +191,7 @@ def test_a_kind_that_the_baseline_only_guesses_on_pages_is_shown_and_never_starr
     outcome = made(found="00", kinds=("fact", "chain"))
     assert outcome.not_counted.keys() == {"fact", "chain"}
     assert (
-        "*not counted*: within 8,192 tokens the unscaled model answers 0 of 128"
+        "*not counted*: within 8,192 tokens the unscaled model answers 0 of 384"
         in pages_tables.answers_tables(outcome)
     )
     assert "]*" not in pages_tables.contrasts_table(outcome)
