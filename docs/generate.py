@@ -153,7 +153,7 @@ def position_remappings() -> Iterator[str]:
         if not index:
             common = {key: value for key, value in parameters.items() if key in shared}
             yield from arguments(kind, common, "parameter of all")
-        facts = {"Distance D becomes": f"`{kind.formula}`", "Source": source(kind.paper)}
+        facts = {"Distance Δ becomes": f"`{kind.formula}`", "Source": source(kind.paper)}
         yield from entry(kind, {key: parameters[key] for key in parameters if key not in shared}, facts)
 
 

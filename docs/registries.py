@@ -14,6 +14,7 @@ from measured import RESULTS, result
 
 import ropepatch
 from ropepatch import ENCODINGS, METHODS, REMAPPINGS
+from ropepatch.cli.listing import first_sentence
 from ropepatch.data.positions import POSITIONS
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.engines import VERSIONS
@@ -31,7 +32,7 @@ from ropepatch.model.engine_types import was_run
 from ropepatch.model.gguf import FREQS
 from ropepatch.model.precision import HOUR
 from ropepatch.report.printers import markdown_rows
-from ropepatch.settings import RECIPES, find_shipped, meanings, shipped_names
+from ropepatch.settings import RECIPES, SUITES, find_shipped, meanings, shipped_names
 from ropepatch.training import recipe as sections
 from ropepatch.training.forecast import Estimate, published_config
 from ropepatch.training.recipe import Recipe, read_recipe
@@ -52,7 +53,7 @@ def methods() -> str:
 
 def remappings() -> str:
     """Every position remapping."""
-    return _formulas(REMAPPINGS.values(), "distance D becomes")
+    return _formulas(REMAPPINGS.values(), "distance Δ becomes")
 
 
 def _formulas(kinds: Iterable[Any], head: str) -> str:
@@ -91,6 +92,13 @@ def engine_versions() -> str:
 
 
 KV_CACHES = "llama-3.1-8b", "qwen3-8b", "qwen2.5-7b", "mistral-7b-v0.3", "gemma-3-4b"
+
+
+def suites() -> str:
+    """Every suite, with the first sentence of its file."""
+    files = {name: find_shipped(name, SUITES, "suite") for name in shipped_names(SUITES)}
+    rows = [(f"`{name}`", first_sentence(file)) for name, file in files.items()]
+    return markdown_rows(("suite", "measures"), rows)
 
 
 def kv_caches() -> str:

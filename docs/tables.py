@@ -136,6 +136,7 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
     },
     "docs/guides/measure.md": {"ranking-rule": ranking_rule},
     "docs/guides/kv-cache.md": {"kv-caches": registries.kv_caches},
+    "docs/guides/measure.md": {"suites": registries.suites},
     "docs/reference/api.md": {"every-name": in_sections(generate.api)},
     "docs/reference/remappings.md": {
         "remappings": registries.remappings,

@@ -8,6 +8,7 @@ parameters, and the original context length L.
 Needs torch and transformers (5.4 or newer, before 6). Written by ropepatch, which uses the same file and
 need not be installed.
 
+Letters: m is the position of a query, n that of a key, Δ = m - n their distance.
 Shapes: B sequences, H heads of queries, K of keys and values, Q queries, T keys, D dimensions of a head;
 q queries and t keys of a block.
 """
@@ -93,24 +94,24 @@ def far(window: int, query: Place, key: Place) -> Band:
 
 
 def rerope(window: int) -> tuple[Band, ...]:
-    """min(D, W)."""
+    """min(Δ, W)."""
     return near(window), far(window, constant(window), constant(0))
 
 
 def leaky_rerope(window: int, divisor: float) -> tuple[Band, ...]:
-    """D below W, then W + (D - W) / k."""
+    """Δ below W, then W + (Δ - W) / k."""
     shift = window - window / divisor
     return near(window), far(window, lambda m: shift + precise(m) / divisor, lambda n: precise(n) / divisor)
 
 
 def self_extend(window: int, group: int) -> tuple[Band, ...]:
-    """D below W, then m // G - n // G + W - W // G."""
+    """Δ below W, then m // G - n // G + W - W // G."""
     shift = window - window // group
     return near(window), far(window, lambda m: m // group + shift, lambda n: n // group)
 
 
 def dual_chunk(clip: int, chunk: int) -> tuple[Band, ...]:
-    """Within a chunk of s D; one chunk back min(m % s + s, c) - n % s; farther min(2s - 1, c) - n % s."""
+    """Within a chunk of s Δ; one chunk back min(m % s + s, c) - n % s; farther min(2s - 1, c) - n % s."""
     within = partial(torch.remainder, other=chunk)
 
     def clipped(m: Tensor) -> Tensor:
@@ -133,7 +134,7 @@ def lampe_ends(length: int, mapped: int, head: int, tail: int) -> tuple[int, int
 
 
 def lampe(length: int, mapped: int, head: int, tail: int) -> tuple[Band, ...]:
-    """D up to h, then u(m) - u(n) + b1 with u(p) = M p // (N - 1), and D - b2 at the far end."""
+    """Δ up to h, then u(m) - u(n) + b1 with u(p) = M p // (N - 1), and Δ - b2 at the far end."""
     tail, closer, farther = lampe_ends(length, mapped, head, tail)
     middle, last = nearer(head + 1), nearer(max(length - tail, head + 1))
 
@@ -148,13 +149,13 @@ def lampe(length: int, mapped: int, head: int, tail: int) -> tuple[Band, ...]:
 
 
 def lambda_shape(window: int, sinks: int) -> tuple[Band, ...]:
-    """D below W; the first k tokens at W; no others."""
+    """Δ below W; the first k tokens at W; no others."""
     end = nearer(window)
     return near(window), Band(constant(0), lambda m: end(m).clamp(max=sinks), constant(window), constant(0))
 
 
 def string(shift: int, window: int) -> tuple[Band, ...]:
-    """D below S, then D - S + W."""
+    """Δ below S, then Δ - S + W."""
     return near(shift), far(shift, lambda m: m + window - shift, same)
 
 

@@ -1,6 +1,6 @@
 """Position remappings: map every distance between query and key to one that the model was trained on.
 
-m is the position of a query, n that of a key, D = m - n their distance, L the original context length, N the
+m is the position of a query, n that of a key, Δ = m - n their distance, L the original context length, N the
 target length. `modeling_position_remapping` computes each under the same name and parameters.
 """
 
@@ -141,7 +141,7 @@ class ReRoPE(_Windowed):
     """
 
     name = "rerope"
-    formula = "min(D, W)"
+    formula = "min(Δ, W)"
     paper = "github.com/bojone/rerope"
 
     def derived(self, window: int, target: int) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class LeakyReRoPE(_Windowed):
     """
 
     name = "leaky-rerope"
-    formula = "D below W, then W + (D−W)/k"
+    formula = "Δ below W, then W + (Δ−W)/k"
     paper = "github.com/bojone/rerope"
     divisor: Divisor = FITTED
 
@@ -184,7 +184,7 @@ class SelfExtend(_Windowed):
     """
 
     name = "self-extend"
-    formula = "D below W, then ⌊m/G⌋ − ⌊n/G⌋ + W − ⌊W/G⌋"
+    formula = "Δ below W, then ⌊m/G⌋ − ⌊n/G⌋ + W − ⌊W/G⌋"
     paper = "arXiv:2401.01325"
     group: Whole = FITTED
 
@@ -235,7 +235,7 @@ class LaMPE(Remapping):
     """
 
     name = "lampe"
-    formula = "D up to h, then ⌊Mm/(N−1)⌋ − ⌊Mn/(N−1)⌋ + b₁, D − b₂ at the far end"
+    formula = "Δ up to h, then ⌊Mm/(N−1)⌋ − ⌊Mn/(N−1)⌋ + b₁, Δ − b₂ at the far end"
     paper = "arXiv:2508.02308"
     length: Whole = FITTED
     mapped: Whole = FITTED
@@ -274,7 +274,7 @@ class Lambda(_Windowed):
 
     name = "lambda"
     control = True
-    formula = "D below W; W for n < k; else unseen"
+    formula = "Δ below W; W for n < k; else unseen"
     paper = "arXiv:2308.16137"
     sinks: Count = 4
 
@@ -291,7 +291,7 @@ class String(Remapping):
     """
 
     name = "string"
-    formula = "D below S, then D − S + W"
+    formula = "Δ below S, then Δ − S + W"
     paper = "arXiv:2410.18745"
     shift: Whole = FITTED
     window: Whole = FITTED

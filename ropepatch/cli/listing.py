@@ -17,7 +17,7 @@ from ropepatch.errors import RopepatchError, argument, plain
 
 GROUP = Group("List", sort_key=4)
 REMAPPING = "position remapping"
-HEADS = {"scaling": "frequencies", REMAPPING: "D = m − n becomes"}  # of the tables
+HEADS = {"scaling": "frequencies", REMAPPING: "Δ = m − n becomes"}  # of the tables
 REQUIRED = "required"  # stands for the default of a parameter without one
 
 
@@ -230,10 +230,10 @@ def _list(
     elif name:
         print(files[name].read_text(encoding="utf-8"), end="")
     else:
-        print_table((what, does), [(known, _comment(file)) for known, file in files.items()])
+        print_table((what, does), [(known, first_sentence(file)) for known, file in files.items()])
 
 
-def _comment(file: Path) -> str:
+def first_sentence(file: Path) -> str:
     """The first sentence of a file, below the line with its schema."""
     lines = file.read_text(encoding="utf-8").splitlines()[1:]
     comment = re.match(r"(?:# .*\n)+", "\n".join(lines) + "\n")

@@ -27,7 +27,7 @@ class Shaw(Encoding):
 
     name = "shaw"
     family = "relative"
-    formula = "q·(k + w^K_t)/√D, v + w^V_t, t = min(i−j, k)"
+    formula = "q·(k + w^K_t)/√D, v + w^V_t, t = min(m−n, k)"
     paper = "arXiv:1803.02155"
 
     clip: Count = 16
@@ -51,7 +51,7 @@ class TransformerXL(Encoding):
 
     name = "transformer-xl"
     family = "relative"
-    formula = "((q+u)·k + (q+v)·W R_{i−j})/√D, R sinusoidal"
+    formula = "((q+u)·k + (q+v)·W R_{m−n})/√D, R sinusoidal"
     paper = "arXiv:1901.02860"
 
     def check_shape(self, shape: ModelShape) -> None:
@@ -82,7 +82,7 @@ class NEZHA(Encoding):
 
     name = "nezha"
     family = "relative"
-    formula = "q·(k + a_{j−i})/√D, v + a_{j−i}, a sinusoidal"
+    formula = "q·(k + a_{n−m})/√D, v + a_{n−m}, a sinusoidal"
     paper = "arXiv:1909.00204"
 
     def check_shape(self, shape: ModelShape) -> None:
@@ -132,7 +132,7 @@ class T5Bias(Encoding):
 
     name = "t5"
     family = "relative"
-    formula = "q·k + B[bucket(i−j), h]"
+    formula = "q·k + B[bucket(m−n), h]"
     paper = "arXiv:1910.10683"
 
     buckets: Annotated[int, Field(ge=2), expected("a whole number from 2")] = 32
@@ -172,7 +172,7 @@ class ALiBi(Encoding):
 
     name = "alibi"
     family = "relative"
-    formula = "q·k − m_h·(i−j)"
+    formula = "q·k − s_h·(m−n)"
     paper = "arXiv:2108.12409"
 
     def constants(self, shape: ModelShape) -> dict[str, Tensor]:
@@ -184,7 +184,7 @@ class ALiBi(Encoding):
 
 
 def slopes(heads: int) -> Tensor:
-    """Return m_h for H heads: [H] float32, per token.
+    """Return s_h for H heads: [H] float32, per token.
 
     2^(-8h/P) for the largest power of two P <= H, then every other slope of 2P heads, from the first.
     """

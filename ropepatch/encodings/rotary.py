@@ -47,7 +47,7 @@ class RoPE(Encoding):
 
     name = "rope"
     family = "rotary"
-    formula = "pair i rotates by p·b^(−2i/D)"
+    formula = "pair i rotates by m·b^(−2i/D)"
     paper = "arXiv:2104.09864"
 
     def rope(self, shape: ModelShape) -> Rope:
@@ -124,7 +124,7 @@ class Axial(RoPE):
     """
 
     name = "axial"
-    formula = "block c of N: pair i rotates by p^c·b^(−2i/(D/N))"
+    formula = "block c of N: pair i rotates by m^c·b^(−2i/(D/N))"
     paper = "arXiv:2403.13298"
 
     grid: Extents = (16,)

@@ -33,7 +33,7 @@ class Band(NamedTuple):
 
 
 def bands(rope: Rope, inv_freq: Tensor, factor: float) -> list[Band]:
-    """Group the pairs of a model by what the scaled frequencies [D/2] do to them, fastest first."""
+    """Group the pairs of a model by what the scaled frequencies [d/2] do to them, fastest first."""
     before = rope.inv_freq()
     divisor = (before.double() / inv_freq.double()).masked_fill(before == 0, 1.0).tolist()
     rotated = rotations(before, rope.original_max_position_embeddings).tolist()

@@ -99,7 +99,7 @@ class Scaling(Method):
 
     @abstractmethod
     def _inv_freq(self, rope: Rope) -> Tensor:
-        """Compute theta'_i: [D/2] float32, radians per token."""
+        """Compute theta'_i: [d/2] float32, radians per token."""
 
     def _temperature(self, rope: Rope) -> float:
         """Compute a, which multiplies cos and sin, hence attention logits by its square."""

@@ -25,7 +25,7 @@ def shared_temperature(factor: float, mscale: float, mscale_all_dim: float) -> f
 
 
 def blend_by_rotations(rope: Rope, factor: float, low: float, high: float) -> Tensor:
-    """Compute [D/2]: theta/s up to `low` rotations within L tokens, theta from `high` on, linear between.
+    """Compute [d/2]: theta/s up to `low` rotations within L tokens, theta from `high` on, linear between.
 
     The expression order is that of transformers' `llama3`, so that the two agree bit for bit.
     """

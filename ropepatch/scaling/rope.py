@@ -24,7 +24,7 @@ AnyNumber = Annotated[float, expected("a number")]
 
 
 class Frequencies(NamedTuple):
-    """The values of a rotary module: `inv_freq` [D/2] float32, radians per token, fastest first."""
+    """The values of a rotary module: `inv_freq` [d/2] float32, radians per token, fastest first."""
 
     inv_freq: Tensor
     attention_factor: float = 1.0  # multiplies cos and sin, hence attention logits by its square
@@ -41,10 +41,10 @@ class Rope(Settings):
     """The RoPE parameters of one model.
 
     Args:
-        rotary_dim: D, even: head_dim * partial_rotary_factor.
+        rotary_dim: d, even: head_dim * partial_rotary_factor.
         rope_theta: The base b.
         original_max_position_embeddings: L, the context length that the model was trained with, in tokens.
-        carried: The D/2 frequencies of an already scaled model, in radians per token; None for b^(-2i/d).
+        carried: The d/2 frequencies of an already scaled model, in radians per token; None for b^(-2i/d).
         carried_attention_factor: The attention factor of an already scaled model.
     """
 
@@ -107,12 +107,12 @@ class Rope(Settings):
 
     @property
     def num_pairs(self) -> int:
-        """The number of rotary dimension pairs, D/2."""
+        """The number of rotary dimension pairs, d/2."""
         return self.rotary_dim // 2
 
     @property
     def rotating(self) -> int:
-        """The number of pairs that rotate: fewer than D/2 in Gemma 4's global layers."""
+        """The number of pairs that rotate: fewer than d/2 in Gemma 4's global layers."""
         if self.carried is None:
             return self.num_pairs
         return max((i + 1 for i, one in enumerate(self.carried) if one), default=0)
@@ -127,29 +127,29 @@ class Rope(Settings):
         return all_rotate or self.carried_attention_factor != 1 or self.carried != plain
 
     def exponents(self) -> Tensor:
-        """Return 2i/d for every pair: [D/2] float32."""
+        """Return 2i/d for every pair: [d/2] float32."""
         return torch.arange(0, self.rotary_dim, 2, dtype=torch.int64).float() / self.rotary_dim
 
     def inv_freq(self) -> Tensor:
-        """Return theta_i, in the expression order of transformers: [D/2] float32, radians per token."""
+        """Return theta_i, in the expression order of transformers: [d/2] float32, radians per token."""
         if self.carried is not None:
             return torch.tensor(self.carried, dtype=torch.float32)
         return self._plain(self.rope_theta)
 
     def _plain(self, rope_theta: float) -> Tensor:
-        """b^(-2i/d) for the pairs that rotate, 0 for the others: [D/2] float32."""
+        """b^(-2i/d) for the pairs that rotate, 0 for the others: [d/2] float32."""
         inv_freq = torch.zeros(self.num_pairs, dtype=torch.float32)
         inv_freq[: self.rotating] = 1.0 / (rope_theta ** self.exponents()[: self.rotating])
         return inv_freq
 
     def unscaled(self) -> Tensor:
-        """Return b^(-2i/d), also for a scaled model: [D/2] float64, radians per token."""
+        """Return b^(-2i/d), also for a scaled model: [d/2] float64, radians per token."""
         return self.rope_theta ** -(
             torch.arange(0, self.rotary_dim, 2, dtype=torch.float64) / self.rotary_dim
         )
 
     def rebased(self, rope_theta: float) -> Tensor:
-        """Return the frequencies for another base b': [D/2]; scaled ones change by the same ratios."""
+        """Return the frequencies for another base b': [d/2]; scaled ones change by the same ratios."""
         if not self.is_scaled:
             return self._plain(rope_theta)
         return self.inv_freq() * (rope_theta / self.rope_theta) ** -self.exponents()
@@ -164,11 +164,11 @@ def divisors(before: Tensor, after: Tensor) -> Tensor:
     """Divide the frequencies before scaling by those after it, elementwise.
 
     Args:
-        before: theta_i: [D/2], radians per token.
-        after: theta'_i: [D/2].
+        before: theta_i: [d/2], radians per token.
+        after: theta'_i: [d/2].
 
     Returns:
-        theta_i / theta'_i: [D/2] float64; 1 if both are equal, `STOPPED` if a pair no longer rotates.
+        theta_i / theta'_i: [d/2] float64; 1 if both are equal, `STOPPED` if a pair no longer rotates.
     """
     ratios = before.double() / after.double()
     return torch.where(before == after, 1.0, ratios).clamp(max=STOPPED)

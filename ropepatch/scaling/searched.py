@@ -15,7 +15,7 @@ from ropepatch.settings import Amount, Divisors, Queries
 
 
 def divided(rope: Rope, divisors: tuple[float, ...], name: str) -> Tensor:
-    """Compute theta_i / divisor_i in the expression order of transformers' `longrope`: [D/2]."""
+    """Compute theta_i / divisor_i in the expression order of transformers' `longrope`: [d/2]."""
     if len(divisors) != rope.num_pairs:
         raise RopepatchError(
             f"{name}: this model has {rope.num_pairs} rotary pairs, got {len(divisors)} divisors",
@@ -68,7 +68,7 @@ class CustomDivisors(Scaling):
     def rounded(
         cls, divisors: Tensor, attention_factor: float, *, factor: float, digits: int
     ) -> CustomDivisors:
-        """Round divisors [D/2] and attention factor to significant digits; float32 has at most 9."""
+        """Round divisors [d/2] and attention factor to significant digits; float32 has at most 9."""
         short = [float(f"{number:.{digits}g}") for number in (*divisors.tolist(), attention_factor)]
         return cls(factor=factor, divisors=tuple(short[:-1]), attention_factor=short[-1])
 
