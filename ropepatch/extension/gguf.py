@@ -19,7 +19,7 @@ from ropepatch.extension.text import bands_text, changes_table, parameters_text
 from ropepatch.files import absent, check_space, disk_error, json_text, whole_file
 from ropepatch.model.architectures import GGUF_GLOBAL
 from ropepatch.model.gguf import BETAS, FACTORS, FREQS, LLAMA_CPP, GgufModel, GgufRope, same_frequencies
-from ropepatch.model.gguf_file import GgufFile, Keys, Tensors
+from ropepatch.model.gguf_file import GgufFile, Keys, Tensors, check_numbers
 from ropepatch.model.rotary import float32_on_cpu
 from ropepatch.model.weights import Progress
 from ropepatch.scaling import Scaling, make_scaling
@@ -254,7 +254,7 @@ def plan(
             hint=f"use a static method, e.g. {argument('method', 'yarn')}",
         )
     made = GgufPlan(source, found, target)
-    _ = made.gguf_rope
+    check_numbers(made.keys)
     return made
 
 

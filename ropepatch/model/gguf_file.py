@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
 PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 OF_PARTS = ("split.no", "split.count", "split.tensors.count")  # metadata of split files only
+OF_READER = ("GGUF.version", "GGUF.tensor_count", "GGUF.kv_count")  # which the package adds
 AGAIN = "download or convert it again; a split one needs all of its parts in one folder"
+SMALLER = "choose another target or parameter"
 Keys = Mapping[str, int | float | str | None]  # metadata to write; None drops a key
 Tensors = Mapping[str, NDArray[np.float32] | None]
 
@@ -64,13 +67,13 @@ class GgufFile:
             raise RopepatchError(f"{path} holds {held} tensors, expected {stated or 'some'}", hint=AGAIN)
         return found
 
-    @property
+    @cached_property
     def fields(self) -> dict[str, ReaderField]:
         """The metadata by key, without those about parts."""
         fields = self.parts[0].fields.items()
-        return {key: field for key, field in fields if not key.startswith("GGUF.") and key not in OF_PARTS}
+        return {key: field for key, field in fields if key not in (*OF_READER, *OF_PARTS)}
 
-    @property
+    @cached_property
     def tensors(self) -> dict[str, ReaderTensor]:
         """The tensors of all parts by name."""
         return {tensor.name: tensor for part in self.parts for tensor in part.tensors}
@@ -156,6 +159,17 @@ class GgufFile:
             )
 
 
+def check_numbers(keys: Keys) -> None:
+    """Raise a `RopepatchError` for a number that its key cannot hold: 32 bits, whole or floating-point."""
+    smallest, largest = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+    for key, value in keys.items():
+        if isinstance(value, int) and not 0 <= value < 2**32:
+            raise RopepatchError(f"a GGUF file holds {key} from 0 to {2**32 - 1}, got {value}", hint=SMALLER)
+        if isinstance(value, float) and value and not smallest <= abs(value) <= largest:
+            range_of = f"{smallest:.1e} to {largest:.1e}"
+            raise RopepatchError(f"a GGUF file holds {key} of size {range_of}, got {value:g}", hint=SMALLER)
+
+
 def _packed(field: ReaderField | None) -> bytes:
     """Return the bytes of a value, preceded by its type."""
     return b"".join(part.tobytes() for part in field.parts[2:]) if field else b""
@@ -167,7 +181,11 @@ def _same(copy: ReaderTensor | None, wanted: ReaderTensor | NDArray[np.float32] 
     if isinstance(wanted, np.ndarray):
         return copy.tensor_type.name == "F32" and np.array_equal(copy.data, wanted)
     alike = copy.tensor_type == wanted.tensor_type and np.array_equal(copy.shape, wanted.shape)
-    return alike and np.array_equal(copy.data.view(np.uint8), wanted.data.view(np.uint8))
+    return alike and np.array_equal(_bytes(copy.data), _bytes(wanted.data))
+
+
+def _bytes(data: NDArray[Any]) -> NDArray[np.uint8]:
+    return data.reshape(-1).view(np.uint8)  # data of no dimensions have no view
 
 
 @contextmanager

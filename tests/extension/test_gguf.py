@@ -2,6 +2,7 @@
 
 import math
 import re
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from gguf_files import BASE, DIM, TARGET, WINDOW, write_gguf
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.gguf import GgufPlan
+from ropepatch.model.gguf_file import GgufFile
 from ropepatch.scaling import make_scaling
 
 
@@ -199,6 +201,37 @@ def test_a_truncated_or_damaged_file_raises_a_one_line_error(tmp_path):
             ropepatch.extend(damaged, tmp_path / "c.gguf", to=TARGET, say=lambda line: None)
             (tmp_path / "c.gguf").unlink()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gguf", "b.gguf"], what
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"to": 5_000_000_000}, "holds llama.context_length from 0 to 4294967295, got 5000000000"),
+        ({"attention_factor": 1e-45}, "holds llama.rope.scaling.attn_factor of size 1.2e-38 to"),
+    ],
+)
+def test_a_number_that_no_gguf_key_can_hold_is_refused_by_the_plan(tmp_path, asked, words):
+    source = write_gguf(tmp_path / "a.gguf")
+    with pytest.raises(RopepatchError, match=re.escape(words)):
+        ropepatch.plan(source, **{"to": TARGET} | asked)
+
+
+def test_a_tensor_without_dimensions_and_a_key_that_begins_with_gguf_are_copied(tmp_path):
+    source = write_gguf(tmp_path / "a.gguf", scalar=1.5, **{"general.mine": "x"})
+    source.write_bytes(source.read_bytes().replace(b"general.mine", b"GGUF.my_text"))
+    written = gguf.GGUFReader(ropepatch.extend(source, tmp_path / "b.gguf", to=TARGET).folder)
+    assert written.fields["GGUF.my_text"].contents() == "x"
+    (scalar,) = (tensor for tensor in written.tensors if tensor.name == "scalar")
+    assert (scalar.shape.tolist(), scalar.data.item()) == ([], 1.5)
+
+
+def test_copying_takes_time_in_proportion_to_the_number_of_keys(tmp_path):
+    many = {f"tokenizer.x{number}": "a" for number in range(20_000)}
+    source = GgufFile.open(write_gguf(tmp_path / "a.gguf", **many))
+    began = time.process_time()
+    source.copy(tmp_path / "b.gguf", {}, {})
+    source.check_copy(GgufFile.open(tmp_path / "b.gguf"), {}, {})
+    assert time.process_time() - began < 10
 
 
 def test_a_copy_that_differs_in_one_bit_is_not_kept(tmp_path, monkeypatch):

@@ -8,8 +8,10 @@ import numpy as np
 DIM, BASE, WINDOW, TARGET = 16, 10_000.0, 128, 512
 
 
-def write_gguf(path: Path, architecture: str = "llama", parts: int = 1, **keys) -> Path:
-    """A file of random weights, some of them in 8 bits, with a vocabulary and a template."""
+def write_gguf(
+    path: Path, architecture: str = "llama", parts: int = 1, scalar: float | None = None, **keys
+) -> Path:
+    """A file of random weights, some in 8 bits, with a vocabulary, a template and, if given, a scalar."""
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=2 if parts > 1 else 0)
     writer.data_alignment = keys.get("general.alignment", writer.data_alignment)
     stated = {"context_length": WINDOW, "rope.dimension_count": DIM, "rope.freq_base": BASE} | keys
@@ -32,6 +34,8 @@ def write_gguf(path: Path, architecture: str = "llama", parts: int = 1, **keys) 
         quantised = gguf.quantize(weights, gguf.GGMLQuantizationType.Q8_0)
         writer.add_tensor(name, quantised, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
     writer.add_tensor("output_norm.weight", weights[0])
+    if scalar is not None:
+        writer.add_tensor("scalar", np.array(scalar, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
