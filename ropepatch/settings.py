@@ -10,6 +10,7 @@ import reprlib
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
+from numbers import Number as AnyNumber
 from pathlib import Path
 from textwrap import shorten
 from typing import Annotated, Any, ClassVar, Protocol, Self, TypeVar
@@ -218,9 +219,10 @@ def parse_length(text: str) -> int:
 
 def relative_length(text: str | int, trained: int) -> int:
     """Parse a number of tokens as `parse_length`, or a multiple of the original length: `4x`, `1.5x`."""
-    match = re.fullmatch(MULTIPLE, str(text).strip())
+    written = text if isinstance(text, str) else shown(number_of(text))
+    match = re.fullmatch(MULTIPLE, written.strip())
     if not match:
-        return parse_length(str(text))
+        return parse_length(written)
     return round(float(match[1]) * trained) or parse_length("0")  # raises
 
 
@@ -318,8 +320,8 @@ MAX_NUMBER = 1e12  # of a number in a formula: beyond it powers overflow
 Entry = TypeVar("Entry")
 Several = Annotated[tuple[Entry, ...], Field(min_length=1)]
 Text = Annotated[str, Field(min_length=1), expected("a text")]
-Count = Annotated[int, Field(gt=0), expected("a whole number above 0")]
-Whole = Annotated[int, Field(ge=0), expected("a whole number from 0")]
+Count = Annotated[int, Field(gt=0, lt=2**63), expected("a whole number above 0")]
+Whole = Annotated[int, Field(ge=0, lt=2**63), expected("a whole number from 0")]
 Number = Annotated[float, Field(allow_inf_nan=False), expected("a finite number")]
 AboveOne = Annotated[float, Field(gt=1, allow_inf_nan=False), expected("a number above 1")]
 FromOne = Annotated[float, Field(ge=1, allow_inf_nan=False), expected("a number from 1")]
@@ -457,15 +459,33 @@ def meanings(kind: type) -> dict[str, str]:
 
 def shown(value: object) -> str:
     """Shorten any value to one line of a message."""
-    return " ".join(_short.repr(value).split())
+    try:
+        return " ".join(_short.repr(value).split())
+    except ValueError:  # Python prints no integer of more than 4,300 digits
+        return f"{type(value).__name__} of too many digits"
+
+
+def number_of(value: Any) -> Any:
+    """Convert a number or array of another library to Python's int, float or list.
+
+    Any other value, and a number that has no such value, is returned unchanged, to be refused by its type.
+    """
+    try:
+        if hasattr(value, "tolist"):  # of NumPy or torch
+            return value.tolist()
+        if isinstance(value, AnyNumber) and not isinstance(value, int | float | complex):
+            return float(value)  # type: ignore[arg-type]  # Fraction, Decimal
+    except (RuntimeError, TypeError, ValueError, OverflowError):  # a meta tensor, a signalling NaN, 10**400
+        pass
+    return value
 
 
 def _plain(value: Any) -> Any:
     """Convert lists and arrays to tuples, and numbers of other libraries to Python's."""
-    value = value.tolist() if hasattr(value, "tolist") else value
+    value = number_of(value)
     if type(value) not in (list, tuple):
         return value
-    return tuple(item.tolist() if hasattr(item, "tolist") else item for item in value)
+    return tuple(number_of(item) for item in value)
 
 
 def _tuples(value: Any, depth: int) -> Any:

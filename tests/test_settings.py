@@ -2,10 +2,14 @@
 
 import math
 import re
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pytest
+import torch
 import yaml
 from pydantic import Discriminator, Tag
 
@@ -233,6 +237,22 @@ def test_numbers_and_truth_values_are_those_of_yaml_1_2(tmp_path):
     assert read_back[8:] == ["1:30", "1_000", "0b1", "yes", "2020-01-01", "="]
     assert read(tmp_path, yaml_text(read_back)) == read_back
     assert yaml.safe_load(yaml_text(read_back)) == read_back
+
+
+@pytest.mark.parametrize("number", [Fraction(5, 2), Decimal("2.5"), np.float16(2.5), torch.tensor(2.5)])
+def test_a_number_of_another_library_becomes_a_float(number):
+    assert type(demo(rate=number).rate) is float
+    assert demo(rate=number).rate == 2.5
+
+
+@pytest.mark.parametrize(
+    "number",
+    [10**400, 10**5000, Fraction(10**400), Decimal("sNaN"), torch.tensor(2.0, device="meta"), 1j],
+    ids=["400 digits", "5000 digits", "fraction", "signalling NaN", "meta", "complex"],
+)
+@pytest.mark.parametrize("key", ["count", "rate", "whole", "share"])
+def test_a_number_without_a_value_in_the_range_of_its_key_is_refused(key, number):
+    assert rejected(DemoRecipe, {"sources": [ONE], key: number})[0].startswith(f"{key} must be a")
 
 
 def test_every_error_of_a_yaml_file_names_it(tmp_path):

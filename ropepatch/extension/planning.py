@@ -45,7 +45,7 @@ from ropepatch.scaling.method import Method
 from ropepatch.scaling.ramps import shared_temperature
 from ropepatch.scaling.rope import Frequencies, Rope
 from ropepatch.scaling.searched import CustomDivisors
-from ropepatch.settings import MAX_NUMBER, Length, Queries, as_target, find_named, short_length, shown
+from ropepatch.settings import MAX_NUMBER, Length, Queries, as_target, find_named, number_of, short_length, shown
 
 WIDTH = 80  # columns of a printed plan
 PUBLISHED = 32  # largest published factor of a RoPE scaling without training
@@ -310,12 +310,13 @@ def method_for(
 
 def _of_factor(window: int, factor: object) -> int:
     """Return the target length that a factor gives, in tokens."""
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor <= MAX_NUMBER:
+    number = number_of(factor)
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 1 <= number <= MAX_NUMBER:
         raise RopepatchError(
             f"factor must be a number from 1 to {MAX_NUMBER:g}, got {shown(factor)}",
             hint="it is the target length over the original length",
         )
-    return round(float(factor) * window)
+    return round(float(number) * window)
 
 
 def _as_stated(yarn: Mapping[str, Any], factor: float) -> dict[str, Any]:

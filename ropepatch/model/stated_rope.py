@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from abc import ABC, abstractmethod
 from functools import cached_property
 
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.scaling.rope import Rope
-from ropepatch.settings import Length, relative_length, shown
+from ropepatch.settings import Length, number_of, relative_length, shown
 
 
 class StatedRope(ABC):
@@ -77,10 +76,10 @@ class StatedRope(ABC):
                 f"{argument('to')} is missing",
                 hint=f"{argument('to', '32k')}, or {argument('to', '4x')} for four times the original length",
             )
-        if isinstance(to, str):
-            return relative_length(to, self.reach)
-        try:
-            return operator.index(to)
-        except TypeError:
-            message = f"{argument('to')} must be a whole number of tokens, got {shown(to)}"
-            raise RopepatchError(message, hint=argument("to", 32_768)) from None
+        length = number_of(to)
+        if isinstance(length, str):
+            return relative_length(length, self.reach)
+        if isinstance(length, int) and abs(length) < 2**63:
+            return length
+        message = f"{argument('to')} must be a whole number of tokens, got {shown(to)}"
+        raise RopepatchError(message, hint=argument("to", 32_768))
