@@ -480,6 +480,16 @@ def number_of(value: Any) -> Any:
     return value
 
 
+def whole_number(name: str, value: Any) -> int:
+    """Return a whole number of any library as an int; the error names the argument."""
+    number = number_of(value)
+    if isinstance(number, int) and not isinstance(number, bool) and abs(number) < 2**63:
+        return number
+    raise RopepatchError(
+        f"{argument(name)} must be a whole number, got {shown(value)}", hint=f"such as {argument(name, 64)}"
+    )
+
+
 def _plain(value: Any) -> Any:
     """Convert lists and arrays to tuples, and numbers of other libraries to Python's."""
     value = number_of(value)

@@ -16,6 +16,7 @@ from ropepatch.columns import as_text, columns
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.table import data_frame
+from ropepatch.settings import whole_number
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -177,7 +178,5 @@ class LossCurve:
 
 def check_length(length: int) -> None:
     """Refuse a length at which no token is scored."""
-    if not isinstance(length, int) or isinstance(length, bool):
-        raise RopepatchError(f"length must be a whole number of tokens, got {length!r}", hint="length=4096")
-    if length < 2:
+    if whole_number("length", length) < 2:
         raise RopepatchError(f"length must be at least 2 tokens, got {length}: the first is never scored")

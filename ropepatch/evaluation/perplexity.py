@@ -29,7 +29,7 @@ from ropepatch.evaluation.remote import Remote
 from ropepatch.model.head import decoded_once, decoder_of, evaluating, input_device, token_losses
 from ropepatch.processes import ALONE, join
 from ropepatch.progress import Advance, advancing
-from ropepatch.settings import seed_of
+from ropepatch.settings import seed_of, whole_number
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -61,6 +61,8 @@ def perplexity(
     """
     if length is not None:
         check_length(length)
+    window = None if window is None else whole_number("window", window)
+    stride = None if stride is None else whole_number("stride", stride)
     check_windows(window, stride)
     if tokens_per_batch is None:
         on_cpu = not isinstance(model, Remote) and input_device(model).type == "cpu"

@@ -36,7 +36,7 @@ from ropepatch.evaluation.table import data_frame
 from ropepatch.model.head import cache_keyword, evaluating, gives_positions, input_device
 from ropepatch.processes import ALONE, join
 from ropepatch.progress import Advance, advancing
-from ropepatch.settings import Length, listed, parse_length
+from ropepatch.settings import Length, listed, parse_length, whole_number
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -236,9 +236,9 @@ def retrieve(
     """Measure retrieval from long prompts; see `ropepatch.retrieve`."""
     settings: dict[str, Any] = {
         "lengths": [parse_length(str(length)) for length in listed(lengths)],
-        "count": haystacks,
-        "keys": keys,
-        "seed": seed,
+        "count": whole_number("haystacks", haystacks),
+        "keys": whole_number("keys", keys),
+        "seed": whole_number("seed", seed),
         "texts": texts,
         "chat": chat_parts(tokenizer) if chat else ("", " "),
     }

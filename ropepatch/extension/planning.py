@@ -45,7 +45,16 @@ from ropepatch.scaling.method import Method
 from ropepatch.scaling.ramps import shared_temperature
 from ropepatch.scaling.rope import Frequencies, Rope
 from ropepatch.scaling.searched import CustomDivisors
-from ropepatch.settings import MAX_NUMBER, Length, Queries, as_target, find_named, number_of, short_length, shown
+from ropepatch.settings import (
+    MAX_NUMBER,
+    Length,
+    Queries,
+    as_target,
+    find_named,
+    number_of,
+    short_length,
+    shown,
+)
 
 WIDTH = 80  # columns of a printed plan
 PUBLISHED = 32  # largest published factor of a RoPE scaling without training

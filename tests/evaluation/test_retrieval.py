@@ -286,6 +286,15 @@ def test_a_model_in_training_goes_back_to_it_and_its_dropout_is_off():
     assert model.training
 
 
+@pytest.mark.parametrize("name", ["haystacks", "keys", "seed"])
+@pytest.mark.parametrize(
+    "value", [2.5, "2", True, 10**400, torch.tensor(2, device="meta")], ids=lambda value: str(value)[:9]
+)
+def test_a_number_of_prompts_that_is_not_whole_is_refused(name, value):
+    with pytest.raises(RopepatchError, match=f"`{name}` must be a whole number, got"):
+        ropepatch.retrieve(None, None, **{"lengths": [64], name: value})
+
+
 def test_nan_logits_and_a_tokenizer_of_another_model_are_refused():
     model = MODELS["grouped queries"]()
     (made,) = haystacks(model, 1)
