@@ -134,9 +134,8 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "gguf": registries.gguf_architectures,
         "gguf-asked": lambda: gguf_study.gguf_table(rows("gguf")),
     },
-    "docs/guides/measure.md": {"ranking-rule": ranking_rule},
     "docs/guides/kv-cache.md": {"kv-caches": registries.kv_caches},
-    "docs/guides/measure.md": {"suites": registries.suites},
+    "docs/guides/measure.md": {"ranking-rule": ranking_rule, "suites": registries.suites},
     "docs/reference/api.md": {"every-name": in_sections(generate.api)},
     "docs/reference/remappings.md": {
         "remappings": registries.remappings,
