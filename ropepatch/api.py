@@ -379,7 +379,8 @@ def evaluate(
         windows: Join the documents and use at most N windows. Default: 24.
         documents: Do not join the documents; use the first N that have the greatest length.
         stride: Slide windows of each length over the text, N tokens at a time. Default: one pass.
-        bos: Put a beginning-of-sequence token before each document. Default: yes.
+        bos: Begin each window of text with a beginning-of-sequence token, or put none anywhere. Default: in
+            each window for Gemma, else before each document.
         gain: Also measure the gain from tokens beyond the original context length.
         positions: Score N tokens of each window, drawn evenly. Default: all, or 256 for a server that returns
             one token at a time.

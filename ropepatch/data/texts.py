@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ LINE, WORD = re.compile(r"(?<=\S\n)(?=\S)"), re.compile(r"(?<=\S)(?= \S)")  # wh
 ANCHOR = "\n"  # precedes a piece, and absorbs the space that some tokenizers insert before a text
 LONGEST_PATH = 4096
 
+Bos = Literal["window", "document", "none"]  # where beginning-of-sequence tokens stand
 TextOrIds = str | Sequence[int] | Tensor
 AnyDocument = TypeVar("AnyDocument", bound=TextOrIds)
 
@@ -122,6 +123,7 @@ def cut_windows(
     *,
     length: int,
     count: int | None,
+    bos: Bos = "document",
 ) -> list[tuple[int, list[int]]]:
     """Cut windows of exactly ``length`` tokens from the documents joined into one stream.
 
@@ -135,13 +137,15 @@ def cut_windows(
         documents: Texts or token ids, in the order in which they are joined.
         length: Tokens per window.
         count: The largest number of windows, spread evenly over the stream; None for all.
+        bos: `window` also begins every window with the beginning-of-sequence token, see `begun`; `none` puts
+            no such token anywhere, but an end-of-sequence token between documents.
 
     Returns:
         For each window, the index of the document in which it begins, and its token ids.
     """
     _check_cut(length, count)
     stream, ends = array("q"), array("q")
-    for ids in tokenise(tokenizer, documents, first=first_token(tokenizer)):
+    for ids in tokenise(tokenizer, documents, first=_separator(tokenizer, bos)):
         stream.frombytes(ids.long().numpy().tobytes())
         ends.append(len(stream))
     available = len(stream) // length
@@ -152,7 +156,19 @@ def cut_windows(
         )
     wanted = min(count or available, available)
     begins = [index * available // wanted * length for index in range(wanted)]
-    return [(bisect_right(ends, begin), stream[begin : begin + length].tolist()) for begin in begins]
+    first = _bos(tokenizer) if bos == "window" else None
+    cut = []
+    for begin in begins:
+        ids = begun(torch.tensor(stream[begin : begin + length]), first)
+        cut.append((bisect_right(ends, begin), ids.tolist()))
+    return cut
+
+
+def begun(ids: Tensor, first: int | None) -> Tensor:
+    """Return a window [T] that begins with the token ``first``, else put it there and drop the last token."""
+    if first is None or int(ids[0]) == first:
+        return ids
+    return torch.cat([ids.new_tensor([first]), ids[:-1]])
 
 
 def text_digest(texts: Iterable[str]) -> str:
@@ -277,6 +293,13 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, texts: list[str]) -> list[
             f"the tokenizer cannot split a text: {reason}", hint="copy the tokenizer's files again"
         ) from error
     return [list(ids) for ids in encoded["input_ids"]]
+
+
+def _separator(tokenizer: PreTrainedTokenizerBase | None, bos: Bos) -> int | None:
+    """Return the token before each text of a stream."""
+    if tokenizer is None or bos != "none":
+        return first_token(tokenizer)
+    return None if tokenizer.eos_token_id == tokenizer.bos_token_id else tokenizer.eos_token_id
 
 
 def _bos(tokenizer: PreTrainedTokenizerBase | None) -> int | None:

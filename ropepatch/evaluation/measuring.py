@@ -245,7 +245,13 @@ def prepare_tasks(suite: Suite, source: Checkpoint, to: int) -> dict[str, Measur
         seen[task.name] += 1
         number = f"-{seen[task.name]}" if seen[task.name] > 1 else ""
         place = "-".join(map(slug, (Path(source.name).name, short_length(to), f"{task.name}{number}")))
-        measurements[place] = task.prepare(source.name, source.tokenizer, trained=source.stock.window, to=to)
+        measurements[place] = task.prepare(
+            source.name,
+            source.tokenizer,
+            trained=source.stock.window,
+            to=to,
+            family=source.config.model_type,
+        )
     return measurements
 
 

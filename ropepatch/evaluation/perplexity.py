@@ -26,6 +26,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve, check_length
 from ropepatch.evaluation.kept import Kept
 from ropepatch.evaluation.remote import Remote
+from ropepatch.model.architectures import BOS_IN_EACH_WINDOW
 from ropepatch.model.head import decoded_once, decoder_of, evaluating, input_device, token_losses
 from ropepatch.processes import ALONE, join
 from ropepatch.progress import Advance, advancing
@@ -53,11 +54,13 @@ def perplexity(
     keep: Path | None = None,
     split: bool = False,
     positions: int | None = None,
+    first: int | None = None,
     progress: Advance | bool | None = None,
 ) -> LossCurve:
     """The loss of every token of the documents but the first; see `ropepatch.perplexity`.
 
-    With ``positions``, the losses of so many tokens of each window, spread over it.
+    With ``positions``, the losses of so many tokens of each window, spread over it. Every sliding window
+    begins with the token ``first``; None, with ``bos``, means what the model's family needs.
     """
     if length is not None:
         check_length(length)
@@ -76,7 +79,10 @@ def perplexity(
         read: Callable[[list[Window]], list[Tensor]] = partial(_remote_losses, model)
         reading: AbstractContextManager[Any] = nullcontext()
     else:
-        vocabulary = model.config.get_text_config().vocab_size
+        config = model.config.get_text_config()
+        vocabulary = config.vocab_size
+        if bos and first is None and config.model_type in BOS_IN_EACH_WINDOW:
+            first = config.bos_token_id
         processes = join(str(input_device(model))) if split else ALONE
         read, reading = LossReader(model, chunk).read, evaluating(model)
     kept = Kept(keep)
@@ -103,7 +109,7 @@ def perplexity(
                 index = len(curve) + len(rows)
                 checked = _check_ids(ids, index, vocabulary)[:length]
                 longest = max(longest, len(checked))
-                rows.append(windows(index, checked, window, stride, positions))
+                rows.append(windows(index, checked, window, stride, positions, first))
             batches = batched(chain(*rows), tokens=tokens_per_batch, rows=max(1, chunk // 2))
             if isinstance(documents, Sized):
                 tokens_in_all = sum(map(_tokens, processes.share(batches)))
@@ -309,22 +315,32 @@ def check_windows(window: int | None, stride: int | None) -> None:
 
 
 def windows(
-    document: int, ids: Tensor, window: int | None, stride: int | None, positions: int | None = None
+    document: int,
+    ids: Tensor,
+    window: int | None,
+    stride: int | None,
+    positions: int | None = None,
+    first: int | None = None,
 ) -> list[Window]:
     """The windows of a document, which together score all its tokens but the first.
 
     Without a window length there is one window, in which every token attends to all tokens before it. Sliding
     windows begin at the multiples of the stride. Each token is scored in the first window that contains it,
     with a context of window - stride to window - 1 tokens, in the first window all tokens before it. The last
-    window ends with the document, and may be shorter.
+    window ends with the document, and may be shorter. The token ``first`` replaces the first of each window
+    but that of the document.
     """
     if window is None or stride is None or len(ids) <= window:
         return [Window(document, 0, ids, 1, positions)]
     ends = [*range(window, len(ids), stride), len(ids)]
     places = zip(range(0, len(ids), stride), ends, [1, *ends[:-1]], strict=False)
-    return [
-        Window(document, begin, ids[begin:end], scored - begin, positions) for begin, end, scored in places
-    ]
+    found = []
+    for begin, end, scored in places:
+        of_window = ids[begin:end]
+        if begin and first is not None:
+            of_window = torch.cat([of_window.new_tensor([first]), of_window[1:]])
+        found.append(Window(document, begin, of_window, scored - begin, positions))
+    return found
 
 
 def batched(windows: Iterable[Window], *, tokens: int, rows: int) -> list[list[Window]]:

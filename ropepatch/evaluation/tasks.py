@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.data.haystack import KINDS, Haystacks
 from ropepatch.data.sources import stream_documents
-from ropepatch.data.texts import cut_windows, digest, first_documents, stream_texts, text_digest
+from ropepatch.data.texts import Bos, cut_windows, digest, first_documents, stream_texts, text_digest
 from ropepatch.data.tiny.tales import Tale, held_out_tales
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.errors import RopepatchError, argument
@@ -30,6 +30,7 @@ from ropepatch.evaluation.remote import Remote
 from ropepatch.evaluation.results import Row, rows_by_length, rows_by_position, rows_of_keys
 from ropepatch.evaluation.retrieval import Retrieval, ask, chat_parts
 from ropepatch.files import shipped
+from ropepatch.model.architectures import BOS_IN_EACH_WINDOW
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.head import input_device
 from ropepatch.progress import Advance, passes
@@ -57,6 +58,11 @@ KEY_TOKENS = (
     "LongPPL is the perplexity of key tokens: {} gives them a log-prob more than {:g} nats higher with the "
     "whole context than in sliding windows of the original length, and above {:g}."
 )
+BEGINNINGS: dict[Bos, str] = {
+    "window": "A beginning-of-sequence token stands before each document and begins each window.",
+    "document": "A beginning-of-sequence token stands before each document.",
+    "none": "No beginning-of-sequence token is added.",
+}
 DEPTHS = 5  # bins of depth in a figure
 DOCUMENTS = 64  # of a text, at most, for prompts
 NORMAL = 1.959964  # standard errors from a mean to the ends of its 95 % interval
@@ -90,9 +96,12 @@ class Task(Settings):
     identity: ClassVar[tuple[str, ...]] = ()  # parameters that identify a measurement, quoted in summaries
 
     def prepare(
-        self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int
+        self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int, family: str = ""
     ) -> Measurement:
-        """Prepare the task for a model of original length ``trained`` and target length ``to``, in tokens."""
+        """Prepare the task for a model of original length ``trained`` and target length ``to``, in tokens.
+
+        ``family`` is its model type.
+        """
         raise NotImplementedError
 
     def with_text(self, text: str, field: str, split: str) -> Task:
@@ -119,6 +128,12 @@ class Task(Settings):
     def method(cls, parameters: Mapping[str, Any]) -> str:
         """The method of the measurement, in sentences."""
         return ""
+
+
+def bos_of(family: str, tokenizer: PreTrainedTokenizerBase) -> Bos:
+    """Where a family of models needs its beginning-of-sequence token."""
+    in_windows = family in BOS_IN_EACH_WINDOW and tokenizer.bos_token_id is not None
+    return "window" if in_windows else "document"
 
 
 def doublings(trained: int, to: int) -> list[int]:
@@ -162,7 +177,8 @@ class PerplexityTask(Task):
             original length.
         stride: Slide windows of each length over pieces of twice the greatest length, N tokens at a time;
             None for one pass, which gives every length at once.
-        bos: Put the beginning-of-sequence token before each document.
+        bos: Put the beginning-of-sequence token at the start of each `window` and document, of each
+            `document`, or nowhere, `none`; by default where the model's family needs it.
         gain: Also measure the gain from tokens beyond the original length, with a second pass.
         positions: Score N tokens of each window, drawn evenly; None for all, or for 256 on a server that
             returns one token at a time.
@@ -181,7 +197,7 @@ class PerplexityTask(Task):
     documents: Count | None = None
     lengths: Several[Length] | None = None
     stride: Count | None = None
-    bos: bool = True
+    bos: Annotated[Bos, expected("window, document or none")] | None = None
     gain: bool = False
     positions: Count | None = None
     scorer: Text | None = None
@@ -196,16 +212,12 @@ class PerplexityTask(Task):
             )
         if self.scorer is not None and not self.gain:
             raise RopepatchError("scorer needs gain", hint=f"add gain: true, or {argument('gain')}")
-        if not self.bos and self.documents is None:
-            raise RopepatchError(
-                "documents cannot be joined without bos",
-                hint=f"add {argument('documents', 10)}, or documents: 10 in a suite",
-            )
 
     def prepare(
-        self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int
+        self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int, family: str = ""
     ) -> Measurement:
         """Prepare the text as token ids, in pieces of one length."""
+        bos = self.bos or bos_of(family, tokenizer)
         lengths = resolved(self.lengths, trained, to)
         if self.stride is not None and self.lengths is None:
             lengths = [length for length in lengths if length > self.stride] or lengths[-1:]
@@ -214,7 +226,7 @@ class PerplexityTask(Task):
         tales = [] if self.text is not None else self._tales(model, tokenizer, size)
         pieces = [(number, tale.ids) for number, tale in enumerate(tales)]
         if self.text is not None:
-            pieces = self._pieces(self.text, tokenizer, size)
+            pieces = self._pieces(self.text, tokenizer, size, bos)
         documents, ids = zip(*pieces, strict=True)
         # Also the original length, for the short-context cost.
         known = sorted({*lengths, *([trained] if trained < lengths[-1] else [])})
@@ -242,6 +254,7 @@ class PerplexityTask(Task):
             for (window, stride), advance in zip(limits, advances, strict=False):
                 options: dict[str, Any] = {"keep": keep, "split": True, "progress": advance}
                 options["positions"] = self.positions
+                options |= {"bos": False, "first": tokenizer.bos_token_id if bos == "window" else None}
                 curve = perplexity(model, None, ids, window=window, stride=stride, **options)
                 curves.append(curve.of_documents(documents))
             return curves
@@ -271,6 +284,7 @@ class PerplexityTask(Task):
         unscored = {key for key in ("scorer", "positions") if getattr(self, key) is None}
         parameters = self.model_dump(exclude=unscored) | {
             "text": self.text or TALES,
+            "bos": bos,
             "lengths": lengths,
             "pieces": len(ids),
             "tokens": sum(map(len, ids)),
@@ -292,21 +306,23 @@ class PerplexityTask(Task):
 
     def _tales(self, model: str, tokenizer: PreTrainedTokenizerBase, size: int) -> list[Tale]:
         check_text(self.text, model)
-        if not self.bos:
+        if self.bos == "none":
             raise RopepatchError(
                 "the stories of tiny need bos, its beginning-of-sequence token",
                 hint=f"add {argument('text')}",
             )
         return held_out_tales(tokenizer, length=size, count=self.documents or self.windows or 24)
 
-    def _pieces(self, text: str, tokenizer: PreTrainedTokenizerBase, size: int) -> list[tuple[int, Tensor]]:
+    def _pieces(
+        self, text: str, tokenizer: PreTrainedTokenizerBase, size: int, bos: Bos
+    ) -> list[tuple[int, Tensor]]:
         """The document and the tokens of each piece, beginning-of-sequence token included."""
         documents = stream_documents(text, field=self.field, split=self.split)
         if self.documents is None:
-            joined = cut_windows(tokenizer, documents, length=size, count=self.windows)
+            joined = cut_windows(tokenizer, documents, length=size, count=self.windows, bos=bos)
             return [(document, torch.tensor(window)) for document, window in joined]
-        first = first_documents(tokenizer, documents, length=size, count=self.documents, bos=self.bos)
-        return list(enumerate(first))
+        options: dict[str, Any] = {"length": size, "count": self.documents, "bos": bos != "none"}
+        return list(enumerate(first_documents(tokenizer, documents, **options)))
 
     @classmethod
     def method(cls, parameters: Mapping[str, Any]) -> str:
@@ -316,9 +332,7 @@ class PerplexityTask(Task):
             f"{of['pieces']:,} pieces of {of['text']}, {of['tokens']:,} tokens in total.",
             SLIDING.format(stride=of["stride"]) if of["stride"] else ONE_PASS,
             DRAWN.format(of["positions"]) if of.get("positions") else "",
-            "A beginning-of-sequence token stands before each document."
-            if of["bos"]
-            else "No beginning-of-sequence token is added.",
+            BEGINNINGS[of["bos"]],
             KEY_TOKENS.format(by, KEY_GAIN, KEY_LIKELY) if by else "",
             "Intervals: 95 %, Student's t over documents.",
         ]
@@ -394,7 +408,7 @@ class RetrievalTask(Task):
             raise RopepatchError(f"kinds must differ, got {list(self.kinds)}", hint="leave one out")
 
     def prepare(
-        self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int
+        self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int, family: str = ""
     ) -> Measurement:
         """Prepare the prompts, at the lengths that have room for the keys."""
         keys = self.keys or (1 if model == "tiny" else 8)
@@ -517,7 +531,7 @@ class LmEvalTask(Task):
     limit: Count | None = None
 
     def prepare(
-        self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int
+        self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int, family: str = ""
     ) -> Measurement:
         """Prepare the metadata of the tasks."""
         if find_spec("lm_eval") is None:

@@ -72,6 +72,8 @@ GGUF_DROPPED = _named("command-r falcon gemma gemma2 phi2 stablelm")
 GGUF_OTHERWISE = _named("nemotron phi3 phimoe")  # and writes another scaling for these
 GGUF_RENAMED = {"mistral": "llama", "mixtral": "llama", "cohere": "command-r", "phi": "phi2"}
 GGUF_RENAMED |= {"hunyuan_v1_moe": "hunyuan-moe", "qwen2_5_vl_text": "qwen2vl"}
+# Without a beginning-of-sequence token in each window they predict little; lm-evaluation-harness#1465.
+BOS_IN_EACH_WINDOW = _types("*gemma*")
 SCALED_EMBEDDINGS = _types("*gemma*")  # multiplied before the first layer; 5.23
 
 

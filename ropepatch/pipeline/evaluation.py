@@ -177,6 +177,8 @@ class EvaluateOptions(MeasureOptions):
     def task(self) -> dict[str, Any]:
         """The settings of the perplexity task that are given."""
         given = {key: getattr(self, key) for key in OF_TASK}
+        if self.bos is not None:
+            given["bos"] = "window" if self.bos else "none"
         return {
             key: value
             for key, value in given.items()

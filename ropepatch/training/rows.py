@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ropepatch.data.positions import PositionSampling, row_positions
 from ropepatch.data.questions import Questions
+from ropepatch.data.texts import begun
 from ropepatch.data.tiny.materials import IGNORED, MATERIALS
 from ropepatch.data.tiny.tales import Narrator
 from ropepatch.data.tokens import TokenStore, amount, tokenizer_digest
@@ -60,13 +61,14 @@ class Row:
 class TokenRows:
     """Documents joined end to end, cut into windows, and shuffled in each epoch.
 
-    The tokens before ``begin`` are held out. `digest` identifies the content; `size` is the number of tokens
-    per epoch, None if they never repeat.
+    The tokens before ``begin`` are held out. Every row begins with the token ``first``, if there is one.
+    `digest` identifies the content; `size` is the number of tokens per epoch, None if they never repeat.
     """
 
-    def __init__(self, store: TokenStore, begin: int, seed: int) -> None:
+    def __init__(self, store: TokenStore, begin: int, seed: int, first: int | None = None) -> None:
         self.name = store.reading.source
-        self.digest = hashlib.sha256(repr((store.digest, begin, seed)).encode()).hexdigest()
+        self.digest = hashlib.sha256(repr((store.digest, begin, seed, first)).encode()).hexdigest()
+        self._first = first
         self.size: int | None = max(len(store) - begin, 0)
         self._store, self._begin, self._seed = store, begin, seed
         self._orders: dict[int, tuple[int, Tensor]] = {}  # epoch and its order, by window
@@ -74,7 +76,11 @@ class TokenRows:
     def row(self, index: int, window: int) -> Row:
         """Return the row with a number from 0, of W = ``window`` tokens."""
         begin = self._beginning(index, window)
-        ids, lengths = self._store.piece(begin, begin + window)
+        stored, lengths = self._store.piece(begin, begin + window)
+        ids = begun(stored, self._first)
+        if ids is not stored:
+            kept = (1 + lengths[0], *lengths[1:-1], lengths[-1] - 1) if len(lengths) > 1 else lengths
+            lengths = tuple(length for length in kept if length)
         labels = ids.clone()
         labels[[0, *accumulate(lengths[:-1])]] = IGNORED
         return Row(ids, labels, lengths)
@@ -163,10 +169,13 @@ def check_rows(streams: Iterable[Stream], windows: Iterable[int]) -> None:
             stream.row(0, window)
 
 
-def held_out(store: TokenStore, length: int, count: int) -> tuple[list[Tensor], int]:
+def held_out(
+    store: TokenStore, length: int, count: int, first: int | None = None
+) -> tuple[list[Tensor], int]:
     """Return the first ``count`` pieces of ``length`` tokens, int64, and where the rest begins.
 
-    The document in which the last piece ends continues in the rest.
+    Every piece begins with the token ``first``, if there is one. The document in which the last piece ends
+    continues in the rest.
     """
     taken = length * count
     if len(store) < taken:
@@ -174,7 +183,8 @@ def held_out(store: TokenStore, length: int, count: int) -> tuple[list[Tensor], 
             f"{store.reading.source} has {len(store)} tokens, too few to hold out {count} x {length}",
             hint="give more text, or fewer or shorter pieces",
         )
-    return list(torch.split(store.tokens[:taken].long(), length)), taken
+    pieces = torch.split(store.tokens[:taken].long(), length)
+    return [begun(piece, first) for piece in pieces], taken
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,6 +21,7 @@ from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.writing import source_of
 from ropepatch.files import absent, check_resumed, read_json, remove, whole_file, write_json
+from ropepatch.model.architectures import BOS_IN_EACH_WINDOW
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.precision import Precision
 from ropepatch.processes import Processes, join
@@ -105,6 +106,7 @@ class Run:
                 self.resumed(record)
 
     def _reader(self, **options: Any) -> RecipeReader:
+        in_windows = self.plan.source.config.model_type in BOS_IN_EACH_WINDOW
         return RecipeReader(
             recipe=self.recipe,
             tokenizer=self.tokenizer,
@@ -112,6 +114,7 @@ class Run:
             target=self.plan.target,
             vocabulary=self.plan.source.config.vocab_size,
             folder=self.source.folder,
+            first=self.tokenizer.bos_token_id if in_windows else None,
             **options,
         )
 

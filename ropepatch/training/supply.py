@@ -111,6 +111,7 @@ class RecipeReader:
     target: int  # the target length, in tokens
     vocabulary: int
     folder: Path  # the checkpoint, which generates the source `generated: self`
+    first: int | None = None  # the token at the start of every sequence, if the model's family needs it
     cache: Path = field(default_factory=default_cache)
     say: Callable[[str], None] = lambda line: None  # takes lines for the user
     progress: Progress = no_bar
@@ -205,7 +206,7 @@ class RecipeReader:
         if watch.text is not None and not (at_once and local_files(watch.text) is None):
             text = Texts(text=watch.text, field=watch.field, split=watch.split)
             store = self._tokenised(text, held.count * held.length)
-            pieces, _ = held_out(store, held.length, held.count)
+            pieces, _ = held_out(store, held.length, held.count, self.first)
             notes.append(f"held out: {store.report}")
         streams: list[Stream] = []
         read: tuple[TokenStore, int] | None = None
@@ -215,7 +216,7 @@ class RecipeReader:
                 continue
             if _has_questions(source) and read:  # in the text before; without questions, that text
                 questions = QuestionRows(*read, self.tokenizer, self.taught, seed) if self.taught else None
-                streams.append(questions or TokenRows(*read, seed))
+                streams.append(questions or TokenRows(*read, seed, self.first))
                 kinds = (
                     ", ".join(self.taught) or "none, the base model answers none within its original context"
                 )
@@ -231,9 +232,9 @@ class RecipeReader:
             else:
                 store = self._self_written(tokens, apart, seed)
             if apart:
-                pieces, begin = held_out(store, held.length, held.count)
+                pieces, begin = held_out(store, held.length, held.count, self.first)
             read = store, begin
-            streams.append(TokenRows(*read, seed))
+            streams.append(TokenRows(*read, seed, self.first))
             notes.append(f"{store.reading.source}: {store.report}")
         if watch.text is None and held.source is None:
             tales = held_out_tales(self.tokenizer, length=held.length, count=held.count)

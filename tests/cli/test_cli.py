@@ -314,7 +314,7 @@ def test_eval_passes_on_every_option(asked):
                 documents=5,
                 lengths=(256, 1024),
                 stride=64,
-                bos=False,
+                bos="none",
             ),
         ),
     )

@@ -144,6 +144,19 @@ def test_token_ids_are_joined_unchanged_and_texts_follow_bos_or_eos(tokenizer):
     assert windows(only_end, ["ab", "c"], length=5, count=None) == [[EOS, *ids_of("ab"), EOS, *ids_of("c")]]
 
 
+def test_each_window_begins_with_bos_where_a_family_needs_it(tokenizer):
+    documents = ["abcde", "fgh", "a"]
+    expected = [[BOS, *ids_of("abc")], [BOS, *ids_of("de"), BOS], [BOS, *ids_of("gh"), BOS]]
+    assert windows(tokenizer, documents, length=4, count=None, bos="window") == expected
+
+
+def test_texts_are_joined_without_bos(tokenizer):
+    stream = [EOS, *ids_of("abc"), EOS, *ids_of("de")]
+    assert windows(tokenizer, ["abc", "de"], length=7, count=None, bos="none") == [stream]
+    bare = letter_tokenizer()
+    assert windows(bare, ["abc", "de"], length=5, count=None, bos="none") == [ids_of("abcde")]
+
+
 @pytest.mark.parametrize(
     ("count", "expected"), [(1, [0]), (2, [0, 5]), (3, [0, 3, 6]), (10, range(10)), (24, range(10))]
 )

@@ -13,7 +13,8 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.results import Row
 from ropepatch.evaluation.suites import Suite
-from ropepatch.evaluation.tasks import LmEvalTask, PerplexityTask, RetrievalTask
+from ropepatch.evaluation.tasks import BEGINNINGS, LmEvalTask, PerplexityTask, RetrievalTask
+from ropepatch.progress import unseen
 
 
 @pytest.fixture(scope="module")
@@ -55,19 +56,37 @@ def test_windows_slide_over_pieces_of_twice_the_greatest_window(jsonl, tiny):
         assert row.value == pytest.approx(torch.cat(curve.nll).mean().item())
 
 
-@pytest.mark.parametrize("bos", [True, False])
+@pytest.mark.parametrize(
+    ("family", "given", "bos"),
+    [("llama", None, "document"), ("gemma3_text", None, "window"), ("gemma2", "none", "none")],
+)
+def test_bos_stands_where_the_family_needs_it_and_the_protocol_names_it(jsonl, tiny, family, given, bos):
+    reads = PerplexityTask(text=str(jsonl), field="body", windows=5, lengths=(100,), bos=given)
+    ready = reads.prepare("model", tiny[1], trained=256, to=256, family=family)
+    assert ready.parameters["bos"] == bos
+    assert BEGINNINGS[bos] in PerplexityTask.method(ready.parameters)
+    texts = list(stream_documents(jsonl, field="body"))
+    cut = cut_windows(tiny[1], texts, length=100, count=5, bos=bos)
+    (row,) = [row for row in ready.run(*tiny, None, unseen) if row.at == {"length": 100}]
+    expected = ropepatch.perplexity(tiny[0], None, [ids for _, ids in cut]).at(100)
+    assert row.value == pytest.approx(expected.value)
+    starts = [ids[0] == tiny[1].bos_token_id for _, ids in cut]
+    assert starts == {"window": [True] * 5, "document": [True] + [False] * 4, "none": [False] * 5}[bos]
+
+
+@pytest.mark.parametrize("bos", ["document", "none"])
 def test_a_document_has_its_length_wherever_the_first_token_stands(jsonl, tiny, bos):
     rows = rows_of(task(jsonl, lengths=(128,), bos=bos), tiny)
     row = next(row for row in rows if row.at == {"length": 128})
     assert (row.n, len(row.clusters)) == (2 * 127, 2)
-    pieces = [ids[not bos :][:128] for ids in documents_of(jsonl, tiny[1])]
+    pieces = [ids[bos == "none" :][:128] for ids in documents_of(jsonl, tiny[1])]
     assert row.value == pytest.approx(ropepatch.perplexity(tiny[0], None, pieces).at(128).value)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (PerplexityTask(documents=2, bos=False), "need bos, its beginning-of-sequence token"),
+        (PerplexityTask(documents=2, bos="none"), "need bos, its beginning-of-sequence token"),
         (
             PerplexityTask(stride=128, lengths=(128,)),
             "stride must be from 1 to 127 for windows of 128 tokens",

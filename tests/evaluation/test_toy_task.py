@@ -21,7 +21,7 @@ class Echo(tasks.Task):
     identity: ClassVar[tuple[str, ...]] = ("words",)
     words: int = 3
 
-    def prepare(self, model, tokenizer, *, trained, to):
+    def prepare(self, model, tokenizer, *, trained, to, family=""):
         """Nothing is needed."""
         rows = rows_of([trained, to], [self.words] * 2)
         return tasks.Measurement(self, {"words": self.words}, lambda model, tokenizer, keep, advance: rows)

@@ -18,6 +18,7 @@ from loss_models import (
     shift_model,
     tokens,
 )
+from tiny_models import tiny_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -42,6 +43,30 @@ class WithBos:
     def __call__(self, texts: list[str], **options: object) -> dict[str, list[list[int]]]:
         assert options["add_special_tokens"] is False
         return {"input_ids": [[int(word) for word in text.split()] for text in texts]}
+
+
+def test_every_sliding_window_begins_with_bos_where_a_family_needs_it():
+    ids = torch.arange(10, 22)
+    found = module.windows(0, ids, 6, 3, first=BOS)
+    assert [window.ids.tolist() for window in found] == [
+        [10, 11, 12, 13, 14, 15],
+        [BOS, 14, 15, 16, 17, 18],
+        [BOS, 17, 18, 19, 20, 21],
+    ]
+    assert [window.first for window in found] == [1, 3, 3]
+
+
+def test_sliding_windows_of_gemma_begin_with_bos_by_default():
+    model = tiny_model("gemma2")
+    ids = torch.randint(3, 50, (40,))
+    first = model.config.bos_token_id
+    assert first is not None
+    by_default, given = (
+        perplexity(model, None, [ids], **sliding(16, 8), first=one).nll[0] for one in (None, first)
+    )
+    plain = perplexity(model, None, [ids], **sliding(16, 8), bos=False).nll[0]
+    assert torch.equal(by_default, given)
+    assert not torch.equal(by_default, plain)
 
 
 # What is scored with what context

@@ -154,7 +154,7 @@ def test_how_it_was_measured_and_everything_that_stands_behind_a_result_is_in_th
 
 
 def test_models_targets_and_protocols_stand_apart(tmp_path):
-    sliding = {"digest": "beef", "bos": True, "stride": 128}
+    sliding = {"digest": "beef", "bos": "document", "stride": 128}
     results = [
         reading("yarn", [1.0] * 3, method="yarn"),
         reading("yarn", [2.0] * 3, method="yarn", **sliding),
@@ -171,7 +171,7 @@ def test_models_targets_and_protocols_stand_apart(tmp_path):
     assert [[cell.text for cell in row[:3]] for row in outcome.rows] == [
         [model, target, "yarn"] for model, target in (("tiny", "1k"), ("tiny", "512"), ("other", "1k"))
     ]
-    assert ("Loss (nats/token)", "stride 128, bos True") in outcome.heads
+    assert ("Loss (nats/token)", "stride 128, bos document") in outcome.heads
     assert "128 tokens at a time" in plain(page)
 
 

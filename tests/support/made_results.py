@@ -124,7 +124,7 @@ def reading(
         "digest": "f00d",
         "pieces": 10,
         "tokens": 10 * lengths[-1],
-        "bos": False,
+        "bos": "none",
     }
     settings = given | {"lengths": list(lengths)} | parameters
     return result_of("perplexity", label, made, settings, method=method, model=model, target=lengths[-1])

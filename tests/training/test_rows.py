@@ -120,6 +120,21 @@ def test_held_out_are_the_first_tokens_and_they_are_not_trained_on():
         held_out(store_of([23]), 12, 2)
 
 
+def test_each_sequence_begins_with_bos_where_a_family_needs_it():
+    store, bos = store_of([7, 1, 16], first=100), 5
+    pieces, _ = held_out(store, 8, 2, bos)
+    assert [piece.tolist() for piece in pieces] == [[bos, *range(100, 107)], [bos, *range(108, 115)]]
+    rows = TokenRows(store, 0, 0, bos)
+    found = sorted((rows.row(index, 8) for index in range(3)), key=lambda row: int(row.ids[1]))
+    assert [row.ids.tolist() for row in found] == [
+        [bos, *range(begin, begin + 7)] for begin in (100, 108, 116)
+    ]
+    assert [row.lengths for row in found] == [(8,), (8,), (8,)]  # the document of one token is dropped
+    assert found[0].labels.tolist() == [-100, *range(100, 107)]
+    begun = TokenRows(store_of([8, 4], first=5), 0, 0, bos)  # its first window begins with the token itself
+    assert sorted(begun.row(0, 6).ids.tolist() + begun.row(1, 6).ids.tolist()) == [5, 5, *range(6, 16)]
+
+
 # generated rows
 
 
