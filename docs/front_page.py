@@ -11,7 +11,6 @@ METHODS = {
     BASELINE: "original model",
     "linear": "`linear` (position interpolation)",
     **{name: f"`{name}`" for name in ("ntk", "llama3", "yarn", "dca")},
-    "fit-short": "`fit` from `yarn`, 96 steps",
     "student-short": "`yarn` with `--distil`, 100 steps",
 }
 MODELS = (

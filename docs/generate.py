@@ -131,8 +131,7 @@ def entry(kind: type, parameters: Mapping[str, Any], facts: Mapping[str, str]) -
 
 def methods() -> Iterator[str]:
     """A section for every scaling."""
-    pages = {"custom": f"[learned vectors]({STUDIES}/fit/frequencies.md)"}
-    pages |= dict.fromkeys(UNMEASURED, "none; a search outside ropepatch has to find its factors")
+    pages = dict.fromkeys(UNMEASURED, "none; a search outside ropepatch has to find its factors")
     for kind in METHODS.values():
         facts = {
             "Frequencies": f"`{kind.formula}`",
@@ -192,9 +191,8 @@ def commands() -> Iterator[str]:
 
 API = {
     "Plan, try and write": "plan patch active extend load Plan Patch Remapped Extension",
-    "Measure": "perplexity retrieve passkey evaluate compare choose read_results plot Results Choice",
+    "Measure": "perplexity retrieve passkey evaluate compare read_results plot Results Choice",
     "Scalings and position remappings": "make_scaling make_remapping Scaling Rope Frequencies Remapping",
-    "Learn frequencies": "fit Fitted",
     "Train": "adapt read_recipe load_adapter",
     "Other encodings": "swap make_encoding Swap Encoding",
     "Look and publish": "explore diagnose push probe Probed ProbeCallback fold_attention",

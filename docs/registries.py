@@ -155,7 +155,6 @@ SECTIONS: tuple[tuple[str, Any], ...] = (
     ("data.sources[].", sections.Generated),
     ("distil.", sections.Distil),
     ("lora.", sections.Lora),
-    ("method.", sections.Fit),
     ("watch.", sections.Watch),
 )
 SHOWN = {"method": "`yarn`", "watch": "see below"}  # defaults

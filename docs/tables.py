@@ -26,7 +26,6 @@ import encoding_tables
 import engine_types
 import engines_study
 import explorer_numbers
-import fit_study
 import front_page
 import generate
 import gguf_study
@@ -37,8 +36,6 @@ import pretraining_recipe
 import registries
 import remappings_study
 import served_study
-import starts_study
-import taught_study
 from measured import RESULTS, result
 
 import ropepatch
@@ -186,12 +183,6 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "recall": lambda: encoding_tables.recall_table(rows("encodings")),
         "recalibration": lambda: encoding_tables.recalibration_table(rows("encodings")),
         "cost": lambda: encoding_tables.cost_table(result("encoding_cost")),
-    },
-    f"{STUDIES}/fit/frequencies.md": {
-        "learned": lambda: fit_study.learned_table(rows("fit")),
-        "taught": lambda: taught_study.taught_table(rows("fit-taught")),
-        "taught-in-short": lambda: taught_study.in_short(rows("fit-taught")),
-        "starts": lambda: starts_study.starts_table(rows("fit-starts")),
     },
     f"{STUDIES}/served/served.md": {
         "served-losses": lambda: served_study.served_losses(rows("served")),

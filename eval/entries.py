@@ -108,18 +108,16 @@ def entries(models: Path) -> Iterator[Entry]:
     yield from pages(models, SMOLLM2, "16k", free, (12, 0.1))
     yield from pages(models, SMOLLM2, "16k", ("yarn-tuned.json",), (12, 0.1))
     yield from pages(models, SMOLLM2, "16k", ("baseline", "yarn", "rerope"), (12, 0.1), kinds="fact,chain")
-    for method in ("student-novels", "fit-novels.json"):
-        yield from pages(models, SMOLLM2, "16k", (method,), (None, 0.1))
-    yield from pages(models, SMOLLM2, "16k", ("student-short", "fit-short.json"), (6, 0.1))
+    yield from pages(models, SMOLLM2, "16k", ("student-novels",), (None, 0.1))
+    yield from pages(models, SMOLLM2, "16k", ("student-short",), (6, 0.1))
     yield from pages(models, SMOLLM2, "32k", ("baseline", "yarn", "rerope", "dca"), (40, 0.3))
-    on_a_gpu = ["tests/attention", "tests/fitting", "-qkon_a_gpu"]
+    on_a_gpu = ["tests/attention", "-qkon_a_gpu"]
     yield Entry(
         title="tests that need a GPU",
         command=["-m", "pytest", *on_a_gpu, "--junitxml", models / "gpu-tests.xml"],
         minutes=(None, 2),
         makes=models / "gpu-tests.xml",
     )
-    yield from pages(models, SMOLLM2, "16k", ("fit.json",), (12, 0.1))
     yield Entry(
         title="training steps of 1B, 3B and 8B",
         command=["eval/benchmarks/step_cost.py"],
@@ -133,11 +131,8 @@ def entries(models: Path) -> Iterator[Entry]:
     yield from pages(models, SMOLLM2, "16k", ("student",), (12, 0.1))
     yield making(models / GEMMA, f"{PAGES}/gemma3_270m.py")
     yield from pages(models, GEMMA, "64k", ("baseline", "yarn", PUBLISHED_LINEAR), (9, 0.5), first=4)
-    yield from pages(models, GEMMA, "64k", ("fit-novels.json",), (9, 0.5), first=4)
-    yield from pages(models, SMOLLM2, "32k", ("fit.json", "student"), (40, 0.3))
-    yield from pages(
-        models, GEMMA, "64k", ("baseline", "yarn", PUBLISHED_LINEAR, "fit-novels.json"), (None, 0.5)
-    )
+    yield from pages(models, SMOLLM2, "32k", ("student",), (40, 0.3))
+    yield from pages(models, GEMMA, "64k", ("baseline", "yarn", PUBLISHED_LINEAR), (None, 0.5))
     yield from on_cpu(models / "work")
 
 
@@ -193,14 +188,14 @@ def method_of(name: str) -> str:
 
 MAKERS = {
     "yarn-tuned.json": ([f"{PAGES}/scalings.py"], (90, 1)),
-    "fit-novels.json": ([f"{PAGES}/scalings.py"], (None, 8)),  # on a CPU a forward pass takes minutes
     "student-novels": ([f"{PAGES}/scalings.py"], (None, 8)),
     "student-short": ([f"{PAGES}/scalings.py"], (40, 2)),
-    "fit-short.json": ([f"{PAGES}/scalings.py"], (110, 4)),
     # A bare loop took 74 ms on an H200 to generate a token of 200 documents; this is the time of all tokens.
-    "fit.json": (["-m", "ropepatch", "fit"], (180, 18)),
     "student": (["-m", "ropepatch", "extend", "--distil"], (550, 28)),
 }
+
+
+TRAINING = ("adaptation/adaptation", "encodings/encodings")  # they need a folder for their trainings
 
 
 def on_cpu(work: Path) -> Iterator[Entry]:
@@ -209,16 +204,13 @@ def on_cpu(work: Path) -> Iterator[Entry]:
         "training_free/tiny_checkpoint": 5,
         "training_free/training_free": 0.5,
         "remappings/remappings_study": 0.5,
-        "fit/fit_study": 2,
-        "fit/taught_study": 5,
         "engines/trainers_study": 0.3,
         "distil/distil_study": 10,
         "adaptation/adaptation": 10,
-        "adaptation/starts_study": 10,
         "encodings/encodings": 10,
     }
-    for place, (name, minutes) in enumerate(studies.items()):
-        folder = ["--work", work / Path(name).name] if place > 4 else []
+    for name, minutes in studies.items():
+        folder = ["--work", work / Path(name).name] if name in TRAINING else []
         command = [f"eval/studies/{name}.py", *folder]
         yield Entry(title=Path(name).name, command=command, minutes=(minutes, None))
     command = ["eval/benchmarks/attention_cost.py", "--device", CPU]

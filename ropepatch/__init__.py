@@ -20,7 +20,6 @@ if TYPE_CHECKING:  # the names in LATER, for mypy and editors
     from ropepatch.encodings import make_encoding as make_encoding
     from ropepatch.extension.patching import Patch as Patch
     from ropepatch.extension.planning import Plan as Plan
-    from ropepatch.fitting import Fitted as Fitted
     from ropepatch.pipeline.choice import Choice as Choice
     from ropepatch.pipeline.extension import Extension as Extension
     from ropepatch.pipeline.results import Results as Results
@@ -40,7 +39,6 @@ LATER = {  # modules of the public names outside `api`, imported when used becau
     "encodings": "ENCODINGS Encoding Swap make_encoding",
     "extension.patching": "Patch",
     "extension.planning": "Plan",
-    "fitting": "Fitted",
     "pipeline.choice": "Choice",
     "pipeline.extension": "Extension",
     "pipeline.results": "Results",

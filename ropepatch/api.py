@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from ropepatch.extension.gguf import GgufPlan
     from ropepatch.extension.patching import Patch
     from ropepatch.extension.planning import Plan
-    from ropepatch.fitting import Fitted
     from ropepatch.pipeline.choice import Choice
     from ropepatch.pipeline.extension import Extension
     from ropepatch.pipeline.results import HasFigures, Results
@@ -49,13 +48,11 @@ __all__ = [
     *(
         "active",
         "adapt",
-        "choose",
         "compare",
         "diagnose",
         "evaluate",
         "explore",
         "extend",
-        "fit",
         "fold_attention",
         "load",
     ),
@@ -107,7 +104,7 @@ def plan(
         model: A checkpoint folder, a Hub id, tiny, or a GGUF file.
         to: The target length in tokens, e.g. 32k, or 4x the original length. Default: that of the scaling
             file, or of the factor.
-        method: A name from `ropepatch methods`, or a scaling file such as fitted.json.
+        method: A name from `ropepatch methods`, or a scaling file such as scaling.json.
         original: The original context length, if config.json contains another one: 32k for Qwen3, whose
             config.json contains 40960.
         layers: Pass sliding to scale a model in which only sliding-window layers use RoPE; the default
@@ -221,7 +218,6 @@ def extend(
     *,
     to: Length | None = None,
     method: str | None = None,
-    allow_code: bool = False,
     original: Length | None = None,
     layers: Literal["sliding"] | None = None,
     settings: Mapping[str, Any] | Sequence[str] | None = None,
@@ -259,16 +255,12 @@ def extend(
             next to MODEL if that is the working folder.
         to: The target length in tokens, e.g. 32k, or 4x the original length. Default: that of the recipe or
             scaling file.
-        method: A name from `ropepatch methods`, a scaling file, fit (learn a scaling), or auto (measure the
-            methods, learn one with fit, and use the best). Default: that of the recipe, or yarn.
-        allow_code: Let `method=auto` also choose a position remapping, which runs only in transformers with
-            trust_remote_code=True.
+        method: A name from `ropepatch methods`, or a scaling file. Default: that of the recipe, or yarn.
         original: The original context length, if config.json contains another one: 32k for Qwen3, whose
             config.json contains 40960.
         layers: Pass sliding to scale a model in which only sliding-window layers use RoPE; the default
             refuses it.
-        settings: A parameter of the method, also one with the name of an argument here, such as text of fit;
-            see `ropepatch methods NAME`, or for fit `ropepatch fit --help`.
+        settings: A parameter of the method; see `ropepatch methods NAME`.
         recipe: Fine-tune with this recipe at the target length; see `ropepatch recipes`.
         distil: Fine-tune by self-distillation from the base model, on `text` or else on text that the model
             generates; see `ropepatch recipes distil`.
@@ -276,11 +268,11 @@ def extend(
             0.02. Default: that of the recipe. A checkpoint beyond it is written, but not pushed.
         evaluate: Measure this suite before and after, and write the results into the folder; see `ropepatch
             suites`.
-        text: The text for the suite instead of its own, or for fit, auto and distil, but not for a recipe,
-            which names its own: a text, JSONL, CSV or Parquet file, a folder of text and JSONL files, a
+        text: The text for the suite instead of its own, or for distil, but not for a recipe, which names its
+            own: a text, JSONL, CSV or Parquet file, a folder of text and JSONL files, a
             `datasets` id, or a dataset saved with `datasets`.
         field: The column or key that contains the text of a document.
-        split: The split of a dataset. Default: test, or train for fit and distil.
+        split: The split of a dataset. Default: test, or train for distil.
         limit: Measure at most N pieces of text, N retrieval prompts, and N documents of an lm-eval task.
         link_weights: Hard-link the weight files instead of copying them. This is instant, but a program that
             later rewrites one of them in place also changes the source.
@@ -290,14 +282,12 @@ def extend(
         push: Push the checkpoint with its card to this repository on the Hub; see `ropepatch push`. A new one
             has your account's default visibility.
         private: Make the repository of `push` private.
-        dry_run: Print the plan and what the recipe would do, and write nothing. fit and auto search first,
-            which takes as long as usual.
+        dry_run: Print the plan and what the recipe would do, and write nothing.
         revision: The branch, tag or commit of a Hub id.
         record: Further entries for ropepatch.json.
         say: A function that takes lines of progress.
         progress: See `ropepatch.progress.bar`.
-        show: A function that takes intermediate results: the `Choice` of auto, the `Fitted` of fit, and the
-            `Extension` before it is pushed.
+        show: A function that takes the `Extension` before it is pushed.
         **parameters: Further parameters of the method.
 
     The model may also be a plan, which contains target and method.
@@ -439,14 +429,13 @@ def compare(
 
     It measures retrieval at the target length, the loss over it, and the short-context loss. The guide
     "Measure" contains the rule of the ranking, and `--json` prints it. If no method can be recommended, the
-    advice is not to extend. fit learns from text that the ranking does not use.
+    advice is not to extend.
 
     Args:
         model: A checkpoint folder, a Hub id, or tiny.
         to: The target length in tokens, e.g. 8k, or 4x the original length.
         methods: Names separated by commas (see `ropepatch methods`) or scaling files. all stands for every
-            static scaling without required parameters, remappings for every position remapping, fit for a
-            scaling learned on the model.
+            static scaling without required parameters, remappings for every position remapping.
         original: The original context length, if config.json contains another one: 32k for Qwen3, whose
             config.json contains 40960.
         text: A text, JSONL, CSV or Parquet file, a folder of text and JSONL files, a `datasets` id, or a
@@ -456,12 +445,11 @@ def compare(
         windows: Use at most N windows of the text. Default: 24.
         haystacks: The number of retrieval prompts; 0 for none. Default: 10, or 20 for tiny.
         keys: Questions of each kind per prompt and length. Default: 8, or 1 for tiny.
-        out: A folder for the results and the fit. Results that it already contains are not measured again.
+        out: A folder for the results. Results that it already contains are not measured again.
         report: An HTML file to write, with tables and figures.
         revision: The branch, tag or commit of a Hub id.
         device: A device such as cpu, cuda or cuda:1. Default: a GPU if there is one.
-        dtype: float32, bfloat16 or float16. Default: that of the weights, or the faster one on a CPU. A fit
-            chooses its own.
+        dtype: float32, bfloat16 or float16. Default: that of the weights, or the faster one on a CPU.
         seed: The random seed of the retrieval prompts.
         say: A function that takes lines of progress, and the methods that are left out.
         progress: See `ropepatch.progress.bar`.
@@ -471,43 +459,9 @@ def compare(
         RopepatchError: If the model, the target, a named method or the text does not allow it.
     """
     from ropepatch.pipeline.choice import CompareOptions as Options
-    from ropepatch.pipeline.choice import choose as run
+    from ropepatch.pipeline.choice import compare as run
 
-    return run(Options(**_given(locals()), allow_code=False))
-
-
-def choose(
-    model: str | os.PathLike[str],
-    *,
-    to: Length,
-    methods: str | Iterable[str] | None = None,
-    allow_code: bool = False,
-    **options: Any,
-) -> Choice:
-    """Measure methods and a fit on a model without training, rank them as `compare` does, and choose one.
-
-    The ranking uses no window of text that the fit has seen, and other stories of tiny.
-
-    Args:
-        model: A checkpoint folder, a Hub id, or `tiny`.
-        to: The target length, as in `compare`.
-        methods: As in `compare`. Default: all that the model allows, and a fit if possible.
-        allow_code: Include the position remappings, which run only in transformers, with code from the
-            checkpoint.
-        **options: Further arguments of `compare`.
-
-    Raises:
-        RopepatchError: If the model, the target, a named method or the text does not allow it.
-    """
-    from ropepatch.pipeline.choice import CompareOptions as Options
-    from ropepatch.pipeline.choice import choose as run
-    from ropepatch.settings import refuse_unknown
-
-    defaults = compare.__kwdefaults__ or {}
-    refuse_unknown(options, defaults, "argument of choose")
-    return run(
-        Options(**defaults | options | {"model": model, "to": to, "methods": methods}, allow_code=allow_code)
-    )
+    return run(Options(**_given(locals())))
 
 
 def perplexity(
@@ -697,73 +651,7 @@ def plot(what: Plan | HasFigures | str | Path, name: str | None = None) -> Figur
     return run(what, name)
 
 
-# Learn and train
-
-
-def fit(
-    model: str | Path,
-    *,
-    to: Length,
-    original: Length | None = None,
-    text: str | Path | None = None,
-    field: str = "text",
-    split: str = "train",
-    steps: int = 200,
-    minutes: float | None = None,
-    init: str = "auto",
-    teacher: str = "auto",
-    queries: bool = True,
-    seed: int = 0,
-    revision: str | None = None,
-    device: str | None = None,
-    work: Path | None = None,
-    progress: Progress = bar,
-    say: Say = silent,
-) -> Fitted:
-    """Learn RoPE frequencies for a model at a target length, and phases.
-
-    Only the query weights change. The model learns to match its own predictions under a position remapping,
-    and to answer questions about distant tokens, of the kinds that it answers within its original context
-    length. By default it trains on text that it generates, so no text is needed. Held-out windows and
-    questions select the result: on them its loss within the original length is no higher than YaRN's, and its
-    answers are no less probable (by more than 0.01 nats). Its loss beyond the original length may be higher.
-
-    Processes that torchrun started share the work; the result is the same, to the bit that of one process
-    with as many threads.
-
-    Args:
-        model: A checkpoint folder, a Hub id, or tiny.
-        to: The target length in tokens, e.g. 32k, or 4x the original length.
-        original: The original context length, if config.json contains another one: 32k for Qwen3, whose
-            config.json contains 40960.
-        text: A text, JSONL, CSV or Parquet file, a folder of text and JSONL files, a `datasets` id, or a
-            dataset saved with `datasets`. Default: text that the model generates, or the stories of tiny.
-        field: The column or key that contains the text of a document.
-        split: The split of a dataset.
-        steps: Steps of gradient descent.
-        minutes: Stop after about N minutes over all calls, with the best result so far; a third of it is for
-            the starting points. Default: stop after `steps`, which does not depend on the machine.
-        init: Methods to start from, separated by commas; yarn alone is quick. auto tries all and mixtures.
-        teacher: The position remapping under which the base model teaches. auto is rerope, if the model
-            allows a remapping; none trains on the tokens of the text.
-        queries: Also learn a gain and a phase for each query head and rotary pair, folded into the query
-            weights. Without it no weights change.
-        seed: The random seed of the order of windows, the random starting points and the generated text.
-        revision: The branch, tag or commit of a Hub id.
-        device: A device such as cpu, cuda or cuda:1. Default: a GPU if there is one.
-        work: A folder for the state of the fit; the same call resumes from it after an interruption.
-        progress: Called with the name of each stage; see `ropepatch.progress.bar`.
-        say: A function that takes a line on device and precision.
-
-    Returns:
-        The learned scaling and its measurements, as a `Fitted`.
-
-    Raises:
-        RopepatchError: If the model, the target, the text or a setting does not allow it.
-    """
-    from ropepatch.fitting import fit as run
-
-    return run(**_given(locals()))
+# Train
 
 
 def read_recipe(name: str) -> Recipe:

@@ -79,7 +79,3 @@ class RopepatchError(Exception):
         self.hint = printable(hint) if hint else hint
         if hint:
             self.add_note(f"hint: {self.hint}")  # shown by a traceback, for example in a notebook
-
-
-class NothingHelpsError(RopepatchError):
-    """No method helps the model significantly."""

@@ -19,7 +19,6 @@ import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -327,12 +326,6 @@ AboveOne = Annotated[float, Field(gt=1, allow_inf_nan=False), expected("a number
 FromOne = Annotated[float, Field(ge=1, allow_inf_nan=False), expected("a number from 1")]
 Amount = Annotated[float, Field(gt=0, allow_inf_nan=False), expected("a number above 0")]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False), expected("a number from 0")]
-Queries = Annotated[  # by layer, query head and rotary pair
-    Several[Several[Several[tuple[Amount, Number]]]],
-    AfterValidator(lambda value: _even(value)),
-    expected("for each layer, query head and rotary pair an amplitude above 0 and a phase"),
-    BeforeValidator(lambda value: _tuples(value, 4)),
-]
 Share = Annotated[float, Field(ge=0, le=1), expected("a share from 0 to 1")]
 PartShare = Annotated[float, Field(ge=0, lt=1), expected("a share from 0 to below 1")]
 Length = Annotated[
@@ -496,23 +489,6 @@ def _plain(value: Any) -> Any:
     if type(value) not in (list, tuple):
         return value
     return tuple(number_of(item) for item in value)
-
-
-def _tuples(value: Any, depth: int) -> Any:
-    """Convert lists within lists to tuples, down to a depth."""
-    if depth == 0 or not isinstance(value, list | tuple):
-        return value
-    return tuple(_tuples(item, depth - 1) for item in value)
-
-
-def _even(layers: tuple[tuple[tuple[Any, ...], ...], ...]) -> Any:
-    """Check that all layers have as many heads, and all heads as many pairs."""
-    if (
-        len({len(heads) for heads in layers}) > 1
-        or len({len(pairs) for heads in layers for pairs in heads}) > 1
-    ):
-        raise RopepatchError("not for each")
-    return layers
 
 
 def refusal(error: ValidationError, kind: type[Any], content: Any) -> RopepatchError:

@@ -14,11 +14,10 @@ import tables
 from checkpoint_folders import write_checkpoint
 from gguf_files import write_gguf
 from readme import DOCUMENTS, ROOT, code_blocks, commands
-from run_recipes import read_little
+from run_recipes import ask_little
 from transformers import AutoConfig
 
 import ropepatch
-from ropepatch import api
 from ropepatch.cli import app, main
 from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.results import Result
@@ -111,15 +110,13 @@ def measure_few(suite: Suite, **options) -> Iterator[Result]:
     return measure(suite.model_copy(update={"tasks": tasks}), **options)
 
 
-SLOW = ("ropepatch fit", "ropepatch compare tiny")
+SLOW = "ropepatch compare tiny"
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param(line, marks=pytest.mark.slow)
-        if line.startswith(SLOW) or "--method auto" in line
-        else line
+        pytest.param(line, marks=pytest.mark.slow) if line.startswith(SLOW) else line
         for line in commands()
         if line.startswith("ropepatch ") and line != "ropepatch demo"  # which tests/cli/test_demo.py runs
     ],
@@ -129,19 +126,13 @@ def test_each_ropepatch_command_in_the_documents_runs(workplace, monkeypatch, ca
     for word in shlex.split(command):
         words += sorted(str(path) for path in workplace.glob(word)) if "*" in word else [word]
     monkeypatch.chdir(workplace)
-    read_little(monkeypatch)
+    ask_little(monkeypatch)
     monkeypatch.setattr("ropepatch.pipeline.evaluation.candidates", lambda: ("linear", "yarn"))
-    auto = "--method auto" in command  # which writes nothing if too few sequences decide nothing
     suite_of = choice.ranking_suite
-    few = {"windows": 12 if auto else 3, "haystacks": 2}
+    few = {"windows": 3, "haystacks": 2}
     monkeypatch.setattr(choice, "ranking_suite", lambda *given, **more: suite_of(*given, **more | few))
-    monkeypatch.setitem(api.fit.__kwdefaults__, "steps", 5)
-    if "--suite" not in command and not auto:  # results of a suite are reused if it is the same
+    if "--suite" not in command:  # results of a suite are reused if it is the same
         monkeypatch.setattr("ropepatch.evaluation.measuring.measure", measure_few)
-    if "--out fitted.json" in command:
-        (workplace / "fitted.json").unlink(missing_ok=True)
-    elif "--method fitted.json" in command and not (workplace / "fitted.json").exists():
-        ropepatch.fit("tiny", to=512, steps=2, init="yarn").save(workplace / "fitted.json")
     if command.startswith("ropepatch extend llama-2-7b --to 32k"):  # another worker may have made it
         shutil.rmtree(workplace / EXTENDED[0], ignore_errors=True)
     elif any(name in words for name in EXTENDED):

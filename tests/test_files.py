@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import torch
 from checkpoint_folders import largest_file
 from made_results import scoring
 
@@ -35,7 +34,6 @@ from ropepatch.files import (
     whole_file,
     write_json,
 )
-from ropepatch.fitting.fitting import STATE, write_state
 from ropepatch.model.source import locate
 from ropepatch.model.weights import read_headers
 from ropepatch.pipeline.inputs import parse_settings
@@ -131,7 +129,7 @@ def test_a_file_name_that_is_not_utf_8_is_rejected(entrance, tmp_path, monkeypat
     name = os.fsdecode(b"caf\xe9.txt")
     Path(name).write_text("text")
     if entrance == "main":
-        message = run_here("fit", "tiny", "--to", "1k", "--text", name, "--out", "x.json").stderr
+        message = run_here("eval", "tiny", "--text", name).stderr
     else:
         with pytest.raises(RopepatchError) as caught:
             entrance(name, **({"weights": False} if entrance is locate else {}))
@@ -213,9 +211,13 @@ def test_an_os_error_names_the_unreadable_file_or_the_output(number, name, messa
 
 
 def test_the_error_of_an_unwritable_file_names_it(tmp_path):
-    with largest_file(10), pytest.raises(OSError, match="File too large") as caught:
-        write_state(tmp_path, {"vector": torch.zeros(9)})
-    assert caught.value.filename == str(tmp_path / STATE)
+    with (
+        largest_file(10),
+        pytest.raises(OSError, match="File too large") as caught,
+        whole_file(tmp_path / "x.json") as partial,
+    ):
+        partial.write_bytes(bytes(99))
+    assert caught.value.filename == str(tmp_path / "x.json")
     assert [*tmp_path.iterdir()] == []
 
 

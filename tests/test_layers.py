@@ -22,7 +22,7 @@ LAYERS = [
     {"attention", "processes"},
     {"encodings", "extension", "progress"},
     {"evaluation", "doctor"},
-    {"fitting", "report"},
+    {"report"},
     {"training", "publishing", "gallery", "probing"},
     {"pipeline"},
     {"api"},

@@ -112,7 +112,6 @@ SCALING = {
     "rotary_dim": 4,
     "rope_theta": 10000.0,
     "original_max_position_embeddings": 64,
-    "fit": {"steps": 3},
     "parameters": {"divisors": [1.5, 2.0], "attention_factor": 1.1},
 }
 RESULT = asdict(reading("yarn", [1.0, 2.0, 3.0]))
@@ -140,7 +139,7 @@ READERS = {
             lambda record: record.to_dict(),
             Record,
         )
-        for name in ("trained-folded", "adapter", "chosen")
+        for name in ("trained-folded", "adapter", "extended")
     },
     "card of a record": Reader("ropepatch.json", RECORDS["trained-folded"], card_of, None, Record),
     "reading of a text": Reader("reading.json", READING, text_of_reading, None, reading_file.Reading),

@@ -89,7 +89,6 @@ def commands(folder: Path) -> dict[str, Attack]:
         ),
         "recipe": train,
         "distil": distil,
-        "fit": known["fit"],
         "eval": known["eval"],
         "compare": Attack(f"{compare.format('tiny')} --to 512", nothing, TINY, "results", at_once=False),
         "push": known["push"],
@@ -108,9 +107,6 @@ def commands(folder: Path) -> dict[str, Attack]:
         ),
         "recipe": Attack(f"extend {shards} --recipe six.yaml --out out", write_text, shards, "out"),
         "distil": replace(distil, lay_out=write_distilling_recipe),
-        "fit": Attack(
-            f"fit {shards} --to 128 --steps 4 --init yarn {text} --out out", write_text, shards, "out"
-        ),
         "eval": Attack(
             f"eval {shards} --suite suite.yaml --out results", write_text, shards, "results", at_once=False
         ),

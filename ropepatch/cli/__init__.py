@@ -29,7 +29,6 @@ SCALINGS = (  # options of other tools whose value is a RoPE scaling or its fact
 LESS_MEMORY = {  # hints of commands that need much
     "eval": "use shorter --lengths, or a --suite of shorter ones",
     "compare": "use a shorter --to",
-    "fit": "use a shorter --to",
     "extend": "use a shorter --to, or leave out --eval and measure later",
     "--recipe": "in a copy of the recipe, set gradient_checkpointing: true or lower tokens_per_batch; "
     "--dry-run estimates the memory",

@@ -57,7 +57,7 @@ def _defaults(kind: Any) -> dict[str, Any]:
   ropepatch methods
   ropepatch methods yarn
   ropepatch methods self-extend
-  ropepatch methods fitted.json""",
+  ropepatch methods scaling.json""",
 )
 def methods(name: str | None = None, *, as_json: bool = False) -> None:
     """List the scaling methods and the position remappings, or describe one.
@@ -115,8 +115,6 @@ def _shown(default: Any, kind: str) -> str:
         return "VALUE (default: from the original length L and the target length N)"
     if default == REQUIRED:
         return "VALUE (required)"
-    if isinstance(default, list | tuple) and isinstance(default[0], list | tuple):
-        return f"VALUE (of {len(default)} layers, in the file)"
     if isinstance(default, list | tuple):
         return ",".join(map(str, default))
     return str(default).lower() if default is None or isinstance(default, bool) else str(default)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cyclopts import Group
@@ -14,15 +12,12 @@ from cyclopts import Group
 from ropepatch import api
 from ropepatch.cli.derive import command
 from ropepatch.cli.screen import command_line, feedback, print_text
-from ropepatch.errors import NothingHelpsError, RopepatchError, argument, printable
-from ropepatch.pipeline.running import interruptible, say_on_stderr
+from ropepatch.errors import RopepatchError, argument, printable
+from ropepatch.pipeline.running import say_on_stderr
 from ropepatch.processes import is_first
 from ropepatch.progress import WEIGHTS, bar
 
 if TYPE_CHECKING:
-    from ropepatch.fitting import Fitted
-    from ropepatch.model.checkpoint import Checkpoint
-    from ropepatch.pipeline.choice import Choice
     from ropepatch.pipeline.extension import Extension
     from ropepatch.publishing.hub import Pushed
 
@@ -35,7 +30,6 @@ GROUP = Group("Make", sort_key=1)
   ropepatch extend ./llama-2-7b --to 32k
   ropepatch extend ./llama-2-7b --to 16k --method ntk --out ./llama-2-7b-16k
   ropepatch extend meta-llama/Llama-2-7b-hf --to 32k --link-weights
-  ropepatch extend ./llama-2-7b --to 16k --method fit --text books.txt --set steps=100
   ropepatch extend ./llama-2-7b --to 16k --distil
   ropepatch extend ./llama-2-7b.Q4_K_M.gguf --to 16k
   ropepatch extend tiny --to 2k --recipe tiny --eval demo --push me/tiny-2k
@@ -49,7 +43,7 @@ def extend(
     as_json: bool = False,
     **asked: Any,
 ) -> int:
-    """Exit 1 if the loss exceeds `max_short_loss_increase` or no method helps, 2 if a dry run fails."""
+    """Exit 1 if the loss exceeds `max_short_loss_increase`, 2 if a dry run fails."""
     screen = _Screen(as_json)
     try:
         extension = api.extend(
@@ -62,8 +56,6 @@ def extend(
         screen.show_last(extension)
         if extension.record and not as_json and not quiet:
             screen.show_next(extension)
-    except NothingHelpsError:
-        return 1
     finally:  # also if the push failed: the checkpoint is written
         screen.close()
     failed = extension.gate is not None and not extension.gate.passed
@@ -77,17 +69,11 @@ class _Screen:
     as_json: bool
     record: dict[str, Any] | None = None
 
-    def show(self, outcome: Choice | Fitted | Extension) -> None:
-        """Print the choice of the method on stderr, and the checkpoint on stdout."""
-        from ropepatch.pipeline.choice import Choice
-        from ropepatch.pipeline.extension import Extension
-        from ropepatch.report import print_ranking, print_results
+    def show(self, outcome: Extension) -> None:
+        """Print the checkpoint on stdout."""
+        from ropepatch.report import print_results
 
-        if isinstance(outcome, Choice):
-            print_ranking(outcome.ranking, outcome.results, on_stderr=True)
-        elif not isinstance(outcome, Extension):
-            say_on_stderr(str(outcome))
-        elif is_first():
+        if is_first():
             self.record = outcome.record
             if not self.as_json:
                 if outcome.results:
@@ -144,82 +130,6 @@ class _Screen:
 
         if self.as_json and self.record is not None:
             print(json_text(self.record))
-
-
-@command(
-    GROUP,
-    """\
-  ropepatch fit tiny --to 2k
-  ropepatch fit ./llama-2-7b --to 16k --out fitted.json
-  ropepatch fit ./llama-2-7b --to 16k --text books/ --out ./llama-2-7b-16k
-  ropepatch extend ./llama-2-7b --method fitted.json --recipe llama2-7b-yarn-32k""",
-    api.fit,
-)
-def fit(
-    model: str,
-    *,
-    to: str,
-    out: str | None = None,
-    link_weights: bool = False,
-    quiet: bool = False,
-    as_json: bool = False,
-    **asked: Any,
-) -> None:
-    """Run the same command again to resume an interrupted fit.
-
-    Args:
-        out: A checkpoint folder, or a scaling file NAME.json, which you can pass as a method to every
-            command. Default: the folder MODEL-fit-TO.
-        link_weights: As in `ropepatch extend`, for a checkpoint folder.
-    """
-    from ropepatch.files import json_text
-    from ropepatch.model.checkpoint import Checkpoint
-    from ropepatch.pipeline.inputs import default_place
-    from ropepatch.pipeline.learned import kept_by_fit
-    from ropepatch.settings import relative_length, short_length
-
-    source = Checkpoint.find(model, asked.get("revision"), original=asked.get("original"))
-    target = relative_length(to, source.window)
-    named = Path(out) if out else default_place(model, "fit", short_length(target))
-    place = _new_place(named, source, link_weights=link_weights)
-    work = place.with_name(f"{place.name}.fit")
-    with interruptible(say_on_stderr, lambda: kept_by_fit(work)):
-        fitted = api.fit(model, to=target, work=work, **asked, **feedback(quiet))
-        if place.suffix != ".json":
-            record = {"fit": fitted.record, "command": command_line()}
-            api.extend(fitted.plan, place, link_weights=link_weights, record=record, **feedback(quiet))
-        elif is_first():
-            fitted.save(place)
-    if not is_first():
-        return
-    shutil.rmtree(work, ignore_errors=True)
-    if as_json:
-        print(json_text(fitted.record | {"out": str(place)}))
-        return
-    use = "a checkpoint" if place.is_dir() else f"--method {place}"
-    print_text(f"{fitted}\n{place}: use it as {use}")
-
-
-def _new_place(out: Path, source: Checkpoint, *, link_weights: bool) -> Path:
-    """The absolute path of the output, refused if it exists or cannot be written."""
-    from ropepatch.extension.writing import check_room
-    from ropepatch.files import absent
-    from ropepatch.fitting.fitting import remove_finished
-    from ropepatch.pipeline.inputs import check_writable
-
-    try:
-        place = absent(out)
-    except RopepatchError:
-        remove_finished(out.with_name(f"{out.name}.fit"))
-        raise
-    check_writable(place, f"choose another {argument('out')}")
-    if place.suffix == ".json" and link_weights:
-        raise RopepatchError(
-            f"{argument('link_weights')} needs a checkpoint folder, got {place.name}", hint="leave it out"
-        )
-    if place.suffix != ".json" and not link_weights:
-        check_room(source.complete().weights, place)
-    return place
 
 
 @command(

@@ -75,14 +75,13 @@ def evaluate(
   ropepatch compare tiny --to 1k
   ropepatch compare ./llama-2-7b --methods yarn,ntk,linear --to 8k --text books/
   ropepatch compare ./llama-2-7b --methods yarn,remappings --to 8k --text books/
-  ropepatch compare ./llama-2-7b --methods all,fit --to 8k --text books/ --out results
+  ropepatch compare ./llama-2-7b --methods all --to 8k --text books/ --out results
   ropepatch compare ./llama-2-7b --to 32k --text books/ --out results --report report.html""",
     api.compare,
 )
 def compare(model: str, *, to: str, quiet: bool = False, as_json: bool = False, **asked: Any) -> None:
     """`as_json` also prints the whole rule."""
     from ropepatch.report import print_ranking
-    from ropepatch.scaling.file import FIT
 
     choice = api.compare(model, to=to, **asked, command=command_line(), **feedback(quiet))
     if not is_first():
@@ -90,24 +89,15 @@ def compare(model: str, *, to: str, quiet: bool = False, as_json: bool = False, 
     if as_json:
         print(choice.to_json())
         return
-    method: list[str] = []
-    if choice.ranking.recommended == FIT and choice.fitted:
-        reading = {"text": asked.get("text"), "field": asked.get("field", "text")}
-        reading |= {"split": asked.get("split", "test")}  # `extend` has another default
-        method = [FIT, *(word for key in reading if reading["text"] for word in (f"--{key}", reading[key]))]
-        if out := asked.get("out"):
-            method = [str(Path(out) / FIT / f"{FIT}.json")]
-    elif choice.method is not None:
-        method = [choice.method]
-    line = _command(model, to, method, asked) if method else ""
+    line = "" if choice.method is None else _command(model, to, choice.method, asked)
     print_ranking(choice.ranking, choice.results, command=line)
 
 
-def _command(model: str, to: str, method: list[str], asked: dict[str, Any]) -> str:
+def _command(model: str, to: str, method: str, asked: dict[str, Any]) -> str:
     """The command that writes the recommended checkpoint."""
     given = {key: asked[key] for key in ("original", "revision") if asked.get(key)}
     options = [word for key, value in given.items() for word in (f"--{key}", value)]
-    return shlex.join(["ropepatch", "extend", model, "--to", to, "--method", *method, *options])
+    return shlex.join(["ropepatch", "extend", model, "--to", to, "--method", method, *options])
 
 
 @command(

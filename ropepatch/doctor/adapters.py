@@ -55,17 +55,14 @@ def _against_record(case: Case, rope: Rope, base: Case) -> Iterator[Finding]:
     same_rope = carried == (record.get("inv_freq"), record.get("attention_factor"))
     weights, _ = look_at_weights(base)  # None if they are not on this machine
     same_weights = weights and fingerprint(weights) == record.get("base_weights")
-    parameters = record.get("parameters")
-    folded = isinstance(parameters, dict) and bool(parameters.get("queries"))  # into weights of the base
-    if not same_rope or (folded and same_weights):
+    if not same_rope:
         yield key.finding(
             "adapter-base-lacks-rope",
             f"it was trained with {record.get('method')} at {record.get('target')} tokens; "
-            f"the base {base.name} has {'other query weights' if same_rope else 'other RoPE parameters'}",
+            f"the base {base.name} has other RoPE parameters",
             "load it with ropepatch.load_adapter, which patches the base first; or train with save: merged",
         )
-    extended = folded and same_rope and base.record.get("parameters") == parameters  # as the base was patched
-    if weights and "base_weights" in record and not (same_weights or extended):
+    if weights and "base_weights" in record and not same_weights:
         problem = f"the base {base.name} does not have the weights that the adapter was trained on"
         yield key.finding("adapter-base-changed", problem, NAME_IT)
 

@@ -58,11 +58,9 @@ class Exam:
         """The tokens of its prompts."""
         return sum(len(haystack.ids) for haystack in self.haystacks)
 
-    def of_model(
-        self, model: PreTrainedModel, *, split: bool = False, progress: Advance | None = None
-    ) -> Retrieval:
+    def of_model(self, model: PreTrainedModel, *, progress: Advance | None = None) -> Retrieval:
         """The answers of a model; see `ropepatch.evaluation.retrieval.ask`."""
-        return ask(model, self.haystacks, split=split, progress=progress, checked=self._checked)
+        return ask(model, self.haystacks, progress=progress, checked=self._checked)
 
 
 def answerable(
@@ -72,7 +70,6 @@ def answerable(
     *,
     seed: int,
     most: int = TOKENS,
-    split: bool = False,
     progress: Progress = no_bar,
 ) -> list[str]:
     """The kinds of questions that a model answers better than by guessing within its original length.
@@ -94,7 +91,7 @@ def answerable(
         except RopepatchError:  # no room, or a tokenizer that cannot encode the keys
             continue
         with progress("questions within the original length") as advance:
-            answers = exam.of_model(model, split=split, progress=advance)
+            answers = exam.of_model(model, progress=advance)
         shares = {kind: {length: answers.found(length, kind)} for kind in exam.kinds}
         if found := [k for k in shares if why_not_counted(shares[k], keys=keys, trained=window) is None]:
             return found

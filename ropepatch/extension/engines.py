@@ -93,7 +93,6 @@ def engine_support(
     whole: str | None = None,
     *,
     folds: bool = True,
-    rope_only: bool = True,
 ) -> list[Engine]:
     """Return one row per engine of `VERSIONS`.
 
@@ -107,7 +106,6 @@ def engine_support(
         model_type: The architecture of the language model, as transformers names it.
         whole: The architecture of the whole model, if the language model is a part of it.
         folds: Whether the attention factor can be folded into the query weights.
-        rope_only: Whether only RoPE changes, so that a GGUF file can be scaled.
     """
     written = _Written(parameters, rope, target, folds)
     rows = [_transformers(written).by("transformers 5.x", "run")]
@@ -120,7 +118,7 @@ def engine_support(
         rows.append(support.by(engine, "probed" if probed else known.how))
     architecture = gguf_architecture(model_type)
     support = _converted(written, model_type, architecture)
-    if support.reads != "yes" and rope_only and architecture and _in_gguf(written, architecture):
+    if support.reads != "yes" and architecture and _in_gguf(written, architecture):
         instead = "use `ropepatch extend FILE.gguf` on a converted file"
         support = support._replace(note="; ".join(filter(None, (support.note, instead))))
     how: How = "read" if support.reads != "not known" else None

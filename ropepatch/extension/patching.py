@@ -16,7 +16,6 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.config_changes import ACROSS_LAYERS
 from ropepatch.extension.planning import Plan, check_layers, plan_method
-from ropepatch.extension.queries import fold_queries, unfold_queries
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import text_config
 from ropepatch.model.in_memory import check_rope
@@ -121,7 +120,6 @@ class Patch(Substitution[ScaledRope]):
 
     def _undo(self) -> None:
         rope = self._substitute
-        unfold_queries(self.model)
         _set_softmax(self.model, rope.softmax)
         logger.info("%s: rope %s -> stock", type(self.model).__name__, rope.plan.scaling.name)
 
@@ -194,8 +192,6 @@ def put(base: PreTrainedModel, source: Checkpoint, plan: Plan) -> Patch | Remapp
     rope.train(stock.training)
     shown = rope.extra_repr()
     with own_configs(base, *changes) as rope.configs:
-        if plan.queries:
-            fold_queries(base, source, plan.queries)
         if source.tied_yarn:
             modules = source.with_config(source.changed(changes)).skeleton.named_modules()
             scales = {path: module.scaling for path, module in modules if hasattr(module, "scaling")}

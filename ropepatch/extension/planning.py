@@ -20,7 +20,7 @@ from ropepatch.columns import Table, as_text
 from ropepatch.errors import RopepatchError, argument, plain, printable
 from ropepatch.extension.config_changes import ACROSS_LAYERS, SavedRope, find_changes
 from ropepatch.extension.engines import Engine, engine_support, remapping_support
-from ropepatch.extension.queries import QueryLayers, folds_attention
+from ropepatch.extension.queries import folds_attention
 from ropepatch.extension.remapping_code import remapping_changes
 from ropepatch.extension.text import (
     bands_text,
@@ -40,15 +40,13 @@ from ropepatch.model.reading_file import LONGEST
 from ropepatch.model.record_file import FILE as RECORD
 from ropepatch.model.rotary import SEQUENCE, RotarySite, float32_on_cpu, stated_window, switches
 from ropepatch.scaling import METHODS, Scaling, YaRN, make_scaling
-from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, read_scaling
+from ropepatch.scaling.file import is_scaling_file, read_scaling
 from ropepatch.scaling.method import Method
 from ropepatch.scaling.ramps import shared_temperature
 from ropepatch.scaling.rope import Frequencies, Rope
-from ropepatch.scaling.searched import CustomDivisors
 from ropepatch.settings import (
     MAX_NUMBER,
     Length,
-    Queries,
     as_target,
     find_named,
     number_of,
@@ -148,11 +146,6 @@ class Plan:
         """The new `rope_parameters`; those of the global layers if layer types differ."""
         return self.site.of(self.changes["rope_parameters"])
 
-    @property
-    def queries(self) -> Queries | None:
-        """The factors to fold into the query weights; None if no weight changes."""
-        return self.method.queries if isinstance(self.method, CustomDivisors) else None
-
     @cached_property
     def engines(self) -> list[Engine]:
         """The engines' support of the extended checkpoint, and the evidence for it."""
@@ -165,7 +158,6 @@ class Plan:
             self.model_type,
             str(self.source.whole_config.model_type),
             folds=folds_attention(self.source),
-            rope_only=self.queries is None,
         )
 
     @property
@@ -348,8 +340,6 @@ def plan_by(source: Checkpoint, method: Method, target: int) -> Plan:
     made = Plan(source, method.fitted(source.window, target), target)
     if made.remapping:
         check_mappable(source.skeleton, source.window)
-    if made.queries:
-        QueryLayers(source.skeleton, source).changes(made.queries)
     _ = made.changes
     return made
 
@@ -376,12 +366,6 @@ def check_layers(plan: Plan, layers: str | None) -> Plan:
 
 def find_method(name: str) -> type[Method]:
     """Return the scaling or position remapping of a name; an error suggests the nearest name."""
-    if name in (FIT, AUTO):
-        raise RopepatchError(
-            f"{argument('method')} {name} measures the model, which only `ropepatch extend` does",
-            hint=f"run `ropepatch {'fit' if name == FIT else 'compare'}` first and give the method it finds, "
-            "or run `ropepatch extend --dry-run`",
-        )
     if "{" in name:
         to, meant = as_target(name)
         hint = f"use {argument('to', to)} and {argument('method', meant)}"

@@ -178,9 +178,6 @@ class Record(Part):
         base_weights: The checksum of the weights that it was trained from.
         base: Metadata of the base model's card.
         earlier: The record of the base model, if ropepatch made it.
-        start: The settings of `--method fit` or `auto`, and what they found.
-        fit: How `ropepatch.fit` found the frequencies; see `ropepatch.fitting.fitting`.
-        ranking: How `--method auto` chose: the rule, the rows (best first), the advice and its warnings.
         evaluation: The results of `--eval`: each task with its settings, and results by label; empty until
             all are measured.
         command: The command that made it.
@@ -219,9 +216,6 @@ class Record(Part):
     base_weights: Text | None = None
     base: Base = Field(default_factory=Base)
     earlier: Record | None = None
-    start: Keys | None = None
-    fit: Keys | None = None
-    ranking: Keys | None = None
     evaluation: Keys | None = None
     command: Text | None = None
 

@@ -10,14 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan
-from ropepatch.extension.queries import HINT, QueryLayers
 from ropepatch.extension.remapping_code import (
     check_holds_remapping,
     check_no_other_code,
@@ -77,9 +75,8 @@ def extend(
 ) -> Path:
     """Write the checkpoint of a plan, and verify it by reloading it with stock transformers.
 
-    Copied weights are read once for the checksums of the record. With ``link_weights``, only files with
-    changed weights are copied. ``finish`` is called with the complete checkpoint before its folder is
-    renamed. After an error, nothing is left.
+    Copied weights are read once for the checksums of the record. ``finish`` is called with the complete
+    checkpoint before its folder is renamed. After an error, nothing is left.
     """
     check_savable(plan)
     folder = absent(out)
@@ -88,15 +85,15 @@ def extend(
         if source.rope != plan.rope:
             raise source.changed_since()
         plan = replace(plan, source=source)
-    origin, carried, changes = check_copy(plan, source, folder, link_weights=link_weights, include=include)
+    origin, carried = check_copy(plan, source, folder, link_weights=link_weights, include=include)
     plan, expected = read_source(source, plan)
     with new_folder(folder) as partial:
         copy_files(small_files(source.folder) | carried, partial)
         write_configuration(source.folder, source.raw, partial, plan)
-        clone_files(source.weights.files, partial, link=link_weights, progress=progress, changes=changes)
+        clone_files(source.weights.files, partial, link=link_weights, progress=progress)
         written = Checkpoint(partial)
         verdict, model = verify(written, plan, expected)
-        proof = proof_of(written, verdict, linked=link_weights and not changes)
+        proof = proof_of(written, verdict, linked=link_weights)
         made = records.Record.of(plan, **proof | origin | dict(record or {}))
         records.write(partial, made)
         finish(written, made, model)
@@ -105,13 +102,13 @@ def extend(
 
 def check_copy(
     plan: Plan, source: Checkpoint, folder: Path, *, link_weights: bool, include: Sequence[str]
-) -> tuple[dict[str, Any], dict[str, Path], dict[str, Callable[[Tensor], Tensor]]]:
+) -> tuple[dict[str, Any], dict[str, Path]]:
     """Check from its JSON files and weight headers that a source can be copied to a folder.
 
     Returns:
-        The results of `origin_of`, `included_files` and `changed_weights`.
+        The results of `origin_of` and `included_files`.
     """
-    origin, changes = origin_of(source), changed_weights(source, plan)
+    origin = origin_of(source)
     try:
         check_weights(source.weights, source.skeleton)
     except RopepatchError as error:
@@ -126,29 +123,13 @@ def check_copy(
         check_no_other_code(source.folder, carried)
     if not link_weights:
         check_room(source.weights, folder.parent)
-    return origin, carried, changes
+    return origin, carried
 
 
 def check_savable(plan: Plan) -> None:
     """Raise if no checkpoint of this model can contain the plan's position remapping."""
     if plan.remapping is not None:
         check_holds_remapping(plan.source, plan.remapping)
-
-
-def changed_weights(source: Checkpoint, plan: Plan) -> dict[str, Callable[[Tensor], Tensor]]:
-    """Return the changes of a plan to weights, by their names, in the dtype in which they are loaded."""
-    if not plan.queries:
-        return {}
-    if source.is_quantised:
-        raise RopepatchError(f"{source.name} has quantised weights, which ropepatch cannot change", hint=HINT)
-    layers = QueryLayers(source.skeleton, source)
-    layers.check_held(source)
-    dtype = getattr(source.config, "dtype", None)
-
-    def loaded(fold: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        return lambda weight: fold(weight.to(dtype or weight.dtype))
-
-    return {name: loaded(fold) for name, (fold, _) in layers.changes(plan.queries).items()}
 
 
 def proof_of(checkpoint: Checkpoint, verdict: records.Verdict, *, linked: bool = False) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""The work behind the commands: extend, compare, choose and evaluate."""
+"""The work behind the commands: extend, compare and evaluate."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from html import escape
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ropepatch.errors import RopepatchError
@@ -16,15 +14,12 @@ from ropepatch.evaluation.results import results_json
 from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.table import data_frame
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask, Task, check_text
-from ropepatch.fitting import fitting
-from ropepatch.fitting.fitting import Fitted
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.pipeline.evaluation import ALL, EVERY_REMAPPING, WINDOWS, MeasureOptions, participants, without
+from ropepatch.pipeline.evaluation import WINDOWS, MeasureOptions, participants, without
 from ropepatch.pipeline.inputs import Listed, Tokens, check_places
 from ropepatch.pipeline.results import Results
 from ropepatch.report import html_table, ranking_tables, ranking_text
 from ropepatch.report.verdict import Verdict
-from ropepatch.scaling.file import FIT
 from ropepatch.settings import relative_length
 
 if TYPE_CHECKING:
@@ -40,18 +35,13 @@ class Choice:
         ranking: All methods, best first, with the reasons for the choice.
         method: A name from `METHODS` or `REMAPPINGS`, or a scaling file; None if nothing helps
             significantly.
-        parameters: The parameters of that method that differ from their defaults; those of a position
-            remapping follow from model and target.
         results: The measurements.
-        fitted: The outcome of `fit`, chosen or not; None if `fit` was not among the methods.
         left_out: The reason for each method that was left out, by name.
     """
 
     ranking: Ranking
     method: str | None
-    parameters: dict[str, Any]
     results: Results
-    fitted: Fitted | None
     left_out: dict[str, str]
 
     def to_json(self) -> str:
@@ -83,25 +73,22 @@ class Choice:
 
 
 class CompareOptions(MeasureOptions):
-    """The arguments of one call of `compare` or `choose`; None for those left out."""
+    """The arguments of one call of `compare`; None for those left out."""
 
     to: Tokens
-    methods: Listed | None = None
-    allow_code: bool
+    methods: Listed
     windows: int | None = None
     haystacks: int | None = None
     keys: int | None = None
 
 
-def choose(options: CompareOptions) -> Choice:
-    """Measure methods and a fit on a model without training, rank them, and choose one; see `rank`."""
+def compare(options: CompareOptions) -> Choice:
+    """Measure methods on a model without training, rank them, and choose one; see `rank`."""
     source, say = options.source, options.say
     check_text(options.text, source.name)
-    folder, _ = check_places(options.out, options.report)
-    everything = (ALL, *[EVERY_REMAPPING] * options.allow_code, FIT)
-    names = dict.fromkeys(options.methods or everything)
+    check_places(options.out, options.report)
     target = relative_length(options.to, source.window)
-    found = participants(source, [method for method in names if method != FIT], to=target)
+    found = participants(source, options.methods, to=target)
     entrants, left_out = without(found, say), found[1]
     asking: dict[str, Any] = {
         "windows": WINDOWS if options.windows is None else options.windows,
@@ -109,61 +96,14 @@ def choose(options: CompareOptions) -> Choice:
         "keys": options.keys,
     }
     suite, reason = ranking_suite(source, entrants, to=target, **options.reading, **asking)
-    suite = suite.narrowed(None, options.seed)
     if reason is not None:
         left_out["retrieval"] = str(reason)
         say(f"warning: no retrieval: {reason}")
-    fitted = None
-    with TemporaryDirectory(prefix="ropepatch-") as place:
-        if FIT in names:
-            try:
-                fits = Path(place) if folder is None else folder / FIT
-                method, fitted = fit_apart(suite, fits, options)
-                suite = suite.model_copy(update={"methods": (*suite.methods, method)})
-            except RopepatchError as error:
-                if options.methods is not None:
-                    raise
-                left_out[FIT] = str(error)
-                say(f"warning: without {FIT}: {error}")
-        results = options.measured(suite)
+    results = options.measured(suite.narrowed(None, options.seed))
     ranking = rank(results, base=BASELINE)
     names_by_label = {method.label: method.name for method in suite.methods}
-    best, parameters = names_by_label.get(ranking.recommended or ""), dict[str, Any]()
-    if fitted is not None and ranking.recommended == FIT:
-        best, parameters = fitted.scaling.name, fitted.scaling.parameters()
-    return Choice(
-        ranking=ranking, method=best, parameters=parameters, results=results, fitted=fitted, left_out=left_out
-    )
-
-
-def fit_apart(suite: Suite, folder: Path, options: CompareOptions) -> tuple[Method, Fitted]:
-    """Fit the model of a ranking on text that the ranking does not use.
-
-    The folder gets `fit.json` and the state of the fit.
-    """
-    task, (to,) = suite.tasks[0], suite.to
-    assert isinstance(task, PerplexityTask)
-    assert task.windows is not None
-    folder.mkdir(parents=True, exist_ok=True)
-    fitted = fitting.fit(
-        options.source,
-        to=to,
-        text=task.text,
-        field=task.field,
-        split=task.split,
-        spare=task.windows,
-        device=options.processes.device,
-        work=folder / "work",
-        progress=options.feedback.announced,
-        say=options.say,
-    )
-    file = folder / f"{FIT}.json"
-
-    def save() -> Path:
-        file.unlink(missing_ok=True)  # from an earlier call
-        return fitted.save(file)
-
-    return Method(name=str(options.processes.write_once(save))), fitted
+    best = names_by_label.get(ranking.recommended or "")
+    return Choice(ranking=ranking, method=best, results=results, left_out=left_out)
 
 
 def ranking_suite(

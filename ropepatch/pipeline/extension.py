@@ -1,4 +1,4 @@
-"""Extend a checkpoint: find the method, plan, train or not, write, measure, push."""
+"""Extend a checkpoint: plan, train or not, write, measure, push."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ropepatch.evaluation.measuring import measure_extension
 from ropepatch.extension import gguf, writing
 from ropepatch.extension import record as records
 from ropepatch.extension.gguf import GgufPlan
-from ropepatch.extension.planning import Plan
+from ropepatch.extension.planning import Plan, check_layers, plan_method
 from ropepatch.extension.writing import check_savable
 from ropepatch.files import absent, from_here, json_text
 from ropepatch.model import reading_file as readings
@@ -27,7 +27,6 @@ from ropepatch.model.kinds import KEY
 from ropepatch.model.source import without_paths
 from ropepatch.pipeline.evaluation import reported
 from ropepatch.pipeline.inputs import can_report, check_places, check_writable, default_place
-from ropepatch.pipeline.learned import Learned, kept, planned
 from ropepatch.pipeline.options import ExtendOptions
 from ropepatch.pipeline.results import Results, plot
 from ropepatch.pipeline.running import interruptible
@@ -147,11 +146,9 @@ def extend(options: ExtendOptions) -> Extension:
         _check_push(options)
     if note:
         say(note)
-    if options.dry_run and options.searches:
-        say(f"searching a method ({options.chosen}) before the plan; a dry run does not keep it")
     processes = options.processes
     with interruptible(say, lambda: kept(options)):
-        plan, learned = planned(options)
+        plan = planned(options)
         if options.dry_run:
             return _dry_run(options, plan)
         if options.plan is None:
@@ -177,7 +174,7 @@ def extend(options: ExtendOptions) -> Extension:
             say(f"warning: the tokenizer needs {code}; add {argument('include', code)} to copy it")
         if is_written:
             processes.write_once(lambda: _complete(options, plan, source, extra))
-            extension = _finished(options, plan, folder, learned)
+            extension = _finished(options, plan, folder)
         elif training is None:
             with options.progress(WEIGHTS) as advance:
                 write = partial(
@@ -188,13 +185,13 @@ def extend(options: ExtendOptions) -> Extension:
                     include=include,
                     progress=advance,
                     source=source,
-                    record=(learned.record if learned else {}) | (options.record or {}),
+                    record=options.record,
                     finish=partial(add_reading, options),
                 )
                 folder = processes.write_once(write)
-            extension = _finished(options, plan, folder, learned)
+            extension = _finished(options, plan, folder)
         else:
-            extension = _trained(options, training, plan, learned, prepared)
+            extension = _trained(options, training, plan, prepared)
             processes.write_once(lambda: writing.copy_files(extra, extension.folder))
         options.show(extension)
         if extension.gate is not None:
@@ -202,13 +199,31 @@ def extend(options: ExtendOptions) -> Extension:
         return _pushed(extension, options.push, options) if options.push and processes.first else extension
 
 
+def planned(options: ExtendOptions) -> Plan:
+    """The plan of a call."""
+    if isinstance(options.plan, Plan):
+        return options.plan
+    plan = plan_method(options.source, options.chosen, options.asked, options.target)
+    return check_layers(plan, options.layers)
+
+
+def kept(options: ExtendOptions) -> str:
+    """What an interrupted `extend` keeps: its checkpoint, or that of the training."""
+    if options.dry_run:
+        return "nothing is kept"
+    folder = options.place
+    run = folder.with_name(f"{folder.name}.run")
+    if folder.exists():
+        return f"{folder} is written; the same command resumes"
+    if options.training is not None and run.is_dir():
+        steps = (path.name.rpartition("-")[2] for path in run.glob("checkpoint-*"))
+        last = max((int(step) for step in steps if step.isdigit()), default=0)
+        return f"{run} keeps step {last} of {options.training.max_steps}; the same command resumes from it"
+    return "nothing is kept; the same command starts again"
+
+
 def _of_gguf(options: ExtendOptions) -> Extension:
     """Write a GGUF file with other RoPE parameters, or dry-run it."""
-    if options.searches:
-        raise RopepatchError(
-            f"{argument('method')} {options.chosen} cannot measure a GGUF file",
-            hint="run `ropepatch fit` on the checkpoint it was converted from, and pass its file as method",
-        )
     plan = options.plan
     if not isinstance(plan, GgufPlan):
         asked: dict[str, Any] = options.asked
@@ -261,7 +276,7 @@ def _complete(options: ExtendOptions, plan: Plan, source: Checkpoint, extra: dic
     """Add this call's files to a checkpoint from an earlier one, unless it has other weights."""
     written = Checkpoint(options.place)
     record = records.read(written.folder)
-    if record.weights != written.fingerprint or not (plan.queries or record.weights == source.fingerprint):
+    if record.weights != written.fingerprint or record.weights != source.fingerprint:
         absent(options.folder)
     options.say(f"{options.folder} is already written")
     writing.copy_files(extra, written.folder)
@@ -339,9 +354,7 @@ def _check_run(plan: Plan, recipe: Recipe, folder: Path, prepared: Prepared) -> 
     Run.of(plan, recipe, folder, replace(prepared, obstacles=())).check()
 
 
-def _trained(
-    options: ExtendOptions, recipe: Recipe, plan: Plan, learned: Learned | None, prepared: Prepared | None
-) -> Extension:
+def _trained(options: ExtendOptions, recipe: Recipe, plan: Plan, prepared: Prepared | None) -> Extension:
     """Train a model under a plan and return its checkpoint, with the record of the call."""
     from ropepatch.training.adaptation import adapt
 
@@ -360,7 +373,7 @@ def _trained(
     )
     if old is not None and (adapted.folder / "config.json").exists():  # written by an earlier call
         once(lambda: add_reading(options, Checkpoint(adapted.folder), old))
-    extension = _finished(options, plan, adapted.folder, learned)
+    extension = _finished(options, plan, adapted.folder)
 
     def amended() -> records.Record:
         record, extras = records.read(adapted.folder), options.record or {}
@@ -372,10 +385,8 @@ def _trained(
     return replace(extension, record=record.to_dict(), gate=adapted.gate)
 
 
-def _finished(options: ExtendOptions, plan: Plan, folder: Path, learned: Learned | None) -> Extension:
-    """The checkpoint with the origin of its scaling on record, measured if a suite is given."""
-    if learned:
-        options.processes.write_once(lambda: learned.put_on_record(folder))
+def _finished(options: ExtendOptions, plan: Plan, folder: Path) -> Extension:
+    """The checkpoint with its record, measured if a suite is given."""
     results = _measured(options, plan, folder)
     return Extension(folder, plan, records.read(folder).to_dict(), results)
 

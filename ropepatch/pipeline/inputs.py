@@ -17,7 +17,7 @@ from ropepatch.extension.planning import check_method, find_method
 from ropepatch.files import parse_json, read_text
 from ropepatch.pipeline.running import Say
 from ropepatch.progress import Progress
-from ropepatch.scaling.file import AUTO, FIT, is_scaling_file
+from ropepatch.scaling.file import is_scaling_file
 from ropepatch.settings import (
     Settings,
     Weight,
@@ -25,7 +25,6 @@ from ropepatch.settings import (
     listed,
     shown,
 )
-from ropepatch.training.recipe import Fit
 
 
 def model_name(model: Any) -> Any:
@@ -79,12 +78,10 @@ def parse_settings(method: str, settings: Sequence[str]) -> dict[str, Any]:
     """Parse NAME=VALUE texts into the parameters of a method, in its declared types.
 
     Args:
-        method: A name, including `fit` and `auto`, or a scaling file.
+        method: A name, or a scaling file.
         settings: The texts.
     """
-    kind = (
-        Fit if method == FIT else None if method == AUTO or is_scaling_file(method) else find_method(method)
-    )
+    kind = None if is_scaling_file(method) else find_method(method)
     types = {key: get_type_hints(kind)[key] for key in kind.model_fields} if kind else {}
     parameters: dict[str, Any] = {}
     for setting in settings:
@@ -93,8 +90,7 @@ def parse_settings(method: str, settings: Sequence[str]) -> dict[str, Any]:
             option = argument("settings")
             raise RopepatchError(f"{option} {setting} has no value", hint=f"write {option} NAME=VALUE")
         parameters[name] = _value(method, name, text, types[name]) if name in types else text
-    if method not in (FIT, AUTO):
-        check_method(method, parameters)
+    check_method(method, parameters)
     return parameters
 
 

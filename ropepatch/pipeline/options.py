@@ -34,7 +34,7 @@ from ropepatch.pipeline.inputs import (
 from ropepatch.pipeline.running import Feedback, Show
 from ropepatch.probing.making import why_none
 from ropepatch.processes import Processes, join
-from ropepatch.scaling.file import AUTO, FIT, is_scaling_file, method_label
+from ropepatch.scaling.file import is_scaling_file, method_label
 from ropepatch.settings import expected, name_of, short_length
 from ropepatch.training.preparation import Prepared, prepare
 from ropepatch.training.recipe import Recipe, read_recipe
@@ -58,7 +58,6 @@ class ExtendOptions(Arguments):
     out: Place | None
     to: Tokens | None
     method: str | None
-    allow_code: bool
     original: Tokens | None
     layers: Literal["sliding"] | None
     settings: dict[str, Any] | tuple[str, ...] | None
@@ -90,20 +89,18 @@ class ExtendOptions(Arguments):
         if self.of_gguf:
             others = [
                 *("recipe", "distil", "evaluate", "text", "limit", "max_short_loss_increase", "push"),
-                *("include", "reading", "link_weights", "allow_code", "layers", "revision", "private"),
+                *("include", "reading", "link_weights", "layers", "revision", "private"),
             ]
             if given := [argument(key) for key in others if getattr(self, key)]:
                 raise RopepatchError(
                     f"{', '.join(given)} cannot be used with a GGUF file",
                     hint="leave it out, or use the checkpoint that the file was converted from",
                 )
-        distil, evaluate, method, recipe, text = map(
-            argument, ("distil", "evaluate", "method", "recipe", "text")
-        )
-        chosen, trains = self.chosen, self.recipe is not None or self.distil
+        distil, evaluate, recipe, text = map(argument, ("distil", "evaluate", "recipe", "text"))
+        trains = self.recipe is not None or self.distil
         has_text, measures = self.text is not None, self.suite is not None
         given = [argument(key) for key, default in TEXT_DEFAULTS.items() if getattr(self, key) != default]
-        useless = "" if measures or self.distil or self.searches else ", ".join(given)
+        useless = "" if measures or self.distil else ", ".join(given)
         named = self.to, self.method, self.original, self.layers, self.revision, self.settings
         of_plan = (*named, self.parameters or None)
         another = f"leave {evaluate} out, and run `ropepatch eval` on the checkpoint with another text"
@@ -145,39 +142,14 @@ class ExtendOptions(Arguments):
                 f"add {argument('push', 'owner/name')}, or leave it out",
             ),
             (
-                self.allow_code and chosen != AUTO,
-                f"{argument('allow_code')} needs {method} auto, got {chosen}",
-                "leave it out",
-            ),
-            (
-                self.allow_code and trains,
-                f"{argument('allow_code')} cannot be combined with {recipe}: no remapping can be trained",
-                "leave one out",
-            ),
-            (
-                chosen == AUTO and (self.settings or self.parameters),
-                f"{argument('settings')} cannot be combined with {method} auto, which sets the parameters",
-                "name a method, or leave it out",
-            ),
-            (
-                chosen == AUTO and measures and has_text,
-                f"{method} auto chooses on {text}, so {evaluate} cannot measure on it",
-                another,
-            ),
-            (
-                chosen == FIT and not trains and measures and has_text and "text" not in self.asked,
-                f"{evaluate} measures on {text}, so fit needs another text",
-                f"{argument('settings')} text=FILE",
-            ),
-            (
                 useless and trains,
                 f"{useless} has no effect with {recipe}",
                 "leave it out; to train on another text, set `data` in a copy of the recipe",
             ),
             (
                 useless,
-                f"{useless} has no effect with {method} {chosen}",
-                f"leave it out, or add {argument('evaluate', 'SUITE')}, {method} fit or {method} auto",
+                f"{useless} has no effect without {evaluate}",
+                f"leave it out, or add {argument('evaluate', 'SUITE')}",
             ),
             (
                 given and not has_text,
@@ -227,11 +199,6 @@ class ExtendOptions(Arguments):
             return self.plan.method.name
         return self.method or (self.named.method.name if self.named else "yarn")
 
-    @property
-    def searches(self) -> bool:
-        """Whether the method is fit or auto."""
-        return self.chosen in (FIT, AUTO)
-
     @cached_property
     def asked(self) -> dict[str, Any]:
         """The parameters of the method: those of the recipe, overridden by the arguments."""
@@ -240,7 +207,7 @@ class ExtendOptions(Arguments):
         given |= self.parameters
         if self.plan is None and self.named and self.chosen == self.named.method.name:
             given = self.named.method.parameters | given
-        if self.plan is None and not self.searches:
+        if self.plan is None:
             check_method(self.chosen, given, arguments=type(self).model_fields)
         return given
 
@@ -267,7 +234,7 @@ class ExtendOptions(Arguments):
             return self.plan.target
         length = self.to or (self.named.to if self.named else None)
         of_method = is_scaling_file(self.chosen) or "factor" in self.asked
-        if length is None and of_method and not self.searches:
+        if length is None and of_method:
             return method_for(self.source, self.chosen, self.asked, None)[1]
         if length is None:
             hint = f"add {argument('to', '32k')}, or a {argument('recipe')}, which sets a target"
@@ -291,13 +258,6 @@ class ExtendOptions(Arguments):
     @property
     def _text(self) -> dict[str, Any]:
         return {key: getattr(self, key) for key in TEXT_DEFAULTS}
-
-    @property
-    def searched(self) -> dict[str, Any]:
-        """The text for `fit` or `auto`, with its field and, if given, its split."""
-        # fit uses the training text without the held-out part
-        text = TEXT_DEFAULTS if self.distil and self.chosen != AUTO else self._text
-        return {key: value for key, value in text.items() if key != "split" or value}
 
     @cached_property
     def suite(self) -> Suite | None:

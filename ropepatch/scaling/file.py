@@ -1,9 +1,9 @@
-"""Scaling files: JSON files that `fit` writes, accepted wherever a method name is."""
+"""Scaling files: JSON files with a method and its parameters, accepted wherever a method name is."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,7 @@ from ropepatch.settings import MAX_NUMBER, Count, Settings, shown
 
 MARK = "ropepatch_scaling"  # the key of the format's version
 VERSION = 1
-FIT, AUTO = "fit", "auto"  # accepted as methods: found by measuring a model
-FIT_COMMAND = "`ropepatch fit MODEL --to N --text PATH --out x.json`"
-HINT = f"{FIT_COMMAND} writes such a file"
+HINT = f"name a method of `ropepatch methods`; custom takes your own {argument('settings', 'divisors=FILE')}"
 EARLIER = {  # the traces of an earlier scaling, for messages
     "carried": "frequencies of an earlier scaling",
     "carried_attention_factor": "an earlier attention factor",
@@ -35,7 +33,6 @@ class ScalingFile(Settings):
         factor: s.
         target: The target length, in tokens.
         rotary_dim: A parameter of the RoPE before scaling, as the next four keys; see `Rope`.
-        fit: How the parameters were found, if recorded.
     """
 
     ropepatch_scaling: Count
@@ -48,7 +45,6 @@ class ScalingFile(Settings):
     original_max_position_embeddings: Any
     carried: Any = None
     carried_attention_factor: Any = 1.0
-    fit: dict[str, Any] | None = None
 
     @cached_property
     def scaling(self) -> Scaling:
@@ -75,12 +71,12 @@ class ScalingFile(Settings):
                 raise RopepatchError(
                     f"{file} is for a model with {EARLIER.get(key, key)} {shown(wanted)}, "
                     f"{model} has {shown(here)}",
-                    hint=f"fit this model: {FIT_COMMAND}",
+                    hint="use the file for its own model, or name a method of `ropepatch methods`",
                 )
         if to != self.target:
             raise RopepatchError(
                 f"{file} is for a target of {self.target} tokens, got {to}",
-                hint=f"{argument('to', self.target)}, or fit it for {to}: {FIT_COMMAND}",
+                hint=f"use {argument('to', self.target)}",
             )
 
 
@@ -94,9 +90,7 @@ def method_label(method: str) -> str:
     return Path(method).stem if is_scaling_file(method) else method
 
 
-def write_scaling(
-    file: str | Path, scaling: Scaling, rope: Rope, target: int, *, fit: Mapping[str, Any] | None = None
-) -> Path:
+def write_scaling(file: str | Path, scaling: Scaling, rope: Rope, target: int) -> Path:
     """Write a scaling into a new file, completely or not at all; for the arguments see `ScalingFile`."""
     if not is_scaling_file(str(file)):
         raise RopepatchError(
@@ -108,7 +102,6 @@ def write_scaling(
         parameters=scaling.parameters(),
         factor=scaling.factor,
         target=target,
-        fit=None if fit is None else dict(fit),
         **dict(rope),
     )
     text = json_text(content.model_dump(exclude_defaults=True)) + "\n"

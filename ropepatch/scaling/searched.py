@@ -1,4 +1,4 @@
-"""Methods with given divisors: searched, learned, or copied from a paper."""
+"""Methods with given divisors: searched, or copied from a paper."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling.method import Scaling
 from ropepatch.scaling.rope import Rope
-from ropepatch.settings import Amount, Divisors, Queries
+from ropepatch.settings import Amount, Divisors
 
 
 def divided(rope: Rope, divisors: tuple[float, ...], name: str) -> Tensor:
@@ -52,8 +52,6 @@ class CustomDivisors(Scaling):
     Args:
         divisors: theta_i / theta'_i; 1 keeps a pair, s interpolates it, 1e30 stops it.
         attention_factor: Multiplies cos and sin.
-        queries: A gain and a phase in radians for each layer with scaled RoPE, query head and pair. They
-            multiply the query and are folded into the query weights.
     """
 
     name = "custom"
@@ -62,15 +60,6 @@ class CustomDivisors(Scaling):
 
     divisors: Divisors
     attention_factor: Amount = 1.0
-    queries: Queries | None = None
-
-    @classmethod
-    def rounded(
-        cls, divisors: Tensor, attention_factor: float, *, factor: float, digits: int
-    ) -> CustomDivisors:
-        """Round divisors [d/2] and attention factor to significant digits; float32 has at most 9."""
-        short = [float(f"{number:.{digits}g}") for number in (*divisors.tolist(), attention_factor)]
-        return cls(factor=factor, divisors=tuple(short[:-1]), attention_factor=short[-1])
 
     def _inv_freq(self, rope: Rope) -> Tensor:
         return divided(rope, self.divisors, self.name)

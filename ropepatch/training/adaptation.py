@@ -22,7 +22,6 @@ from ropepatch.extension.planning import Plan
 from ropepatch.extension.verification import largest_change, probe_logits
 from ropepatch.extension.writing import Finish, origin_of, save_trained, source_of
 from ropepatch.files import absent, new_folder, parse_json, read_json, read_text, write_json
-from ropepatch.fitting.examples import PASSES
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.precision import FLOAT32, placed, without_subnormals
 from ropepatch.model.source import without_paths
@@ -43,7 +42,7 @@ from ropepatch.training.recipe import Recipe, remapping_of
 from ropepatch.training.run import TRAINED, Run, digest_of
 from ropepatch.training.run_checkpoints import PARTIAL, newest
 from ropepatch.training.supply import Supply
-from ropepatch.training.teacher import Teacher
+from ropepatch.training.teacher import PASSES, Teacher
 from ropepatch.training.trainer import (
     SECONDS,
     UNLOGGED,

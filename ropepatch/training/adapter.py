@@ -16,7 +16,6 @@ from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.results import as_read
 from ropepatch.extension import record as records
 from ropepatch.extension.patching import ADAPTER, active, put
 from ropepatch.extension.planning import Plan, plan_method
@@ -295,10 +294,5 @@ def _check_rope(model: PreTrainedModel, record: Record) -> None:
     if inv_freq.tolist() != record.inv_freq or a != record.attention_factor:
         raise RopepatchError(
             f"the adapter was trained with {record.method} at {record.target} tokens; this model has {has}",
-            hint=hint,
-        )
-    if handle and as_read(handle.plan.queries) != record.parameters.get("queries"):
-        raise RopepatchError(
-            f"the adapter was trained with {record.method} and other query factors than this model's",
             hint=hint,
         )

@@ -116,11 +116,6 @@ def check_adaptable(plan: Plan, recipe: Recipe, model: Any) -> None:
         raise RopepatchError(
             f"the weights of {plan.model} are quantised", hint="train the checkpoint it was made from"
         )
-    if recipe.quantization and plan.queries:
-        raise RopepatchError(
-            f"quantization: {recipe.quantization} cannot be used with a method that changes query weights",
-            hint="drop quantization, or fit without query factors",
-        )
 
     window = plan.rope.original_max_position_embeddings
     longest = max(recipe.data.lengths(window)[0])

@@ -14,7 +14,6 @@ from ropepatch.data.positions import Positions
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.suites import Method, NamedMethod, WrittenScaling, read_method
-from ropepatch.scaling.file import FIT
 from ropepatch.settings import (
     RECIPES,
     Amount,
@@ -195,29 +194,6 @@ class Distil(Settings):
     top_k: Count | None = None
 
 
-class Fit(Settings):
-    """The method `fit`: learn frequencies first, with frozen weights; see `ropepatch.fit`.
-
-    Args:
-        text: Text for the fit, as in a source; None for the training texts of the recipe.
-        field: The field of that text.
-        split: The split of that text.
-        steps: Steps of gradient descent.
-        init: The methods to start from, separated by commas; `auto` tries all.
-        teacher: The teacher's position remapping; `none` for the cross-entropy of the text, `auto` for rerope
-            if the model supports remappings.
-        queries: Whether a fit with a teacher also learns factors of the queries.
-    """
-
-    text: Text | None = None
-    field: Text = "text"
-    split: Text = "train"
-    steps: Count = 200
-    init: Text = "auto"
-    teacher: Text = "auto"
-    queries: bool = True
-
-
 class Watch(Settings):
     """The evaluation during training, at the original and the target length.
 
@@ -304,13 +280,9 @@ class TrainerArguments(TypedDict, total=False):
 def _method(content: Any) -> Method:
     if isinstance(content, Method):
         return content
-    parameters = dict(content) if isinstance(content, dict) else {"name": content}
-    if parameters.pop("name", None) != FIT:
-        method = read_method(content)
-        refuse_map(method.name)
-        return method
-    Fit.model_validate(parameters)
-    return Method(name=FIT, parameters=parameters)
+    method = read_method(content)
+    refuse_map(method.name)
+    return method
 
 
 class Recipe(Settings):
@@ -319,7 +291,7 @@ class Recipe(Settings):
     Args:
         model: The checkpoint; the command line may name another.
         to: The target length.
-        method: The RoPE scaling; `fit` learns it first, with the weights frozen.
+        method: The RoPE scaling.
         data: The training data.
         positions: The positions of the tokens of a training sequence.
         lora: The adapter; None to train all weights.
@@ -338,9 +310,9 @@ class Recipe(Settings):
 
     model: Annotated[str, Field(min_length=1), expected("a checkpoint folder or a Hub id")]
     to: Length
-    method: Annotated[
-        Method, BeforeValidator(_method, json_schema_input_type=WrittenScaling | Literal["fit"])
-    ] = Field(default_factory=lambda: Method(name="yarn"))
+    method: Annotated[Method, BeforeValidator(_method, json_schema_input_type=WrittenScaling)] = Field(
+        default_factory=lambda: Method(name="yarn")
+    )
     data: Data
     positions: Positions
     lora: Lora | None

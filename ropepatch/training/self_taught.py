@@ -10,7 +10,6 @@ from ropepatch.attention.remapped import check_mappable
 from ropepatch.data.positions import TrueLength
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
-from ropepatch.fitting.examples import PASSES
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import forward_operations, text_config
 from ropepatch.model.precision import HOUR, best_device, fastest, memory_of
@@ -18,6 +17,7 @@ from ropepatch.settings import relative_length
 from ropepatch.training.forecast import GIB, memory
 from ropepatch.training.preparation import Weights
 from ropepatch.training.recipe import QUESTIONS, Recipe, read_recipe, remapping_of
+from ropepatch.training.teacher import PASSES
 
 DISTIL = "distil"  # the name of the recipe
 BETWEEN = (4, 2)  # multiples of L that are tried as lengths if the target is too long

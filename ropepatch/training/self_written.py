@@ -24,7 +24,7 @@ from ropepatch.progress import Advance, Progress, no_bar
 from ropepatch.settings import key_of, seed_of
 
 FORMAT = 2  # the version of the sampling
-TEMPERATURE = 0.8  # at 1 a small model's text becomes incoherent (eval/studies/fit/frequencies.md)
+TEMPERATURE = 0.8  # at 1 a small model's text becomes incoherent
 SHARD = 2**14  # tokens per batch on a CPU, each appended to the cache
 CACHED = 1 / 4  # the share of a GPU's memory for a batch
 SELF_WRITTEN = "self-generated text"

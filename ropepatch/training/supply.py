@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,10 +17,8 @@ from ropepatch.data.sources import local_files
 from ropepatch.data.texts import Texts, digest
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.data.tokens import TokenStore, default_cache, tokenised, tokenizer_digest
-from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.exam import answerable
 from ropepatch.files import read_json, whole_file, write_json
-from ropepatch.fitting.examples import FEWEST, HELD_OUT, TALES
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.precision import fastest, placed
 from ropepatch.progress import Progress, no_bar
@@ -157,35 +153,6 @@ class RecipeReader:
         with whole_file(file) as partial:
             write_json(partial, {"kinds": kinds})
         return kinds
-
-    def write_windows(self, file: Path) -> None:
-        """Write windows [target] of the texts for a fit, by their weights, without held-out text.
-
-        Each line of the file is a JSON object with `input_ids`: the windows that begin in one document. The
-        folder is created.
-        """
-        wanted, target = TALES + HELD_OUT, self.target
-        streams, _, _ = self._open(lambda source: wanted * target)
-        texts = {number: stream for number, stream in enumerate(streams) if isinstance(stream, TokenRows)}
-        left = {number: (stream.size or 0) // target for number, stream in texts.items()}
-        taken, count = dict.fromkeys(texts, 0), 0
-        windows: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # by source and document
-        while count < wanted and (unread := [number for number in texts if taken[number] < left[number]]):
-            sources = self.recipe.data.sources
-            number = min(unread, key=lambda number: (taken[number] + 1) / sources[number].weight)
-            document = texts[number].document(taken[number], target)
-            windows[number, document] += texts[number].row(taken[number], target).ids.tolist()
-            taken[number], count = taken[number] + 1, count + 1
-        if count < FEWEST:
-            raise RopepatchError(
-                f"the recipe's texts, less what is held out, make {count} windows of {target} tokens, "
-                f"and a fit needs {FEWEST}",
-                hint="give more text, or method: {name: fit, text: FILE}",
-            )
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(file) as partial:
-            lines = (json.dumps({"input_ids": ids}) + "\n" for ids in windows.values())
-            partial.write_text("".join(lines), encoding="utf-8")
 
     def check(self) -> None:
         """Raise `RopepatchError` if a local source is missing or too short; uses neither Hub nor weights."""

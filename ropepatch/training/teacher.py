@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from ropepatch.attention import Remapped
-from ropepatch.extension.queries import unfolded
 from ropepatch.model.head import evaluating, shadowed
 from ropepatch.model.rotary import RotarySubstitute, base_model, find_substitute, rotating_by
 from ropepatch.training.fused_loss import TeacherOutput, linear_distillation
@@ -19,6 +18,7 @@ from ropepatch.training.loss import NO_INPUT, linear_head, of_next
 from ropepatch.training.recipe import Distil
 
 UNKNOWN: Any = object()
+PASSES = 4  # cost of a training sequence in forward passes: the teacher's, its own, and the backward pass
 
 
 class Teacher:
@@ -72,7 +72,7 @@ class Teacher:
         base = base_model(self.model)
         scaled = find_substitute(base, RotarySubstitute)
         with ExitStack() as stack:
-            states = torch.no_grad(), evaluating(self.model), self.model.disable_adapter(), unfolded(base)
+            states = torch.no_grad(), evaluating(self.model), self.model.disable_adapter()
             for state in states:
                 stack.enter_context(state)
             if scaled is not None:

@@ -366,7 +366,7 @@ def test_model_and_text_on_the_command_line_override_the_suite(asked, tmp_path):
 
 def test_extend_passes_on_every_option(monkeypatch):
     """All arguments reach the function that does the work, under their names."""
-    words = "tiny --to 1k --method auto --allow-code --original 128 --layers sliding --recipe tiny --distil"
+    words = "tiny --to 1k --method ntk --original 128 --layers sliding --recipe tiny --distil"
     words += " --eval demo --text t"
     words += " --field f --split s --out o --limit 3 --link-weights --no-reading --include a --include b"
     words += " --push me/it --private --dry-run --revision r --max-short-loss-increase 2%"
@@ -379,7 +379,7 @@ def test_extend_passes_on_every_option(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         app(["extend", *words.split()], exit_on_error=False, print_error=False)
     expected = {
-        "model": "tiny", "to": "1k", "method": "auto", "allow_code": True, "original": "128",
+        "model": "tiny", "to": "1k", "method": "ntk", "original": "128",
         "layers": "sliding", "recipe": "tiny",
         "distil": True, "evaluate": "demo", "text": "t", "field": "f", "split": "s", "out": "o", "limit": 3,
         "link_weights": True, "reading": False, "include": ("a", "b"), "push": "me/it", "private": True,
@@ -453,7 +453,6 @@ def test_commands_escape_control_characters_in_folder_names(tmp_path, run_here):
         ["plan", name, "--to", "512"],
         ["extend", name, "--to", "2k", "--recipe", "tiny", "--dry-run"],
         ["extend", name, "--to", "512", "--eval", "demo", "--text", "t.txt", "--limit", "1"],
-        ["fit", name, "--to", "512", "--text", "t.txt", "--steps", "1", "--init", "yarn"],
         ["doctor", extended],
         ["plot", extended, "--out", f"{name}-figures"],
         ["recipes", "tiny", f"{name}.yaml", "--copy"],

@@ -308,23 +308,19 @@ def test_extended_checkpoints_have_no_findings_except_for_length_dependent_metho
 
 
 @pytest.mark.parametrize(
-    ("methods", "fitted", "found"),
+    ("methods", "found"),
     [
-        (("yarn", "yarn"), {}, ["scaled-twice"]),
-        (("linear", "yarn"), {}, ["scaled-twice"]),
-        (("linear", "linear"), {}, []),  # two factors of 2 equal one factor of 4
-        (("none", "yarn"), {}, []),
-        (("yarn", "yarn"), {"fit": {"steps": 1}}, []),
+        (("yarn", "yarn"), ["scaled-twice"]),
+        (("linear", "yarn"), ["scaled-twice"]),
+        (("linear", "linear"), []),  # two factors of 2 equal one factor of 4
+        (("none", "yarn"), []),
     ],
 )
-def test_a_repeated_extension_is_a_warning_unless_equivalent_or_fitted(
-    methods, fitted, found, template, tmp_path
-):
+def test_a_repeated_extension_is_a_warning_unless_equivalent(methods, found, template, tmp_path):
     folder = template
     for name, target in zip(methods, (128, 256), strict=True):
         plan = ropepatch.plan(folder, to=target, method=name)
         folder = ropepatch.extend(plan, tmp_path / f"{target}", reading=False).folder
-    edit_json(folder / "ropepatch.json", **fitted)
     findings = diagnose(folder, measure=False).findings
     assert [one.code for one in findings if one.code == "scaled-twice"] == found
     if found:

@@ -294,27 +294,6 @@ def test_the_base_of_an_adapter_must_have_its_rope_and_its_weights(
     assert [one.code for one in diagnose(adapter).findings] == expected
 
 
-def test_the_base_of_an_adapter_must_have_its_query_weights(adapter, folder, tmp_path):
-    given = {"to": 256, "method": "custom", "divisors": (2.0,) * 8}
-    made = ropepatch.plan(folder, **given, queries=[[[(1.0, 0.5)] * 8] * 2] * 2)
-    edit_json(adapter / "ropepatch.json", **json.loads(json.dumps(made.to_dict())))
-    for base, lacks in (
-        (None, "other RoPE parameters"),
-        (ropepatch.plan(folder, **given), "other query weights"),
-    ):
-        if base:
-            out = ropepatch.extend(base, tmp_path / "extended", reading=False).folder
-            edit_json(adapter / "adapter_config.json", base_model_name_or_path=str(out))
-        (finding,) = diagnose(adapter).findings
-        assert finding.code == "adapter-base-lacks-rope"
-        assert finding.problem.endswith(f"has {lacks}")
-    out = ropepatch.extend(made, tmp_path / "whole", reading=False).folder
-    edit_json(adapter / "adapter_config.json", base_model_name_or_path=str(out))
-    assert codes(adapter) == []
-    edit_json(out / "ropepatch.json", parameters={})
-    assert codes(adapter) == ["adapter-base-changed"]
-
-
 @pytest.mark.parametrize("name", ["gone/away/now", None, "", 3, "x" * 5000])
 def test_a_missing_base_model_of_an_adapter_is_reported(adapter, name, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -21,7 +21,6 @@ from ropepatch import METHODS, RopepatchError
 from ropepatch.attention import REMAPPINGS, mapped
 from ropepatch.encodings import swapped
 from ropepatch.encodings.loading import load_checkpoint
-from ropepatch.extension.queries import QueryLayers
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.rotary import stock_table
 
@@ -60,7 +59,6 @@ GIVEN = [Case("llama", "scaling", name, {"original": 48}) for name in ("yarn", "
 GROWING = [  # queries of Ministral 3 grow with the position, from a length of their own
     Case("ministral3", "scaling", name) for name in ("yarn", "ntk", "ntk-mixed", "linear")
 ]
-PARTLY = [Case(model_type, "queries", "custom") for model_type in ("llama", "phi", "stablelm", "qwen2")]
 OTHERS = [Case(group, "family", "ntk-mixed") for group in FAMILIES] + [
     Case(model_type, "scaling", "yarn") for model_type in ("deepseek_v3", "gemma3_text")
 ]
@@ -94,12 +92,7 @@ def changed(model: nn.Module, case: Case) -> Any:
 
 
 def options(model: Any, case: Case) -> Mapping[str, Any]:
-    if case.kind != "queries":
-        return {**case.options, **asked(model.config.get_text_config().model_type)}
-    layers, heads, pairs = QueryLayers(model, Checkpoint.of(model)).shape
-    draw = torch.Generator().manual_seed(0)
-    queries = torch.rand(layers, heads, pairs, 2, generator=draw).double() + 0.5
-    return {"divisors": (2.0,) * pairs, "queries": queries.tolist()}
+    return {**case.options, **asked(model.config.get_text_config().model_type)}
 
 
 def handle_of(model: nn.Module, case: Case) -> Any:
@@ -262,14 +255,14 @@ def a_second_change_is_rejected_and_changes_nothing(case: Case, folder: Path) ->
 
 CHECKS: dict[Callable[[Case, Path], None], list[Case]] = {
     a_patched_model_equals_its_reload_and_removal_restores_it: [
-        *(SCALINGS + REMAPPINGS + ENCODED + GIVEN + GROWING + PARTLY + OTHERS + COMPOSITES)
+        *(SCALINGS + REMAPPINGS + ENCODED + GIVEN + GROWING + OTHERS + COMPOSITES)
     ],
     a_written_checkpoint_equals_the_patched_model: [
-        *(*REMAPPINGS[:2], *GIVEN, GROWING[0], *PARTLY, *OTHERS, *COMPOSITES)
+        *(*REMAPPINGS[:2], *GIVEN, GROWING[0], *OTHERS, *COMPOSITES)
     ],
     an_adapter_trains_and_merges: ONE_EACH,
     older_and_newer_keys_give_the_same_model: SCALINGS,
-    a_copy_and_a_pickle_are_independent_of_the_original: [*ONE_EACH, ENCODED[-1], PARTLY[0]],
+    a_copy_and_a_pickle_are_independent_of_the_original: [*ONE_EACH, ENCODED[-1]],
     another_model_with_the_same_config_is_unchanged: ONE_EACH,
     default_dtype_and_device_change_nothing: [*ONE_EACH, SCALINGS[-1], *ENCODED],
     a_second_change_is_rejected_and_changes_nothing: ONE_EACH,

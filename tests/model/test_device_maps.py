@@ -46,5 +46,3 @@ def test_device_auto_applies_to_inference_only(tiny):
     assert torch.equal(model(ids).logits, tiny[0](ids).logits)
     results = ropepatch.evaluate("tiny", lengths=[64], windows=1, device="auto")
     assert [result.label for result in results][-1] == "baseline"
-    with pytest.raises(ropepatch.RopepatchError, match="no device 'auto' here"):
-        ropepatch.fit("tiny", to=320, device="auto")

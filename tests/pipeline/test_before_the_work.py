@@ -30,16 +30,14 @@ def recipe_of(text):
         ("eval tiny --out dangling", "error: --out must be a folder, got dangling"),
         ("eval tiny --report dangling", "error: dangling already exists"),
         ("compare tiny --to 512 --report file/r.html", "error: no folder file for the report"),
-        ("fit tiny --to 512 --out file/x.json", "file/x.json: Not a directory"),
-        ("fit tiny --to 512 --out x.json --link-weights", "error: --link-weights needs a checkpoint folder"),
         ("eval tiny --suite s.yaml", "haystacks must be"),
         ("eval tiny --suite harness --limit 1", "error: ropepatch_long_perplexity needs text"),
         (
             "extend tiny --to 512 --text nofile.txt --dry-run",
-            "error: --text has no effect with --method yarn",
+            "error: --text has no effect without --eval",
         ),
-        ("extend tiny --to 512 --field body", "error: --field has no effect with --method yarn"),
-        ("extend tiny --to 512 --method fit --split train", "error: --split needs --text"),
+        ("extend tiny --to 512 --field body", "error: --field has no effect without --eval"),
+        ("extend tiny --to 512 --distil --split train", "error: --split needs --text"),
     ],
 )
 def test_invalid_outputs_and_options_raise_errors_before_any_measurement(

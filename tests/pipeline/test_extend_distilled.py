@@ -122,16 +122,6 @@ def test_a_given_text_replaces_self_generated_text(tmp_path):
     assert not ahead.obstacles
 
 
-def test_fit_uses_the_training_data_and_auto_the_given_text(monkeypatch):
-    text = {"text": "tales.txt", "field": "body", "split": "train"}
-    seen = []
-    monkeypatch.setattr("ropepatch.pipeline.extension.extend", seen.append)
-    for method, read in (("fit", None), ("auto", "tales.txt")):
-        ropepatch.extend("tiny", to="4x", method=method, distil=True, **text)
-        assert seen[-1].searched["text"] == read
-        assert seen[-1].training.data.sources[0].field == "body"
-
-
 def test_distillation_with_a_position_remapping_raises_an_error(tmp_path, run_here):
     done = run_here("extend", "tiny", "--to", "512", "--distil", "--method", "rerope", cwd=tmp_path)
     assert done.returncode == 2

@@ -49,19 +49,9 @@ def test_method_all_selects_every_candidate(methods, suites):
     assert {method.name for method in suites[0].methods} == {*candidates()}
 
 
-def test_plan_and_compare_reject_auto_and_plot_rejects_fit(run_here):
-    for call in (ropepatch.plan, ropepatch.compare):
-        with pytest.raises(RopepatchError, match="auto measures the model") as caught:
-            call("tiny", to="2x", **{"methods" if call is ropepatch.compare else "method": "auto"})
-        assert "run `ropepatch compare` first" in caught.value.hint
-    done = run_here("plot", "tiny", "--to", "2x", "--methods", "fit")
-    assert done.stderr.startswith("error: --methods fit measures the model")
-
-
 @pytest.mark.parametrize(
     ("call", "message", "hint"),
     [
-        (lambda: ropepatch.choose("tiny", to="2x", method="yarn"), "of choose 'method'", "methods?"),
         (lambda: ropepatch.plan("tiny", too="2x"), "yarn has no parameter 'too'", "did you mean to?"),
         (
             lambda: ropepatch.extend("tiny", to="2x", metod="ntk"),

@@ -6,16 +6,13 @@ import signal
 import threading
 
 import pytest
-from run_recipes import interrupted, read_little, run_python, small_recipe, write_recipe_and_suite
+from run_recipes import interrupted, run_python, small_recipe, write_recipe_and_suite
 
 import ropepatch
 from ropepatch.evaluation import measuring
-from ropepatch.fitting import fitting
 from ropepatch.training import adaptation
 
 EVAL = ["eval", "tiny", "--windows", "1", "--lengths", "64", "--method", "yarn", "--to", "512"]
-FIT = ["fit", "tiny", "--to", "512", "--steps", "4", "--init", "yarn", "--out", "fitted.json"]
-FIT += ["--text", "text.txt"]
 EXTEND = ["extend", "tiny", "--recipe", "six.yaml", "--out", "out"]
 
 
@@ -23,8 +20,6 @@ EXTEND = ["extend", "tiny", "--recipe", "six.yaml", "--out", "out"]
 @pytest.mark.parametrize(
     ("words", "place", "name", "number", "line"),
     [
-        (FIT, fitting, "begin", 0, "nothing is kept; the same command starts again"),
-        (FIT, fitting, "write_state", 1, "fitted.json.fit keeps the fit so far; the same command resumes"),
         (
             EXTEND,
             adaptation,
@@ -35,7 +30,7 @@ EXTEND = ["extend", "tiny", "--recipe", "six.yaml", "--out", "out"]
         ([*EVAL, "--out", "out"], measuring, "_measured", 0, "finished results are kept in out; the"),
         (EVAL, measuring, "_measured", 0, "nothing is kept; with --out DIR"),
     ],
-    ids=["starts", "descent", "training", "eval with --out", "eval"],
+    ids=["training", "eval with --out", "eval"],
 )
 def test_an_interrupted_command_prints_one_line_about_what_is_kept(
     run_here, tmp_path, monkeypatch, words, place, name, number, line, number_of_signal
@@ -49,10 +44,7 @@ def test_an_interrupted_command_prints_one_line_about_what_is_kept(
         return function(*words, **options)
 
     monkeypatch.setattr(place, name, counted)
-    read_little(monkeypatch)
     write_recipe_and_suite(tmp_path)
-    document = "Once upon a time there was a red fox. " * 80
-    (tmp_path / "text.txt").write_text(f"{document}<|endoftext|>" * 30)
     done = run_here(*words, cwd=tmp_path)
     assert done.returncode == 128 + number_of_signal
     printed = [text for text in done.stderr.splitlines() if text.startswith("interrupted: ")]

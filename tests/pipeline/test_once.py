@@ -75,11 +75,6 @@ CALLS = {  # each call and what it opens
         lambda out: [*ropepatch.evaluate("tiny", methods="linear,ntk,yarn,llama3", limit=1, **QUIET)],
         READ | TOKENIZED | {"PerplexityTask": 1},
     ),
-    # The remapping of the teacher is applied to the loaded model.
-    "fit": (
-        lambda out: ropepatch.fit("tiny", steps=1, init="yarn", queries=False, **QUIET),
-        READ | TOKENIZED | {"rope": 2},
-    ),
     # The first preparation checks whether the needles fit.
     "compare": (
         lambda out: ropepatch.compare("tiny", methods="linear,yarn", windows=1, haystacks=1, **QUIET),

@@ -104,7 +104,6 @@ def read(tmp_path):
     ("path", "value", "said"),
     [
         (("method",), "yarm", "unknown method 'yarm'"),
-        (("method",), {"name": "fit", "stesp": 3}, "unknown fit key 'stesp'"),
         (("trainer", "learning_rat"), 1, "unknown trainer key 'learning_rat'"),
         (("lora",), None, "save: adapter, but all weights are trained"),
         (("lora", "target_modules"), "q_proj", "lora.target_modules must be a list of names, or all-linear"),

@@ -25,14 +25,13 @@ from ropepatch.scaling.rope import Rope
 from ropepatch.training.recipe import read_recipe
 
 TARGET = 4 * WINDOW
-DIVISORS = (1.01, 0.94, 1.2700001, 1.93, 10 / 3, 0.77, 2.88, 23.7)  # not monotone, as learned ones are
+DIVISORS = (1.01, 0.94, 1.2700001, 1.93, 10 / 3, 0.77, 2.88, 23.7)  # not monotone
 ATTENTION = 1.0718281828
 ROPE = Rope(2 * PAIRS, 10000.0, WINDOW)
-RECORD = {"seed": 0, "steps": 150, "gain": [0.1, None], "text": "naïve"}
 CONTENT = {  # of a file
     "ropepatch_scaling": 1,
     "method": "custom",
-    "parameters": {"divisors": list(DIVISORS), "attention_factor": ATTENTION, "queries": None},
+    "parameters": {"divisors": list(DIVISORS), "attention_factor": ATTENTION},
     "factor": 4.0,
     "target": TARGET,
     "rotary_dim": 16,
@@ -41,12 +40,12 @@ CONTENT = {  # of a file
 }
 
 
-def written(file, scaling, *, rope=ROPE, target=TARGET, fit=None):
-    return write_scaling(file, scaling, rope, target, fit=fit)
+def written(file, scaling, *, rope=ROPE, target=TARGET):
+    return write_scaling(file, scaling, rope, target)
 
 
-def saved(file, plan, fit=None):
-    return write_scaling(file, plan.scaling, plan.rope, plan.target, fit=fit)
+def saved(file, plan):
+    return write_scaling(file, plan.scaling, plan.rope, plan.target)
 
 
 def small_config(**changes):
@@ -68,26 +67,26 @@ def checkpoint(tmp_path_factory):
 
 
 @pytest.fixture
-def fitted(tmp_path, checkpoint):
-    """A custom scaling file, as `fit` writes it."""
-    parameters = {"divisors": DIVISORS, "attention_factor": ATTENTION, "queries": None}
+def mine(tmp_path, checkpoint):
+    """A custom scaling file."""
+    parameters = {"divisors": DIVISORS, "attention_factor": ATTENTION}
     plan = ropepatch.plan(checkpoint, to=TARGET, method="custom", **parameters)
-    return saved(tmp_path / "fitted.json", plan, fit=RECORD)
+    return saved(tmp_path / "mine.json", plan)
 
 
 # Writing and reading
 
 
-def test_a_file_contains_the_scaling_and_its_model(fitted):
-    assert json.loads(fitted.read_text(encoding="utf-8")) == CONTENT | {"fit": RECORD}
+def test_a_file_contains_the_scaling_and_its_model(mine):
+    assert json.loads(mine.read_text(encoding="utf-8")) == CONTENT
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_round_trips_bit_identically(tmp_path, name):
     scaling = example_of(name, PAIRS, factor=10 / 3)
-    file = written(tmp_path / "x.json", scaling, fit=RECORD)
+    file = written(tmp_path / "x.json", scaling)
     read = read_scaling(file)
-    assert (read.scaling, read.rope, read.target, read.fit) == (scaling, ROPE, TARGET, RECORD)
+    assert (read.scaling, read.rope, read.target) == (scaling, ROPE, TARGET)
 
 
 def test_scaled_rope_round_trips_in_a_new_folder_below_home(tmp_path, monkeypatch):
@@ -97,23 +96,28 @@ def test_scaled_rope_round_trips_in_a_new_folder_below_home(tmp_path, monkeypatc
     assert written("~/new/x.json", custom(), rope=rope) == tmp_path / "new" / "x.json"
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["x.json"]
     file = read_scaling("~/new/x.json")
-    assert (file.rope, file.scaling, file.fit) == (rope, custom(), None)
+    assert (file.rope, file.scaling) == (rope, custom())
 
 
-def test_keys_with_defaults_may_be_missing(fitted):
-    fitted.write_text(changed(parameters={"divisors": DIVISORS}))
-    assert read_scaling(fitted).scaling == custom(attention_factor=1.0)
+def test_keys_with_defaults_may_be_missing(mine):
+    mine.write_text(changed(parameters={"divisors": DIVISORS}))
+    assert read_scaling(mine).scaling == custom(attention_factor=1.0)
 
 
-def test_write_errors_have_one_line_and_nothing_is_overwritten(tmp_path, fitted):
-    before = fitted.read_bytes()
+def test_write_errors_have_one_line_and_nothing_is_overwritten(tmp_path, mine):
+    before = mine.read_bytes()
     (tmp_path / "file").touch()
-    for file in (fitted, tmp_path / "fitted.txt", tmp_path / "file/x.json", "~nobody-of-that-name/x.json"):
+    for file in (
+        mine,
+        tmp_path / "mine.txt",
+        tmp_path / "file/x.json",
+        "~nobody-of-that-name/x.json",
+    ):
         with pytest.raises(RopepatchError) as caught:
             written(file, custom(factor=8.0))
         assert caught.value.hint
-    assert fitted.read_bytes() == before
-    assert {path.name for path in tmp_path.iterdir()} == {"file", "fitted.json"}
+    assert mine.read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "mine.json"}
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
@@ -179,8 +183,8 @@ def test_a_missing_file_is_rejected(file):
 # Plans
 
 
-def test_a_plan_from_a_file_equals_that_from_its_parameters(checkpoint, fitted):
-    one = ropepatch.plan(checkpoint, to=TARGET, method=str(fitted))
+def test_a_plan_from_a_file_equals_that_from_its_parameters(checkpoint, mine):
+    one = ropepatch.plan(checkpoint, to=TARGET, method=str(mine))
     other = ropepatch.plan(
         checkpoint, to=TARGET, method="custom", divisors=DIVISORS, attention_factor=ATTENTION
     )
@@ -192,9 +196,7 @@ def test_a_plan_from_a_file_equals_that_from_its_parameters(checkpoint, fitted):
     assert one.frequencies().attention_factor == ATTENTION
 
 
-def test_a_file_for_another_target_or_model_or_with_extra_parameters_is_rejected(
-    tmp_path, checkpoint, fitted
-):
+def test_a_file_for_another_target_or_model_or_with_extra_parameters_is_rejected(tmp_path, checkpoint, mine):
     short = written(tmp_path / "x.json", custom(divisors=DIVISORS[:3]))
     for given, words in (
         ({"to": TARGET // 2}, f"for a target of {TARGET} tokens"),
@@ -204,10 +206,10 @@ def test_a_file_for_another_target_or_model_or_with_extra_parameters_is_rejected
         ({"method": short}, "got 3 divisors"),
     ):
         with pytest.raises(RopepatchError, match=words):
-            ropepatch.plan(checkpoint, **{"method": str(fitted)} | given)
+            ropepatch.plan(checkpoint, **{"method": str(mine)} | given)
     for changes in ({"head_dim": 8}, {"rope_theta": 500000.0}, {"max_position_embeddings": 1024}):
         with pytest.raises(RopepatchError, match="is for a model with"):
-            ropepatch.plan(small_config(**changes), method=str(fitted))
+            ropepatch.plan(small_config(**changes), method=str(mine))
 
 
 def test_a_file_for_a_scaled_model_applies_to_it(tmp_path):
@@ -231,11 +233,11 @@ def test_a_file_for_a_scaled_model_applies_to_it(tmp_path):
 # Recipes and suites
 
 
-def test_errors_in_a_method_are_reported_before_reading_or_downloading(fitted):
+def test_errors_in_a_method_are_reported_before_reading_or_downloading(mine):
     assert read_method({"name": "yarn", "factor": 8.0}).parameters == {"factor": 8.0}
-    assert parse_settings(str(fitted), ()) == {}
+    assert parse_settings(str(mine), ()) == {}
     for name, parameters in (
-        (str(fitted), {"attention_factor": 1.0, "factor": 2.0}),
+        (str(mine), {"attention_factor": 1.0, "factor": 2.0}),
         ("ntk", {"beta_fast": 16}),
     ):
         with pytest.raises(RopepatchError):
@@ -244,29 +246,29 @@ def test_errors_in_a_method_are_reported_before_reading_or_downloading(fitted):
             parse_settings(name, [f"{key}={value}" for key, value in parameters.items()])
 
 
-def test_a_recipe_accepts_a_scaling_file(tmp_path, fitted):
+def test_a_recipe_accepts_a_scaling_file(tmp_path, mine):
     recipe = as_read(small_recipe().to_dict())
-    for method in (str(fitted), {"name": str(fitted)}):
+    for method in (str(mine), {"name": str(mine)}):
         (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe | {"method": method}))
-        assert read_recipe(str(tmp_path / "mine.yaml")).method == Method(name=str(fitted))
+        assert read_recipe(str(tmp_path / "mine.yaml")).method == Method(name=str(mine))
 
 
 def test_the_label_of_a_scaling_file_is_its_stem():
-    assert Method(name="far/away/fitted.json").label == method_label("fitted.json") == "fitted"
+    assert Method(name="far/away/mine.json").label == method_label("mine.json") == "mine"
     assert method_label("ntk-by-parts") == "ntk-by-parts"
 
 
-def test_a_suite_accepts_a_scaling_file_and_records_its_parameters(tmp_path, checkpoint, fitted):
+def test_a_suite_accepts_a_scaling_file_and_records_its_parameters(tmp_path, checkpoint, mine):
     text = {"task": "perplexity", "text": str(checkpoint.parent / "text.txt"), "windows": 2}
-    suite = {"models": [str(checkpoint)], "methods": [str(fitted), "ntk"], "to": [TARGET], "tasks": [text]}
+    suite = {"models": [str(checkpoint)], "methods": [str(mine), "ntk"], "to": [TARGET], "tasks": [text]}
     (tmp_path / "suite.yaml").write_text(yaml.safe_dump(suite))
     out = tmp_path / "results"
     results = {result.label: result for result in measure(read_suite(str(tmp_path / "suite.yaml")), out=out)}
-    scaling = read_result(out / "small-256-perplexity-fitted.json").scaling
+    scaling = read_result(out / "small-256-perplexity-mine.json").scaling
     assert scaling["method"] == "custom"
     assert scaling["parameters"] == CONTENT["parameters"]
     losses = {label: result.row("loss", length=TARGET).value for label, result in results.items()}
-    assert losses["fitted"] not in (losses["baseline"], losses["ntk"])
+    assert losses["mine"] not in (losses["baseline"], losses["ntk"])
 
 
 # Commands

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import pytest
 import study
-from distil_study import CROSS_ENTROPY, TRIALS, recipe_of, texts
-from fit_study import Cell
 from study import Checkpoint, Study, averaged, excess
 
 # The frame
@@ -106,55 +104,3 @@ def test_a_mean_over_seeds_is_cluster_by_cluster():
     place = {"model": "m", "factor": 4, "target": 1024, "digest": "d"}
     rows = [place | {"all": [[nats, 10], [nats + 1, 10], [nats - 1, 10]]} for nats in (10.0, 20.0)]
     assert averaged(rows, "all")["all"] == [[15, 10], [16, 10], [14, 10]]
-
-
-@pytest.mark.sweep
-def test_every_trial_has_equal_tokens_per_step_and_no_training_text_is_in_the_measurement(tmp_path, shared):
-    place = Checkpoint("babyllama-361", 4)
-    for trial in (trial for trial in TRIALS if trial.method == "yarn"):
-        recipe = recipe_of(place, trial, tmp_path)
-        windows, room = recipe.data.lengths(place.trained)
-        assert room == 2 * place.target
-        assert recipe.reads_beyond(place.trained) is not trial.skipped
-        assert (recipe.distil is None) is (trial.loss == CROSS_ENTROPY)
-        assert windows[0] == (place.trained if trial.skipped else place.target)
-    own = texts(place, tmp_path)["own kind"].read_text()
-    stories = (tmp_path / "held-out.txt").read_text().split("\n<|endoftext|>\n")
-    assert len(stories) > 300
-    assert not any(story in own for story in stories if len(story) > 100)
-
-
-def fitted(label, nats, short, seed=None, **more):
-    cell = {"model": "m", "text": "t", "factor": 4, "label": label, "seed": seed, "forward_tokens": 100}
-    return cell | {"nats": nats, "short": short, "own": [1.0, 2.0, 3.0]} | more
-
-
-FITTED = [
-    fitted("none", [9.0, 9.0, 9.0], [0.5, 0.5, 0.5]),
-    fitted("yarn", [1.4, 2.6, 3.5], [0.6, 0.6, 0.6]),
-    fitted("ntk", [1.5, 2.7, 3.6], [0.4, 0.4, 0.4]),
-    fitted("descent", [1.1, 2.2, 3.0], [0.5, 0.7, 0.6], seed=0),
-    fitted("descent", [1.3, 2.2, 3.4], [0.7, 0.7, 0.7], seed=1),
-]
-
-
-def test_learned_is_compared_with_the_best_published_method_as_a_share_and_window_by_window():
-    found = Cell(FITTED)
-    assert found.published["label"] == "yarn"
-    assert found.excess(found.published["nats"]) == pytest.approx(0.5)
-    assert found.share.value == pytest.approx(0.4)
-    reach = 4.302653 * 0.1 / 3**0.5  # Student's t over windows that differ by -0.2, -0.4 and -0.3
-    assert found.over_published("nats").interval() == pytest.approx((-0.3 - reach, -0.3 + reach), abs=1e-6)
-    assert found.over_published("short").value == pytest.approx(0.05)
-    of_two = Cell([one | {"documents": [5, 7, 5]} if one["label"] == "none" else one for one in FITTED])
-    behind = [x for pair in of_two.over_published("nats").clusters for x in pair]
-    assert behind == pytest.approx([-0.5, 2, -0.4, 1])
-    assert [x for pair in of_two.share.clusters for x in pair] == pytest.approx([0.4, 0.9, 0.2, 0.6])
-
-
-def test_a_share_is_of_what_is_above_the_least_possible_loss_and_of_an_excess_below_nothing_none():
-    assert Cell([dict(one, own=[3.0, 3.0, 4.0]) for one in FITTED]).share is None
-    above = Cell([dict(one, floor=[0.9, 1.9, 2.9]) for one in FITTED])
-    assert above.share.value == pytest.approx(0.3 / 0.6)
-    bound = fitted("on the test windows", [1.1, 2.1, 3.1], [0.5, 0.5, 0.5], seed=1)
-    assert Cell([*FITTED, bound]).bound == pytest.approx(0.1 / 0.5)

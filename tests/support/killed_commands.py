@@ -215,13 +215,11 @@ def attacks(folder: Path) -> dict[str, Attack]:
     small = write_checkpoint(folder / "small")
     made = ropepatch.extend(ropepatch.plan(small, to=256), folder / "made").folder
     train = "extend tiny --recipe six.yaml --out out"
-    fit = "fit tiny --to 512 --steps 4 --init yarn --out fitted.json"
     evaluate = "eval tiny --suite suite.yaml --out results"
     return {
         "extend": Attack(f"extend {source} --to 256 --out out", nothing, source, "out"),
         "train": Attack(train, write_recipe_and_suite, TINY, "out", later=("reading.json",)),
         "distil": Attack(train, write_distilling_recipe, TINY, "out", later=("reading.json",)),
-        "fit": Attack(fit, nothing, TINY, "fitted.json"),
         "eval": Attack(evaluate, write_recipe_and_suite, TINY, "results", at_once=False),
         "push": Attack(
             f"push made {REPO}",

@@ -23,12 +23,12 @@ from typing import Any
 
 import pytest
 from hub_server import speak_to
-from run_recipes import read_little
+from run_recipes import ask_little
 
 HEAVY = [  # modules that the fork server imports
     *("torch", "transformers", "peft", "accelerate", "datasets", "matplotlib.pyplot", "ropepatch.cli"),
     *("transformers.models.llama.modeling_llama", "transformers.trainer", "ropepatch.pipeline.extension"),
-    *("ropepatch.training.adaptation", "ropepatch.fitting", "ropepatch.publishing.hub", "safetensors.torch"),
+    *("ropepatch.training.adaptation", "ropepatch.publishing.hub", "safetensors.torch"),
     *("ropepatch.data.tiny.tales", "ropepatch.report.plots"),
 ]
 BEGUN = b"\0"  # the first output of a process
@@ -139,8 +139,8 @@ def perform(
 
 
 def smaller_work(patch: pytest.MonkeyPatch, hub: str | None, count: Callable[[str], None]) -> None:
-    """Use less text for a fit, and a Hub at an address, whose requests and answers are counted."""
-    read_little(patch)
+    """Ask few questions in an exam, and use a Hub at an address, whose requests and answers are counted."""
+    ask_little(patch)
     if hub is None:
         return
     from huggingface_hub import get_session

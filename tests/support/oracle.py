@@ -142,9 +142,7 @@ def longrope_temperature(g: Geometry, s: float, attention_factor: float | None =
     return math.sqrt(1 + math.log(s) / math.log(g.L)) if attention_factor is None else attention_factor
 
 
-def custom(
-    g: Geometry, s: float, divisors: tuple[float, ...], attention_factor: float = 1.0, queries: None = None
-) -> Table:
+def custom(g: Geometry, s: float, divisors: tuple[float, ...], attention_factor: float = 1.0) -> Table:
     return g.theta / np.array(divisors), g.carried_a * attention_factor
 
 

@@ -50,16 +50,8 @@ def small_recipe(**changes):
     return Recipe(**settings | changes | {"trainer": trainer})
 
 
-def read_little(patch, tokens=512):
-    """Use little text for a fit, and batches of a number of tokens."""
-    few = {
-        "examples.TALES": 8,
-        "examples.HELD_OUT": 2,
-        "descent.MIXTURES": 2,
-        "examples.BATCH_TOKENS": tokens,
-    }
-    for limit, number in few.items():
-        patch.setattr(f"ropepatch.fitting.{limit}", number)
+def ask_little(patch):
+    """Ask few questions in an exam."""
     patch.setattr("ropepatch.evaluation.exam.MOST", 6)
 
 

@@ -449,24 +449,6 @@ def test_an_adapter_is_refused_where_it_does_not_belong(adapter, adapted, tmp_pa
         ropepatch.load_adapter(folder, model, base=base)
 
 
-def test_an_adapter_is_refused_by_a_model_of_its_frequencies_with_other_factors_of_queries(tmp_path):
-    model, _ = ropepatch.load("tiny", device="cpu")
-    given = {"factor": 2.0, "divisors": (2.0,) * 16}
-    scaling = ropepatch.make_scaling("custom", queries=[[[(1.0, 0.5)] * 16] * 6] * 4, **given)
-    handle = ropepatch.patch(model, scaling)
-    adapted = trainable(model, Lora(r=4))
-    adapted.save_pretrained(tmp_path)
-    handle.record(tmp_path)
-    other, _ = ropepatch.load("tiny", device="cpu")
-    with (
-        ropepatch.patch(other, ropepatch.make_scaling("custom", **given)),
-        pytest.raises(RopepatchError, match="custom and other query factors than this model"),
-    ):
-        ropepatch.load_adapter(tmp_path, other)
-    ropepatch.patch(other, scaling)
-    assert torch.equal(logits(ropepatch.load_adapter(tmp_path, other)[0]), logits(adapted))
-
-
 def test_an_adapter_of_another_trainer_keeps_the_rope_that_the_patch_writes_beside_it(tmp_path):
     model, _ = ropepatch.load("tiny", device="cpu")
     handle = ropepatch.patch(model, "yarn", to=512)

@@ -70,22 +70,14 @@ def moved(model: nn.Module) -> nn.Module:
 
 
 def school(lora: Lora, *, mapped: bool = True, distil: Distil | None = None, **fields):
-    """A student whose queries are multiplied, and that has learned something; its teacher; what it was."""
+    """A student that has learned something; its teacher; what it was."""
     model = base(**fields)
     stock = copy.deepcopy(model)
     handle = remap_positions(model, "rerope", to=TARGET) if mapped else None
     if handle:
         handle.remove()
-    rope, (layers, heads) = (
-        plan(model, to=TARGET).rope,
-        (len(model.model.layers), model.config.num_attention_heads),
-    )
-    queries = (
-        torch.linspace(0.5, 1.5, layers * heads * rope.num_pairs * 2).view(layers, heads, -1, 2).tolist()
-    )
-    divisors = (2.0,) * rope.num_pairs
-    extension = plan(model, to=TARGET, method="custom", divisors=divisors, queries=queries)
-    patch(model, extension)
+    divisors = (2.0,) * plan(model, to=TARGET).rope.num_pairs
+    patch(model, plan(model, to=TARGET, method="custom", divisors=divisors))
     student = trainable(model, lora)
     teacher = Teacher(student, L, handle, distil or Distil())
     return moved(student).train(), teacher, stock

@@ -6,7 +6,7 @@
 MODEL is a folder, a Hub id or `tiny`. A page is a prompt: a text with needles of several kinds. The model
 processes it once up to the target length and answers the questions of every length. The same pass gives the
 loss. A method is a scaling or a remapping, with parameters as in `yarn:beta_fast=16:beta_slow=2`; a scaling
-file of `ropepatch fit`; or the folder of a checkpoint. Rows contain the name of a file or a folder. The study
+file; or the folder of a checkpoint. Rows contain the name of a file or a folder. The study
 resumes from its file, page by page, and several processes may write to it at once. It prints its tables at
 the end.
 """

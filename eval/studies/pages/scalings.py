@@ -3,12 +3,10 @@
     python eval/studies/pages/scalings.py MODEL --to 16k --out yarn-tuned.json
 
 The name of the output selects its content. `yarn-tuned`: YaRN with the betas of a grid that have the highest
-answer log-prob at the target length, on fairy tales, which no page contains. `fit-novels`: the result of
-seven minutes of `ropepatch fit` on novels that no page contains, where a model takes too long to generate
-its own text; it resumes. `student-novels`: the checkpoint of `ropepatch extend --distil` on those novels.
-`student-short`: the same after 100 of its 450 steps, for a CPU, and without the comparison with YaRN that
-chooses the scale of its adapter; it resumes. `fit-short.json`: `ropepatch fit` from YaRN with 96 steps on one
-of those novels, for a CPU, with 1 validation instead of 8; it resumes.
+answer log-prob at the target length, on fairy tales, which no page contains. `student-novels`: the
+checkpoint of `ropepatch extend --distil` on novels that no page contains. `student-short`: the same after 100
+of its 450 steps, for a CPU, and without the comparison with YaRN that chooses the scale of its adapter; it
+resumes.
 """
 
 from __future__ import annotations
@@ -18,16 +16,12 @@ import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import ropepatch
 from ropepatch.data.texts import Texts
 from ropepatch.extension.planning import Plan
-from ropepatch.fitting import descent
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.scaling import make_scaling
 from ropepatch.scaling.file import write_scaling
@@ -40,7 +34,6 @@ from study import SHARED, log_line
 
 FAST, SLOW = (16.0, 32.0, 64.0, 128.0), (0.5, 1.0, 2.0, 4.0)
 HAYSTACKS, KEYS, SEED = 3, 8, 1000
-MINUTES = 7  # of a fit
 STEPS = 100  # of the short student
 
 
@@ -56,36 +49,20 @@ def tuned(plan: Plan, out: Path) -> None:
             found[fast, slow] = ropepatch.retrieve(model, tokenizer, **how).log_prob(plan.target).value
         print(f"betas {fast:g}, {slow:g}: {found[fast, slow]:.4f}", file=sys.stderr, flush=True)
     fast, slow = max(found, key=found.__getitem__)
-    answers = {f"{fast:g}, {slow:g}": round(value, 4) for (fast, slow), value in found.items()}
     factor = plan.target / plan.rope.original_max_position_embeddings
     scaling = make_scaling("yarn", factor=factor, beta_fast=fast, beta_slow=slow)
-    write_scaling(out, scaling, plan.rope, plan.target, fit={"answers": answers})
+    write_scaling(out, scaling, plan.rope, plan.target)
 
 
 @contextmanager
-def other_novels(out: Path, chosen: slice = slice(None)) -> Iterator[Path]:
+def other_novels(out: Path) -> Iterator[Path]:
     """A folder of these novels of those that no page contains, next to the output."""
     texts = out.with_name(f"{out.stem}-texts")
     texts.mkdir(parents=True, exist_ok=True)
-    for file in sorted(NOVELS.glob("*.txt"))[2 * PAGES :][chosen]:  # a page has one or two
+    for file in sorted(NOVELS.glob("*.txt"))[2 * PAGES :]:  # a page has one or two
         shutil.copyfile(file, texts / file.name)
     yield texts
     shutil.rmtree(texts)
-
-
-def fitted(plan: Plan, out: Path, chosen: slice = slice(None), **how: Any) -> None:
-    """Write the scaling that a fit learns from the other novels."""
-    work = out.parent / out.stem
-    with other_novels(out, chosen) as texts:
-        found = ropepatch.fit(plan.model, to=plan.target, text=texts, work=work, say=log_line, **how)
-    found.save(out)
-    shutil.rmtree(work, ignore_errors=True)
-
-
-def short_fit(plan: Plan, out: Path) -> None:
-    """Write the scaling of a short fit, whose validations take most of its time on a CPU."""
-    with mock.patch.object(descent, "CHECKS", 1):
-        fitted(plan, out, slice(1, 2), steps=96, init="yarn")
 
 
 def student(plan: Plan, out: Path) -> None:
@@ -108,8 +85,6 @@ def short_student(plan: Plan, out: Path) -> None:
 
 
 MAKERS: dict[str, Callable[[Plan, Path], None]] = {
-    "fit-novels": partial(fitted, minutes=MINUTES),
-    "fit-short": short_fit,
     "student-novels": student,
     "student-short": short_student,
     "yarn-tuned": tuned,

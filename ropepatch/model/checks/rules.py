@@ -654,9 +654,13 @@ def record_differs(case: Case) -> Iterator[Finding]:
 
 @rule
 def scaled_twice(case: Case) -> Iterator[Finding]:
-    """Two scalings by ropepatch, one on top of the other, without training or a fit in between or after."""
+    """Two scalings by ropepatch, one on top of the other, without training in between or after."""
     record, earlier = case.record, case.record.get("earlier") or {}
-    if not record.get("already_scaled") or case.changed or any(_learned(one) for one in (record, earlier)):
+    if (
+        not record.get("already_scaled")
+        or case.changed
+        or any(one.get("adaptation") for one in (record, earlier))
+    ):
         return
     methods = [one.get("method") for one in (earlier, record)]
     if None in methods or "none" in methods or methods == ["linear", "linear"]:  # the same as linear once
@@ -665,10 +669,6 @@ def scaled_twice(case: Case) -> Iterator[Finding]:
     problem = f"extended with {methods[0]} to {window} tokens, then with {methods[1]} to {target}"
     remedy = f"extend {model} to {target} tokens instead"
     yield Key(RECORD, ("earlier",)).finding("scaled-twice", problem, remedy)
-
-
-def _learned(record: dict[str, Any]) -> bool:
-    return bool(record.get("adaptation") or record.get("fit"))
 
 
 def load_errors(case: Case) -> Iterator[Finding]:

@@ -15,7 +15,6 @@ from ropepatch.attention import REMAPPINGS
 from ropepatch.errors import RopepatchError
 from ropepatch.report.printers import one_line
 from ropepatch.scaling import METHODS
-from ropepatch.scaling.file import FIT
 from ropepatch.settings import short_length
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ DASHED: Any = {
     "linestyle": (0, (4, 3)),
     "zorder": 0.9,
 }  # the original length
-SOLID = ("yarn", "ntk", "linear", "llama3", FIT, "ntk-by-parts")  # in the order of COLOURS
+SOLID = ("yarn", "ntk", "linear", "llama3", "custom", "ntk-by-parts")  # in the order of COLOURS
 
 STYLE: Any = {
     "figure.dpi": 100,
