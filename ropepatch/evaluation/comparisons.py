@@ -16,7 +16,7 @@ from ropepatch.evaluation.tasks import task_of
 FLOOR = "floor"  # the label of the least possible loss
 BASELINE = "baseline"  # the label of a model without scaling
 FEW = 5  # documents or prompts; fewer give a warning
-UNITS = {"perplexity": "document", "retrieval": "prompt"}
+UNITS = {"perplexity": "documents", "retrieval": "prompts"}
 
 
 @dataclass(frozen=True)
@@ -130,11 +130,10 @@ def few(result: Result) -> list[str]:
     sizes = {len(row.clusters) for row in rows if row.measure == rows[0].measure}  # not all have key tokens
     if not sizes or (clusters := min(sizes)) >= FEW:
         return []
-    unit = UNITS.get(result.task, "cluster")
-    counted = f"{clusters} {unit}{'s' * (clusters > 1)}"
+    unit = UNITS.get(result.task, "clusters")
     if clusters < FEWEST:
-        return [f"{counted}: no interval without {FEWEST - clusters} more; differences cannot be tested"]
-    return [f"{counted}: too few, only large differences can be significant; intervals are wide"]
+        return [f"{unit}: {clusters}; without {FEWEST} there is no interval, and no difference is tested"]
+    return [f"{unit}: {clusters}; with fewer than {FEW} only large differences are significant"]
 
 
 def training_free(results: Mapping[str, Result], adapted: Result) -> str | None:

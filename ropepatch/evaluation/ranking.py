@@ -1,19 +1,17 @@
-"""Ranks methods at a target length by paired differences from the baseline, and advises which to use."""
+"""Ranks methods at a target length by paired differences from the baseline."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ropepatch.attention import REMAPPINGS
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import FLOOR, few, not_counted
 from ropepatch.evaluation.intervals import Mean, difference, significant, summed
-from ropepatch.evaluation.results import Result, Row, finite
-from ropepatch.evaluation.retrieval import THRESHOLD
-from ropepatch.evaluation.table import enumeration
+from ropepatch.evaluation.results import Result, finite
 
 RULE = (
     "All differences are paired by document or by prompt. "
@@ -35,6 +33,9 @@ RULE = (
 )
 
 
+LOSS = "loss"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Answers:
     """The answers of one method to one kind of question, at the target length.
@@ -43,14 +44,11 @@ class Answers:
         found: The retrieval accuracy, by prompt.
         log_prob: The answer log-prob in nats per token, by prompt.
         log_prob_gain: Its difference from the baseline's, paired by prompt.
-        verdict: ``better`` or ``worse`` than the baseline by `RULE`; else ``not told apart``, or ``not
-            counted``; empty for the baseline itself.
     """
 
     found: Mean
     log_prob: Mean
     log_prob_gain: Mean
-    verdict: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +62,8 @@ class Ranked:
         short_context_loss: The loss within the original context length.
         short_context_cost: That loss minus the baseline's, paired by document.
         answers: The answers at the target length, by kind of question; empty without retrieval.
-        helps: Whether it is better than the baseline in one measure and worse in none; see `RULE`.
+        better: The measures in which it is better than the baseline by `RULE`: loss, or a kind of question.
+        worse: The measures in which it is worse.
     """
 
     label: str
@@ -73,57 +72,134 @@ class Ranked:
     short_context_loss: Mean
     short_context_cost: Mean
     answers: Mapping[str, Answers]
-    helps: bool
+    better: tuple[str, ...] = ()
+    worse: tuple[str, ...] = ()
+
+    @property
+    def helps(self) -> bool:
+        """Whether it is better than the baseline in one measure and worse in none."""
+        return bool(self.better) and not self.worse and not self.loss.missing
+
+    def gain(self, measure: str) -> Mean:
+        """Its gain over the baseline in a measure: the loss, or the log-prob of a kind of question."""
+        return self.loss_gain if measure == LOSS else self.answers[measure].log_prob_gain
 
     def columns(self) -> dict[str, Any]:
         """A flat record: one number per column, each interval as two columns."""
-        means: dict[str, Mean] = {field.name: getattr(self, field.name) for field in fields(self)[1:5]}
+        means = {
+            "nats_per_token": self.loss,
+            "loss_gain": self.loss_gain,
+            "short_context_nats_per_token": self.short_context_loss,
+            "short_context_cost": self.short_context_cost,
+        }
         for kind, answers in self.answers.items():
-            of_kind = {"found": answers.found, "log_prob": answers.log_prob}
-            of_kind["log_prob_gain"] = answers.log_prob_gain
-            means |= {f"{kind}_{name}": mean for name, mean in of_kind.items()}
+            means[f"{kind}_found"] = answers.found
+            means[f"{kind}_log_prob"] = answers.log_prob
+            means[f"{kind}_log_prob_gain"] = answers.log_prob_gain
         columns: dict[str, Any] = {"label": self.label}
-        for measure, mean in means.items():
-            name = measure.removesuffix("loss") + "nats_per_token" * measure.endswith("loss")
-            low, high = map(finite, mean.interval())
-            columns |= {name: finite(mean.value), f"{name}_low": low, f"{name}_high": high}
-        columns |= {f"{kind}_verdict": answers.verdict for kind, answers in self.answers.items()}
-        found = next((answers.found for answers in self.answers.values()), Mean(()))
-        columns |= {"tokens": round(self.loss.weight), "answers_of_a_kind": round(found.weight)}
-        columns |= {"documents": len(self.loss.clusters), "haystacks": len(found.clusters)}
-        return columns | {"helps": self.helps}
+        for name, mean in means.items():
+            low, high = mean.interval()
+            columns[name] = finite(mean.value)
+            columns[f"{name}_low"] = finite(low)
+            columns[f"{name}_high"] = finite(high)
+        columns["tokens"] = round(self.loss.weight)
+        columns["documents"] = len(self.loss.clusters)
+        columns["prompts"] = max(
+            (len(answers.found.clusters) for answers in self.answers.values()), default=0
+        )
+        columns["better"] = ", ".join(self.better)
+        columns["worse"] = ", ".join(self.worse)
+        columns["helps"] = self.helps
+        return columns
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Ranking:
-    """The methods, best first, and the advice that follows.
+    """The methods, best first.
 
     Attributes:
-        rows: Best first.
-        recommended: The label of the method to use; None if no method helps.
-        advice: The reasons in sentences, one of them for each kind of question.
-        warnings: Reasons to doubt the order.
+        base: The label of the baseline.
+        original: The original context length in tokens.
+        target: The target length in tokens.
+        rows: Best first, with the baseline.
+        remappings: The labels of position remappings, which only transformers runs.
+        controls: The labels of those that ignore distant tokens, which are never recommended.
+        adapted: Whether any weights were fine-tuned.
         not_counted: For each kind of question that does not count, the reason; see `RULE`.
+        not_measured: For each kind of question that was left out, the reason.
+        warnings: Reasons to doubt the order.
     """
 
+    base: str
+    original: int
+    target: int
     rows: tuple[Ranked, ...]
-    recommended: str | None
-    advice: tuple[str, ...]
-    warnings: tuple[str, ...] = ()
+    remappings: tuple[str, ...] = ()
+    controls: tuple[str, ...] = ()
+    adapted: bool = False
     not_counted: Mapping[str, str] = field(default_factory=dict)
+    not_measured: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of questions that count; without any, the loss decides."""
+        return [kind for kind in self.rows[0].answers if kind not in self.not_counted]
+
+    @property
+    def helping(self) -> list[Ranked]:
+        """The methods that can be recommended, the best first."""
+        rows = [row for row in self.rows if row.helps and row.label not in self.controls]
+        return ordered(rows, self.kinds)
+
+    @property
+    def best(self) -> Ranked | None:
+        """The method to use; None if no method helps."""
+        return next(iter(self.helping), None)
+
+    @property
+    def recommended(self) -> str | None:
+        """The label of the method to use; None if no method helps."""
+        return None if self.best is None else self.best.label
+
+    @property
+    def best_scaling(self) -> Ranked | None:
+        """The best of the methods that other engines than transformers may support."""
+        rows = [row for row in self.helping if row.label not in self.remappings]
+        return next(iter(ordered(rows, self.kinds)), None)
+
+    def verdict(self, row: Ranked, kind: str) -> str:
+        """Better, worse, not told apart or not counted in a kind of question; "" for the baseline."""
+        if kind in self.not_counted:
+            return "not counted"
+        if row.label == self.base:
+            return ""
+        if kind in row.better:
+            return "better"
+        return "worse" if kind in row.worse else "not told apart"
+
+    def more_accurate(self, row: Ranked, kind: str) -> dict[str, Mean]:
+        """The methods with a higher accuracy than one, by how much."""
+        own = row.answers[kind].found
+        gaps = {other.label: difference(other.answers[kind].found, own) for other in self.rows}
+        return {label: gap for label, gap in gaps.items() if gap.value > 0}
 
     def record(self) -> dict[str, Any]:
         """The ranking as JSON-ready data."""
-        return asdict(self) | {"rows": [row.columns() for row in self.rows]}
+        return {
+            "recommended": self.recommended,
+            "rows": [row.columns() for row in self.rows],
+            "not_counted": dict(self.not_counted),
+            "warnings": list(self.warnings),
+        }
 
 
 def rank(results: Sequence[Result], *, base: str) -> Ranking:
-    """Rank the methods of one model at one target length by `RULE`, and recommend one.
+    """Rank the methods of one model at one target length by `RULE`.
 
     Loss does not predict retrieval (OlmPool, arXiv:2608.10296, for the loss on short texts), so retrieval
     ranks first where possible. A control, a position remapping that ignores distant tokens, is never
-    recommended. Fewer than three documents cannot show a harm to the loss, so nothing is recommended. With
-    fewer than three prompts the answers have no effect.
+    recommended. With fewer than three prompts the answers have no effect.
 
     Args:
         results: Results of one-pass perplexity, and of retrieval if it was measured. If several results of a
@@ -133,6 +209,47 @@ def rank(results: Sequence[Result], *, base: str) -> Ranking:
     Raises:
         RopepatchError: If there is no baseline or no method, or the results differ in texts or precision.
     """
+    reading, asking = _comparable(results, base)
+    uncounted = not_counted(asking[base]) if asking else {}
+    rows = [_ranked(label, base, reading, asking) for label in reading]
+    kinds = [kind for kind in rows[0].answers if kind not in uncounted]
+    remappings = {}
+    for label, result in reading.items():
+        method = (result.scaling or {}).get("method")
+        if method in REMAPPINGS:
+            remappings[label] = REMAPPINGS[method]
+    warnings = few(reading[base])
+    if asking:
+        warnings += few(asking[base])
+    return Ranking(
+        base=base,
+        original=int(reading[base].model["trained"]),
+        target=reading[base].target,
+        rows=tuple(ordered(_judged(rows, base, kinds), kinds)),
+        remappings=tuple(remappings),
+        controls=tuple(label for label, kind in remappings.items() if kind.control),
+        adapted=any(result.adapted for result in reading.values()),
+        not_counted=uncounted,
+        not_measured=asking[base].parameters.get("left_out", {}) if asking else {},
+        warnings=tuple(warnings),
+    )
+
+
+def ordered(rows: Sequence[Ranked], kinds: Sequence[str]) -> list[Ranked]:
+    """The best first; methods not significantly below the best answer log-prob are ordered by loss."""
+    by_loss = sorted(rows, key=lambda row: math.inf if math.isnan(row.loss.value) else row.loss.value)
+    if not kinds or not by_loss:
+        return by_loss
+    log_probs = {row.label: summed([row.answers[kind].log_prob for kind in kinds]) for row in by_loss}
+    best = max(log_probs.values(), key=lambda log_prob: log_prob.value)
+    is_behind = {label: difference(best, log_prob).differs for label, log_prob in log_probs.items()}
+    near = [row for row in by_loss if not is_behind[row.label]]
+    behind = [row for row in by_loss if is_behind[row.label]]
+    return near + sorted(behind, key=lambda row: -log_probs[row.label].value)
+
+
+def _comparable(results: Sequence[Result], base: str) -> tuple[dict[str, Result], dict[str, Result]]:
+    """The perplexity and the retrieval results by label; the latter empty unless every method has one."""
     reading: dict[str, Result] = {}
     asking: dict[str, Result] = {}
     for result in results:
@@ -153,245 +270,52 @@ def rank(results: Sequence[Result], *, base: str) -> Ranking:
         raise RopepatchError(
             "the results were measured in different precisions", hint="measure them with one dtype"
         )
-    return _judged(base, reading, asking if asking.keys() >= reading.keys() else {}).ranking
+    return reading, asking if asking.keys() >= reading.keys() else {}
 
 
-def _judged(base: str, reading: Mapping[str, Result], asking: Mapping[str, Result]) -> _Judged:
-    """The methods and the baseline, with their gains and harms; see `RULE`."""
-    target, trained = reading[base].target, int(reading[base].model["trained"])
-    asked = asking[base].of("log_prob", "kind", "length") if asking else []
-    kinds = list(dict.fromkeys(str(row.at["kind"]) for row in asked))
-    uncounted = not_counted(asking[base]) if asking else {}
-
-    def loss(label: str, length: int) -> Mean:
-        return _row(reading[label], "loss", length=length).mean
-
-    def answers(label: str, kind: str) -> Answers:
-        found, log_prob, of_base = (
-            _row(asking[of], measure, kind=kind, length=target).mean
-            for of, measure in ((label, "found"), (label, "log_prob"), (base, "log_prob"))
+def _ranked(label: str, base: str, reading: Mapping[str, Result], asking: Mapping[str, Result]) -> Ranked:
+    """One method with its differences from the baseline, before they are judged."""
+    target, original = reading[base].target, int(reading[base].model["trained"])
+    loss, short = (_mean(reading[label], "loss", length=length) for length in (target, original))
+    base_loss, base_short = (_mean(reading[base], "loss", length=length) for length in (target, original))
+    answers = {}
+    for row in asking[base].of("log_prob", "kind", "length") if asking else []:
+        at = {"kind": row.at["kind"], "length": target}
+        log_prob = _mean(asking[label], "log_prob", **at)
+        answers[str(row.at["kind"])] = Answers(
+            found=_mean(asking[label], "found", **at),
+            log_prob=log_prob,
+            log_prob_gain=difference(log_prob, _mean(asking[base], "log_prob", **at)),
         )
-        return Answers(found=found, log_prob=log_prob, log_prob_gain=difference(log_prob, of_base))
-
-    rows = {
-        label: Ranked(
-            label=label,
-            loss=loss(label, target),
-            loss_gain=difference(loss(base, target), loss(label, target)),
-            short_context_loss=loss(label, trained),
-            short_context_cost=difference(loss(label, trained), loss(base, trained)),
-            answers={kind: answers(label, kind) for kind in kinds},
-            helps=False,
-        )
-        for label in reading
-    }
-    gains = {("loss", label): row.loss_gain for label, row in rows.items() if label != base}
-    gains |= {
-        (kind, label): answers.log_prob_gain
-        for label, row in rows.items()
-        for kind, answers in row.answers.items()
-        if label != base and kind not in uncounted
-    }
-    better = {name for name in significant(gains) if gains[name].value > 0}
-    worse = {name for name, gain in gains.items() if gain.value < 0 and gain.differs}
-
-    def verdict(kind: str, label: str) -> str:
-        if kind in uncounted or label == base:
-            return "not counted" if kind in uncounted else ""
-        at = (kind, label)
-        return "better" if at in better else "worse" if at in worse else "not told apart"
-
-    for label, row in rows.items():
-        helped, harmed = ([name for name in names if name[1] == label] for names in (better, worse))
-        judged = {
-            kind: replace(answers, verdict=verdict(kind, label)) for kind, answers in row.answers.items()
-        }
-        helps = not row.loss.missing and bool(helped) and not harmed
-        rows[label] = replace(row, answers=judged, helps=helps)
-    return _Judged(base, reading, asking, uncounted, rows, better, worse)
+    return Ranked(
+        label=label,
+        loss=loss,
+        loss_gain=difference(base_loss, loss),
+        short_context_loss=short,
+        short_context_cost=difference(short, base_short),
+        answers=answers,
+    )
 
 
-@dataclass(frozen=True)
-class _Judged:
-    """The methods with their significant gains and losses."""
-
-    base: str  # the label of the baseline
-    reading: Mapping[str, Result]  # of perplexity, by label
-    asking: Mapping[str, Result]  # of retrieval, by label: all of the above, or none
-    uncounted: Mapping[str, str]  # kinds of questions that do not count, with the reason
-    rows: Mapping[str, Ranked]  # by label
-    better: set[tuple[str, str]]  # measure and label of each gain; see `RULE`
-    worse: set[tuple[str, str]]  # and of each harm
-
-    @property
-    def counted(self) -> list[str]:
-        """The kinds of questions that count; without any, the loss decides."""
-        return [kind for kind in self.rows[self.base].answers if kind not in self.uncounted]
-
-    def log_prob(self, row: Ranked) -> Mean:
-        """The log-prob of all answers that count, by prompt."""
-        return summed([row.answers[kind].log_prob for kind in self.counted])
-
-    def ordered(self, rows: Collection[Ranked]) -> list[Ranked]:
-        """The best first; methods not significantly below the best answer log-prob are ordered by loss."""
-        by_loss = sorted(rows, key=lambda row: _number(row.loss.value))
-        if not self.counted or not by_loss:
-            return by_loss
-        log_probs = {row.label: self.log_prob(row) for row in by_loss}
-        best, *others = sorted(log_probs, key=lambda label: -log_probs[label].value)
-        behind = {label for label in others if difference(log_probs[best], log_probs[label]).differs}
-        return sorted(by_loss, key=lambda x: -log_probs[x.label].value if x.label in behind else -math.inf)
-
-    def helping(self, left_out: Collection[str]) -> list[Ranked]:
-        """The methods that help, except those left out, the best first."""
-        return self.ordered([row for row in self.rows.values() if row.helps and row.label not in left_out])
-
-    @property
-    def ranking(self) -> Ranking:
-        kinds = {
-            label: REMAPPINGS.get((r.scaling or {}).get("method", "")) for label, r in self.reading.items()
-        }
-        remappings = [label for label, kind in kinds.items() if kind is not None]
-        controls = [label for label, kind in kinds.items() if kind is not None and kind.control]
-        taken = next(iter(self.helping(controls)), None)
-        if taken is None:
-            advice = self._refusal()
-        else:
-            advice = self._recommendation(taken)
-            if taken.label in remappings:
-                advice.append(_engines(taken, self.helping(remappings)))
-        if controls:
-            advice.append(f"{enumeration(controls)} is a control that ignores distant tokens: do not use it.")
-        return Ranking(
-            tuple(self.ordered(self.rows.values())),
-            None if taken is None else taken.label,
-            tuple(advice),
-            tuple(w for group in (self.reading, self.asking) if group for w in few(group[self.base])),
-            self.uncounted,
-        )
-
-    def _recommendation(self, row: Ranked) -> list[str]:
-        at = self.reading[self.base]
-        reasons = []
-        if ("loss", row.label) in self.better:
-            reasons.append(f"loss gain {signed(row.loss_gain)} nats/token")
-        gains = {k: row.answers[k].log_prob_gain for k in self.counted if (k, row.label) in self.better}
-        reasons += [f"{kind} answer log-prob gain {signed(gain)} nats/token" for kind, gain in gains.items()]
-        advice = [f"Use {row.label}. At {at.target:,} tokens over the baseline: {'; '.join(reasons)}."]
-        others = {other.label: difference(other.loss, row.loss) for other in self.helping([row.label])}
-        if tied := [label for label, gap in others.items() if not gap.differs]:
-            advice.append(f"Its loss does not differ significantly from that of {enumeration(tied)}.")
-        if row.short_context_cost.value > 0:
-            cost = (
-                f"{signed(row.short_context_cost)} nats/token over the first {at.model['trained']:,} tokens"
-            )
-            worse = (
-                "It is significantly worse" if row.short_context_cost.differs else "Not significantly worse"
-            )
-            advice.append(f"{worse} within the original length: loss {cost}.")
-        advice += [line for kind in self.counted if (line := self._less_accurate(row, kind))]
-        shares = {kind: row.answers[kind].found.value for kind in self.counted}
-        if low := [f"{share:.0%} for {kind}" for kind, share in shares.items() if share < THRESHOLD]:
-            train = "Fine-tune it for longer" if self._adapted else "Fine-tune it"
-            advice.append(
-                f"Retrieval accuracy at {at.target:,} tokens: {enumeration(low)}. {train}, or use a shorter "
-                "target length."
-            )
-        return [*advice, *self._by_kind()]
-
-    def _less_accurate(self, row: Ranked, kind: str) -> str:
-        """The reason to recommend a method although others have a higher accuracy; empty if none has."""
-        found = {label: other.answers[kind].found for label, other in self.rows.items()}
-        own = found[row.label]
-        gains = {x: difference(share, own) for x, share in found.items() if share.value > own.value}
-        reasons = []
-        for label, gain in gains.items():
-            doubt = (
-                "significantly higher, but log-prob ranks first"
-                if gain.differs
-                else "not significantly higher"
-            )
-            reasons.append(f"{label}'s {found[label].value:.0%} is {doubt}")
-        return f"Its {kind} accuracy is {own.value:.0%}; {enumeration(reasons)}." if reasons else ""
-
-    def _by_kind(self) -> list[str]:
-        """A verdict for every kind of question, and a line if no kind counts."""
-        lines = [f"{kind}: {self._of_kind(kind)}." for kind in self.rows[self.base].answers]
-        left_out = self.asking[self.base].parameters.get("left_out", {}) if self.asking else {}
-        lines += [f"{kind}: not measured: {reason}." for kind, reason in left_out.items()]
-        return [
-            *lines,
-            *["Retrieval does not rank: no kind of question counts."] * bool(lines and not self.counted),
-        ]
-
-    def _of_kind(self, kind: str) -> str:
-        if kind in self.uncounted:
-            return f"not counted: {self.uncounted[kind]}"
-        of = {label: row.answers[kind] for label, row in self.rows.items()}
-        first = max(of, key=lambda label: _number(of[label].log_prob.value, -math.inf))
-        others = {x: difference(of[first].log_prob, of[x].log_prob) for x in of if x != first}
-        best = f"{first} has the highest answer log-prob, with an accuracy of {_share(of[first].found)}"
-        if tied := [label for label, gap in others.items() if not gap.differs]:
-            best += f", not significantly above {enumeration(tied)}"
-        groups = {v: [x for x, answers in of.items() if answers.verdict == v] for v in ("better", "worse")}
-        verdicts = [f"{verdict} than the baseline: {enumeration(x)}" for verdict, x in groups.items() if x]
-        return "; ".join([best, *(verdicts or ["none differs significantly from the baseline"])])
-
-    def _refusal(self) -> list[str]:
-        base, scalings = (
-            self.reading[self.base],
-            [row for row in self.rows.values() if row.label != self.base],
-        )
-        if self.rows[self.base].loss.missing:
-            (missing,) = few(base)
-            return [f"No advice: {missing}. Give more text.", *self._by_kind()]
-        first = min(scalings, key=lambda row: _number(row.loss.value))
-        why = f"the lowest loss is that of {first.label}, a gain of {signed(first.loss_gain)} nats/token"
-        signs = [{label for _, label in names} for names in (self.better, self.worse)]
-        if mixed := [row.label for row in scalings if all(row.label in labels for labels in signs)]:
-            why = f"{enumeration(mixed)} is significantly better in one measure and worse in another"
-        tested = " or its answers" if self.counted else ""
-        trained = ", fine-tuned or not," if self._adapted else ""
-        return [
-            f"Do not extend: at {base.target:,} tokens none of these methods{trained} improves the loss"
-            f"{tested} significantly without harm ({why}).",
-            *self._by_kind(),
-        ]
-
-    @property
-    def _adapted(self) -> bool:
-        return any(result.adapted for result in self.reading.values())
+def _judged(rows: Sequence[Ranked], base: str, kinds: Sequence[str]) -> list[Ranked]:
+    """The methods with the measures in which they are better or worse than the baseline."""
+    methods = [row for row in rows if row.label != base]
+    gains = {(row.label, measure): row.gain(measure) for row in methods for measure in (LOSS, *kinds)}
+    apart = significant(gains)
+    judged = []
+    for row in rows:
+        own = {measure: row.gain(measure) for measure in (LOSS, *kinds)}
+        better = [name for name, gain in own.items() if gain.value > 0 and (row.label, name) in apart]
+        worse = [name for name, gain in own.items() if gain.value < 0 and gain.differs]
+        judged.append(replace(row, better=tuple(better), worse=tuple(worse)))
+    return judged
 
 
-def _engines(taken: Ranked, plain: Sequence[Ranked]) -> str:
-    only = f"Only transformers runs {taken.label}, with code from the checkpoint"
-    if plain:
-        gap = plain[0].loss.value - taken.loss.value
-        only += f"; the best method for other engines is {plain[0].label}, its loss {gap:+.3f} nats/token"
-    return f"{only}."
-
-
-def _row(result: Result, measure: str, **at: int | str) -> Row:
+def _mean(result: Result, measure: str, **at: Any) -> Mean:
     row = result.row(measure, **at)
     if row is None:
         raise RopepatchError(
             f"{result.label} has no {measure} at {at}",
             hint="measure again with `ropepatch compare`",
         )
-    return row
-
-
-def _number(value: float, missing: float = math.inf) -> float:
-    return missing if math.isnan(value) else value
-
-
-def signed(mean: Mean) -> str:
-    """A difference with its 95 % interval, both with a sign."""
-    low, high = mean.interval()
-    doubt = f" (95 % interval {low:+.3f} to {high:+.3f})" if not mean.missing else ""
-    return f"{mean.value:+.3f}{doubt}"
-
-
-def _share(mean: Mean) -> str:
-    low, high = mean.interval()
-    return f"{mean.value:.0%} of {mean.weight:.0f} (95 % interval {low:.0%} to {high:.0%})"
+    return row.mean

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ropepatch.errors import RopepatchError
@@ -69,11 +69,6 @@ class Table(NamedTuple):
             for number, name in enumerate(names, start=1)
         ]
         return Table(self.caption, heads, rows, across=True)
-
-
-def enumeration(words: Sequence[str]) -> str:
-    """Words as a list in a sentence: a, b and c."""
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def data_frame(rows: Iterable[dict[str, Any]]) -> DataFrame:

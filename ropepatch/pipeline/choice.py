@@ -19,7 +19,7 @@ from ropepatch.pipeline.evaluation import WINDOWS, MeasureOptions, participants,
 from ropepatch.pipeline.inputs import Listed, Tokens, check_places
 from ropepatch.pipeline.results import Results
 from ropepatch.report import html_table, ranking_tables, ranking_text
-from ropepatch.report.verdict import Verdict
+from ropepatch.report.verdict import ranking_lines
 from ropepatch.settings import relative_length
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Choice:
         return f"Choice({self.method or 'none'} of {len(self.ranking.rows)})"
 
     def _repr_html_(self) -> str:
-        verdict = "".join(f"<p>{escape(line)}</p>" for line in Verdict.of(self.ranking).lines)
+        verdict = "".join(f"<p>{escape(line)}</p>" for line in ranking_lines(self.ranking))
         return "".join(map(html_table, ranking_tables(self.ranking, self.results))) + verdict
 
 

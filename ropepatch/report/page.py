@@ -31,7 +31,7 @@ from ropepatch.report.plots.pictures import (
 from ropepatch.report.plots.style import COLOURS, FAINT, GRID, INK, PLAIN, QUIET, house_style
 from ropepatch.report.printers import html_table
 from ropepatch.report.tables import summary_table, tables_of
-from ropepatch.report.verdict import Verdict, measured, origin, provenance, variant
+from ropepatch.report.verdict import measured, origin, provenance, variant, verdict_lines
 from ropepatch.settings import short_length
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _page(results: Sequence[Result], command: str | None) -> str:
         command=command and shown_command(command),
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
         places=[
-            (f"{model} to {short_length(target)}", groups, Verdict.on(groups).lines)
+            (f"{model} to {short_length(target)}", groups, verdict_lines(groups))
             for (model, target), groups in places.items()
         ],
         summary=summary if len(summary.heads) > summary.labels else None,

@@ -274,8 +274,7 @@ def ranking_tables(ranking: Ranking, results: Sequence[Result]) -> list[Table]:
     The last row of the first is the floor of the text, if it is known.
     """
     loss = next(result for result in results if result.of("loss", "length"))
-    unscaled = {result.label for result in results if result.scaling is None}
-    losses = [_losses(row, row is ranking.rows[0], row.label in unscaled) for row in ranking.rows]
+    losses = [_losses(row, row is ranking.rows[0], row.label == ranking.base) for row in ranking.rows]
     for result in results:
         if result.label == FLOOR and (least := result.row("loss", length=result.target)):
             losses.append([Cell(FLOOR), Cell(least.text, value=least.value), *[Cell("")] * 3])
@@ -283,7 +282,7 @@ def ranking_tables(ranking: Ranking, results: Sequence[Result]) -> list[Table]:
     heads = ["", f"loss at {to}", "gain over baseline", f"loss at {trained}", "short-context cost"]
     tables = [_ranking("Ranking by loss (nats/token)", heads, losses)]
     if kinds := ranking.rows[0].answers:
-        answers = [_answers(row, kind, row.label in unscaled) for kind in kinds for row in ranking.rows]
+        answers = [_answers(ranking, row, kind) for kind in kinds for row in ranking.rows]
         heads = ["kind", "", f"accuracy at {to}", "log-prob", "gain over baseline", "verdict"]
         tables.append(
             _ranking("Retrieval by kind of question (log-prob in nats/token)", heads, answers, labels=2)
@@ -305,7 +304,7 @@ def _losses(row: Ranked, first: bool, baseline: bool) -> list[Cell]:
     ]
 
 
-def _answers(row: Ranked, kind: str, baseline: bool) -> list[Cell]:
+def _answers(ranking: Ranking, row: Ranked, kind: str) -> list[Cell]:
     answers = row.answers[kind]
     low, high = answers.found.interval()
     interval = "" if answers.found.missing else f"{low:.0%} to {high:.0%}"
@@ -315,8 +314,8 @@ def _answers(row: Ranked, kind: str, baseline: bool) -> list[Cell]:
         Cell(row.label, value=row.label),
         Cell(share, interval, answers.found.value),
         _mean_cell(answers.log_prob, "{:z.2f}".format)._replace(detail=""),
-        _gain_cell(answers.log_prob_gain, "{:+z.2f}".format, baseline),
-        Cell(answers.verdict, value=answers.verdict),
+        _gain_cell(answers.log_prob_gain, "{:+z.2f}".format, row.label == ranking.base),
+        Cell(ranking.verdict(row, kind), value=ranking.verdict(row, kind)),
     ]
 
 

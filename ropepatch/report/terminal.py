@@ -16,7 +16,7 @@ from ropepatch.evaluation.table import Cell, Table
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.report.printers import table_text
 from ropepatch.report.tables import ranking_tables, tables_of
-from ropepatch.report.verdict import Verdict
+from ropepatch.report.verdict import ranking_lines
 
 PROSE = 100  # characters of a line of advice where there is no terminal
 
@@ -31,7 +31,7 @@ def results_text(results: Sequence[Result], width: int | None = None) -> str:
     blocks = []
     for group in comparisons(results):
         head = f"{group.model}, {group.history}: {_setup(group)}"
-        warnings = _folded(Verdict(group.warnings()).lines, width)
+        warnings = _folded([f"Warning: {warning}." for warning in group.warnings()], width)
         blocks.append("\n".join([head, table_text(_joined(group), width), *warnings]))
     return "\n\n".join(blocks)
 
@@ -55,7 +55,7 @@ def print_ranking(
 def ranking_text(ranking: Ranking, results: Sequence[Result], width: int | None = None) -> str:
     """The text of `print_ranking`, in lines of at most ``width`` characters."""
     tables = [f"{one.caption}\n{table_text(one, width)}\n" for one in ranking_tables(ranking, results)]
-    return "\n".join([*tables, *_folded(Verdict.of(ranking).lines, width or PROSE)])
+    return "\n".join([*tables, *_folded(ranking_lines(ranking), width or PROSE)])
 
 
 def _joined(comparison: Comparison) -> Table:

@@ -3,46 +3,79 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-from ropepatch.attention import REMAPPINGS
 from ropepatch.evaluation.comparisons import Comparison, training_free
-from ropepatch.evaluation.intervals import difference
-from ropepatch.evaluation.ranking import Ranking, rank, signed
+from ropepatch.evaluation.intervals import Mean, difference
+from ropepatch.evaluation.ranking import Ranked, Ranking, rank
 from ropepatch.evaluation.results import Result
-from ropepatch.evaluation.table import enumeration
+from ropepatch.evaluation.retrieval import THRESHOLD
 from ropepatch.evaluation.tasks import task_of
 
 VERSIONS = ("ropepatch", "transformers", "torch")
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Advice that follows from results, for terminal, notebook and report."""
+def ranking_lines(ranking: Ranking) -> list[str]:
+    """The warnings and the advice that follow from a ranking, for terminal, notebook and report."""
+    lines = [f"Warning: {warning}." for warning in ranking.warnings]
+    best = ranking.best
+    if best is not None:
+        lines += _recommendation(ranking, best)
+    elif ranking.rows[0].loss.missing:
+        lines.append("No method is recommended: fewer than three documents. Give more text.")
+    else:
+        lines.append(
+            f"Do not extend: at {ranking.target:,} tokens no method is better than the baseline in one "
+            "measure and worse in none."
+        )
+    for control in ranking.controls:
+        lines.append(f"Do not use {control}, a control that ignores distant tokens.")
+    for kind, reason in ranking.not_counted.items():
+        lines.append(f"{kind} does not count: {reason}.")
+    for kind, reason in ranking.not_measured.items():
+        lines.append(f"{kind} was not measured: {reason}.")
+    if ranking.rows[0].answers and not ranking.kinds:
+        lines.append("Retrieval does not rank: no kind of question counts.")
+    return lines
 
-    warnings: Sequence[str]  # reasons to doubt the advice, shown before it
-    advice: Sequence[str] = ()
 
-    @classmethod
-    def of(cls, ranking: Ranking) -> Verdict:
-        """The verdict of `ropepatch compare`."""
-        return cls(ranking.warnings, ranking.advice)
+def _recommendation(ranking: Ranking, best: Ranked) -> list[str]:
+    """The method to use, with its gains, its costs, and what speaks for others."""
+    gains = ", ".join(f"{measure} {signed(best.gain(measure))}" for measure in best.better)
+    lines = [f"Use {best.label}. Gain at {ranking.target:,} tokens, in nats/token (95 %): {gains}."]
+    cost = best.short_context_cost
+    if cost.value > 0 and cost.differs:
+        lines.append(
+            f"It is significantly worse within the original length of {ranking.original:,} tokens: loss "
+            f"{signed(cost)} nats/token."
+        )
+    if best.label in ranking.remappings:
+        lines.append(f"Only transformers runs {best.label}, with code from the checkpoint.")
+        if ranking.best_scaling is not None:
+            lines.append(f"The best method for other engines is {ranking.best_scaling.label}.")
+    for kind in ranking.kinds:
+        found = best.answers[kind].found
+        for label, more in ranking.more_accurate(best, kind).items():
+            outcome = "significant" if more.differs else "not significant"
+            lines.append(f"{label} has a higher {kind} accuracy, by {percent(more)}: {outcome}.")
+        if found.value < THRESHOLD:
+            lines.append(f"Its {kind} accuracy is {found.value:.0%}. Train it, or use a shorter target.")
+    return lines
 
-    @classmethod
-    def on(cls, groups: Sequence[Comparison]) -> Verdict:
-        """The verdict on one model and target: its ranking, if any, and the gain from training."""
-        first = list({group.task: group for group in reversed(groups)}.values())
-        ranking = _ranking(first)
-        warnings = dict.fromkeys(warning for group in groups for warning in group.warnings())
-        advice = ranking.advice if ranking else ()
-        return cls([*warnings], [*advice, *(line for group in first for line in _gains(group))])
 
-    @property
-    def lines(self) -> list[str]:
-        """The warnings and the advice."""
-        return [*(f"Warning: {warning}." for warning in self.warnings), *self.advice]
+def verdict_lines(groups: Sequence[Comparison]) -> list[str]:
+    """The verdict on one model and target: its ranking, if any, and the gain from training."""
+    first: dict[str, Comparison] = {}
+    for group in groups:
+        first.setdefault(group.task, group)
+    ranking = _ranking([*first.values()])
+    lines = [f"Warning: {warning}." for group in groups for warning in group.warnings()]
+    if ranking is not None:
+        lines += ranking_lines(ranking)
+    for group in first.values():
+        lines += _gains(group)
+    return list(dict.fromkeys(lines))
 
 
 def _ranking(groups: Sequence[Comparison]) -> Ranking | None:
@@ -52,45 +85,49 @@ def _ranking(groups: Sequence[Comparison]) -> Ranking | None:
     base = [result.label for result in loss if result.scaling is None]
     if len(base) != 1 or len(loss) < 2 or len({result.label for result in loss}) < len(loss):
         return None
-    needed = [(result, length) for result in loss for length in (result.target, result.model["trained"])]
-    if any((row := result.row("loss", length=n)) is None or not row.clusters for result, n in needed):
-        return None
+    for result in loss:
+        for length in (result.target, result.model["trained"]):
+            row = result.row("loss", length=length)
+            if row is None or not row.clusters:
+                return None
     return rank(results, base=base[0])
 
 
-def _gains(group: Comparison) -> Iterator[str]:
+def _gains(group: Comparison) -> list[str]:
     """The gain of every training over its start, paired by document."""
+    lines = []
     for name, result in group.results.items():
-        if not result.adapted or (before := training_free(group.results, result)) is None:
+        before = training_free(group.results, result) if result.adapted else None
+        if before is None:
             continue
         rows = [group.results[label].row("loss", length=group.target) for label in (before, name)]
         means = [row.mean for row in rows if row is not None and row.clusters]
-        if len(means) < 2 or (gain := difference(*means)).missing:
+        if len(means) < 2 or means[0].missing:
             continue
-        low, high = gain.interval()
-        doubt = "" if low > 0 else " (harmful)" if high < 0 else " (not significant)"
-        yield f"Training gain of {name} over {before}: {signed(gain)} nats/token{doubt}."
+        gain = difference(*means)
+        outcome = "significant" if gain.differs else "not significant"
+        lines.append(f"Training gain of {name} over {before}: {signed(gain)} nats/token, {outcome}.")
+    return lines
+
+
+def signed(mean: Mean) -> str:
+    """A difference with its 95 % interval, all with a sign."""
+    low, high = mean.interval()
+    return f"{mean.value:+.3f}" if mean.missing else f"{mean.value:+.3f} ({low:+.3f} to {high:+.3f})"
+
+
+def percent(mean: Mean) -> str:
+    """A difference of shares with its 95 % interval."""
+    low, high = mean.interval()
+    return f"{mean.value:.0%} (95 % interval {low:.0%} to {high:.0%})"
 
 
 def measured(groups: Sequence[Comparison]) -> str:
     """The model and the methods that were measured."""
-    target = f"{groups[0].target:,}"
     results = {name: result for group in groups for name, result in group.results.items()}
-    adapted = [name for name, result in results.items() if result.adapted]
-    methods = {name: r.scaling["method"] for name, r in results.items() if r.scaling and not r.adapted}
-    parts = []
-    for kind, is_remapping in (("RoPE scaling", False), ("position remapping", True)):
-        if names := [name for name, method in methods.items() if (method in REMAPPINGS) == is_remapping]:
-            count = f"{len(names)} {kind}{'s' * (len(names) > 1)}"
-            parts.append(
-                f"{count} to {target} tokens{' without training' * bool(adapted)}: {enumeration(names)}"
-            )
-    if served := [name for name, result in results.items() if result.served]:
-        parts.append(f"served: {enumeration(served)}")
-    if adapted:
-        parts.append(f"fine-tuned for {target} tokens: {enumeration(adapted)}")
-    models = "; ".join(parts) or f"the baseline, to {target} tokens"
-    return f"{groups[0].model} was {groups[0].history}. Measured here: {models}."
+    names = [f"{name} (fine-tuned)" if result.adapted else name for name, result in results.items()]
+    target = f"{groups[0].target:,}"
+    return f"{groups[0].model} was {groups[0].history}. Measured to {target} tokens: {', '.join(names)}."
 
 
 def variant(group: Comparison, groups: Sequence[Comparison]) -> str:
@@ -106,19 +143,17 @@ def variant(group: Comparison, groups: Sequence[Comparison]) -> str:
 
 def origin(results: Sequence[Result]) -> list[str]:
     """The origin of the results: versions, device, dtype, and the amount of text."""
-    lines = [
-        ", ".join(f"{name} {version}" for name, version in result.env.items() if name in VERSIONS)
-        + f"; {result.env.get('server') or result.env.get('device', 'unknown device')}, "
-        + f"{result.env.get('dtype', '')}".rstrip(", ")
-        for result in results
-        if result.env  # the floor of a text is computed, not measured
-    ]
-    texts = [
-        f"{result.parameters.get('text', 'text')}, {result.parameters['tokens']:,} tokens"
-        for result in results
-        if "tokens" in result.parameters
-    ]
-    return [*dict.fromkeys(lines), *dict.fromkeys(texts)]
+    lines = []
+    for result in results:
+        if result.env:  # the floor of a text is computed, not measured
+            versions = [f"{name} {result.env[name]}" for name in VERSIONS if name in result.env]
+            device = result.env.get("server") or result.env.get("device", "unknown device")
+            lines.append(", ".join([*versions, device, result.env.get("dtype", "unknown dtype")]))
+    for result in results:
+        if "tokens" in result.parameters:
+            text = result.parameters.get("text", "text")
+            lines.append(f"{text}, {result.parameters['tokens']:,} tokens")
+    return list(dict.fromkeys(lines))
 
 
 def provenance(result: Result) -> list[tuple[str, str]]:

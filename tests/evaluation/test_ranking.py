@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_results import adapted, asking, reading, row_of
+from made_results import asking, reading, row_of
 from numpy.typing import NDArray
 from scipy import stats
 
@@ -80,37 +80,28 @@ def test_scalings_are_ordered_by_loss_and_told_apart_document_by_document():
     assert (first.loss.value, first.loss_gain.value) == pytest.approx((1.0, 2.0))
     assert second.loss_gain.interval() == pytest.approx((1.56, 2.34))
     assert first.short_context_cost.value == pytest.approx(0.1)
-    assert [row.helps for row in ranking.rows] == [True, True, False]
+    assert [row.better for row in ranking.rows] == [("loss",), ("loss",), ()]
     assert (last.loss_gain.value, last.answers) == (0, {})
-    assert ranking.recommended == "a"
-    assert ranking.advice == (
-        "Use a. At 1,024 tokens over the baseline: loss gain +2.000 "
-        "(95 % interval +1.600 to +2.400) nats/token.",
-        "It is significantly worse within the original length: loss +0.100 (95 % interval +0.080 to +0.120) "
-        "nats/token over the first 256 tokens.",
-    )
+    assert (ranking.recommended, ranking.target, ranking.original) == ("a", 1024, 256)
 
 
 def test_a_gain_within_the_noise_is_no_reason_to_extend():
     noisy = [1.0 + 0.4 * (number % 2) for number in range(10)]
     ranking = ranked(read(BASELINE, [nats + 0.1 for nats in noisy[::-1]]), read("a", noisy))
     assert ranking.recommended is None
-    (advice,) = ranking.advice
-    assert advice.startswith("Do not extend: at 1,024 tokens none of these methods improves the loss sig")
-    assert "the lowest loss is that of a, a gain of +0.100" in advice
+    assert ranking.rows[0].loss_gain.value == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("ask", [False, True])
-@pytest.mark.parametrize(("texts", "missing"), [(1, 2), (2, 1)])
-def test_with_fewer_than_three_texts_there_is_no_advice_and_the_missing_number_is_stated(texts, missing, ask):
+@pytest.mark.parametrize("texts", [1, 2])
+def test_with_fewer_than_three_texts_no_method_helps(texts, ask):
     """They cannot tell a harm to the loss, which a recommendation excludes, whatever the answers say."""
     answers = [asked(BASELINE, -2.0), asked("a", -0.5)] if ask else []
     losses = [read(label, [nats] * texts, [0.5] * texts) for label, nats in ((BASELINE, 9.0), ("a", 1.0))]
     ranking = ranked(*losses, *answers)
     assert ranking.recommended is None
     assert not any(row.helps for row in ranking.rows)
-    assert ranking.advice[0].startswith(f"No advice: {texts} document")
-    assert f"{missing} more" in ranking.advice[0]
+    assert ranking.warnings[0].startswith(f"documents: {texts};")
 
 
 @pytest.mark.parametrize(("loss", "recommended"), [(2.0, None), (1.0, "a")])
@@ -118,10 +109,8 @@ def test_with_fewer_than_three_prompts_answers_have_no_effect(loss, recommended)
     answers = [asked(label, log_prob, (2, 2), 2) for label, log_prob in ((BASELINE, -9.0), ("a", -0.1))]
     ranking = ranked(read(BASELINE, 2.0), read("a", loss), *answers)
     assert ranking.recommended == recommended
-    assert ranking.advice[-2:] == (
-        "passkey: not counted: 2 prompts: no interval.",
-        "Retrieval does not rank: no kind of question counts.",
-    )
+    assert ranking.not_counted == {"passkey": "2 prompts: no interval"}
+    assert ranking.kinds == []
     assert len(ranking.warnings) == 1
 
 
@@ -131,7 +120,7 @@ def test_few_texts_and_few_prompts_give_a_warning(texts, haystacks, warned):
     readings = [read(label, [nats] * texts, [0.5] * texts) for label, nats in labels.items()]
     ranking = ranked(*readings, *(asked(label, -1.0, (haystacks, 0), haystacks) for label in labels))
     assert len(ranking.warnings) == warned
-    assert all("4 " in warning and "too few" in warning for warning in ranking.warnings)
+    assert all(": 4; with fewer than 5" in warning for warning in ranking.warnings)
 
 
 def test_answer_log_prob_ranks_first_if_accuracies_and_losses_are_equal():
@@ -144,13 +133,8 @@ def test_answer_log_prob_ranks_first_if_accuracies_and_losses_are_equal():
     assert [row.label for row in ranking.rows] == ["b", "a", BASELINE]
     assert len({row.answers["passkey"].found.value for row in ranking.rows}) == 1
     assert ranking.recommended == "b"
-    assert "passkey answer log-prob gain +3.200" in ranking.advice[0]
-    assert any(
-        "accuracy at 1,024 tokens: 25% for passkey. Fine-tune it, or use a shorter" in x
-        for x in ranking.advice
-    )
-    assert "passkey: b has the highest answer log-prob, with an accuracy of 25% of 12" in ranking.advice[-1]
-    assert ranking.advice[-1].endswith("; better than the baseline: a and b.")
+    assert ranking.rows[0].gain("passkey").value == pytest.approx(3.2)
+    assert [row.better for row in ranking.rows] == [("passkey",), ("passkey",), ()]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +145,8 @@ def test_a_method_better_in_one_measure_and_worse_in_another_is_not_recommended(
         read(BASELINE, 2.0), read("a", loss), asked(BASELINE, -1.0, (4, 2)), asked("a", log_prob, (4, 2))
     )
     assert ranking.recommended is None
-    assert "a is significantly better in one measure and worse in another" in ranking.advice[0]
+    (a,) = [row for row in ranking.rows if row.label == "a"]
+    assert {*a.better, *a.worse} == {"loss", "passkey"}
 
 
 def harmed_beside(others: int) -> Ranking:
@@ -185,19 +170,8 @@ def harmed_beside(others: int) -> Ranking:
 def test_more_methods_never_hide_a_harm(others):
     ranking = harmed_beside(others)
     (x,) = [row for row in ranking.rows if row.label == "x"]
-    assert x.answers["passkey"].verdict == "worse"
+    assert (x.better, x.worse) == (("loss",), ("passkey",))
     assert ranking.recommended is None
-
-
-@pytest.mark.parametrize(
-    ("apart", "told"), [(0.01, "It is significantly worse"), (1.0, "Not significantly worse")]
-)
-def test_the_recommendation_names_a_significant_cost_within_the_original_length(apart, told):
-    base = np.linspace(0.4, 0.6, 10)
-    costly = base + 0.1 + apart * np.tile([1.0, -1.0], 5)
-    ranking = ranked(read(BASELINE, 3.0, list(base)), read("a", 1.0, list(costly)))
-    assert ranking.recommended == "a"
-    assert ranking.advice[1].startswith(f"{told} within the original length: loss +0.100 (95 % interval ")
 
 
 def test_a_loss_breaks_the_tie_of_answers_that_do_not_differ_significantly():
@@ -209,15 +183,12 @@ def test_a_loss_breaks_the_tie_of_answers_that_do_not_differ_significantly():
         asked("b", [x - 0.1 for x in wave[::-1]], (4, 3)),
     )
     assert (ranking.recommended, ranking.rows[0].label) == ("b", "b")
-    assert "a has the highest answer log-prob, with an accuracy of 100% of 12" in ranking.advice[-1]
-    assert "not significantly above b;" in ranking.advice[-1]
+    by_loss = [row.answers["passkey"].log_prob.value for row in ranking.rows]
+    assert by_loss[0] < by_loss[1]
 
 
-@pytest.mark.parametrize(
-    ("correct", "told"),
-    [(7, "not significantly higher"), (12, "significantly higher, but log-prob ranks first")],
-)
-def test_the_advice_names_methods_with_a_higher_accuracy_than_the_recommended_one(correct, told):
+@pytest.mark.parametrize(("correct", "significant"), [(7, False), (12, True)])
+def test_methods_with_a_higher_accuracy_than_the_recommended_one_are_known(correct, significant):
     ranking = ranked(
         *(read(label, nats) for label, nats in {BASELINE: 9.0, "a": 1.0, "b": 1.5}.items()),
         asked(BASELINE, -9.0, (12, 0), 12),
@@ -225,8 +196,9 @@ def test_the_advice_names_methods_with_a_higher_accuracy_than_the_recommended_on
         asked("b", -1.1, (12, correct), 12),
     )
     assert ranking.recommended == "a"
-    (line,) = [line for line in ranking.advice if line.startswith("Its passkey accuracy is ")]
-    assert f"b's {correct / 12:.0%} is {told}" in line
+    ((label, more),) = ranking.more_accurate(ranking.best, "passkey").items()
+    assert (label, more.differs) == ("b", significant)
+    assert more.value == pytest.approx((correct - 6) / 12)
 
 
 def test_kinds_with_opposite_rankings_are_judged_separately():
@@ -250,7 +222,7 @@ def test_kinds_with_opposite_rankings_are_judged_separately():
         for label, of in gains.items()
     ]
     ranking = ranked(*(read(label, 2.0) for label in gains), *answers)
-    verdicts = {row.label: [row.answers[kind].verdict for kind in ("number", "fact")] for row in ranking.rows}
+    verdicts = {row.label: [ranking.verdict(row, kind) for kind in gains[BASELINE]] for row in ranking.rows}
     assert verdicts == {
         "a": ["better"] * 2,
         "b": ["better"] * 2,
@@ -258,10 +230,6 @@ def test_kinds_with_opposite_rankings_are_judged_separately():
         BASELINE: ["", ""],
     }
     assert {row.label for row in ranking.rows if row.helps} == {"a", "b"}
-    number, fact = ranking.advice[-2:]
-    assert "number: a has the highest answer log-prob, " in number
-    assert "fact: b has the highest answer log-prob, " in fact
-    assert fact.endswith("; better than the baseline: a and b; worse than the baseline: worse.")
 
 
 def test_only_kinds_count_that_the_baseline_answers_within_its_original_length():
@@ -273,18 +241,16 @@ def test_only_kinds_count_that_the_baseline_answers_within_its_original_length()
     losses = [read(BASELINE, 2.0), read("a", 2.0)]
     ranking = ranked(*losses, *answers)
     assert ranking.recommended == "a"
-    assert {kind: a.verdict for kind, a in ranking.rows[0].answers.items()} == {
-        "fact": "better",
-        "chain": "not counted",
-    }
-    chain = "chain: not counted: within 256 tokens the unscaled model answers 9 of 30 (95 % interval "
-    assert ranking.advice[-1].startswith(chain)
+    verdicts = {kind: ranking.verdict(ranking.rows[0], kind) for kind in known}
+    assert verdicts == {"fact": "better", "chain": "not counted"}
+    chain = "within 256 tokens the unscaled model answers 9 of 30 (95 % interval "
+    assert ranking.not_counted["chain"].startswith(chain)
     unknown = [
         asked(label, x, {"chain": (3, 5)}, 10, keys=4) for label, x in {BASELINE: -1, "a": -0.5}.items()
     ]
     assert ranked(*losses, *unknown).recommended is None
-    advice = ranked(read(BASELINE, 2.0), read("a", 1.0), *unknown).advice
-    assert advice[-1] == "Retrieval does not rank: no kind of question counts."
+    by_loss = ranked(read(BASELINE, 2.0), read("a", 1.0), *unknown)
+    assert (by_loss.recommended, by_loss.kinds) == ("a", [])
 
 
 def test_of_several_results_of_a_task_the_first_ranks_and_answers_count_if_all_were_asked():
@@ -294,26 +260,15 @@ def test_of_several_results_of_a_task_the_first_ranks_and_answers_count_if_all_w
     assert ranked(*losses, first[0]) == ranked(*losses)
 
 
-def test_a_control_is_never_recommended_and_the_advice_for_a_remapping_names_a_method_for_other_engines():
+def test_a_control_is_never_recommended_and_a_method_for_other_engines_is_known():
     losses = {"lambda": 1.0, "rerope": 1.1, "yarn": 1.2}
     readings = [read(method, nats, method=method) for method, nats in losses.items()]
     ranking = ranked(read(BASELINE, 9.0), *readings)
     assert [row.label for row in ranking.rows] == [*losses, BASELINE]
-    assert ranking.recommended == "rerope"
-    assert "Only transformers runs rerope" in ranking.advice[-2]
-    assert "yarn, its loss +0.100 nats" in ranking.advice[-2]
-    assert ranking.advice[-1] == "lambda is a control that ignores distant tokens: do not use it."
-    alone = ranked(read(BASELINE, 9.0), *readings[:2]).advice
-    assert not any("other engines" in line for line in alone)
+    assert (ranking.recommended, ranking.best_scaling.label) == ("rerope", "yarn")
+    assert (ranking.remappings, ranking.controls) == (("lambda", "rerope"), ("lambda",))
+    assert ranked(read(BASELINE, 9.0), *readings[:2]).best_scaling is None
     assert ranked(read(BASELINE, 9.0), readings[0]).recommended is None
-
-
-def test_the_advice_for_fine_tuned_weights_is_to_train_longer():
-    labels = {BASELINE: 9.0, "a": 1.0}
-    answers = [asked(label, -1.0, (4, 2)) for label in labels]
-    results = [read(BASELINE, 9.0), adapted(read("a", 1.0)), *answers]
-    assert any("Fine-tune it for longer" in line for line in ranked(*results).advice)
-    assert "fine-tuned or not" in ranked(read(BASELINE, 1.0), adapted(read("a", 1.2))).advice[0]
 
 
 @pytest.mark.parametrize(
@@ -342,7 +297,7 @@ def test_a_ranking_is_json_whose_numbers_are_finite(nats):
     base = read(BASELINE, [9.0] * len(inside), inside)
     ranking = ranked(base, read("a", nats, inside), asked(BASELINE, -1.0), asked("a", -0.5))
     written = json.loads(json.dumps(ranking.record(), allow_nan=False))
-    assert set(written) == {"rows", "recommended", "advice", "warnings", "not_counted"}
+    assert set(written) == {"rows", "recommended", "warnings", "not_counted"}
     assert {row["label"]: row["documents"] for row in written["rows"]} == dict.fromkeys(
         (BASELINE, "a"), len(inside)
     )

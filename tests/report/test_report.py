@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from browser import chromium
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from ropepatch.evaluation.comparisons import comparisons
 from ropepatch.evaluation.ranking import rank
 from ropepatch.report import print_ranking, print_results, results_tables, write_report
 from ropepatch.report.tables import perplexity_text
-from ropepatch.report.verdict import Verdict, measured
+from ropepatch.report.verdict import measured, ranking_lines, verdict_lines
 
 EVIL = '<script>document.title = "taken"</script>&"\'$x'
 
@@ -57,30 +58,63 @@ AFTER = adapted(reading("yarn + mine", [0.5] * 3, method="yarn"))
 
 
 def advice(*results):
-    return " ".join(Verdict.on(comparisons(results)).advice)
+    return " ".join(verdict_lines(comparisons(results)))
 
 
-def test_scalings_remappings_and_fine_tuned_models_are_counted_separately():
-    others = [reading(name, [0.9] * 3, method=name) for name in ("dca", "linear")]
-    said = measured(comparisons([BEFORE, AFTER, *others]))
-    assert re.findall(r"(\d+) (?:RoPE scal|position)|: ([^:;]+)[;.]", said.partition("here")[2]) == [
-        *(("2", ""), ("", "yarn and linear"), ("1", ""), ("", "dca"), ("", "yarn + mine")),
+def test_every_measured_method_is_named():
+    said = measured(comparisons([BEFORE, AFTER, reading("dca", [0.9] * 3, method="dca")]))
+    assert said.endswith("Measured to 1,024 tokens: yarn, yarn + mine (fine-tuned), dca.")
+
+
+def recommendation(*results):
+    return ranking_lines(rank(results, base="baseline"))
+
+
+@pytest.mark.parametrize(("apart", "named"), [(0.01, True), (1.0, False)])
+def test_a_significant_cost_within_the_original_length_is_named(apart, named):
+    base = np.linspace(0.4, 0.6, 10)
+    costly = base + 0.1 + apart * np.tile([1.0, -1.0], 5)
+    losses = reading("baseline", [list(base), 3.0, 3.0]), reading("a", [list(costly), 1.0, 1.0])
+    lines = recommendation(*losses)
+    assert lines[0].startswith("Use a. Gain at 1,024 tokens, in nats/token (95 %): loss +2.000 (+1.800 to ")
+    cost = "It is significantly worse within the original length of 256 tokens: loss +0.100 (+0.09"
+    assert any(line.startswith(cost) for line in lines) == named
+
+
+def test_the_advice_for_a_remapping_names_a_method_for_other_engines():
+    losses = {"lambda": 1.0, "rerope": 1.1, "yarn": 1.2}
+    readings = [reading(method, [0.5, nats, nats], method=method) for method, nats in losses.items()]
+    assert recommendation(reading("baseline", [0.5, 9.0, 9.0]), *readings)[1:] == [
+        "Only transformers runs rerope, with code from the checkpoint.",
+        "The best method for other engines is yarn.",
+        "Do not use lambda, a control that ignores distant tokens.",
     ]
+
+
+def test_a_low_accuracy_and_a_method_with_a_higher_one_are_named():
+    labels = {"baseline": 0, "a": 6, "b": 12}
+    losses = [reading(label, [0.5, 9.0 - found / 100, 9.0]) for label, found in labels.items()]
+    answers = [
+        asking(label, [12, 12, found], n=12, log_prob=[-0.1, -0.1, log_prob])
+        for (label, found), log_prob in zip(labels.items(), (-9.0, -1.0, -1.1), strict=True)
+    ]
+    lines = recommendation(*losses, *answers)
+    assert any(line.startswith("b has a higher passkey accuracy, by 50% (95 % interval ") for line in lines)
+    assert lines[-1] == "Its passkey accuracy is 50%. Train it, or use a shorter target."
 
 
 @pytest.mark.parametrize(
     ("nats", "gain", "words"),
     [
-        ([0.5, 0.6, 0.65], "+0.017", " (not significant)"),
-        ([0.7, 0.7, 0.7], "-0.100 (95 % interval -0.100 to -0.100)", " (harmful)"),
-        ([0.5, 0.5, 0.5], "+0.100 (95 % interval +0.100 to +0.100)", ""),
+        ([0.5, 0.6, 0.65], "+0.017 (", "not significant"),
+        ([0.71, 0.7, 0.69], "-0.100 (-0.125 to -0.075)", "significant"),
     ],
 )
 def test_the_gain_of_a_training_is_stated_with_its_significance(nats, gain, words):
     after = adapted(reading("yarn + mine", [nats] * 3, method="yarn"))
     said = advice(reading("yarn", [[0.6] * 3] * 3, method="yarn"), after)
     assert said.startswith(f"Training gain of yarn + mine over yarn: {gain}", said.index("Training"))
-    assert said.endswith(f" nats/token{words}.")
+    assert said.endswith(f" nats/token, {words}.")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +147,7 @@ def box(page: str) -> list[str]:
 
 
 def test_the_verdict_of_the_ranking_is_stated_once_at_the_head(page, tmp_path):
-    lines = Verdict.of(rank(RESULTS[:-2], base="baseline")).lines
+    lines = recommendation(*RESULTS[:-2])
     assert box(page) == lines
     assert [plain(page).count(line) for line in lines] == [1] * len(lines)
     assert measured(comparisons(RESULTS)) in plain(page)
@@ -132,11 +166,11 @@ def test_every_warning_of_the_terminal_is_in_the_report_before_the_verdict(few, 
         asking("baseline", [haystacks, 0, 0], n=haystacks),
         asking("yarn", [haystacks] * 3, n=haystacks, method="yarn"),
     ]
-    expected = ["4 documents", "2 prompts"] * few
+    expected = ["documents: 4", "prompts: 2"] * few
     print_results(results)
     print_ranking(rank(results, base="baseline"), results)
     printed = re.findall(r"^Warning: .*$", capsys.readouterr().out, re.MULTILINE)
-    assert [line.split(":")[1].strip() for line in printed] == expected * 2
+    assert [line.removeprefix("Warning: ").split(";")[0] for line in printed] == expected * 2
     lines = box(write_report(results, tmp_path / "r.html").read_text(encoding="utf-8"))
     assert lines[: len(expected)] == list(dict.fromkeys(printed))
     assert len(lines) > len(expected)
