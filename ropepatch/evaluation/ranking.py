@@ -215,7 +215,7 @@ def rank(results: Sequence[Result], *, base: str) -> Ranking:
     kinds = [kind for kind in rows[0].answers if kind not in uncounted]
     remappings = {}
     for label, result in reading.items():
-        method = (result.scaling or {}).get("method")
+        method = str((result.scaling or {}).get("method"))
         if method in REMAPPINGS:
             remappings[label] = REMAPPINGS[method]
     warnings = few(reading[base])
