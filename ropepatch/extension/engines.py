@@ -7,25 +7,24 @@ and runtime); `ropepatch.model.engine_types` lists the other architectures that 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import StringConstraints
 
 from ropepatch.model.architectures import (
     GGUF_DROPPED,
-    GGUF_FACTORS,
     GGUF_FREQS,
-    GGUF_GLOBAL,
     GGUF_OTHERWISE,
-    IN_LLAMA_CPP,
     gguf_architecture,
 )
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.engine_types import ABSENT, NOT_KNOWN, Found, found
+from ropepatch.model.gguf import FREQS, LLAMA_CPP, GgufModel, GgufRope
 from ropepatch.model.record_file import Part, Text
 from ropepatch.model.rotary import switches
 from ropepatch.scaling.ramps import shared_temperature, yarn_temperature
-from ropepatch.scaling.rope import Rope
+from ropepatch.scaling.rope import Rope, divisors
 from ropepatch.scaling.searched import longrope_attention_factor
 
 VERSIONS = {  # of the sources
@@ -33,7 +32,7 @@ VERSIONS = {  # of the sources
     "transformers 4.x": "4.57.6",
     "vLLM": "0.33.0",
     "SGLang": "0.5.23",
-    "llama.cpp": "0c1e57098",
+    "llama.cpp": LLAMA_CPP,
     "mlx-lm": "0.32.2",
 }
 PROBED = {"vLLM": "llama"}  # engines whose server was probed, with a model of that architecture
@@ -44,7 +43,6 @@ WHY_NOT = {
     "another rope": "computes other frequencies in {}",
 }
 HALVES = "Llama-style (half-split) RoPE"
-PLAIN = "default", "linear", "yarn"  # rope types that llama.cpp's converter writes for any architecture
 STALE = "frequencies change as the sequence grows: cached keys go stale"
 
 
@@ -93,6 +91,7 @@ def engine_support(
     whole: str | None = None,
     *,
     folds: bool = True,
+    in_gguf: bool = False,
 ) -> list[Engine]:
     """Return one row per engine of `VERSIONS`.
 
@@ -106,6 +105,7 @@ def engine_support(
         model_type: The architecture of the language model, as transformers names it.
         whole: The architecture of the whole model, if the language model is a part of it.
         folds: Whether the attention factor can be folded into the query weights.
+        in_gguf: Whether a GGUF file can contain it, though llama.cpp's converter does not write it.
     """
     written = _Written(parameters, rope, target, folds)
     rows = [_transformers(written).by("transformers 5.x", "run")]
@@ -117,8 +117,8 @@ def engine_support(
         probed = support.reads == "yes" and PROBED.get(engine) == model_type
         rows.append(support.by(engine, "probed" if probed else known.how))
     architecture = gguf_architecture(model_type)
-    support = _converted(written, model_type, architecture)
-    if support.reads != "yes" and architecture and _in_gguf(written, architecture):
+    support = _llama_cpp(written, architecture)
+    if support.reads != "yes" and in_gguf:
         instead = "use `ropepatch extend FILE.gguf` on a converted file"
         support = support._replace(note="; ".join(filter(None, (support.note, instead))))
     how: How = "read" if support.reads != "not known" else None
@@ -169,8 +169,10 @@ class _Written:
 
     @property
     def attention_factor(self) -> float:
-        default = self.by_yarn if self.kind == "yarn" else 1.0
-        return float(self.parameters.get("attention_factor", default))
+        stated = self.parameters.get("attention_factor")
+        if stated is not None:
+            return float(stated)
+        return self.by_yarn if self.kind == "yarn" else 1.0
 
     @property
     def by_yarn(self) -> float:
@@ -250,23 +252,21 @@ def _sglang(written: _Written) -> Support:
     return Support("yes")
 
 
-def _converted(written: _Written, model_type: str, architecture: str | None) -> Support:
+def _llama_cpp(written: _Written, architecture: str | None) -> Support:
     """Return the support of llama.cpp: its converter and its runtime."""
-    if model_type in IN_LLAMA_CPP:
-        return _llama_cpp(written)
-    if architecture in GGUF_DROPPED and written.kind != "default":
-        return Support("no", "its converter drops the scaling")
-    if architecture in {None, *GGUF_DROPPED, *GGUF_OTHERWISE} or written.kind not in PLAIN:
-        return Support("not known")
-    return _llama_cpp(written)
-
-
-def _llama_cpp(written: _Written) -> Support:
     kind = written.kind
+    if kind != "default" and architecture in GGUF_DROPPED:
+        return Support("no", "its converter drops the scaling")
+    if architecture in {None, *GGUF_DROPPED, *GGUF_OTHERWISE}:
+        return Support("not known")
     if kind == "dynamic":
         return Support("no", f"its converter drops the scaling, the context is {written.window} tokens")
     if kind == "longrope":
         return Support("no", "its converter drops the factors")
+    if kind == "llama3" and architecture not in GGUF_FREQS:
+        return Support("no", f"its {architecture} reads no {FREQS}: it runs unscaled")
+    if kind not in ("default", "linear", "yarn", "llama3"):
+        return Support("not known")
     if kind == "yarn":
         a, usual = written.by_yarn, written.is_written(written.by_yarn)
         off = [] if usual else [f"uses {a:.4f} as attention factor"]
@@ -278,17 +278,26 @@ def _llama_cpp(written: _Written) -> Support:
     return Support("yes")
 
 
-def _in_gguf(written: _Written, architecture: str) -> bool:
-    """Return whether a GGUF file of an architecture can contain the RoPE; see `ropepatch.extension.gguf`."""
-    if written.kind == "dynamic" or switches(written.parameters):
-        return False
-    if architecture in GGUF_FREQS | GGUF_FACTORS:
-        return True
-    own = architecture not in GGUF_GLOBAL or written.is_written(written.by_yarn)
-    by_keys = written.kind in PLAIN and (
-        written.kind != "yarn" or (written.usual_betas and written.truncates and own)
+def converted(source: Checkpoint) -> GgufModel | None:
+    """Return the GGUF model that llama.cpp's converter makes of a checkpoint; None if its RoPE is lost."""
+    config: Any = source.config
+    rope, architecture = source.rope, gguf_architecture(config.model_type)
+    parameters = source.site.of(config.rope_parameters)
+    written = _Written(parameters, rope, source.window, folds=False)
+    if architecture is None:
+        return None
+    if rope.is_scaled and _llama_cpp(written, architecture).reads != "yes":
+        return None
+    stated = GgufRope(rope.rope_theta, original=written.window)
+    if rope.is_scaled and written.kind in ("linear", "yarn"):
+        stated = replace(stated, kind=written.kind, factor=written.factor)
+    elif rope.is_scaled:
+        stated = replace(stated, divisors=tuple(divisors(rope.unscaled(), rope.inv_freq()).tolist()))
+    sliding_window = getattr(config, "sliding_window", None) or 0
+    has_local_base = source.site.layer_type is not None
+    return GgufModel(
+        source.name, architecture, rope.rotary_dim, source.window, stated, sliding_window, has_local_base
     )
-    return by_keys and not written.rope.is_scaled
 
 
 def _mlx_lm(written: _Written) -> Support:

@@ -42,6 +42,7 @@ class GgufPlan:
     method: Scaling
     target: int
     remapping: ClassVar[None] = None
+    revision: ClassVar[None] = None
 
     @property
     def scaling(self) -> Scaling:
@@ -242,10 +243,9 @@ def plan(
     source = GgufModel.find(os.fspath(model), original)
     found, target = method_for(source, method, parameters, to)
     found = found.fitted(source.window, target)
-    if not isinstance(found, Scaling) or getattr(found, "queries", None):
-        what = "it changes query weights" if isinstance(found, Scaling) else "it is a position remapping"
+    if not isinstance(found, Scaling):
         raise RopepatchError(
-            f"a GGUF file cannot contain {found.name}: {what}",
+            f"a GGUF file cannot contain {found.name}: it is a position remapping",
             hint="extend the safetensors checkpoint, or use another method",
         )
     if found.length_dependent:
@@ -296,7 +296,7 @@ def extend(plan: GgufPlan, out: str | Path, progress: Progress | None = None) ->
             source.file.copy(partial, keys, tensors, progress)
             written = GgufFile.open(partial)
             source.file.check_copy(written, keys, tensors)
-            reloaded = GgufModel(written)
+            reloaded = GgufModel.of(written)
             if not same_frequencies(reloaded.gguf_rope.frequencies(reloaded.rotary_dim), plan.frequencies()):
                 raise RopepatchError(f"{file} does not have the planned RoPE", hint="the file was deleted")
     except OSError as error:

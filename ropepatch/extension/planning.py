@@ -19,7 +19,7 @@ from ropepatch.attention.remapped import check_mappable
 from ropepatch.columns import Table, as_text
 from ropepatch.errors import RopepatchError, argument, plain, printable
 from ropepatch.extension.config_changes import ACROSS_LAYERS, SavedRope, find_changes
-from ropepatch.extension.engines import Engine, engine_support, remapping_support
+from ropepatch.extension.engines import Engine, converted, engine_support, remapping_support
 from ropepatch.extension.queries import folds_attention
 from ropepatch.extension.remapping_code import remapping_changes
 from ropepatch.extension.text import (
@@ -151,6 +151,7 @@ class Plan:
         """The engines' support of the extended checkpoint, and the evidence for it."""
         if self.remapping is not None:
             return remapping_support()
+        gguf = None if self.length_dependent else converted(self.source)
         return engine_support(
             self.rope_parameters,
             self.rope,
@@ -158,6 +159,7 @@ class Plan:
             self.model_type,
             str(self.source.whole_config.model_type),
             folds=folds_attention(self.source),
+            in_gguf=gguf is not None and gguf.find_equivalent(self.scaling) is not None,
         )
 
     @property
@@ -346,22 +348,28 @@ def plan_by(source: Checkpoint, method: Method, target: int) -> Plan:
 
 def check_layers(plan: Plan, layers: str | None) -> Plan:
     """Return the plan; raise if only sliding-window layers use RoPE, unless `layers` requests that."""
-    local, name, sliding = plan.source.local_rope, argument("layers"), argument("layers", "sliding")
-    local_only = local is not None and not local.shared
+    name, sliding = argument("layers"), argument("layers", "sliding")
     if layers not in (None, "sliding"):
         raise RopepatchError(f"{name} must be sliding, got {shown(layers)}", hint=f"drop {name}")
-    if layers and not local_only:
+    local = plan.source.local_rope
+    if layers and (local is None or local.shared):
         raise RopepatchError(
             f"{sliding} needs a model that uses RoPE in sliding-window layers only; {plan.model} does not",
             hint=f"drop {name}",
         )
-    if local and local_only and not layers and plan.scaling.name != "none":
+    if local and is_local_only(plan) and not layers:
         raise RopepatchError(
             f"{plan.model} uses RoPE only in its sliding-window layers ({local.layers} of {local.of}, "
             f"{local.window} tokens): no scaling is needed for a longer context",
             hint=f"{argument('method', 'none')} only writes the longer context; {sliding} scales anyway",
         )
     return plan
+
+
+def is_local_only(plan: Plan) -> bool:
+    """Return whether a plan scales a model in which only sliding-window layers use RoPE."""
+    local = plan.source.local_rope
+    return local is not None and not local.shared and plan.scaling.name != "none"
 
 
 def find_method(name: str) -> type[Method]:
@@ -485,8 +493,6 @@ def _warnings(source: Checkpoint, scaling: Scaling, to: int) -> Iterator[str]:
     folder = source.place if source.revision is None else None
     if folder and not [*folder.glob("*.safetensors")] and (pickles := [*folder.glob("pytorch_model*.bin")]):
         yield f"the weights are a pickle ({pickles[0].name}), which `ropepatch extend` does not load"
-    if getattr(scaling, "queries", None):
-        yield "this method also changes query weights: config.json alone does not contain it"
     if source.rotates_partly and scaling.frequencies(rope, to).attention_factor != 1:
         yield "only part of each head rotates: the attention factor scales only that part of the logit"
     if source.is_part and "mrope_section" in stated:

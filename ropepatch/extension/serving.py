@@ -1,7 +1,7 @@
 """The commands that serve a plan with the unchanged checkpoint, if the engine allows it.
 
-The options are from the sources of vLLM 0.32.0, SGLang 0.5.23, llama.cpp 0c1e57098 and mlx-lm 0.32.2, and
-ollama's documentation; those of llama.cpp were probed with yarn, linear and ntk on tiny (b10434).
+The options are from the sources of the engines; see `VERSIONS` of `ropepatch.extension.engines`. Those of
+llama.cpp were probed with yarn, linear and ntk on tiny.
 """
 
 from __future__ import annotations
@@ -9,24 +9,22 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
 
-from ropepatch.extension.engines import Engine
+from ropepatch.extension.engines import converted
 from ropepatch.extension.gguf import GgufPlan
-from ropepatch.extension.planning import Plan
-from ropepatch.model.architectures import gguf_architecture
+from ropepatch.extension.planning import Plan, is_local_only
+from ropepatch.model.architectures import GGUF_GLOBAL, gguf_architecture
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import LEGACY_KEYS, differs_by_layer, head_dim_of, key_value_heads_of
-from ropepatch.model.gguf import BETAS, GgufRope
-from ropepatch.scaling.ramps import yarn_temperature
+from ropepatch.model.gguf import BETAS, GgufModel, GgufRope
 from ropepatch.settings import find_named
 
-SWITCHED = ("default", "linear", "yarn")  # rope types for which llama.cpp has options
-FOLDED = "the method changes query weights"
 FILE = "FILE.gguf"  # of the unchanged checkpoint
 
 
@@ -69,37 +67,12 @@ def serving(plan: Plan | GgufPlan, engine: str) -> Serving:
     Raises:
         RopepatchError: If the engine has another name.
     """
-    backend = find_named(engine, ENGINES, "engine", {})
-    cache = None if isinstance(plan, GgufPlan) else cache_bytes(plan.source.config, plan.target)
-    if never := _never(plan, backend):
-        return Serving(engine, (), never, cache=cache)
-    if why := FOLDED if getattr(plan.method, "queries", None) else backend.why_not(plan):
-        written = (line.format(target=plan.target) for line in backend.written)
-        return Serving(engine, (_extend(plan, backend.gguf), *written), why, cache=cache)
-    note = ""
-    if isinstance(plan, Plan):
-        row = _row(plan, backend)
-        known = row.note if row.reads == "partly" else "not known whether it supports this RoPE here"
-        note = f"{FILE} is the unchanged checkpoint" if backend.gguf else known * (row.reads != "yes")
-    return Serving(engine, tuple(backend.direct(plan)), note=note, cache=cache)
-
-
-def _never(plan: Plan | GgufPlan, backend: _Backend) -> str | None:
-    """Return why an engine cannot serve a plan at all; None if it can."""
+    serve = find_named(engine, ENGINES, "engine", {})
     if isinstance(plan, GgufPlan):
-        return None if backend.gguf else "it cannot override the RoPE of a GGUF file"
-    row = _row(plan, backend)
-    if plan.remapping or (row.reads == "no" and not backend.gguf):
-        return row.note
-    if backend.gguf and gguf_architecture(plan.model_type) is None:
-        return f"llama.cpp's support of {plan.model_type} is not known"
-    if backend.gguf and plan.scaling.length_dependent:
-        return "a GGUF file cannot contain frequencies that depend on the length"
-    return None
-
-
-def _row(plan: Plan, backend: _Backend) -> Engine:
-    return next(row for row in plan.engines if row.engine == backend.row)
+        if engine not in GGUF_ENGINES:
+            return Serving(engine, (), "it cannot override the RoPE of a GGUF file")
+        return serve(plan)
+    return replace(serve(plan), cache=cache_bytes(plan.source.config, plan.target))
 
 
 def cache_bytes(config: PreTrainedConfig, tokens: int) -> int | None:
@@ -122,40 +95,55 @@ def cache_bytes(config: PreTrainedConfig, tokens: int) -> int | None:
     return 2 * held
 
 
-# The engines
+# The engines that read config.json
 
 
-@dataclass(frozen=True)
-class _Backend:
-    """How an engine is configured to use other RoPE parameters.
-
-    Args:
-        row: The engine's name in `Plan.engines`.
-        written: The command lines for a written checkpoint.
-        why_not: Why it needs a written checkpoint for a plan; None if options suffice.
-        direct: The command lines with these options.
-        gguf: Whether it runs GGUF files.
-    """
-
-    row: str
-    written: tuple[str, ...]
-    why_not: Callable[[Any], str | None] = lambda plan: None
-    direct: Callable[[Any], Iterator[str]] = lambda plan: iter(())
-    gguf: bool = False
-
-
-def _vllm(plan: Plan) -> Iterator[str]:
+def _vllm(plan: Plan) -> Serving:
     # vLLM also uses the tokenizer's length, which `model_max_length` overrides.
     keys = _keys(plan, model_max_length=plan.target)
-    yield f"vllm serve {_named(plan)} \\"
-    yield f"  --hf-overrides {shlex.quote(json.dumps(keys))} \\"
-    yield f"  --max-model-len {plan.target}"
+    direct = (
+        f"vllm serve {_named(plan)} \\",
+        f"  --hf-overrides {shlex.quote(json.dumps(keys))} \\",
+        f"  --max-model-len {plan.target}",
+    )
+    return _of_config("vllm", "vLLM", plan, direct, f"vllm serve DIR --max-model-len {plan.target}")
 
 
-def _sglang(plan: Plan) -> Iterator[str]:
-    yield f"python -m sglang.launch_server --model-path {_named(plan)} \\"
-    yield f"  --json-model-override-args {shlex.quote(json.dumps(_keys(plan)))} \\"
-    yield f"  --context-length {plan.target}"
+def _sglang(plan: Plan) -> Serving:
+    serve = "python -m sglang.launch_server --model-path"
+    direct = (
+        f"{serve} {_named(plan)} \\",
+        f"  --json-model-override-args {shlex.quote(json.dumps(_keys(plan)))} \\",
+        f"  --context-length {plan.target}",
+    )
+    return _of_config("sglang", "SGLang", plan, direct, f"{serve} DIR --context-length {plan.target}")
+
+
+def _mlx_lm(plan: Plan) -> Serving:
+    return _of_config("mlx-lm", "mlx-lm", plan, (), "mlx_lm.server --model DIR")
+
+
+def _of_config(name: str, row: str, plan: Plan, direct: tuple[str, ...], written: str) -> Serving:
+    """Return how an engine serves a plan: with options, else a written checkpoint.
+
+    Args:
+        name: The engine's name here.
+        row: Its name in `Plan.engines`.
+        plan: The plan.
+        direct: The command lines with options; empty if it has no RoPE options.
+        written: The command line for a written checkpoint.
+    """
+    support = next(line for line in plan.engines if line.engine == row)
+    if plan.remapping or support.reads == "no":
+        return Serving(name, (), support.note)
+    note = support.note if support.reads == "partly" else ""
+    if support.reads == "not known":
+        note = "not known whether it supports this RoPE here"
+    if direct:
+        return Serving(name, direct, note=note)
+    model = plan.source.name or str(plan.source.folder)
+    commands = extend_command(plan, model, plan.source, "DIR"), written
+    return Serving(name, commands, "it has no RoPE option", note)
 
 
 def _keys(plan: Plan, **more: int) -> dict[str, Any]:
@@ -171,60 +159,104 @@ def _named(plan: Plan) -> str:
     return f"{shlex.quote(plan.model)} --revision {plan.revision}"
 
 
-def _llama_cpp(plan: Plan | GgufPlan) -> Iterator[str]:
+# llama.cpp, and what is built on it
+
+
+def _llama_cpp(plan: Plan | GgufPlan) -> Serving:
+    model = _gguf_model(plan)
+    if isinstance(model, str):
+        return Serving("llama.cpp", (), model)
+    file = shlex.quote(plan.model) if isinstance(plan, GgufPlan) else FILE
+    note = "" if isinstance(plan, GgufPlan) else f"{FILE} is the unchanged checkpoint"
+    rope = model.find_equivalent(plan.scaling, by_options=True)
+    applies = model.architecture in GGUF_GLOBAL or not model.sliding_window
+    if applies and rope is not None and rope.divisors == model.gguf_rope.divisors:
+        return Serving("llama.cpp", (_llama_server(file, model, plan.target, rope),), note=note)
+    run = f"llama-server -m NEW.gguf -c {plan.target}"
+    why = f"its options do not contain this {plan.scaling.name}"
+    if not applies:
+        why = "its options do not change sliding-window layers"
+    return _of_gguf("llama.cpp", plan, model, why, note, run)
+
+
+def _ollama(plan: Plan | GgufPlan) -> Serving:
+    model = _gguf_model(plan)
+    if isinstance(model, str):
+        return Serving("ollama", (), model)
+    modelfile = (
+        "# Modelfile, for `ollama create NAME`:",
+        "FROM ./NEW.gguf",
+        f"PARAMETER num_ctx {plan.target}",
+    )
+    note = "" if isinstance(plan, GgufPlan) else f"{FILE} is the unchanged checkpoint"
+    return _of_gguf("ollama", plan, model, "a Modelfile has no RoPE parameters", note, *modelfile)
+
+
+def _gguf_model(plan: Plan | GgufPlan) -> GgufModel | str:
+    """Return the model of the GGUF file that is served, or why llama.cpp cannot serve the plan."""
     if isinstance(plan, GgufPlan):
-        yield _llama_server(shlex.quote(plan.model), plan.source.architecture, plan.target, plan.gguf_rope)
-        return
-    parameters = plan.rope_parameters
-    kind, factor = parameters["rope_type"], parameters.get("factor", 1.0)
-    kind = "none" if kind == "default" else kind
-    original = parameters.get("original_max_position_embeddings", 0)
-    own = plan.frequencies().attention_factor / (yarn_temperature(factor) if kind == "yarn" else 1.0)
-    rope = GgufRope(parameters["rope_theta"], kind, factor, original, own)
-    betas = (parameters["beta_fast"], parameters["beta_slow"]) if kind == "yarn" else BETAS
-    yield _llama_server(FILE, str(gguf_architecture(plan.model_type)), plan.target, rope, betas)
+        return plan.source
+    if plan.remapping:
+        return "has no such attention"
+    if plan.length_dependent:
+        return "a GGUF file cannot contain frequencies that depend on the length"
+    if gguf_architecture(plan.model_type) is None:
+        return f"llama.cpp's support of {plan.model_type} is not known"
+    return converted(plan.source) or "its converter does not write the RoPE that the model has"
 
 
-def _llama_server(
-    file: str, architecture: str, target: int, rope: GgufRope, betas: tuple[float, float] = BETAS
-) -> str:
+def _of_gguf(name: str, plan: Plan | GgufPlan, model: GgufModel, why: str, note: str, *run: str) -> Serving:
+    """Return the commands that write and run a GGUF file, if one can contain the plan."""
+    if model.find_equivalent(plan.scaling) is None:
+        return Serving(
+            name, (), f"llama.cpp's {model.architecture} does not support this {plan.scaling.name}"
+        )
+    file = plan.model if isinstance(plan, GgufPlan) else FILE
+    return Serving(name, (extend_command(plan, file, model, "NEW.gguf"), *run), why, note)
+
+
+def _llama_server(file: str, model: GgufModel, target: int, rope: GgufRope) -> str:
     """Return the command that serves a file with another RoPE, without a table of divisors."""
     # Builds before 2026-08-30 (llama.cpp#28030) serve no more than the file's length.
-    words = [f"llama-server -m {file} -c {target} --override-kv {architecture}.context_length=int:{target}"]
+    override = f"--override-kv {model.architecture}"
+    words = [f"llama-server -m {file} -c {target} {override}.context_length=int:{target}"]
     words.append(f"--rope-freq-base {rope.base:.10g} --rope-scaling {rope.kind}")
     if rope.kind != "none":
         words.append(f"--rope-scale {rope.factor:.10g}")
     if rope.kind == "yarn":
         words.append(f"--yarn-orig-ctx {rope.original}")
-    if betas != BETAS:
-        words.append("--yarn-beta-fast {:g} --yarn-beta-slow {:g}".format(*betas))
-    if not math.isclose(rope.attn_factor, 1, rel_tol=1e-6):
-        words.append(f"--override-kv {architecture}.rope.scaling.attn_factor=float:{rope.attn_factor:.8g}")
+    if rope.betas != BETAS:
+        words.append("--yarn-beta-fast {:g} --yarn-beta-slow {:g}".format(*rope.betas))
+    if not math.isclose(rope.attn_factor, model.gguf_rope.attn_factor, rel_tol=1e-6):
+        words.append(f"{override}.rope.scaling.attn_factor=float:{rope.attn_factor:.8g}")
     return " ".join(words)
 
 
-def _without_switch(plan: Plan | GgufPlan) -> str | None:
-    """Return why llama.cpp has no options for a RoPE; None if it has."""
-    if isinstance(plan, GgufPlan):
-        return "it has no option for a table of frequencies" if plan.tensors else None
-    parameters, kind = plan.rope_parameters, plan.rope_parameters["rope_type"]
-    before = plan.site.of(plan.before["rope_parameters"]).get("rope_type", "default")
-    if plan.site.layer_type:
-        return f"its options apply to all layers, not only to the {plan.site.layer_type} ones"
-    if before not in SWITCHED:
-        return f"its options would scale on top of the file's {before} scaling"
-    if kind not in SWITCHED:
-        return f"it has no option for {kind}"
-    return "it truncates the ramp" if kind == "yarn" and not parameters.get("truncate", True) else None
+# Writing the plan
 
 
-def _extend(plan: Plan | GgufPlan, gguf: bool) -> str:
-    """Return the command that writes the plan, as a GGUF file or a checkpoint."""
-    source = FILE if gguf and isinstance(plan, Plan) else plan.model
-    given = {key: plan.method.parameters().get(key) for key in sorted(plan.method.model_fields_set)}
-    settings = [f"--set={key}={_text(value)}" for key, value in given.items() if value is not None]
-    to = ["--to", f"{plan.target}", "--method", plan.method.name]
-    return shlex.join(["ropepatch", "extend", source, *to, *settings, "--out", "NEW.gguf" if gguf else "DIR"])
+def extend_command(plan: Plan | GgufPlan, model: str, source: Checkpoint | GgufModel, out: str) -> str:
+    """Return the command that writes a plan.
+
+    Args:
+        plan: The plan.
+        model: The checkpoint or the GGUF file that the command names.
+        source: Its RoPE.
+        out: The folder or file to write.
+    """
+    words = ["ropepatch", "extend", model, "--to", f"{plan.target}", "--method", plan.method.name]
+    for key in sorted(plan.method.model_fields_set - {"factor"}):
+        value = getattr(plan.method, key)
+        words += [f"--set={key}={_text(value)}"] if value is not None else []
+    if plan.scaling.factor != plan.target / source.window:
+        words.append(f"--set=factor={plan.scaling.factor}")
+    if plan.source.original_window:
+        words += ["--original", f"{plan.source.original_window}"]
+    if isinstance(plan, Plan) and is_local_only(plan):
+        words += ["--layers", "sliding"]
+    if plan.revision:
+        words += ["--revision", plan.revision]
+    return shlex.join([*words, "--out", out])
 
 
 def _text(value: Any) -> str:
@@ -234,27 +266,10 @@ def _text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else f"{value}"
 
 
-ENGINES = {
-    "vllm": _Backend("vLLM", ("vllm serve DIR --max-model-len {target}",), direct=_vllm),
-    "sglang": _Backend(
-        "SGLang",
-        ("python -m sglang.launch_server --model-path DIR --context-length {target}",),
-        direct=_sglang,
-    ),
-    "llama.cpp": _Backend(
-        "llama.cpp",
-        ("llama-server -m NEW.gguf -c {target}",),
-        _without_switch,
-        _llama_cpp,
-        gguf=True,
-    ),
-    "ollama": _Backend(
-        "llama.cpp",
-        ("# Modelfile, for `ollama create NAME`:", "FROM ./NEW.gguf", "PARAMETER num_ctx {target}"),
-        lambda plan: "a Modelfile has no RoPE parameters",
-        gguf=True,
-    ),
-    "mlx-lm": _Backend(
-        "mlx-lm", ("mlx_lm.server --model DIR",), lambda plan: "mlx_lm.server has no RoPE option"
-    ),
+GGUF_ENGINES: dict[str, Callable[[Any], Serving]] = {"llama.cpp": _llama_cpp, "ollama": _ollama}
+ENGINES: dict[str, Callable[[Any], Serving]] = {
+    "vllm": _vllm,
+    "sglang": _sglang,
+    **GGUF_ENGINES,
+    "mlx-lm": _mlx_lm,
 }

@@ -56,16 +56,16 @@ OPEN_RAMP = _types("gpt_oss")  # the published configuration contains truncate: 
 # How engines differ.
 SCALED_BY_DEFAULT = _types("apertus gpt_oss")  # scaled if rope_scaling is absent, not null; 4.57.6
 REBUILD_CACHE = _types("phi3 phimoe phi4_multimodal")  # generate() at the switch of LongRoPE; 5.23
-IN_LLAMA_CPP = _types("llama mistral qwen2")  # logits of its LLaMA graph were compared; 0c1e57098
 # GGUF architectures for which llama.cpp supports rope.freq_base, linear and YaRN scaling (betas 32 and 1) and
-# an attention factor; b11434.
+# an attention factor; b11434, as all of these.
 GGUF_PLAIN = _named(
     "bailingmoe bailingmoe2 command-r deepseek dots1 ernie4_5 ernie4_5-moe falcon gemma gemma2 glm4 glm4moe "
     "gpt-oss hunyuan-moe internlm2 minimax-m2 nemotron olmo olmoe orion phi2 qwen2 qwen2moe qwen2vl qwen3 "
     "qwen35 qwen35moe qwen3moe qwen3next qwen3vl qwen3vlmoe seed_oss smollm3 stablelm starcoder2 xverse"
 )
 GGUF_GLOBAL = _named("gemma3 gemma3n")  # the same, and sliding-window layers keep their frequencies
-GGUF_FREQS = _named("apertus arcee deci exaone granite granitemoe llama minicpm nanbeige")  # and rope_freqs
+# and rope_freqs, which convert_hf_to_gguf.py writes for llama3
+GGUF_FREQS = _named("apertus arcee deci exaone granite granitemoe llama minicpm nanbeige")
 GGUF_FACTORS = _named("phi3 phimoe")  # and rope_factors_long and _short
 # convert_hf_to_gguf.py drops any rope_scaling of these
 GGUF_DROPPED = _named("command-r falcon gemma gemma2 phi2 stablelm")

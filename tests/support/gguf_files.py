@@ -9,9 +9,23 @@ DIM, BASE, WINDOW, TARGET = 16, 10_000.0, 128, 512
 
 
 def write_gguf(
-    path: Path, architecture: str = "llama", parts: int = 1, scalar: float | None = None, **keys
+    path: Path,
+    architecture: str = "llama",
+    parts: int = 1,
+    scalar: float | None = None,
+    table: np.ndarray | None = None,
+    **keys,
 ) -> Path:
-    """A file of random weights, some in 8 bits, with a vocabulary, a template and, if given, a scalar."""
+    """A file of random weights, some in 8 bits, with a vocabulary and a template.
+
+    Args:
+        path: The file.
+        architecture: The architecture, as llama.cpp names it.
+        parts: The number of files.
+        scalar: A further tensor without dimensions.
+        table: The divisors of the frequencies; None for no table.
+        keys: Further metadata, and None for what is left out.
+    """
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=2 if parts > 1 else 0)
     writer.data_alignment = keys.get("general.alignment", writer.data_alignment)
     stated = {"context_length": WINDOW, "rope.dimension_count": DIM, "rope.freq_base": BASE} | keys
@@ -36,6 +50,8 @@ def write_gguf(
     writer.add_tensor("output_norm.weight", weights[0])
     if scalar is not None:
         writer.add_tensor("scalar", np.array(scalar, np.float32))
+    if table is not None:
+        writer.add_tensor("rope_freqs.weight", table)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
