@@ -19,6 +19,7 @@ RIGHT = "right"  # the hypothesis that the engine computes what stock transforme
 LONGEST = 2**24  # tokens: beyond it, float32 cannot distinguish neighbouring positions
 Token = Annotated[StrictInt, Field(ge=0, lt=2**32)]
 LogProb = Annotated[Number, Field(ge=-1e6, le=0)]  # nats
+Divergence = Annotated[Number, Field(ge=0, le=1e6)]  # nats
 HINT = "write it again with `ropepatch probe --save-reading`"
 
 
@@ -70,6 +71,7 @@ class Reading(Part):
         positions: The compared positions, ascending.
         tops: The predictions by hypothesis: `right`, and each error that can be distinguished from it.
         alike: The errors that cannot be distinguished from `right` at these positions.
+        rounded: The KL divergence of the right RoPE in 16 bits from `right` at each position, in nats.
         versions: Versions of the libraries that computed it.
     """
 
@@ -83,6 +85,7 @@ class Reading(Part):
     positions: list[Tokens]
     tops: dict[Text, Tops]
     alike: list[Text] = Field(default_factory=list)
+    rounded: list[Divergence]
     versions: dict[Text, Text]
 
     @property
@@ -105,7 +108,7 @@ def parse(content: dict[str, Any]) -> Reading:
     """Parse and validate the content of a fingerprint."""
     reading = validated(Reading, content, HINT, file=FILE)
     rows = len(reading.positions)
-    whole = all(
+    whole = len(reading.rounded) == rows and all(
         len(tops.ids) == len(tops.log_probs) == rows
         and all(len(ids) == len(logs) > 0 for ids, logs in zip(tops.ids, tops.log_probs, strict=True))
         for tops in reading.tops.values()

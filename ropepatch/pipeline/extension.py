@@ -30,6 +30,7 @@ from ropepatch.pipeline.inputs import can_report, check_places, check_writable, 
 from ropepatch.pipeline.options import ExtendOptions
 from ropepatch.pipeline.results import Results, plot
 from ropepatch.pipeline.running import interruptible
+from ropepatch.probing.judging import shows_no_error
 from ropepatch.probing.making import affordable, duration, make_reading
 from ropepatch.progress import WEIGHTS, no_bar
 from ropepatch.publishing.scanning import check_secrets
@@ -419,6 +420,9 @@ def add_reading(
             how: Any = {"hypotheses": hypotheses, "progress": advance, "record": record, "model": model}
             reading = make_reading(checkpoint, device=device, **how)
         readings.write(folder, reading)
+        if shows_no_error(reading):
+            reach = f"up to {reading.target:,} tokens"
+            options.say(f"warning: {readings.FILE} cannot show a RoPE error: none changes this model {reach}")
     except RopepatchError as error:
         if options.reading:
             raise

@@ -112,8 +112,10 @@ def probe(
         reading = read_reading(found, save_reading, say)
         tokenizer = tokenizer_of(found)
         ids = source_ids(reading.source, tokenizer, reading.vocabulary, found.name)[: reading.positions[-1]]
-        answers, limit = _Asking(asked, reading, ids, tokenizer, say).all(progress)
-    return Probed(asked.shown, found.name, reading, judge(reading, answers, limit), tuple(answers))
+        asking = _Asking(asked, reading, ids, tokenizer, say)
+        answers, limit = asking.all(progress)
+    judgement = judge(reading, answers, limit, refuses=asking.refuses)
+    return Probed(asked.shown, found.name, reading, judgement, tuple(answers))
 
 
 def probe_model(model: nn.Module, checkpoint: Checkpoint, reading: Reading) -> Probed:
@@ -169,9 +171,10 @@ class _Asking:
     ids: list[int]
     tokenizer: PreTrainedTokenizerBase | None
     say: Callable[[str], None]
+    refuses: bool = False  # whether the server refused a long prompt
 
     def all(self, advance: Advance) -> tuple[list[Top | None], int | None]:
-        """Return the answers at every position, and the server's limit in tokens if it truncates."""
+        """Return the answers at every position, and the server's limit in tokens; None if it reads all."""
         positions = self.reading.positions
         answers: list[Top | None] = []
         limit: int | None = None
@@ -204,6 +207,7 @@ class _Asking:
                     f"{self.server.shown} stopped answering: {error}",
                     hint="restart the server, and check its log",
                 ) from error
+            self.refuses = True
             return None, self._longest(position)
         if answer.tokens is not None and answer.tokens < position - 1:  # the BOS token may not count
             return None, answer.tokens

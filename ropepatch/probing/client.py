@@ -23,6 +23,7 @@ KEY = "ROPEPATCH_API_KEY"  # environment variable
 TIMEOUT = 600.0  # seconds for one answer, including the prefill of a long prompt
 TRIES = 4
 PAUSE = 1.0  # seconds before the second try; twice as long before each further one
+PATIENCE = 10.0  # seconds for all tries of a request that the server is too busy to answer
 LARGEST = 256 << 20  # bytes of an answer
 BUSY = (429, 502, 503, 504)
 BROKEN = 500  # retried only for a request form that worked before: some servers use it for unknown fields
@@ -241,6 +242,7 @@ class Server:
     ) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         url, status, content = f"{self.base}/{path}", 0, bytearray()
+        last = time.monotonic() + min(PATIENCE, self.timeout)  # no try begins later
         for attempt in range(TRIES):
             try:
                 with self._in_time(), self.client.stream(method, url, json=body, headers=headers) as response:
@@ -257,12 +259,18 @@ class Server:
                 status, content = 0, bytearray(type(error).__name__.encode())
             if status and status not in BUSY and not (status == BROKEN and self.form and again):
                 break
-            if attempt < TRIES - 1:
-                time.sleep(PAUSE * 2**attempt)
+            pause = PAUSE * 2**attempt
+            if attempt == TRIES - 1 or time.monotonic() + pause > last:
+                break
+            time.sleep(pause)
         said = self._said(content)
         if not status:
             raise RopepatchError(
                 f"no answer from {self.shown}: {said}", hint="check that it runs and that the port is right"
+            )
+        if status in BUSY:
+            raise RopepatchError(
+                f"{self.shown} is busy (HTTP {status}): {said}", hint="wait until it answers other requests"
             )
         if status in (401, 403):
             raise RopepatchError(f"{self.shown} needs an API key (HTTP {status})", hint=f"set {KEY}")

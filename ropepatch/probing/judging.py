@@ -28,9 +28,11 @@ TINY = 1e-6  # least probability of all other tokens together
 FLOOR = 2e-3  # nats: smaller divergences count as none
 FOREIGN = 0.1  # nats within the original length: more than any precision explains
 NOISY = 0.02  # nats within the original length: more than 8 bits per weight explain
-WORSE = 8  # times the noise within the original length that is allowed beyond it
-CLOSER = 10  # times nearer than any other hypothesis: accepted whatever the noise
+WORSE = 8  # times the noise within the original length that a known error may differ beyond it
+ROUNDED = 3  # times the divergence of the right RoPE in 16 bits that a right server may have
+CLOSER = 10  # times nearer than any other hypothesis: a known error whatever the noise
 EQUAL = 1e-4  # nats: two hypotheses explain an answer equally well
+FEWEST = 2  # hypotheses of the shortest fingerprint: right, and unscaled
 FEW = 4  # answers needed within and beyond the original length
 CHANCE = 0.01  # significance level at which one hypothesis beats another
 
@@ -45,7 +47,8 @@ class Judgement:
         noise: The typical KL divergence from that hypothesis within the original context length, in nats.
         beyond: The typical KL divergence beyond the original context length, in nats.
         divergences: The KL divergence from every hypothesis at every position; None for no answer.
-        limit: The longest prompt of an engine that truncates, in tokens.
+        limit: The longest prompt that the engine reads, in tokens; None if it reads all.
+        refuses: Whether it refuses longer prompts, instead of truncating them.
         engine: How the verdict names the engine.
     """
 
@@ -55,6 +58,7 @@ class Judgement:
     beyond: float
     divergences: dict[str, tuple[float | None, ...]]
     limit: int | None = None
+    refuses: bool = False
     engine: str = "the server"
 
     @property
@@ -65,6 +69,8 @@ class Judgement:
     def __str__(self) -> str:
         if self.verdict == UNDECIDED:
             return f"UNDECIDED: {self.why}"
+        if self.is_right and self.refuses:
+            return f"OK up to {self.limit:,} tokens; {self.engine} refuses more ({self.why})"
         return f"{'OK' if self.is_right else 'WRONG'}: {self.engine} {WORDS[self.verdict]} ({self.why})"
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,15 +96,16 @@ def divergence(expected: Top, got: Top) -> float:
     return max(0.0, total + p * math.log(p / q))
 
 
-def judge(reading: Reading, answers: Sequence[Top | None], limit: int | None = None) -> Judgement:
+def judge(
+    reading: Reading, answers: Sequence[Top | None], limit: int | None = None, *, refuses: bool = False
+) -> Judgement:
     """Decide which hypothesis explains the answers of an engine.
-
-    The divergence within the original context length measures the engine's numerical noise.
 
     Args:
         reading: The expected distributions, of the right RoPE and of each common error.
         answers: The most probable next tokens at each position of the fingerprint; None for no answer.
-        limit: The longest prompt in tokens, if the engine truncates.
+        limit: The longest prompt that the engine reads, in tokens; None if it reads all.
+        refuses: Whether it refuses longer prompts, instead of truncating them.
     """
     tables = {
         name: tuple(None if got is None else divergence(tops.at(row), got) for row, got in enumerate(answers))
@@ -110,8 +117,10 @@ def judge(reading: Reading, answers: Sequence[Top | None], limit: int | None = N
     best = min(tables, key=lambda name: typical(within[name] + beyond[name]))
     noise = typical(within[best])
 
-    def verdict(name: str, why: str, limit: int | None = None) -> Judgement:
-        return Judgement(name, why, noise, middle[best], tables, limit)
+    def verdict(name: str, why: str) -> Judgement:
+        if refuses and name != RIGHT:
+            why += f"; the server refuses more than {limit:,} tokens"
+        return Judgement(name, why, noise, middle[best], tables, limit, refuses)
 
     if len(within[best]) < FEW:
         few = f"{len(within[best])} answers within the original context length"
@@ -120,21 +129,24 @@ def judge(reading: Reading, answers: Sequence[Top | None], limit: int | None = N
     if nearest > FOREIGN:
         noise = nearest
         return verdict(OTHER_MODEL, f"typical KL divergence {noise:.2g} nats up to {reading.window} tokens")
-    if limit is not None and limit < reading.target:
-        return verdict(CUT_OFF, f"at {limit} tokens, the checkpoint supports {reading.target}", limit)
+    if limit is not None and limit < reading.target and not refuses:
+        return verdict(CUT_OFF, f"at {limit} tokens, the checkpoint supports {reading.target}")
     if len(beyond[best]) < FEW:
-        few = f"{len(beyond[best])} answers beyond the original context length"
+        few = f"{len(beyond[best])} answers beyond the original {reading.window:,} tokens"
         return verdict(UNDECIDED, f"{few}, expected at least {FEW}")
     others = [middle[name] for name in tables if name != best]
-    allowed = max(FLOOR, WORSE * noise, min(others, default=0.0) / CLOSER)
+    allowed = max(FLOOR, ROUNDED * precision_of(reading))
+    if best != RIGHT:
+        allowed = max(allowed, WORSE * noise, min(others) / CLOSER)
     if middle[best] > allowed:
         near = f"no known error fits, the nearest hypothesis is {_named(best)}"
         far = f"typical KL divergence {middle[best]:.2g} nats beyond {reading.window} tokens"
-        return verdict(UNDECIDED, f"{near} ({far}, {noise:.2g} within)")
+        explained = f"{noise:.2g} within, precision explains {allowed:.2g}"
+        return verdict(UNDECIDED, f"{near} ({far}, {explained}); {_advice(reading)}")
     for rival in tables:
         if rival != best and not _beats(tables[best], tables[rival]):
             same = f"{_named(best)} and {_named(rival)} fit equally well"
-            return verdict(UNDECIDED, same)
+            return verdict(UNDECIDED, f"{same}; {_advice(reading)}")
     if best == RIGHT and UNSCALED in reading.alike:
         return verdict(UNDECIDED, "with or without RoPE scaling this model predicts the same here")
     why = f"KL divergence up to {max(beyond[RIGHT]):.1g} nats beyond {reading.window} tokens"
@@ -145,6 +157,28 @@ def judge(reading: Reading, answers: Sequence[Top | None], limit: int | None = N
     if noise > NOISY:
         why += f"; {noise:.1g} within: below 8 bits per weight, or other weights"
     return verdict(best, why)
+
+
+def precision_of(reading: Reading) -> float:
+    """Return the typical divergence (nats) beyond the original length that 16 bits explain."""
+    return typical(_of(tuple(reading.rounded), reading.beyond, True))
+
+
+def shows_no_error(reading: Reading) -> bool:
+    """Return whether errors exist, and none differs from the right RoPE by more than 16 bits explain."""
+    right = reading.tops[RIGHT]
+    least = max(FLOOR, ROUNDED * precision_of(reading))
+    for name, tops in reading.tops.items():
+        table = tuple(divergence(right.at(row), tops.at(row)) for row in range(len(reading.positions)))
+        if name != RIGHT and typical(_of(table, reading.beyond, True)) > least:
+            return False
+    return len(reading.tops) + len(reading.alike) > 1
+
+
+def _advice(reading: Reading) -> str:
+    if len(reading.tops) + len(reading.alike) <= FEWEST:
+        return "compute all errors with `ropepatch probe --save-reading`, and probe again"
+    return "compare the engine's RoPE parameters with config.json, or serve weights of at least 8 bits"
 
 
 def _of(table: tuple[float | None, ...], beyond: list[bool], side: bool) -> list[float]:

@@ -26,7 +26,7 @@ from ropepatch.model.precision import available_bytes
 from ropepatch.model.reading_file import RIGHT, Reading, Tops
 from ropepatch.model.rotary import find_rotary, rotating_by, scaled_twin
 from ropepatch.model.stock import stock_code
-from ropepatch.probing.judging import divergence, typical
+from ropepatch.probing.judging import FEWEST, divergence, typical
 from ropepatch.probing.mistakes import ropes
 from ropepatch.probing.text import draw_source, source_ids
 from ropepatch.scaling import METHODS
@@ -39,6 +39,8 @@ SIDE = 24  # positions within, and as many beyond, the original context length
 CANDIDATES = 16  # per position; the one with the least certain next token is chosen
 TOP = 20
 DIGITS = 4
+PLACES = 6
+UNIT = 2**-8  # relative error of a number in bfloat16, and of a weight in 8 bits
 TOLD_APART = 4e-3  # nats: an error with a smaller effect is negligible
 MOST_WORK = {"cpu": 1e13, "cuda": 1e16}  # operations that `extend` spends at most: a minute or two
 A_MINUTE = {device: 2 * work / 3 for device, work in MOST_WORK.items()}  # operations, approximately
@@ -75,24 +77,29 @@ def affordable(checkpoint: Checkpoint, record: Record, device: str) -> tuple[str
     if reason := _why_none(checkpoint, record):
         return reason
     needed, there = _bytes_needed(checkpoint, record), available_bytes()
-    if needed > there and device == "cpu":
+    if needed > there and _shares_memory(device):
         return f"it needs {needed / 1e9:.1f} GB of memory, {there / 1e9:.1f} GB are available"
     names, work = tuple(ropes(record)), _operations(checkpoint, record)
-    for some in (names, names[:2]):
-        if len(some) * work <= MOST_WORK[_kind(device)]:
+    for some in (names, names[:FEWEST]):
+        if (len(some) + 1) * work <= MOST_WORK[_kind(device)]:  # once more in 16 bits
             return some
     return f"computing it takes {duration(checkpoint, record, device)}; {argument('reading')} does it anyway"
 
 
 def duration(checkpoint: Checkpoint, record: Record, device: str) -> str:
     """Estimate how long all hypotheses take, as text."""
-    work = len(ropes(record)) * _operations(checkpoint, record)
+    work = (len(ropes(record)) + 1) * _operations(checkpoint, record)
     minutes = max(1, round(work / A_MINUTE[_kind(device)]))
     return f"about {minutes:,} min at {record.target} tokens"
 
 
 def _kind(device: str) -> str:
-    return "cpu" if device == "cpu" else "cuda"
+    return "cuda" if torch.device(device).type == "cuda" else "cpu"
+
+
+def _shares_memory(device: str) -> bool:
+    """Return whether a device computes in the machine's memory, as CPUs and Apple's GPUs do."""
+    return torch.device(device).type in ("cpu", "mps")
 
 
 def make_reading(
@@ -120,7 +127,7 @@ def make_reading(
     if reason := _why_none(checkpoint, record):
         raise RopepatchError(f"{checkpoint.folder.name} cannot be probed: {reason}")
     window, length = record.original_max_position_embeddings, record.target
-    small = 2 * _bytes_needed(checkpoint, record) < available_bytes() or device != "cpu"
+    small = 2 * _bytes_needed(checkpoint, record) < available_bytes() or not _shares_memory(device)
     if model is None:
         model = checkpoint.load(torch.float32 if small else None)
     model = (model.float() if small else model).to(device)
@@ -134,17 +141,17 @@ def make_reading(
     with torch.inference_mode(), stock_code(f"run {checkpoint.folder.name}"):
         tokens = torch.tensor([ids[:-1]], device=input_device(model))
         for done, (name, table) in enumerate(tables.items()):
-            progress(done, len(tables))
+            progress(done, len(tables) + 1)
             with _rotating(model, None if name == RIGHT else table), _logits_of(model, tokens) as logits_at:
                 if not positions:
                     positions = _least_certain(logits_at, candidates)
-                log_probs = _log_probs(logits_at, positions)
-            if not log_probs.isfinite().any(-1).all():
-                raise RopepatchError(f"{checkpoint.folder.name} computes logits that are NaN or infinite")
-            values, top = log_probs.topk(min(TOP, vocabulary))
-            numbers = [[round(value, DIGITS) for value in row] for row in values.tolist()]
-            tops[name] = Tops(ids=top.tolist(), log_probs=numbers)
-    progress(len(tables), len(tables))
+                tops[name] = _tops(_log_probs(logits_at, positions), checkpoint.folder.name)
+        progress(len(tables), len(tables) + 1)
+        with _in_16_bits(model, seed), _logits_of(model, tokens) as logits_at:
+            inexact = _tops(_log_probs(logits_at, positions), checkpoint.folder.name)
+    progress(len(tables) + 1, len(tables) + 1)
+    rows = range(len(positions))
+    rounded = [round(divergence(tops[RIGHT].at(row), inexact.at(row)), PLACES) for row in rows]
     apart = _told_apart(tops, [position > window for position in positions])
     alike = [name for name in tops if name not in apart]
     libraries = "ropepatch", "transformers", "torch"
@@ -159,6 +166,7 @@ def make_reading(
         positions=positions,
         tops=apart,
         **({"alike": alike} if alike else {}),
+        rounded=rounded,
         versions={library: importlib.metadata.version(library) for library in libraries},
     )
 
@@ -216,6 +224,39 @@ def _logits_of(model: PreTrainedModel, ids: Tensor) -> Iterator[Callable[[Tensor
 
 def _log_probs(logits_at: Callable[[Tensor], Tensor], positions: list[int]) -> Tensor:
     return logits_at(torch.tensor(positions)).float().log_softmax(-1).cpu()
+
+
+def _tops(log_probs: Tensor, name: str) -> Tops:
+    """Keep the most probable of log-probabilities [P, V]."""
+    if not log_probs.isfinite().any(-1).all():
+        raise RopepatchError(f"{name} computes logits that are NaN or infinite")
+    values, top = log_probs.topk(min(TOP, log_probs.shape[1]))
+    numbers = [[round(value, DIGITS) for value in row] for row in values.tolist()]
+    return Tops(ids=top.tolist(), log_probs=numbers)
+
+
+@contextmanager
+def _in_16_bits(model: PreTrainedModel, seed: int) -> Iterator[None]:
+    """Change the outputs of all modules within the block by errors as large as those of bfloat16."""
+    generator = torch.Generator(input_device(model)).manual_seed(seed)
+
+    def inexact(value: Any) -> Any:
+        if type(value) is tuple:  # of cosines and sines, or with attention weights
+            return tuple(map(inexact, value))
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        errors = torch.rand(value.shape, generator=generator, device=value.device) * 2 - 1
+        return (value * (1 + UNIT * errors)).to(value.dtype)
+
+    def change(module: torch.nn.Module, inputs: Any, output: Any) -> Any:
+        return inexact(output)
+
+    hooks = [module.register_forward_hook(change) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _least_certain(logits_at: Callable[[Tensor], Tensor], groups: list[list[int]]) -> list[int]:

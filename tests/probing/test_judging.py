@@ -1,5 +1,6 @@
 """The verdict on an engine: right in every precision, or the mistake that it makes."""
 
+import copy
 import functools
 import math
 import random
@@ -75,12 +76,97 @@ def test_the_verdict_identifies_what_an_engine_computes(checkpoint, verdict, cou
 def test_truncated_prompts_are_reported_with_the_limit_and_missing_answers_are_undecided(checkpoint):
     folder, reading = checkpoint()
     right = answers(folder, reading)
-    truncated = [top if at <= 256 else None for top, at in zip(right, reading.positions, strict=True)]
+    truncated = up_to(256, right, reading)
     judgement = judge(reading, truncated, limit=256)
     assert (judgement.verdict, judgement.limit) == (CUT_OFF, 256)
     assert str(judgement).startswith("WRONG: the server truncates prompts (at 256 tokens")
     for tops in (truncated, [*right[:3], *[None] * (len(right) - 3)], [None] * len(right)):
         assert judge(reading, tops).verdict == UNDECIDED
+
+
+def up_to(limit: int, tops, reading):
+    return [top if at <= limit else None for top, at in zip(tops, reading.positions, strict=True)]
+
+
+def test_an_engine_that_refuses_long_prompts_is_judged_up_to_its_limit(checkpoint):
+    folder, reading = checkpoint()
+    middle = (reading.window + reading.target) // 2
+    judgement = judge(reading, up_to(middle, answers(folder, reading), reading), middle, refuses=True)
+    assert (judgement.verdict, judgement.limit) == (RIGHT, middle)
+    assert str(judgement).startswith(f"OK up to {middle:,} tokens; the server refuses more (KL ")
+    wrong = up_to(middle, answers(folder, reading, mistake=UNSCALED), reading)
+    judgement = judge(reading, wrong, middle, refuses=True)
+    assert (judgement.verdict, judgement.limit) == (UNSCALED, middle)
+    assert f"the server refuses more than {middle:,} tokens" in str(judgement)
+    within = up_to(reading.window, answers(folder, reading), reading)
+    judgement = judge(reading, within, reading.window, refuses=True)
+    assert judgement.verdict == UNDECIDED
+    assert f"the server refuses more than {reading.window:,} tokens" in judgement.why
+
+
+UNNAMED = [
+    *({"factor": 3.0}, {"factor": 5.0}, {"beta_fast": 8.0}, {"attention_factor": 1.0}),
+    {"rope_theta": 12000.0},
+]
+
+
+@pytest.fixture(scope="module")
+def fingerprints(tmp_path_factory):
+    """`tiny` extended with YaRN, and its fingerprints by their number of hypotheses."""
+    plan = ropepatch.plan("tiny", to="4x", method="yarn")
+    folder = writing.extend(plan, tmp_path_factory.mktemp("fingerprints") / "out")
+    checkpoint = Checkpoint(folder)
+    return folder, {2: make_reading(checkpoint, hypotheses=(RIGHT, UNSCALED)), 6: make_reading(checkpoint)}
+
+
+def with_parameters(engine, **parameters):
+    config = copy.deepcopy(engine.model.config)
+    config.rope_parameters = config.rope_parameters | parameters
+    engine.rotary = type(engine.rotary)(config)
+    return engine
+
+
+@pytest.mark.parametrize("hypotheses", [2, 6])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("parameters", UNNAMED, ids=str)
+def test_an_engine_with_other_rope_parameters_is_never_right(fingerprints, hypotheses, precision, parameters):
+    folder, readings = fingerprints
+    reading = readings[hypotheses]
+    assert len(reading.tops) == hypotheses
+    engine = with_parameters(Engine(folder, precision=precision), **parameters)
+    judgement = judge(reading, engine.tops(reading.source.ids[:-1], reading.positions))
+    assert not judgement.is_right, judgement
+    advice = "--save-reading" if hypotheses == 2 else "config.json"
+    assert advice in judgement.why or judgement.verdict != UNDECIDED
+
+
+def test_a_right_verdict_needs_more_than_a_great_distance_from_known_errors(tmp_path):
+    folder = writing.extend(ropepatch.plan("tiny", to="4x", method="linear"), tmp_path / "out")
+    reading = make_reading(Checkpoint(folder))
+    base = Checkpoint(folder).config.rope_parameters["rope_theta"]
+    engine = with_parameters(Engine(folder), rope_theta=1.2 * base)
+    judgement = judge(reading, engine.tops(reading.source.ids[:-1], reading.positions))
+    assert not judgement.is_right, judgement
+
+
+@pytest.mark.parametrize("hypotheses", [2, 6])
+@pytest.mark.parametrize("precision", ["float32", *PRECISIONS])
+def test_a_right_engine_is_right_in_every_precision(fingerprints, hypotheses, precision):
+    folder, readings = fingerprints
+    judgement = judge(readings[hypotheses], answers(folder, readings[hypotheses], precision=precision))
+    assert judgement.is_right, judgement
+
+
+@pytest.mark.parametrize("name", ["babyllama-361", "stories-260k"])
+@pytest.mark.parametrize("method", ["yarn", "linear"])
+def test_two_hypotheses_suffice_for_a_right_engine(checkpoint, name, method):
+    folder, reading = checkpoint(name, method)
+    tops = {hypothesis: reading.tops[hypothesis] for hypothesis in (RIGHT, UNSCALED)}
+    for precision in PRECISIONS:
+        judgement = judge(
+            reading.model_copy(update={"tops": tops}), answers(folder, reading, precision=precision)
+        )
+        assert judgement.is_right, (precision, judgement)
 
 
 def test_an_unknown_mistake_is_undecided_or_another_model(checkpoint):

@@ -58,12 +58,38 @@ def test_probe_recognises_a_correct_server_in_every_response_format(probed, mann
     assert sum(answer is not None for answer in found.answers) > 24
 
 
-@pytest.mark.parametrize(
-    ("beyond", "limit"), [("refuse", 400), ("told", 400), ("last", 256), ("last", 200), ("first", 256)]
-)
+@pytest.mark.parametrize(("beyond", "limit"), [("told", 400), ("last", 256), ("last", 200), ("first", 256)])
 def test_probe_reports_a_truncating_server_with_its_limit(probed, beyond, limit):
     found = probed(Manners(limit=limit, beyond=beyond))
     assert (found.judgement.verdict, found.judgement.limit) == (CUT_OFF, limit)
+
+
+@pytest.mark.parametrize("states", [False, True])
+def test_probe_judges_a_server_that_refuses_long_prompts_up_to_its_limit(probed, states):
+    found = probed(Manners(limit=400, beyond="refuse", states=states))
+    assert found.is_right
+    assert (found.judgement.limit, found.judgement.refuses) == (400, True)
+    assert str(found.judgement).startswith("OK up to 400 tokens; the server refuses more (")
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_server_is_asked_in_one_form_for_at_most_the_timeout(extended, monkeypatch, status):
+    monkeypatch.setattr(client, "PAUSE", 0.2)
+    asked = []
+
+    def refuse(request):
+        asked.append(request.path)
+        return status, {}, b"too many requests"
+
+    begin = time.monotonic()
+    with (
+        listening.serving(refuse) as url,
+        pytest.raises(RopepatchError, match=rf"is busy \(HTTP {status}\)") as error,
+    ):
+        ropepatch.probe(url, extended, timeout=0.5)
+    assert time.monotonic() - begin < 3
+    assert 1 < len(asked) < client.TRIES
+    assert "logprobs" not in error.value.hint
 
 
 def test_probe_requests_growing_prefixes_without_streaming_and_closes_its_client(probed, monkeypatch):

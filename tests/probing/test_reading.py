@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from checkpoint_folders import edit_json
+from checkpoint_folders import edit_json, write_checkpoint
 from engines import Engine
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 import ropepatch
 from ropepatch import RopepatchError
@@ -93,14 +94,29 @@ def test_extend_prints_why_there_is_no_fingerprint(tmp_path, options, reason):
 def test_limits_on_time_and_memory_reduce_or_prevent_the_fingerprint(extended, monkeypatch):
     checkpoint, record = Checkpoint(extended), records.read(extended)
     assert making.affordable(checkpoint, record, "cpu") == tuple(ropes(record))
-    monkeypatch.setattr(making, "MOST_WORK", {"cpu": 2.5 * making._operations(checkpoint, record)})
+    monkeypatch.setattr(making, "MOST_WORK", {"cpu": 3.5 * making._operations(checkpoint, record)})
     assert making.affordable(checkpoint, record, "cpu") == (RIGHT, UNSCALED)
     monkeypatch.setattr(making, "MOST_WORK", {"cpu": 1.0})
     monkeypatch.setattr(making, "A_MINUTE", {"cpu": making._operations(checkpoint, record)})
-    minutes = f"takes about {len(ropes(record))} min at {record.target} tokens; `reading` does it anyway"
+    minutes = f"takes about {len(ropes(record)) + 1} min at {record.target} tokens; `reading` does it anyway"
     assert minutes in making.affordable(checkpoint, record, "cpu")
     monkeypatch.setattr(making, "available_bytes", lambda: 1000)
     assert "GB of memory" in making.affordable(checkpoint, record, "cpu")
+    assert making.affordable(checkpoint, record, "mps") == making.affordable(checkpoint, record, "cpu")
+    assert making.duration(checkpoint, record, "mps") == making.duration(checkpoint, record, "cpu")
+
+
+def test_extend_warns_where_no_rope_error_changes_the_predictions(tmp_path):
+    source = write_checkpoint(tmp_path / "without_queries")
+    model = AutoModelForCausalLM.from_pretrained(source)
+    for layer in model.model.layers:
+        torch.nn.init.zeros_(layer.self_attn.q_proj.weight)
+    model.save_pretrained(source)
+    said = []
+    for number, model in enumerate((source, "tiny")):
+        ropepatch.extend(model, tmp_path / f"out {number}", to="4x", reading=True, say=said.append)
+    (warning,) = [line for line in said if "cannot show a RoPE error" in line]
+    assert warning.startswith("warning: reading.json ")
 
 
 DAMAGE = [
@@ -115,6 +131,8 @@ DAMAGE = [
     lambda content: content["source"].update(length=2**25),
     lambda content: content["source"]["ids"].append(content["vocabulary"]),
     lambda content: content["tops"][RIGHT]["log_probs"][0].__setitem__(0, 1000),
+    lambda content: content["rounded"].pop(),
+    lambda content: content["rounded"].__setitem__(0, -1),
 ]
 
 
