@@ -24,7 +24,7 @@ WORDS = {
     CUT_OFF: "truncates prompts",
     UNDECIDED: "undecided",
 }
-TINY = 1e-6  # least probability of all other tokens together
+TINY = 1e-6  # least probability of several tokens together
 FLOOR = 2e-3  # nats: smaller divergences count as none
 FOREIGN = 0.1  # nats within the original length: more than any precision explains
 NOISY = 0.02  # nats within the original length: more than 8 bits per weight explain
@@ -82,18 +82,32 @@ class Judgement:
 def divergence(expected: Top, got: Top) -> float:
     """Return a lower bound of the KL divergence (nats) of an answer from the expected distribution.
 
-    All tokens missing from both lists count as one. A token missing from one list is at most as probable as
-    the least probable token in it.
+    A token missing from one list is at most as probable as the least probable token in it. Tokens of which
+    this says nothing count as one.
     """
-    total, rests = 0.0, [1.0, 1.0]
-    least, floor = min(expected.values()), min(got.values())
-    for token in expected.keys() | got.keys():
-        p = expected.get(token, min(least, got.get(token, 0.0)))
-        q = got.get(token, min(floor, expected.get(token, 0.0)))
-        total += math.exp(p) * (p - q)
-        rests = [rests[0] - math.exp(p), rests[1] - math.exp(q)]
-    p, q = (max(rest, TINY) for rest in rests)
-    return max(0.0, total + p * math.log(p / q))
+    common = expected.keys() & got.keys()
+    total = sum(math.exp(expected[token]) * (expected[token] - got[token]) for token in common)
+    p_rest = max(TINY, 1.0 - sum(math.exp(expected[token]) for token in common))
+    q_rest = max(TINY, 1.0 - sum(math.exp(got[token]) for token in common))
+    p, q_most = _only_in(expected, got)
+    q, p_most = _only_in(got, expected)
+    of_expected = _of_parts(p, min(q_most, q_rest * p / p_rest), p_rest, q_rest)
+    of_got = _of_parts(min(p_most, p_rest * q / q_rest), q, p_rest, q_rest)
+    return max(0.0, total + max(of_expected, of_got))
+
+
+def _only_in(one: Top, other: Top) -> tuple[float, float]:
+    """Return the probability of tokens that are less probable in another list, and the most it is there."""
+    least = min(other.values())
+    tokens = [token for token in one.keys() - other.keys() if one[token] > least]
+    return sum(math.exp(one[token]) for token in tokens), len(tokens) * math.exp(least)
+
+
+def _of_parts(p: float, q: float, p_rest: float, q_rest: float) -> float:
+    """Return the share in the KL divergence of a part of the rest, and of what is left of it."""
+    share = p * math.log(p / max(q, TINY)) if p > 0 else 0.0
+    p_left, q_left = max(p_rest - p, TINY), max(q_rest - q, TINY)
+    return share + p_left * math.log(p_left / q_left)
 
 
 def judge(

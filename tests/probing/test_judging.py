@@ -211,6 +211,28 @@ def test_the_divergence_equals_kullback_leibler_if_all_tokens_are_listed():
     assert divergence(tops[0], tops[0]) == 0
 
 
+@pytest.mark.parametrize("count", [1, 5, 20])
+def test_the_divergence_of_the_most_probable_tokens_never_exceeds_kullback_leibler(count):
+    generator = torch.Generator().manual_seed(0)
+    for spread in (0.01, 0.1, 1.0, 4.0):
+        for _ in range(50):
+            logits = 3 * torch.randn(60, generator=generator, dtype=torch.float64)
+            other = logits + spread * torch.randn(60, generator=generator, dtype=torch.float64)
+            p, q = logits.log_softmax(-1), other.log_softmax(-1)
+            values, tokens = zip(p.topk(20), q.topk(count), strict=True)
+            expected, got = (
+                dict(zip(ids.tolist(), logs.tolist(), strict=True))
+                for ids, logs in zip(tokens, values, strict=True)
+            )
+            assert divergence(expected, got) <= (p.exp() * (p - q)).sum().item() + 1e-6
+
+
+def test_tokens_that_one_list_lacks_count_as_far_apart():
+    expected, got = {0: math.log(0.9), 1: math.log(0.09)}, {2: math.log(0.6), 3: math.log(0.001)}
+    assert divergence(expected, got) > 0.9 * math.log(0.9 / 0.002) - 1
+    assert divergence(got, expected) > 0.1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("case", [RIGHT, UNSCALED, TWICE, FACTORLESS, "other weights", *PRECISIONS])
