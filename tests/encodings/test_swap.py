@@ -162,6 +162,9 @@ def test_a_changed_model_rejects_a_second_change_and_stays_as_it_is(model, first
             with pytest.raises(RopepatchError), change(model):
                 pass
             assert traces(model) == within, second
+        if first != "packed":
+            with pytest.raises(RopepatchError):
+                ropepatch.plan(model, to=512)
         assert expected is None or torch.equal(logits(model), expected)
     assert traces(model) == before
 

@@ -238,21 +238,6 @@ def default_dtype_and_device_change_nothing(case: Case, folder: Path) -> None:
     handle.remove()
 
 
-def a_second_change_is_rejected_and_changes_nothing(case: Case, folder: Path) -> None:
-    model = built(case)
-    handle = changed(model, case)
-    once = logits(model, IDS)
-    for again in ONE_EACH:
-        with pytest.raises(RopepatchError):
-            changed(model, again)
-    with pytest.raises(RopepatchError):
-        ropepatch.plan(model, to=512)
-    assert torch.equal(logits(model, IDS), once)
-    handle.remove()
-    handle.remove()  # a second time does nothing
-    assert not handle.in_force
-
-
 CHECKS: dict[Callable[[Case, Path], None], list[Case]] = {
     a_patched_model_equals_its_reload_and_removal_restores_it: [
         *(SCALINGS + REMAPPINGS + ENCODED + GIVEN + GROWING + OTHERS + COMPOSITES)
@@ -265,7 +250,6 @@ CHECKS: dict[Callable[[Case, Path], None], list[Case]] = {
     a_copy_and_a_pickle_are_independent_of_the_original: [*ONE_EACH, ENCODED[-1]],
     another_model_with_the_same_config_is_unchanged: ONE_EACH,
     default_dtype_and_device_change_nothing: [*ONE_EACH, SCALINGS[-1], *ENCODED],
-    a_second_change_is_rejected_and_changes_nothing: ONE_EACH,
 }
 
 

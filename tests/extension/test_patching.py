@@ -110,23 +110,6 @@ def test_a_name_instead_of_a_loaded_model_is_rejected(verb, given):
         verb(given)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda model: ropepatch.patch(model, "yarn", to="4x"),
-        lambda model: ropepatch.patch(model, "self-extend", to="4x"),
-        lambda model: ropepatch.swap(model, "alibi"),
-    ],
-    ids=["patch", "map", "swap"],
-)
-def test_every_replacement_in_a_model_can_be_found_and_removed(model, ids, change):
-    before = logits(model, ids)
-    change(model)
-    ropepatch.active(model).remove()
-    assert torch.equal(logits(model, ids), before)
-    assert ropepatch.active(model) is None
-
-
 def test_the_factor_of_a_method_gives_its_target(model):
     assert ropepatch.plan(model, method="linear", factor=2.5).target == 160
     assert ropepatch.plan(model, "2x").target == 128

@@ -6,7 +6,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -106,15 +105,6 @@ def test_the_skypilot_file_runs_a_command_of_ours_through_the_script_that_goes_o
     assert words[:3] == ["python", at, RUN]
     parse(words[3:])
     assert {"--out", "--push"} <= {*words}
-
-
-def test_the_script_for_jobs_names_what_it_needs():
-    text = (JOBS / "extend.py").read_text(encoding="utf-8")
-    block = re.match(r"# /// script\n((?:#.*\n)*?)# ///\n", text)[1]
-    stated = tomllib.loads("".join(line[2:] for line in block.splitlines(keepends=True)))
-    assert stated["dependencies"][0] == "ropepatch[train] @ git+https://github.com/ropepatch/ropepatch"
-    example = text.split("recipes/jobs/extend.py USER/RUN \\\n")[1].split("\n\n")[0]
-    parse(shlex.split(example))
 
 
 def test_a_job_whose_result_would_be_lost_is_refused():
