@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
+import json
 import re
 import reprlib
 from collections.abc import Collection, Iterable, Mapping
@@ -230,10 +231,10 @@ OTHER_TYPES = {"default": "none", "su": "longrope"}  # RoPE types with another n
 
 def as_target(value: str = "") -> tuple[str, str]:
     """Return the target and method of a RoPE scaling or a factor; the defaults are 4x and yarn."""
-    try:
-        rope: Any = ast.literal_eval(value.replace("null", "None").replace("true", "True"))
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        rope = value
+    rope: Any = value
+    for read in (ast.literal_eval, json.loads):
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            rope = read(value)
     while isinstance(rope, dict):
         inner = next((rope[key] for key in ("rope_scaling", "rope_parameters") if rope.get(key)), None)
         if not isinstance(inner, dict):

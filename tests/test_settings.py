@@ -26,6 +26,7 @@ from ropepatch.settings import (
     Text,
     Weight,
     Whole,
+    as_target,
     expected,
     parse_length,
     read_yaml,
@@ -253,6 +254,21 @@ def test_a_number_of_another_library_becomes_a_float(number):
 @pytest.mark.parametrize("key", ["count", "rate", "whole", "share"])
 def test_a_number_without_a_value_in_the_range_of_its_key_is_refused(key, number):
     assert rejected(DemoRecipe, {"sources": [ONE], key: number})[0].startswith(f"{key} must be a")
+
+
+@pytest.mark.parametrize(
+    ("stated", "target"),
+    [
+        ('{"rope_type":"yarn","factor":8.0,"truncate":false}', ("8x", "yarn")),
+        ('{"rope_scaling":{"type":"linear","factor":2,"x":null,"y":true}}', ("2x", "linear")),
+        ("{'rope_type': 'yarn', 'factor': 8.0, 'truncate': False, 'x': None}", ("8x", "yarn")),
+        ("3", ("3x", "yarn")),
+        ("su", ("4x", "longrope")),
+        ("[" * 9000, ("4x", "yarn")),
+    ],
+)
+def test_a_scaling_of_another_tool_is_read_from_json_or_python(stated, target):
+    assert as_target(stated) == target
 
 
 def test_every_error_of_a_yaml_file_names_it(tmp_path):

@@ -41,6 +41,8 @@ EXPECTED = (
     "id owner/name"
 )
 
+SURROGATE = re.compile("[\ud800-\udfff]")  # only JSON can hold one
+
 Document = str | list[int]
 
 
@@ -202,6 +204,11 @@ def _document(row: Mapping[str, Any], field: str, row_name: str) -> Document:
             f"{row_name} has no field {field!r}, nor {TOKEN_IDS}", hint=f"it has {reprlib.repr(list(row))}"
         )
     value = row[name]
+    if isinstance(value, str) and SURROGATE.search(value):
+        raise RopepatchError(
+            f"{row_name}: the text contains half of a surrogate pair, which is no character",
+            hint="write the file again as valid Unicode",
+        )
     if isinstance(value, str) or (isinstance(value, list) and ids_of(value) is not None):
         return value
     raise RopepatchError(
@@ -236,6 +243,8 @@ def _read_saved(folder: Path, field: str, split: str) -> Iterator[Document]:
 
 def _read_table(file: Path, kind: str, options: dict[str, Any], field: str) -> Iterator[Document]:
     datasets = _datasets()
+    if "::" in str(file.absolute()):  # to fsspec a chain of file systems
+        raise RopepatchError(f"datasets cannot read {file}: its path contains ::", hint="rename it")
     with _explaining(f"read {file}", f"it must be a {kind} file that datasets can read"):
         files = {"train": [glob.escape(str(file.absolute()))]}
         where = {"data_files": files, "split": "train", "streaming": True}

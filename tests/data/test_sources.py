@@ -117,6 +117,19 @@ def test_the_error_about_an_invalid_line_names_the_file_line_and_fault(tmp_path,
         assert caught.value.hint.startswith(hint)
 
 
+def test_the_error_about_half_a_surrogate_pair_names_its_line(tmp_path):
+    file = write(tmp_path / "a.jsonl", b'{"text": "fine"}\n{"text": "\\ud83d"}\n')
+    with pytest.raises(RopepatchError, match=r"a\.jsonl, line 2: the text contains half of a surrogate pair"):
+        read(file)
+    assert read(write(tmp_path / "b.jsonl", b'{"text": "\\ud83d\\ude00"}\n')) == ["\U0001f600"]
+
+
+def test_the_error_about_a_table_whose_path_datasets_would_take_apart_names_it(tmp_path):
+    file = write(tmp_path / "zip::x.csv", b"text\na\n")
+    with pytest.raises(RopepatchError, match=r"datasets cannot read .*zip::x\.csv: its path contains ::"):
+        read(file)
+
+
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_the_error_about_invalid_utf_8_names_the_line_and_the_byte(tmp_path, suffix):
     good, bad = (b'{"text": "caf\xc3\xa9"}\r\n', b'{"text": "caf\xe9"}\n')
