@@ -40,14 +40,18 @@ def absent(out: str | Path) -> Path:
             f"cannot write {out}: {reason}", hint=f"choose another {argument('out')}"
         ) from error
     if exists:
-        raise RopepatchError(
-            f"{folder} already exists", hint=f"choose another {argument('out')}; nothing is overwritten"
-        )
+        raise _exists(folder)
     if any(parent.exists() and not parent.is_dir() for parent in folder.parents):
         raise RopepatchError(
             f"cannot write {folder}: Not a directory", hint=f"choose another {argument('out')}"
         )
     return folder
+
+
+def _exists(path: Path) -> RopepatchError:
+    return RopepatchError(
+        f"{path} already exists", hint=f"choose another {argument('out')}; nothing is overwritten"
+    )
 
 
 def from_here(path: Path) -> str:
@@ -103,6 +107,8 @@ def disk_error(error: OSError, folder: Path) -> RopepatchError:
     ours = folder.is_relative_to(named) or f"/{_hidden(folder)}" in named.as_posix()
     if error.errno not in OF_WRITING and not ours:
         return RopepatchError(f"cannot read {named}: {reason}", hint="make the file readable")
+    if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another process has just written it
+        return _exists(folder)
     hints = {
         errno.ENOSPC: f"free some space, or choose another {argument('out')}",
         errno.EDQUOT: f"free some of your quota, or choose another {argument('out')}",

@@ -198,6 +198,7 @@ def test_files_of_others_in_a_new_parent_are_kept_and_the_error_is_unchanged(err
     [
         (errno.EACCES, "model/tokenizer.json", "cannot read {place}/model/tokenizer.json: Permission denied"),
         (errno.EACCES, ".out.0123abcd.partial/x", "cannot write {place}/out: Permission denied"),
+        (errno.ENOTEMPTY, ".out.0123abcd.partial", "{place}/out already exists"),
         (errno.ENOSPC, None, "cannot write {place}/out: No space left on device"),
         (errno.ENOSPC, "model/tokenizer.json", "cannot write {place}/out: No space left on device"),
     ],
