@@ -12,10 +12,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropepatch.attention.modeling_position_remapping import POSITIONS_SLOT as POSITIONS_SLOT
 from ropepatch.errors import RopepatchError
+from ropepatch.model.architectures import GLOBAL_LAYERS, SLIDING_LAYERS
 from ropepatch.model.config import text_config
 from ropepatch.model.rotary import RotarySubstitute, find_substitute
 
-_MASKED_LAYERS = {"full_attention", "sliding_attention"}  # layer types that differ only in their mask
+_MASKED_LAYERS = {GLOBAL_LAYERS, SLIDING_LAYERS}  # layer types that differ only in their mask
 OWN_MASK = "its layers make masks of their own"
 ATTENTION = ("_attn_implementation_internal",)  # attribute of a configuration with the name of its attention
 OTHER_SCORES = ("softcap", "s_aux", "position_bias")  # arguments with which a model changes its scores

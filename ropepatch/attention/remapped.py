@@ -22,6 +22,7 @@ from ropepatch.attention.interchange import (
 from ropepatch.attention.probe import rotating_layers
 from ropepatch.attention.remappings import Remapping, make_remapping
 from ropepatch.errors import RopepatchError
+from ropepatch.model.architectures import SLIDING_LAYERS
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import text_config
 from ropepatch.model.rotary import (
@@ -214,7 +215,7 @@ def check_mappable(model: PreTrainedModel, window: int) -> None:
     sees, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     if not isinstance(sees, int | None):
         reason, sees = f"its sliding_window must be a whole number, got {shown(sees)}", None
-    if not reason and sees and sees <= window and not set(kinds or ()) - {"sliding_attention"}:
+    if not reason and sees and sees <= window and not set(kinds or ()) - {SLIDING_LAYERS}:
         reason = _narrow(sees, window)
     if reason:
         raise _refusal(config.model_type, reason)
@@ -252,4 +253,4 @@ def _sees_far(module: Any, config: Any, window: int) -> bool:
     if sees is None or sees > window:
         return True
     kinds = getattr(config, "layer_types", None)
-    return kinds is not None and kinds[module.layer_idx] != "sliding_attention"
+    return kinds is not None and kinds[module.layer_idx] != SLIDING_LAYERS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedConfig
 
@@ -31,7 +31,10 @@ def _named(architectures: str) -> frozenset[str]:
 
 # Each comment states what differs, and the version in which the source was read or the code was run.
 
-LOCAL = "sliding_attention"  # transformers' layer type of sliding-window attention
+GLOBAL_LAYERS, SLIDING_LAYERS = "full_attention", "sliding_attention"  # layer types of transformers
+
+# Of global and local layers (sliding window or chunks), only the local ones rotate; 5.23.
+ROPE_IN_LOCAL_LAYERS = _types("afmoe cohere2 cohere2_moe exaone4 exaone_moe flint kolibri1")
 
 # Remarks of a plan; transformers 5.23.
 REMARKS = {
@@ -126,9 +129,41 @@ def published_base(model_type: str, vocabulary: int, window: int) -> tuple[float
     return min(bases, default=None)
 
 
+class LocalRope(NamedTuple):
+    """The local layers (sliding or chunked attention) that use the one RoPE of the model.
+
+    Args:
+        layers: Their number.
+        of: The number of all layers.
+        window: The sliding window or chunk, in tokens.
+        shared: Whether global-attention layers rotate, too.
+    """
+
+    layers: int
+    of: int
+    window: int
+    shared: bool
+
+
+LOCAL_WINDOWS = {SLIDING_LAYERS: "sliding_window", "chunked_attention": "attention_chunk_size"}
+
+
+def local_rope(config: PreTrainedConfig) -> LocalRope | None:
+    """Return the local layers of a model with one RoPE; None if it does not mix them with global ones."""
+    kinds = getattr(config, "layer_types", None) or []
+    local = next((kind for kind in LOCAL_WINDOWS if kind in kinds), None)
+    if local is None or GLOBAL_LAYERS not in kinds:
+        return None
+    shared = config.model_type not in ROPE_IN_LOCAL_LAYERS
+    if rotates := getattr(config, "no_rope_layers", None):  # 1 for a layer with RoPE, as in Llama 4
+        shared = any(rotates[layer] for layer, kind in enumerate(kinds) if kind == GLOBAL_LAYERS)
+    return LocalRope(kinds.count(local), len(kinds), getattr(config, LOCAL_WINDOWS[local]), shared)
+
+
 def remarks(config: PreTrainedConfig) -> Iterator[str]:
     """Yield remarks for the plan of a model, one sentence each."""
     yield from (remark for model_types, remark in REMARKS.items() if config.model_type in model_types)
     sliding = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if sliding and {*(getattr(config, "layer_types", None) or [LOCAL])} == {LOCAL}:
+    kinds = getattr(config, "layer_types", None) or [SLIDING_LAYERS]
+    if sliding and {*kinds} == {SLIDING_LAYERS}:
         yield f"sliding_window {sliding} does not change: tokens farther apart do not attend to each other"

@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.files import read_json
-from ropepatch.model.architectures import TIED, trained_on
+from ropepatch.model.architectures import TIED, LocalRope, local_rope, trained_on
 from ropepatch.model.checks import check_agreement, config_errors
 from ropepatch.model.config import (
     ORIGINAL,
@@ -41,7 +41,6 @@ from ropepatch.model.kinds import (
     saved_remapping,
     without_remapping,
 )
-from ropepatch.model.layers import LocalRope, local_rope
 from ropepatch.model.loading import load_model, load_tokenizer
 from ropepatch.model.rotary import (
     SEQUENCE,
@@ -325,8 +324,10 @@ class Checkpoint(StatedRope):
 
     @cached_property
     def local_rope(self) -> LocalRope | None:
-        """The sliding-window layers that use this RoPE; None for custom code."""
-        return None if self.own_config else local_rope(self.skeleton, self.site)
+        """The local layers that use this RoPE; None for custom code, and if RoPE differs by layer type."""
+        if self.own_config or self.site.layer_type is not None:
+            return None
+        return local_rope(self.config)
 
     @cached_property
     def _stated_rope(self) -> Rope:

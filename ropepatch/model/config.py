@@ -20,7 +20,7 @@ from transformers.models.auto.modeling_auto import (
 from transformers.quantizers.auto import AutoHfQuantizer
 
 from ropepatch.errors import RopepatchError
-from ropepatch.model.architectures import NEOX_KEYS
+from ropepatch.model.architectures import GLOBAL_LAYERS, NEOX_KEYS
 from ropepatch.model.kinds import check_stock
 from ropepatch.model.stock import stock_code
 from ropepatch.settings import MAX_NUMBER
@@ -42,7 +42,6 @@ SCALING_KEYS = frozenset({
 LEGACY_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor", "rotary_emb_base", "rotary_pct")
 ORIGINAL = "original_max_position_embeddings"
 SIZES = ("max_position_embeddings", ORIGINAL, "factor")
-GLOBAL_LAYERS = "full_attention"  # transformers' layer type of global attention
 TEXT_PARTS = ("text_config", "decoder", "generator")  # where transformers looks for the language model
 GENERATING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")  # ends of names of classes
 STATING = {"max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters"}  # of language models

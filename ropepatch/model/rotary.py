@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropepatch.errors import RopepatchError
-from ropepatch.model.config import GLOBAL_LAYERS, text_config
+from ropepatch.model.architectures import GLOBAL_LAYERS
+from ropepatch.model.config import text_config
 from ropepatch.model.stock import stock_code
 from ropepatch.scaling.rope import Frequencies, Rope
 

@@ -4,12 +4,13 @@ import json
 
 import pytest
 import torch
-from families import LOCAL_ALONE
-from tiny_models import tiny_config, tiny_model
+from families import refusal
+from tiny_models import COMPOSITE_TYPES, ROTARY_TYPES, tiny_config, tiny_model
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import ropepatch
 from ropepatch import RopepatchError
+from ropepatch.model.architectures import GLOBAL_LAYERS, ROPE_IN_LOCAL_LAYERS
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.scaling import make_scaling
 
@@ -278,27 +279,18 @@ def test_linear_on_linear_stays_linear_where_stock_computes_the_same_bits(tmp_pa
 
 # Local attention layers
 
-SHARED = ["cwm", "gemma2", "gpt_oss", "vaultgemma"]
 
-
-@pytest.mark.parametrize(
-    "model_type",
-    [
-        "cohere2",
-        "gemma2",
-        *(
-            pytest.param(name, marks=pytest.mark.sweep)
-            for name in LOCAL_ALONE + SHARED
-            if name not in ("cohere2", "gemma2")
-        ),
-    ],
-)
-def test_rotating_layers_are_those_whose_attention_depends_on_the_rotary_module(model_type):
-    model, moved = tiny_model(model_type), set()
+def rotating_kinds(model):
+    """The types of the layers whose attention depends on the rotary module."""
+    moved = set()
 
     def moves(layer, args, given, out):
-        cos, sin = given["position_embeddings"]
-        still = given | {"position_embeddings": (torch.ones_like(cos), torch.zeros_like(sin))}
+        tables = given["position_embeddings"]
+        if isinstance(tables, tuple):
+            unmoved = torch.ones_like(tables[0]), torch.zeros_like(tables[1])
+        else:
+            unmoved = torch.ones_like(tables)  # complex numbers, in Llama 4
+        still = given | {"position_embeddings": unmoved}
         if not torch.allclose(layer.forward(*args, **still)[0], out[0], atol=1e-6):
             moved.add(model.config.layer_types[layer.layer_idx])
 
@@ -306,9 +298,36 @@ def test_rotating_layers_are_those_whose_attention_depends_on_the_rotary_module(
         layer.self_attn.register_forward_hook(moves, with_kwargs=True)
     with torch.no_grad():
         model(torch.arange(3, 40)[None], use_cache=False)
+    return moved
+
+
+def with_local_layers():
+    """The architectures with global and local layers and one RoPE."""
+    for model_type in ROTARY_TYPES:
+        if model_type in COMPOSITE_TYPES or refusal(model_type) is not None:
+            continue
+        if Checkpoint.of(tiny_config(model_type)).local_rope is not None:
+            yield model_type
+
+
+def check_local_rope(model_type):
+    model = tiny_model(model_type)
     found = Checkpoint.of(model).local_rope
-    assert moved == {"sliding_attention", *(["full_attention"] if found.shared else [])}
-    assert found.shared == (model_type in SHARED)
+    kinds = {*model.config.layer_types}
+    assert rotating_kinds(model) == (kinds if found.shared else kinds - {GLOBAL_LAYERS}), model_type
+
+
+@pytest.mark.parametrize("model_type", ["cohere2", "gemma2"])
+def test_rotating_layers_are_those_whose_attention_depends_on_the_rotary_module(model_type):
+    check_local_rope(model_type)
+
+
+@pytest.mark.sweep
+def test_the_list_of_models_with_rope_in_local_layers_is_complete():
+    found = [*with_local_layers()]
+    assert {*ROPE_IN_LOCAL_LAYERS} <= {*found}
+    for model_type in found:
+        check_local_rope(model_type)
 
 
 def test_a_model_with_rope_in_local_layers_only_is_scaled_on_request(tmp_path):

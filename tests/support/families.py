@@ -13,6 +13,7 @@ from transformers.models.auto.configuration_auto import model_type_to_module_nam
 import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.extension.planning import Plan
+from ropepatch.model.architectures import ROPE_IN_LOCAL_LAYERS
 
 MODELS = Path(transformers.__file__).parent / "models"
 ROTARY_CLASS = re.compile(r"^class \w*Rotary\w*\(.*?(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
@@ -67,13 +68,9 @@ def refusal(model_type: str) -> str | None:
     return None
 
 
-# In these architectures, also as parts of others, only the sliding-window layers rotate.
-LOCAL_ALONE = ["afmoe", "cohere2", "cohere2_moe", "exaone4", "exaone_moe", "flint", "kolibri1"]
-
-
 def asked(model_type: str) -> dict[str, str]:
     """Arguments that a plan for such a language model requires."""
-    return {"layers": "sliding"} if model_type in LOCAL_ALONE else {}
+    return {"layers": "sliding"} if model_type in ROPE_IN_LOCAL_LAYERS else {}
 
 
 def plan_family(model: object, method: str) -> Plan:

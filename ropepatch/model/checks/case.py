@@ -9,8 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ropepatch.model.architectures import GLOBAL_LAYERS
 from ropepatch.model.checks.findings import CONFIG, Edit, Key, Keys, edited, shown
-from ropepatch.model.config import GLOBAL_LAYERS, ORIGINAL
+from ropepatch.model.config import ORIGINAL
 from ropepatch.model.rotary import SEQUENCE, stated_window
 
 THETA_KEYS = ("rope_theta", "rotary_emb_base")  # the second is GPT-NeoX's
