@@ -26,14 +26,12 @@ from ropepatch.report.plots.style import (
     INK,
     PLAIN,
     QUIET,
-    Look,
     canvas,
+    legend_beside,
     length_axis,
     looks,
-    spread,
 )
 from ropepatch.scaling.rope import Rope
-from ropepatch.settings import short_length
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +43,6 @@ POSITIONS, CHANNELS = 128, 128  # of the tables that are drawn
 TRAINED = "learned, untrained"
 TRAINED = 128  # tokens, in the study
 HEADROOM = 2.5  # nats that the picture shows above its best value
-LABEL = 0.14 / 1.8  # inches between the names beside the lines, of those of an axis
 
 Curve = dict[int, float]
 
@@ -232,8 +229,8 @@ def plot_extrapolation(
 ) -> Figure:
     """Train short, test long: the loss by length, a panel per family with all others in grey.
 
-    What is far above the best value leaves the picture and is named there with its last value; a line that
-    ends early, because the encoding is not defined any further, ends with a cross.
+    What is far above the best value leaves the picture; a line that ends early, because the encoding is not
+    defined any further, ends with a cross.
 
     Args:
         curves: Nats per token by length in tokens, by name of a registered encoding.
@@ -261,8 +258,8 @@ def plot_extrapolation(
             axes.set(xlim=(lengths[0] / 1.04, lengths[-1] * 1.04), ylim=(low, high))
             for name in (name for name in lines if name not in names):
                 axes.plot(*_points(lines[name]), color=GRID, linewidth=0.9, zorder=1.5, label="_other")
-            _draw(axes, {name: lines[name] for name in names}, _line(floor or {}), lengths[-1], LABEL)
-            length_axis(axes, lengths, trained=trained, label="")
+            _draw(axes, {name: lines[name] for name in names}, _line(floor or {}), lengths[-1])
+            length_axis(axes, trained=trained, label="")
             axes.tick_params(labelbottom=True, labelleft=axes in grid[:, 0])
         figure.supxlabel("length of the text, tokens", color=QUIET, fontsize=9)
         figure.supylabel("loss, nats per token", color=QUIET, fontsize=9)
@@ -286,11 +283,8 @@ def _span(losses: Sequence[float], floor: Mapping[int, float] | None) -> tuple[f
     return least - margin, greatest + margin
 
 
-def _draw(
-    axes: Axes, lines: Mapping[str, Mapping[int, float]], floor: Mapping[int, float], end: int, gap: float
-) -> None:
-    """Lines in colours and the floor, named at the right in the order of their last values."""
-    low, high = axes.get_ylim()
+def _draw(axes: Axes, lines: Mapping[str, Mapping[int, float]], floor: Mapping[int, float], end: int) -> None:
+    """Lines in colours and the floor, named at the right."""
     styles = looks(lines)
     for name, line in lines.items():
         colour, dash = styles[name]
@@ -299,12 +293,4 @@ def _draw(
             axes.plot(max(line), line[max(line)], "x", color=colour, markersize=7, label="_end")
     if floor:
         axes.plot(*_points(floor), color=PLAIN, linestyle=":", linewidth=1.2, label="floor")
-        lines, styles = {**lines, "floor": floor}, {**styles, "floor": Look(PLAIN)}
-    last = {name: line[max(line)] for name, line in lines.items()}
-    places = [min(max((value - low) / (high - low), 0), 1) for value in last.values()]
-    for (name, value), place in zip(last.items(), spread(places, gap), strict=True):
-        words = f"{name}, to {short_length(max(lines[name]))}" if max(lines[name]) < end else name
-        words += f" ↑ {value:.1f}" if value > high else ""
-        axes.annotate(
-            words, (1.02, place), xycoords="axes fraction", va="center_baseline", color=styles[name].colour
-        )
+    legend_beside(axes)

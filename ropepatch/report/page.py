@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.metadata
-import io
-import re
 import warnings
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree
 
 import jinja2
 from markupsafe import Markup
@@ -28,7 +25,7 @@ from ropepatch.report.plots.pictures import (
     pictures_of_results,
     rescalings,
 )
-from ropepatch.report.plots.style import COLOURS, FAINT, GRID, INK, PLAIN, QUIET, house_style
+from ropepatch.report.plots.style import drawn
 from ropepatch.report.printers import html_table
 from ropepatch.report.tables import summary_table, tables_of
 from ropepatch.report.verdict import measured, origin, provenance, variant, verdict_lines
@@ -36,11 +33,6 @@ from ropepatch.settings import short_length
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-NAMES = {"ink": INK, "quiet": QUIET, "faint": FAINT, "grid": GRID, "plain": PLAIN} | {
-    f"series-{number}": colour for number, colour in enumerate(COLOURS)
-}
-VARIABLES = {colour: f"var(--{name}, {colour})" for name, colour in NAMES.items()}
 
 
 def write_report(results: Sequence[Result], file: str | Path, *, command: str | None = None) -> Path:
@@ -58,7 +50,7 @@ def write_report(results: Sequence[Result], file: str | Path, *, command: str | 
 
 
 def _page(results: Sequence[Result], command: str | None) -> str:
-    places, look, numbers = by_place(comparisons(results)), looks_of(results), count(1)
+    places, look = by_place(comparisons(results)), looks_of(results)
     models, targets = (dict.fromkeys(parts) for parts in zip(*places, strict=True))
     summary = summary_table([*places.values()])
     template = _environment().get_template("template.html")
@@ -83,7 +75,7 @@ def _page(results: Sequence[Result], command: str | None) -> str:
         tables_of=tables_of,
         pictures_of=lambda group: pictures_of_results(group, look),
         changes_of=lambda groups: pictures_of_changes(rescalings(groups, look)),
-        svg=lambda picture: inline_svg(picture.figure, f"f{next(numbers)}-", picture.caption),
+        image=inline_image,
     )
 
 
@@ -105,41 +97,9 @@ def _unbroken(value: object) -> object:
     return value.replace(" %", "\u00a0%") if type(value) is str else value
 
 
-def inline_svg(figure: Figure, prefix: str, label: str) -> str:
-    """A figure as a self-contained ``svg`` element, with text as text and the colours of the page.
-
-    The prefix makes its ids unique within the page; the label is for screen readers.
-    """
-    file = io.StringIO()
-    with house_style(), warnings.catch_warnings():
-        import matplotlib
-
-        warnings.filterwarnings("ignore", message="Glyph")  # the reader's browser has a font for it
-        with matplotlib.rc_context({"svg.fonttype": "none"}):
-            figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    root = ElementTree.fromstring(file.getvalue())
-    for parent in list(root.iter()):
-        for child in [child for child in parent if _local(child.tag) in ("metadata", "style")]:
-            parent.remove(child)
-    for element in root.iter():
-        element.tag = _local(element.tag)
-        element.attrib = {_local(key): _own(key, value, prefix) for key, value in element.attrib.items()}
-    for size in ("width", "height"):
-        del root.attrib[size]
-    root.attrib |= {"role": "img", "aria-label": label}
-    return ElementTree.tostring(root, encoding="unicode")
-
-
-def _local(name: str) -> str:
-    return name.rpartition("}")[2]
-
-
-def _own(key: str, value: str, prefix: str) -> str:
-    """An attribute with prefixed ids and the colours of the page."""
-    if key == "id":
-        return prefix + value
-    if _local(key) == "href":
-        return value.replace("#", f"#{prefix}", 1)
-    if key == "style":
-        return re.sub("#[0-9a-f]{6}", lambda colour: VARIABLES.get(colour[0], colour[0]), value)
-    return value.replace("url(#", f"url(#{prefix}")
+def inline_image(figure: Figure) -> str:
+    """A figure as the address of an image, which a page contains without another file."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a letter that matplotlib's font lacks
+        content = base64.b64encode(drawn(figure, "svg")).decode()
+    return f"data:image/svg+xml;base64,{content}"

@@ -503,12 +503,11 @@ def test_a_card_that_fails_leaves_everything_as_it_was(copied, monkeypatch):
     before = contents(copied)
     writing = import_module("ropepatch.publishing.card.writing")
 
-    def full(figure, file):
-        file.write_bytes(b"half")
+    def full(figure, kind):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patching:
-        patching.setattr(writing, "_save", full)
+        patching.setattr(writing, "drawn", full)
         with pytest.raises(RopepatchError, match=r"cannot write .*README\.md: No space left"):
             write_card(copied, "me/other")
     assert contents(copied) == before

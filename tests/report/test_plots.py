@@ -1,5 +1,6 @@
 """Figures show the numbers they were given, and leave nothing behind."""
 
+import math
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -31,7 +32,7 @@ def change_of(rope: Rope, scaling) -> plots.Rescaling:
 
 
 def labelled(axes) -> dict:
-    """The lines of data, not those that lead to names."""
+    """The lines of data."""
     return {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
 
 
@@ -50,9 +51,9 @@ def test_losses_are_drawn_at_every_length_and_stretch_with_their_intervals_where
     assert axes.figure._repr_png_().startswith(b"\x89PNG")  # which a notebook shows without pyplot
     line = labelled(axes)["yarn"]
     assert list(line.get_xdata()) == [256, 512, 1024]
-    assert list(line.get_ydata()) == pytest.approx([2.0, 1.5, 1.0], rel=1e-12)
+    assert list(line.get_ydata()) == pytest.approx(np.exp([2.0, 1.5, 1.0]), rel=1e-12)
     (band,) = axes.collections
-    corners = {(round(x), round(y, 6)) for x, y in band.get_paths()[0].vertices}
+    corners = {(round(x), round(math.log(y), 6)) for x, y in band.get_paths()[0].vertices}
     assert corners >= {(256, 1.5), (256, 2.5), (1024, 0.75), (1024, 1.25)}
     first, second, *others = result.rows
     unknown = [first, replace(second, low=None, high=None), *others]
@@ -62,33 +63,38 @@ def test_losses_are_drawn_at_every_length_and_stretch_with_their_intervals_where
     assert list(nats) == pytest.approx([2.0, 1.5, 1.0], rel=1e-12)
 
 
-def test_values_far_from_the_best_are_cut_off_and_labelled():
+def test_values_far_above_the_best_line_leave_the_figure():
     base, yarn = reading("baseline", [2.0, 6.0, 9.0]), reading("yarn", [2.1, 2.0, 1.9], method="yarn")
+    low, high = drawn(plot_positions, base, yarn).get_ylim()
+    assert 1.5 < low < 1.9
+    assert 3.0 < high < 3.3
     axes = drawn(plot_perplexity, base, yarn)
-    low, high = axes.get_ylim()
-    assert low < 1.8
-    assert 3.0 < high < 3.2
-    assert {text.get_text() for text in axes.texts} == {"baseline ↑ 8103", "yarn"}
-    good = reading("yarn", [1.0] * 3, method="yarn", gain=[1.0, 2.0])
-    bad = reading("baseline", [1.0] * 3, gain=[-0.1, -5.0])
-    axes = drawn(plot_gain, good, bad)
-    assert {text.get_text() for text in axes.texts} == {"yarn", "baseline ↓ −5.00"}
-    assert -0.3 < axes.get_ylim()[0] < 0
-    assert axes.get_ylim()[1] > 2.1
+    assert [round(math.log(end), 6) for end in axes.get_ylim()] == pytest.approx([low, high])
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["baseline", "yarn"]
+
+
+def test_the_floor_is_drawn_and_named():
+    lines = labelled(drawn(plot_positions, reading("yarn", [2.0] * 3), reading("floor", [1.0, 0.9, 0.8])))
+    assert list(lines["floor"].get_ydata()) == pytest.approx([1.0, 0.9, 0.8])
+
+
+def test_a_gain_is_drawn_in_full():
+    axes = drawn(plot_gain, reading("baseline", [1.0] * 3, gain=[-0.1, -5.0]))
+    assert list(labelled(axes)["baseline"].get_ydata()) == pytest.approx([-0.1, -5.0])
 
 
 # Answers found
 
 
-def test_the_accuracy_is_written_in_every_cell_by_kind_and_by_depth():
+def test_the_accuracy_is_drawn_by_length_for_every_kind_and_by_depth():
     of = {"number": [4, 2], "sentence": [2, 0]}
     figures = plots.figures([asking("baseline", of, lengths=(256, 512), depths=(0.1, 0.9))])
-    assert list(figures) == ["retrieval", "retrieval-number", "retrieval-sentence"]
-    by_kind, _, by_depth = (
-        {text.get_position(): text.get_text() for text in figure.axes[0].texts} for figure in figures.values()
-    )
-    assert by_kind == {(0, 0): "100%", (1, 0): "50%", (0, 1): "50%", (1, 1): "0%"}
-    assert by_depth == {(0, 0): "50%", (1, 0): "0%", (0, 1): "50%", (1, 1): "0%"}
+    assert list(figures) == ["retrieval", "depths-number", "depths-sentence"]
+    number, sentence = (labelled(axes)["baseline"] for axes in figures["retrieval"].axes)
+    assert list(number.get_ydata()) == [1, 0.5]
+    assert list(sentence.get_ydata()) == [0.5, 0]
+    by_depth = figures["depths-number"].axes[0].images[0].get_array()
+    np.testing.assert_allclose(by_depth, [[1, 0.5], [1, 0.5]])
 
 
 # What a scaling does
@@ -110,12 +116,6 @@ def test_a_result_records_the_change_by_its_scaling():
 # At which distances tokens are read
 
 
-def heat_maps(figure) -> dict[str, np.ndarray]:
-    """The distances in the panels by their titles; NaN where they are blank."""
-    images = {axes.get_title(loc="left"): axes.images for axes in figure.axes}
-    return {title: found[0].get_array().filled(np.nan) for title, found in images.items() if found}
-
-
 def mapped(name: str, window: int, target: int, /, **parameters) -> plots.Rescaling:
     rope, one = Rope(16, 10_000.0, window), make_remapping(name, **parameters).fitted(window, target)
     return plots.Rescaling(name, rope, Frequencies(rope.inv_freq()), target / window, target, one)
@@ -124,11 +124,8 @@ def mapped(name: str, window: int, target: int, /, **parameters) -> plots.Rescal
 @pytest.mark.parametrize("name", ORACLE)
 def test_the_distances_drawn_are_those_of_the_papers_formula_and_blank_where_a_key_is_unseen(name):
     figure = plots.plot_effective_distances([(mapped(name, 32, 44, **SMALL[name]), Look(COLOURS[0]))])
-    parts = heat_maps(figure)
     expected = distances(ORACLE[name](**SMALL[name]), 44)
-    np.testing.assert_allclose(parts[name], expected, atol=1e-9)
-    np.testing.assert_array_equal(parts["baseline"], distances(lambda m, n: m - n, 44))
-    true, read = labelled(figure.axes[-1])[name].get_data()
+    true, read = labelled(figure.axes[0])[name].get_data()
     np.testing.assert_allclose(read, expected[43, 43 - np.array(true)], atol=1e-9)
     assert sorted(true) == list(range(44))
 
@@ -140,11 +137,9 @@ def test_of_a_scaling_the_pair_is_drawn_that_sees_farthest_of_those_that_did_not
     slow = 256 * theta < 2 * np.pi
     assert 1 < slow.sum() < 8
     divisors = theta[slow] / ntk.frequencies(ROPE).inv_freq.double().numpy()[slow]
-    places = np.round(np.linspace(0, 1023, 384))
-    apart = places[:, None] - places
-    apart[apart < 0] = np.nan
-    np.testing.assert_allclose(heat_maps(figure)["ntk"], apart / divisors.min(), rtol=1e-6)
-    (shaded,) = figure.axes[-1].collections
+    true, read = labelled(figure.axes[0])["ntk"].get_data()
+    np.testing.assert_allclose(read, np.array(true) / divisors.min(), rtol=1e-6)
+    (shaded,) = figure.axes[0].collections
     corners = {round(y, 2) for x, y in shaded.get_paths()[0].vertices if x == 1023}
     assert corners == {round(1023 / divisors.min(), 2), round(1023 / divisors.max(), 2)}
 
@@ -175,11 +170,14 @@ def test_the_figures_are_those_that_the_results_allow():
         reading("yarn", [1.0] * 3, method="yarn", gain=[0.1, 0.2]),
         asking("yarn", [4, 4, 4], method="yarn"),
     ]
-    assert " ".join(plots.figures(full)) == "perplexity positions gain retrieval distances wavelengths-yarn"
+    assert (
+        " ".join(plots.figures(full))
+        == "perplexity positions gain retrieval depths distances wavelengths-yarn"
+    )
     both = [reading(name, [1.0] * 3, method=name) for name in ("self-extend", "yarn")]
     found = plots.figures(both)
     assert list(found)[2:] == ["distances", "wavelengths-yarn"]
-    assert list(heat_maps(found["distances"])) == ["baseline", "self-extend", "yarn"]
+    assert [*labelled(found["distances"].axes[0])] == ["baseline", "self-extend", "yarn"]
 
 
 def test_names_of_figures_tell_models_targets_and_protocols_apart():

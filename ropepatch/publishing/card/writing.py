@@ -23,12 +23,10 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.publishing.card import parts
 from ropepatch.publishing.card.model import Evidence, Extended
 from ropepatch.report.plots import Picture, looks_of, pictures_of_results
-from ropepatch.report.plots.style import house_style
+from ropepatch.report.plots.style import drawn
 from ropepatch.report.printers import markdown_rows, one_line, plain
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ropepatch.extension.record import Engine
 
 CARD = "README.md"
@@ -59,7 +57,7 @@ def write_card(folder: Path, repo: str | None = None, revision: str | None = Non
             # Renamed last: a card never shows missing figures.
             stack.enter_context(whole_file(card)).write_text(text, encoding="utf-8", errors="replace")
             for file, picture in files.items():
-                _save(picture.figure, stack.enter_context(whole_file(file)))
+                stack.enter_context(whole_file(file)).write_bytes(drawn(picture.figure, "png"))
     except OSError as error:
         raise RopepatchError(
             f"cannot write {card}: {error.strerror or error}", hint="choose a folder you may write to"
@@ -157,11 +155,6 @@ def _pictures(model: Extended) -> Iterator[tuple[str, Picture]]:
         for picture in pictures_of_results(part.group, look):
             if picture.name == part.group.task:
                 yield part.stem, picture
-
-
-def _save(figure: Figure, file: Path) -> None:
-    with house_style():
-        figure.savefig(file, format="png", metadata={"Software": None})
 
 
 # Front matter

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ropepatch.evaluation.comparisons import Comparison, by_place, comparisons, training_free
 from ropepatch.evaluation.results import Result, slug
 from ropepatch.report.plots.changes import Rescaling, plot_effective_distances, plot_wavelengths
-from ropepatch.report.plots.found import plot_found
-from ropepatch.report.plots.lines import plot_gain, plot_perplexity, plot_positions
+from ropepatch.report.plots.lines import (
+    plot_depths,
+    plot_found,
+    plot_gain,
+    plot_perplexity,
+    plot_positions,
+)
 from ropepatch.report.plots.style import Look, looks
 from ropepatch.settings import short_length
 
@@ -23,42 +28,10 @@ if TYPE_CHECKING:
 
 Changes = Sequence[tuple[Rescaling, Look]]
 BANDS = "bands: 95 % intervals"
-BY_DEPTH = "Retrieval accuracy by prompt length and depth of the needle"
-DRAWINGS: Mapping[tuple[str, ...], tuple[str, Callable[[Comparison, Mapping[str, Look]], Figure], str]] = {
-    # By measure and keys of the place: name, function and caption
-    ("loss", "length"): (
-        "perplexity",
-        plot_perplexity,
-        f"Perplexity by length, on a logarithmic axis; {BANDS}",
-    ),
-    ("loss", "begin", "end"): (
-        "positions",
-        plot_positions,
-        f"Mean loss of the tokens at these positions; {BANDS}",
-    ),
-    ("gain", "begin", "end"): (
-        "gain",
-        plot_gain,
-        "Gain of a token from the context beyond the original length; below 0 that context is harmful",
-    ),
-    ("found", "length", "depth"): (
-        "retrieval",
-        lambda comparison, look: plot_found(comparison, "depth"),
-        BY_DEPTH,
-    ),
-    ("found", "kind", "length"): (
-        "retrieval",
-        lambda comparison, look: plot_found(comparison, "kind"),
-        "Retrieval accuracy by kind of question and prompt length",
-    ),
-}
 DISTANCES = (
-    "The distance between every query and every key after the method, and below it that of the last query. "
-    "Blue: within the original length of {} tokens; orange: beyond it; blank: not attended."
-)
-DISTANCES_OF_SCALINGS = (
-    " A scaling divides the frequency of each rotary pair, and so the distances for this pair. The line is "
-    "the slow pair with the greatest distances, the shade the other slow pairs: those that do not complete a "
+    "The effective distance of the last token's keys under each method; dashed: the original length. A "
+    "scaling divides the frequency of each rotary pair, and so the distances for this pair. The line is the "
+    "slow pair with the greatest distances, the shade the other slow pairs: those that do not complete a "
     "rotation within the original length. Faster pairs have seen every angle."
 )
 WAVELENGTHS = "Tokens per rotation of every rotary pair, before and after; the shade shows the change."
@@ -141,19 +114,28 @@ def rescalings(groups: Sequence[Comparison], look: Mapping[str, Look]) -> Change
 
 def pictures_of_results(comparison: Comparison, look: Mapping[str, Look]) -> list[Picture]:
     """The figures that the rows of a comparison allow."""
-    adapted = any(result.adapted for result in comparison.results.values())
-    then = " before fine-tuning" * adapted
-    trained = f"the original length of {short_length(comparison.trained)} tokens{then}"
-    several = len(comparison.kinds) > 1
+    present = set(comparison.kinds_of_rows())
+    trained = f"dashed: the original length of {short_length(comparison.trained)} tokens"
     pictures = []
-    for measure, keys in comparison.kinds_of_rows():
-        if (measure, *keys) in DRAWINGS and (several or "kind" not in keys):
-            name, draw, caption = DRAWINGS[measure, *keys]
-            pictures.append(Picture(name, draw(comparison, look), f"{caption}; dashed: {trained}."))
-    if ("found", ("kind", "length", "depth")) in comparison.kinds_of_rows():
+    if ("loss", ("length",)) in present:
+        caption = f"Perplexity by length, on logarithmic axes; {BANDS}; {trained}."
+        pictures.append(Picture("perplexity", plot_perplexity(comparison, look), caption))
+    if ("loss", ("begin", "end")) in present:
+        caption = f"Mean loss of the tokens at these positions; {BANDS}; {trained}."
+        pictures.append(Picture("positions", plot_positions(comparison, look), caption))
+    if ("gain", ("begin", "end")) in present:
+        caption = f"Gain of a token from the context beyond the original length; {BANDS}; {trained}."
+        pictures.append(Picture("gain", plot_gain(comparison, look), caption))
+    if any(series.measure == "found" for series in comparison.series):
+        caption = f"Retrieval accuracy by prompt length; {BANDS}; {trained}."
+        pictures.append(Picture("retrieval", plot_found(comparison, look), caption))
+    if ("found", ("length", "depth")) in present:
+        caption = "Retrieval accuracy by prompt length and depth of the needle."
+        pictures.append(Picture("depths", plot_depths(comparison), caption))
+    if ("found", ("kind", "length", "depth")) in present:
         for kind in comparison.kinds:
-            caption = f"{kind}: {BY_DEPTH}; dashed: {trained}."
-            pictures.append(Picture(f"retrieval-{kind}", plot_found(comparison, "depth", kind), caption))
+            caption = f"{kind}: retrieval accuracy by prompt length and depth of the needle."
+            pictures.append(Picture(f"depths-{kind}", plot_depths(comparison, kind), caption))
     return pictures
 
 
@@ -162,14 +144,10 @@ def pictures_of_changes(changes: Changes) -> list[Picture]:
     windows: dict[int, list[tuple[Rescaling, Look]]] = {}
     for change, look in changes:
         windows.setdefault(change.rope.original_max_position_embeddings, []).append((change, look))
-    pictures = []
-    for window, drawn in windows.items():
-        scalings = not all(change.distances for change, _ in drawn)
-        caption = DISTANCES.format(short_length(window)) + DISTANCES_OF_SCALINGS * scalings
-        pictures.append(Picture("distances", plot_effective_distances(drawn), caption))
-    pictures += [
-        Picture("wavelengths", plot_wavelengths(change, look), WAVELENGTHS, change.name)
-        for change, look in changes
-        if change.distances is None
+    pictures = [
+        Picture("distances", plot_effective_distances(drawn), DISTANCES) for drawn in windows.values()
     ]
+    for change, look in changes:
+        if change.distances is None:
+            pictures.append(Picture("wavelengths", plot_wavelengths(change, look), WAVELENGTHS, change.name))
     return pictures
