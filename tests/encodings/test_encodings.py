@@ -13,16 +13,11 @@ from encoding_oracle import Case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stock_ropes import STOCK_TYPES
-from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, Wav2Vec2BertConfig, Wav2Vec2ConformerConfig
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 from transformers.models.t5.modeling_t5 import T5Attention
-from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import Wav2Vec2BertSelfAttention
-from transformers.models.wav2vec2_conformer.modeling_wav2vec2_conformer import (
-    Wav2Vec2ConformerRelPositionalEmbedding,
-    Wav2Vec2ConformerSelfAttention,
-)
 
 from ropepatch.attention import modeling_position_remapping as modeling
 from ropepatch.attention.interchange import OTHER_SCORES, POSITIONS_SLOT
@@ -311,62 +306,6 @@ def test_rotary_encodings_rotate_queries_and_keys_like_stock_llama(name, paramet
     assert_close(got.query, wanted[0], atol=1e-6)
     assert_close(got.key, wanted[1], atol=1e-6)
     assert got.value is v
-
-
-def speech_layer(kind: type[nn.Module], config: Any) -> tuple[nn.Module, Tensor, list[Tensor]]:
-    """Attention of a speech model of transformers with an identity output projection, and its q, k, v."""
-    torch.manual_seed(0)
-    config._attn_implementation = "eager"
-    module: Any = kind(config).eval()
-    hidden = torch.randn(ROWS, TOKENS, config.hidden_size)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(torch.randn(parameter.shape) * (0.2 if parameter.ndim > 1 else 0.5))
-        module.linear_out.weight.copy_(torch.eye(config.hidden_size))
-        module.linear_out.bias.zero_()
-        inputs = [project(hidden) for project in (module.linear_q, module.linear_k, module.linear_v)]
-    return module, hidden, [x.view(ROWS, TOKENS, -1, HEAD_DIM).transpose(1, 2) for x in inputs]
-
-
-def causal_sum() -> Tensor:
-    """An additive causal mask."""
-    return torch.zeros(ROWS, 1, TOKENS, TOKENS).masked_fill(~causal(TOKENS, TOKENS)[:, None], -torch.inf)
-
-
-def test_transformer_xl_attention_equals_that_of_wav2vec2_conformer():
-    """Wav2Vec2-Conformer has u and v, and shifts a matrix of all distances in both directions."""
-    config = Wav2Vec2ConformerConfig(
-        hidden_size=HIDDEN, num_attention_heads=2, position_embeddings_type="relative"
-    )
-    stock, hidden, inputs = speech_layer(Wav2Vec2ConformerSelfAttention, config)
-    sinusoids = Wav2Vec2ConformerRelPositionalEmbedding(config)(hidden)
-    with swapped_layer(encoding_of("transformer-xl"), model_of(2, heads=2), 1) as layer, torch.no_grad():
-        layer.module.projection[1] = stock.linear_pos.weight.view(2, HEAD_DIM, HIDDEN)
-        layer.module.u.copy_(stock.pos_bias_u)
-        layer.module.v.copy_(stock.pos_bias_v)
-        wanted = stock(hidden, attention_mask=causal_sum(), relative_position_embeddings=sinusoids)[0]
-        got, _ = layer.attend(*inputs, None, CONSECUTIVE)
-    assert_close(got.transpose(1, 2).flatten(2), wanted)
-
-
-def test_shaw_attention_without_value_vectors_equals_that_of_wav2vec2_bert():
-    """Wav2Vec2-BERT has no vectors for values."""
-    config = Wav2Vec2BertConfig(
-        hidden_size=HIDDEN,
-        num_attention_heads=2,
-        position_embeddings_type="relative_key",
-        left_max_position_embeddings=4,
-        right_max_position_embeddings=2,
-    )
-    stock, hidden, inputs = speech_layer(Wav2Vec2BertSelfAttention, config)
-    with swapped_layer(make_encoding("shaw", clip=4), model_of(2, heads=2)) as layer, torch.no_grad():
-        layer.module.keys[0] = stock.distance_embedding.weight[:5].flip(
-            0
-        )  # theirs begins with the largest distance
-        layer.module.values.zero_()
-        wanted = stock(hidden, attention_mask=causal_sum())[0]
-        got, _ = layer.attend(*inputs, None, CONSECUTIVE)
-    assert_close(got.transpose(1, 2).flatten(2), wanted)
 
 
 # Properties

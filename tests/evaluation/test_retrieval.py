@@ -158,37 +158,6 @@ def test_a_model_with_other_answers_from_its_cache_is_detected_and_gets_whole_pr
     assert "every prompt is processed whole, which is slower" in record.getMessage()
 
 
-def test_the_first_answer_is_checked_at_the_first_and_last_length_with_one_key_at_every_one(
-    tiny, monkeypatch
-):
-    """A cache may differ beyond a length alone."""
-    checked = []
-    monkeypatch.setattr(retrieval, "_same", lambda logits, _: checked.append(len(logits)) or True)
-    model = MODELS["grouped queries"]()
-    ask(model, haystacks(model))
-    assert len(checked) == 2
-    ropepatch.passkey(*tiny, lengths=[96, 128, 160], haystacks=2)
-    assert len(checked) == 2 + 3
-
-
-@pytest.mark.parametrize(
-    ("most", "expected"), [(39, [40]), (90, [40, 90]), (149, [40, 90]), (150, [40, 150])]
-)
-def test_the_longest_checked_prompt_of_a_cpu_has_a_limit_that_the_first_has_not(monkeypatch, most, expected):
-    monkeypatch.setattr(retrieval, "MOST_WHOLE", most)
-    checked = []
-    whole = retrieval.Reader._whole
-    monkeypatch.setattr(
-        retrieval.Reader,
-        "_whole",
-        lambda self, ids, question: checked.append(len(ids)) or whole(self, ids, question),
-    )
-    model = MODELS["grouped queries"]()
-    (made,) = haystacks(model, 1)
-    ask(model, [made])
-    assert checked == [made.stops[length] for length in expected]
-
-
 @pytest.mark.parametrize(
     ("dtype", "by", "refused"),
     [

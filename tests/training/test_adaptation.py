@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -29,7 +28,6 @@ from run_recipes import (
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, Trainer, TrainingArguments
-from transformers.integrations import integration_utils
 from transformers.models.llama.modeling_llama import LlamaModel
 
 import ropepatch
@@ -165,14 +163,6 @@ def test_a_run_goes_on_with_other_times_to_save_and_to_log(tmp_path, adapted):
     assert (made[0].state.save_steps, made[0].state.logging_steps) == (3, 1)
     assert model_bytes(resumed) == model_bytes(adapted)
     assert (resumed / "adaptation" / "runs" / "events").exists()
-
-
-def test_no_tracker_is_told_unless_a_recipe_asks_for_it(tmp_path, monkeypatch):
-    for package in ("tensorboard", "tensorboardX"):
-        monkeypatch.setitem(sys.modules, package, SimpleNamespace(__spec__=package))
-    monkeypatch.setattr(integration_utils, "get_reporting_integration_callbacks", lambda names: [])
-    arguments = trainer.training_arguments(small_recipe(), tmp_path, dtype="float32", resumed=False)
-    assert arguments.report_to == []
 
 
 def test_running_out_of_memory_is_no_full_disk(tmp_path):
