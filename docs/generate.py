@@ -39,12 +39,12 @@ Rows = list[list[str]]
 
 @cache
 def concept_figures() -> dict[str, str]:
-    """The figures of the page on concepts, and one of extrapolation, by name."""
+    """The figures of the page on concepts, by name."""
     from encoding_gallery import plot_encoding_gallery
 
     plans = [plan("tiny", to="4x", method=name) for name in ("linear", "ntk", "yarn", "self-extend")]
     drawn = figures_of_plans(plans) | plot_encoding_gallery()
-    return {name: svg(drawn[name]) for name in (*CONCEPTS, "extrapolation")}
+    return {name: svg(drawn[name]) for name in CONCEPTS}
 
 
 CONCEPTS = (

@@ -185,21 +185,18 @@ Rows = Iterable[Sequence[str]]
 
 
 def costs() -> str:
-    """What extending, patching, measuring and training take."""
-    extend = result("extend_cost")
-    rows = [*_starting(extend), *_patching(), *_perplexity(), *_retrieval(), *_training()]
-    return _costs(extend, rows)
+    """What starting, patching, measuring and training take."""
+    return _costs([*_starting(), *_patching(), *_perplexity(), *_retrieval(), *_training()])
 
 
 def costs_in_short() -> str:
     """The first row of each benchmark."""
-    extend = result("extend_cost")
-    makers = _starting(extend), _patching(), _perplexity(), _retrieval(), _training()
-    return _costs(extend, [next(iter(rows)) for rows in makers])
+    makers = _starting(), _patching(), _perplexity(), _retrieval(), _training()
+    return _costs([next(iter(rows)) for rows in makers])
 
 
-def _costs(extend: dict[str, Any], rows: Rows) -> str:
-    machine = extend["environment"]
+def _costs(rows: Rows) -> str:
+    machine = result("start_cost")["environment"]
     heads = f"{machine['cores']} cores, {machine['cpu']}", "median (quartiles)", "ratio (quartiles)"
     return markdown_rows(heads, rows)
 
@@ -224,14 +221,7 @@ def killed_commands() -> str:
     return markdown_rows(["command", "campaigns", "kills that hit", "lost"], rows)
 
 
-def _starting(extend: dict[str, Any]) -> Rows:
-    run, files = extend["runs"]["extend"], extend["checkpoint"]
-    ratio = extend["ratio_of_seconds"]["extend / imports"]
-    yield (
-        f"`extend --link-weights`, {files['apparent_gb']:.0f} GB in {files['files']} files",
-        f"{_spread(run['seconds'], '.1f')} s, {run['peak_mb']['median']:.0f} MB",
-        f"{_spread(ratio, '.2f')} x importing torch and transformers",
-    )
+def _starting() -> Rows:
     start = result("start_cost")
     for name, what, baseline in (
         ("methods", "`ropepatch methods`", "import torch"),

@@ -8,9 +8,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import step_cost
 import yaml
-from measured import RESULTS, result
+from measured import result
 
 import ropepatch
 from ropepatch import ENCODINGS, METHODS, REMAPPINGS
@@ -220,19 +219,6 @@ def hardware() -> str:
             rows.append((costs[0], [f"`{name}`", *cells, *["–"] * (2 - len(cells)), gpu_hours(recipe)]))
     head = ["recipe", "GPU memory", "with `quantization: 4bit`", "H100 hours"]
     return markdown_rows(head, [row for _, row in sorted(rows)])
-
-
-def steps() -> str:
-    """Training steps as they were measured: memory, time and MFU, and the smallest GPU that holds them."""
-    if not (RESULTS / "step_cost.json").exists():
-        return "No step of these trainings was measured; `python eval/run.py --device cuda` measures them."
-    measured = result("step_cost")
-    gpus = [start["gpu"] or "CPU" for start in measured["recorded"]]
-    table = step_cost.steps_table(
-        [row | {"gpu": gpus[row["recorded"]]} for row in measured["rows"]], smallest_gpu
-    )
-    page = "[`step_cost.py`](../eval/benchmarks/README.md#the-cost-of-a-training-step)"
-    return f"Measured on random LLaMAs, one sequence a step ({page}); the estimate in brackets:\n\n{table}"
 
 
 def smallest_gpu(gib: float) -> str:

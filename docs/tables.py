@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).parents[1] / "eval" / "studies"))
 sys.path.extend(str(folder) for folder in (Path(__file__).parents[1] / "eval" / "studies").glob("*/"))
 
 import distil_study
-import encoding_tables
+import encoding_properties
 import engine_types
 import engines_study
 import explorer_numbers
@@ -56,7 +56,7 @@ SMOLLM2 = (8192, 16384)  # original and target length
 SMOLLM2_INSTRUCT = (
     "SmolLM2-135M-Instruct (134,515,008 parameters, original length 8,192; de-quantised weights)"
 )
-FURTHER = {  # pages of `eval/entries.py`, by file, original and target length
+FURTHER = {  # pages of `eval/run.py`, by file, original and target length
     ("smollm2-fact-chain", *SMOLLM2): SMOLLM2_INSTRUCT,
     ("smollm2", 8192, 32768): SMOLLM2_INSTRUCT,
     ("gemma3-270m", 32768, 65536): "Gemma 3 270M (268,098,176 parameters, original length 32,768)",
@@ -178,11 +178,7 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "distil": lambda: distil_study.distil_table(rows("distil")),
     },
     f"{STUDIES}/encodings/encodings.md": {
-        "properties": encoding_tables.properties_table,
-        "loss": lambda: encoding_tables.loss_table(rows("encodings")),
-        "recall": lambda: encoding_tables.recall_table(rows("encodings")),
-        "recalibration": lambda: encoding_tables.recalibration_table(rows("encodings")),
-        "cost": lambda: encoding_tables.cost_table(result("encoding_cost")),
+        "properties": encoding_properties.properties_table,
     },
     f"{STUDIES}/served/served.md": {
         "served-losses": lambda: served_study.served_losses(rows("served")),
@@ -194,7 +190,6 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
     },
     "recipes/README.md": {
         "models": registries.models,
-        "steps": registries.steps,
         "keys": registries.keys,
         "positions": registries.positions,
     },
@@ -224,7 +219,6 @@ FIGURES: Mapping[str, Make] = {
     "eval/results/tiny-suite-perplexity.svg": lambda: generate.svg(
         figures(ropepatch.read_results(RESULTS / "tiny-suite"))["perplexity"]
     ),
-    "eval/results/encodings-extrapolation.svg": lambda: generate.concept_figures()["extrapolation"],
     **{
         f"docs/figures/{name}.svg": lambda name=name: generate.concept_figures()[name]
         for name in generate.CONCEPTS

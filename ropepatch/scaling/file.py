@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ropepatch.errors import RopepatchError, argument
-from ropepatch.files import json_text, parse_json, read_text, whole_file
+from ropepatch.files import parse_json, read_text
 from ropepatch.scaling import METHODS, Scaling, make_scaling
 from ropepatch.scaling.rope import Rope
 from ropepatch.settings import MAX_NUMBER, Count, Settings, shown
@@ -88,37 +88,6 @@ def is_scaling_file(method: str) -> bool:
 def method_label(method: str) -> str:
     """Return a method's name for folders, tables and figures; for a file, its stem."""
     return Path(method).stem if is_scaling_file(method) else method
-
-
-def write_scaling(file: str | Path, scaling: Scaling, rope: Rope, target: int) -> Path:
-    """Write a scaling into a new file, completely or not at all; for the arguments see `ScalingFile`."""
-    if not is_scaling_file(str(file)):
-        raise RopepatchError(
-            f"{file} must end in .json", hint=f"by that, {argument('method')} knows a file from a name"
-        )
-    content = ScalingFile(
-        ropepatch_scaling=VERSION,
-        method=scaling.name,
-        parameters=scaling.parameters(),
-        factor=scaling.factor,
-        target=target,
-        **dict(rope),
-    )
-    text = json_text(content.model_dump(exclude_defaults=True)) + "\n"
-    exists = RopepatchError(f"{file} already exists", hint="choose another file; nothing is overwritten")
-    try:
-        path = Path(file).expanduser()
-        if path.exists():
-            raise exists
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path, new=True) as partial:
-            partial.write_text(text, encoding="utf-8")
-    except (OSError, RuntimeError) as error:  # RuntimeError: no such ~user
-        if isinstance(error, FileExistsError) and path.is_file():
-            raise exists from error
-        reason = getattr(error, "strerror", None) or error
-        raise RopepatchError(f"cannot write {file}: {reason}", hint="name another file") from error
-    return path
 
 
 def read_scaling(file: str | Path, *, extra: Collection[str] = ()) -> ScalingFile:

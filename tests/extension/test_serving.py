@@ -14,6 +14,7 @@ from engine_rules import RULES, by_yarn, plain, yarn
 from gguf_files import BASE, DIM, WINDOW, write_gguf
 from hub_server import Hub, speak_to
 from methods import example
+from scaling_files import write_scaling
 from transformers import (
     AutoModelForCausalLM,
     Cache,
@@ -28,7 +29,6 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.serving import ENGINES, GGUF_ENGINES, cache_bytes, serving
 from ropepatch.scaling import METHODS, formulas
-from ropepatch.scaling.file import write_scaling
 
 ROW = {"vllm": "vLLM", "sglang": "SGLang"}
 OVERRIDES = {"vllm": "--hf-overrides", "sglang": "--json-model-override-args"}

@@ -4,13 +4,13 @@ import shutil
 
 import pytest
 from made_results import reading
+from scaling_files import write_scaling
 from tiny_models import tiny_model
 
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.model.source import TINY
 from ropepatch.pipeline.evaluation import MeasureOptions, candidates
-from ropepatch.scaling.file import write_scaling
 from ropepatch.settings import listed
 
 WAYS = [("yarn,ntk", ["yarn", "ntk"]), (["yarn", "ntk"], ["yarn", "ntk"]), (" yarn ", ["yarn"]), (64, [64])]

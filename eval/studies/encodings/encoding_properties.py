@@ -21,10 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from ropepatch.attention.interchange import POSITIONS_SLOT
+from ropepatch.encodings import ENCODINGS
 from ropepatch.encodings.attention import attend
 from ropepatch.encodings.encoding import AttentionInputs, Encoding, EncodingModule, ModelShape
 from ropepatch.encodings.rotary import NoPE
 from ropepatch.errors import RopepatchError
+from ropepatch.report.printers import markdown_rows
 from ropepatch.scaling.rope import Rope
 
 SHAPE = ModelShape(
@@ -318,3 +320,18 @@ def _difference(model: IdentityModel, *, causal: bool) -> float:
     outputs = model.outputs(content, mask)[:, 0].flatten(2)  # [layers, T, C]
     same = (words[:, None] == words)[..., None]
     return _share((outputs[:, :, None] - outputs[:, None]) * same, outputs)
+
+
+# The table, for docs/tables.py
+
+
+def properties_table() -> str:
+    """The properties of each encoding, measured anew, and the number of its parameters."""
+    words = {True: "yes", False: "no", None: "–"}
+    head = ["encoding", *(name.replace("_", " ") for name in MEANINGS), "parameters"]
+    rows = []
+    for name, kind in ENCODINGS.items():
+        found = properties_of(kind)
+        verdicts = [words[found[one].holds] for one in MEANINGS]
+        rows.append([f"`{name}`", *verdicts, f"{parameters_of(kind):,}"])
+    return markdown_rows(head, rows)
