@@ -27,7 +27,7 @@ from ropepatch.report.plots.pictures import (
 )
 from ropepatch.report.plots.style import drawn
 from ropepatch.report.printers import html_table
-from ropepatch.report.tables import summary_table, tables_of
+from ropepatch.report.tables import tables_of
 from ropepatch.report.verdict import measured, origin, provenance, variant, verdict_lines
 from ropepatch.settings import short_length
 
@@ -52,7 +52,6 @@ def write_report(results: Sequence[Result], file: str | Path, *, command: str | 
 def _page(results: Sequence[Result], command: str | None) -> str:
     places, look = by_place(comparisons(results)), looks_of(results)
     models, targets = (dict.fromkeys(parts) for parts in zip(*places, strict=True))
-    summary = summary_table([*places.values()])
     template = _environment().get_template("template.html")
     return template.render(
         title=f"{', '.join(models)} to {', '.join(map(short_length, targets))} tokens",
@@ -63,7 +62,6 @@ def _page(results: Sequence[Result], command: str | None) -> str:
             (f"{model} to {short_length(target)}", groups, verdict_lines(groups))
             for (model, target), groups in places.items()
         ],
-        summary=summary if len(summary.heads) > summary.labels else None,
         provenance=[
             (f"{r.model['name']}, {r.label}, {r.task}, {short_length(r.target)}", provenance(r))
             for r in results

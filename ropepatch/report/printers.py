@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from ropepatch.columns import as_text, columns
-from ropepatch.evaluation.table import Cell, Table
-
-# Text
+from ropepatch.evaluation.table import Table
 
 
 def table_text(table: Table, width: int | None = None) -> str:
@@ -19,44 +17,33 @@ def table_text(table: Table, width: int | None = None) -> str:
         table: The table.
         width: The most characters of a line, beyond which cells are wrapped; None for no limit.
     """
-    heads = [Cell(" ".join(filter(None, head))) for head in table.heads]
-    rows = [heads, *table.rows]
-    right = range(table.labels, len(heads))
-    text = as_text([columns([[cell.line for cell in row] for row in rows], right=right)])
+    right = range(table.labels, len(table.heads))
+    behind = [[cell.line for cell in row] for row in table.rows]
+    text = as_text([columns([table.heads, *behind], right=right)])
     if width is None or max(map(len, text.splitlines())) <= width:
         return text
-    below = [["\n".join(filter(None, [cell.text, cell.detail])) for cell in row] for row in rows]
-    return as_text([columns(below, right=right)], width)
-
-
-# HTML
+    below = [["\n".join(filter(None, [cell.text, cell.detail])) for cell in row] for row in table.rows]
+    return as_text([columns([table.heads, *below], right=right)], width)
 
 
 def html_table(table: Table) -> str:
     """A table in a scrolling box, with a caption and sort keys."""
-
-    def cell(scope: str, k: int, text: str, detail: str, attributes: str = "") -> str:
-        inner = escaped(text) + (f"<small>{escaped(detail)}</small>" if detail else "")
-        if not scope:
-            return f"<td{attributes}>{inner}</td>"
-        label = ' class="label"' if k < table.labels else ""
-        return f'<th scope="{scope}"{label}{attributes}>{inner}</th>'
-
-    lines = ["".join(cell("col", k, *head) for k, head in enumerate(table.heads))]
+    heads = "".join(f'<th scope="col">{escaped(head)}</th>' for head in table.heads)
+    lines = []
     for row in table.rows:
         line = ""
-        for k, one in enumerate(row):
-            scope = "row" if k < table.labels else ""
-            attributes = ' class="best"' if one.best and not scope else ""
-            attributes += "" if one.value is None else f' data-value="{escaped(str(one.value))}"'
-            line += cell(scope, k, one.text, one.detail, attributes)
-        lines.append(line)
-    heads, *rows = (f"<tr>{line}</tr>" for line in lines)
-    body, caption = "\n".join(rows), escaped(table.caption)
+        for number, cell in enumerate(row):
+            tag = 'th scope="row"' if number < table.labels else "td"
+            best = ' class="best"' if cell.best else ""
+            value = "" if cell.value is None else f' data-value="{escaped(str(cell.value))}"'
+            detail = f"<small>{escaped(cell.detail)}</small>" if cell.detail else ""
+            line += f"<{tag}{best}{value}>{escaped(cell.text)}{detail}</{tag[:2]}>"
+        lines.append(f"<tr>{line}</tr>\n")
+    caption = escaped(table.caption)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{caption}">\n<table>\n'
-        f"<caption>{caption}</caption>\n<thead>\n{heads}\n</thead>\n"
-        f"<tbody>\n{body}\n</tbody>\n</table>\n</div>"
+        f"<caption>{caption}</caption>\n<thead>\n<tr>{heads}</tr>\n</thead>\n"
+        f"<tbody>\n{''.join(lines)}</tbody>\n</table>\n</div>"
     )
 
 
@@ -65,23 +52,19 @@ def escaped(text: str) -> str:
     return escape(text).replace(" %", "\u00a0%")
 
 
-# Markdown
-
-
 def markdown_table(table: Table, marked: str | None = None, note: str = "") -> str:
-    """A table with the methods side by side.
+    """A table in Markdown.
 
     Args:
         table: The table.
-        marked: The name of a method whose head is bold.
-        note: Text after that head.
+        marked: The name of a method that is bold.
+        note: Text after that name.
     """
-    across = table.with_methods_across()
-    heads = [
-        f"**{plain(name)}**{note}" if k >= across.labels and name == marked else plain(name)
-        for k, (name, _) in enumerate(across.heads)
-    ]
-    return markdown_rows(heads, [[plain(cell.line) for cell in row] for row in across.rows])
+    rows = []
+    for row in table.rows:
+        name, *cells = (plain(cell.line) for cell in row)
+        rows.append([f"**{name}**{note}" if row[0].text == marked else name, *cells])
+    return markdown_rows([plain(head) for head in table.heads], rows)
 
 
 def markdown_rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

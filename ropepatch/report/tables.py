@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from ropepatch.evaluation.comparisons import FLOOR, Comparison, by_place, comparisons
-from ropepatch.evaluation.intervals import Mean, difference
+from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.ranking import Ranked, Ranking
 from ropepatch.evaluation.results import Result, Row, Series, joined, measure_of
 from ropepatch.evaluation.retrieval import THRESHOLD, effective_length
@@ -17,176 +16,97 @@ from ropepatch.settings import short_length
 
 EFFECTIVE = f"Effective length at {THRESHOLD:.1%}"
 Form = Callable[[Row], Cell]
+Number = Callable[[float], str]
 
 
 def tables_of(comparison: Comparison) -> list[Table]:
-    """Tables of a comparison: by length, by stretch of positions, by kind, or by task of lm-eval."""
-    tables = [table for series in comparison.series for table in _by_length(comparison, series)]
+    """Tables of a comparison: by length, by stretch of positions, and by task of lm-eval."""
+    tables = []
+    for series in comparison.series:
+        tables.append(_by_length(comparison, series, row_cell))
+        if series.measure == "loss":
+            tables.append(_by_length(comparison, series, _perplexity_cell)._replace(caption="Perplexity"))
     for measure, keys in comparison.kinds_of_rows():
         if keys == ("begin", "end"):
-            tables += _by_stretch(comparison, measure)
-    tables += _differences(comparison)
-    scores = [measure for measure, keys in comparison.kinds_of_rows() if "task" in keys]
-    if scores:
-        heads = {"task": "Task", "version": "Version"}
-        tables.append(_across(comparison, "Scores", scores, heads, metric="Metric"))
+            tables.append(_by_stretch(comparison, measure))
+    if any("task" in keys for _, keys in comparison.kinds_of_rows()):
+        tables.append(_scores(comparison))
     return tables
 
 
 def results_tables(results: Sequence[Result]) -> list[Table]:
-    """The summary at the target length, if any, and the tables of every comparison."""
+    """The tables of every comparison; captions name what differs between them."""
     places = by_place(comparisons(results))
-    summary = summary_table([*places.values()])
-    tables = [summary] if len(summary.heads) > summary.labels else []
+    tables = []
     for (model, target), groups in places.items():
         place = f"{model} to {short_length(target)}" if len(places) > 1 else ""
         for group in groups:
+            title = ", ".join(filter(None, [place, variant(group, groups)]))
             for table in tables_of(group):
-                parts = (", ".join(filter(None, [place, variant(group, groups)])), table.caption)
-                tables.append(table._replace(caption=": ".join(filter(None, parts))))
+                caption = f"{title}: {table.caption}" if title else table.caption
+                tables.append(table._replace(caption=caption))
     return tables
 
 
-def summary_table(places: Sequence[Sequence[Comparison]]) -> Table:
-    """A row for every model, target and method, with each measure at the greatest length.
-
-    The comparisons are grouped by model and target.
-    """
-    lines: list[tuple[list[Cell], dict[tuple[str, str], Cell]]] = []
-    for groups in places:
-        rows = {name: dict[tuple[str, str], Cell]() for group in groups for name in group.results}
-        for group in groups:
-            apart = variant(group, groups)
-            for caption, column in _outcome(group):
-                for name in group.results:
-                    rows[name][caption, apart] = column.get(name, MISSING)
-        model, target = groups[0].model, groups[0].target
-        labels = [Cell(model, value=model), Cell(short_length(target), value=target)]
-        lines += [([*labels, Cell(name, value=name)], row) for name, row in rows.items()]
-    columns = dict.fromkeys(key for _, row in lines for key in row)
-    shown = [k for k in range(3) if k == 2 or len({label[k].text for label, _ in lines}) > 1]
-    heads = [(("Model", "Target", "Method")[k], "") for k in shown]
-    cells = [
-        [*(label[k] for k in shown), *(row.get(key, MISSING) for key in columns)] for label, row in lines
-    ]
-    return Table("Summary at the target length", [*heads, *columns], cells, len(shown))
-
-
-def _outcome(comparison: Comparison) -> Iterator[tuple[str, dict[str, Cell]]]:
-    """The columns at the greatest length and those over all lengths, with their captions."""
-    for series in comparison.series:
-        for table in _by_length(comparison, series):
-            last = len(comparison.lengths(series))
-            yield table.caption, table.column(last)
-            for k, (head, _) in enumerate(table.heads[last + 1 :], start=last + 1):
-                yield ", ".join(filter(None, [head, series.kind])), table.column(k)
-
-
-def _by_length(comparison: Comparison, series: Series) -> list[Table]:
+def _by_length(comparison: Comparison, series: Series, form: Form) -> Table:
     """A row for every method and the floor, a column for every length."""
-    lengths, known = comparison.lengths(series), measure_of(series.measure)
-    forms: dict[str, Form] = {series.title + comparison.reservation(series): row_cell}
-    if series.measure == "loss":
-        forms["Perplexity"] = _perplexity_cell
-    elif series.measure == "key_loss":
-        forms = {"LongPPL": _key_cell}
-    tables = []
-    for caption, form in forms.items():
-        here = [comparison.at(series.measure, **series.at(n)) for n in lengths]
-        columns = [_marked(rows, form, known.better) for rows in here]
-        heads = [(f"{length:,}", "tokens") for length in lengths]
-        if series.measure == "found" and not comparison.reservation(series):
-            columns.append(_effective(comparison, series))
-            heads.append((EFFECTIVE, ""))
-        rows = [
-            [Cell(name, value=name), *(cells.get(name, MISSING) for cells in columns)]
-            for name in comparison.results
-        ]
-        if comparison.floor is not None and (bounds := series.of(comparison.floor)):
-            least = {row.length: form(row)._replace(detail="") for row in bounds}
-            cells = [least.get(length, MISSING) for length in lengths]
-            rows.append([Cell(FLOOR, value=FLOOR), *cells, *[MISSING] * (len(heads) - len(lengths))])
-        tables.append(Table(caption, [("Method", ""), *heads], rows))
-    return tables
+    lengths = comparison.lengths(series)
+    caption = series.title + comparison.reservation(series)
+    heads = ["Method", *(f"{length:,} tokens" for length in lengths)]
+    columns = []
+    for length in lengths:
+        rows = comparison.at(series.measure, **series.at(length))
+        columns.append(_marked({name: form(row) for name, row in rows.items()}, series.measure))
+    if comparison.floor is not None:
+        for row in series.of(comparison.floor):
+            columns[lengths.index(row.length)][FLOOR] = form(row)._replace(detail="")
+    if series.measure == "found" and not comparison.reservation(series):
+        heads.append(EFFECTIVE)
+        columns.append({name: _effective(series.of(result)) for name, result in comparison.results.items()})
+    return _table(caption, heads, columns, [*comparison.named()])
 
 
-def _effective(comparison: Comparison, series: Series) -> dict[str, Cell]:
-    """The effective length by method, with the lower end of the accuracy there."""
-    cells = {}
-    for name, result in comparison.results.items():
-        of_length = {row.length: row for row in series.of(result) if row.value is not None}
-        length = effective_length({tokens: row.value or 0.0 for tokens, row in of_length.items()})
-        if length is None:
-            cells[name] = Cell("none", value=0.0)
-        else:
-            low = of_length[length].low
-            cells[name] = Cell(
-                f"{length:,}", "" if low is None else f"accuracy at least {low:.0%}", float(length)
-            )
-    return cells
+def _table(caption: str, heads: list[str], columns: Sequence[Mapping[str, Cell]], names: list[str]) -> Table:
+    """A row for every name that has a cell."""
+    rows = []
+    for name in names:
+        cells = [column.get(name, MISSING) for column in columns]
+        if any(cell != MISSING for cell in cells):
+            rows.append([Cell(name, value=name), *cells])
+    return Table(caption, heads, rows)
 
 
-def _by_stretch(comparison: Comparison, measure: str) -> list[Table]:
+def _effective(rows: Sequence[Row]) -> Cell:
+    """The effective length, with the lower end of the accuracy there."""
+    by_length = {row.length: row for row in rows if row.value is not None}
+    length = effective_length({tokens: row.value or 0.0 for tokens, row in by_length.items()})
+    if length is None:
+        return Cell("none", value=0.0)
+    low = by_length[length].low
+    return Cell(f"{length:,}", "" if low is None else f"accuracy at least {low:.0%}", float(length))
+
+
+def _by_stretch(comparison: Comparison, measure: str) -> Table:
     """A row per method and the floor, a column for the original length and every doubling beyond."""
-    results = {
-        name: rows for name, r in comparison.named().items() if (rows := r.of(measure, "begin", "end"))
-    }
-    begins, ends = (
-        [int(row.at[key]) for rows in results.values() for row in rows] for key in ("begin", "end")
-    )
+    by_name = {name: result.of(measure, "begin", "end") for name, result in comparison.named().items()}
+    rows = [row for rows in by_name.values() for row in rows]
+    ends = {int(row.at["end"]) for row in rows}
+    begin = min(int(row.at["begin"]) for row in rows)
     spans = _spans(comparison.extended_from or comparison.trained, max(ends))
-    if not {end for _, end in spans} <= {*ends}:  # half octaves around another length
+    if not all(end in ends for _, end in spans):  # half octaves around another length
         spans = _spans(comparison.trained, max(ends))
-    spans = [span for span in spans if span[0] >= min(begins)]
-
-    def cell(rows: Sequence[Row], begin: int, end: int) -> Cell:
-        within = [row for row in rows if begin <= int(row.at["begin"]) and int(row.at["end"]) <= end]
-        if not within or not all(row.clusters for row in within):
-            return MISSING
-        return row_cell(joined(within, {"begin": begin, "end": end}))
-
-    lines = [
-        [Cell(name, value=name), *(cell(rows, *span) for span in spans)] for name, rows in results.items()
-    ]
-    heads = [("Method", ""), *((f"{begin:,} to {end:,}", "") for begin, end in spans)]
-    return [Table(f"{measure_of(measure).title}, by position", heads, lines)] if spans else []
+    spans = [span for span in spans if span[0] >= begin]
+    columns = [{name: _stretch(rows, *span) for name, rows in by_name.items()} for span in spans]
+    heads = ["Method", *(f"{first:,} to {last:,}" for first, last in spans)]
+    return _table(f"{measure_of(measure).title}, by position", heads, columns, [*by_name])
 
 
-def _differences(comparison: Comparison) -> list[Table]:
-    """Paired differences of each server from the checkpoint itself or from the first server."""
-    if comparison.served is None:
-        return []
-    base, others = comparison.served
-    parts: list[tuple[str, str, list[Any]]] = [
-        (series.title, series.measure, [series.at(length) for length in comparison.lengths(series)])
-        for series in comparison.series
-    ]
-    if stretches := [row.at for row in comparison.results[base].of("loss", "begin", "end")]:
-        parts.append((f"{measure_of('loss').title}, by position", "loss", stretches))
-
-    def cell(name: str, measure: str, at: Mapping[str, Any]) -> Cell:
-        rows = [comparison.results[one].row(measure, **at) for one in (name, base)]
-        means = [row.mean for row in rows if row is not None and row.clusters]
-        if len(means) < 2 or len({tuple(weight for _, weight in mean.clusters) for mean in means}) > 1:
-            return MISSING
-        return _mean_cell(difference(*means), ("{:+z.0%}" if measure == "found" else "{:+z.3f}").format)
-
-    return [
-        Table(
-            f"{title}: difference from {base}",
-            [
-                ("Method", ""),
-                *(
-                    (f"{at['length']:,}", "tokens")
-                    if "length" in at
-                    else (f"{at['begin']:,} to {at['end']:,}", "")
-                    for at in places
-                ),
-            ],
-            [[Cell(name, value=name), *(cell(name, measure, at) for at in places)] for name in others],
-        )
-        for title, measure, places in parts
-    ]
+def _stretch(rows: Sequence[Row], begin: int, end: int) -> Cell:
+    """The mean of the rows within a stretch of positions."""
+    within = [row for row in rows if begin <= int(row.at["begin"]) and int(row.at["end"]) <= end]
+    if not within or not all(row.clusters for row in within):
+        return MISSING
+    return row_cell(joined(within, {"begin": begin, "end": end}))
 
 
 def _spans(first: int, last: int) -> list[tuple[int, int]]:
@@ -197,37 +117,31 @@ def _spans(first: int, last: int) -> list[tuple[int, int]]:
     return spans
 
 
-def _across(
-    comparison: Comparison, caption: str, measures: Sequence[str], keys: Mapping[str, str], metric: str = ""
-) -> Table:
-    """A row for every place, a column for every method; the heads of the places by their keys."""
-    places: dict[tuple[str, ...], dict[str, Row]] = {}
-    for measure in measures:
-        for name, rows in comparison.rows(measure, *keys).items():
-            for row in rows:
-                place = (*(str(row.at[key]) for key in keys), *([measure] if metric else []))
-                places.setdefault(place, {})[name] = row
-    lines = []
-    for place, here in places.items():
-        cells = _marked(here, row_cell, measure_of(next(iter(here.values())).measure).better)
-        methods = (cells.get(name, MISSING) for name in comparison.results)
-        lines.append([*(Cell(part, value=part) for part in place), *methods])
-    labels = [*keys.values(), *([metric] if metric else [])]
-    heads = [(label, "") for label in (*labels, *comparison.results)]
-    return Table(caption, heads, lines, labels=len(labels), across=True)
+def _scores(comparison: Comparison) -> Table:
+    """A row for every metric of every task of lm-eval, a column for every method."""
+    places: dict[tuple[str, str, str], dict[str, Cell]] = {}
+    for name, result in comparison.results.items():
+        for row in result.rows:
+            if "task" in row.at:
+                place = str(row.at["task"]), str(row.at.get("version", "")), row.measure
+                places.setdefault(place, {})[name] = row_cell(row)
+    names = [*comparison.results]
+    rows = []
+    for place, cells in places.items():
+        marked = _marked(cells, place[-1])
+        labels = [Cell(part, value=part) for part in place]
+        rows.append(labels + [marked.get(name, MISSING) for name in names])
+    return Table("Scores", ["Task", "Version", "Metric", *names], rows, labels=3)
 
 
-def _marked(rows: Mapping[str, Row], form: Form, better: int) -> dict[str, Cell]:
-    """A cell for every row, the best of several marked."""
-    cells = {name: form(row) for name, row in rows.items()}
-    values = [better * cell.value for cell in cells.values() if isinstance(cell.value, float)]
-    best = max(values, default=None)
-    if not better or best is None or values.count(best) == len(values):
+def _marked(cells: dict[str, Cell], measure: str) -> dict[str, Cell]:
+    """Cells with the best of several marked."""
+    better = measure_of(measure).better
+    values = {name: better * cell.value for name, cell in cells.items() if isinstance(cell.value, float)}
+    best = max(values.values(), default=0.0)
+    if not better or all(value == best for value in values.values()):
         return cells
-    return {
-        name: cell._replace(best=isinstance(cell.value, float) and better * cell.value == best)
-        for name, cell in cells.items()
-    }
+    return {name: cell._replace(best=values.get(name) == best) for name, cell in cells.items()}
 
 
 # Cells
@@ -247,11 +161,6 @@ def _perplexity_cell(row: Row) -> Cell:
     return Cell(perplexity_text(row.value), interval, row.value)
 
 
-def _key_cell(row: Row) -> Cell:
-    cell = _perplexity_cell(row)
-    return cell._replace(detail=", ".join(filter(None, [cell.detail, f"{row.n:,} tokens"])))
-
-
 def perplexity_text(nats: float) -> str:
     """exp(nats) as text: 1.702, 29.41, 1734, 1.3e6; ∞ if it overflows."""
     if nats < math.log(1e4):
@@ -260,9 +169,10 @@ def perplexity_text(nats: float) -> str:
     return f"{math.exp(nats):.1e}".replace("e+0", "e").replace("e+", "e") if nats < 700 else "∞"
 
 
-def _mean_cell(mean: Mean, text: Callable[[float], str]) -> Cell:
+def _mean_cell(mean: Mean, text: Number, *, interval: bool = True) -> Cell:
     low, high = mean.interval()
-    return Cell(text(mean.value), "" if mean.missing else f"{text(low)} to {text(high)}", mean.value)
+    detail = f"{text(low)} to {text(high)}" if interval and not mean.missing else ""
+    return Cell(text(mean.value), detail, mean.value)
 
 
 # A ranking
@@ -273,51 +183,47 @@ def ranking_tables(ranking: Ranking, results: Sequence[Result]) -> list[Table]:
 
     The last row of the first is the floor of the text, if it is known.
     """
-    loss = next(result for result in results if result.of("loss", "length"))
-    losses = [_losses(row, row is ranking.rows[0], row.label == ranking.base) for row in ranking.rows]
+    losses = [_losses(ranking, row) for row in ranking.rows]
     for result in results:
-        if result.label == FLOOR and (least := result.row("loss", length=result.target)):
-            losses.append([Cell(FLOOR), Cell(least.text, value=least.value), *[Cell("")] * 3])
-    to, trained = f"{loss.target:,}", f"{loss.model['trained']:,}"
-    heads = ["", f"loss at {to}", "gain over baseline", f"loss at {trained}", "short-context cost"]
-    tables = [_ranking("Ranking by loss (nats/token)", heads, losses)]
-    if kinds := ranking.rows[0].answers:
+        floor = result.row("loss", length=result.target) if result.label == FLOOR else None
+        if floor is not None:
+            losses.append([Cell(FLOOR), Cell(floor.text, value=floor.value), Cell(""), Cell(""), Cell("")])
+    target, original = f"{ranking.target:,}", f"{ranking.original:,}"
+    heads = ["", f"loss at {target}", "gain over baseline", f"loss at {original}", "short-context cost"]
+    tables = [Table("Ranking by loss (nats/token)", heads, losses)]
+    kinds = list(ranking.rows[0].answers)
+    if kinds:
+        heads = ["kind", "", f"accuracy at {target}", "log-prob", "gain over baseline", "verdict"]
         answers = [_answers(ranking, row, kind) for kind in kinds for row in ranking.rows]
-        heads = ["kind", "", f"accuracy at {to}", "log-prob", "gain over baseline", "verdict"]
-        tables.append(
-            _ranking("Retrieval by kind of question (log-prob in nats/token)", heads, answers, labels=2)
-        )
+        caption = "Retrieval by kind of question (log-prob in nats/token)"
+        tables.append(Table(caption, heads, answers, labels=2))
     return tables
 
 
-def _ranking(caption: str, heads: Sequence[str], rows: list[list[Cell]], labels: int = 1) -> Table:
-    return Table(caption, [(head, "") for head in heads], rows, labels=labels)
-
-
-def _losses(row: Ranked, first: bool, baseline: bool) -> list[Cell]:
+def _losses(ranking: Ranking, row: Ranked) -> list[Cell]:
     return [
-        Cell(row.label, value=row.label, best=first),
-        _mean_cell(row.loss, "{:z.3f}".format)._replace(detail=""),  # the paired gain has the interval
-        _gain_cell(row.loss_gain, "{:+z.3f}".format, baseline),
-        _mean_cell(row.short_context_loss, "{:.3f}".format)._replace(detail=""),
-        _gain_cell(row.short_context_cost, "{:+z.3f}".format, baseline),
+        Cell(row.label, value=row.label, best=row is ranking.rows[0]),
+        _mean_cell(row.loss, "{:z.3f}".format, interval=False),  # the paired gain has the interval
+        _gain_cell(ranking, row, row.loss_gain, "{:+z.3f}".format),
+        _mean_cell(row.short_context_loss, "{:.3f}".format, interval=False),
+        _gain_cell(ranking, row, row.short_context_cost, "{:+z.3f}".format),
     ]
 
 
 def _answers(ranking: Ranking, row: Ranked, kind: str) -> list[Cell]:
-    answers = row.answers[kind]
-    low, high = answers.found.interval()
-    interval = "" if answers.found.missing else f"{low:.0%} to {high:.0%}"
-    share = f"{answers.found.value * answers.found.weight:.0f}/{answers.found.weight:.0f}"
+    answers, verdict = row.answers[kind], ranking.verdict(row, kind)
+    found = answers.found
+    low, high = found.interval()
+    share = f"{found.value * found.weight:.0f}/{found.weight:.0f}"
     return [
         Cell(kind, value=kind),
         Cell(row.label, value=row.label),
-        Cell(share, interval, answers.found.value),
-        _mean_cell(answers.log_prob, "{:z.2f}".format)._replace(detail=""),
-        _gain_cell(answers.log_prob_gain, "{:+z.2f}".format, row.label == ranking.base),
-        Cell(ranking.verdict(row, kind), value=ranking.verdict(row, kind)),
+        Cell(share, "" if found.missing else f"{low:.0%} to {high:.0%}", found.value),
+        _mean_cell(answers.log_prob, "{:z.2f}".format, interval=False),
+        _gain_cell(ranking, row, answers.log_prob_gain, "{:+z.2f}".format),
+        Cell(verdict, value=verdict),
     ]
 
 
-def _gain_cell(gain: Mean, text: Callable[[float], str], baseline: bool) -> Cell:
-    return Cell("", value=0.0) if baseline else _mean_cell(gain, text)
+def _gain_cell(ranking: Ranking, row: Ranked, gain: Mean, text: Number) -> Cell:
+    return Cell("", value=0.0) if row.label == ranking.base else _mean_cell(gain, text)

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from ropepatch.errors import printable
-from ropepatch.evaluation.comparisons import Comparison, comparisons
+from ropepatch.evaluation.comparisons import comparisons
 from ropepatch.evaluation.ranking import Ranking
 from ropepatch.evaluation.results import Result
-from ropepatch.evaluation.table import Cell, Table
+from ropepatch.evaluation.table import Table
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.report.printers import table_text
 from ropepatch.report.tables import ranking_tables, tables_of
@@ -22,7 +22,7 @@ PROSE = 100  # characters of a line of advice where there is no terminal
 
 
 def print_results(results: Sequence[Result]) -> None:
-    """Print a table for every task, model and target, with a column for each method."""
+    """Print the tables of every task, model and target."""
     _write(results_text(results, _width(sys.stdout)), sys.stdout)
 
 
@@ -30,10 +30,16 @@ def results_text(results: Sequence[Result], width: int | None = None) -> str:
     """The text of `print_results`, in lines of at most ``width`` characters."""
     blocks = []
     for group in comparisons(results):
-        head = f"{group.model}, {group.history}: {_setup(group)}"
-        warnings = _folded([f"Warning: {warning}." for warning in group.warnings()], width)
-        blocks.append("\n".join([head, table_text(_joined(group), width), *warnings]))
+        method = task_of(group.task).method(group.parameters)
+        blocks += _folded([f"{group.model}, {group.history}. {method}"], width)
+        blocks += [_titled(table, width) for table in tables_of(group)]
+        blocks += _folded([f"Warning: {warning}." for warning in group.warnings()], width)
     return "\n\n".join(blocks)
+
+
+def _titled(table: Table, width: int | None) -> str:
+    """A table below its caption."""
+    return f"{table.caption}\n{table_text(table, width)}"
 
 
 def print_ranking(
@@ -54,34 +60,9 @@ def print_ranking(
 
 def ranking_text(ranking: Ranking, results: Sequence[Result], width: int | None = None) -> str:
     """The text of `print_ranking`, in lines of at most ``width`` characters."""
-    tables = [f"{one.caption}\n{table_text(one, width)}\n" for one in ranking_tables(ranking, results)]
-    return "\n".join([*tables, *_folded(ranking_lines(ranking), width or PROSE)])
-
-
-def _joined(comparison: Comparison) -> Table:
-    """The tables of a comparison below each other, with a column for each method."""
-    names = list(comparison.named())
-    rows = []
-    for table in (table.with_methods_across() for table in tables_of(comparison)):
-        rows.append([Cell(table.caption), *[Cell("")] * len(names)])
-        methods = [name for name, _ in table.heads[table.labels :]]
-        for row in table.rows:
-            label = " ".join(cell.text for cell in row[: table.labels])
-            cells = dict(zip(methods, row[table.labels :], strict=True))
-            rows.append([Cell(f"  {label}"), *(cells.get(name, Cell("")) for name in names)])
-    return Table("", [("", ""), *((name, "") for name in names)], rows)
-
-
-def _setup(group: Comparison) -> str:
-    """The measurement in a few words."""
-    of = group.parameters
-    if "pieces" in of:
-        sliding = f", stride {of['stride']}" if of.get("stride") else ""
-        return f"{of['text']}, {of['pieces']} x {of['tokens'] // of['pieces']} tokens{sliding}"
-    if "haystacks" in of:
-        each = f"{of['keys']} question{'s' * (of['keys'] > 1)} of each kind"
-        return f"{of['haystacks']} prompts, {each}: {', '.join(of['kinds'])}"
-    return task_of(group.task).title
+    tables = [_titled(table, width) for table in ranking_tables(ranking, results)]
+    verdict = "\n".join(_folded(ranking_lines(ranking), width or PROSE))
+    return "\n\n".join([*tables, verdict])
 
 
 def _write(text: str, stream: TextIO) -> None:

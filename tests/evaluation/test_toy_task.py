@@ -48,8 +48,8 @@ def test_a_task_of_ones_own_is_read_measured_printed_tabled_summarised_and_not_r
         for label, words, method in (("baseline", (3.0, 2.0, 0.0), None), ("yarn", (3.0, 3.0, 2.5), "yarn"))
     ]
     print_results(results)
-    assert "1,024 tokens 0.0 2.5" in " ".join(capsys.readouterr().out.split())
-    assert [table.caption for table in results_tables(results)] == ["Summary at the target length", "Words"]
+    assert "1,024 tokens baseline 3.0 2.0 0.0 yarn 3.0 3.0 2.5" in " ".join(capsys.readouterr().out.split())
+    assert [table.caption for table in results_tables(results)] == ["Words"]
     (task,) = summary(results)["tasks"]
     assert task["words"] == 3
     assert [(row["length"], row["value"]) for row in task["results"]["yarn"]] == [(256, 3.0), (1024, 2.5)]

@@ -64,9 +64,9 @@ def test_limit_seed_and_dtype_are_applied_and_recorded_in_the_results(tmp_path):
     assert [line for line in lines if line.startswith("on ")] == [
         f"on cpu, bfloat16, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)}"
     ]
-    assert [line.partition(": no interval")[0] for line in lines if line.startswith("warning")] == [
-        "warning: 1 document",
-        "warning: 1 prompt",
+    assert [line.partition(";")[0] for line in lines if line.startswith("warning")] == [
+        "warning: documents: 1",
+        "warning: prompts: 1",
     ]
     again = {**options, "dtype": "float32"}
     with pytest.raises(RopepatchError, match="dtype"):  # results of another precision are not reused
@@ -86,7 +86,7 @@ def test_plans_and_results_state_that_a_checkpoint_was_extended_without_training
     assert (model["trained"], model["extended_from"]) == (1024, 256)
     print_results(results)
     printed = capsys.readouterr().out
-    assert "twice, trained on 256, extended to 1,024 tokens: " in printed
+    assert "twice, trained on 256, extended to 1,024 tokens. " in printed
     assert "256 to 512" in " ".join(printed.split())
 
 

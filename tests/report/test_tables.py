@@ -1,49 +1,31 @@
 """Tables hold the numbers of the results, and the terminal shows them whole."""
 
-from dataclasses import replace
+from made_results import asking, reading
 
-from made_results import asking, reading, row_of, spread
-
-from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.ranking import rank
-from ropepatch.evaluation.results import Row
 from ropepatch.report import print_ranking, ranking_tables, results_tables
 
 
 def table(caption, *results):
     """The table of this caption: its heads, and its rows by their first cell."""
     (found,) = (one for one in results_tables(results) if one.caption == caption)
-    return [" ".join(filter(None, head)) for head in found.heads[1:]], {r[0].text: r[1:] for r in found.rows}
+    return found.heads[1:], {r[0].text: r[1:] for r in found.rows}
 
 
 def lines(cells):
     return [cell.line for cell in cells]
 
 
-def test_the_outcome_is_each_measure_at_the_greatest_length_with_its_interval():
-    asked = asking("yarn", [4, 4, 3], method="yarn")
-    heads, rows = table(
-        "Summary at the target length",
-        reading("baseline", [0.6, 2.0, 12.0]),
-        reading("yarn", [0.65, 0.6, 0.55], method="yarn"),
-        asking("baseline", [4, 0, 0]),
-        asked,
-    )
-    assert [head.partition(",")[0] for head in heads] == [
-        "Loss (nats/token)",
-        "Perplexity",
-        "Retrieval accuracy",
-        "Effective length at 85.6%",
-        "Answer log-prob (nats/token)",
-    ]
-    assert lines(rows["baseline"][:2]) == ["12.000 (10.800 to 13.200)", "1.6e5 (4.9e4 to 5.4e5)"]
-    assert lines(rows["yarn"][:2]) == ["0.550 (0.495 to 0.605)", "1.733 (1.640 to 1.831)"]
-    assert [cell.text for row in rows.values() for cell in row[2:]] == [
-        *("0%", "256", "-3.00"),
-        *("75%", "512", "-0.83"),
-    ]
-    low, high = asked.row("found", length=1024).mean.interval()
-    assert rows["yarn"][2].detail == f"{low:.0%} to {high:.0%}"
+def test_every_measure_by_length_has_a_table_with_its_intervals():
+    results = [reading("baseline", [0.6, 2.0, 12.0]), reading("yarn", [0.65, 0.6, 0.55], method="yarn")]
+    heads, rows = table("Loss (nats/token)", *results)
+    assert heads == ["256 tokens", "512 tokens", "1,024 tokens"]
+    assert rows["baseline"][-1].line == "12.000 (10.800 to 13.200)"
+    assert [cell.best for cell in rows["yarn"]] == [False, True, True]
+    _, perplexities = table("Perplexity", *results)
+    assert perplexities["baseline"][-1].line == "1.6e5 (4.9e4 to 5.4e5)"
+    _, answers = table("Answer log-prob (nats/token)", asking("yarn", [4, 4, 3], method="yarn"))
+    assert answers["yarn"][-1].text == "-0.83"
 
 
 def test_an_effective_length_has_the_lower_end_of_its_accuracy():
@@ -68,31 +50,6 @@ def test_stretches_of_positions_are_joined_to_the_trained_context_and_its_doubli
     assert lines(rows["yarn"]) == ["0.400 (0.360 to 0.440)", "0.700 (0.630 to 0.770)"]
 
 
-def test_server_results_are_paired_with_those_of_the_checkpoint_by_document():
-    own, served = ([one + off for one in (2.0, 5.0, 1.0, 4.0)] for off in (0.0, 0.25))
-    as_read = {"lengths": [256, 512]}
-    q4 = replace(reading("q4", [own, served], **as_read), env={"server": "http://there"})
-    q8 = replace(reading("q8", [own, own], **as_read), env=q4.env)
-    results = [q8, q4, reading("baseline", [own, own], **as_read)]
-    for name in ("Loss (nats/token)", "Loss (nats/token), by position"):
-        _, rows = table(f"{name}: difference from baseline", *results)
-        assert lines(rows["q4"]) == ["+0.000 (+0.000 to +0.000)", "+0.250 (+0.250 to +0.250)"]
-        assert {*rows} == {"q4", "q8"}
-    _, rows = table("Loss (nats/token): difference from q8", *results[:2])
-    assert {*rows} == {"q4"}
-    assert not any("difference" in one.caption for one in results_tables([results[2]]))
-
-
-def test_long_perplexity_has_its_interval_and_how_many_tokens_are_key():
-    result = reading("yarn", [1.0] * 3)
-    row = row_of("key_loss", {"length": 512}, spread(2.0, 0.1), 7)
-    heads, found = table("LongPPL", replace(result, rows=[*result.rows, row]))
-    assert heads == ["512 tokens"]
-    assert lines(found["yarn"]) == ["7.389 (6.050 to 9.025, 70 tokens)"]
-    none = Row.of("key_loss", {"length": 512}, Mean(()))
-    assert (none.text, none.n, none.low) == ("–", 0, None)
-
-
 def test_kinds_of_questions_have_a_table_of_their_own_where_there_are_several():
     of = {"number": [4, 2, 0], "sentence": [4, 4, 3]}
     results = [asking("baseline", of), asking("yarn", {kind: [4] * 3 for kind in of}, method="yarn")]
@@ -103,12 +60,6 @@ def test_kinds_of_questions_have_a_table_of_their_own_where_there_are_several():
     assert [cell.best for cell in found["yarn"]] == [False, False, True, False]
     _, log_probs = table("Answer log-prob (nats/token), number", *results)
     assert [log_probs[name][2].text for name in ("baseline", "yarn")] == ["-3.00", "-0.10"]
-    heads, _ = table("Summary at the target length", *results)
-    assert [head for head in heads if "number" in head] == [
-        "Retrieval accuracy, number",
-        "Effective length at 85.6%, number",
-        "Answer log-prob (nats/token), number",
-    ]
     assert not any(one.caption == "Retrieval accuracy" for one in results_tables(results))
 
 
@@ -139,7 +90,7 @@ ANSWERS = [
 
 def ranked(*results):
     return [
-        ([name for name, _ in found.heads], {row[found.labels - 1].text: row for row in found.rows})
+        (found.heads, {row[found.labels - 1].text: row for row in found.rows})
         for found in ranking_tables(rank(results, base="baseline"), results)
     ]
 
