@@ -484,6 +484,16 @@ def whole_number(name: str, value: Any) -> int:
     )
 
 
+def positive_number(name: str, value: Any) -> float:
+    """Return a finite number above 0 of any library as a float; the error names the argument."""
+    number = number_of(value)
+    if isinstance(number, int | float) and not isinstance(number, bool) and 0 < number < 1e300:
+        return float(number)
+    raise RopepatchError(
+        f"{argument(name)} must be a number above 0, got {shown(value)}", hint=f"such as {argument(name, 64)}"
+    )
+
+
 def _plain(value: Any) -> Any:
     """Convert lists and arrays to tuples, and numbers of other libraries to Python's."""
     value = number_of(value)

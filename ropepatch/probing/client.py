@@ -18,6 +18,7 @@ from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # it
 
 from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.files import parse_json
+from ropepatch.settings import positive_number
 
 KEY = "ROPEPATCH_API_KEY"  # environment variable
 TIMEOUT = 600.0  # seconds for one answer, including the prefill of a long prompt
@@ -106,6 +107,7 @@ class Server:
         self.base = urlunsplit(parts._replace(path=path if path.endswith("/v1") else f"{path}/v1", query=""))
         self.shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"  # without a password
         self.key = os.environ.get(KEY, "")
+        self.timeout = positive_number("timeout", self.timeout)
         self.client = HTTPX.Client(timeout=HTTPX.Timeout(self.timeout, connect=10.0))
 
     def __enter__(self) -> Self:

@@ -245,6 +245,13 @@ def test_a_patched_model_compiles_without_a_graph_break(model, ids):
     assert ropepatch.active(compiled).plan.scaling.name == "yarn"
 
 
+def test_a_patched_model_can_be_exported(model, ids):
+    ropepatch.patch(model, plan_for(model))
+    program = torch.export.export(model, (ids,), {"use_cache": False}, strict=False)
+    exported = program.module()(ids, use_cache=False).logits
+    assert (exported - logits(model, ids)).abs().max() < 1e-4
+
+
 @pytest.mark.parametrize(
     "more", [{"layers": "sliding"}, {"layers": "nonsense"}, {"to": 512}, {"original": 32}]
 )

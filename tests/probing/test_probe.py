@@ -171,6 +171,14 @@ def test_a_response_sent_byte_by_byte_times_out(extended, begin):
     assert time.monotonic() - before < 8
 
 
+@pytest.mark.parametrize(
+    "timeout", [0, -(10**400), 1j, "60", float("nan"), True], ids=lambda one: str(one)[:5]
+)
+def test_a_timeout_that_is_no_number_of_seconds_is_refused(timeout):
+    with pytest.raises(RopepatchError, match="`timeout` must be a number above 0, got"):
+        ropepatch.probe("http://localhost:8000", timeout=timeout)
+
+
 def test_save_reading_without_a_checkpoint_raises_an_error(probed):
     with pytest.raises(RopepatchError, match="`save_reading` needs a checkpoint"):
         probed(checkpoint=None, options={"save_reading": True})
