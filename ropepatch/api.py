@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from ropepatch import files
 from ropepatch.pipeline.running import say_on_stderr
 from ropepatch.progress import bar
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from ropepatch.evaluation.curves import LossCurve
     from ropepatch.evaluation.retrieval import Retrieval
     from ropepatch.evaluation.suites import Method, Suite
-    from ropepatch.extension.gguf import GgufPlan
     from ropepatch.extension.patching import Patch
     from ropepatch.extension.planning import Plan
     from ropepatch.pipeline.choice import Choice
@@ -95,7 +93,7 @@ def plan(
     layers: Literal["sliding"] | None = None,
     revision: str | None = None,
     **parameters: Any,
-) -> Plan | GgufPlan:
+) -> Plan:
     """Show what an extension would change, from the configuration alone.
 
     No weights are read. For a Hub id only config.json is downloaded.
@@ -120,10 +118,6 @@ def plan(
         RopepatchError: If the model, the target or the method does not allow it.
     """
     given = _given(locals(), "parameters")
-    if isinstance(model, str | os.PathLike) and files.is_gguf(model):
-        from ropepatch.extension.gguf import plan as of_file
-
-        return of_file(**given)
     from ropepatch.extension.planning import plan as run
 
     return run(**given)
@@ -213,7 +207,7 @@ def load(
 
 
 def extend(
-    model: str | os.PathLike[str] | Plan | GgufPlan,
+    model: str | os.PathLike[str] | Plan,
     out: str | Path | None = None,
     *,
     to: Length | None = None,

@@ -223,7 +223,7 @@ def measure_extension(
     checkpoint ``adapted``, called ``label``, was trained under the plan. ``measurements`` are the prepared
     tasks, if they exist. See `measure`.
     """
-    subject = Subject(plan.model, plan.source.complete(), processes, say=say)
+    subject = Subject(plan.model, plan.checkpoint.complete(), processes, say=say)
     variants: list[Variant] = [(subject, BASELINE, None), (subject, plan.method.name, plan)]
     if adapted is not None:
         after = replace(subject, source=Checkpoint.find(adapted, weights=True), base=subject)

@@ -135,6 +135,11 @@ def _otherwise(engine: str, known: Found, model_type: str) -> Support:
     return Support("no", WHY_NOT[known.verdict].format(model_type))
 
 
+def gguf_support() -> list[Engine]:
+    """Return the support of an extended GGUF file, which is planned for llama.cpp."""
+    return [Support("yes", "and programs built on it").by("llama.cpp", "read")]
+
+
 def remapping_support() -> list[Engine]:
     """Return the support of a checkpoint with a position remapping, whose code only transformers runs."""
     own = Support("yes", "with trust_remote_code=True, for the code in its folder").by(

@@ -112,7 +112,7 @@ class Patch(Substitution[ScaledRope]):
             raise RopepatchError(
                 f"{place} contains no {ADAPTER}", hint="save the adapter there first with save_pretrained"
             )
-        source = plan.source.complete()
+        source = plan.checkpoint.complete()
         origin: dict[str, Any] = {"base": stated_by_card(source.folder)}
         if records.exists(source.folder):
             origin["earlier"] = records.read(source.folder)
@@ -165,7 +165,7 @@ def _planned(
                 "a plan already sets target, method, parameters, original and layers",
                 hint="pass the method, or only the plan",
             )
-        _check_same(method.source, here)
+        _check_same(method.checkpoint, here)
         return here, method
     if isinstance(method, Scaling | Remapping | str):
         return here, check_layers(plan_method(here, method, parameters, to), layers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import html
 import json
 import os
@@ -19,7 +18,14 @@ from ropepatch.attention.remapped import check_mappable
 from ropepatch.columns import Table, as_text
 from ropepatch.errors import RopepatchError, argument, plain, printable
 from ropepatch.extension.config_changes import ACROSS_LAYERS, SavedRope, find_changes
-from ropepatch.extension.engines import Engine, converted, engine_support, remapping_support
+from ropepatch.extension.engines import (
+    Engine,
+    converted,
+    engine_support,
+    gguf_support,
+    remapping_support,
+)
+from ropepatch.extension.gguf import gguf_changes
 from ropepatch.extension.queries import folds_attention
 from ropepatch.extension.remapping_code import remapping_changes
 from ropepatch.extension.text import (
@@ -29,13 +35,13 @@ from ropepatch.extension.text import (
     engines_table,
     parameters_text,
 )
-from ropepatch.files import json_text, read_json
-from ropepatch.model.architectures import remarks, trained_on
+from ropepatch.files import is_gguf, json_text, read_json
+from ropepatch.model.architectures import GGUF_GLOBAL, remarks, trained_on
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.checks import config_errors
 from ropepatch.model.checks.case import THETA_KEYS
 from ropepatch.model.config import ORIGINAL, check_dequantised, differs_by_layer, quantization_of
-from ropepatch.model.gguf import GgufModel
+from ropepatch.model.gguf import FREQS, GgufModel
 from ropepatch.model.reading_file import LONGEST
 from ropepatch.model.record_file import FILE as RECORD
 from ropepatch.model.rotary import SEQUENCE, RotarySite, float32_on_cpu, stated_window, switches
@@ -63,13 +69,13 @@ class Plan:
     """The plan of one extension; everything else is computed from its fields on first use.
 
     Args:
-        source: The checkpoint to extend.
+        source: The checkpoint or GGUF file to extend.
         method: A RoPE scaling or a position remapping, with all its parameters.
         target: The target length, in tokens.
         layers: The layers that a remapping applies to, if not all; known once the model has run.
     """
 
-    source: Checkpoint
+    source: Checkpoint | GgufModel
     method: Method
     target: int
     layers: tuple[int, ...] | None = None
@@ -86,8 +92,33 @@ class Plan:
 
     @property
     def model_type(self) -> str:
-        """The architecture, as transformers names it."""
-        return str(self.source.config.model_type)
+        """The architecture, as transformers names it; for a GGUF file as llama.cpp does."""
+        return self.source.model_type
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint to extend.
+
+        Raises:
+            RopepatchError: If it is a GGUF file, which only `plan` and `extend` support.
+        """
+        if isinstance(self.source, Checkpoint):
+            return self.source
+        raise RopepatchError(
+            f"{self.model} is a GGUF file, which only `ropepatch plan` and `ropepatch extend` support",
+            hint="use the checkpoint that it was made from",
+        )
+
+    @property
+    def gguf(self) -> GgufModel:
+        """The model of the GGUF file to extend.
+
+        Raises:
+            RopepatchError: If it is a checkpoint.
+        """
+        if isinstance(self.source, GgufModel):
+            return self.source
+        raise RopepatchError(f"{self.model} is no GGUF file", hint="name the file")
 
     @property
     def rope(self) -> Rope:
@@ -97,7 +128,7 @@ class Plan:
     @property
     def site(self) -> RotarySite:
         """The place of the rotary module in the model."""
-        return self.source.site
+        return self.checkpoint.site
 
     @property
     def remapping(self) -> Remapping | None:
@@ -113,6 +144,8 @@ class Plan:
 
     @cached_property
     def _written(self) -> tuple[SavedRope, dict[str, Any]]:
+        if isinstance(self.source, GgufModel):
+            return gguf_changes(self.source, self.scaling, self.target)
         return find_changes(self.source, self.scaling, self.target)
 
     @property
@@ -122,35 +155,43 @@ class Plan:
 
     @cached_property
     def changes(self) -> dict[str, Any]:
-        """The keys that change in config.json (or its section for the language model)."""
+        """The keys that change in config.json (or its section for the language model), or in a GGUF file.
+
+        The last are metadata and tables; None removes one.
+        """
         changes = self._written[1]
         if self.remapping is None:
             return changes
-        return changes | remapping_changes(self.source, self.remapping, self.target, self.layers)
+        return changes | remapping_changes(self.checkpoint, self.remapping, self.target, self.layers)
 
     @cached_property
     @float32_on_cpu()
     def warnings(self) -> tuple[str, ...]:
         """Warnings, one sentence each."""
+        if isinstance(self.source, GgufModel):
+            return tuple(_gguf_warnings(self))
         return tuple(_warnings(self.source, self.scaling, self.target))
 
     @property
     def before(self) -> dict[str, Any]:
         """The current values of the keys in `changes`, where set."""
-        stated = self.source.stated
-        kept = {key: stated[key] for key in self.changes if key in stated}
-        return copy.deepcopy(kept | {"rope_parameters": self.source.config.rope_parameters})
+        return self.source.held(self.changes)
 
     @property
     def rope_parameters(self) -> dict[str, Any]:
-        """The new `rope_parameters`; those of the global layers if layer types differ."""
-        return self.site.of(self.changes["rope_parameters"])
+        """The new `rope_parameters`; those of the global layers if layer types differ; empty for GGUF."""
+        return self._parameters_in(self.changes)
+
+    def _parameters_in(self, keys: Mapping[str, Any]) -> dict[str, Any]:
+        return self.site.of(keys["rope_parameters"]) if "rope_parameters" in keys else {}
 
     @cached_property
     def engines(self) -> list[Engine]:
         """The engines' support of the extended checkpoint, and the evidence for it."""
         if self.remapping is not None:
             return remapping_support()
+        if isinstance(self.source, GgufModel):
+            return gguf_support()
         gguf = None if self.length_dependent else converted(self.source)
         return engine_support(
             self.rope_parameters,
@@ -172,11 +213,12 @@ class Plan:
         """The frequencies and config.json of a patched model; at the target if they depend on the length."""
         if not self.length_dependent:
             return self._written
-        return find_changes(self.source, self.scaling.at(self.rope, self.target), self.target, static=True)
+        scaling = self.scaling.at(self.rope, self.target)
+        return find_changes(self.checkpoint, scaling, self.target, static=True)
 
     def apply(self, raw: dict[str, Any]) -> dict[str, Any]:
         """Return the content of config.json after the extension."""
-        return self.source.changed(self.changes, raw)
+        return self.checkpoint.changed(self.changes, raw)
 
     def frequencies(self) -> Frequencies:
         """Return the frequencies of the patched model, bit-identical to those of the reloaded checkpoint."""
@@ -200,7 +242,7 @@ class Plan:
             "rotary_dim": self.rope.rotary_dim,
             "rope_theta": self.rope.rope_theta,
             "already_scaled": self.rope.is_scaled,
-            "layer_type": self.site.layer_type,
+            "layer_type": self.source.layer_type,
             "attention_factor_before": self.rope.carried_attention_factor,
             "attention_factor": self.frequencies().attention_factor,
             "inv_freq_before": self.rope.inv_freq().tolist(),
@@ -230,19 +272,19 @@ class Plan:
             f"{method.name} ({method.paper}): factor={self.scaling.factor:g}{parameters_text(method)}",
         ]
         if self.source.original_window:
-            stated = self.source.config.max_position_embeddings
-            lines.append(f"original length {window}; config.json states {stated}")
-        if self.site.layer_type:
-            lines.append(f"scales RoPE in the {self.site.layer_type} layers only")
+            stated = self.source.stated_length
+            lines.append(f"original length {window}; {self.source.file_name} states {stated}")
+        if self.source.layer_type:
+            lines.append(f"scales RoPE in the {self.source.layer_type} layers only")
         frequencies = self.frequencies()
         if self.remapping:
             lines += ["", *distances_text(self.remapping, window, self.target)]
         else:
             lines += ["", *bands_text(self.rope, frequencies, self.scaling.factor)]
-        old, new = self.site.of(self.before["rope_parameters"]), self.rope_parameters
-        lines += ["", "config.json", changes_table(self.before, self.changes, old, new)]
+        old, new = self._parameters_in(self.before), self.rope_parameters
+        lines += ["", self.source.file_name, changes_table(self.before, self.changes, old, new)]
         lines.append("engine support, rope_type, evidence")
-        lines.append(engines_table(self.engines, self.remapping, new["rope_type"]))
+        lines.append(engines_table(self.engines, self.remapping, new.get("rope_type", "GGUF")))
         lines += [f"warning: {printable(warning)}" for warning in self.warnings]
         return as_text(lines, WIDTH)
 
@@ -263,19 +305,27 @@ def plan(
     revision: str | None = None,
     **parameters: Any,
 ) -> Plan:
-    """Plan an extension without reading weights; for a Hub id, download only config.json."""
-    if isinstance(model, str | os.PathLike):
+    """Plan from config.json, which is downloaded alone for a Hub id, or from the header of a GGUF file."""
+    if not isinstance(model, str | os.PathLike):
+        source: Checkpoint | GgufModel = Checkpoint.of(model, original)
+    elif not is_gguf(model):
         place = model if isinstance(model, str) else Path(model)
         source = Checkpoint.find(place, revision, original=original)
+    elif revision is None:
+        source = GgufModel.find(os.fspath(model), original)
     else:
-        source = Checkpoint.of(model, original)
+        name = argument("revision")
+        raise RopepatchError(f"{name} does not apply to a GGUF file", hint=f"drop {name}")
     if parameters and not isinstance(method, Method):
         check_method(str(method), parameters, arguments=("to", "method", "original", "layers", "revision"))
     return check_layers(plan_method(source, method, parameters, to), layers)
 
 
 def plan_method(
-    source: Checkpoint, method: str | Path | Method, parameters: Mapping[str, Any], to: Length | None
+    source: Checkpoint | GgufModel,
+    method: str | Path | Method,
+    parameters: Mapping[str, Any],
+    to: Length | None,
 ) -> Plan:
     """Plan with a method, its name, or a scaling file; see `plan`."""
     return plan_by(source, *method_for(source, method, parameters, to))
@@ -306,7 +356,7 @@ def method_for(
     if to is None and "factor" in parameters:
         to = _of_factor(source.window, parameters["factor"])
     found, target = find_method(method), source.target(to)
-    if isinstance(source, Checkpoint) and (stated := source.tied_yarn) and issubclass(found, YaRN):
+    if (stated := source.tied_yarn) and issubclass(found, YaRN):
         parameters = {**_as_stated(stated, target / source.window), **parameters}
     return found.for_target(source.rope, target, parameters), target
 
@@ -331,17 +381,12 @@ def _as_stated(yarn: Mapping[str, Any], factor: float) -> dict[str, Any]:
 
 
 @float32_on_cpu()
-def plan_by(source: Checkpoint, method: Method, target: int) -> Plan:
+def plan_by(source: Checkpoint | GgufModel, method: Method, target: int) -> Plan:
     """Plan with one method, deriving its missing parameters from the target."""
-    if (stated := source.tied_yarn) and not isinstance(method, YaRN):
-        raise RopepatchError(
-            f"{method.name} cannot extend {source.config.model_type}: YaRN's factor, {stated['factor']:g}, "
-            "also scales its softmax (mscale_all_dim)",
-            hint=f"use {argument('method', 'yarn')}, which replaces the factor",
-        )
+    source.check_method(method)
     made = Plan(source, method.fitted(source.window, target), target)
     if made.remapping:
-        check_mappable(source.skeleton, source.window)
+        check_mappable(made.checkpoint.skeleton, source.window)
     _ = made.changes
     return made
 
@@ -525,3 +570,20 @@ def _warnings(source: Checkpoint, scaling: Scaling, to: int) -> Iterator[str]:
     written = json.dumps(source.raw, default=str)
     if not any(key in written for key in THETA_KEYS):
         yield f"config.json has no rope_theta: transformers' default is {plain(rope.rope_theta)}"
+
+
+def _gguf_warnings(plan: Plan) -> Iterator[str]:
+    source = plan.gguf
+    if plan.rope.is_scaled:
+        yield f"the model is already scaled: {plan.method.name} is applied on top of its frequencies"
+    yield from scaling_warnings(plan.rope, plan.scaling, plan.target)
+    if source.sliding_window and source.architecture in GGUF_GLOBAL:
+        yield "the RoPE of the sliding-window layers does not change"
+    elif 0 < source.sliding_window < plan.target:
+        yield (
+            f"sliding_window {source.sliding_window} does not change: in layers that have it, tokens "
+            "farther apart do not attend to each other"
+        )
+    if plan.changes.get(FREQS):
+        yield f"forks of llama.cpp that ignore {FREQS} (ik_llama.cpp) silently run this file unscaled"
+    yield "transformers drops every RoPE scaling when it loads a GGUF file"

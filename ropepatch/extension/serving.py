@@ -17,7 +17,6 @@ from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
 
 from ropepatch.extension.engines import converted
-from ropepatch.extension.gguf import GgufPlan
 from ropepatch.extension.planning import Plan, is_local_only
 from ropepatch.model.architectures import GGUF_GLOBAL, gguf_architecture
 from ropepatch.model.checkpoint import Checkpoint
@@ -61,18 +60,18 @@ class Serving:
         return "\n".join([*(f"# {line}" for line in about), *self.commands])
 
 
-def serving(plan: Plan | GgufPlan, engine: str) -> Serving:
+def serving(plan: Plan, engine: str) -> Serving:
     """Return how to serve a plan with vllm, sglang, llama.cpp, ollama or mlx-lm.
 
     Raises:
         RopepatchError: If the engine has another name.
     """
     serve = find_named(engine, ENGINES, "engine", {})
-    if isinstance(plan, GgufPlan):
-        if engine not in GGUF_ENGINES:
-            return Serving(engine, (), "it cannot override the RoPE of a GGUF file")
-        return serve(plan)
-    return replace(serve(plan), cache=cache_bytes(plan.source.config, plan.target))
+    if isinstance(plan.source, Checkpoint):
+        return replace(serve(plan), cache=cache_bytes(plan.source.config, plan.target))
+    if engine not in GGUF_ENGINES:
+        return Serving(engine, (), "it cannot override the RoPE of a GGUF file")
+    return serve(plan)
 
 
 def cache_bytes(config: PreTrainedConfig, tokens: int) -> int | None:
@@ -141,7 +140,7 @@ def _of_config(name: str, row: str, plan: Plan, direct: tuple[str, ...], written
         note = "not known whether it supports this RoPE here"
     if direct:
         return Serving(name, direct, note=note)
-    model = plan.source.name or str(plan.source.folder)
+    model = plan.source.name or str(plan.checkpoint.folder)
     commands = extend_command(plan, model, plan.source, "DIR"), written
     return Serving(name, commands, "it has no RoPE option", note)
 
@@ -149,25 +148,25 @@ def _of_config(name: str, row: str, plan: Plan, direct: tuple[str, ...], written
 def _keys(plan: Plan, **more: int) -> dict[str, Any]:
     """Return the changes of config.json, in its section for the language model."""
     keys = {key: value for key, value in plan.changes.items() if key not in LEGACY_KEYS} | more
-    return {plan.source.section: keys} if plan.source.section else keys
+    return {plan.checkpoint.section: keys} if plan.checkpoint.section else keys
 
 
 def _named(plan: Plan) -> str:
     """Return the model as a command-line argument."""
     if plan.revision is None:
-        return shlex.quote(str(plan.source.place or plan.model))
+        return shlex.quote(str(plan.checkpoint.place or plan.model))
     return f"{shlex.quote(plan.model)} --revision {plan.revision}"
 
 
 # llama.cpp, and what is built on it
 
 
-def _llama_cpp(plan: Plan | GgufPlan) -> Serving:
+def _llama_cpp(plan: Plan) -> Serving:
     model = _gguf_model(plan)
     if isinstance(model, str):
         return Serving("llama.cpp", (), model)
-    file = shlex.quote(plan.model) if isinstance(plan, GgufPlan) else FILE
-    note = "" if isinstance(plan, GgufPlan) else f"{FILE} is the unchanged checkpoint"
+    file = shlex.quote(plan.model) if model is plan.source else FILE
+    note = "" if model is plan.source else f"{FILE} is the unchanged checkpoint"
     rope = model.find_equivalent(plan.scaling, by_options=True)
     applies = model.architecture in GGUF_GLOBAL or not model.sliding_window
     if applies and rope is not None and rope.divisors == model.gguf_rope.divisors:
@@ -179,7 +178,7 @@ def _llama_cpp(plan: Plan | GgufPlan) -> Serving:
     return _of_gguf("llama.cpp", plan, model, why, note, run)
 
 
-def _ollama(plan: Plan | GgufPlan) -> Serving:
+def _ollama(plan: Plan) -> Serving:
     model = _gguf_model(plan)
     if isinstance(model, str):
         return Serving("ollama", (), model)
@@ -188,13 +187,13 @@ def _ollama(plan: Plan | GgufPlan) -> Serving:
         "FROM ./NEW.gguf",
         f"PARAMETER num_ctx {plan.target}",
     )
-    note = "" if isinstance(plan, GgufPlan) else f"{FILE} is the unchanged checkpoint"
+    note = "" if model is plan.source else f"{FILE} is the unchanged checkpoint"
     return _of_gguf("ollama", plan, model, "a Modelfile has no RoPE parameters", note, *modelfile)
 
 
-def _gguf_model(plan: Plan | GgufPlan) -> GgufModel | str:
+def _gguf_model(plan: Plan) -> GgufModel | str:
     """Return the model of the GGUF file that is served, or why llama.cpp cannot serve the plan."""
-    if isinstance(plan, GgufPlan):
+    if isinstance(plan.source, GgufModel):
         return plan.source
     if plan.remapping:
         return "has no such attention"
@@ -205,13 +204,13 @@ def _gguf_model(plan: Plan | GgufPlan) -> GgufModel | str:
     return converted(plan.source) or "its converter does not write the RoPE that the model has"
 
 
-def _of_gguf(name: str, plan: Plan | GgufPlan, model: GgufModel, why: str, note: str, *run: str) -> Serving:
+def _of_gguf(name: str, plan: Plan, model: GgufModel, why: str, note: str, *run: str) -> Serving:
     """Return the commands that write and run a GGUF file, if one can contain the plan."""
     if model.find_equivalent(plan.scaling) is None:
         return Serving(
             name, (), f"llama.cpp's {model.architecture} does not support this {plan.scaling.name}"
         )
-    file = plan.model if isinstance(plan, GgufPlan) else FILE
+    file = plan.model if model is plan.source else FILE
     return Serving(name, (extend_command(plan, file, model, "NEW.gguf"), *run), why, note)
 
 
@@ -235,7 +234,7 @@ def _llama_server(file: str, model: GgufModel, target: int, rope: GgufRope) -> s
 # Writing the plan
 
 
-def extend_command(plan: Plan | GgufPlan, model: str, source: Checkpoint | GgufModel, out: str) -> str:
+def extend_command(plan: Plan, model: str, source: Checkpoint | GgufModel, out: str) -> str:
     """Return the command that writes a plan.
 
     Args:
@@ -252,7 +251,7 @@ def extend_command(plan: Plan | GgufPlan, model: str, source: Checkpoint | GgufM
         words.append(f"--set=factor={plan.scaling.factor}")
     if plan.source.original_window:
         words += ["--original", f"{plan.source.original_window}"]
-    if isinstance(plan, Plan) and is_local_only(plan):
+    if is_local_only(plan):
         words += ["--layers", "sliding"]
     if plan.revision:
         words += ["--revision", plan.revision]

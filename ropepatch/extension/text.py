@@ -94,7 +94,8 @@ def _changes(
     before: dict[str, Any], changes: dict[str, Any], old: dict[str, Any], new: dict[str, Any]
 ) -> Iterable[tuple[str, ...]]:
     for key in (key for key in changes if key not in LEGACY_KEYS and key != "rope_parameters"):
-        yield f"  {key}", _short(before.get(key, "absent")), f"-> {_short(changes[key])}"
+        after = "absent" if changes[key] is None else changes[key]
+        yield f"  {key}", _short(before.get(key, "absent")), f"-> {_short(after)}"
     for key in [*new, *(key for key in old if key not in new)]:
         row = _short(old.get(key, "absent")), f"-> {_short(new.get(key, 'absent'))}"
         yield f"  rope_parameters.{printable(key)}", *(row if old.get(key) != new.get(key) else row[:1])

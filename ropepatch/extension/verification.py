@@ -101,15 +101,15 @@ def verify(written: Checkpoint, plan: Plan, expected: Tensor | str) -> tuple[Ver
 
 def frequency_error(written: Checkpoint, plan: Plan) -> float:
     """Return the distance of stock transformers' frequencies from a plan's; 0.0 if bit-identical."""
-    return plan.source.with_config(written.raw).frequencies().distance(plan.saved.frequencies)
+    return plan.checkpoint.with_config(written.raw).frequencies().distance(plan.saved.frequencies)
 
 
 def check_frequencies(written: Checkpoint, plan: Plan) -> None:
     """Raise if stock transformers computes other frequencies than the plan's from a checkpoint."""
-    reloaded = plan.source.with_config(written.raw)
+    reloaded = plan.checkpoint.with_config(written.raw)
     if error := reloaded.frequencies().distance(plan.saved.frequencies):
         raise _differs("frequencies", error)
-    if not plan.source.other_frequencies().items() <= reloaded.other_frequencies().items():
+    if not plan.checkpoint.other_frequencies().items() <= reloaded.other_frequencies().items():
         raise _differs("frequencies for the other layers", float("nan"))
 
 

@@ -129,7 +129,7 @@ def check_copy(
 def check_savable(plan: Plan) -> None:
     """Raise if no checkpoint of this model can contain the plan's position remapping."""
     if plan.remapping is not None:
-        check_holds_remapping(plan.source, plan.remapping)
+        check_holds_remapping(plan.checkpoint, plan.remapping)
 
 
 def proof_of(checkpoint: Checkpoint, verdict: records.Verdict, *, linked: bool = False) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def save_trained(
 
 def source_of(plan: Plan, *, out: Path, include: Sequence[str] = ()) -> Checkpoint:
     """Return the checkpoint of a plan with its weights; raise if the output folder lies inside it."""
-    source = plan.source.complete(include)
+    source = plan.checkpoint.complete(include)
     if out.resolve().is_relative_to(source.folder.resolve()):
         raise RopepatchError(
             f"{out} lies inside the source checkpoint", hint=f"choose an {argument('out')} outside it"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -58,6 +58,8 @@ from ropepatch.model.rotary import (
 from ropepatch.model.source import check_no_adapter, download, locate
 from ropepatch.model.stated_rope import StatedRope
 from ropepatch.model.weights import Weights, fingerprint, read_headers
+from ropepatch.scaling import YaRN
+from ropepatch.scaling.method import Method
 from ropepatch.scaling.rope import Frequencies, Rope
 from ropepatch.settings import Length
 
@@ -87,6 +89,7 @@ class Checkpoint(StatedRope):
     original: Length | None = None
     stated_raw: dict[str, Any] | None = field(default=None, repr=False)
     own_config: type[PreTrainedConfig] | None = None
+    file_name = "config.json"
 
     @classmethod
     def find(
@@ -315,6 +318,35 @@ class Checkpoint(StatedRope):
         return self.rope.rotary_dim < self.head_dim or hasattr(self.config, "qk_nope_head_dim")
 
     # RoPE
+
+    @property
+    def model_type(self) -> str:
+        """The architecture, as transformers names it."""
+        return str(self.config.model_type)
+
+    @property
+    def stated_length(self) -> int:
+        """The context length in config.json, in tokens."""
+        return int(self.config.max_position_embeddings)
+
+    @property
+    def layer_type(self) -> str | None:
+        """The type of the layers that are scaled, if RoPE differs by layer type."""
+        return self.site.layer_type
+
+    def held(self, keys: Iterable[str]) -> dict[str, Any]:
+        """Return the current values of some keys, where set, and `rope_parameters`."""
+        kept = {key: self.stated[key] for key in keys if key in self.stated}
+        return copy.deepcopy(kept | {"rope_parameters": self.config.rope_parameters})
+
+    def check_method(self, method: Method) -> None:
+        """Raise a `RopepatchError` for another method than YaRN if YaRN also scales the softmax."""
+        if (stated := self.tied_yarn) and not isinstance(method, YaRN):
+            raise RopepatchError(
+                f"{method.name} cannot extend {self.model_type}: YaRN's factor, {stated['factor']:g}, "
+                "also scales its softmax (mscale_all_dim)",
+                hint=f"use {argument('method', 'yarn')}, which replaces the factor",
+            )
 
     @cached_property
     def site(self) -> RotarySite:

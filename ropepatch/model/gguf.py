@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from ropepatch.model.gguf_file import GgufFile
 from ropepatch.model.rotary import float32_on_cpu
 from ropepatch.model.stated_rope import StatedRope
 from ropepatch.scaling import Scaling, YaRN
+from ropepatch.scaling.method import Method
 from ropepatch.scaling.powers import AdjustedBase, NTKAware, Unscaled, ntk_theta
 from ropepatch.scaling.ramps import yarn_temperature
 from ropepatch.scaling.rope import Frequencies, Rope, divisors
@@ -82,6 +84,7 @@ class GgufModel(StatedRope):
         has_local_base: Whether sliding-window layers have a base of their own.
         original: The original context length that the user gave instead.
         converted: The checkpoint's file; None if it was not converted yet.
+        revision: None.
     """
 
     name: str
@@ -93,6 +96,8 @@ class GgufModel(StatedRope):
     has_local_base: bool = False
     original: Length | None = None
     converted: GgufFile | None = None
+    revision: None = None
+    file_name = "GGUF"
 
     @classmethod
     def find(cls, path: str | Path, original: Length | None = None) -> GgufModel:
@@ -127,6 +132,35 @@ class GgufModel(StatedRope):
         if self.converted is None:
             raise RopepatchError(f"{self.name} is no GGUF file", hint="convert it first")
         return self.converted
+
+    @property
+    def model_type(self) -> str:
+        """The architecture, as llama.cpp names it."""
+        return self.architecture
+
+    @property
+    def stated_length(self) -> int:
+        """The context length of the file, in tokens."""
+        return int(self.file.get(self.key("context_length")))
+
+    def held(self, keys: Iterable[str]) -> dict[str, Any]:
+        """Return the current values of some metadata and tensors, where set."""
+        fields, tensors = self.file.fields, self.file.tensors
+        values = {key: fields[key].contents() for key in keys if key in fields}
+        return values | {key: tensors[key].data.tolist() for key in keys if key in tensors}
+
+    def check_method(self, method: Method) -> None:
+        """Raise a `RopepatchError` for a method that no GGUF file can contain."""
+        if not isinstance(method, Scaling):
+            raise RopepatchError(
+                f"a GGUF file cannot contain {method.name}: it is a position remapping",
+                hint="extend the safetensors checkpoint, or use another method",
+            )
+        if method.length_dependent:
+            raise RopepatchError(
+                f"a GGUF file cannot contain {method.name}: its frequencies depend on the length",
+                hint=f"use a static method, e.g. {argument('method', 'yarn')}",
+            )
 
     def key(self, name: str) -> str:
         """Return the full name of a key."""

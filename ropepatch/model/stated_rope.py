@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from functools import cached_property
+from typing import Any, ClassVar
 
 from ropepatch.errors import RopepatchError, argument
+from ropepatch.model.architectures import LocalRope
+from ropepatch.scaling.method import Method
 from ropepatch.scaling.rope import Rope
 from ropepatch.settings import Length, number_of, relative_length, shown
 
@@ -14,10 +18,49 @@ class StatedRope(ABC):
     """A model with RoPE parameters in its files.
 
     Attributes:
+        name: The name that the user gave.
+        revision: The commit of a model from the Hub.
         original: The original context length that the user gave instead of the files'.
+        file_name: What the RoPE parameters are written into.
     """
 
+    name: str
+    revision: str | None
     original: Length | None
+    file_name: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def model_type(self) -> str:
+        """The architecture."""
+
+    @property
+    @abstractmethod
+    def stated_length(self) -> int:
+        """The context length in the files, in tokens."""
+
+    @property
+    def layer_type(self) -> str | None:
+        """The type of the layers that are scaled, if RoPE differs by layer type."""
+        return None
+
+    @property
+    def local_rope(self) -> LocalRope | None:
+        """The local layers that use the one RoPE."""
+        return None
+
+    @property
+    def tied_yarn(self) -> dict[str, Any] | None:
+        """The parameters of a YaRN whose factor also changes the softmax scale."""
+        return None
+
+    @abstractmethod
+    def held(self, keys: Iterable[str]) -> dict[str, Any]:
+        """Return the current values of some keys, where set."""
+
+    @abstractmethod
+    def check_method(self, method: Method) -> None:
+        """Raise a `RopepatchError` for a method that the files cannot express."""
 
     @property
     @abstractmethod

@@ -17,12 +17,12 @@ from ropepatch.evaluation.comparisons import summary
 from ropepatch.evaluation.measuring import measure_extension
 from ropepatch.extension import gguf, writing
 from ropepatch.extension import record as records
-from ropepatch.extension.gguf import GgufPlan
 from ropepatch.extension.planning import Plan, check_layers, plan_method
 from ropepatch.extension.writing import check_savable
 from ropepatch.files import absent, from_here, json_text
 from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.gguf import GgufModel
 from ropepatch.model.kinds import KEY
 from ropepatch.model.source import without_paths
 from ropepatch.pipeline.evaluation import reported
@@ -69,7 +69,7 @@ class Extension:
     """
 
     folder: Path
-    plan: Plan | GgufPlan
+    plan: Plan
     record: dict[str, Any] = field(repr=False)
     results: Results = field(default=Results(), repr=False)
     gate: records.Gate | None = None
@@ -105,9 +105,10 @@ class Extension:
         window = self.plan.source.window
         place = printable(from_here(self.folder))
         lines = [f"{place}: {window} -> {self.plan.target} tokens, {self.plan.method.name}"]
-        if isinstance(self.plan, GgufPlan):
-            lines.append(f"read back: {self.record['verified']}")
-        elif verified := self.record.get("verified"):
+        verified = self.record.get("verified")
+        if isinstance(verified, str):  # of a GGUF file
+            lines.append(f"read back: {verified}")
+        elif verified:
             proof = f"frequencies {verified['frequencies']}, logits {verified['logits']}"
             stock = "transformers and its code" if self.plan.remapping else "stock transformers"
             how = "reloaded with" if verified["compared"] else "not reloaded; config.json checked with"
@@ -163,7 +164,7 @@ def extend(options: ExtendOptions) -> Extension:
         options.check_suite(plan)
         is_written = training is None and _is_written(options, plan)
         if options.plan is not None:
-            plan.source.check_unchanged()
+            plan.checkpoint.check_unchanged()
         _check_place(options)
         folder = options.place
         source = writing.source_of(plan, out=folder, include=include)
@@ -202,7 +203,7 @@ def extend(options: ExtendOptions) -> Extension:
 
 def planned(options: ExtendOptions) -> Plan:
     """The plan of a call."""
-    if isinstance(options.plan, Plan):
+    if options.plan is not None:
         return options.plan
     plan = plan_method(options.source, options.chosen, options.asked, options.target)
     return check_layers(plan, options.layers)
@@ -226,12 +227,10 @@ def kept(options: ExtendOptions) -> str:
 def _of_gguf(options: ExtendOptions) -> Extension:
     """Write a GGUF file with other RoPE parameters, or dry-run it."""
     plan = options.plan
-    if not isinstance(plan, GgufPlan):
-        asked: dict[str, Any] = options.asked
-        plan = gguf.plan(
-            options.name, to=options.to, method=options.chosen, original=options.original, **asked
-        )
-    parts = plan.source.file.stem, method_label(options.chosen), short_length(plan.target)
+    if plan is None:
+        source = GgufModel.find(options.name, options.original)
+        plan = plan_method(source, options.chosen, options.asked, options.to)
+    parts = plan.gguf.file.stem, method_label(options.chosen), short_length(plan.target)
     file = Path(options.out or f"{default_place(*parts)}.gguf")
     if options.dry_run:
         obstacles = []
@@ -293,7 +292,7 @@ def _dry_run(options: ExtendOptions, plan: Plan) -> Extension:
         partial(options.check_reading, plan),
     ]
     if options.plan is not None:
-        checks.append(plan.source.check_unchanged)
+        checks.append(plan.checkpoint.check_unchanged)
     ahead, obstacles, prepared = None, list[RopepatchError](), None
     if recipe is not None:
         prepared = prepare(plan, recipe)

@@ -15,7 +15,6 @@ from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation.measuring import measure_extension, prepare_tasks
 from ropepatch.evaluation.suites import Suite
 from ropepatch.evaluation.tasks import Measurement
-from ropepatch.extension.gguf import GgufPlan
 from ropepatch.extension.planning import Plan, check_method, method_for
 from ropepatch.extension.writing import check_savable
 from ropepatch.files import is_gguf
@@ -51,7 +50,7 @@ class ExtendOptions(Arguments):
     """The arguments of one call of `extend`."""
 
     model: Annotated[
-        InstanceOf[Plan] | InstanceOf[GgufPlan] | str,
+        InstanceOf[Plan] | str,
         expected("a checkpoint folder, a Hub id, a GGUF file, or a plan"),
         BeforeValidator(model_name),
     ]
@@ -172,7 +171,7 @@ class ExtendOptions(Arguments):
         return Feedback(say=self.say, progress=self.progress, show=self.show, command=command)
 
     @property
-    def plan(self) -> Plan | GgufPlan | None:
+    def plan(self) -> Plan | None:
         """The plan, if one was passed instead of a model."""
         return None if isinstance(self.model, str) else self.model
 
@@ -184,7 +183,7 @@ class ExtendOptions(Arguments):
     @property
     def of_gguf(self) -> bool:
         """Whether a GGUF file is extended, not a checkpoint."""
-        return isinstance(self.model, GgufPlan) or (isinstance(self.model, str) and is_gguf(self.model))
+        return is_gguf(self.name)
 
     @cached_property
     def named(self) -> Recipe | None:
@@ -215,7 +214,7 @@ class ExtendOptions(Arguments):
     def source(self) -> Checkpoint:
         """The model."""
         if isinstance(self.model, Plan):
-            return self.model.source
+            return self.model.checkpoint
         usual = self.named.model if self.named and not self.distil else ""
         try:
             source = Checkpoint.find(self.name, self.revision, original=self.original)
@@ -317,7 +316,7 @@ class ExtendOptions(Arguments):
         if not self.reading:
             return
         is_adapter = self.training is not None and self.training.save == "adapter"
-        none = why_none(plan.source, plan.method.name, plan.source.window, plan.target)
+        none = why_none(plan.checkpoint, plan.method.name, plan.source.window, plan.target)
         if reason := "save: adapter writes no checkpoint" if is_adapter else none:
             raise RopepatchError(f"{argument('reading')}: {reason}", hint="leave it out")
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Protocol
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import Result, read_result, results_json
 from ropepatch.evaluation.table import data_frame
-from ropepatch.extension.gguf import GgufPlan
 from ropepatch.extension.planning import Plan
 from ropepatch.report import html_table, results_tables, results_text
 from ropepatch.settings import refuse_unknown
@@ -85,9 +84,9 @@ class Results(tuple[Result, ...]):
         return "".join(map(html_table, results_tables(self)))
 
 
-def plot(what: Plan | GgufPlan | HasFigures | str | Path, name: str | None = None) -> Figure:
+def plot(what: Plan | HasFigures | str | Path, name: str | None = None) -> Figure:
     """Draw a plan, measurements, or the results in a folder or a file."""
-    if isinstance(what, Plan | GgufPlan):
+    if isinstance(what, Plan):
         from ropepatch.report.plots import plot_plan
 
         return plot_plan(what)

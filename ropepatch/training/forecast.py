@@ -231,7 +231,7 @@ def forecast(
     prepared, window = prepared or prepare(plan, recipe), plan.source.window
     counted, cost = prepared.counted, None
     if counted.trained is not None:
-        config, dtype = plan.source.whole_config, prepared.precision.dtype
+        config, dtype = plan.checkpoint.whole_config, prepared.precision.dtype
         cost = memory(recipe, config, counted, dtype, window, plan.target).to_dict()
     content = {
         "recipe": recipe.to_dict(),
@@ -259,7 +259,7 @@ def other_model(plan: Plan, recipe: Recipe) -> Iterator[str]:
     if meant := published_config(recipe.model):
         geometries = [
             [getattr(config, size, None) for size in GEOMETRY]
-            for config in (text_config(load_config(meant)), plan.source.config)
+            for config in (text_config(load_config(meant)), plan.checkpoint.config)
         ]
         if geometries[0] == geometries[1]:
             return
@@ -317,7 +317,7 @@ def _disk(plan: Plan, recipe: Recipe, out: Path, counted: Weights) -> dict[str, 
     """Return the bytes of the run's checkpoints and of the output, and the free space."""
     trained = counted.trained or counted.all
     saved = (
-        counted.all * stored_dtype(plan.source.whole_config).itemsize
+        counted.all * stored_dtype(plan.checkpoint.whole_config).itemsize
         if recipe.save == "merged"
         else 4 * trained
     )

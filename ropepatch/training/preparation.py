@@ -83,7 +83,7 @@ def prepare(plan: Plan, recipe: Recipe) -> Prepared:
         except RopepatchError as error:
             obstacles.append(error)
 
-    model: Any = copy.deepcopy(plan.source.skeleton)
+    model: Any = copy.deepcopy(plan.checkpoint.skeleton)
     counted, sharing = Weights.before(model), Sharing.of_environment()
     precision = fastest() if recipe.precision is None else Precision(recipe.precision)
     with noted():
@@ -112,7 +112,7 @@ def check_adaptable(plan: Plan, recipe: Recipe, model: Any) -> None:
             if switched
             else "train with a static method",
         )
-    if plan.source.is_quantised:
+    if plan.checkpoint.is_quantised:
         raise RopepatchError(
             f"the weights of {plan.model} are quantised", hint="train the checkpoint it was made from"
         )

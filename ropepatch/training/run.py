@@ -106,13 +106,13 @@ class Run:
                 self.resumed(record)
 
     def _reader(self, **options: Any) -> RecipeReader:
-        in_windows = self.plan.source.config.model_type in BOS_IN_EACH_WINDOW
+        in_windows = self.plan.checkpoint.config.model_type in BOS_IN_EACH_WINDOW
         return RecipeReader(
             recipe=self.recipe,
             tokenizer=self.tokenizer,
             trained=self.trained,
             target=self.plan.target,
-            vocabulary=self.plan.source.config.vocab_size,
+            vocabulary=self.plan.checkpoint.config.vocab_size,
             folder=self.source.folder,
             first=self.tokenizer.bos_token_id if in_windows else None,
             **options,
@@ -125,7 +125,7 @@ class Run:
             "recipe": self.recipe.model_dump(exclude=NOT_DECISIVE),
             "method": {key: plan[key] for key in ("method", "factor", "parameters", "target", "inv_freq")},
             "weights": self.source.fingerprint,
-            "config": seed_of(json.dumps(self.plan.source.raw, sort_keys=True)),
+            "config": seed_of(json.dumps(self.plan.checkpoint.raw, sort_keys=True)),
             "text": supply.digest,
             "processes": self.processes.count,
         }

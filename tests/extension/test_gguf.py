@@ -14,7 +14,7 @@ from gguf_files import BASE, DIM, TARGET, WINDOW, write_gguf
 
 import ropepatch
 from ropepatch.errors import RopepatchError
-from ropepatch.extension.gguf import GgufPlan
+from ropepatch.extension.planning import Plan
 from ropepatch.model.gguf_file import GgufFile
 from ropepatch.scaling import make_scaling
 
@@ -59,7 +59,7 @@ def computed(path: Path, position: int) -> np.ndarray:
     return np.array(rows)
 
 
-def expected(plan: GgufPlan, position: int) -> np.ndarray:
+def expected(plan: Plan, position: int) -> np.ndarray:
     """The same, computed from the scaling."""
     inv_freq, a = plan.method.frequencies(plan.rope)
     angles = position * inv_freq.double()
@@ -131,7 +131,7 @@ def test_a_scaled_file_is_scaled_on_top(tmp_path):
     source = write_gguf(tmp_path / "a.gguf", "qwen3", **{"rope.scaling.factor": 2.0, "context_length": 256})
     plan = ropepatch.plan(source, 1024, method="linear")
     assert plan.rope.is_scaled
-    assert plan.keys["qwen3.rope.scaling.factor"] == 8.0
+    assert plan.changes["qwen3.rope.scaling.factor"] == 8.0
     twice = ropepatch.extend(
         ropepatch.extend(
             write_gguf(tmp_path / "b.gguf"), tmp_path / "c.gguf", to=256, method="llama3"
@@ -262,7 +262,7 @@ def test_a_dry_run_reports_errors_and_writes_nothing(tmp_path):
     source = write_gguf(tmp_path / "a.gguf", "qwen3")
     dry = ropepatch.extend(source, tmp_path / "b.gguf", to="4x", dry_run=True)
     assert "qwen3.rope.scaling.type" in dry.outcome()
-    assert dry.to_dict()["metadata_changes"]["qwen3.rope.scaling.type"] == "yarn"
+    assert dry.to_dict()["config_changes"]["qwen3.rope.scaling.type"] == "yarn"
     assert not dry.obstacles
     stopped = ropepatch.extend(source, source, to="4x", dry_run=True)
     assert "already exists" in str(stopped.obstacles[0])

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ropepatch.evaluation.results import Result
-    from ropepatch.extension.gguf import GgufPlan
     from ropepatch.extension.planning import Plan
 
 SHADES = {  # by change: the more a pair is slowed down, the darker
@@ -56,7 +55,7 @@ class Rescaling:
     distances: Remapping | None = None  # of a remapping, which keeps the frequencies
 
     @classmethod
-    def planned(cls, plan: Plan | GgufPlan) -> Rescaling:
+    def planned(cls, plan: Plan) -> Rescaling:
         """The change of a plan."""
         factor, target = plan.scaling.factor, plan.target
         return cls(plan.method.name, plan.rope, plan.frequencies(), factor, target, plan.remapping)

@@ -23,7 +23,6 @@ from ropepatch.settings import short_length
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ropepatch.extension.gguf import GgufPlan
     from ropepatch.extension.planning import Plan
 
 Changes = Sequence[tuple[Rescaling, Look]]
@@ -72,13 +71,13 @@ def figures_of_plans(plans: Sequence[Plan]) -> dict[str, Figure]:
     return drawn
 
 
-def plot_plan(plan: Plan | GgufPlan) -> Figure:
+def plot_plan(plan: Plan) -> Figure:
     """A figure of a plan: the tokens per rotation of every rotary pair, or the distances of its remapping."""
     ((change, look),) = _planned([plan])
     return plot_effective_distances([(change, look)]) if change.distances else plot_wavelengths(change, look)
 
 
-def _planned(plans: Sequence[Plan | GgufPlan]) -> Changes:
+def _planned(plans: Sequence[Plan]) -> Changes:
     changes = [Rescaling.planned(plan) for plan in plans]
     look = looks(change.name for change in changes)
     return [(change, look[change.name]) for change in changes]
