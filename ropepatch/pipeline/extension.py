@@ -15,7 +15,7 @@ from ropepatch.data.questions import TAUGHT
 from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.evaluation.comparisons import summary
 from ropepatch.evaluation.measuring import measure_extension
-from ropepatch.extension import gguf, writing
+from ropepatch.extension import gguf_writing, writing
 from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan, check_layers, plan_method
 from ropepatch.extension.writing import check_savable
@@ -235,7 +235,7 @@ def _of_gguf(options: ExtendOptions) -> Extension:
     if options.dry_run:
         obstacles = []
         try:
-            gguf.check_place(plan, file)
+            gguf_writing.check_place(plan, file)
         except RopepatchError as error:
             obstacles.append(error)
         return Extension(file, plan, {}, obstacles=tuple(obstacles))
@@ -244,7 +244,7 @@ def _of_gguf(options: ExtendOptions) -> Extension:
             for warning in plan.warnings:
                 options.say(f"warning: {warning}")
         with options.progress(WEIGHTS) as advance:
-            file, verified = gguf.extend(plan, file, advance)
+            file, verified = gguf_writing.extend(plan, file, advance)
     extension = Extension(
         file, plan, without_paths(plan.to_dict()) | {"verified": verified} | (options.record or {})
     )
