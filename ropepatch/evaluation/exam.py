@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,6 @@ TOKENS = 2**16  # approximate tokens of the prompts of an exam
 MOST, LEAST = 32, 4  # prompts of an exam
 SHORTER, SHORTEST = 8, 512  # prompts have at least this share of the original length, and so many tokens
 KEYS = 8  # questions of each kind per prompt
-LESS_LIKELY, MORE_LOSS = 0.01, 0.001  # nats by which an answer or a loss may be worse
 FALLBACK = "passkey"  # one per prompt; used only if no other kind is possible
 
 
@@ -96,41 +95,6 @@ def answerable(
         if found := [k for k in shares if why_not_counted(shares[k], keys=keys, trained=window) is None]:
             return found
     return []
-
-
-def compared(exam: Exam, before: Retrieval, after: Retrieval) -> dict[str, Any]:
-    """The answers of two models by kind: counts of correct answers, and log-probs."""
-
-    def of(answers: Retrieval, kind: str) -> dict[str, Any]:
-        found = answers.found(exam.length, kind)
-        log_prob = answers.log_prob(exam.length, kind).value
-        return {"found": round(found.value * found.weight), "log_prob": log_prob}
-
-    return {
-        kind: {
-            "count": sum(answer.kind == kind for answer in after.answers),
-            "before": of(before, kind),
-            "after": of(after, kind),
-        }
-        for kind in exam.kinds
-    }
-
-
-def verdict(names: tuple[str, str], held: Mapping[str, Any], window: int) -> str:
-    """One line on held-out test data: the loss within and beyond the original length, and the answers."""
-    within, beyond = (
-        f"{held[f'{where}_before']:.4f} -> {held[f'{where}_after']:.4f}" for where in ("short", "far")
-    )
-    answers = (
-        f"{kind} accuracy {of['before']['found']} -> {of['after']['found']} of {of['count']} "
-        f"({of['before']['log_prob']:.2f} -> {of['after']['log_prob']:.2f} nats/token)"
-        for kind, of in held.get("answers", {}).items()
-    )
-    retrieval = ", ".join(answers) or "no questions, because it answers no kind within its original length"
-    return (
-        f"{' -> '.join(names)}, on held-out test data ({held['windows']} windows): loss within {window} "
-        f"tokens {within}, beyond {beyond}; {retrieval}"
-    )
 
 
 def _settings(length: int, seed: int, most: int) -> dict[str, Any]:

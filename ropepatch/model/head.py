@@ -88,8 +88,6 @@ def decoded_once(
     model: PreTrainedModel,
     decoder: nn.Module,
     ids: Tensor,
-    through: Callable[[Tensor], Tensor] = lambda hidden: hidden,
-    **inputs: Tensor,
 ) -> Iterator[tuple[Callable[[Tensor], Tensor], list[Tensor]]]:
     """Compute logits of a few positions at a time with one run of the decoder.
 
@@ -100,8 +98,6 @@ def decoded_once(
         model: The model.
         decoder: Its `decoder_of`.
         ids: Token ids [B, T].
-        through: Applied once to the hidden states [B, T, H].
-        **inputs: Further inputs of the model.
 
     Yields:
         The logits [B, C, V] as a function of positions [C]; and the hidden states, one per call.
@@ -112,14 +108,13 @@ def decoded_once(
 
     @functools.wraps(forward)
     def decode_once(*args: Any, **kwargs: Any) -> Any:
-        outputs.append(outputs[0] if outputs else _changed(forward(*args, **kwargs), through))
+        outputs.append(outputs[0] if outputs else forward(*args, **kwargs))
         states.append(_hidden(outputs[-1]))
         return outputs[-1]
 
     def logits_at(positions: Tensor) -> Tensor:
         # Positions, not their number: with a number, Gemma 4's decoder drops all other positions.
-        given = {"input_ids": ids, "use_cache": False} | inputs
-        logits: Tensor = model(**given, logits_to_keep=positions).logits
+        logits: Tensor = model(input_ids=ids, use_cache=False, logits_to_keep=positions).logits
         return logits
 
     with shadowed(decoder, decode_once):
@@ -129,13 +124,6 @@ def decoded_once(
 def _hidden(output: Any) -> Tensor:
     hidden: Tensor = output if isinstance(output, Tensor) else output[0]
     return hidden
-
-
-def _changed(output: Any, through: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(output, Tensor):
-        return through(output)
-    output[next(iter(output))] = through(output[0])
-    return output
 
 
 def token_losses(logits: Tensor, targets: Tensor) -> Tensor:

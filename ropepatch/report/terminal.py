@@ -6,7 +6,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import TextIO
 
 from ropepatch.errors import printable
 from ropepatch.evaluation.comparisons import comparisons
@@ -23,7 +22,7 @@ PROSE = 100  # characters of a line of advice where there is no terminal
 
 def print_results(results: Sequence[Result]) -> None:
     """Print the tables of every task, model and target."""
-    _write(results_text(results, _width(sys.stdout)), sys.stdout)
+    _write(results_text(results, _width()))
 
 
 def results_text(results: Sequence[Result], width: int | None = None) -> str:
@@ -42,20 +41,16 @@ def _titled(table: Table, width: int | None) -> str:
     return f"{table.caption}\n{table_text(table, width)}"
 
 
-def print_ranking(
-    ranking: Ranking, results: Sequence[Result], *, command: str = "", on_stderr: bool = False
-) -> None:
+def print_ranking(ranking: Ranking, results: Sequence[Result], *, command: str = "") -> None:
     """Print the methods with their intervals, and the verdict.
 
     Args:
         ranking: The ranking of the results.
         results: The measurements; if they contain the floor of the text, it is the last row.
         command: The command that writes the recommended checkpoint.
-        on_stderr: Print on stderr.
     """
-    stream = sys.stderr if on_stderr else sys.stdout
-    text = ranking_text(ranking, results, _width(stream))
-    _write("\n".join([text, *([f"  {command}"] if command else [])]), stream)
+    text = ranking_text(ranking, results, _width())
+    _write("\n".join([text, *([f"  {command}"] if command else [])]))
 
 
 def ranking_text(ranking: Ranking, results: Sequence[Result], width: int | None = None) -> str:
@@ -65,9 +60,9 @@ def ranking_text(ranking: Ranking, results: Sequence[Result], width: int | None 
     return "\n\n".join([*tables, verdict])
 
 
-def _write(text: str, stream: TextIO) -> None:
+def _write(text: str) -> None:
     """Print lines, escaped: names of folders and models may contain control characters."""
-    stream.write("".join(f"{printable(line, len(line))}\n" for line in text.split("\n")))
+    sys.stdout.write("".join(f"{printable(line, len(line))}\n" for line in text.split("\n")))
 
 
 def _folded(lines: Sequence[str], width: int | None) -> list[str]:
@@ -76,5 +71,5 @@ def _folded(lines: Sequence[str], width: int | None) -> list[str]:
     return [textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False) for line in lines]
 
 
-def _width(stream: TextIO) -> int | None:
-    return shutil.get_terminal_size().columns if stream.isatty() else None
+def _width() -> int | None:
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
