@@ -203,33 +203,23 @@ def _print_pushed(pushed: Pushed, folder: str) -> None:
         notes.append(f"not uploaded: {left} (--include uploads more files)")
     for note in notes:
         print(f"note: {printable(note)}", file=sys.stderr)
-    counts = f"{_files(len(pushed.uploaded))}, {pushed.num_bytes / 1e6:.1f} MB"
+    deleted = f", {_files(len(pushed.deleted))} deleted" if pushed.deleted else ""
+    counts = f"{_files(len(pushed.files))}, {pushed.num_bytes / 1e6:.1f} MB{deleted}"
+    if pushed.card is not None:
+        print_text(pushed.card)
+    if pushed.dry_run and pushed.created:
+        print(f"{pushed.repo} would be created")
+    if not pushed.dry_run:
+        print(pushed.url)
+    for name, size in pushed.files.items():
+        print(f"  {size / 1e6:>10.3f} MB  {printable(name)}")
+    for name in pushed.deleted:
+        print(f"  {'deleted':>13}  {printable(name)}")
     if pushed.dry_run:
-        if pushed.card is not None:
-            print_text(pushed.card)
-        if pushed.created:
-            print(f"{pushed.repo} would be created")
-        _print_sizes("upload  ", pushed)
-        for verb, names in (("unchanged", pushed.unchanged), ("delete   ", pushed.deleted)):
-            for name in names:
-                print(f"  {verb}  {'':>13}  {printable(name)}")
-        print(f"{counts} to upload to {pushed.url}; nothing was sent")
+        print(f"{counts} in a push to {pushed.url}; nothing was sent")
         return
-    print(pushed.url)
-    if pushed.uploaded or pushed.deleted:
-        _print_sizes("uploaded", pushed)
-        deleted = f", {_files(len(pushed.deleted))} deleted" if pushed.deleted else ""
-        print(f"commit {pushed.commit}: {counts}{deleted}, {len(pushed.unchanged)} unchanged")
-        for name in pushed.deleted:
-            print(f"deleted {printable(name)}")
-    else:
-        print(f"nothing has changed since commit {pushed.commit}")
+    print(f"commit {pushed.commit}: {counts}")
     print(_how_to_load(pushed, folder))
-
-
-def _print_sizes(verb: str, pushed: Pushed) -> None:
-    for name, size in pushed.uploaded.items():
-        print(f"  {verb}   {size / 1e6:>10.3f} MB  {printable(name)}")
 
 
 def _how_to_load(pushed: Pushed, folder: str) -> str:
@@ -237,10 +227,9 @@ def _how_to_load(pushed: Pushed, folder: str) -> str:
     from ropepatch.publishing.loading import call, load_adapter
 
     branch = None if pushed.branch == "main" else pushed.branch
-    names = {*pushed.uploaded, *pushed.unchanged}
-    if "adapter_model.safetensors" in names:
+    if "adapter_model.safetensors" in pushed.files:
         return load_adapter(pushed.repo, branch=branch, module="huggingface_hub.")
-    code = "modeling_position_remapping.py" in names
+    code = "modeling_position_remapping.py" in pushed.files
     loading = f"{Checkpoint.find(folder).auto_class}.from_pretrained"
     return call(loading, pushed.repo, branch=branch, code=code)
 

@@ -20,10 +20,11 @@ from ropepatch.model.source import TEMPLATES, included, is_carried
 from ropepatch.model.weights import changed, fingerprint, read_header
 from ropepatch.publishing.scanning import check_secrets
 
+CARD = "README.md"
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 # In addition to the weights and the files of `is_carried`.
 CARRIED = {
-    "": ["README.md", "evaluation.html", records.FILE, readings.FILE, ADAPTER[0]],
+    "": [CARD, "evaluation.html", records.FILE, readings.FILE, ADAPTER[0]],
     TEMPLATES: ["*.jinja"],
     "evaluation": ["*.json", "*.png"],
     "adaptation": ["*.json", "*.yaml"],
@@ -79,9 +80,6 @@ def read_contents(folder: Path, token: str | None = None, include: Sequence[str]
                 files[name] = path
             else:
                 others.append(name)
-    for name in _unnamed_figures(files):
-        del files[name]
-        others.append(name)
     files |= included(folder, include)
     for name, path in files.items():
         if not (path.is_file() and path.resolve().is_relative_to(folder.resolve())):
@@ -189,14 +187,3 @@ def is_stale(name: str, files: dict[str, Path], *, ours: bool) -> bool:
 def is_weights(name: str) -> bool:
     """Whether a file of a repository contains weights, or selects those that are loaded."""
     return WEIGHTS.fullmatch(name) is not None
-
-
-def _unnamed_figures(files: dict[str, Path]) -> list[str]:
-    """Return the figures that our current card does not show; none if the card is the user's."""
-    figures = [name for name in files if name.startswith("evaluation/") and name.endswith(".png")]
-    if not figures or "README.md" not in files:
-        return []
-    from ropepatch.publishing.card import MARKER
-
-    card = files["README.md"].read_text(encoding="utf-8", errors="replace")
-    return [name for name in figures if MARKER in card and f"({name})" not in card]

@@ -37,8 +37,6 @@ def cache(tmp_path):
 def run(hub, cache, tmp_path, run_here, monkeypatch):
     """The command line with this Hub and an empty cache, in the folder `here`."""
     speak_to(hub, monkeypatch, TOKEN)
-    files = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", files)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache / "hub"))
     (tmp_path / "here").mkdir()
     return partial(run_here, cwd=tmp_path / "here")

@@ -374,6 +374,7 @@ def run_elsewhere(code: str, *words: str, hub: Hub, home: Path, **variables: str
 def speak_to(hub: Hub, monkeypatch: pytest.MonkeyPatch, token: str | None = "hf_any") -> None:
     """Make this process use this Hub, and retry without waiting, until the test ends."""
     stated = {"ENDPOINT": hub.url, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}
+    stated["HUGGINGFACE_CO_URL_TEMPLATE"] = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
     for name, value in (stated | {"HF_TOKEN_PATH": os.devnull}).items():
         monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
     for module in ("utils._http", "file_download"):
