@@ -82,14 +82,6 @@ class Comparison:
         kind = series.kind or next(iter(self.kinds), "")
         return f" (not counted: {reasons[kind]})" if kind in reasons else ""
 
-    @property
-    def served(self) -> tuple[str, list[str]] | None:
-        """The checkpoint itself, or else the first server, and the other servers; None without servers."""
-        unscaled = {name: result.served for name, result in self.results.items() if result.base}
-        first, *others = sorted(unscaled, key=unscaled.__getitem__) or [""]
-        others = [name for name in others if unscaled[name]]
-        return (first, others) if others else None
-
     def lengths(self, series: Series) -> list[int]:
         """The lengths of a series, ascending."""
         return sorted({row.length for result in self.results.values() for row in series.of(result)})

@@ -48,7 +48,7 @@ def run_tasks(
     """
     with _undisturbed(model.device), evaluating(model), TemporaryDirectory() as folder:
         evaluate = _lm_eval().simple_evaluate
-        reader = _reader(model, _saved(tokenizer, folder), max_length=max_length)
+        reader = _reader(model, _saved(tokenizer, folder), tasks, max_length=max_length)
         values = {
             **(metadata or {}),
             "tokenizer": folder,
@@ -64,6 +64,10 @@ def run_tasks(
             raise RopepatchError(
                 f"a package of {', '.join(tasks)} is missing: {_first_line(error)}",
                 hint=f"pip install {error.name}" if error.name else "install what lm-eval names",
+            ) from error
+        except AssertionError as error:  # no room for a prompt next to the answer
+            raise RopepatchError(
+                f"{', '.join(tasks)}: {_first_line(error)}", hint="extend the model to more"
             ) from error
         except OSError as error:  # of datasets, requests and httpx
             offline = "HF_HUB_OFFLINE is set: only data sets in the cache can be loaded"
@@ -135,31 +139,29 @@ def _manager(tasks: Sequence[str], include_path: Path | None, metadata: Mapping[
     )
 
 
-def _reader(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **options: Any) -> Any:
+def _reader(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[str], **options: Any
+) -> Any:
     """The model for lm-eval, with errors instead of truncation."""
     huggingface = import_module("lm_eval.models.huggingface")
 
     class WholePrompts(huggingface.HFLM):  # type: ignore[name-defined,misc]
         """HFLM that raises if a prompt is too long; the original truncates it and logs a warning."""
 
-        task_names: Mapping[Any, str]  # the task of each prompt
         add_bos_token: Any  # of HFLM
 
-        def loglikelihood(self, requests: Any, **kwargs: Any) -> Any:
-            self.task_names = {request.args: request.task_name for request in requests}
-            return super().loglikelihood(requests, **kwargs)
+        def refuse(self, size: int) -> None:
+            """Refuse a prompt with its answer that is longer than the model's length."""
+            if size > self.max_length:
+                raise RopepatchError(
+                    f"a prompt of {', '.join(tasks)} takes {size} tokens with its answer, more than the "
+                    f"{self.max_length} of the model",
+                    hint="use shorter prompts, or extend the model to more",
+                )
 
         def _loglikelihood_tokens(self, requests: Any, *args: Any, **kwargs: Any) -> Any:
             # The last token is predicted, but no input.
-            sizes = [(len(context) + len(answer) - 1, text) for text, context, answer in requests]
-            too_long = [(size, text) for size, text in sizes if size > self.max_length]
-            if too_long:
-                size, text = max(too_long, key=lambda pair: pair[0])
-                raise RopepatchError(
-                    f"{self.task_names[text]}: {len(too_long)} of {len(sizes)} prompts exceed the "
-                    f"{self.max_length} tokens of the model; the longest has {size}",
-                    hint="use shorter prompts, or extend the model to more",
-                )
+            self.refuse(max((len(context) + len(answer) - 1 for _, context, answer in requests), default=0))
             return super()._loglikelihood_tokens(requests, *args, **kwargs)
 
         def loglikelihood_rolling(self, requests: Any, **kwargs: Any) -> Any:
@@ -171,26 +173,11 @@ def _reader(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **option
             finally:
                 self.add_bos_token = setting
 
-        def generate_until(self, requests: Any, **kwargs: Any) -> Any:
-            self.task_names = {request.args[0]: request.task_name for request in requests}
-            try:
-                return super().generate_until(requests, **kwargs)
-            except AssertionError as error:  # no room for a prompt next to the answer
-                tasks = ", ".join(sorted(set(self.task_names.values())))
-                raise RopepatchError(
-                    f"{tasks}: {_first_line(error)}", hint="extend the model to more"
-                ) from error
-
         def tok_batch_encode(self, strings: Any, *args: Any, **kwargs: Any) -> Any:
-            room = kwargs.pop("left_truncate_len", None)
+            room = kwargs.pop("left_truncate_len", None)  # the model's length less the answer's
             ids, mask = super().tok_batch_encode(strings, *args, **kwargs)
-            if room is not None and ids.shape[1] > room:
-                longest = strings[0]  # lm-eval sorts by length
-                raise RopepatchError(
-                    f"{self.task_names[longest]}: a prompt has {ids.shape[1]} tokens and its answer up to"
-                    f" {self.max_length - room}, more than the {self.max_length} of the model",
-                    hint="use shorter prompts, or extend the model to more",
-                )
+            if room is not None:
+                self.refuse(ids.shape[1] + self.max_length - room)
             return ids, mask
 
     return WholePrompts(pretrained=model, tokenizer=tokenizer, **options)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import torch
 import transformers
-from pydantic import AfterValidator, ConfigDict, StrictFloat, StrictInt, ValidationError
+from pydantic import AfterValidator, ConfigDict, StrictFloat, StrictInt, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -24,7 +24,7 @@ from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.intervals import Mean, summed
 from ropepatch.files import json_text, parse_json, read_text, whole_file
 from ropepatch.model.record_file import Keys, Number, Part, Text, Tokens, Whole
-from ropepatch.settings import Share, expected, refusal, shown
+from ropepatch.settings import Share, expected, refusal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -187,7 +187,7 @@ class Row:
         }
 
 
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid"))
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class Result:
     """One task on one model.
 
@@ -229,9 +229,7 @@ class Result:
         """Check that scaling and model have the same number of frequencies."""
         of_model, of_scaling = self.model.get("inv_freq"), (self.scaling or {}).get("inv_freq")
         if of_model and of_scaling and len(of_model) != len(of_scaling):
-            raise RopepatchError(
-                f"scaling.inv_freq must be {len(of_model)} numbers, as the model's, got {len(of_scaling)}"
-            )
+            raise ValueError(f"scaling.inv_freq must be {len(of_model)} numbers, as the model's")
 
     @property
     def adapted(self) -> bool:
@@ -306,6 +304,9 @@ def as_read(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
+RESULT = TypeAdapter(Result)
+
+
 def read_result(file: Path) -> Result:
     """The result in a file."""
     try:
@@ -316,21 +317,17 @@ def read_result(file: Path) -> Result:
             f"{file} is not a result: {reason}",
             hint="pass a folder of results, or a file in it",
         ) from error
+    schema = content.get("schema", SCHEMA) if isinstance(content, dict) else SCHEMA
+    if schema != SCHEMA:  # first: another format may have other keys
+        raise RopepatchError(
+            f"{file}: the result has format {reprlib.repr(schema)}, expected {SCHEMA}",
+            hint="measure again with this version",
+        )
     try:
-        if not isinstance(content, dict):
-            raise RopepatchError(f"a result must be a mapping, got {shown(content)}")
-        schema = content.get("schema", SCHEMA)
-        if schema != SCHEMA:  # first: another format may have other keys
-            raise RopepatchError(
-                f"the result has format {reprlib.repr(schema)}, expected {SCHEMA}",
-                hint="measure again with this version",
-            )
-        try:
-            return Result(**content)
-        except ValidationError as error:
-            raise refusal(error, Result, content) from error
-    except RopepatchError as error:
-        raise RopepatchError(f"{file}: {error}", hint=error.hint) from error
+        return RESULT.validate_python(content)
+    except ValidationError as error:
+        wrong = refusal(error, Result, content)
+        raise RopepatchError(f"{file}: {wrong}", hint=wrong.hint) from error
 
 
 def rows_by_length(curve: LossCurve, lengths: Sequence[int]) -> list[Row]:

@@ -19,12 +19,7 @@ from ropepatch.evaluation.results import Result
 from ropepatch.evaluation.tasks import task_of
 from ropepatch.files import absent, whole_file
 from ropepatch.model.source import shown_command
-from ropepatch.report.plots.pictures import (
-    looks_of,
-    pictures_of_changes,
-    pictures_of_results,
-    rescalings,
-)
+from ropepatch.report.plots.pictures import looks_of, pictures_of_results
 from ropepatch.report.plots.style import drawn
 from ropepatch.report.printers import html_table
 from ropepatch.report.tables import tables_of
@@ -72,7 +67,6 @@ def _page(results: Sequence[Result], command: str | None) -> str:
         variant=variant,
         tables_of=tables_of,
         pictures_of=lambda group: pictures_of_results(group, look),
-        changes_of=lambda groups: pictures_of_changes(rescalings(groups, look)),
         image=inline_image,
     )
 
@@ -82,17 +76,11 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        finalize=_unbroken,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters["tabled"] = lambda table: Markup(html_table(table))
     return environment
-
-
-def _unbroken(value: object) -> object:
-    """Text whose lines cannot begin with a percent sign."""
-    return value.replace(" %", "\u00a0%") if type(value) is str else value
 
 
 def inline_image(figure: Figure) -> str:

@@ -28,28 +28,23 @@ def table_text(table: Table, width: int | None = None) -> str:
 
 def html_table(table: Table) -> str:
     """A table in a scrolling box, with a caption and sort keys."""
-    heads = "".join(f'<th scope="col">{escaped(head)}</th>' for head in table.heads)
+    heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in table.heads)
     lines = []
     for row in table.rows:
         line = ""
         for number, cell in enumerate(row):
             tag = 'th scope="row"' if number < table.labels else "td"
             best = ' class="best"' if cell.best else ""
-            value = "" if cell.value is None else f' data-value="{escaped(str(cell.value))}"'
-            detail = f"<small>{escaped(cell.detail)}</small>" if cell.detail else ""
-            line += f"<{tag}{best}{value}>{escaped(cell.text)}{detail}</{tag[:2]}>"
+            value = "" if cell.value is None else f' data-value="{escape(str(cell.value))}"'
+            detail = f"<small>{escape(cell.detail)}</small>" if cell.detail else ""
+            line += f"<{tag}{best}{value}>{escape(cell.text)}{detail}</{tag[:2]}>"
         lines.append(f"<tr>{line}</tr>\n")
-    caption = escaped(table.caption)
+    caption = escape(table.caption)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{caption}">\n<table>\n'
         f"<caption>{caption}</caption>\n<thead>\n<tr>{heads}</tr>\n</thead>\n"
         f"<tbody>\n{''.join(lines)}</tbody>\n</table>\n</div>"
     )
-
-
-def escaped(text: str) -> str:
-    """Text escaped for HTML, whose lines cannot begin with a percent sign."""
-    return escape(text).replace(" %", "\u00a0%")
 
 
 def markdown_table(table: Table, marked: str | None = None, note: str = "") -> str:

@@ -163,7 +163,7 @@ def test_joined_rows_weigh_every_token_alike_cluster_by_cluster():
     whole = joined(rows, {"length": 5})
     assert (whole.at, whole.measure) == ({"length": 5}, "loss")
     assert whole.clusters == [[22.0, 4], [12.0, 4], [22.0, 4]]
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(RopepatchError, match="cannot pool"):
         joined([rows[0], replace(rows[1], clusters=rows[1].clusters[1:])], {})
 
 

@@ -317,7 +317,7 @@ def test_it_opens_from_the_disk_without_an_error_and_every_figure_fits_the_windo
     for (found, console), least in zip(visits, (500, 300), strict=True):
         assert console == []
         assert found["title"] == "tiny to 1k tokens"
-        assert len(found["figures"]) == 8
+        assert len(found["figures"]) == 5
         for width, height, right in found["figures"]:
             assert width >= least
             assert height >= least / 4

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ropepatch.attention import REMAPPINGS, Remapping, make_remapping
+from ropepatch.attention import Remapping
 from ropepatch.report.plots.style import (
     COLOURS,
     DASHED,
@@ -27,7 +27,6 @@ from ropepatch.settings import short_length
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ropepatch.evaluation.results import Result
     from ropepatch.extension.planning import Plan
 
 SHADES = {  # by change: the more a pair is slowed down, the darker
@@ -59,19 +58,6 @@ class Rescaling:
         """The change of a plan."""
         factor, target = plan.scaling.factor, plan.target
         return cls(plan.method.name, plan.rope, plan.frequencies(), factor, target, plan.remapping)
-
-    @classmethod
-    def measured(cls, result: Result) -> Rescaling | None:
-        """The change of a result; None without a scaling or recorded frequencies."""
-        model, scaling = result.model, result.scaling
-        if scaling is None or "inv_freq" not in scaling or "inv_freq" not in model:
-            return None
-        before = tuple(model["inv_freq"])
-        rope = Rope(model["rotary_dim"], model["rope_theta"], model["trained"], carried=before)
-        after = Frequencies(torch.tensor(scaling["inv_freq"]), scaling["attention_factor"])
-        known = scaling["method"] in REMAPPINGS
-        distances = make_remapping(scaling["method"], **scaling["parameters"]) if known else None
-        return cls(result.label, rope, after, scaling["factor"], result.target, distances)
 
 
 def plot_wavelengths(change: Rescaling, look: Look = BLUE) -> Figure:

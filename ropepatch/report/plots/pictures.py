@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ropepatch.evaluation.comparisons import Comparison, by_place, comparisons, training_free
+from ropepatch.evaluation.comparisons import Comparison, by_place, comparisons
 from ropepatch.evaluation.results import Result, slug
 from ropepatch.report.plots.changes import Rescaling, plot_effective_distances, plot_wavelengths
 from ropepatch.report.plots.lines import (
@@ -37,12 +37,11 @@ WAVELENGTHS = "Tokens per rotation of every rotary pair, before and after; the s
 
 
 class Picture(NamedTuple):
-    """A figure with its file name and caption, and its method if it shows only one."""
+    """A figure with its file name and caption."""
 
     name: str
     figure: Figure
     caption: str
-    of: str = ""
 
 
 def figures(results: Sequence[Result]) -> dict[str, Figure]:
@@ -60,7 +59,7 @@ def figures(results: Sequence[Result]) -> dict[str, Figure]:
             short_length(target) if len(targets) > 1 else "",
         ]
         pictures = [picture for group in groups for picture in pictures_of_results(group, look)]
-        _add(drawn, [*pictures, *pictures_of_changes(rescalings(groups, look))], *parts)
+        _add(drawn, pictures, *parts)
     return drawn
 
 
@@ -86,7 +85,7 @@ def _planned(plans: Sequence[Plan]) -> Changes:
 def _add(drawn: dict[str, Figure], pictures: Sequence[Picture], *parts: str) -> None:
     """Add pictures under unique names made of these parts and their own names."""
     for picture in pictures:
-        stem = slug("-".join(filter(None, (*parts, picture.name, picture.of)))).strip("-.")
+        stem = slug("-".join(filter(None, (*parts, picture.name)))).strip("-.")
         numbered = (stem if n == 1 else f"{stem}-{n}" for n in itertools.count(1))
         drawn[next(name for name in numbered if name not in drawn)] = picture.figure
 
@@ -98,17 +97,6 @@ def looks_of(results: Sequence[Result]) -> dict[str, Look]:
         (name for name, _ in named),
         unscaled=(name for name, result in named if result.scaling is None and not result.served),
     )
-
-
-def rescalings(groups: Sequence[Comparison], look: Mapping[str, Look]) -> Changes:
-    """The recorded changes by the scalings of some comparisons, each once."""
-    named = {name: result for group in groups for name, result in group.results.items()}
-    return [
-        (change, look[name])
-        for name, result in named.items()
-        if not (result.adapted and training_free(named, result))
-        and (change := Rescaling.measured(result)) is not None
-    ]
 
 
 def pictures_of_results(comparison: Comparison, look: Mapping[str, Look]) -> list[Picture]:
@@ -139,14 +127,11 @@ def pictures_of_results(comparison: Comparison, look: Mapping[str, Look]) -> lis
 
 
 def pictures_of_changes(changes: Changes) -> list[Picture]:
-    """A figure of effective distances for every original length, and one of the pairs of each scaling."""
-    windows: dict[int, list[tuple[Rescaling, Look]]] = {}
-    for change, look in changes:
-        windows.setdefault(change.rope.original_max_position_embeddings, []).append((change, look))
-    pictures = [
-        Picture("distances", plot_effective_distances(drawn), DISTANCES) for drawn in windows.values()
-    ]
+    """A figure of effective distances, and one of the pairs of each scaling."""
+    pictures = [Picture("distances", plot_effective_distances(changes), DISTANCES)]
     for change, look in changes:
         if change.distances is None:
-            pictures.append(Picture("wavelengths", plot_wavelengths(change, look), WAVELENGTHS, change.name))
+            pictures.append(
+                Picture(f"wavelengths-{change.name}", plot_wavelengths(change, look), WAVELENGTHS)
+            )
     return pictures
