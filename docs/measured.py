@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from retrieval_speed import EACH, ONCE
 from study import by, counted, share, table
 
 from ropepatch import METHODS
@@ -185,13 +184,13 @@ Rows = Iterable[Sequence[str]]
 
 
 def costs() -> str:
-    """What starting, patching, measuring and training take."""
-    return _costs([*_starting(), *_patching(), *_perplexity(), *_retrieval(), *_training()])
+    """What starting, patching and training take."""
+    return _costs([*_starting(), *_patching(), *_training()])
 
 
 def costs_in_short() -> str:
     """The first row of each benchmark."""
-    makers = _starting(), _patching(), _perplexity(), _retrieval(), _training()
+    makers = _starting(), _patching(), _training()
     return _costs([next(iter(rows)) for rows in makers])
 
 
@@ -242,48 +241,6 @@ def _patching() -> Rows:
         what = f"forward of {one['tokens']} tokens, {one['mode']}"
         yield what, "", f"{ratio} x the same scaling in stock transformers"
     yield "`patch()`", f"{_spread(patch['patch_milliseconds']['patch'], '.1f')} ms", ""
-
-
-def _perplexity() -> Rows:
-    reading = result("perplexity_speed")
-    for name, what, each in (
-        (
-            "curve",
-            f"perplexity at {len(reading['curve']['lengths'])} lengths to 16 x the original length",
-            "length",
-        ),
-        ("sliding", f"perplexity, {reading['sliding']['protocol'].replace('=', ' ')}", "window"),
-    ):
-        seconds, ratio = reading[name]["seconds"]["ours"], reading[name]["published / ours"]
-        yield (
-            what,
-            f"{_spread(seconds, '.2f')} s",
-            f"{_spread(ratio, '.2f')} x faster than one pass per {each}",
-        )
-    memory = reading["memory"]["one-pass"]
-    yield (
-        "memory of perplexity at 32k tokens, 32k vocabulary",
-        f"{memory['ours']['net_mib']:.0f} MiB",
-        f"{memory['ours / published']:.3f} x that with all logits",
-    )
-
-
-def _retrieval() -> Rows:
-    asking = result("retrieval_speed")
-    for one in asking["timed"]:
-        yield (
-            f"retrieval on {one['model']}, {one['answers']} questions at {len(one['lengths'])} lengths to "
-            f"{one['lengths'][-1]} tokens",
-            f"{_spread(one['seconds'][ONCE], '.1f')} s",
-            f"{_spread(one[f'{EACH} / {ONCE}'], '.1f')} x faster than one prompt per question",
-        )
-    for one in asking["counted"]:
-        yield (
-            f"retrieval to {one['lengths'][-1]} tokens, {one['haystacks']} prompts, "
-            f"{one['keys']} needles of each of {len(one['kinds'])} kinds",
-            f"{one['tokens'][ONCE]['all'] / 1e6:.2f} M tokens processed",
-            f"{one[f'tokens: {EACH} / {ONCE}']['all']:.0f} x fewer than with one prompt per question",
-        )
 
 
 def _training() -> Rows:
