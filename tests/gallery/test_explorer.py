@@ -15,7 +15,7 @@ from browser import chromium, violations
 from oldest import BROKEN
 
 import ropepatch
-from ropepatch import METHODS, plan
+from ropepatch import METHODS
 from ropepatch.attention import make_remapping
 from ropepatch.errors import RopepatchError
 from ropepatch.gallery.explorer.content import methods, presets, remappings, rope_entry
@@ -211,45 +211,6 @@ def test_every_map_reads_at_the_distances_of_the_package(page):
         np.testing.assert_allclose(mine[seen], wanted[seen], rtol=1e-6, err_msg=name)
         compared.add(name)
     assert compared == set(remappings())
-
-
-def test_similarity_is_the_mean_cosine_around_a_distance(page):
-    inv_freq = Rope(32, 10000.0, 256).inv_freq().tolist()
-    got = page.evaluate("f => [1, 30, 700].map((d) => ropepatch.similarity(f, 1.2, d, d / 10))", inv_freq)
-    nearness = 1 - np.abs(np.arange(-9999, 10000)) / 10000
-    for distance, mine in zip((1, 30, 700), got, strict=True):
-        around = distance + distance / 10 * np.arange(-9999, 10000) / 10000
-        means = np.cos(np.outer(around, inv_freq)).mean(1)
-        assert mine == pytest.approx(1.44 * np.average(means, weights=nearness), abs=1e-6)
-
-
-CHANGES = """([model, names]) => names.map((name) => {
-  const one = ropepatch.DATA.models.find((entry) => entry.name === model);
-  const rope = one.rope ?? ropepatch.readRope(one.config);
-  try { return ropepatch.configChanges(one.config, rope, name, 4 * rope.window, {}); }
-  catch (error) { return "refused"; }
-})"""
-
-
-def test_the_config_part_is_what_a_plan_writes(page):
-    scaled_before, few = (
-        Checkpoint(None, stated_raw=shallow(config_of("llama-3.1-8b"))).config,
-        ["ntk", "yarn", "cope", "dynamic"],
-    )
-    cases = [("tiny", "tiny", [*methods()]), ("llama-3.1-8b", scaled_before, few)]
-    for name, source, chosen in cases:
-        for method, got in zip(chosen, page.evaluate(CHANGES, [name, chosen]), strict=True):
-            try:
-                made = plan(source, to="4x", method=method, **GIVEN.get(method, {}))
-            except RopepatchError:
-                assert got == "refused", method
-                continue
-            older = {"rope_theta", "rope_scaling", "partial_rotary_factor"}
-            assert got.keys() == made.changes.keys() - older, method
-            mine, theirs = got["rope_parameters"], made.changes["rope_parameters"]
-            assert mine.keys() == theirs.keys(), method
-            for key, value in theirs.items():
-                assert mine[key] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-6)), key
 
 
 READ = """async ([s, settings, tokens]) => {

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from hub_server import Hub, environment, serving
@@ -28,9 +27,7 @@ RUN, RESULT = "local/run", "local/result"
 
 
 def parse(words: list[str]) -> None:
-    """A command as its programs parse it: ours, behind a launcher of torch, accelerate, Slurm or a cloud."""
-    if words[0] == "srun":
-        words = words[next(i for i, word in enumerate(words) if i and not word.startswith("-")) :]
+    """A command as its programs parse it: ours, behind a launcher of torch, accelerate or Slurm."""
     if words[0] in ("torchrun", "accelerate"):
         if words[0] == "torchrun":
             given = get_args_parser().parse_args(words[1:])
@@ -51,21 +48,6 @@ def parse(words: list[str]) -> None:
     assert bound.arguments.get("recipe", "tiny") in (*shipped_names(RECIPES), "mine.yaml")
 
 
-def commands(script: str) -> list[list[str]]:
-    """The command lines of a shell script, with its variables filled in."""
-    lines = [line for line in script.replace("\\\n", " ").splitlines() if not line.startswith("#")]
-    return [shlex.split(line) for line in lines if line.strip()]
-
-
-def filled(script: str, **variables: str) -> str:
-    """The script with its variables in place, as the shell puts them."""
-    values = variables | {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "7", "head": "first"}
-    script = script.replace("${SLURM_GPUS_ON_NODE:-8}", "8")
-    for name, value in values.items():
-        script = script.replace(f'"${name}"', shlex.quote(value)).replace(f"${name}", value)
-    return script
-
-
 HEADERS = [find_shipped(name, RECIPES, "recipe") for name in shipped_names(RECIPES)]
 PROGRAMS = "ropepatch|torchrun|accelerate|sbatch|hf"
 
@@ -82,29 +64,6 @@ def test_the_commands_of_a_page_and_of_the_header_of_a_recipe_parse(page):
         if page in HEADERS:
             recipe = read_recipe(page.stem)
             assert words[words.index("extend") :][:4] == ["extend", recipe.model, "--recipe", page.stem]
-
-
-def test_the_slurm_script_is_a_script_and_starts_one_torchrun_on_every_machine():
-    text = (JOBS / "slurm.sh").read_text(encoding="utf-8")
-    subprocess.run(["bash", "-n", JOBS / "slurm.sh"], check=True)
-    example = re.search(r"sbatch recipes/jobs/slurm.sh (.*)", text)[1]
-    *_, started = commands(filled(text).replace('"$@"', example))
-    assert started[0] == "srun"
-    parse(started)
-    options = dict(re.findall(r"#SBATCH --([\w-]+)=(\S+)", text))
-    assert options["ntasks-per-node"] == "1"  # a torchrun each, which starts the others
-    assert options["gpus-per-node"] == "8"
-
-
-def test_the_skypilot_file_runs_a_command_of_ours_through_the_script_that_goes_on():
-    task = yaml.safe_load((JOBS / "skypilot.yaml").read_text(encoding="utf-8"))
-    [(at, script)] = task["file_mounts"].items()
-    assert ROOT / script == JOBS / "extend.py"
-    known = {name: value or RUN for name, value in task["envs"].items()}
-    [words] = commands(filled(task["run"], SKYPILOT_NUM_GPUS_PER_NODE="8", **known))
-    assert words[:3] == ["python", at, RUN]
-    parse(words[3:])
-    assert {"--out", "--push"} <= {*words}
 
 
 def test_a_job_whose_result_would_be_lost_is_refused():
