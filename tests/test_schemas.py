@@ -19,7 +19,9 @@ SCHEMAS = {
 @pytest.mark.parametrize("file", SCHEMAS)
 def test_every_yaml_file_names_its_schema_in_the_first_line(file):
     schema = ROOT / file
-    for path in schema.parent.glob("*.yaml"):
+    files = [*schema.parent.glob("*.yaml")]
+    assert files
+    for path in files:
         line = path.read_text(encoding="utf-8").splitlines()[0]
         assert line == f"# yaml-language-server: $schema={schema.name}"
 

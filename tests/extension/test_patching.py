@@ -58,15 +58,6 @@ def test_models_that_cannot_be_patched_are_rejected(model):
             ropepatch.patch(model, scaling, **more)
 
 
-def test_plan_and_patch_accept_a_scaling(model):
-    with ropepatch.patch(model, make_scaling("linear", factor=2.0)) as patch:
-        by_factor = patch.plan
-    assert by_factor.target == 2 * by_factor.rope.original_max_position_embeddings
-    for to in (None, by_factor.target):
-        made = ropepatch.plan(model, to, method=make_scaling("linear", factor=2.0))
-        assert (made.target, made.changes) == (by_factor.target, by_factor.changes)
-
-
 class Nameless(Scaling):
     """Has no name."""
 
@@ -168,13 +159,6 @@ def test_a_plan_is_for_the_model_inside_its_wrappers(model, ids, wrap):
         assert ropepatch.active(wrapped).plan == plan
     with ropepatch.patch(wrapped, ropepatch.plan(tiny_model("llama"), to=256)):
         assert ropepatch.active(wrapped) is not None
-
-
-def test_changes_of_the_configuration_do_not_change_the_plan(model):
-    plan = plan_for(model)
-    with ropepatch.patch(model, plan):
-        model.config.rope_parameters["factor"] = 99.0
-    assert plan.rope_parameters["factor"] == 4.0
 
 
 def test_unscaled_layers_keep_their_frequencies(tmp_path):
