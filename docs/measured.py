@@ -200,26 +200,6 @@ def _costs(rows: Rows) -> str:
     return markdown_rows(heads, rows)
 
 
-def damaged_files() -> str:
-    """Counts of mutants, calls and faults by kind of file; faults that were never found have no column."""
-    run = result("robustness")
-    faults = [name for name in run["rows"][-1] if run["rows"][-1][name] or name in ("tracebacks", "hangs")]
-    faults += [name for name in ("wrong_ropes", "sources_changed", "global_changes") if name not in faults]
-    heads = [name.replace("_", " ") for name in faults]
-    return markdown_rows(heads, [[str(row[name]) for name in faults] for row in run["rows"]])
-
-
-def killed_commands() -> str:
-    """By command: campaigns, kills that met it alive, and campaigns after which something was lost."""
-    campaigns = result("kills")["campaigns"]
-    rows = []
-    for command in (*dict.fromkeys(row["command"] for row in campaigns), "all"):
-        own = [row for row in campaigns if command in (row["command"], "all")]
-        counts = len(own), sum(row["alive"] for row in own), sum(bool(row["faults"]) for row in own)
-        rows.append([command, *map(str, counts)])
-    return markdown_rows(["command", "campaigns", "kills that hit", "lost"], rows)
-
-
 def _starting() -> Rows:
     start = result("start_cost")
     for name, what, baseline in (

@@ -142,8 +142,6 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
     "docs/reference/costs.md": {"costs-in-short": measured.costs_in_short},
     "eval/benchmarks/README.md": {
         "costs": measured.costs,
-        "damaged-files": measured.damaged_files,
-        "killed-commands": measured.killed_commands,
     },
     "docs/reference/engines.md": {
         "engine-versions": registries.engine_versions,
