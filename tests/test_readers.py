@@ -102,6 +102,7 @@ READING = {
     "source": {"kind": "tokens", "seed": 0, "length": 80, "sha256": "abc"},
     "positions": [1, 70],
     "tops": {reading_file.RIGHT: TOPS, "x": TOPS},
+    "rounded": [0.0, 0.001],
     "versions": {"torch": "2.13"},
 }
 SCALING = {
