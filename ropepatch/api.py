@@ -743,22 +743,22 @@ def diagnose(
     *,
     measure: bool = True,
     repair: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Diagnosis:
     """Find mistakes in the RoPE configuration of a checkpoint or an adapter.
 
     Args:
         model: A checkpoint folder, an adapter's folder, a Hub id, or tiny.
         revision: The branch, tag or commit of a Hub id.
-        measure: Look for NaN and infinity in the weights. Without it only config.json of a Hub id is
+        measure: Read all weights, and look for NaN and infinity. Without it only config.json of a Hub id is
             downloaded.
         repair: Recompute the rotary modules of a loaded model from its configuration, in float32 and in
             place. `findings` are then those that are left, `repaired` those that were fixed. The model may be
-            within PEFT, torch.compile or FSDP. Uninitialised memory, zeros, and another scaling or length are
-            errors; with them nothing is measured or patched. Rounding to 16 bits is a warning, as
-            `model.to(torch.bfloat16)` causes it. Skipped are RoPE modules patched by ropepatch, modules not
-            built from a configuration, and tensors on the meta device or sharded over processes.
-
-    The model may also be a loaded one.
+            within PEFT, torch.compile or FSDP. Another RoPE than the configuration's is an error: with it
+            nothing is measured or patched. Rounding to 16 bits is a warning, as `model.to(torch.bfloat16)`
+            causes it. Skipped are RoPE modules patched by ropepatch, modules not built from a configuration,
+            and tensors on the meta device or sharded over processes.
+        progress: A function of (bytes read, bytes in total).
 
     Returns:
         The findings, as a `Diagnosis`.

@@ -14,7 +14,7 @@ from ropepatch.cli.screen import print_text
 from ropepatch.errors import arguments_written
 from ropepatch.files import json_text
 from ropepatch.pipeline.running import say_on_stderr
-from ropepatch.progress import bar, no_bar
+from ropepatch.progress import WEIGHTS, bar, no_bar
 
 GROUP = Group("Inspect", sort_key=3)
 
@@ -82,16 +82,17 @@ def doctor(
     """
     from ropepatch.doctor import repair
 
-    diagnosis = left = api.diagnose(model, revision, measure=measure)
+    with bar(WEIGHTS) as read:
+        diagnosis = left = api.diagnose(model, revision, measure=measure, progress=read)
     print(diagnosis.to_json()) if as_json else print_text(str(diagnosis))
     fixable = [finding for finding in diagnosis.findings if finding.fixable]
-    if fix is not None and fixable:
+    if fix is not None and fixable and diagnosis.folder:
         with bar("copying") as copied, arguments_written(partial(written, {"out": "--fix", "fix": "--fix"})):
             folder = repair(diagnosis, fix, progress=copied)
         left = api.diagnose(folder, measure=False)
         codes = ", ".join(dict.fromkeys(finding.code for finding in fixable))
         say_on_stderr(f"fixed in {folder}: {codes}")
-        folders = [path.name for path in sorted(diagnosis.case.folder.iterdir()) if path.is_dir()]
+        folders = [path.name for path in sorted(diagnosis.folder.iterdir()) if path.is_dir()]
         if shown := [name for name in folders if not name.startswith(".")]:
             say_on_stderr(
                 f"not copied, because they describe the checkpoint before the repair: {', '.join(shown)}"

@@ -4,82 +4,98 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from ropepatch.doctor.weights import look_at_weights
+from ropepatch.doctor.facts import positive
+from ropepatch.doctor.findings import ADAPTER, TOKENIZER, Finding, Problem, Rule, shown
 from ropepatch.errors import RopepatchError, plain
-from ropepatch.extension.record import FILE as RECORD
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.checks.case import Case, positive
-from ropepatch.model.checks.findings import ADAPTER, TOKENIZER, Finding, shown
-from ropepatch.model.weights import fingerprint
-from ropepatch.scaling.rope import Rope
+from ropepatch.model.weights import fingerprint, read_headers
 
 BASE = "base_model_name_or_path"
 NAME_IT = f"set {BASE} in {ADAPTER} to the base checkpoint that it was trained on"
+THREAD = "https://github.com/huggingface/trl/issues/4277"
+MISSING = Rule("adapter-base-missing", "error", "the RoPE of its base is unknown", THREAD)
+CHANGED = Rule("adapter-base-changed", "error", "an adapter only fits the weights it was trained on", THREAD)
+LACKS_ROPE = Rule(
+    "adapter-base-lacks-rope",
+    "warning",
+    "PEFT, vLLM and transformers load the adapter with the RoPE of its base",
+    THREAD,
+)
+NO_RECORD = Rule(
+    "adapter-without-record",
+    "remark",
+    "programs load it onto the unchanged base, which may be what it was trained on",
+    THREAD,
+)
 
 
-def base_name(case: Case) -> tuple[str, str | None]:
-    """Return the base model that an adapter names, and its revision if it is on the Hub."""
-    adapter = case.files[ADAPTER]
-    name, revision = adapter.get(BASE), adapter.get("revision")
+def adapter_findings(
+    adapter: dict[str, Any], record: dict[str, Any], tokenizer: dict[str, Any]
+) -> list[Finding]:
+    """Check an adapter against the base checkpoint that it names.
+
+    Args:
+        adapter: The content of adapter_config.json.
+        record: The content of ropepatch.json; empty without one.
+        tokenizer: The content of tokenizer_config.json; empty without one.
+    """
+    name = adapter.get(BASE)
+    try:
+        base = _find_base(name, adapter.get("revision"))
+        _ = base.rope
+    except (RopepatchError, OSError) as error:  # OSError: a name that is too long
+        problem = Problem((BASE,), f"cannot load the base model: {error}", NAME_IT, name, file=ADAPTER)
+        return [MISSING.finding(problem)]
+    if record:
+        return list(_against_record(record, base))
+    return [_without_record(tokenizer, base)]
+
+
+def _find_base(name: object, revision: object) -> Checkpoint:
     if not isinstance(name, str) or not name:
         raise RopepatchError(f"{ADAPTER} has no {BASE}", hint=f"write {BASE} into {ADAPTER}")
-    here = name == "tiny" or Path(name).is_dir()
-    return name, revision if isinstance(revision, str) and not here else None
+    is_here = name == "tiny" or Path(name).is_dir()
+    return Checkpoint.find(name, None if is_here or not isinstance(revision, str) else revision)
 
 
-def adapter_findings(case: Case, base: Case, checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Check an adapter against its base checkpoint."""
-    try:
-        rope = checkpoint.rope
-    except RopepatchError as error:
-        yield no_base(case, error)
-        return
-    if RECORD in case.files:
-        yield from _against_record(case, rope, base)
-    else:
-        yield _without_record(case, rope)
-
-
-def no_base(case: Case, error: Exception) -> Finding:
-    """Report a base model that cannot be loaded."""
-    key = case.companion(ADAPTER, BASE)
-    return key.finding(
-        "adapter-base-missing", f"cannot load the base model: {error}", NAME_IT, value=shown(key.value)
-    )
-
-
-def _against_record(case: Case, rope: Rope, base: Case) -> Iterator[Finding]:
-    key, record = case.companion(ADAPTER, BASE), case.record
+def _against_record(record: dict[str, Any], base: Checkpoint) -> Iterator[Finding]:
+    rope = base.rope
     carried = rope.inv_freq().tolist(), rope.carried_attention_factor
-    same_rope = carried == (record.get("inv_freq"), record.get("attention_factor"))
-    weights, _ = look_at_weights(base)  # None if they are not on this machine
-    same_weights = weights and fingerprint(weights) == record.get("base_weights")
-    if not same_rope:
-        yield key.finding(
-            "adapter-base-lacks-rope",
-            f"it was trained with {record.get('method')} at {record.get('target')} tokens; "
-            f"the base {base.name} has other RoPE parameters",
-            "load it with ropepatch.load_adapter, which patches the base first; or train with save: merged",
+    if carried != (record.get("inv_freq"), record.get("attention_factor")):
+        problem = (
+            f"it was trained with {record.get('method')} at {record.get('target')} tokens; the base "
+            f"{base.name} has other RoPE parameters"
         )
-    if weights and "base_weights" in record and not same_weights:
+        remedy = (
+            "load it with ropepatch.load_adapter, which patches the base first; or train with save: merged"
+        )
+        yield LACKS_ROPE.finding(Problem((BASE,), problem, remedy, base.name, file=ADAPTER))
+    try:
+        weights = fingerprint(read_headers(base.folder, base.raw))
+    except RopepatchError:  # not on this machine
+        return
+    if record.get("base_weights") not in (None, weights):
         problem = f"the base {base.name} does not have the weights that the adapter was trained on"
-        yield key.finding("adapter-base-changed", problem, NAME_IT)
+        yield CHANGED.finding(Problem((BASE,), problem, NAME_IT, base.name, file=ADAPTER))
 
 
-def _without_record(case: Case, rope: Rope) -> Finding:
-    window, base = rope.original_max_position_embeddings, case.companion(ADAPTER, BASE)
-    tokenizer = case.companion(TOKENIZER, "model_max_length")
-    length = positive(tokenizer.value)
-    if length and window < length < 1e9:  # larger numbers mean no limit
-        return tokenizer.finding(
-            "adapter-base-lacks-rope",
-            f"its tokenizer allows {plain(length)} tokens, the base {base.value} has a context of {window}",
-            "ask its author for the RoPE parameters, and load it onto a base that has them",
+def _without_record(tokenizer: dict[str, Any], base: Checkpoint) -> Finding:
+    length = positive(tokenizer.get("model_max_length"))
+    if length and base.window < length < 1e9:  # larger numbers mean no limit
+        problem = (
+            f"its tokenizer allows {plain(length)} tokens, the base {shown(base.name)} has a context of "
+            f"{base.window}"
         )
-    return base.finding(
-        "adapter-without-record",
-        f"the RoPE that it was trained with is not recorded; the base {base.value} has {window} tokens",
-        "none if it was trained on the unchanged base; else run ropepatch.patch(...).record(folder) where "
-        "it was trained",
+        remedy = "ask its author for the RoPE parameters, and load it onto a base that has them"
+        return LACKS_ROPE.finding(Problem(("model_max_length",), problem, remedy, length, file=TOKENIZER))
+    problem = (
+        f"the RoPE that it was trained with is not recorded; the base {shown(base.name)} has {base.window} "
+        "tokens"
     )
+    remedy = (
+        "none if it was trained on the unchanged base; else run ropepatch.patch(...).record(folder) where it "
+        "was trained"
+    )
+    return NO_RECORD.finding(Problem((BASE,), problem, remedy, base.name, file=ADAPTER))

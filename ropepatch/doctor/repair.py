@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from ropepatch.doctor.diagnosis import Diagnosis
+from ropepatch.doctor.findings import CONFIG, TOKENIZER
+from ropepatch.doctor.rules import repaired
 from ropepatch.doctor.weights import look_at_weights
 from ropepatch.errors import RopepatchError, argument
-from ropepatch.extension.record import FILE as RECORD
-from ropepatch.files import absent, new_folder, write_json
-from ropepatch.model.checks import repaired
-from ropepatch.model.checks.findings import CONFIG
+from ropepatch.files import absent, new_folder, read_json, write_json
 from ropepatch.model.reading_file import FILE as READING
+from ropepatch.model.record_file import FILE as RECORD
 from ropepatch.model.source import check_inside
 from ropepatch.model.weights import INDEX, PICKLES, Progress, clone_files
 
@@ -25,29 +25,30 @@ def repair(diagnosis: Diagnosis, out: str | Path, *, progress: Progress | None =
     Raises:
         RopepatchError: If nothing can be repaired, or the output folder exists or lies inside the checkpoint.
     """
-    case = diagnosis.case
-    if not any(finding.fixable for finding in diagnosis.findings):
+    source, facts = diagnosis.folder, diagnosis.facts
+    if source is None or facts is None or not any(finding.fixable for finding in diagnosis.findings):
         raise RopepatchError(
-            f"{case.name} has no problem that can be fixed automatically", hint=f"drop {argument('fix')}"
+            f"{diagnosis.name} has no problem that can be fixed automatically", hint=f"drop {argument('fix')}"
         )
     folder = absent(out)
-    if folder.resolve().is_relative_to(case.folder.resolve()):
+    if folder.resolve().is_relative_to(source.resolve()):
         raise RopepatchError(
             f"{folder} lies inside the checkpoint", hint=f"choose an {argument('out')} outside it"
         )
-    after = repaired(case)
-    # Compare by identity, since 4 == 4.0.
-    changed = {name: content for name, content in after.files.items() if content is not case.files.get(name)}
-    record = after.files.get(RECORD, {})
-    if "verified" in record and CONFIG in changed:
-        changed[RECORD] = {key: value for key, value in record.items() if key != "verified"}
-    files = [file for file in sorted(case.folder.iterdir()) if _is_carried(file)]
-    if CONFIG in changed:  # the model may compute something else now
-        files = [file for file in files if file.name != READING]
-    weights, _ = look_at_weights(case)
+    after, changed = repaired(facts), {}
+    if after.tokenizer is not facts.tokenizer:
+        changed[TOKENIZER] = after.tokenizer
+    files = [file for file in sorted(source.iterdir()) if _is_carried(file)]
+    if after.raw is not facts.raw:
+        changed[CONFIG] = after.raw
+        files = [file for file in files if file.name != READING]  # the model may compute something else now
+        if (source / RECORD).is_file():
+            record = read_json(source / RECORD)
+            changed[RECORD] = {key: value for key, value in record.items() if key != "verified"}
+    weights, _ = look_at_weights(source, facts.raw)
     for file in files:
         if not weights or file not in weights.files or file.name == INDEX:
-            check_inside(file, case.folder)
+            check_inside(file, source)
     with new_folder(folder) as partial:
         unchanged = tuple(file for file in files if file.name not in changed)
         clone_files(unchanged, partial, link=False, progress=progress)

@@ -16,6 +16,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ropepatch.attention import REMAPPINGS, Remapping
 from ropepatch.attention.remapped import check_mappable
 from ropepatch.columns import Table, as_text
+from ropepatch.doctor.facts import THETA_KEYS
+from ropepatch.doctor.rules import check_agreement, explained, plan_findings
 from ropepatch.errors import RopepatchError, argument, plain, printable
 from ropepatch.extension.config_changes import ACROSS_LAYERS, SavedRope, find_changes
 from ropepatch.extension.engines import (
@@ -38,9 +40,14 @@ from ropepatch.extension.text import (
 from ropepatch.files import is_gguf, json_text, read_json
 from ropepatch.model.architectures import GGUF_GLOBAL, remarks, trained_on
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.checks import config_errors
-from ropepatch.model.checks.case import THETA_KEYS
-from ropepatch.model.config import ORIGINAL, check_dequantised, differs_by_layer, quantization_of
+from ropepatch.model.config import (
+    DUAL_CHUNK,
+    ORIGINAL,
+    check_dequantised,
+    differs_by_layer,
+    dual_chunk_original,
+    quantization_of,
+)
 from ropepatch.model.gguf import FREQS, GgufModel
 from ropepatch.model.reading_file import LONGEST
 from ropepatch.model.record_file import FILE as RECORD
@@ -328,7 +335,12 @@ def plan_method(
     to: Length | None,
 ) -> Plan:
     """Plan with a method, its name, or a scaling file; see `plan`."""
-    return plan_by(source, *method_for(source, method, parameters, to))
+    if isinstance(source, GgufModel):
+        return plan_by(source, *method_for(source, method, parameters, to))
+    with explained(source.raw):
+        if source.own_config is None:
+            check_agreement(source.raw)
+        return plan_by(source, *method_for(source, method, parameters, to))
 
 
 def method_for(
@@ -532,8 +544,16 @@ def _warnings(source: Checkpoint, scaling: Scaling, to: int) -> Iterator[str]:
             f"before it (Vicuna, LongChat: {doubled} after it); state it in config.json: "
             f'"{SEQUENCE}": {window} or {doubled}'
         )
-    doubtful = config_errors(source.raw, "theta-not-as-published")
-    yield from (f"config.json: {error} (details: ropepatch doctor)" for error in doubtful)
+    if trained := dual_chunk_original(config):
+        text = f"{trained} tokens are the {ORIGINAL} of {DUAL_CHUNK}, which transformers does not read"
+        if scaling.name != "none":
+            text += "; it is dropped: vLLM and SGLang would ignore the scaling"
+        yield text
+    for finding in plan_findings(source.raw):
+        if finding.code != "window-raised":
+            yield f"config.json: {finding.problem} (details: ropepatch doctor)"
+        elif not source.original_window:
+            yield f"config.json: {finding.problem} this plan computes from {window} tokens; {finding.remedy}"
     yield from scaling_warnings(rope, scaling, to)
     folder = source.place if source.revision is None else None
     if folder and not [*folder.glob("*.safetensors")] and (pickles := [*folder.glob("pytorch_model*.bin")]):

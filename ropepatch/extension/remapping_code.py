@@ -6,7 +6,6 @@ one fixed text per family, whose sha256 is in the record.
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -49,12 +48,6 @@ def remapping_code(model_type: str, rotary: str) -> str:
     }.items():
         text = text.replace(ours, theirs)
     return text
-
-
-def code_of(folder: Path) -> dict[str, str]:
-    """Return the file's name and sha256 for the record; empty without a file."""
-    file = folder / CODE
-    return {CODE: hashlib.sha256(file.read_bytes()).hexdigest()} if file.is_file() else {}
 
 
 def auto_map(model_type: str) -> dict[str, str]:

@@ -19,15 +19,14 @@ from ropepatch.extension.planning import Plan
 from ropepatch.extension.remapping_code import (
     check_holds_remapping,
     check_no_other_code,
-    code_of,
     remapping_code,
 )
 from ropepatch.extension.verification import read_source, read_trained, verify
 from ropepatch.files import absent, check_space, new_folder, read_json, write_json
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.config import quantization_of, stated_class, text_config
-from ropepatch.model.kinds import CODE
-from ropepatch.model.loading import rehearse
+from ropepatch.model.config import DUAL_CHUNK, stated_class
+from ropepatch.model.kinds import CODE, code_of
+from ropepatch.model.loading import check_weights
 from ropepatch.model.reading_file import FILE as READING
 from ropepatch.model.source import (
     TEMPLATES,
@@ -41,7 +40,6 @@ from ropepatch.model.weights import (
     NAMED,
     Progress,
     Weights,
-    check_fit,
     checksums,
     clone_files,
 )
@@ -149,23 +147,6 @@ def check_room(weights: Weights, place: Path) -> None:
     check_space("the copy", existing, weights.num_bytes, hint=hint)
 
 
-def check_weights(weights: Weights, model: PreTrainedModel) -> list[str]:
-    """Raise if weights do not fit a model on the meta device; return the names of unused tensors.
-
-    Quantised weights are not checked: their names and shapes differ from the model's.
-    """
-    quantisation = quantization_of(model.config)
-    if quantisation and weights.quantised:
-        return []
-    configs = model.config, text_config(model.config)
-    tie = any(getattr(config, "tie_word_embeddings", False) for config in configs)
-    tied = dict(model._tied_weights_keys or {}) if tie else {}
-    # transformers fills either of two tied weights from the other.
-    copies = {*tied, *(source for copy, source in tied.items() if copy in weights.tensors)}
-    check_fit(weights, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, copies)
-    return [] if quantisation else rehearse(model, weights)
-
-
 def save_trained(
     plan: Plan,
     model: PreTrainedModel,
@@ -269,7 +250,10 @@ def copy_files(files: Mapping[str, Path], folder: Path) -> None:
 
 def write_configuration(source: Path, raw: dict[str, Any], partial: Path, plan: Plan) -> None:
     """Write the JSON files that contain the context length, as changed by the plan."""
-    others = {key: value for key, value in raw.items() if key not in ("auto_map", NAMED)}
+    dropped = ["auto_map", NAMED]
+    if plan.scaling.name != "none":
+        dropped.append(DUAL_CHUNK)  # with it, vLLM and SGLang ignore a scaling
+    others = {key: value for key, value in raw.items() if key not in dropped}
     write_json(partial / "config.json", plan.apply(others))
     if plan.remapping is not None:
         code = remapping_code(plan.model_type, plan.site.path)

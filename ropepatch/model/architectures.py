@@ -54,6 +54,9 @@ STATE_THETA = _types(  # every published configuration contains rope_theta
     "cohere cohere2 deepseek_v2 deepseek_v3 gemma gemma2 gemma3_text glm glm4 gpt_oss granite mistral "
     "mixtral olmo olmo2 olmo3 phi3 qwen2 qwen2_moe qwen3 qwen3_moe smollm3 starcoder2"
 )
+WITHOUT_ROPE = _types(  # hybrids whose attention has no position encoding, or only by an option; 5.23
+    "granitemoehybrid jamba kimi_linear nemotron_h zamba zamba2"
+)
 OPEN_RAMP = _types("gpt_oss")  # the published configuration contains truncate: false
 
 # How engines differ.
@@ -88,6 +91,9 @@ TRAINED_ON = {
 }
 
 
+LLAMA_3_VOCABULARY = range(128_256, 128_512)
+
+
 def gguf_architecture(model_type: str) -> str | None:
     """Return the GGUF name of an architecture; None if its graph in llama.cpp was not examined."""
     name = GGUF_RENAMED.get(model_type) or model_type.removesuffix("_text")
@@ -101,7 +107,8 @@ def _letters(name: str) -> str:
 
 def trained_on(config: PreTrainedConfig) -> int | None:
     """Return the original context length of published models whose configuration states another."""
-    scaled = (config.rope_parameters or {}).get("rope_type", "default") != "default"
+    parameters = getattr(config, "rope_parameters", None) or {}
+    scaled = parameters.get("rope_type", "default") != "default"
     stated = str(config.model_type), getattr(config, "max_position_embeddings", 0)
     return None if scaled else TRAINED_ON.get(stated)
 
@@ -111,6 +118,40 @@ def published() -> dict[str, dict[str, Any]]:
     """Return the config.json of published models by name."""
     presets = parse_json(read_text(PACKAGE / "gallery" / "presets.json"))
     return {preset["model"]: preset["config"] for preset in presets}
+
+
+class Length(NamedTuple):
+    """The context length of a published model.
+
+    Args:
+        name: Its name on the Hub.
+        length: The length in its config.json, in tokens.
+        trained: The length that it was trained on, if that is another.
+    """
+
+    name: str
+    length: int
+    trained: int | None
+
+
+def published_length(config: PreTrainedConfig, theta: float | None) -> Length | None:
+    """Return the longest unscaled published model of the same shape, with no smaller base."""
+    lengths = []
+    for name, raw in published().items():
+        other = raw | raw.get("text_config", {})
+        rope = other.get("rope_parameters") or {}
+        base = other.get("rope_theta") or rope.get("rope_theta") or 10_000.0
+        is_scaled = other.get("rope_scaling") or rope.get("rope_type", "default") != "default"
+        same_shape = (
+            other["model_type"] == config.model_type
+            and other["hidden_size"] == getattr(config, "hidden_size", None)
+            and other["num_hidden_layers"] == getattr(config, "num_hidden_layers", None)
+            and abs(other.get("vocab_size", 0) - getattr(config, "vocab_size", 0)) < MOST_ADDED
+        )
+        if same_shape and not is_scaled and theta is not None and theta <= base:
+            window = other["max_position_embeddings"]
+            lengths.append(Length(name, window, TRAINED_ON.get((config.model_type, window))))
+    return max(lengths, key=lambda length: length.length, default=None)
 
 
 def published_base(model_type: str, vocabulary: int, window: int) -> tuple[float, str] | None:

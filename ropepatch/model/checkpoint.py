@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +17,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.files import read_json
 from ropepatch.model.architectures import TIED, LocalRope, local_rope, trained_on
-from ropepatch.model.checks import check_agreement, config_errors
 from ropepatch.model.config import (
     ORIGINAL,
     auto_class,
@@ -237,8 +235,7 @@ class Checkpoint(StatedRope):
     @cached_property
     def whole_config(self) -> PreTrainedConfig:
         """The configuration as transformers parses it."""
-        with self._explained():
-            return load_config(self.raw, self.own_config)
+        return load_config(self.raw, self.own_config)
 
     @cached_property
     def config(self) -> PreTrainedConfig:
@@ -286,21 +283,7 @@ class Checkpoint(StatedRope):
     @cached_property
     def skeleton(self) -> PreTrainedModel:
         """The model on the meta device, without memory for its weights."""
-        with self._explained():
-            return blueprint(self.whole_config)
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """If stock code fails on config.json, raise the doctor's finding instead, if it has one."""
-        try:
-            yield
-        except RopepatchError as error:
-            known = config_errors(self.raw) if error.__cause__ else ()
-            if not known:
-                raise
-            raise RopepatchError(
-                f"config.json: {known[0]}", hint="run `ropepatch doctor` for details"
-            ) from error
+        return blueprint(self.whole_config)
 
     @property
     def head_dim(self) -> int:
@@ -364,8 +347,6 @@ class Checkpoint(StatedRope):
     @cached_property
     def _stated_rope(self) -> Rope:
         """The RoPE parameters by config.json."""
-        if self.own_config is None:
-            check_agreement(self.raw)
         config, site = self.config, self.site
         with float32_on_cpu():
             rope = read_rope(config, site)

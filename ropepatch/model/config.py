@@ -37,10 +37,19 @@ WITH_ORIGINAL = ("yarn", "longrope", "llama3")  # the types that need the origin
 SCALING_KEYS = frozenset({
     "rope_type", "type", "rope_theta", "original_max_position_embeddings", "attention_factor", "beta_fast",
     "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_mscale", "long_mscale", "alpha",
+    "attn_factor", "extrapolation_factor",
 }).union(*REQUIRED.values())  # fmt: skip
 # The last two are GPT-NeoX's names of rope_theta and partial_rotary_factor.
 LEGACY_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor", "rotary_emb_base", "rotary_pct")
 ORIGINAL = "original_max_position_embeddings"
+KNOWN_TYPES = {"default", "axial", "mrope", "xdrope", "ntk_alpha", *ROPE_INIT_FUNCTIONS}
+VENDOR_TYPES = {  # rope types of other programs: what transformers calls them, and what to do
+    "su": ("longrope", 'write "longrope", its current name'),
+    "ntk": ("", "NTK-aware scaling is a larger rope_theta: write it, and drop the scaling"),
+    "deepseek_yarn": ("yarn", 'write "yarn"; deepseek_yarn is vLLM\'s name of it'),
+    "telechat3-yarn": ("yarn", 'write "yarn" with attention_factor 0.07 ln(factor) + 1'),
+}
+DUAL_CHUNK = "dual_chunk_attention_config"  # of Qwen2.5-1M; vLLM and SGLang read it
 SIZES = ("max_position_embeddings", ORIGINAL, "factor")
 TEXT_PARTS = ("text_config", "decoder", "generator")  # where transformers looks for the language model
 GENERATING = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")  # ends of names of classes
@@ -161,6 +170,23 @@ def default_theta(model_type: str) -> float | None:
     return theta
 
 
+def dual_chunk_original(config: PreTrainedConfig) -> int | None:
+    """Return the trained length of a model with dual chunk attention, which transformers ignores."""
+    stated = getattr(config, DUAL_CHUNK, None)
+    original = stated.get(ORIGINAL) if isinstance(stated, dict) else None
+    window = getattr(config, "max_position_embeddings", None)
+    if type(original) is not int or type(window) is not int or not 0 < original < window:
+        return None
+    return original
+
+
+def generates(model_type: str) -> bool:
+    """Return whether transformers has an architecture with a language model head."""
+    return (
+        model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+    )
+
+
 def stated_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """Return the class of transformers in `architectures`, if it has no language model head."""
     name = str(next(iter(config.architectures or ()), ""))
@@ -173,7 +199,7 @@ def stated_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return the language model's part of a configuration."""
     part: Any = config.get_text_config(decoder=True)
-    if isinstance(part, dict):
+    if not isinstance(part, PreTrainedConfig):
         raise RopepatchError(
             f"config.json has a part for text that {config.model_type} does not have",
             hint="take text_config, decoder and the like out, or write what it holds at the top",
@@ -239,7 +265,7 @@ def auto_class(model_type: object) -> Any:
     """
     if isinstance(model_type, str) and model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return AutoModelForCausalLM
-    if isinstance(model_type, str) and model_type in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES:
+    if isinstance(model_type, str) and generates(model_type):
         return AutoModelForMultimodalLM
     raise RopepatchError(
         f"transformers has no model of type {model_type} that generates text by itself",
@@ -280,9 +306,10 @@ def check_rope_types(config: PreTrainedConfig) -> None:
                 )
     for kind in (rope.get("rope_type", "default") for rope in by_layer or [parameters]):
         if not isinstance(kind, str) or kind not in known:
+            _, remedy = VENDOR_TYPES.get(str(kind), ("", ""))
             raise RopepatchError(
                 f"unknown rope_type {kind!r} in config.json",
-                hint=f"transformers knows {', '.join(sorted(known))}; `su` is today's longrope",
+                hint=remedy or f"transformers knows {', '.join(sorted(known))}",
             )
 
 

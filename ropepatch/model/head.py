@@ -200,7 +200,7 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Check RoPE in memory, reset `dynamic` RoPE, and set eval mode within the block."""
     for one in check_rope(model)[:1]:
-        logger.warning("the RoPE in memory is not the config's: %s is %s", one.key, one.problem)
+        logger.warning("the RoPE in memory is not the config's: %s", one)
     reset_dynamic(model)
     with in_eval_mode(model):
         yield

@@ -7,6 +7,7 @@ with a swapped position encoding has an unknown model type; `ropepatch.json` con
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -72,6 +73,12 @@ def without_remapping(raw: dict[str, Any]) -> dict[str, Any]:
     saved_remapping(raw)
     others = {key: value for key, value in raw.items() if key not in ("auto_map", KEY)}
     return others | {"model_type": base_type(raw)}
+
+
+def code_of(folder: Path) -> dict[str, str]:
+    """Return the name and sha256 of a folder's code for the record; empty without a file."""
+    file = folder / CODE
+    return {CODE: hashlib.sha256(file.read_bytes()).hexdigest()} if file.is_file() else {}
 
 
 # A swapped encoding

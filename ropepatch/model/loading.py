@@ -18,9 +18,9 @@ from transformers import (
 )
 
 from ropepatch.errors import RopepatchError
-from ropepatch.model.config import auto_class, load_config, text_config
+from ropepatch.model.config import auto_class, load_config, quantization_of, text_config
 from ropepatch.model.stock import no_progress_bars, stock_code
-from ropepatch.model.weights import MISFIT, Weights, mismatch
+from ropepatch.model.weights import MISFIT, Weights, check_fit, mismatch
 
 AUTO = "auto"  # as device: accelerate places every layer
 FLEX = "flex_attention"
@@ -96,6 +96,23 @@ def returning_objects(model: PreTrainedModel) -> None:
 
 
 warn_once = lru_cache(logging.getLogger(__name__).warning)  # a checkpoint may be loaded several times
+
+
+def check_weights(weights: Weights, model: PreTrainedModel) -> list[str]:
+    """Raise if weights do not fit a model on the meta device; return the names of unused tensors.
+
+    Quantised weights are not checked: their names and shapes differ from the model's.
+    """
+    quantisation = quantization_of(model.config)
+    if quantisation and weights.quantised:
+        return []
+    configs = model.config, text_config(model.config)
+    tie = any(getattr(config, "tie_word_embeddings", False) for config in configs)
+    tied = dict(model._tied_weights_keys or {}) if tie else {}
+    # transformers fills either of two tied weights from the other.
+    copies = {*tied, *(source for copy, source in tied.items() if copy in weights.tensors)}
+    check_fit(weights, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, copies)
+    return [] if quantisation else rehearse(model, weights)
 
 
 def rehearse(model: PreTrainedModel, weights: Weights) -> list[str]:

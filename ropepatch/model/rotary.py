@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropepatch.errors import RopepatchError
-from ropepatch.model.architectures import GLOBAL_LAYERS
-from ropepatch.model.config import text_config
+from ropepatch.model.architectures import GLOBAL_LAYERS, LOCAL, WITHOUT_ROPE
+from ropepatch.model.config import dual_chunk_original, text_config
 from ropepatch.model.stock import stock_code
 from ropepatch.scaling.rope import Frequencies, Rope
 
@@ -64,6 +64,11 @@ def find_rotary(model: nn.Module) -> RotarySite:
     config: Any = model.config
     refusal = partial(_refusal, config.model_type)
     modules = language_ropes(model)
+    if not modules and text_config(config).model_type in WITHOUT_ROPE:
+        raise RopepatchError(
+            f"the attention of {config.model_type} has no RoPE: it needs no scaling for a longer context",
+            hint="write the longer length as max_position_embeddings into config.json",
+        )
     if not modules:
         raise refusal("it has no rotary module (positions are learned, biased or absent)")
     if len(modules) > 1 and getattr(config, "thinker_config", None):
@@ -89,6 +94,13 @@ def find_rotary(model: nn.Module) -> RotarySite:
         if not hasattr(module, "inv_freq") or not hasattr(module, "attention_scaling"):
             raise refusal(f"its {rotary_class.__name__} has no inv_freq with an attention_scaling")
         return RotarySite(path, rotary_class, None)
+    layers = getattr(text_config(config), "layer_types", None) or []
+    if set(layers) == {LOCAL}:
+        raise RopepatchError(
+            f"all {len(layers)} layers of this {config.model_type} have a sliding window of "
+            f"{text_config(config).sliding_window} tokens: nothing attends further",
+            hint=f"a test model needs a layer of {GLOBAL_LAYERS} in layer_types",
+        )
     if not hasattr(module, f"{GLOBAL_LAYERS}_inv_freq"):
         raise refusal(f"its RoPE differs by layer type and none is called {GLOBAL_LAYERS}")
     return RotarySite(path, rotary_class, GLOBAL_LAYERS)
@@ -397,7 +409,7 @@ def _window(config: PreTrainedConfig, parameters: dict[str, Any]) -> int:
         return max(window, int(scaled))
     if parameters.get("rope_type") == "linear":
         return stated_window(window, parameters["factor"], getattr(config, SEQUENCE, None)) or window
-    return window
+    return dual_chunk_original(config) or window
 
 
 def stated_window(window: int, factor: float, max_sequence_length: object) -> int | None:

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.files import read_json
+from ropepatch.settings import shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -127,10 +128,14 @@ def weight_sets(folder: Path) -> list[str]:
 
 
 def _indexed(index: Path) -> Weights:
-    shard_of = read_json(index).get("weight_map")
+    content = read_json(index)
+    shard_of = content.get("weight_map")
     hint = "copy the index again from where the checkpoint came from"
     if not isinstance(shard_of, dict):
         raise RopepatchError(f"{index} has no weight_map of tensor names to file names", hint=hint)
+    if not isinstance(content.get("metadata", {}), dict):
+        message = f"{index} has the metadata {shown(content['metadata'])}, expected an object"
+        raise RopepatchError(message, hint=hint)
     for name in shard_of.values():
         if not (isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name):
             raise RopepatchError(
@@ -143,8 +148,32 @@ def _indexed(index: Path) -> Weights:
                 f"{INDEX} places {tensor} in {name}, which does not hold it",
                 hint="the index and the files come from different checkpoints: copy both again",
             )
-    tensors = {tensor: entry for shard in shards.values() for tensor, entry in shard.items()}
+    tensors: dict[str, TensorEntry] = {}
+    for shard in shards.values():
+        for tensor, entry in shard.items():
+            if tensor in tensors and not _is_same(tensors[tensor], entry):
+                first, second = tensors[tensor].file.name, entry.file.name
+                raise RopepatchError(
+                    f"{tensor} is in {first} and in {second}, with other content; {INDEX} names "
+                    f"{shard_of.get(tensor)}, transformers loads {second}",
+                    hint="keep the file with the right one, and write the other without it",
+                )
+            tensors[tensor] = entry
     return Weights((index, *(index.with_name(name) for name in shards)), tensors)
+
+
+def _is_same(one: TensorEntry, other: TensorEntry) -> bool:
+    """Whether two tensors have the same dtype, shape and bytes."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    with one.file.open("rb") as first, other.file.open("rb") as second:
+        first.seek(one.offset)
+        second.seek(other.offset)
+        for begin in range(0, one.num_bytes, COPY_BLOCK):
+            block = min(COPY_BLOCK, one.num_bytes - begin)
+            if first.read(block) != second.read(block):
+                return False
+    return True
 
 
 def read_header(file: Path) -> Weights:

@@ -12,10 +12,10 @@ from pathlib import Path
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.record import Record
-from ropepatch.extension.remapping_code import code_of, other_code, remapping_code
+from ropepatch.extension.remapping_code import other_code, remapping_code
 from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.kinds import CODE
+from ropepatch.model.kinds import CODE, code_of
 from ropepatch.model.source import TEMPLATES, included, is_carried
 from ropepatch.model.weights import changed, fingerprint, read_header
 from ropepatch.publishing.scanning import check_secrets

@@ -230,5 +230,5 @@ def test_pretraining_with_an_encoding_resumes_after_an_interruption_with_equal_w
 
 def test_doctor_reports_a_swapped_encoding_as_a_remark(saved):
     (finding,) = (one for one in diagnose(saved).findings if one.key == "model_type")
-    assert (finding.code, finding.severity) == ("encoding-swapped", "remark")
+    assert (finding.code, finding.severity) == ("needs-ropepatch", "remark")
     assert "ropepatch.load" in finding.remedy

@@ -116,7 +116,7 @@ def test_a_file_too_large_to_map_raises_a_one_line_error(single, monkeypatch):
     monkeypatch.setattr(weights_module, "safe_open", under_a_limit)
     assert "Cannot allocate memory" in refusal(single)
     (finding,) = ropepatch.diagnose(single, measure=False).findings
-    assert finding.code == "weights-damaged"
+    assert finding.code == "weights-unreadable"
 
 
 def test_weights_without_read_permission_are_not_reported_as_missing(single, monkeypatch):

@@ -136,25 +136,13 @@ DAMAGE = [
 ]
 
 
-def test_doctor_reports_a_damaged_fingerprint_and_one_of_other_weights(copied):
-    def found():
-        findings = ropepatch.diagnose(copied).findings
-        return [(one.code, one.severity) for one in findings if one.file == readings.FILE]
-
-    assert found() == []
-    sound = (copied / readings.FILE).read_text()
-    for damage in DAMAGE:
-        content = json.loads(sound)
-        damage(content)
-        (copied / readings.FILE).write_text(json.dumps(content))
-        with pytest.raises(RopepatchError):
-            readings.read(copied)
-    assert [code for code, _ in found()] == ["file-unreadable"]
-    (copied / readings.FILE).write_text(sound)
-    weights = load_file(copied / "model.safetensors")
-    weights["model.norm.weight"] += 1
-    save_file(weights, copied / "model.safetensors", {"format": "pt"})
-    assert found() == [("reading-of-other-weights", "warning")]
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_fingerprint_is_rejected(damage, copied):
+    content = json.loads((copied / readings.FILE).read_text())
+    damage(content)
+    (copied / readings.FILE).write_text(json.dumps(content))
+    with pytest.raises(RopepatchError):
+        readings.read(copied)
 
 
 def test_a_checkpoint_extended_again_gets_its_own_fingerprint(copied, tmp_path):

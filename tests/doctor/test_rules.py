@@ -1,0 +1,414 @@
+"""Every rule fires on one configuration and not on a near one; real configurations give their own codes."""
+
+import copy
+import json
+import random
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from damaged_configs import PUBLISHED, mutant, with_rare_key
+from oldest import needs
+
+import ropepatch
+from ropepatch.doctor.facts import Facts
+from ropepatch.doctor.rules import RULES, check, has_same_rope, repaired
+from ropepatch.files import parse_json, read_json
+from ropepatch.gallery.explorer.content import PRESETS
+from ropepatch.model.config import is_known
+
+# As for a user, warnings of transformers are not errors.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+Values = dict[str, Any]
+CONFIGS: dict[str, Facts] = {
+    entry["name"]: Facts(entry["config"], entry.get("tokenizer") or {}) for entry in PUBLISHED
+}
+CODE, LLAMA_2, LLAMA_3, LLAMA_3_1 = "CodeLlama-7b", "Llama-2-7b", "Meta-Llama-3-8B", "Llama-3.1-8B"
+QWEN_2, QWEN_3, MISTRAL = "Qwen2.5-7B-Instruct", "Qwen3-8B, YaRN as documented", "Mistral-7B-v0.3"
+YARN, LONGROPE, YARN_LLAMA = "extended with yarn", "extended with longrope", "Yarn-Llama-2-7b-64k"
+VICUNA, AFM, PHI = "vicuna-7b-v1.5-16k", "AFM-4.5B", "Phi-3-mini-128k"
+LFM, QWEN_3_5 = "LFM2.5-VL-1.6B", "Qwen3.6-35B-A3B"
+DUAL, LIMIT = "dual_chunk_attention_config", "model_max_length"
+ORIGINAL, WINDOW, THETA = "original_max_position_embeddings", "max_position_embeddings", "rope_theta"
+NEWER, OLDER, ARCHITECTURES = "rope_parameters", "rope_scaling", "architectures"
+PLAIN = {"rope_type": "default", THETA: 1000000.0}
+TEN_THOUSAND = PLAIN | {THETA: 10000.0}
+FOURFOLD = {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 32768}
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+TWICE = {NEWER: FOURFOLD | {THETA: 1e6}, OLDER: FOURFOLD}
+SHAPE = {"hidden_size": 4096, "num_hidden_layers": 36, LIMIT: ...}  # of Qwen3-8B
+ONES, FOURS = [1.0] * 64, [4.0] * 64
+NO_FACTOR = {"*/attention_factor": ..., "*/short_mscale": ..., "*/long_mscale": ...}
+
+# A code, its severity, a configuration, what fires the rule, a near change that does not, and the repair.
+# Changes are by JSON pointer within config.json (model_max_length: of the tokenizer); * means every scaling,
+# and `...` removes a key.
+TABLE: list[tuple[str, str, str, Values, Values, Values]] = [
+    ("theta-lost", "error", CODE, {THETA: None}, {}, {}),
+    ("theta-lost", "error", LLAMA_3_1, {THETA: ...}, {}, {}),
+    ("theta-lost", "error", YARN, {THETA: None}, {}, {THETA: 20000.0}),
+    ("theta-lost", "warning", YARN, {f"{NEWER}/{THETA}": ...}, {}, {f"{NEWER}/{THETA}": 20000.0}),
+    ("theta-lost", "warning", MISTRAL, {THETA: ...}, {THETA: ..., "model_type": "phi"}, {}),
+    (  # as NeMo RL writes it
+        *("theta-lost", "warning", QWEN_3, {THETA: ..., f"{OLDER}/{THETA}": 1000000}),
+        {f"{OLDER}/{THETA}": 1000000},
+        {THETA: 1000000.0},
+    ),
+    ("theta-lost", "error", QWEN_2, TWICE | {THETA: ...}, TWICE, {THETA: 1000000.0}),
+    ("keys-contradict", "error", YARN, {THETA: 1e4}, {THETA: 1e4, f"{NEWER}/{THETA}": 1e4}, {}),
+    ("keys-contradict", "error", YARN, {f"{OLDER}/beta_fast": 16.0}, {}, {}),
+    ("keys-contradict", "error", LLAMA_3_1, {ORIGINAL: 32768}, {ORIGINAL: 8192}, {}),
+    ("keys-contradict", "error", LLAMA_3_1, {"*/type": "dynamic"}, {"*/type": "llama3"}, {}),
+    (
+        *("only-new-keys", "warning", MISTRAL, {THETA: ..., NEWER: PLAIN}),
+        {THETA: ..., NEWER: TEN_THOUSAND},  # the default of older programs
+        {THETA: 1e6, OLDER: None},
+    ),
+    (
+        *("only-new-keys", "warning", VICUNA, {OLDER: ..., NEWER: LINEAR | {THETA: 1e4}}),
+        # mlx-lm reads the newer keys of this type, and transformers 4 does not have it
+        {OLDER: ..., NEWER: LINEAR | {THETA: 1e4}, "model_type": "ministral3"},
+        {THETA: 1e4, OLDER: LINEAR | {"type": "linear"}},
+    ),
+    (
+        *("only-new-keys", "warning", LLAMA_2),
+        {"model_type": "stablelm", NEWER: TEN_THOUSAND | {"partial_rotary_factor": 0.25}},
+        {"model_type": "stablelm", NEWER: TEN_THOUSAND, "partial_rotary_factor": 0.25},
+        {"partial_rotary_factor": 0.25, THETA: 10000.0, OLDER: None},
+    ),
+    (  # transformers 4 takes the published base of this type anyway
+        *("only-new-keys", "warning", LFM, {f"text_config/{NEWER}/{THETA}": 5e5}, {}),
+        {f"text_config/{THETA}": 5e5, f"text_config/{OLDER}": None},
+    ),
+    ("type-unknown", "error", LLAMA_3_1, {"*/rope_type": "yarm"}, {}, {}),
+    ("type-unknown", "error", YARN_LLAMA, {"*/type": "deepseek_yarn"}, {}, {"*/type": "yarn"}),
+    (
+        *("type-unknown", "error", YARN_LLAMA, {"*/type": "telechat3-yarn"}, {}),
+        {"*/type": "yarn", "*/attention_factor": 1.1940812},  # 0.07 ln 16 + 1
+    ),
+    ("type-unknown", "error", PHI, {"*/type": "su"}, {}, {"*/type": "longrope"}),
+    ("type-unknown", "error", YARN_LLAMA, {"*/type": "ntk"}, {}, {}),
+    ("scaling-ignored", "error", LLAMA_3_1, {"*/rope_type": ...}, {}, {}),
+    ("scaling-ignored", "error", LLAMA_3_1, {"*/rope_type": "default"}, {}, {}),
+    ("head-dim-null", "error", QWEN_3, {"head_dim": None}, {}, {"head_dim": 128}),
+    (
+        *("head-dim-null", "error", "Mixtral-8x7B-v0.1", {OLDER: FOURFOLD}),
+        {OLDER: FOURFOLD, "head_dim": 128},
+        {"head_dim": 128},
+    ),
+    ("key-unread", "warning", QWEN_3, {"*/attn_factor": 0.8782488562869419}, {"*/attn_factor": 1.0}, {}),
+    ("key-unread", "warning", AFM, {"*/mscale": 0.707}, {"*/mscale": 1}, {}),
+    (
+        "key-unread",
+        "warning",
+        AFM,
+        {"*/mscale": None, "*/mscale_all_dim": 1.0},
+        {"*/mscale_all_dim": 1.0},
+        {},
+    ),
+    ("attention-factor-inverted", "warning", QWEN_3, {"*/attention_factor": 0.8782}, {}, {}),
+    ("attention-factor-inverted", "warning", YARN, {"*/attention_factor": 0}, {"*/attention_factor": 1}, {}),
+    ("truncate-ignored", "warning", YARN, {"*/truncate": False}, {"*/truncate": True}, {}),
+    ("truncate-ignored", "remark", "gpt-oss-20b", {}, {"*/truncate": True}, {}),
+    (
+        *("switches-against-cache", "warning", LLAMA_2, {OLDER: {"type": "dynamic", "factor": 4.0}}),
+        {OLDER: {"type": "linear", "factor": 4.0}},
+        {},
+    ),
+    ("switches-against-cache", "warning", LONGROPE, {"*/short_factor": ONES}, {}, {}),
+    ("original-missing", "error", LLAMA_3_1, {f"*/{ORIGINAL}": ...}, {}, {}),
+    ("original-missing", "error", PHI, {ORIGINAL: ...}, {}, {}),
+    (
+        *("factor-contradicts-lengths", "error", YARN_LLAMA, {"*/factor": 14.4}),
+        {"*/factor": 20.0},  # AFM and Yarn-Mistral have a larger one
+        {},
+    ),
+    ("factor-contradicts-lengths", "error", QWEN_3, {WINDOW: 16384}, {}, {}),
+    (
+        *("factor-contradicts-lengths", "error", LONGROPE, NO_FACTOR | {"*/factor": 5.0}),
+        {"*/factor": 5.0},  # with an attention factor, nothing is computed from the factor
+        {},
+    ),
+    ("window-left-behind", "remark", QWEN_3, {}, {WINDOW: 131072}, {}),
+    ("linear-multiplied", "remark", VICUNA, {}, {"max_sequence_length": 16384}, {}),
+    ("window-with-room", "remark", "Qwen3-8B", {}, {WINDOW: 32768}, {}),
+    ("window-raised", "warning", "Qwen3-8B", SHAPE | {WINDOW: 262144}, SHAPE | {WINDOW: 32768}, {}),
+    (
+        *("window-raised", "warning", LLAMA_3, {"num_hidden_layers": 32, WINDOW: 65536}),
+        {"num_hidden_layers": 32, WINDOW: 65536, THETA: 4e6},  # as those who trained longer ones did
+        {},
+    ),
+    (  # unsloth#7028
+        *("llama3-lost", "warning", LLAMA_3_1, {OLDER: LINEAR, WINDOW: 262144, LIMIT: ...}),
+        {OLDER: LINEAR, WINDOW: 16384},
+        {},
+    ),
+    ("llama3-lost", "warning", LLAMA_3_1, {OLDER: None}, {OLDER: None, THETA: 3.58e9}, {}),
+    (
+        *("theta-not-as-published", "remark", QWEN_2, {THETA: 1e4}),
+        {THETA: 1e4, WINDOW: 4096},  # Qwen2.5-Math
+        {},
+    ),
+    ("theta-not-as-published", "remark", LLAMA_3, {THETA: 1e4}, {THETA: 1e4, "vocab_size": 32000}, {}),
+    (
+        "dual-chunk",
+        "remark",
+        QWEN_2,
+        {WINDOW: 1010000, DUAL: {ORIGINAL: 262144}, LIMIT: ...},
+        {WINDOW: 1010000},
+        {},
+    ),
+    ("tokenizer-behind", "warning", LLAMA_3_1, {LIMIT: 131071}, {}, {LIMIT: 131072}),
+    ("tokenizer-behind", "warning", YARN_LLAMA, {LIMIT: 4096}, {LIMIT: 65536}, {LIMIT: 65536}),
+    ("tokenizer-behind", "warning", QWEN_3, {LIMIT: 40960}, {}, {LIMIT: 131072}),
+    (
+        *("no-language-model", "remark", QWEN_2, {ARCHITECTURES: ["Qwen2ForSequenceClassification"]}),
+        {ARCHITECTURES: ["Qwen2ForCausalLM"]},
+        {},
+    ),
+    ("not-in-transformers", "remark", "unknown to transformers", {}, {"model_type": "llama"}, {}),
+    ("needs-ropepatch", "remark", LLAMA_2, {"model_type": "needs_ropepatch"}, {}, {}),
+    ("transformers-refuses", "error", LLAMA_2, {"hidden_act": 7}, {"hidden_act": "gelu"}, {}),
+    ("transformers-refuses", "error", LLAMA_2, {WINDOW: 4096.0}, {}, {}),
+    ("transformers-refuses", "error", VICUNA, {"*/factor": ...}, {}, {}),
+    ("transformers-refuses", "error", PHI, {"*/long_factor": [8.0]}, {}, {}),
+    *[
+        ("transformers-refuses", "error", "Mixtral-8x7B-v0.1", {"num_local_experts": count}, {}, {})
+        for count in (1e30, 2**62)
+    ],
+]
+
+
+def scaled(config: dict[str, Any]) -> list[dict[str, Any]]:
+    text = config.get("text_config", config)
+    ropes = [text.get(key) for key in (NEWER, OLDER)]
+    plain = (None, "default", "mrope")
+    return [rope for rope in ropes if rope and rope.get("rope_type", rope.get("type")) not in plain]
+
+
+def changed(facts: Facts, values: Values) -> Facts:
+    """A copy of the files with the values of JSON pointers changed, as in the table."""
+    config, tokenizer = copy.deepcopy(facts.raw), dict(facts.tokenizer)
+    ropes = scaled(config)
+    for pointer, value in values.items():
+        *path, key = pointer.split("/")
+        holders: list[Any] = [tokenizer if key == LIMIT else config]
+        for step in path:
+            holders = ropes if step == "*" else [holder[step] for holder in holders]
+        for holder in holders:
+            if value is ...:
+                holder.pop(key, None)
+            else:
+                holder[key] = copy.deepcopy(value)
+    return Facts(config, tokenizer)
+
+
+def found(facts: Facts) -> set[tuple[str, str]]:
+    return {(one.code, one.severity) for one in check(facts)}
+
+
+def as_text(facts: Facts) -> str:
+    rounded = parse_json(json.dumps([facts.raw, facts.tokenizer]))
+    return json.dumps(rounded, sort_keys=True).replace(str(1.1940812050), "1.1940812")
+
+
+@pytest.mark.parametrize(("code", "severity", "name", "fires", "near", "fix"), TABLE)
+def test_a_rule_fires_on_one_config_and_not_on_a_near_one(code, severity, name, fires, near, fix):
+    original = CONFIGS[name]
+    damaged, sound = changed(original, fires), changed(original, near)
+    needs(damaged.raw["model_type"])
+    needs(sound.raw["model_type"])
+    assert (code, severity) in found(damaged)
+    assert code not in {one for one, _ in found(sound)}
+    others = {one for one, how in found(damaged) if how == "error"} - {code}
+    assert not others
+
+
+@pytest.mark.parametrize(("code", "severity", "name", "fires", "near", "fix"), TABLE)
+def test_only_unambiguous_problems_are_repaired(code, severity, name, fires, near, fix):
+    damaged = changed(CONFIGS[name], fires)
+    needs(damaged.raw["model_type"])
+    after = repaired(damaged)
+    expected = changed(damaged, fix)
+    if "*/attention_factor" in fix:
+        assert after.raw[OLDER].pop("attention_factor") == pytest.approx(fix["*/attention_factor"])
+        expected.raw[OLDER].pop("attention_factor")
+    assert as_text(after) == as_text(expected)
+    assert not any(one.fixable for one in check(after))
+    if code == "only-new-keys":
+        assert has_same_rope(after.raw, damaged.raw) or not is_known(damaged.raw["model_type"])
+
+
+def test_the_table_has_every_rule():
+    assert {row[0] for row in TABLE} == {rule.code for rule in RULES}
+
+
+def test_every_rule_of_other_makers_names_a_public_thread():
+    ours = {"needs-ropepatch"}
+    assert all(rule.thread.startswith("https://github.com/") for rule in RULES if rule.code not in ours)
+
+
+# --- real configurations --------------------------------------------------------------------------------
+
+REMOTE = "not-in-transformers:remark"
+EXPECTED = {  # every other one has no findings
+    "qwen3-8b": "window-with-room:remark",
+    "gemma-3-4b": "linear-multiplied:remark",
+    "gpt-oss-20b": "truncate-ignored:remark",
+    "phi-4-mini": "switches-against-cache:remark",
+    "aic-gpt-oss-120b": "truncate-ignored:remark",
+    "aic-gpt-oss-20b": "truncate-ignored:remark",
+    "qwen2.5-7b-1m": "dual-chunk:remark",
+    "rtp-glm45": "tokenizer-behind:warning",
+    "sophgo-gemma3": "linear-multiplied:remark",
+    "sophgo-glm4v": "transformers-refuses:error",  # flattened: the text part is missing
+    "sophgo-qwen3-asr": "transformers-refuses:error",
+    **dict.fromkeys(
+        (
+            *("aic-deepseek-ref", "aic-kimi-k2", "aic-nemotron-super", "sophgo-chatglm3-32k"),
+            *("sophgo-glm4-9b-chat", "sophgo-internvl2-2b", "sophgo-minicpm3-4b", "sophgo-minicpm4"),
+            *("sophgo-minicpmv4", "sophgo-qwen-7b-chat"),
+        ),
+        REMOTE,
+    ),
+}
+
+
+def test_bundled_configurations_have_only_their_known_findings():
+    for entry in json.loads(PRESETS.read_text()):
+        codes = " ".join(f"{one.code}:{one.severity}" for one in check(Facts(entry["config"])))
+        assert codes == EXPECTED.get(entry["name"], ""), entry["name"]
+
+
+def test_real_configurations_have_only_their_known_findings(shared):
+    needs("qwen3_5_moe")
+    folders = [file.parent for file in sorted((shared / "configs").glob("*/config.json"))]
+    assert len(folders) == 51
+    for folder in folders:
+        tokenizer = folder / "tokenizer_config.json"
+        facts = Facts(read_json(folder / "config.json"), read_json(tokenizer) if tokenizer.exists() else {})
+        codes = " ".join(f"{one.code}:{one.severity}" for one in check(facts))
+        assert codes == EXPECTED.get(folder.name, ""), folder.name
+
+
+def test_published_configs_of_earlier_years_have_no_errors_or_warnings():
+    for name, facts in CONFIGS.items():
+        needs(facts.raw["model_type"])
+        assert {severity for _, severity in found(facts)} <= {"remark"}, name
+
+
+FULL = "full_attention"
+LOCAL = {"rope_type": "default", "rope_theta": 10000.0}
+FAR = {"rope_type": "linear", "rope_theta": 1000000.0, "factor": 8.0}
+LAGUNA: dict[str, Any] = {
+    "model_type": "laguna",
+    "layer_types": ["sliding_attention", FULL],
+    "num_hidden_layers": 2,
+    WINDOW: 32768,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+    "mlp_layer_types": ["dense", "sparse"],
+    "num_key_value_heads": 2,
+}
+GEMMA_3 = CONFIGS["gemma-3-4b-it, text only"].raw
+GEMMA_3 = {key: value for key, value in GEMMA_3.items() if not key.startswith("rope_")}
+
+
+@pytest.mark.parametrize(
+    ("config", "ropes", "older"),
+    [
+        # Gemma 3 has both RoPEs in the older keys
+        (
+            GEMMA_3,
+            {FULL: FAR, "sliding_attention": LOCAL},
+            {
+                "rope_theta": 1000000.0,
+                "rope_local_base_freq": 10000.0,
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0, "type": "linear"},
+            },
+        ),
+        # no older key can contain a scaling of the sliding layers
+        (GEMMA_3, {FULL: PLAIN, "sliding_attention": LOCAL | {"rope_type": "linear", "factor": 2.0}}, {}),
+        # one `rope_scaling` would replace the RoPE of every layer type
+        (LAGUNA | {"model_type": "gpt_oss"}, {FULL: FAR, "sliding_attention": LOCAL}, {}),
+        ({"model_type": "clip"}, {FULL: PLAIN, "sliding_attention": PLAIN}, {}),  # a model without RoPE
+    ],
+)
+def test_older_keys_are_added_only_if_transformers_computes_the_same(config, ropes, older):
+    """RoPE by layer type."""
+    config = config | {"rope_parameters": ropes}
+    assert ("only-new-keys", "warning") in found(Facts(config))
+    after = repaired(Facts(config)).raw
+    assert after == config | older
+    assert not older or has_same_rope(config, after)
+
+
+# --- what the rules print -------------------------------------------------------------------------------
+
+
+def problem(code: str, facts: Facts) -> str:
+    return next(one.problem for one in check(facts) if one.code == code)
+
+
+def test_an_unread_key_states_what_transformers_and_sglang_compute():
+    text = problem("key-unread", changed(CONFIGS[QWEN_3], {"*/attn_factor": 0.8782488562869419}))
+    assert "an attention factor of 1.1386" in text  # 0.1 ln 4 + 1
+    assert text.endswith("SGLang multiplies the attention factor by it (1.0000)")
+
+
+def test_lengths_of_a_million_are_printed_in_full():
+    yarn = FOURFOLD | {"factor": 32.0}
+    (window, tokenizer) = check(changed(CONFIGS["Qwen3-8B"], {OLDER: yarn}))[::-1][:2]
+    assert {window.remedy, tokenizer.remedy} >= {"write 1048576"}
+    assert any("1048576, or pass" in one.remedy for one in (window, tokenizer))
+
+
+# --- the same rules in plans ----------------------------------------------------------------------------
+
+
+def warnings_of(folder, facts: Facts, **given: Any) -> str:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(facts.raw))
+    return "\n".join(ropepatch.plan(folder, **given).warnings)
+
+
+def test_a_plan_of_a_length_raised_by_hand_asks_for_the_original(tmp_path):
+    raised = changed(CONFIGS["Qwen3-8B"], SHAPE | {WINDOW: 262144})
+    text = warnings_of(tmp_path / "raised", raised, to="2x")
+    assert "have 40960 tokens (trained on 32768); 262144 without a scaling: raised by hand?" in text
+    assert "this plan computes from 262144 tokens" in text
+    assert "`original=32768`" in text
+    assert "raised" not in warnings_of(tmp_path / "given", raised, to=131072, original=32768)
+
+
+def test_a_plan_of_a_dual_chunk_model_starts_at_its_trained_length(tmp_path):
+    facts = changed(CONFIGS[QWEN_2], {WINDOW: 1010000, DUAL: {ORIGINAL: 262144, "chunk_size": 262144}})
+    text = warnings_of(tmp_path / "model", facts, to="4x")
+    assert "262144 tokens are the original_max_position_embeddings of dual_chunk_attention_config" in text
+    plan = ropepatch.plan(tmp_path / "model", to="4x")
+    assert (plan.source.window, plan.target, plan.scaling.factor) == (262144, 1048576, 4.0)
+
+
+def test_a_plan_drops_keys_that_transformers_does_not_read(tmp_path):
+    facts = changed(CONFIGS[QWEN_3], {"*/attn_factor": 0.8782488562869419})
+    assert "transformers does not read attn_factor" in warnings_of(tmp_path / "model", facts, to=262144)
+    written = ropepatch.plan(tmp_path / "model", to=262144).changes
+    assert "attn_factor" not in json.dumps(written)
+
+
+# --- damage ---------------------------------------------------------------------------------------------
+
+
+def test_rules_accept_randomly_damaged_configs_and_repair_everything_fixable():
+    draw, raws = random.Random(0), []
+    for seed in range(120):
+        with suppress(ValueError, RecursionError):  # the damage may break the JSON itself
+            raws.append(with_rare_key(draw, parse_json(mutant(seed).text)))
+    assert len(raws) > 75
+    for raw in raws:
+        for finding in check(Facts(raw, raw)):
+            assert str(finding)
+            json.dumps(finding.to_dict(), allow_nan=False)
+        assert not [finding for finding in check(repaired(Facts(raw, raw))) if finding.fixable], raw
