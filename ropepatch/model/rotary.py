@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ropepatch.errors import RopepatchError
-from ropepatch.model.architectures import GLOBAL_LAYERS, LOCAL, WITHOUT_ROPE
+from ropepatch.model.architectures import GLOBAL_LAYERS, SLIDING_LAYERS, WITHOUT_ROPE
 from ropepatch.model.config import dual_chunk_original, text_config
 from ropepatch.model.stock import stock_code
 from ropepatch.scaling.rope import Frequencies, Rope
@@ -95,7 +95,7 @@ def find_rotary(model: nn.Module) -> RotarySite:
             raise refusal(f"its {rotary_class.__name__} has no inv_freq with an attention_scaling")
         return RotarySite(path, rotary_class, None)
     layers = getattr(text_config(config), "layer_types", None) or []
-    if set(layers) == {LOCAL}:
+    if set(layers) == {SLIDING_LAYERS}:
         raise RopepatchError(
             f"all {len(layers)} layers of this {config.model_type} have a sliding window of "
             f"{text_config(config).sliding_window} tokens: nothing attends further",

@@ -8,7 +8,6 @@ import pytest
 import torch
 from checkpoint_folders import edit_json, write_checkpoint
 from engines import Engine
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import ropepatch
