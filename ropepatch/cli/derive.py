@@ -91,6 +91,8 @@ def written(names: dict[str, str], name: str, value: str = "") -> str:
     option = names.get(name) or names.get(f"{name}s")  # `method` of --methods
     if option is None and value and "settings" in names:  # a parameter of a method
         option, value = names["settings"], f"{name}={value}"
+    if option is None and value:  # an option of another command
+        option = f"--{name.replace('_', '-')}"
     return f"{option} {value}".rstrip() if option else in_python(name, value)
 
 

@@ -141,7 +141,11 @@ REFUSED = [  # a command, the damage in `src`, and a part of the error and its h
     ("EXTEND", file("config.json", RECURRENT_GEMMA), "max_position_embeddings must be an integer, got None"),
     ("EXTEND", config(head_dim=15), "transformers cannot read config.json"),
     ("EXTEND", config(head_dim=10**9), "1000000000 rotary dimensions are not plausible"),
-    ("EXTEND", config(max_position_embeddings=64.0), "Field 'max_position_embeddings' expected int, got float (value: 64.0)"),
+    (
+        "EXTEND",
+        config(max_position_embeddings=64.0),
+        "Field 'max_position_embeddings' expected int, got float (value: 64.0)",
+    ),
     ("EXTEND", rope(rope_type="wavy", rope_theta=THETA), "unknown rope_type 'wavy' in config.json"),
     ("EXTEND", rope(**YARN | {"factor": 1e300}), "factor must be at most 1e+12, got 1e+300"),
     ("EXTEND --set ramp=index", rope(**YARN), "yarn is a formula of rope_theta and does not apply to"),
