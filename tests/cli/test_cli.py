@@ -375,7 +375,6 @@ def test_api_functions_and_the_functions_they_call_have_the_same_defaults():
     assert [name for name, one, other in stated if one != other] == []
 
 
-def test_a_remedy_names_the_option_of_another_command(tmp_path, run_here):
-    raised = {"model_type": "qwen2", "max_position_embeddings": 131072, "vocab_size": 152064, "rope_theta": 1e6}
-    write_json(tmp_path / "config.json", raised)
-    assert "--original 32768" in run_here("doctor", tmp_path).stdout
+def test_a_remedy_names_the_option_of_another_command():
+    with arguments_written(partial(written, {})):
+        assert argument("original", 32768) == "--original 32768"
