@@ -77,6 +77,43 @@ def passkey_scores(doc: dict[str, Any], results: list[tuple[float, bool]]) -> di
     return {"acc": float(greedy), f"acc_{doc['length']}": float(greedy)}
 
 
+# Retrieval
+
+
+def questions(
+    *,
+    max_seq_lengths: Sequence[int] = (),
+    kinds: Sequence[str] = ("number", "sentence"),
+    haystacks: int = 2,
+    keys: int = 8,
+    seed: int = 0,
+    **metadata: Any,
+) -> Splits:
+    """A row for every question: the prompt and the answer as text, the kind and the length."""
+    lengths = _lengths("ropepatch_retrieval", max_seq_lengths, metadata)
+    tokenizer = _tokenizer(metadata)
+    plan = Haystacks(lengths=lengths, count=haystacks, keys=keys, kinds=kinds, seed=seed)
+    rows = []
+    for haystack in plan.make(tokenizer):
+        for length, asked in haystack.asked.items():
+            for question in asked:
+                ids = torch.cat([haystack.ids[: haystack.stops[length]], question.ids])
+                prompt, answer = (
+                    tokenizer.decode(part, clean_up_tokenization_spaces=False)
+                    for part in (ids, question.answer)
+                )
+                kind = question.kind
+                rows.append({"prompt": prompt, "answer": answer, "kind": kind, "length": length})
+    return _test_split(rows)
+
+
+def retrieval_scores(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
+    """The score of a question, 1 if the generated text begins with the answer."""
+    (text,) = results
+    found = float(text.strip().startswith(doc["answer"].strip()))
+    return {"acc": found, f"acc_{doc['kind']}_{doc['length']}": found}
+
+
 # Long documents
 
 
