@@ -35,7 +35,6 @@ import pages_tables
 import pretraining_recipe
 import registries
 import remappings_study
-import served_study
 from measured import RESULTS, result
 
 import ropepatch
@@ -177,10 +176,6 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
     },
     f"{STUDIES}/encodings/encodings.md": {
         "properties": encoding_properties.properties_table,
-    },
-    f"{STUDIES}/served/served.md": {
-        "served-losses": lambda: served_study.served_losses(rows("served")),
-        "served-answers": lambda: served_study.served_answers(rows("served")),
     },
     f"{STUDIES}/remappings/remappings.md": {
         "remappings": lambda: remappings_study.remappings_table(rows("position-remappings")),

@@ -304,7 +304,6 @@ def extend(
 def evaluate(
     model: str | os.PathLike[str] | None = None,
     suite: str | Path | Suite | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
     *,
     text: str | Path | None = None,
     field: str = "text",
@@ -318,10 +317,6 @@ def evaluate(
     stride: int | None = None,
     bos: bool | None = None,
     gain: bool = False,
-    positions: int | None = None,
-    scorer: str | Path | None = None,
-    served_as: str = "",
-    timeout: float | None = None,
     out: str | Path | None = None,
     report: str | Path | None = None,
     revision: str | None = None,
@@ -339,16 +334,9 @@ def evaluate(
     into windows of the largest length. The model processes each window once. The first N tokens give the
     perplexity at length N. The stories of tiny are not joined.
 
-    For the address of a server, such as http://localhost:8080, it measures the served model, with the suite
-    served if none is given. Questions and texts are those of its `checkpoint`, so the results are comparable.
-    An API key, if the server needs one, is read from ROPEPATCH_API_KEY.
-
     Args:
-        model: A checkpoint folder, a Hub id, or tiny; or the address of a server with OpenAI's completions
-            API. Default: the models of the suite.
+        model: A checkpoint folder, a Hub id, or tiny. Default: the models of the suite.
         suite: The name of a suite, or a YAML file; see `ropepatch suites`.
-        checkpoint: The checkpoint that a server runs, for its tokenizer: a folder or a Hub id. Default: the
-            server's own model name.
         text: A text, JSONL, CSV or Parquet file, a folder of text and JSONL files, a `datasets` id, or a
             dataset saved with `datasets`. Default: that of the suite, or the stories of tiny.
         field: The column or key that contains the text of a document.
@@ -366,11 +354,6 @@ def evaluate(
         bos: Begin each window of text with a beginning-of-sequence token, or put none anywhere. Default: in
             each window for Gemma, else before each document.
         gain: Also measure the gain from tokens beyond the original context length.
-        positions: Score N tokens of each window, drawn evenly. Default: all, or 256 for a server that returns
-            one token at a time.
-        scorer: A checkpoint that selects the key tokens of LongPPL.
-        served_as: The model name on a server. Default: the first that it lists.
-        timeout: Seconds to wait for one answer of a server. Default: 600.
         out: A folder for the results. Results that it already contains are not measured again.
         report: An HTML file to write, with tables and figures.
         revision: The branch, tag or commit of a Hub id.

@@ -7,20 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import datasets
 import torch
-import torch.nn.functional as F
 from transformers import AutoConfig, AutoTokenizer
 
-import ropepatch
 from ropepatch.data.haystack import Haystacks
 from ropepatch.data.texts import stream_texts
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.curves import KEY_GAIN, KEY_LIKELY
 from ropepatch.evaluation.tasks import doublings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 
 SHORTEST = 256  # tokens, of the default lengths
@@ -145,109 +142,6 @@ def perplexity_scores(doc: dict[str, Any], results: list[float]) -> dict[str, tu
     (log_likelihood,), text = results, doc["text"]
     units = {"token": doc["tokens"], "word": len(re.split(r"\s+", text)), "byte": len(text.encode())}
     return {f"{unit}_perplexity": (log_likelihood, count) for unit, count in units.items()}
-
-
-# Key tokens
-
-
-def key_spans(
-    *,
-    text: str = "",
-    field: str = "text",
-    split: str = "test",
-    max_seq_lengths: Sequence[int] = (),
-    evaluator: str = "",
-    short: int = 4096,
-    spans: int = 32,
-    **metadata: Any,
-) -> Splits:
-    """A row for every span of key tokens: the span, all text before it, and the number of its tokens."""
-    task = "ropepatch_key_tokens"
-    length = _lengths(task, max_seq_lengths, metadata)[-1]
-    if not 4 <= short < length:
-        raise RopepatchError(
-            f"short must be from 4 to {length - 1}, got {short}", hint='e.g. {"short": 1024}'
-        )
-    if not evaluator:
-        raise RopepatchError(
-            f"{task} needs an evaluator, which marks the key tokens",
-            hint=f'--metadata \'{{"evaluator": "MODEL"}}\': a model that supports {length} tokens',
-        )
-    tokenizer = _tokenizer(metadata)
-    beginnings = _beginnings(tokenizer, _documents(task, text, field, split), length)
-    judge, judge_tokenizer = ropepatch.load(evaluator, device="cpu")
-    judge.to("cuda" if torch.cuda.is_available() else "cpu")
-    rows = []
-    for beginning in beginnings:
-        marked = _key_tokens(judge, judge_tokenizer, beginning, short)
-        found = _spans_of(tokenizer, beginning, marked)
-        count = min(spans, len(found))
-        rows += [found[index * len(found) // count] for index in range(count)]
-    if not rows:
-        raise RopepatchError(
-            f"{evaluator} marks no key token in {len(beginnings)} documents of {length} tokens",
-            hint="use more text, or a smaller short",
-        )
-    return _test_split(rows)
-
-
-def _beginnings(tokenizer: PreTrainedTokenizerBase, documents: list[str], length: int) -> list[str]:
-    """The text of the first ``length`` tokens, BOS included, of each document of at least this length."""
-    body = length - (tokenizer.bos_token_id is not None)
-    offsets = tokenizer(
-        documents, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-    ).offset_mapping
-    pairs = zip(documents, offsets, strict=True)
-    cut = [document[: spans[body - 1][1]] for document, spans in pairs if len(spans) >= body]
-    if not cut:
-        raise RopepatchError(
-            f"no document has {length} tokens: the longest has {max(map(len, offsets)) + length - body}",
-            hint="use longer documents, or smaller max_seq_lengths",
-        )
-    return cut
-
-
-def _key_tokens(
-    evaluator: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: str, short: int
-) -> list[tuple[int, int]]:
-    """The beginning and end of each run of key tokens, in characters of the text."""
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    body, offsets, stride = encoded["input_ids"], encoded["offset_mapping"], short // 4
-    if len(body) <= short:
-        return []
-    blocks = [(begin, min(begin + stride, len(body))) for begin in range(short, len(body), stride)]
-    nearby = [bos + body[begin - short : end] for begin, end in blocks]
-    (far,) = ropepatch.perplexity(evaluator, None, [bos + body]).nll
-    windows = ropepatch.perplexity(evaluator, None, nearby).nll
-    near = torch.cat([nll[begin - end :] for nll, (begin, end) in zip(windows, blocks, strict=True)])
-    far = far[-len(near) :]  # both losses, in nats
-    is_key = (near - far > KEY_GAIN) & (far < -KEY_LIKELY)
-    is_key = F.pad(is_key, (short + 1, 1)).int()  # the first tokens cannot be key tokens
-    edges = is_key.diff()
-    runs = zip(*((edges == edge).nonzero().flatten().tolist() for edge in (1, -1)), strict=True)
-    return [(offsets[begin][0], offsets[end - 1][1]) for begin, end in runs]
-
-
-def _spans_of(
-    tokenizer: PreTrainedTokenizerBase, text: str, places: list[tuple[int, int]]
-) -> list[dict[str, Any]]:
-    bos = tokenizer.bos_token or ""
-    special = {"add_special_tokens": False} if bos else {}
-    rows = []
-    for begin, end in places:
-        context = bos + text[:begin].rstrip()  # in the harness, white space belongs to the span
-        span = (bos + text[:end])[len(context) :]
-        tokens = len(tokenizer.encode(context + span, **special)) - len(tokenizer.encode(context, **special))
-        if tokens > 0:
-            rows.append({"context": context, "span": span, "tokens": tokens})
-    return rows
-
-
-def key_scores(doc: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, Any]:
-    """The log-likelihood and the tokens of a span, and whether greedy decoding gives it."""
-    ((log_likelihood, greedy),) = results
-    return {"key_perplexity": (log_likelihood, doc["tokens"]), "key_acc": float(greedy)}
 
 
 # Metadata of the harness

@@ -33,7 +33,6 @@ ONLY_IN_PYTHON = {"say", "progress", "show", "command", "record", "work", "card"
 ARGUMENTS = {"model", "checkpoint", "name", "file"}  # positional, although they may be left out
 NAMES: dict[str, tuple[str, ...]] = {  # options with another name than their argument
     "evaluate": ("--eval",),
-    "served_as": ("--model",),
     "settings": ("--set",),
     "engine": ("--for",),
     "methods": ("--methods", "--method"),

@@ -167,14 +167,6 @@ FACTS = (  # a sentence about a person, and a question it answers without sharin
     ("{name} measures stars through a telescope.", "Who is an astronomer?"),
     ("{name} pours wine for the guests of the inn.", "Who is the waiter?"),
 )
-REWORDED = (  # for `THINGS`: a question and the beginning of its answer, in other words than the needle
-    ("Which digits does the list give for {thing}?", "We read that {thing} is"),
-    ("Somebody asks what belongs to {thing}.", "Tell them that {thing} is"),
-)
-MIDDLE = (  # for `STEMS`, of which the prompt repeats the second half
-    ("How did it go on?", "{half}"),
-    ("Complete what was said.", "As mentioned before, it {half}"),
-)
 DEFAULT = ("number", "sentence", "chain", "fact")  # the kinds used by default
 
 
@@ -193,7 +185,6 @@ class Kind(NamedTuple):
     draw: Callable[[random.Random, int], list[Item]]  # returns distinct items, given their number
     most: int  # the largest number of items
     title: str  # what the answer is
-    needles: str = ""  # the kind with the same needles, which cannot share a haystack with it
 
 
 def _numbers(draw: random.Random, count: int) -> list[str]:
@@ -220,25 +211,6 @@ def _sentence(draw: random.Random, count: int) -> list[Item]:
     return [
         Item((f"{stem} {key}.",), "One of these sentences again.", stem, key)
         for stem, key in zip(draw.sample(STEMS, count), _numbers(draw, count), strict=True)
-    ]
-
-
-def _reworded(draw: random.Random, count: int) -> list[Item]:
-    things = draw.sample(THINGS, count)
-    return [
-        Item(
-            (f"The number of {thing} is {key}.",), question.format(thing=thing), stem.format(thing=thing), key
-        )
-        for thing, key, (question, stem) in zip(things, _numbers(draw, count), cycle(REWORDED), strict=False)
-    ]
-
-
-def _middle(draw: random.Random, count: int) -> list[Item]:
-    stems = draw.sample(STEMS, count)
-    return [
-        Item((f"{whole} {key}.",), question, stem.format(half=" ".join(words[(len(words) + 1) // 2 :])), key)
-        for whole, key, (question, stem) in zip(stems, _numbers(draw, count), cycle(MIDDLE), strict=False)
-        for words in [whole.split()]
     ]
 
 
@@ -270,10 +242,6 @@ KINDS: Mapping[str, Kind] = {
     "sentence": Kind(_sentence, len(STEMS), "a number by the sentence that it ends"),
     "chain": Kind(_chain, len(THINGS) // 2, "a number by two sentences, the second of which names the first"),
     "fact": Kind(_fact, len(FACTS), "a person, by a question that shares no word with the sentence"),
-    "reworded": Kind(_reworded, len(THINGS), "a number by the name of a thing, in other words", "number"),
-    "middle": Kind(
-        _middle, len(STEMS), "a number by the second half of the sentence that it ends", "sentence"
-    ),
 }
 
 
@@ -344,12 +312,6 @@ class Haystacks:
                 "the texts hold no text", hint="give some, or drop texts to use the built-in filler"
             )
         object.__setattr__(self, "lengths", lengths)
-        for kind in self.kinds:
-            if (other := KINDS[kind].needles) in self.kinds:
-                raise RopepatchError(
-                    f"{kind} has the needles of {other}: in one text they would contradict each other",
-                    hint="ask for them one after the other",
-                )
         for kind in self.kinds:
             if (needed := sum(self.new)) > (most := KINDS[kind].most):
                 raise RopepatchError(

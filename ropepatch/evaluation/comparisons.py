@@ -72,8 +72,7 @@ class Comparison:
     @property
     def not_counted(self) -> dict[str, str]:
         """The reason for each kind of question that does not count; see `not_counted`."""
-        bases = (result for result in self.results.values() if result.base)
-        base = min(bases, key=lambda result: result.served, default=None)
+        base = next((result for result in self.results.values() if result.base), None)
         return {} if base is None else not_counted(base)
 
     def reservation(self, series: Series) -> str:

@@ -21,8 +21,6 @@ from ropepatch.settings import whole_number
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-KEY_GAIN, KEY_LIKELY = 2.0, -2.0  # alpha and beta of LongPPL, in nats
-
 
 @dataclass(frozen=True, eq=False)
 class LossCurve:
@@ -81,42 +79,6 @@ class LossCurve:
             )
         gains = tuple(short - full for short, full in zip(limited.nll, self.nll, strict=True))
         return LossCurve(gains, self.documents)
-
-    def key_tokens(self, limited: LossCurve) -> tuple[Tensor, ...]:
-        """The tokens that need the longer context, compared with ``limited``, a curve of the same tokens.
-
-        They are those of LongPPL (Fang et al. 2024, arXiv:2410.23771): the whole context raises the log-prob
-        of the token by more than `KEY_GAIN` nats, to above `KEY_LIKELY`.
-
-        Returns:
-            For each row a mask [T - 1], True for a key token; see `long_perplexity`.
-
-        Raises:
-            RopepatchError: See `gain_over`.
-        """
-        gains = self.gain_over(limited).nll
-        pairs = zip(gains, self.nll, strict=True)
-        return tuple((gain > KEY_GAIN) & (-full > KEY_LIKELY) for gain, full in pairs)
-
-    def long_perplexity(self, keys: Sequence[Tensor], length: int | None = None) -> Mean:
-        """The loss of the key tokens, whose `perplexity` is LongPPL.
-
-        Args:
-            keys: The masks from `key_tokens` of the curve of another model, for the same tokens. (For key
-                tokens of the model itself the perplexity is below exp(-`KEY_LIKELY`) by definition.)
-            length: Use only the first ``length`` tokens of every row; None for all.
-
-        Raises:
-            RopepatchError: If the masks are of other tokens. Without key tokens the mean has no clusters.
-        """
-        if [len(mask) for mask in keys] != [len(nll) for nll in self.nll]:
-            raise RopepatchError(
-                f"the key tokens are not those of {self!r}",
-                hint="measure the same documents in the same order",
-            )
-        end = None if length is None else length - 1
-        read = [nll[:end][mask[:end]] for nll, mask in zip(self.nll, keys, strict=True)]
-        return self._sum(read, "a key token") if any(map(len, read)) else Mean(())
 
     def of_documents(self, documents: Sequence[int]) -> LossCurve:
         """The curve with the document of each row."""

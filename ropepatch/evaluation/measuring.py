@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -18,7 +18,6 @@ import torch
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation.comparisons import BASELINE, FLOOR
-from ropepatch.evaluation.remote import Remote
 from ropepatch.evaluation.results import Result, as_read, environment, identity, read_result, slug
 from ropepatch.extension.patching import put
 from ropepatch.extension.planning import Plan, plan_method
@@ -31,7 +30,6 @@ from ropepatch.model.loading import AUTO, known_dtype
 from ropepatch.model.precision import describe_placement, placed, prefers_float32
 from ropepatch.model.source import without_paths
 from ropepatch.model.stock import stock_code
-from ropepatch.model.weights import weight_sets
 from ropepatch.processes import ALONE, Processes
 from ropepatch.progress import Progress, no_bar
 from ropepatch.settings import Length, relative_length, seed_of, short_length
@@ -55,7 +53,6 @@ class Subject:
     dtype: torch.dtype | None = None  # None for the one in which it runs fastest on the device
     say: Callable[[str], None] = lambda line: None  # takes lines on the placement of the weights
     base: Subject | None = None  # the model before fine-tuning: results have its name, texts its tokenizer
-    remote: Remote | None = None  # the server that runs it, if any
 
     @property
     def trained(self) -> int:
@@ -90,8 +87,7 @@ class Subject:
     @cached_property
     def record(self) -> dict[str, Any]:
         """Its entry in results."""
-        known = self.remote is None or weight_sets(self.source.folder)
-        weights = self.source.fingerprint if known else None
+        weights = self.source.fingerprint
         if self.base is not None:
             return self.base.record | {"weights": weights, "adapted_from": self.base.record["weights"]}
         rope = self.source.stock.rope
@@ -100,7 +96,7 @@ class Subject:
         return self.source.positions | {
             "name": self.name,
             "revision": self.source.revision,
-            **({"weights": weights} if weights else {}),
+            "weights": weights,
             "trained": self.trained,
             **extended,
             "rotary_dim": rope.rotary_dim,
@@ -163,45 +159,25 @@ def measure(
     dtype: torch.dtype | None = None,
     progress: Progress = no_bar,
     say: Callable[[str], None] = lambda line: None,
-    remote: Remote | None = None,
 ) -> Iterator[Result]:
     """Yield the results of a suite; those that ``out`` already contains are not measured again.
 
     An interrupted measurement resumes. Several processes may share the folder. ``source`` is the checkpoint
-    of a suite with one model, if already found. With ``remote``, a server runs the model, and no method is
-    measured.
+    of a suite with one model, if already found.
     """
     if not suite.models:
         raise RopepatchError("the suite has no models", hint="pass MODEL on the command line")
     jobs: list[Job] = []
     for name in suite.models:
         found = source or Checkpoint.find(name, revision, original=original)
-        subject = Subject(name, found if remote else found.complete(), processes, dtype, say, remote=remote)
+        subject = Subject(name, found.complete(), processes, dtype, say)
         for to in dict.fromkeys(relative_length(length, subject.trained) for length in suite.to):
-            plans: dict[str, Plan | None] = {remote.label if remote else BASELINE: None}
-            for method in () if remote else suite.methods:
+            plans: dict[str, Plan | None] = {BASELINE: None}
+            for method in suite.methods:
                 plans[method.label] = plan_method(subject.source, method.name, method.parameters, to)
             variants = [(subject, label, plan) for label, plan in plans.items()]
-            prepared = prepare_tasks(suite, subject.source, to)
-            if remote:
-                _check_room(remote, prepared.values(), say)
-            jobs += _jobs(prepared, variants, to)
+            jobs += _jobs(prepare_tasks(suite, subject.source, to), variants, to)
     return _resumed(jobs, out, progress)
-
-
-def _check_room(remote: Remote, measurements: Iterable[Measurement], say: Callable[[str], None]) -> None:
-    """Warn of lengths beyond the limit of a server; refuse a task with no other lengths."""
-    for measurement in measurements:
-        lengths: list[int] = measurement.parameters["lengths"]
-        beyond = [length for length in lengths if not remote.reads(length)]
-        accepts = f"{remote.label} accepts at most {remote.limit} tokens"
-        if beyond == lengths:
-            raise RopepatchError(
-                f"{measurement.task.name} at {min(lengths)} tokens and more: {accepts}",
-                hint=f"serve it with a longer context, or pass shorter {argument('lengths')}",
-            )
-        if beyond:
-            say(f"warning: {measurement.task.name} without {', '.join(map(str, beyond))} tokens: {accepts}")
 
 
 def measure_extension(
@@ -307,11 +283,8 @@ def _run(
             # Differences between precisions must not look like differences between methods.
             subject = replace(subject, dtype=known_dtype(dtype.removeprefix("torch.")))
             own = [replace(job, subject=subject) for job in own]
-        for job in own:
-            if subject.remote and earlier.get(job.name):
-                subject.say(f"{job.name}.json exists: not measured again")
         ahead = [job for job in own if not earlier.get(job.name)]
-        if ahead and not subject.remote:
+        if ahead:
             mapped = [job for job in ahead if job.plan and job.plan.remapping]
             with mapped[0].patched() if mapped else nullcontext():  # raises its errors before the first job
                 pass
@@ -345,8 +318,8 @@ def _earlier(job: Job, file: Path) -> Result | None:
 
 def _measured(job: Job, out: Path | None, progress: Progress) -> Result:
     subject, label = job.subject, job.label
-    model = subject.remote or subject.model
-    env = subject.remote.environment if subject.remote else environment(subject.model)
+    model = subject.model
+    env = environment(model)
     # Never resume with other settings, weights or versions.
     digest = f"{seed_of(job.request, env):016x}"
     keep = None if out is None else out / _partial(job.name, digest)

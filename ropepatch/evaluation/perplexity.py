@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import random
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,12 +23,11 @@ from ropepatch.data.texts import token_ids
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve, check_length
 from ropepatch.evaluation.kept import Kept
-from ropepatch.evaluation.remote import Remote
 from ropepatch.model.architectures import BOS_IN_EACH_WINDOW
 from ropepatch.model.head import decoded_once, decoder_of, evaluating, input_device, token_losses
 from ropepatch.processes import ALONE, join
 from ropepatch.progress import Advance, advancing
-from ropepatch.settings import seed_of, whole_number
+from ropepatch.settings import whole_number
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -41,7 +38,7 @@ BLOCK = 256  # documents of an iterator in memory at a time
 
 
 def perplexity(
-    model: PreTrainedModel | Remote,
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase | None,
     documents: Iterable[str | Sequence[int] | Tensor],
     *,
@@ -53,14 +50,13 @@ def perplexity(
     tokens_per_batch: int | None = None,
     keep: Path | None = None,
     split: bool = False,
-    positions: int | None = None,
     first: int | None = None,
     progress: Advance | bool | None = None,
 ) -> LossCurve:
     """The loss of every token of the documents but the first; see `ropepatch.perplexity`.
 
-    With ``positions``, the losses of so many tokens of each window, spread over it. Every sliding window
-    begins with the token ``first``; None, with ``bos``, means what the model's family needs.
+    Every sliding window begins with the token ``first``; None, with ``bos``, means what the model's family
+    needs.
     """
     if length is not None:
         check_length(length)
@@ -68,23 +64,17 @@ def perplexity(
     stride = None if stride is None else whole_number("stride", stride)
     check_windows(window, stride)
     if tokens_per_batch is None:
-        on_cpu = not isinstance(model, Remote) and input_device(model).type == "cpu"
-        tokens_per_batch = 1 if isinstance(model, Remote) else 1024 if on_cpu else 8192
+        tokens_per_batch = 1024 if input_device(model).type == "cpu" else 8192
     if chunk < 1 or tokens_per_batch < 1:
         raise RopepatchError(
             f"chunk and tokens_per_batch must be at least 1, got {chunk}, {tokens_per_batch}"
         )
-    if isinstance(model, Remote):
-        vocabulary, processes = model.vocabulary, ALONE
-        read: Callable[[list[Window]], list[Tensor]] = partial(_remote_losses, model)
-        reading: AbstractContextManager[Any] = nullcontext()
-    else:
-        config = model.config.get_text_config()
-        vocabulary = config.vocab_size
-        if bos and first is None and config.model_type in BOS_IN_EACH_WINDOW:
-            first = config.bos_token_id
-        processes = join(str(input_device(model))) if split else ALONE
-        read, reading = LossReader(model, chunk).read, evaluating(model)
+    config = model.config.get_text_config()
+    vocabulary = config.vocab_size
+    if bos and first is None and config.model_type in BOS_IN_EACH_WINDOW:
+        first = config.bos_token_id
+    processes = join(str(input_device(model))) if split else ALONE
+    reader = LossReader(model, chunk)
     kept = Kept(keep)
     tokens_read, tokens_in_all = 0, None
 
@@ -94,7 +84,7 @@ def perplexity(
         if key in kept.found:
             losses = [torch.tensor(nll, dtype=torch.float32) for nll in kept.found[key]]
         else:
-            losses = read(batch)
+            losses = reader.read(batch)
             kept.write(key, [nll.tolist() for nll in losses])
         tokens_read += _tokens(batch)
         advance(tokens_read, tokens_in_all)
@@ -102,14 +92,14 @@ def perplexity(
 
     curve: list[Tensor] = []
     longest = 0
-    with reading, advancing(progress, "tokens") as advance:
+    with evaluating(model), advancing(progress, "tokens") as advance:
         for block in _blocks(documents):
             rows: list[list[Window]] = []
             for ids in token_ids(tokenizer, block, bos=bos, length=length):
                 index = len(curve) + len(rows)
                 checked = _check_ids(ids, index, vocabulary)[:length]
                 longest = max(longest, len(checked))
-                rows.append(windows(index, checked, window, stride, positions, first))
+                rows.append(windows(index, checked, window, stride, first))
             batches = batched(chain(*rows), tokens=tokens_per_batch, rows=max(1, chunk // 2))
             if isinstance(documents, Sized):
                 tokens_in_all = sum(map(_tokens, processes.share(batches)))
@@ -198,11 +188,11 @@ class LossReader:
                 losses = [
                     _full_losses(self._model, window.ids.to(device), first, self._chunk) for window in batch
                 ]
-        placed = []  # copies, because a slice keeps its whole batch in memory, and is sent with it
+        copies = []  # because a slice keeps its whole batch in memory, and is sent with it
         for window, nll in zip(batch, losses, strict=True):
             _check_finite(nll, window)
-            placed.append(window.placed(nll[window.scored - window.first]))
-        return placed
+            copies.append(nll.float().clone())
+        return copies
 
 
 def _chunked_losses(
@@ -248,11 +238,6 @@ def _full_losses(model: PreTrainedModel, ids: Tensor, first: int, chunk: int) ->
     return torch.cat([token_losses(*pair).cpu() for pair in pairs])
 
 
-def _remote_losses(model: Remote, batch: list[Window]) -> list[Tensor]:
-    """The losses of windows from a server."""
-    return [window.placed(torch.tensor(model.losses(window.ids, window.scored.tolist()))) for window in batch]
-
-
 # Windows
 
 
@@ -265,30 +250,12 @@ class Window:
         begin: The index in the document of the first token.
         ids: The token ids [T], int64 on the CPU.
         first: The index in the window of the first scored token, at least 1.
-        positions: The number of scored tokens, one from each of as many equal stretches; None for all.
     """
 
     document: int
     begin: int
     ids: Tensor
     first: int
-    positions: int | None = None
-
-    @cached_property
-    def scored(self) -> Tensor:
-        """The indices in the window of the scored tokens, ascending; the seed is a hash of the window."""
-        count = len(self.ids) - self.first
-        if self.positions is None or self.positions >= count:
-            return torch.arange(self.first, len(self.ids))
-        draw = random.Random(seed_of("positions", *self.identity))
-        places = [(number + draw.random()) * count / self.positions for number in range(self.positions)]
-        return torch.tensor([self.first + int(place) for place in places])
-
-    def placed(self, losses: Tensor) -> Tensor:
-        """The losses of the scored tokens, with NaN for the others from the first on."""
-        every = torch.full((len(self.ids) - self.first,), torch.nan)
-        every[self.scored - self.first] = losses.float()
-        return every
 
     @cached_property
     def identity(self) -> tuple[int, int, str]:
@@ -319,7 +286,6 @@ def windows(
     ids: Tensor,
     window: int | None,
     stride: int | None,
-    positions: int | None = None,
     first: int | None = None,
 ) -> list[Window]:
     """The windows of a document, which together score all its tokens but the first.
@@ -331,7 +297,7 @@ def windows(
     but that of the document.
     """
     if window is None or stride is None or len(ids) <= window:
-        return [Window(document, 0, ids, 1, positions)]
+        return [Window(document, 0, ids, 1)]
     ends = [*range(window, len(ids), stride), len(ids)]
     places = zip(range(0, len(ids), stride), ends, [1, *ends[:-1]], strict=False)
     found = []
@@ -339,7 +305,7 @@ def windows(
         of_window = ids[begin:end]
         if begin and first is not None:
             of_window = torch.cat([of_window.new_tensor([first]), of_window[1:]])
-        found.append(Window(document, begin, of_window, scored - begin, positions))
+        found.append(Window(document, begin, of_window, scored - begin))
     return found
 
 

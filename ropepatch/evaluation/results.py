@@ -17,7 +17,6 @@ import torch
 import transformers
 from pydantic import AfterValidator, ConfigDict, StrictFloat, StrictInt, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
-from torch import Tensor
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
@@ -104,7 +103,6 @@ class Measure(NamedTuple):
 MEASURES: dict[str, Measure] = {
     "loss": Measure("Loss (nats/token)", "{:z.3f}".format, -1, hub="loss"),
     "gain": Measure("Gain from the longer context (nats/token)", "{:z.3f}".format, 1, hub="gain"),
-    "key_loss": Measure("Loss on key tokens (nats/token)", "{:z.3f}".format, -1, hub="key_loss"),
     "found": Measure("Retrieval accuracy", "{:.0%}".format, 1, share=True, hub="accuracy"),
     "log_prob": Measure("Answer log-prob (nats/token)", "{:z.2f}".format, 1, hub="log_prob"),
 }
@@ -245,11 +243,6 @@ class Result:
         return next((row for row in self.of(measure, *at) if row.at == at), None)
 
     @property
-    def served(self) -> bool:
-        """Whether it was measured on a server, which may use rounded weights and KV cache."""
-        return "server" in self.env
-
-    @property
     def base(self) -> bool:
         """Whether it is of the unchanged model."""
         return self.scaling is None and not self.adapted
@@ -343,15 +336,6 @@ def rows_by_position(curve: LossCurve, edges: Sequence[int], measure: str = "los
     ]
 
 
-def rows_of_keys(curve: LossCurve, keys: Sequence[Tensor], lengths: Sequence[int], trained: int) -> list[Row]:
-    """The loss on the key tokens up to each length beyond the original one."""
-    return [
-        Row.of("key_loss", {"length": length}, curve.long_perplexity(keys, length))
-        for length in lengths
-        if length > trained
-    ]
-
-
 def joined(rows: Sequence[Row], at: Mapping[str, int | float | str]) -> Row:
     """Merge rows of the same documents or prompts, cluster by cluster."""
     return Row.of(rows[0].measure, at, summed([row.mean for row in rows]))
@@ -378,5 +362,5 @@ def identity(value: Any) -> Any:
     """A value without the names of model and text, which fingerprint and hash identify better."""
     if not isinstance(value, dict) or not {"weights", "digest"} & value.keys():
         return value
-    names = ("name", "text", "extended_from", "scorer")
+    names = ("name", "text", "extended_from")
     return {key: item for key, item in value.items() if key not in names}

@@ -14,7 +14,6 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -31,7 +30,6 @@ from ropepatch.data.texts import digest
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.intervals import Mean, summed
 from ropepatch.evaluation.kept import Kept
-from ropepatch.evaluation.remote import Remote
 from ropepatch.evaluation.table import data_frame
 from ropepatch.model.head import cache_keyword, evaluating, gives_positions, input_device
 from ropepatch.processes import ALONE, join
@@ -260,7 +258,7 @@ def retrieve(
 
 
 def ask(
-    model: PreTrainedModel | Remote,
+    model: PreTrainedModel,
     haystacks: Sequence[Haystack],
     *,
     read_once: bool = True,
@@ -274,17 +272,11 @@ def ask(
 
     `checked` collects the lengths at which whole prompts confirmed the cache, for further calls.
     """
-    reader: Reader | Remote
-    reading: AbstractContextManager[Any]
-    if isinstance(model, Remote):
-        reader, processes, reading = model, ALONE, nullcontext()
-    else:
-        if tokens_per_batch is None:
-            tokens_per_batch = 2**14 if input_device(model).type == "cpu" else 2**18
-        processes = join(str(input_device(model))) if split else ALONE
-        _check_vocabulary(model, haystacks)
-        reader = Reader(model, tokens_per_batch, read_once=read_once, checked=checked)
-        reading = evaluating(model)
+    if tokens_per_batch is None:
+        tokens_per_batch = 2**14 if input_device(model).type == "cpu" else 2**18
+    processes = join(str(input_device(model))) if split else ALONE
+    _check_vocabulary(model, haystacks)
+    reader = Reader(model, tokens_per_batch, read_once=read_once, checked=checked)
     done, total = 0, sum(len(haystack.ids) for haystack in processes.share(haystacks))
     kept = Kept(keep)
 
@@ -298,7 +290,7 @@ def ask(
         advance(done, total)
         return [Answer(index, *answer) for answer in answered]
 
-    with reading, advancing(progress, "haystacks") as advance, torch.inference_mode():
+    with evaluating(model), advancing(progress, "haystacks") as advance, torch.inference_mode():
         indices = list(range(len(haystacks)))
         of_all = processes.deal(indices, answers, lambda i: digest([haystacks[i].ids]))
     return Retrieval(tuple(answer for of_one in of_all for answer in of_one))

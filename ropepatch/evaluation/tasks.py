@@ -21,18 +21,14 @@ from ropepatch.data.haystack import KINDS, Haystacks
 from ropepatch.data.sources import stream_documents
 from ropepatch.data.texts import Bos, cut_windows, digest, first_documents, stream_texts, text_digest
 from ropepatch.data.tiny.tales import Tale, held_out_tales
-from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.errors import RopepatchError, argument
-from ropepatch.evaluation.curves import KEY_GAIN, KEY_LIKELY, LossCurve
+from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.perplexity import check_windows, perplexity, windows
-from ropepatch.evaluation.remote import Remote
-from ropepatch.evaluation.results import Row, rows_by_length, rows_by_position, rows_of_keys
+from ropepatch.evaluation.results import Row, rows_by_length, rows_by_position
 from ropepatch.evaluation.retrieval import Retrieval, ask, chat_parts
 from ropepatch.files import shipped
 from ropepatch.model.architectures import BOS_IN_EACH_WINDOW
-from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.head import input_device
 from ropepatch.progress import Advance, passes
 from ropepatch.settings import (
     Count,
@@ -52,11 +48,6 @@ ONE_PASS = "One pass over each piece; its first N tokens give the loss at length
 SLIDING = (
     "At length N, windows of N tokens slide over each piece, {stride} tokens at a time; each token counts "
     "once, in the first window that contains it."
-)
-DRAWN = "{:,} tokens of each piece count, drawn evenly."
-KEY_TOKENS = (
-    "LongPPL is the perplexity of key tokens: {} gives them a log-prob more than {:g} nats higher with the "
-    "whole context than in sliding windows of the original length, and above {:g}."
 )
 BEGINNINGS: dict[Bos, str] = {
     "window": "A beginning-of-sequence token stands before each document and begins each window.",
@@ -83,7 +74,7 @@ class Measurement:
 
     task: Task
     parameters: Mapping[str, Any]
-    run: Callable[[PreTrainedModel | Remote, PreTrainedTokenizerBase, Path | None, Advance], list[Row]]
+    run: Callable[[PreTrainedModel, PreTrainedTokenizerBase, Path | None, Advance], list[Row]]
     floor: list[Row] | None = None
     reads: Mapping[int, float] | None = None
 
@@ -180,10 +171,6 @@ class PerplexityTask(Task):
         bos: Put the beginning-of-sequence token at the start of each `window` and document, of each
             `document`, or nowhere, `none`; by default where the model's family needs it.
         gain: Also measure the gain from tokens beyond the original length, with a second pass.
-        positions: Score N tokens of each window, drawn evenly; None for all, or for 256 on a server that
-            returns one token at a time.
-        scorer: A checkpoint that selects key tokens, which need context beyond the original length; LongPPL
-            is their perplexity. It must have the same tokenizer, and costs as much time.
     """
 
     name: ClassVar[str] = "perplexity"
@@ -199,19 +186,11 @@ class PerplexityTask(Task):
     stride: Count | None = None
     bos: Annotated[Bos, expected("window, document or none")] | None = None
     gain: bool = False
-    positions: Count | None = None
-    scorer: Text | None = None
 
     def check(self) -> None:
         """Refuse settings that cannot be combined."""
         if self.gain and self.stride is not None:
             raise RopepatchError("gain cannot be combined with stride", hint="leave one of them out")
-        if self.positions is not None and (self.gain or self.stride is not None):
-            raise RopepatchError(
-                "positions cannot be combined with gain or stride", hint="leave positions out, or the others"
-            )
-        if self.scorer is not None and not self.gain:
-            raise RopepatchError("scorer needs gain", hint=f"add gain: true, or {argument('gain')}")
 
     def prepare(
         self, model: str, tokenizer: PreTrainedTokenizerBase, *, trained: int, to: int, family: str = ""
@@ -231,11 +210,9 @@ class PerplexityTask(Task):
         # Also the original length, for the short-context cost.
         known = sorted({*lengths, *([trained] if trained < lengths[-1] else [])})
         edges = _edges(trained, lengths[-1])
-        scorer = None if self.scorer is None else _scorer(self.scorer, model, tokenizer)
 
-        def of_one_pass(curve: LossCurve, reads: Callable[[int], bool] = lambda tokens: True) -> list[Row]:
-            ends = [edge for edge in edges if reads(edge)]
-            return rows_by_length(curve, [*filter(reads, known)]) + rows_by_position(curve, ends)
+        def of_one_pass(curve: LossCurve) -> list[Row]:
+            return rows_by_length(curve, known) + rows_by_position(curve, edges)
 
         # Window and stride of each pass over the text.
         limits: list[tuple[int | None, int | None]] = [(None, None)]
@@ -246,50 +223,37 @@ class PerplexityTask(Task):
         sizes = [
             [len(window.ids) for piece in ids for window in windows(0, piece, *limit)] for limit in limits
         ]
-        chosen: list[tuple[Tensor, ...]] = []  # key tokens, once for all models
 
         def read(model: Any, keep: Path | None, advances: Iterator[Advance]) -> list[LossCurve]:
             """The loss curve of each pass."""
             curves = []
             for (window, stride), advance in zip(limits, advances, strict=False):
                 options: dict[str, Any] = {"keep": keep, "split": True, "progress": advance}
-                options["positions"] = self.positions
                 options |= {"bos": False, "first": tokenizer.bos_token_id if bos == "window" else None}
                 curve = perplexity(model, None, ids, window=window, stride=stride, **options)
                 curves.append(curve.of_documents(documents))
             return curves
 
         def run(model: Any, tokenizer: Any, keep: Path | None, advance: Advance) -> list[Row]:
-            scores = scorer is not None and len(limits) == 2 and not chosen
-            advances = passes(advance, [*map(sum, sizes)] * (2 if scores else 1))
-            curves = read(model, keep, advances)
+            curves = read(model, keep, passes(advance, [*map(sum, sizes)]))
             if self.stride is not None:
                 losses = [curve.between(0, size) for curve in curves]
                 at = zip(lengths, losses, strict=True)
                 return [Row.of("loss", {"length": length}, loss) for length, loss in at]
             curve, *limited = curves
             if not limited:
-                return of_one_pass(curve, *([model.reads] if isinstance(model, Remote) else []))
+                return of_one_pass(curve)
             beyond = [edge for edge in edges if edge >= trained]
-            rows = of_one_pass(curve) + rows_by_position(curve.gain_over(*limited), beyond, "gain")
-            if scorer is None:
-                return rows
-            if scores:
-                other: Any = load_checkpoint(scorer, model.dtype)
-                whole, parts = read(other.to(input_device(model)), keep and keep / "scorer", advances)
-                chosen.append(whole.key_tokens(parts))
-            return rows + rows_of_keys(curve, chosen[0], known, trained)
+            gained = rows_by_position(curve.gain_over(*limited), beyond, "gain")
+            return of_one_pass(curve) + gained
 
-        scored = {} if scorer is None else {"scorer_weights": scorer.fingerprint}
-        unscored = {key for key in ("scorer", "positions") if getattr(self, key) is None}
-        parameters = self.model_dump(exclude=unscored) | {
+        parameters = self.model_dump() | {
             "text": self.text or TALES,
             "bos": bos,
             "lengths": lengths,
             "pieces": len(ids),
             "tokens": sum(map(len, ids)),
             "digest": digest(ids),
-            **scored,
         }
         exact = LossCurve(tuple(-tale.log_probs()[1:] for tale in tales))
         floor = of_one_pass(exact) if tales and not self.stride else None
@@ -327,27 +291,14 @@ class PerplexityTask(Task):
     @classmethod
     def method(cls, parameters: Mapping[str, Any]) -> str:
         """The amount of text, the protocol and the intervals, in sentences."""
-        of, by = parameters, parameters.get("scorer")
+        of = parameters
         words = [
             f"{of['pieces']:,} pieces of {of['text']}, {of['tokens']:,} tokens in total.",
             SLIDING.format(stride=of["stride"]) if of["stride"] else ONE_PASS,
-            DRAWN.format(of["positions"]) if of.get("positions") else "",
             BEGINNINGS[of["bos"]],
-            KEY_TOKENS.format(by, KEY_GAIN, KEY_LIKELY) if by else "",
             "Intervals: 95 %, Student's t over documents.",
         ]
-        return " ".join(filter(None, words))
-
-
-def _scorer(name: str, model: str, tokenizer: PreTrainedTokenizerBase) -> Checkpoint:
-    """The checkpoint that selects key tokens, if its tokenizer is that of the model."""
-    scorer = Checkpoint.find(name, weights=True)
-    if scorer.tokenizer.get_vocab() != tokenizer.get_vocab():
-        raise RopepatchError(
-            f"the scorer {name} has another tokenizer than {model}",
-            hint="use a scorer of the same family, or none",
-        )
-    return scorer
+        return " ".join(words)
 
 
 def _edges(trained: int, end: int) -> list[int]:
@@ -508,8 +459,6 @@ def retrieval_rows(retrieval: Retrieval) -> list[Row]:
 
 NEEDED = (  # metadata that tasks in eval/tasks require
     ("ropepatch_long_perplexity", "text"),
-    ("ropepatch_key_tokens", "text"),
-    ("ropepatch_key_tokens", "evaluator"),
 )
 
 

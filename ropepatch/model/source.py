@@ -304,7 +304,7 @@ def _shown_word(word: str) -> str:
 
 
 # Keys whose values may be paths: models, methods or texts
-NAMES = ("model", "name", "text", "scorer", "recipe_texts")
+NAMES = ("model", "name", "text", "recipe_texts")
 
 
 def without_paths(content: Any) -> Any:

@@ -14,10 +14,9 @@ from ropepatch.attention import REMAPPINGS
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation import measuring
 from ropepatch.evaluation.comparisons import comparisons, few
-from ropepatch.evaluation.remote import Remote
 from ropepatch.evaluation.results import Result, measure_of, slug
 from ropepatch.evaluation.suites import Method, Suite, read_method, read_suite
-from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask, Task, check_text
+from ropepatch.evaluation.tasks import PerplexityTask, check_text
 from ropepatch.extension.planning import Plan, plan_method
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import AUTO, check_device, known_dtype
@@ -30,10 +29,8 @@ from ropepatch.pipeline.inputs import (
     as_text,
     check_places,
 )
-from ropepatch.pipeline.results import Results, read_results
+from ropepatch.pipeline.results import Results
 from ropepatch.pipeline.running import Feedback, Say, interruptible
-from ropepatch.probing.client import TIMEOUT, Server
-from ropepatch.probing.served import Served, served_checkpoint
 from ropepatch.processes import Processes, join
 from ropepatch.scaling import formulas
 from ropepatch.settings import Length, expected, relative_length, short_length
@@ -45,9 +42,7 @@ ALL, EVERY_REMAPPING = (
 WINDOWS = 24  # default number of windows of text
 
 
-OF_TASK = ("lengths", "windows", "documents", "stride", "bos", "gain", "positions", "scorer")
-SERVED = "served"  # the suite of a server
-POSITIONS = 256  # scored per window on a server that returns one token at a time
+OF_TASK = ("lengths", "windows", "documents", "stride", "bos", "gain")
 
 
 class MeasureOptions(Arguments):
@@ -87,40 +82,28 @@ class MeasureOptions(Arguments):
         """How it reports progress."""
         return Feedback(say=self.say, progress=self.progress, command=self.command)
 
-    def measured(
-        self, suite: Suite, source: Checkpoint | None = None, remote: Remote | None = None
-    ) -> Results:
-        """The results of a suite, with a report; raises at once if a place cannot be written.
-
-        With ``remote`` it measures a server, which runs the checkpoint ``source``.
-        """
+    def measured(self, suite: Suite) -> Results:
+        """The results of a suite, with a report; raises at once if a place cannot be written."""
         folder, page = check_places(self.out, self.report)
         dtype = known_dtype(self.dtype)
         if self.processes.device != AUTO:
             check_device(self.processes.device)
         how: Any = {"out": folder, "processes": self.processes, "dtype": dtype, "progress": self.progress}
         of: Any = (
-            {"source": source or self.source}
-            if self.model
-            else {"revision": self.revision, "original": self.original}
+            {"source": self.source} if self.model else {"revision": self.revision, "original": self.original}
         )
-        results = measuring.measure(suite, **of, **how, say=self.say, remote=remote)
+        results = measuring.measure(suite, **of, **how, say=self.say)
         kept = (
             f"nothing is kept; with {argument('out', 'DIR')} the same command resumes"
             if folder is None
             else f"finished results are kept in {folder}; the same command resumes"
         )
-        earlier = read_results(folder) if remote and folder and any(folder.glob("*.json")) else Results()
         with interruptible(self.say, lambda: kept):
-            return reported(results, page, self.processes, self.feedback, earlier)
+            return reported(results, page, self.processes, self.feedback)
 
 
 class EvaluateOptions(MeasureOptions):
     """The arguments of one call of `evaluate`."""
-
-    checkpoint: Model | None
-    served_as: str
-    timeout: float | None
 
     suite: Annotated[
         InstanceOf[Suite] | str | None, expected("the name of a suite, or one"), BeforeValidator(as_text)
@@ -133,28 +116,12 @@ class EvaluateOptions(MeasureOptions):
     stride: int | None
     bos: bool | None
     gain: bool
-    positions: int | None
-    scorer: Place | None
     limit: int | None
-
-    @property
-    def is_served(self) -> bool:
-        """Whether the model is the address of a server."""
-        return (self.model or "").startswith(("http://", "https://"))
 
     def check(self) -> None:
         """Refuse arguments that cannot be combined."""
-        named = (
-            ("checkpoint", "served_as", "timeout"),
-            ("methods", "stride", "gain", "scorer", "device", "dtype"),
-        )
-        if misplaced := [key for key in named[self.is_served] if getattr(self, key)]:
-            words = ("needs the address of a server", "cannot be used with a server")[self.is_served]
-            hint = (f"{argument('model')} http://localhost:8000", "leave it out")[self.is_served]
-            raise RopepatchError(f"{argument(misplaced[0])} {words}", hint=hint)
         if self.suite is not None:
             given = {"methods": self.methods, "to": self.to} | self.task
-            given.pop("positions", None)
             if doubled := [argument(key) for key, value in given.items() if value not in (None, ())]:
                 hint = "leave it out, or change a copy: `ropepatch suites NAME > mine.yaml`"
                 raise RopepatchError(f"{argument('suite')} already sets {', '.join(doubled)}", hint=hint)
@@ -166,8 +133,7 @@ class EvaluateOptions(MeasureOptions):
         if self.model is None:
             hint = "a checkpoint folder, a Hub id, or tiny"
             raise RopepatchError(f"{argument('model')} is missing", hint=hint)
-        if not self.is_served:
-            check_text(self.text, self.model)
+        check_text(self.text, self.model)
         if self.methods and self.to is None:
             raise RopepatchError(
                 f"{argument('methods')} needs {argument('to')}", hint=f"add {argument('to', '32k')}"
@@ -188,83 +154,19 @@ class EvaluateOptions(MeasureOptions):
 
 def evaluate(options: EvaluateOptions) -> Results:
     """Measure perplexity by length, or a whole suite; see `ropepatch.evaluate`."""
-    if options.is_served:
-        return _of_server(options)
     if options.suite is None:
         suite = _reading(options)
     else:
         suite = named_suite(options.suite, model=options.model, **options.reading)
-        suite = _with(suite, {"positions": options.positions} if options.positions else {})
     return options.measured(suite.narrowed(options.limit, options.seed))
 
 
-def _of_server(options: EvaluateOptions) -> Results:
-    """The results of a server on the tasks of a suite that its API allows."""
-    assert options.model is not None
-    with Server(options.model, options.served_as, options.timeout or TIMEOUT) as server:
-        server.look()
-        source = served_checkpoint(options.checkpoint or server.model, options.revision, options.original)
-        config: Any = source.config
-        served = Served(server, source.tokenizer, config.vocab_size)
-        options.say(str(served))
-        suite = named_suite(options.suite or SERVED, model=source.name, **options.reading)
-        if options.suite is None:
-            given = options.task | _lengths(options, source)
-            to = options.to or (given["lengths"][-1] if "lengths" in given else suite.to[0])
-            suite = _with(suite, given).model_copy(update={"to": (to,)})
-        elif options.positions:
-            suite = _with(suite, {"positions": options.positions})
-        if suite.methods:
-            options.say("warning: the methods of the suite are left out: a server runs its own checkpoint")
-        tasks = []
-        for task in suite.tasks:
-            if reason := _why_not(task, served, source.name):
-                options.say(f"warning: without {task.name}: {reason}")
-                continue
-            if isinstance(task, PerplexityTask) and not served.echoes and task.positions is None:
-                options.say(
-                    f"scoring {POSITIONS} tokens of each window, one request each; for a comparison, measure "
-                    f"the checkpoint itself with {argument('positions', POSITIONS)}"
-                )
-                task = task.model_copy(update={"positions": POSITIONS})
-            tasks.append(task)
-        if not tasks:
-            raise RopepatchError(
-                f"{served.label} cannot be measured: {reason}", hint="see docs/guides/measure.md"
-            )
-        suite = suite.model_copy(update={"tasks": tuple(tasks)})
-        return options.measured(suite.narrowed(options.limit, options.seed), source, served)
-
-
-def _why_not(task: Task, served: Served, model: str) -> str | None:
-    """The reason why a task cannot be measured on a server; None if it can."""
-    if isinstance(task, PerplexityTask):
-        if task.text is None and model != "tiny":
-            return f"{argument('text')} is missing"
-        if not served.tells_losses:
-            return "the server returns log-probs only of the most probable tokens, not of a given one"
-        if task.gain or task.stride or task.scorer:
-            return "gain, stride and scorer need a checkpoint"
-    return None if isinstance(task, PerplexityTask | RetrievalTask) else "it needs a checkpoint"
-
-
-def _with(suite: Suite, settings: dict[str, Any]) -> Suite:
-    """The suite with these settings in every task that has them."""
-    tasks = [
-        type(task).model_validate(
-            task.model_dump() | {key: settings[key] for key in settings if key in type(task).model_fields}
-        )
-        for task in suite.tasks
-    ]
-    return suite.model_copy(update={"tasks": tuple(tasks)})
-
-
-def _lengths(options: EvaluateOptions, source: Checkpoint | None = None) -> dict[str, Any]:
+def _lengths(options: EvaluateOptions) -> dict[str, Any]:
     """The given lengths in tokens, ascending."""
     if not options.lengths:
         return {}
     relative = any("x" in str(one) for one in options.lengths)
-    window = (source or options.source).stock.window if relative else 0
+    window = options.source.stock.window if relative else 0
     return {"lengths": tuple(sorted({relative_length(length, window) for length in options.lengths}))}
 
 
@@ -344,13 +246,9 @@ def without(entrants: tuple[list[tuple[Method, Plan]], dict[str, str]], say: Say
 
 
 def reported(
-    results: Iterator[Result],
-    report: Path | None,
-    processes: Processes,
-    feedback: Feedback,
-    earlier: Sequence[Result] = (),
+    results: Iterator[Result], report: Path | None, processes: Processes, feedback: Feedback
 ) -> Results:
-    """All results, each announced when finished, and their report, with comparable earlier results."""
+    """All results, each announced when finished, and their report."""
     measured: list[Result] = []
     for result in results:
         if not any(other.task == result.task for other in measured):
@@ -360,9 +258,6 @@ def reported(
         if result.seconds is not None:
             target = "" if result.scaling is None else f" to {short_length(result.target)}"
             feedback.say(f"{result.task}, {result.label}{target}{_first_figure(result)}")
-    for group in comparisons([*measured, *earlier]):
-        if any(result in measured for result in group.results.values()):
-            measured += [result for result in group.named().values() if result not in measured]
     if report is not None:
         written = processes.write_once(lambda: _report(measured, report, feedback.command))
         feedback.say(f"report: {written}")

@@ -191,7 +191,7 @@ class _Asking:
     def _at(self, position: int, has_answered: bool) -> tuple[Top | None, int | None]:
         """Return the answer at a position, or the server's limit in tokens if the prompt is too long."""
         text = self._text(position)
-        if self.server.form is not None and not self.server.form["by_ids"] and text is None:
+        if self.server.form is not None and not self.server.form.by_ids and text is None:
             return None, None
         try:
             answer = self.server.next_token(self.ids[:position], text)
@@ -236,7 +236,7 @@ class _Asking:
         last = next((row for row in reversed(range(len(answers))) if answers[row]), None)
         if last is None or not self.reading.beyond[last] or not self.server.form:
             return None
-        if judge(self.reading, answers).is_right or not self.server.form["by_ids"]:
+        if judge(self.reading, answers).is_right or not self.server.form.by_ids:
             return None
         beyond = [
             one for one, is_beyond in zip(answers, self.reading.beyond, strict=True) if one and is_beyond

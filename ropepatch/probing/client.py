@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import math
 import os
 import time
@@ -29,18 +28,33 @@ LARGEST = 256 << 20  # bytes of an answer
 BUSY = (429, 502, 503, 504)
 BROKEN = 500  # retried only for a request form that worked before: some servers use it for unknown fields
 COUNTS = (20, 10, 5)  # of most probable tokens; servers limit this number
-FORCED = 100  # added to a logit, the most that OpenAI allows
-AS_IDS = {"return_tokens_as_token_ids": True}  # vLLM's; strict servers reject it
-WAYS: tuple[dict[str, Any], ...] = (  # to request log-probabilities
-    *({"logprobs": count} | AS_IDS for count in COUNTS),
-    *({"logprobs": count} for count in COUNTS),
-    *({"logprobs": True, "top_logprobs": count} for count in COUNTS),  # mlx-lm's, and the chat API's
-)
 HTTPX: Any = importlib.import_module(HTTPError.__module__.partition(".")[0])  # httpx, or its successor
 
 
 class RefusedError(RopepatchError):
     """The server answers, but rejects this request."""
+
+
+class Form(NamedTuple):
+    """A form of request for log-probabilities.
+
+    Args:
+        by_ids: Whether the prompt is token ids, as for vLLM, SGLang and llama.cpp; or text, as for mlx-lm.
+        number: The number of most probable tokens.
+    """
+
+    by_ids: bool
+    number: int
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The keys of the request."""
+        if self.by_ids:
+            return {"logprobs": self.number, "return_tokens_as_token_ids": True}  # the second is vLLM's
+        return {"logprobs": True, "top_logprobs": self.number}
+
+
+FORMS = [Form(by_ids, number) for by_ids in (True, False) for number in COUNTS]
 
 
 @dataclass(frozen=True)
@@ -58,25 +72,6 @@ class Answer:
     tokens: int | None
 
 
-class Told(NamedTuple):
-    """The log-probability of a token, and that of the most probable token at the same position."""
-
-    log_prob: float
-    greatest: float
-
-
-class _Part(NamedTuple):
-    """One token of an answer, possibly without an id or a log-probability."""
-
-    id: int | None
-    log_prob: float | None
-    by_id: dict[int, float]
-    by_text: dict[str, float]
-
-
-NOTHING = _Part(None, None, {}, {})
-
-
 @dataclass
 class Server:
     """One model of a server; leaving a `with` block closes its connections.
@@ -91,7 +86,7 @@ class Server:
     model: str = ""
     timeout: float = TIMEOUT
     limit: int | None = field(default=None, init=False)  # in tokens, if the server states it
-    form: dict[str, Any] | None = field(default=None, init=False)  # of a request that works
+    form: Form | None = field(default=None, init=False)  # of a request that works
 
     def __post_init__(self) -> None:
         try:
@@ -134,9 +129,8 @@ class Server:
         if self.form is not None:
             return self._said_something(self.form, ids, text)
         refusal = RefusedError("")
-        for by_ids, way in itertools.product((True, False), WAYS):
-            form = {"by_ids": by_ids, "way": way}
-            if not by_ids and text is None:
+        for form in FORMS:
+            if not form.by_ids and text is None:
                 continue
             try:
                 answer = self._said_something(form, ids, text)
@@ -147,73 +141,7 @@ class Server:
                 return answer
         raise RefusedError(str(refusal), hint="use a server whose /v1/completions returns logprobs")
 
-    def forced(
-        self, ids: list[int], text: str | None, token: int, *, written: int | None = None, count: int = 1
-    ) -> Told:
-        """Return the log-probability of a token after a prompt, by forcing the server to generate it.
-
-        Servers return the log-probability of a generated token, however improbable. If a server does not
-        for this token, force another one (``written``) and request a list of ``count`` tokens.
-
-        Raises:
-            RefusedError: If the server generates another token, or returns no log-probability for this one.
-        """
-        made = token if written is None else written
-        part, *_ = self._written(ids, text, 1, count, logit_bias={str(made): FORCED}) or [NOTHING]
-        log_prob = part.log_prob if token == made else part.by_id.get(token)
-        if part.id != made or log_prob is None:
-            raise RefusedError(f"{self.shown} returns no log-probability for a forced token")
-        return Told(log_prob, max(log_prob, *_values(part)))
-
-    def echoed(self, ids: list[int], text: str | None) -> list[Told]:
-        """Return the log-probabilities of all prompt tokens but the first.
-
-        Raises:
-            RefusedError: If the server returns none.
-        """
-        told = []
-        for part in self._written(ids, text, 1, 1, echo=True)[1 : len(ids)]:
-            if part.log_prob is not None:
-                told.append(Told(part.log_prob, max(part.log_prob, *_values(part))))
-        if not told or len(told) != len(ids) - 1:
-            raise RefusedError(f"{self.shown} returns no log-probabilities for prompt tokens")
-        return told
-
-    def greedy(self, ids: list[int], text: str | None, count: int) -> tuple[list[int | None], str]:
-        """Generate ``count`` tokens greedily after a prompt; return them and their text."""
-        content = self._complete(ids, text, max_tokens=count, **(self.form or {}).get("way", {}))
-        try:
-            return [part.id for part in _parts(content, self.shown)], str(content["choices"][0]["text"])
-        except (KeyError, IndexError, TypeError) as error:
-            raise RefusedError(f"{self.shown} returned no text") from error
-
-    def _written(
-        self, ids: list[int], text: str | None, tokens: int, count: int, **options: Any
-    ) -> list[_Part]:
-        """Generate tokens greedily, with the ``count`` most probable tokens at each position."""
-        way = {key: count if type(value) is int else value for key, value in (self.form or {})["way"].items()}
-        return _parts(self._complete(ids, text, max_tokens=tokens, **way, **options), self.shown)
-
-    def _complete(self, ids: list[int], text: str | None, **options: Any) -> dict[str, Any]:
-        """Complete a prompt, and check that the server used all of it.
-
-        Raises:
-            RopepatchError: If the server reports fewer or more prompt tokens than were sent.
-        """
-        prompt = ids if self.form and self.form["by_ids"] else text
-        body = self._body(prompt) | {"temperature": 0.0} | options
-        content = self._ask("POST", "completions", body, again=False)
-        read = _tokens_read(content)
-        if read is not None and read != len(ids):
-            raise RopepatchError(
-                f"{self.shown} reports {read} prompt tokens, {len(ids)} were sent",
-                hint="serve the model with a longer context"
-                if read < len(ids)
-                else "turn off the BOS token that the server adds to prompts",
-            )
-        return content
-
-    def _said_something(self, form: dict[str, Any], ids: list[int], text: str | None) -> Answer:
+    def _said_something(self, form: Form, ids: list[int], text: str | None) -> Answer:
         """Request an answer, again if it has no log-probabilities.
 
         llama.cpp returns none after sampling the end of the text or an incomplete UTF-8 character.
@@ -226,22 +154,23 @@ class Server:
             raise RefusedError(f"{self.shown} returned no logprobs")
         return answer
 
-    def _answer(self, form: dict[str, Any], ids: list[int], text: str | None) -> Answer:
-        body = self._body(ids if form["by_ids"] else text) | {"max_tokens": 1, "temperature": 1.0}
-        content = self._ask("POST", "completions", body | form["way"])
-        tokens = _tokens_read(content)
-        if form["by_ids"] and tokens is not None and tokens > len(ids) + 1:
-            raise RefusedError(f"{self.shown} reports {tokens} prompt tokens, {len(ids)} were sent")
-        first, *_ = _parts(content, self.shown) or [NOTHING]
-        return Answer(first.by_id, first.by_text, tokens)
-
-    def _body(self, prompt: list[int] | str | None) -> dict[str, Any]:
+    def _answer(self, form: Form, ids: list[int], text: str | None) -> Answer:
         named = {"model": self.model} if self.model else {}
-        return named | {"prompt": prompt, "top_p": 1.0, "stream": False}
+        body = named | {
+            "prompt": ids if form.by_ids else text,
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "stream": False,
+        }
+        content = self._ask("POST", "completions", body | form.keys)
+        tokens = _tokens_read(content)
+        if form.by_ids and tokens is not None and tokens > len(ids) + 1:
+            raise RefusedError(f"{self.shown} reports {tokens} prompt tokens, {len(ids)} were sent")
+        by_id, by_text = _log_probs(content, self.shown)
+        return Answer(by_id, by_text, tokens)
 
-    def _ask(
-        self, method: str, path: str, body: dict[str, Any] | None = None, *, again: bool = True
-    ) -> dict[str, Any]:
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         url, status, content = f"{self.base}/{path}", 0, bytearray()
         last = time.monotonic() + min(PATIENCE, self.timeout)  # no try begins later
@@ -259,7 +188,7 @@ class Server:
                 raise self._late() from error
             except (HTTPError, HTTPX.InvalidURL) as error:
                 status, content = 0, bytearray(type(error).__name__.encode())
-            if status and status not in BUSY and not (status == BROKEN and self.form and again):
+            if status and status not in BUSY and not (status == BROKEN and self.form):
                 break
             pause = PAUSE * 2**attempt
             if attempt == TRIES - 1 or time.monotonic() + pause > last:
@@ -325,37 +254,33 @@ def _tokens_read(content: dict[str, Any]) -> int | None:
     return tokens if isinstance(tokens, int) and tokens > 0 and tokens is not True else None
 
 
-def _parts(content: dict[str, Any], name: str) -> list[_Part]:
-    """Parse the log-probabilities of an answer, in OpenAI's completions or chat format; may be empty."""
+def _log_probs(content: dict[str, Any], name: str) -> tuple[dict[int, float], dict[str, float]]:
+    """Parse the most probable first tokens, by id and by text, in OpenAI's completions or chat format."""
+    by_id, by_text = dict[int, float](), dict[str, float]()
     try:
         told = content["choices"][0]["logprobs"] or {}
         if "content" in told:
-            return [_part(entry, entry["top_logprobs"]) for entry in told["content"] or ()]
-        tops = told.get("top_logprobs") or ()
-        tokens, own = (told.get(key) or [None] * len(tops) for key in ("tokens", "token_logprobs"))
-        return [
-            _part({"token": token, "logprob": value}, _listed(top))
-            for token, value, top in zip(tokens, own, tops, strict=False)
-        ]
+            first = [entry["top_logprobs"] for entry in told["content"] or ()][:1]
+        else:
+            first = [_listed(top) for top in told.get("top_logprobs") or ()][:1]
+        for entry in first[0] if first else ():
+            log_prob = _log_prob(entry["logprob"])
+            if log_prob is None:
+                continue
+            number = _number(entry)
+            if number is None:
+                by_text[str(entry.get("token", ""))] = log_prob
+            else:
+                by_id[number] = log_prob
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise RefusedError(f"{name} returned no usable logprobs") from error
+    return by_id, by_text
 
 
 def _listed(top: Any) -> list[dict[str, Any]]:
     if isinstance(top, dict):
         return [{"token": token, "logprob": log_prob} for token, log_prob in top.items()]
     return list(top or ())
-
-
-def _part(entry: dict[str, Any], top: list[dict[str, Any]]) -> _Part:
-    by_id, by_text = dict[int, float](), dict[str, float]()
-    for one in top:
-        if (log_prob := _log_prob(one["logprob"])) is not None:
-            if (number := _number(one)) is not None:
-                by_id[number] = log_prob
-            else:
-                by_text[str(one.get("token", ""))] = log_prob
-    return _Part(_number(entry), _log_prob(entry.get("logprob")), by_id, by_text)
 
 
 def _log_prob(value: Any) -> float | None:
@@ -372,7 +297,3 @@ def _number(entry: dict[str, Any]) -> int | None:
     token = str(entry.get("token", ""))
     number = entry.get("id", token.removeprefix("token_id:") if "token_id:" in token else None)
     return None if number is None else int(number)
-
-
-def _values(part: _Part) -> list[float]:
-    return [*part.by_id.values(), *part.by_text.values()]

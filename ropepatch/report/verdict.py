@@ -80,7 +80,7 @@ def verdict_lines(groups: Sequence[Comparison]) -> list[str]:
 
 def _ranking(groups: Sequence[Comparison]) -> Ranking | None:
     """The ranking of `ropepatch compare`, if the results suffice."""
-    results = [result for group in groups for result in group.results.values() if not result.served]
+    results = [result for group in groups for result in group.results.values()]
     loss = [result for result in results if result.of("loss", "begin", "end")]
     base = [result.label for result in loss if result.scaling is None]
     if len(base) != 1 or len(loss) < 2 or len({result.label for result in loss}) < len(loss):

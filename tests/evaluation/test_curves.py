@@ -1,10 +1,7 @@
 """Loss curves of known losses: their means, differences and gains."""
 
-import math
-
 import pytest
 import torch
-from oracle import long_perplexity
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.curves import LossCurve
@@ -31,44 +28,6 @@ def test_a_gain_is_the_loss_of_the_limited_curve_minus_that_of_the_full_one():
     assert [nll.tolist() for nll in gain.nll] == [[0.0, 2.0, -0.5], [0.5]]
     assert gain.documents == (5, 7)
     assert gain.between(2, 4).value == 0.75
-
-
-# LongPPL
-
-
-def drawn_curves() -> tuple[LossCurve, LossCurve, LossCurve]:
-    """Curves with full context and in a short window, and those of another model."""
-    torch.manual_seed(0)
-    rows = [torch.rand(3, 400) * 5 for _ in range(3)]
-    full, short, other = (LossCurve(tuple(row[k] for row in rows), (4, 4, 9)) for k in range(3))
-    return full, short, other
-
-
-def test_long_perplexity_is_that_of_the_paper():
-    full, short, other = drawn_curves()
-    keys = full.key_tokens(short)
-    of_full, of_short, of_other = (torch.cat(curve.nll).numpy() for curve in (full, short, other))
-    for curve, scored in ((full, None), (other, of_other)):
-        value, tokens = long_perplexity(of_full, of_short, scored)
-        read = curve.long_perplexity(keys)
-        assert (read.perplexity, read.weight) == (pytest.approx(value, rel=1e-6), tokens)
-        assert len(read.clusters) == 2
-    assert full.long_perplexity(keys).perplexity < math.exp(2) < other.long_perplexity(keys).perplexity
-    cut = [(row[:99].numpy(), window[:99].numpy()) for row, window in zip(full.nll, short.nll, strict=True)]
-    counts = [long_perplexity(*pair)[1] for pair in cut]
-    assert [weight for _, weight in full.long_perplexity(keys, 100).clusters] == [
-        counts[0] + counts[1],
-        counts[2],
-    ]
-
-
-def test_without_a_key_token_there_is_no_long_perplexity():
-    full, _, _ = drawn_curves()
-    read = full.long_perplexity(full.key_tokens(full))
-    assert (read.clusters, math.isnan(read.perplexity)) == ((), True)
-    keys = LossCurve(full.nll).key_tokens(LossCurve(full.nll))
-    with pytest.raises(RopepatchError, match="the key tokens are not those of LossCurve"):
-        LossCurve(full.nll[:2]).long_perplexity(keys)
 
 
 # Refusals

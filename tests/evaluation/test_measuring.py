@@ -8,9 +8,8 @@ from itertools import count
 
 import pytest
 import torch
-from checkpoint_folders import edit_json, write_checkpoint
+from checkpoint_folders import edit_json
 from oldest import needs
-from oracle import long_perplexity
 from run_recipes import run_two_processes
 from tiny_models import tiny_model
 
@@ -172,54 +171,22 @@ def test_the_gain_is_the_loss_in_windows_of_the_original_length_minus_the_loss_i
     assert brought == pytest.approx(expected.item(), rel=1e-4)
 
 
-def test_long_perplexity_has_the_key_tokens_of_the_scorer_for_all_models(tiny, tmp_path):
-    model, tokenizer = tiny
-    scorer = ropepatch.extend("tiny", tmp_path / "linear", to=512, method="linear", say=print).folder
-    out = tmp_path / "out"
-    task = PerplexityTask(windows=4, gain=True, scorer=str(scorer))
-    first = list(of_tiny(task, methods=YARN, out=out))
-    measured = of(first, "perplexity", "yarn")
-    tales = [tale.ids for tale in held_out_tales(tokenizer, length=512, count=4)]
-
-    def losses(model):
-        sliding = ropepatch.perplexity(model, None, tales, window=256, stride=128)
-        return [torch.cat(curve.nll).numpy() for curve in (ropepatch.perplexity(model, None, tales), sliding)]
-
-    with ropepatch.patch(model, ropepatch.plan("tiny", to=512, method="yarn")):
-        own = losses(model)
-    full, short = losses(ropepatch.load(scorer, device="cpu")[0])
-    value, tokens = long_perplexity(full, short, own[0])
-    (row,) = measured.of("key_loss", "length")
-    assert (row.length, row.n, math.exp(row.value)) == (512, tokens, pytest.approx(value, rel=1e-5))
-    assert tokens > 20
-    assert row.low < row.value < row.high
-    assert of(first, "perplexity", BASELINE).of(row.measure, "length")[0].n == tokens
-    assert rows(of_tiny(task, methods=YARN, out=out)) == rows(first)
-
-
 @pytest.mark.parametrize(
     ("settings", "reads"),
     [
         ({"gain": True}, {512: 1, 256: 3}),
-        ({"gain": True, "scorer": "tiny"}, {512: 1, 256: 3}),
         ({"stride": 128, "lengths": (256, 512)}, {256: 7, 512: 5}),
     ],
-    ids=["gain", "scorer", "stride"],
+    ids=["gain", "stride"],
 )
 def test_several_passes_have_one_progress_and_are_all_in_the_forecast(tiny, settings, reads):
     made = PerplexityTask(windows=1, **settings).prepare("tiny", tiny[1], trained=256, to=512)
     told = []
     made.run(*tiny, None, lambda done, total: told.append((done, total)))
     assert made.reads == reads
-    read = sum(length * count for length, count in reads.items()) * (2 if "scorer" in settings else 1)
+    read = sum(length * count for length, count in reads.items())
     assert {total for _, total in told} == {told[-1][0]} == {read}
     assert told == sorted(set(told))
-
-
-def test_a_scorer_with_another_tokenizer_is_refused_before_anything_is_measured(tmp_path):
-    task = PerplexityTask(windows=4, gain=True, scorer=str(write_checkpoint(tmp_path, by_bytes=True)))
-    with pytest.raises(RopepatchError, match=r"the scorer .* has another tokenizer than tiny"):
-        of_tiny(task, methods=YARN)
 
 
 @pytest.mark.slow

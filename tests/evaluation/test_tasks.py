@@ -4,7 +4,6 @@ import copy
 import importlib.util
 import json
 import math
-import re
 from pathlib import Path
 
 import pytest
@@ -150,61 +149,42 @@ def test_the_column_of_a_text_reaches_the_tasks_of_lm_eval(tiny, tmp_path):
     assert found["token_perplexity"] == pytest.approx(math.exp(mean), rel=1e-5)
 
 
-# Key tokens
+# Retrieval
 
 
-def test_key_tokens_are_those_that_gain_by_the_definition(tiny, helpers):
-    model, tokenizer = tiny
-    tale = held_out_tales(tokenizer, length=110, count=6)[-1]
-    short, ids = 40, tale.ids.tolist()
-    expected = set()
-    for at in range(1 + short, len(ids)):
-        before = short + (at - 1 - short) % 10  # grows by one per token, up to the next multiple of short / 4
-        far = log_probs(model, ids[: at + 1])[-1]
-        near = log_probs(model, [ids[0], *ids[at - before : at + 1]])[-1]
-        if far - near > 2 and far > -2:
-            expected.add(at)
-    text = tokenizer.decode(ids[1:])
-    offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True).offset_mapping
-    runs = helpers._key_tokens(model, tokenizer, text, short)
-    assert expected
-    assert expected == {
-        at + 1
-        for at, (begin, end) in enumerate(offsets)
-        if any(first <= begin and end <= last for first, last in runs)
+@pytest.mark.slow
+def test_generated_answers_have_the_accuracy_of_passkeys(tiny):
+    lengths, haystacks = [128, 240], 10
+    settings = {"max_seq_lengths": lengths, "haystacks": haystacks, "keys": 1, "kinds": ["passkey"]}
+    settings["tokenizer"] = str(CHECKPOINT)
+    found = scores(tiny, "ropepatch_retrieval", max_length=256, **settings)
+    expected = ropepatch.passkey(*tiny, lengths=lengths, haystacks=haystacks)
+    assert {f"acc_passkey_{length}": expected.found(length).value for length in lengths} == {
+        metric: row["value"] for metric, row in found.items() if metric != "acc"
     }
 
 
-def test_the_spans_of_a_document_are_limited_and_evenly_spread(helpers, tales, monkeypatch):
-    places = [(at, at + 9) for at in range(100, 170, 10)]
-    monkeypatch.setattr(helpers, "_key_tokens", lambda *arguments: places)
-    given = {"text": str(tales), "max_seq_lengths": [256], "short": 48, "evaluator": "tiny"}
-    given["tokenizer"] = str(CHECKPOINT)
-    every = helpers.key_spans(**given)["test"]["context"]
-    assert len(every) == 3 * 7
-    few = helpers.key_spans(spans=3, **given)["test"]["context"]
-    assert few == [every[document * 7 + index] for document in range(3) for index in (0, 2, 4)]
+def test_questions_of_a_haystack_share_its_beginning(helpers):
+    settings = {"max_seq_lengths": [400, 800], "haystacks": 1, "keys": 2, "tokenizer": str(CHECKPOINT)}
+    rows = helpers.questions(**settings)["test"]
+    assert sorted({(row["kind"], row["length"]) for row in rows}) == [
+        (kind, length) for kind in ("number", "sentence") for length in (400, 800)
+    ]
+    beginnings = {row["prompt"][:1000] for row in rows if row["length"] == 800}
+    assert len(beginnings) == 1
+    assert all(begin.startswith(row["prompt"][:500]) for begin in beginnings for row in rows)
 
 
-@pytest.mark.parametrize("name", ["bundled", "gpt2", "llama2"])
-def test_a_span_has_the_white_space_before_it_and_the_tokens_that_the_harness_counts(name, helpers):
-    tokenizer, harness = reader(name)
-    text = "The mill wheel turns\nand turns."
-    words = [match.span() for match in re.finditer(r"\w+", text)][1:]
-    rows = helpers._spans_of(tokenizer, text, words)
-    bos = tokenizer.bos_token or ""
-    assert [row["span"] for row in rows] == [" mill", " wheel", " turns", "\nand", " turns"]
-    for row in rows:
-        assert f"{bos}{text}".startswith(row["context"] + row["span"])
-        assert row["tokens"] == len(harness._encode_pair(row["context"], row["span"])[1])
+def test_an_answer_counts_if_the_text_begins_with_it(helpers):
+    asked = {"answer": " 21012", "kind": "number", "length": 400}
+    for text, score in ((" 21012.", 1.0), ("21012", 1.0), (" 2101", 0.0), ("It is 21012", 0.0)):
+        assert helpers.retrieval_scores(asked, [text]) == {"acc": score, "acc_number_400": score}
 
 
 # What a task cannot do without
 
 
 READ = {"tokenizer": str(CHECKPOINT)}
-KEYS = {"text": "x", "max_seq_lengths": [128]}
-DULL = {"text": "The mill wheel turns and turns. " * 60, "max_seq_lengths": [200], "short": 100}
 
 
 @pytest.mark.parametrize(
@@ -215,11 +195,7 @@ DULL = {"text": "The mill wheel turns and turns. " * 60, "max_seq_lengths": [200
         ("passkeys", {"max_seq_lengths": [128, 257], "pretrained": str(CHECKPOINT)}, "needs 257 tokens"),
         ("long_documents", READ | {"add_bos_token": False}, "needs a text"),
         ("long_documents", READ | {"text": "A mill."}, "count the special tokens"),
-        ("key_spans", {"text": "x"}, "ropepatch_key_tokens needs max_seq_lengths"),
-        ("key_spans", KEYS | {"short": 64}, "needs an evaluator"),
-        ("key_spans", KEYS | {"evaluator": "tiny"}, "short must be from 4 to 127"),
-        ("key_spans", KEYS | {"max_length": 100}, "needs 128 tokens"),
-        ("key_spans", READ | DULL | {"evaluator": "tiny"}, "marks no key token in 1 documents"),
+        ("questions", {}, "ropepatch_retrieval needs max_seq_lengths"),
     ],
 )
 def test_missing_metadata_of_a_task_is_named(helpers, builder, metadata, message, tmp_path):
@@ -235,13 +211,11 @@ def test_missing_metadata_of_a_task_is_named(helpers, builder, metadata, message
 
 @pytest.mark.slow
 def test_plain_lm_eval_gives_the_scores_of_run_tasks(tiny, tales, tmp_path):
-    tasks = ["ropepatch_passkey", "ropepatch_long_perplexity", "ropepatch_key_tokens"]
+    tasks = ["ropepatch_passkey", "ropepatch_long_perplexity"]
     metadata = {
         "max_seq_lengths": [128, 256],
         "haystacks": 4,
         "text": str(tales),
-        "evaluator": "tiny",
-        "short": 48,
     }
     command = ["-m", "lm_eval", "--model", "hf", "--device", "cpu"]
     command += ["--model_args", f"pretrained={CHECKPOINT},add_bos_token=False"]
@@ -251,6 +225,6 @@ def test_plain_lm_eval_gives_the_scores_of_run_tasks(tiny, tales, tmp_path):
     (file,) = tmp_path.rglob("results*.json")
     plain = json.loads(file.read_text())["results"]
     rows = run_tasks(*tiny, tasks, include_path=TASKS, metadata=metadata, max_length=256)
-    assert len(rows) == 3 + 3 + 2
+    assert len(rows) == 3 + 3
     for row in rows:
         assert plain[row["task"]][f"{row['metric']},none"] == pytest.approx(row["value"], rel=1e-5)

@@ -192,19 +192,6 @@ def test_the_losses_of_a_window_do_not_hold_those_of_its_batch(llama):
         assert nll.untyped_storage().nbytes() == 4 * len(nll)
 
 
-def test_positions_are_one_of_each_stretch_and_their_losses_those_of_the_whole_window(llama):
-    documents = tokens(60, 60)
-    whole = perplexity(llama, None, documents).nll
-    some = perplexity(llama, None, documents, positions=6)
-    for every, drawn in zip(whole, some.nll, strict=True):
-        (places,) = (~drawn.isnan()).nonzero(as_tuple=True)
-        assert (places * 6 // 59).tolist() == [*range(6)]
-        assert torch.equal(drawn[places], every[places])
-    assert not torch.equal(*(nll.isnan() for nll in some.nll))  # other places in every document
-    assert some.at(60).weight == 12
-    assert torch.equal(torch.cat(perplexity(llama, None, documents, positions=59).nll), torch.cat(whole))
-
-
 def test_the_key_of_a_batch_depends_on_its_tokens_and_the_scored_ones():
     ids, other = torch.arange(1, 7), torch.tensor([1, 2, 3, 4, 5, 7])
     same = [Window(0, 0, ids, 1), Window(7, 0, ids, 1), Window(0, 9, ids, 1)]  # wherever it is read

@@ -47,10 +47,9 @@ def probed(extended):
         Manners(before=2),  # still loading
         Manners(style="chat"),
         Manners(style="mlx", takes_ids=False, most=10),
-        Manners(style="texts", strict=True, most=5),
-        Manners(style="texts", takes_ids=False),
+        Manners(style="texts", most=5),
     ],
-    ids=["ids", "loading", "chat", "mlx", "few log probs", "text prompts"],
+    ids=["ids", "loading", "chat", "mlx", "few log probs"],
 )
 def test_probe_recognises_a_correct_server_in_every_response_format(probed, manners):
     found = probed(manners)
@@ -201,9 +200,9 @@ def test_errors_of_invalid_or_unreachable_addresses_hide_the_password(extended, 
 @pytest.mark.parametrize(
     ("status", "form", "count"),
     [
-        (None, {}, 1),
+        (None, client.FORMS[0], 1),
         (500, None, 1),
-        (500, {"by_ids": True, "way": {}}, client.TRIES),
+        (500, client.FORMS[0], client.TRIES),
         (503, None, client.TRIES),
     ],
     ids=["too slow", "500 for a request form not tried before", "500 for a form that worked before", "busy"],

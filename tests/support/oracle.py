@@ -212,14 +212,3 @@ ORACLES: dict[str, Callable[..., Table]] = {
         *(dynamic, longrope_switch),
     )
 }
-
-
-def long_perplexity(full: Array, short: Array, scored: Array | None = None) -> tuple[float, int]:
-    """LongPPL (arXiv:2410.23771): exp of the mean loss of the key tokens, and their number.
-
-    Losses are -ln p with the full and with a short context; the mean is over `scored`, by default `full`.
-    """
-    log_full, log_short = -full.astype(np.float64), -short.astype(np.float64)
-    influential = (log_full - log_short > 2.0) & (log_full > -2.0)
-    losses = (full if scored is None else scored).astype(np.float64)[influential]
-    return float(np.exp(losses.mean())), int(influential.sum())

@@ -95,7 +95,7 @@ def looks_of(results: Sequence[Result]) -> dict[str, Look]:
     named = [item for group in comparisons(results) for item in group.results.items()]
     return looks(
         (name for name, _ in named),
-        unscaled=(name for name, result in named if result.scaling is None and not result.served),
+        unscaled=(name for name, result in named if result.scaling is None),
     )
 
 
