@@ -33,8 +33,7 @@ GROUP = Group("Measure", sort_key=2)
   ropepatch eval tiny --suite demo --out demo-results --report demo.html
   ropepatch eval ./llama-2-7b --text books/ --lengths 2k,4k,8k
   ropepatch eval ./llama-2-7b --text books/ --method linear --method yarn --to 32k
-  ropepatch eval ./llama-2-7b --text books/ --lengths 2k,4k --stride 256
-  ropepatch eval http://localhost:8080 ./llama-2-7b-16k --text books/ --out results""",
+  ropepatch eval ./llama-2-7b --text books/ --lengths 2k,4k --stride 256""",
     api.evaluate,
     name="eval",
 )

@@ -202,13 +202,15 @@ def test_eval_prints_baseline_and_methods_by_length_as_text_or_json(checkpoint, 
     words += ("--method", "linear", "--method", "yarn", "--to", "256")
     done = run_here(*words)
     assert done.returncode == 0, done.stderr
-    headline, header = done.stdout.splitlines()[:2]
+    headline, *lines = done.stdout.splitlines()
+    labels = ["baseline", "linear", "yarn"]
     assert headline.startswith("tiny-llama, trained on 64 tokens. ")
-    assert headline.endswith("text.txt, 6 x 256 tokens")
-    assert header.split() == ["baseline", "linear", "yarn"]
+    assert "6 pieces of text.txt, 1,536 tokens in total" in headline
+    first = lines.index("Loss (nats/token)")
+    assert [line.split()[0] for line in lines[first + 2 : first + 5]] == labels
     assert all(f"{length} tokens" in done.stdout for length in (32, 64, 128, 256))
     results = json.loads(run_here(*words, "--lengths", "32,128", "--windows", "3", "--json").stdout)
-    assert [result["label"] for result in results] == header.split()
+    assert [result["label"] for result in results] == labels
     assert results[0]["parameters"]["pieces"] == 3
     rows = {row["at"]["length"]: row["n"] for row in results[0]["rows"] if row["at"].keys() == {"length"}}
     assert rows == {32: 3 * 31, 64: 3 * 63, 128: 3 * 127}  # and the original context length

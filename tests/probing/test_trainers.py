@@ -113,7 +113,7 @@ def test_a_model_without_the_scaling_is_not_trained_unless_raises_is_false(exten
     assert torch.equal(model.lm_head.weight, before)
     trained(model, extended, tmp_path, steps=1, every=1, raises=False)
     assert [one.levelname for one in caplog.records if one.name == "ropepatch"] == ["WARNING"] * 2
-    assert "another rope, unscaled; the config (yarn) computes" in said(caplog)[1]
+    assert "the RoPE in memory is not the config's" in said(caplog)[1]
 
 
 class Damage(TrainerCallback):
@@ -125,7 +125,7 @@ class Damage(TrainerCallback):
 
 
 def test_zeroed_rope_tables_stop_the_training(extended, tmp_path):
-    with pytest.raises(RopepatchError, match=r"step 2: .*inv_freq is .*zeros"):
+    with pytest.raises(RopepatchError, match=r"step 2: .*inv_freq is \[0, 0, 0"):
         trained(loaded(extended), extended, tmp_path, callbacks=[Damage()], every=1)
 
 
