@@ -15,6 +15,7 @@ from ropepatch.model.architectures import SCALED_BY_DEFAULT
 from ropepatch.model.checkpoint import UP_TO_SWITCH, Checkpoint
 from ropepatch.model.config import (
     ORIGINAL,
+    QUERY_TEMPERATURE,
     SCALING_KEYS,
     differs_by_layer,
     head_dim_of,
@@ -28,8 +29,6 @@ from ropepatch.scaling.rope import Frequencies, Rope, divisors
 from ropepatch.scaling.searched import longrope_attention_factor, longrope_parameters
 
 ACROSS_LAYERS = "allow_global_per_layer_attribute_access"
-# Ministral 3: the query at m is multiplied by 1 + beta ln(1 + floor(m / original_max_position_embeddings)).
-QUERY_TEMPERATURE = "llama_4_scaling_beta"
 KEPT_AT_ANY_LENGTH = "linear", "llama3", "yarn"  # rope types that a longer context does not change
 
 
@@ -115,8 +114,8 @@ def _lengths(attention_factor: float, rope: Rope, to: int, own: dict[str, Any]) 
     window = rope.original_max_position_embeddings
     derived = longrope_attention_factor(to / window, window)
     if derived != 1 and math.isclose(attention_factor, derived, rel_tol=1e-9):
-        return {"factor": to / window, "original_max_position_embeddings": window}
-    lengths = {"factor": 1.0, "original_max_position_embeddings": to}
+        return {"factor": to / window, ORIGINAL: window}
+    lengths = {"factor": 1.0, ORIGINAL: to}
     return lengths if attention_factor == 1 else lengths | _mscales(attention_factor)
 
 
@@ -184,10 +183,9 @@ def _changes_of(source: Checkpoint, parameters: dict[str, Any], to: int) -> dict
         config.attribute_map.get("max_position_embeddings", "max_position_embeddings"): reach,
         "rope_parameters": source.site.replaced(config.rope_parameters, parameters),
     }
-    key = "original_max_position_embeddings"
-    if key in parameters or hasattr(config, key):
+    if ORIGINAL in parameters or hasattr(config, ORIGINAL):
         # The top level wins over the nested key in transformers 5, and some engines support only that.
-        changes[key] = parameters.get(key, window)
+        changes[ORIGINAL] = parameters.get(ORIGINAL, window)
     if SEQUENCE in source.stated:  # vLLM and FastChat use it as limit
         changes[SEQUENCE] = reach
     if getattr(of_global_layers(config), "head_dim", 0) is None:

@@ -1,12 +1,13 @@
-"""Which inference engines support an extended checkpoint, and how completely.
+"""Which inference engines support an extended checkpoint, and how completely: one table of rules.
 
-The rules are derived from each engine's source for LLaMA's architecture (for llama.cpp, from its converter
-and runtime); `ropepatch.model.engine_types` lists the other architectures that behave the same.
+A rule holds for a rope type in LLaMA's architecture, by the engine's source (for llama.cpp, by its converter
+and runtime). `ropepatch.model.engine_types` lists the other architectures that behave the same.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -19,11 +20,12 @@ from ropepatch.model.architectures import (
     gguf_architecture,
 )
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.engine_types import ABSENT, NOT_KNOWN, Found, found
-from ropepatch.model.gguf import FREQS, LLAMA_CPP, GgufModel, GgufRope
+from ropepatch.model.config import ORIGINAL, QUERY_TEMPERATURE
+from ropepatch.model.engine_types import ABSENT, NOT_KNOWN, found
+from ropepatch.model.gguf import LLAMA_CPP, GgufModel, GgufRope
 from ropepatch.model.record_file import Part, Text
 from ropepatch.model.rotary import switches
-from ropepatch.scaling.ramps import shared_temperature, yarn_temperature
+from ropepatch.scaling.ramps import BETAS, shared_temperature, yarn_temperature
 from ropepatch.scaling.rope import Rope, divisors
 from ropepatch.scaling.searched import longrope_attention_factor
 
@@ -42,9 +44,7 @@ WHY_NOT = {
     "refused": "rejects this rope_type in {}",
     "another rope": "computes other frequencies in {}",
 }
-HALVES = "Llama-style (half-split) RoPE"
-STALE = "frequencies change as the sequence grows: cached keys go stale"
-
+SWITCHES = {"vLLM": "--max-model-len", "SGLang": "--context-length"}  # options for the target length
 
 Reads = Literal["yes", "partly", "no", "not known"]
 How = Literal["run", "probed", "read"] | None
@@ -69,18 +69,242 @@ class Engine(Part):
     note: Text
     switches: list[Switch]
 
+    @classmethod
+    def of(cls, engine: str, reads: Reads, how: How, note: str = "", *switches: str) -> Engine:
+        """Make the row of an engine."""
+        return cls(engine=engine, reads=reads, how=how, note=note, switches=[*switches])
 
-class Support(NamedTuple):
-    """An engine's support of a RoPE in LLaMA's architecture, from its source code; see `Engine`."""
 
+@dataclass(frozen=True)
+class WrittenRope:
+    """The RoPE in config.json.
+
+    Args:
+        parameters: The `rope_parameters`; those of the global layers if layers differ.
+        rope: The RoPE before the extension.
+        target: The target length, in tokens.
+        architecture: The architecture as llama.cpp names it; None if its graph was not examined.
+        folds: Whether the attention factor can be folded into the query weights.
+    """
+
+    parameters: dict[str, Any]
+    rope: Rope
+    target: int
+    architecture: str | None
+    folds: bool = True
+
+    @property
+    def kind(self) -> str:
+        """The rope type."""
+        return str(self.parameters["rope_type"])
+
+    @property
+    def factor(self) -> float:
+        """The scaling factor."""
+        return float(self.parameters.get("factor", 1.0))
+
+    @property
+    def window(self) -> int:
+        """The original length that an engine uses, in tokens."""
+        return int(self.parameters.get(ORIGINAL, self.rope.original_max_position_embeddings))
+
+    @property
+    def reach(self) -> int:
+        """The original length times the factor, in tokens."""
+        return math.ceil(self.window * self.factor)
+
+    @property
+    def garbage(self) -> str:
+        """What vLLM does beyond the table of a `dynamic` RoPE."""
+        return ", and produces garbage beyond them" if self.factor > 1 else ""
+
+    def switches(self) -> bool:
+        """Return whether short and long factors differ."""
+        return switches(self.parameters)
+
+    def is_extended(self) -> bool:
+        """Return whether the factor is above 1."""
+        return self.factor > 1
+
+    def starts_early(self) -> bool:
+        """Return whether the original length is below the target."""
+        return self.window < self.target
+
+    def ends_early(self) -> bool:
+        """Return whether the original length times the factor is below the target."""
+        return self.reach < self.target
+
+    def is_open(self) -> bool:
+        """Return whether YaRN's ramp begins and ends between pairs."""
+        return not self.parameters.get("truncate", True)
+
+    @property
+    def by_yarn(self) -> float:
+        """The attention factor by YaRN's formula."""
+        if of_softmax := self.parameters.get("mscale_all_dim"):  # DeepSeek's family
+            return shared_temperature(self.factor, self.parameters.get("mscale", 1.0), of_softmax)
+        return yarn_temperature(self.factor)
+
+    @property
+    def by_mlx(self) -> float:
+        """The attention factor of mlx-lm."""
+        if self.kind == "longrope":
+            return longrope_attention_factor(self.target / self.window, self.window)
+        if self.kind == "yarn" and self.factor == 1:
+            return 1.0
+        return self.attention_factor
+
+    @property
+    def attention_factor(self) -> float:
+        """The attention factor."""
+        stated = self.parameters.get("attention_factor")
+        if stated is not None:
+            return float(stated)
+        return self.by_yarn if self.kind == "yarn" else 1.0
+
+    @property
+    def betas(self) -> tuple[float, float]:
+        """YaRN's betas."""
+        return self.parameters.get("beta_fast", BETAS[0]), self.parameters.get("beta_slow", BETAS[1])
+
+    def has(self, attention_factor: float) -> bool:
+        """Return whether it has this attention factor."""
+        return math.isclose(attention_factor, self.attention_factor, rel_tol=1e-6)
+
+
+class Rule(NamedTuple):
+    """What an engine does with a rope type.
+
+    Args:
+        rope_type: The rope type; `*` for all.
+        reads: Whether the engine supports it; see `Engine`.
+        note: A remark, with values of a `WrittenRope` and the engine's switch for the target length.
+        when: The condition.
+    """
+
+    rope_type: str
     reads: Reads
     note: str = ""
-    switch: str = ""
+    when: Callable[[WrittenRope], bool] = lambda rope: True
 
-    def by(self, engine: str, how: How) -> Engine:
-        """Make the row of an engine."""
-        switches = [self.switch] if self.switch else []
-        return Engine(engine=engine, reads=self.reads, how=how, note=self.note, switches=switches)
+
+STALE = "frequencies change as the sequence grows: cached keys go stale"
+FOLD = "fix: `ropepatch export --fold-attention`"
+SWITCHING = Rule("longrope", "partly", STALE, WrittenRope.switches)
+GROWING = Rule("dynamic", "partly", STALE)
+TWICE = Rule("linear", "yes", "multiplies the length again: pass {switch}", WrittenRope.is_extended)
+HALVES = Rule("longrope", "yes", "only for Llama-style (half-split) RoPE")
+TRUNCATED = Rule("yarn", "partly", "truncates the ramp", WrittenRope.is_open)
+OLDER_KEYS = Rule("*", "yes", "through rope_theta and rope_scaling")
+# Those that apply hold together, but the first `no` or `not known` holds alone; without one it is `yes`.
+RULES = {
+    "transformers 5.x": (GROWING, SWITCHING),
+    "transformers 4.x": (GROWING, SWITCHING, OLDER_KEYS),
+    "vLLM": (
+        Rule("dynamic", "no", "does not scale, has a table of {rope.window} tokens{rope.garbage}"),
+        TWICE,
+        Rule(
+            "longrope",
+            "partly",
+            "uses one list at every length: short_factor up to {rope.window} tokens, else long_factor",
+            WrittenRope.switches,
+        ),
+        Rule("longrope", "yes", "serves {rope.window} tokens without {switch}", WrittenRope.starts_early),
+        HALVES,
+        Rule("yarn", "partly", "its table ends at {rope.reach} tokens", WrittenRope.ends_early),
+        Rule(
+            "yarn",
+            "yes",
+            "builds that ignore attention_factor use {rope.by_yarn:.4f}",
+            lambda rope: not rope.has(rope.by_yarn),
+        ),
+        Rule(
+            "*",
+            "partly",
+            "scales queries with the position only with Mistral's params.json",
+            lambda rope: QUERY_TEMPERATURE in rope.parameters,
+        ),
+    ),
+    "SGLang": (
+        Rule("dynamic", "no", "does not scale, serves {rope.window} tokens", lambda rope: rope.factor == 1),
+        Rule("dynamic", "partly", "uses one base at every length"),
+        Rule("dynamic", "partly", "serves {rope.reach} tokens", WrittenRope.ends_early),
+        TWICE,
+        SWITCHING,
+        Rule(
+            "longrope",
+            "partly",
+            "rotates position {rope.window} as position 0 while it is the last",
+            WrittenRope.starts_early,
+        ),
+        HALVES,
+        Rule(
+            "yarn",
+            "partly",
+            "uses 1.0000 as attention factor",
+            lambda rope: rope.factor == 1 and not rope.has(1),
+        ),
+    ),
+    "llama.cpp": (
+        Rule(
+            "*",
+            "no",
+            "its converter drops the scaling",
+            lambda rope: rope.kind != "default" and rope.architecture in GGUF_DROPPED,
+        ),
+        Rule(
+            "*",
+            "not known",
+            when=lambda rope: rope.architecture in {None, *GGUF_DROPPED, *GGUF_OTHERWISE},
+        ),
+        Rule("dynamic", "no", "its converter drops the scaling, the context is {rope.window} tokens"),
+        Rule("longrope", "no", "its converter drops the factors"),
+        Rule(
+            "llama3",
+            "no",
+            "its {rope.architecture} reads no rope_freqs.weight: it runs unscaled",
+            lambda rope: rope.architecture not in GGUF_FREQS,
+        ),
+        Rule("proportional", "not known"),
+        Rule(
+            "yarn",
+            "partly",
+            "uses {rope.by_yarn:.4f} as attention factor",
+            lambda rope: not rope.has(rope.by_yarn),
+        ),
+        Rule(
+            "yarn",
+            "partly",
+            "uses 32 and 1 as beta_fast and beta_slow",
+            lambda rope: rope.betas != BETAS,
+        ),
+        TRUNCATED,
+    ),
+    "mlx-lm": (
+        GROWING,
+        Rule("longrope", "partly", "uses long_factor at every length", WrittenRope.switches),
+        Rule(
+            "*",
+            "partly",
+            "uses {rope.by_mlx:.4f} as attention factor",
+            lambda rope: not rope.has(rope.by_mlx),
+        ),
+        Rule("*", "partly", FOLD, lambda rope: rope.folds and not rope.has(rope.by_mlx)),
+        TRUNCATED,
+        OLDER_KEYS,
+    ),
+}
+
+
+def support(engine: str, rope: WrittenRope, how: How) -> Engine:
+    """Return the support of a RoPE in an architecture that an engine treats like LLaMA."""
+    rules = [rule for rule in RULES[engine] if rule.rope_type in (rope.kind, "*") and rule.when(rope)]
+    rules = [rule for rule in rules if rule.reads in ("no", "not known")][:1] or rules
+    reads: Reads = next((rule.reads for rule in rules if rule.reads != "yes"), "yes")
+    switch = f"{SWITCHES.get(engine)} {rope.target}"
+    needed = [switch] if any("{switch}" in rule.note for rule in rules) else []
+    note = "; ".join(rule.note for rule in rules).format(rope=rope, switch=switch)
+    return Engine.of(engine, reads, None if reads == "not known" else how, note, *needed)
 
 
 def engine_support(
@@ -107,180 +331,49 @@ def engine_support(
         folds: Whether the attention factor can be folded into the query weights.
         in_gguf: Whether a GGUF file can contain it, though llama.cpp's converter does not write it.
     """
-    written = _Written(parameters, rope, target, folds)
-    rows = [_transformers(written).by("transformers 5.x", "run")]
-    for engine, rule in RULES.items():
-        known = found(engine, whole or model_type, model_type, written.kind)
-        support = (
-            rule(written) if known.verdict == "right" else _otherwise(engine, known, whole or model_type)
-        )
-        probed = support.reads == "yes" and PROBED.get(engine) == model_type
-        rows.append(support.by(engine, "probed" if probed else known.how))
-    architecture = gguf_architecture(model_type)
-    support = _llama_cpp(written, architecture)
-    if support.reads != "yes" and in_gguf:
-        instead = "use `ropepatch extend FILE.gguf` on a converted file"
-        support = support._replace(note="; ".join(filter(None, (support.note, instead))))
-    how: How = "read" if support.reads != "not known" else None
-    rows.insert(list(VERSIONS).index("llama.cpp"), support.by("llama.cpp", how))
+    written = WrittenRope(parameters, rope, target, gguf_architecture(model_type), folds)
+    whole = whole or model_type
+    rows = []
+    for engine in VERSIONS:
+        if engine == "transformers 5.x":
+            row = support(engine, written, "run")
+        elif engine == "llama.cpp":
+            row = support(engine, written, "read")
+            if row.reads != "yes" and in_gguf:
+                instead = "use `ropepatch extend FILE.gguf` on a converted file"
+                note = "; ".join(filter(None, (row.note, instead)))
+                row = row.model_copy(update={"note": note})
+        else:
+            row = _by_architecture(engine, written, whole, model_type)
+        rows.append(row)
     return rows
 
 
-def _otherwise(engine: str, known: Found, model_type: str) -> Support:
-    """Return the support of an engine that does not, or may not, treat an architecture like LLaMA."""
-    if engine in ("vLLM", "SGLang") and known.verdict == ABSENT:
-        return Support("not known", f"has no {model_type} of its own, but may run transformers' code")
-    if known.verdict == NOT_KNOWN:
-        return Support("not known")
-    return Support("no", WHY_NOT[known.verdict].format(model_type))
+def _by_architecture(engine: str, rope: WrittenRope, whole: str, model_type: str) -> Engine:
+    """Return the support of an engine that may not treat an architecture like LLaMA."""
+    how, verdict = found(engine, whole, model_type, rope.kind)
+    if verdict == "right":
+        row = support(engine, rope, how)
+        probed = row.reads == "yes" and PROBED.get(engine) == model_type
+        return row.model_copy(update={"how": "probed"}) if probed else row
+    if verdict == ABSENT and engine in ("vLLM", "SGLang"):
+        note = f"has no {whole} of its own, but may run transformers' code"
+        return Engine.of(engine, "not known", how, note)
+    if verdict == NOT_KNOWN:
+        return Engine.of(engine, "not known", how)
+    return Engine.of(engine, "no", how, WHY_NOT[verdict].format(whole))
 
 
 def gguf_support() -> list[Engine]:
     """Return the support of an extended GGUF file, which is planned for llama.cpp."""
-    return [Support("yes", "and programs built on it").by("llama.cpp", "read")]
+    return [Engine.of("llama.cpp", "yes", "read", "and programs built on it")]
 
 
 def remapping_support() -> list[Engine]:
     """Return the support of a checkpoint with a position remapping, whose code only transformers runs."""
-    own = Support("yes", "with trust_remote_code=True, for the code in its folder").by(
-        "transformers 5.x", "run"
-    )
-    others = [engine for engine in VERSIONS if engine != own.engine]
-    return [own, *(Support("no", "has no such attention").by(engine, "read") for engine in others)]
-
-
-@dataclass(frozen=True)
-class _Written:
-    """The RoPE in config.json."""
-
-    parameters: dict[str, Any]
-    rope: Rope
-    target: int
-    folds: bool
-
-    @property
-    def kind(self) -> str:
-        return str(self.parameters["rope_type"])
-
-    @property
-    def factor(self) -> float:
-        return float(self.parameters.get("factor", 1.0))
-
-    @property
-    def window(self) -> int:
-        """The original length that an engine uses, in tokens."""
-        here = self.rope.original_max_position_embeddings
-        return int(self.parameters.get("original_max_position_embeddings", here))
-
-    @property
-    def attention_factor(self) -> float:
-        stated = self.parameters.get("attention_factor")
-        if stated is not None:
-            return float(stated)
-        return self.by_yarn if self.kind == "yarn" else 1.0
-
-    @property
-    def by_yarn(self) -> float:
-        """The attention factor of an engine that always uses YaRN's formula."""
-        if of_softmax := self.parameters.get("mscale_all_dim"):  # DeepSeek's family
-            return shared_temperature(self.factor, self.parameters.get("mscale", 1.0), of_softmax)
-        return yarn_temperature(self.factor)
-
-    def is_written(self, attention_factor: float) -> bool:
-        return math.isclose(attention_factor, self.attention_factor, rel_tol=1e-6)
-
-    @property
-    def usual_betas(self) -> bool:
-        """Whether YaRN has llama.cpp's betas."""
-        return (self.parameters.get("beta_fast", 32), self.parameters.get("beta_slow", 1)) == (32, 1)
-
-    @property
-    def truncates(self) -> bool:
-        """Whether YaRN's ramp begins and ends at whole pairs, as in most engines."""
-        return bool(self.parameters.get("truncate", True))
-
-
-def _transformers(written: _Written, note: str = "") -> Support:
-    if written.kind == "dynamic" or switches(written.parameters):
-        return Support("partly", STALE)
-    return Support("yes", note)
-
-
-def _transformers_4(written: _Written) -> Support:
-    return _transformers(written, "through rope_theta and rope_scaling")
-
-
-def _vllm(written: _Written) -> Support:
-    kind, window, switch = written.kind, written.window, f"--max-model-len {written.target}"
-    if written.parameters.get("llama_4_scaling_beta"):
-        return Support("partly", "scales queries with the position only with Mistral's params.json")
-    if kind == "dynamic":
-        garbage = ", and produces garbage beyond them" if written.factor > 1 else ""
-        return Support("no", f"does not scale, has a table of {window} tokens{garbage}")
-    if switches(written.parameters):
-        note = f"uses one list at every length: short_factor up to {window} tokens, else long_factor"
-        return Support("partly", f"{note} with {switch}", switch)
-    if kind == "linear" and written.factor > 1:
-        return Support("yes", f"multiplies the length again: pass {switch}", switch)
-    if kind == "longrope" and window < written.target:
-        note = f"serves {window} tokens without {switch}; only for {HALVES}"
-        return Support("yes", note, switch)
-    if kind == "longrope":
-        return Support("yes", f"only for {HALVES}")
-    if kind == "yarn" and (end := math.ceil(window * written.factor)) < written.target:
-        return Support("partly", f"its table ends at {end} tokens")
-    if kind == "yarn" and not written.is_written(written.by_yarn):
-        return Support("yes", f"builds that ignore attention_factor use {written.by_yarn:.4f}")
-    return Support("yes")
-
-
-def _sglang(written: _Written) -> Support:
-    kind, window = written.kind, written.window
-    if kind == "dynamic":
-        if written.factor == 1:
-            return Support("no", f"does not scale, serves {window} tokens")
-        reach = int(written.factor * window)
-        serves = f", serves {reach} tokens" if reach < written.target else ""
-        return Support("partly", f"uses one base at every length{serves}")
-    if switches(written.parameters):
-        return Support("partly", f"{STALE}; rotates position {window} as position 0 while it is the last")
-    if kind == "linear" and written.factor > 1:
-        switch = f"--context-length {written.target}"
-        return Support("yes", f"multiplies the length again: pass {switch}", switch)
-    if kind == "longrope" and window < written.target:
-        note = f"rotates position {window} as position 0 while it is the last; only for {HALVES}"
-        return Support("partly", note)
-    if kind == "longrope":
-        return Support("yes", f"only for {HALVES}")
-    if kind == "yarn" and written.factor == 1 and not written.is_written(1):
-        return Support("partly", "uses 1.0000 as attention factor")
-    return Support("yes")
-
-
-def _llama_cpp(written: _Written, architecture: str | None) -> Support:
-    """Return the support of llama.cpp: its converter and its runtime."""
-    kind = written.kind
-    if kind != "default" and architecture in GGUF_DROPPED:
-        return Support("no", "its converter drops the scaling")
-    if architecture in {None, *GGUF_DROPPED, *GGUF_OTHERWISE}:
-        return Support("not known")
-    if kind == "dynamic":
-        return Support("no", f"its converter drops the scaling, the context is {written.window} tokens")
-    if kind == "longrope":
-        return Support("no", "its converter drops the factors")
-    if kind == "llama3" and architecture not in GGUF_FREQS:
-        return Support("no", f"its {architecture} reads no {FREQS}: it runs unscaled")
-    if kind not in ("default", "linear", "yarn", "llama3"):
-        return Support("not known")
-    if kind == "yarn":
-        a, usual = written.by_yarn, written.is_written(written.by_yarn)
-        off = [] if usual else [f"uses {a:.4f} as attention factor"]
-        if not written.usual_betas:
-            off.append("uses 32 and 1 as beta_fast and beta_slow")
-        off += [] if written.truncates else ["truncates the ramp"]
-        if off:
-            return Support("partly", " and ".join(off))
-    return Support("yes")
+    first, *others = VERSIONS
+    own = Engine.of(first, "yes", "run", "with trust_remote_code=True, for the code in its folder")
+    return [own, *(Engine.of(engine, "no", "read", "has no such attention") for engine in others)]
 
 
 def converted(source: Checkpoint) -> GgufModel | None:
@@ -288,10 +381,10 @@ def converted(source: Checkpoint) -> GgufModel | None:
     config: Any = source.config
     rope, architecture = source.rope, gguf_architecture(config.model_type)
     parameters = source.site.of(config.rope_parameters)
-    written = _Written(parameters, rope, source.window, folds=False)
+    written = WrittenRope(parameters, rope, source.window, architecture)
     if architecture is None:
         return None
-    if rope.is_scaled and _llama_cpp(written, architecture).reads != "yes":
+    if rope.is_scaled and support("llama.cpp", written, "read").reads != "yes":
         return None
     stated = GgufRope(rope.rope_theta, original=written.window)
     if rope.is_scaled and written.kind in ("linear", "yarn"):
@@ -303,27 +396,3 @@ def converted(source: Checkpoint) -> GgufModel | None:
     return GgufModel(
         source.name, architecture, rope.rotary_dim, source.window, stated, sliding_window, has_local_base
     )
-
-
-def _mlx_lm(written: _Written) -> Support:
-    kind, off = written.kind, []
-    if kind == "dynamic":
-        return Support("partly", STALE)
-    if switches(written.parameters):
-        off.append("uses long_factor at every length")
-    a = written.attention_factor
-    if kind == "longrope":
-        a = longrope_attention_factor(written.target / written.window, written.window)
-    elif kind == "yarn" and written.factor == 1:
-        a = 1.0
-    if not written.is_written(a):
-        off.append(f"uses {a:.4f} as attention factor")
-        off += ["fix: `ropepatch export --fold-attention`"] if written.folds else []
-    if kind == "yarn" and not written.truncates:
-        off.append("truncates the ramp")
-    if off:
-        return Support("partly", "; ".join(off))
-    return Support("yes", "through rope_theta and rope_scaling")
-
-
-RULES = {"transformers 4.x": _transformers_4, "vLLM": _vllm, "SGLang": _sglang, "mlx-lm": _mlx_lm}

@@ -8,10 +8,11 @@ import numpy as np
 
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension.config_changes import SavedRope
-from ropepatch.model.gguf import BETAS, FACTORS, FREQS, GgufModel, GgufRope
+from ropepatch.model.gguf import FACTORS, FREQS, GgufModel, GgufRope
 from ropepatch.model.gguf_file import check_numbers
 from ropepatch.model.rotary import float32_on_cpu
 from ropepatch.scaling import Scaling, make_scaling
+from ropepatch.scaling.ramps import BETAS
 
 TABLES = (*FACTORS, FREQS)
 

@@ -17,7 +17,7 @@ from ropepatch.extension import record as records
 from ropepatch.extension.config_changes import ACROSS_LAYERS
 from ropepatch.extension.planning import Plan, check_layers, plan_method
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.config import text_config
+from ropepatch.model.config import ORIGINAL, text_config
 from ropepatch.model.in_memory import check_rope
 from ropepatch.model.rotary import (
     SEQUENCE,
@@ -29,11 +29,9 @@ from ropepatch.model.rotary import (
     own_configs,
     scaled_twin,
 )
-from ropepatch.model.source import stated_by_card
+from ropepatch.model.source import ADAPTER, stated_by_card
 from ropepatch.scaling import Scaling
 from ropepatch.settings import Length
-
-ADAPTER = "adapter_config.json"
 
 logger = logging.getLogger("ropepatch")
 
@@ -235,6 +233,6 @@ def _check_same(source: Checkpoint, other: Checkpoint) -> None:
 def _config_of(plan: Plan) -> dict[str, Any]:
     """Return the config attributes of a patched model, which `save_pretrained` writes."""
     _, changes = plan.patched
-    keys = "rope_parameters", "original_max_position_embeddings", "head_dim", SEQUENCE, ACROSS_LAYERS
+    keys = "rope_parameters", ORIGINAL, "head_dim", SEQUENCE, ACROSS_LAYERS
     values = {key: changes[key] for key in keys if key in changes} | {"max_position_embeddings": plan.target}
     return copy.deepcopy(values)  # a user's change of the configuration must not change the plan

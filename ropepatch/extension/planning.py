@@ -243,7 +243,7 @@ class Plan:
             "factor": self.scaling.factor,
             "parameters": self.method.parameters(),
             "paper": self.method.paper,
-            "original_max_position_embeddings": self.source.window,
+            ORIGINAL: self.source.window,
             **({"original": original} if original else {}),
             "target": self.target,
             "rotary_dim": self.rope.rotary_dim,
@@ -475,7 +475,7 @@ def _made_from(source: Checkpoint, to: int) -> Iterator[str]:
     if source.place is None or not (source.place / RECORD).is_file():
         return
     made = read_json(source.place / RECORD)
-    base, window = made.get("model"), made.get("original_max_position_embeddings")
+    base, window = made.get("model"), made.get(ORIGINAL)
     if isinstance(base, str) and isinstance(window, int) and window > 0:
         yield (
             f"ropepatch made it from {base} with {made.get('method')} ({RECORD}): extending {base} by "

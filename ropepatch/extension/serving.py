@@ -21,7 +21,8 @@ from ropepatch.extension.planning import Plan, is_local_only
 from ropepatch.model.architectures import GGUF_GLOBAL, gguf_architecture
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import LEGACY_KEYS, differs_by_layer, head_dim_of, key_value_heads_of
-from ropepatch.model.gguf import BETAS, GgufModel, GgufRope
+from ropepatch.model.gguf import GgufModel, GgufRope
+from ropepatch.scaling.ramps import BETAS
 from ropepatch.settings import find_named
 
 FILE = "FILE.gguf"  # of the unchanged checkpoint

@@ -29,6 +29,7 @@ from ropepatch.model.kinds import CODE, code_of
 from ropepatch.model.loading import check_weights
 from ropepatch.model.reading_file import FILE as READING
 from ropepatch.model.source import (
+    ADAPTER,
     TEMPLATES,
     check_inside,
     included,
@@ -194,7 +195,7 @@ def source_of(plan: Plan, *, out: Path, include: Sequence[str] = ()) -> Checkpoi
 
 def origin_of(source: Checkpoint) -> dict[str, Any]:
     """Return the record's keys about the source checkpoint: `base` and `earlier`."""
-    if (source.folder / "adapter_config.json").exists():
+    if (source.folder / ADAPTER).exists():
         raise RopepatchError(
             f"{source.name} contains a model and a PEFT adapter, which stock transformers would apply",
             hint="merge it (merge_and_unload) and save the result, or remove adapter_config.json",

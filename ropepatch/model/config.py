@@ -23,6 +23,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.architectures import GLOBAL_LAYERS, NEOX_KEYS
 from ropepatch.model.kinds import check_stock
 from ropepatch.model.stock import stock_code
+from ropepatch.scaling.rope import ORIGINAL as ORIGINAL
 from ropepatch.settings import MAX_NUMBER
 
 REQUIRED = {  # by rope type
@@ -33,15 +34,16 @@ REQUIRED = {  # by rope type
     "longrope": ("short_factor", "long_factor"),
 }
 WITH_ORIGINAL = ("yarn", "longrope", "llama3")  # the types that need the original context length
+# Ministral 3: the query at m is multiplied by 1 + beta ln(1 + floor(m / original_max_position_embeddings)).
+QUERY_TEMPERATURE = "llama_4_scaling_beta"
 # The keys of a scaling; every other key of rope_parameters is kept.
 SCALING_KEYS = frozenset({
-    "rope_type", "type", "rope_theta", "original_max_position_embeddings", "attention_factor", "beta_fast",
+    "rope_type", "type", "rope_theta", ORIGINAL, "attention_factor", "beta_fast",
     "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_mscale", "long_mscale", "alpha",
     "attn_factor", "extrapolation_factor",
 }).union(*REQUIRED.values())  # fmt: skip
 # The last two are GPT-NeoX's names of rope_theta and partial_rotary_factor.
 LEGACY_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor", "rotary_emb_base", "rotary_pct")
-ORIGINAL = "original_max_position_embeddings"
 KNOWN_TYPES = {"default", "axial", "mrope", "xdrope", "ntk_alpha", *ROPE_INIT_FUNCTIONS}
 VENDOR_TYPES = {  # rope types of other programs: what transformers calls them, and what to do
     "su": ("longrope", 'write "longrope", its current name'),

@@ -20,12 +20,11 @@ from ropepatch.model.stated_rope import StatedRope
 from ropepatch.scaling import Scaling, YaRN
 from ropepatch.scaling.method import Method
 from ropepatch.scaling.powers import AdjustedBase, NTKAware, Unscaled, ntk_theta
-from ropepatch.scaling.ramps import yarn_temperature
+from ropepatch.scaling.ramps import BETAS, pair_turning, yarn_temperature
 from ropepatch.scaling.rope import Frequencies, Rope, divisors
 from ropepatch.settings import Length
 
 LLAMA_CPP = "b11434"  # the version whose source was read
-BETAS = 32.0, 1.0  # of YaRN in every architecture listed here, whatever the file contains
 FREQS = "rope_freqs.weight"
 FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 CLOSE = 1e-6  # numbers of the file are float32
@@ -41,7 +40,7 @@ class GgufRope:
         factor: The divisor of positions; for YaRN that of slow pairs.
         original: The original context length that YaRN uses, in tokens.
         attn_factor: Multiplies cos and sin in addition to YaRN's own factor.
-        betas: YaRN's betas; a file cannot state others.
+        betas: YaRN's betas; in the architectures here, a file cannot state others.
         divisors: The divisors of the frequencies: [D/2], fastest first; empty for none.
     """
 
@@ -60,10 +59,7 @@ class GgufRope:
         slow = inv_freq / (1.0 if self.kind == "none" else self.factor)
         if self.kind != "yarn":
             return Frequencies(torch.tensor(slow, dtype=torch.float32), self.attn_factor)
-        low, high = (
-            rotary_dim * math.log(self.original / (beta * 2 * math.pi)) / (2 * math.log(self.base))
-            for beta in self.betas
-        )
+        low, high = (pair_turning(beta, rotary_dim, self.base, self.original) for beta in self.betas)
         low, high = max(0, math.floor(low)), min(rotary_dim - 1, math.ceil(high))
         ramp = np.clip((pairs - low) / max(0.001, high - low), 0, 1)
         blended = torch.tensor(inv_freq * (1 - ramp) + slow * ramp, dtype=torch.float32)

@@ -23,7 +23,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.architectures import GLOBAL_LAYERS, SLIDING_LAYERS, WITHOUT_ROPE
 from ropepatch.model.config import dual_chunk_original, text_config
 from ropepatch.model.stock import stock_code
-from ropepatch.scaling.rope import Frequencies, Rope
+from ropepatch.scaling.rope import ORIGINAL, Frequencies, Rope
 
 MAX_PAIRS = 1 << 15
 SEQUENCE = "max_sequence_length"  # FastChat's key of the extended context length
@@ -405,7 +405,7 @@ def _window(config: PreTrainedConfig, parameters: dict[str, Any]) -> int:
             hint="write the model's context length in tokens into config.json",
         )
     if parameters.get("rope_type") in ("yarn", "longrope") and parameters.get("factor"):
-        scaled = parameters["factor"] * parameters["original_max_position_embeddings"]
+        scaled = parameters["factor"] * parameters[ORIGINAL]
         return max(window, int(scaled))
     if parameters.get("rope_type") == "linear":
         return stated_window(window, parameters["factor"], getattr(config, SEQUENCE, None)) or window

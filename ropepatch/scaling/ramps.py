@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from ropepatch.scaling.method import Scaling
-from ropepatch.scaling.rope import Rope
+from ropepatch.scaling.rope import ORIGINAL, Rope
 from ropepatch.settings import MAX_NUMBER, Amount, Number
+
+BETAS = 32.0, 1.0  # of YaRN, in rotations: fast and slow
 
 
 def yarn_temperature(factor: float, mscale: float = 1.0) -> float:
@@ -38,6 +40,11 @@ def blend_by_rotations(rope: Rope, factor: float, low: float, high: float) -> Te
     return torch.where(wavelength > window / low, inv_freq / factor, inside)
 
 
+def pair_turning(rotations: float, rotary_dim: int, theta: float, window: int) -> float:
+    """Compute the index of the pair that makes so many rotations within `window` tokens, d / 2 at theta."""
+    return rotary_dim * math.log(window / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+
 class NTKByParts(Scaling):
     """Interpolation of slow pairs, by their rotations within L tokens (YaRN paper, Definition 2).
 
@@ -53,8 +60,8 @@ class NTKByParts(Scaling):
     paper = "arXiv:2309.00071"
     saved_as = "llama3"
 
-    alpha: Amount = 1.0
-    beta: Number = 32.0
+    alpha: Amount = BETAS[1]
+    beta: Number = BETAS[0]
 
     def check(self) -> None:
         super().check()
@@ -69,7 +76,7 @@ class NTKByParts(Scaling):
             "factor": float(self.factor),
             "low_freq_factor": float(self.alpha),
             "high_freq_factor": float(self.beta),
-            "original_max_position_embeddings": rope.original_max_position_embeddings,
+            ORIGINAL: rope.original_max_position_embeddings,
         }
 
 
@@ -104,8 +111,8 @@ class YaRN(Scaling):
 
     way_out = ("ramp", "rotations")
 
-    beta_fast: Number = 32.0
-    beta_slow: Number = 1.0
+    beta_fast: Number = BETAS[0]
+    beta_slow: Number = BETAS[1]
     truncate: bool = True
     ramp: Literal["index", "rotations", "wavelength"] = "index"
     attention_factor: Amount | None = None
@@ -134,11 +141,9 @@ class YaRN(Scaling):
 
     def _index_ramp(self, rope: Rope) -> Tensor:
         """0 up to the pair with beta_fast rotations within L tokens, 1 from the one with beta_slow on."""
-        window, log_theta = rope.original_max_position_embeddings, math.log(rope.rope_theta)
-        low, high = (
-            rope.rotary_dim * math.log(window / (rotations * 2 * math.pi)) / (2 * log_theta)
-            for rotations in (self.beta_fast, self.beta_slow)
-        )
+        window = rope.original_max_position_embeddings
+        low = pair_turning(self.beta_fast, rope.rotary_dim, rope.rope_theta, window)
+        high = pair_turning(self.beta_slow, rope.rotary_dim, rope.rope_theta, window)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, rope.rotary_dim - 1)
@@ -153,7 +158,7 @@ class YaRN(Scaling):
         parameters = {
             "rope_type": "yarn",
             "factor": float(self.factor),
-            "original_max_position_embeddings": rope.original_max_position_embeddings,
+            ORIGINAL: rope.original_max_position_embeddings,
             "beta_fast": float(self.beta_fast),
             "beta_slow": float(self.beta_slow),
             "attention_factor": float(a),

@@ -17,6 +17,7 @@ from torch import Tensor
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import MAX_NUMBER, Settings, expected, shown
 
+ORIGINAL = "original_max_position_embeddings"  # the key of L in rope_parameters
 STOPPED = 1e30  # the divisor of a pair that does not rotate: JSON has no infinity, and cos is 1 all the same
 LARGEST_BASE = 1e30  # powers of a larger one overflow
 Whole = Annotated[int, expected("a whole number")]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling.method import Scaling
-from ropepatch.scaling.rope import Rope
+from ropepatch.scaling.rope import ORIGINAL, Rope
 from ropepatch.settings import Amount, Divisors
 
 
@@ -34,7 +34,7 @@ def longrope_parameters(
     return {
         "rope_type": "longrope",
         "factor": float(factor),
-        "original_max_position_embeddings": rope.original_max_position_embeddings,
+        ORIGINAL: rope.original_max_position_embeddings,
         "short_factor": list(short),
         "long_factor": list(long),
         "attention_factor": float(attention_factor),
