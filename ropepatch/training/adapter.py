@@ -17,7 +17,7 @@ from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenize
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
-from ropepatch.extension.patching import ADAPTER, active, put
+from ropepatch.extension.patching import active, put
 from ropepatch.extension.planning import Plan, plan_method
 from ropepatch.extension.record import Record
 from ropepatch.files import read_json
@@ -25,6 +25,7 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.precision import best_device
 from ropepatch.model.record_file import Number, Part, validated
 from ropepatch.model.rotary import base_model, find_rotary
+from ropepatch.model.source import ADAPTER
 from ropepatch.model.stock import stock_code
 from ropepatch.model.weights import read_header
 from ropepatch.settings import refuse_unknown, shown
