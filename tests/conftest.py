@@ -57,10 +57,14 @@ def cpu_units(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def interrupts() -> Iterator[None]:
-    """Hear SIGINT, also where `make test &` starts this process and its children with SIGINT ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Hear SIGINT and SIGHUP, also where `make test &` or `nohup` starts this process with them ignored."""
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
+        signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+    }
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -189,7 +189,7 @@ def test_a_plan_is_extended_without_training(plain):
     assert plain.plot()._repr_png_().startswith(b"\x89PNG")
     far = replace(plain, plan=ropepatch.plan("tiny", to=512, method="rerope"))
     titles = [extension.plot().axes[0].get_title(loc="left") for extension in (plain, far)]
-    assert titles == ["tokens per rotation", "baseline"]
+    assert titles == ["tokens per rotation", "effective distance, tokens"]
     assert "logits equal" in plain._repr_html_()
 
 

@@ -23,8 +23,7 @@ from safetensors.numpy import save_file
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.extension.remapping_code import code_of
-from ropepatch.model.kinds import CODE
+from ropepatch.model.kinds import CODE, code_of
 from ropepatch.model.weights import checksums, fingerprint, read_headers
 from ropepatch.publishing.card import MARKER
 from ropepatch.publishing.contents import judge
