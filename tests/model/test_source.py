@@ -147,6 +147,7 @@ def odd(content):
         (answering(401, "GatedRepo"), [NAME], f"{NAME} is gated", "hf auth login"),
         (answering(401), [NAME], f"no folder {NAME} here", "hf auth login"),
         (answering(403), [NAME], f"{ANSWERED} 403 for it", "HF_TOKEN"),
+        (answering(429), [NAME], f"{ANSWERED} 429 for it", "try again later"),
         (answering(503), [NAME], f"{ANSWERED} 503 for it", "try again later"),
         (None, [NAME, "no-such-branch"], f"{NAME} has no revision no-such-branch", "`revision`"),
         (None, [NAME, COMMIT[:-1] + "0"], f"{NAME} has no revision {COMMIT[:-1]}0", "`revision`"),
