@@ -1,13 +1,16 @@
-"""Stream documents from files, folders, saved datasets and the Hub, by `datasets`."""
+"""Stream documents from files, folders, saved datasets and the Hub."""
 
 from __future__ import annotations
 
 import glob
-import logging
+import gzip
+import json
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from textwrap import shorten
@@ -23,27 +26,22 @@ from ropepatch.settings import HUB_NAME
 SEPARATOR = "<|endoftext|>"
 TOKEN_IDS = "input_ids"
 IN_FOLDERS = ["*.txt", "*.txt.gz", "*.jsonl", "*.jsonl.gz"]
-LINES_AT_ONCE, ROWS_AT_ONCE = 4096, 16  # lines of a text, or documents, that are held in memory
-TABLE = {"keep_default_na": False}  # an empty cell is a blank text
-CHUNKS = {"chunksize": 2**20}  # bytes
-LINES = CHUNKS | {"keep_linebreaks": True}
-BUILDERS: dict[str, tuple[str, dict[str, Any]]] = {  # of `datasets`, with their options
+FORMATS: dict[str, tuple[str, dict[str, Any]]] = {  # formats of `datasets`, with their options
     ".parquet": ("parquet", {}),
     ".arrow": ("arrow", {}),
-    ".csv": ("csv", TABLE),
-    ".tsv": ("csv", TABLE | {"sep": "\t"}),
-    ".jsonl": ("json", CHUNKS),
-    ".json": ("json", CHUNKS),
+    ".csv": ("csv", {"keep_default_na": False}),  # an empty cell is a blank text
+    ".tsv": ("csv", {"keep_default_na": False, "sep": "\t"}),
 }
 DATASET_ID = re.compile(rf"(?P<name>{HUB_NAME}/{HUB_NAME})(:(?P<config>[\w.+-]+))?", re.ASCII)
 FILE_NAME = re.compile(r".*\.(txt|json|jsonl|parquet|arrow|csv|tsv)(\.gz)?")
-MAX_DOCUMENT = 2**30  # characters
+MAX_DOCUMENT = 2**30  # bytes per line, characters per document
 OF_THE_HUB = "no such path is here; check id, config, split and network, or log in with `hf auth login`"
 EXPECTED = (
     "give a text, JSONL, CSV or Parquet file, a folder of *.txt and *.jsonl, a saved dataset, or a dataset "
     "id owner/name"
 )
 
+SURROGATE = re.compile("[\ud800-\udfff]")  # only JSON can hold one
 
 Document = str | list[int]
 
@@ -59,7 +57,7 @@ def stream_documents(source: str | Path, *, field: str = "text", split: str = "t
     - a dataset that ``save_to_disk`` wrote, or a ``.parquet``, ``.arrow``, ``.csv`` or ``.tsv`` file;
     - the id of a dataset on the Hub, ``owner/name`` or ``owner/name:config``; none of its code is run.
 
-    Memory holds a few thousand rows or lines at a time. Blank documents are dropped.
+    Memory holds one document at a time; with `datasets`, one batch of rows. Blank documents are dropped.
 
     Args:
         source: A path, or a string that is a path or an id; a ``Path`` is never an id.
@@ -86,6 +84,11 @@ def local_files(source: str | Path) -> list[Path] | None:
         if path is None:
             return None
         return _files_in(path) if path.is_dir() else [path]
+
+
+def suffix_of(file: Path) -> str:
+    """Return the suffix of a file, without `.gz`."""
+    return Path(file.name.removesuffix(".gz")).suffix
 
 
 def _open(source: str | Path, field: str, split: str) -> Iterator[Document]:
@@ -131,86 +134,81 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _read_file(file: Path, field: str) -> Iterator[Document]:
-    from datasets import load_dataset
-
-    builder, options = BUILDERS.get(Path(file.name.removesuffix(".gz")).suffix, ("text", LINES))
-    if "::" in str(file.absolute()):  # to fsspec a chain of file systems
-        raise RopepatchError(f"datasets cannot read {file}: its path contains ::", hint="rename it")
-    hint = f"it must be a {builder} file that datasets can read, in UTF-8"
-    with _explaining(f"read {file}", hint):
-        files = {"train": [glob.escape(str(file.absolute()))]}
-        where: dict[str, Any] = {"data_files": files, "split": "train", "streaming": True}
-        with quiet_datasets():
-            dataset = load_dataset(builder, **where, **options)
-        if builder == "text":
-            yield from _documents_of_lines(_lines(dataset), file)
-        else:
-            yield from _documents_of_rows(dataset, field, str(file))
+    kind = suffix_of(file)
+    if kind in FORMATS:
+        return _read_table(file, *FORMATS[kind], field)
+    return _read_objects(file, field) if kind in (".jsonl", ".json") else _read_texts(file)
 
 
-def _lines(dataset: Any) -> Iterator[str]:
-    for number, table in enumerate(_tables(dataset, LINES_AT_ONCE)):
-        lines = table.column("text").to_pylist()
-        if not number:
-            lines[0] = lines[0].removeprefix("\ufeff")  # a byte order mark
-        yield from lines
-
-
-def _documents_of_lines(lines: Iterable[str], file: Path) -> Iterator[str]:
-    """Join the lines of a text file up to every separator, which never spans two lines."""
-    parts, size = list[str](), 0
-    for line in lines:
+def _read_texts(file: Path) -> Iterator[str]:
+    text = ""
+    for _, line in _lines(file):  # a separator never spans two lines
         *ends, rest = line.split(SEPARATOR)
         for end in ends:
-            yield "".join([*parts, end]).strip()
-            parts, size = [], 0
-        parts.append(rest)
-        size += len(rest)
-        if size > MAX_DOCUMENT:
+            yield (text + end).strip()
+            text = ""
+        text += rest
+        if len(text) > MAX_DOCUMENT:
+            raise _too_long(file)
+    yield text.strip()
+
+
+def _read_objects(file: Path, field: str) -> Iterator[Document]:
+    for number, line in _lines(file):
+        if not line.strip():
+            continue
+        line_name = f"{file}, line {number}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
             raise RopepatchError(
-                f"{file} has a document of more than {MAX_DOCUMENT:,} characters",
-                hint=f"is it text? put {SEPARATOR} between the documents of a text file",
-            )
-    yield "".join(parts).strip()
-
-
-def _documents_of_rows(
-    dataset: Any, field: str, name: str, at_once: int = ROWS_AT_ONCE
-) -> Iterator[Document]:
-    with quiet_datasets():
-        features = dataset.features or {}  # None if unknown
-    wanted = [column for column in dict.fromkeys((field, TOKEN_IDS)) if column in features]
-    for column in wanted:
-        if type(features[column]).__name__ == "Json":  # values of several types, written as JSON
+                f"{line_name} is not JSON: {error}",
+                hint='each line must be an object such as {"text": "..."}',
+            ) from error
+        if not isinstance(row, dict):
             raise RopepatchError(
-                f"{name}: {column} must be a text or a list of token ids in every row",
-                hint="name the field that holds the texts",
+                f"{line_name} must be a JSON object, got {reprlib.repr(row)}", hint='such as {"text": "..."}'
             )
-    dataset = dataset.select_columns(wanted) if wanted else dataset
-    rows = chain.from_iterable(table.to_pylist() for table in _tables(dataset, at_once))
-    for number, row in enumerate(rows):
-        yield _document(row, field, f"{name}, row {number}")
+        yield _document(row, field, line_name)
 
 
-def _tables(dataset: Any, at_once: int) -> Iterator[Any]:
-    """Yield Arrow tables of so many rows."""
-    tables = iter(dataset.with_format("arrow").iter(batch_size=at_once))
-    while True:
-        with quiet_datasets():
-            table = next(tables, None)
-        if table is None:
-            return
-        yield table
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file, numbered from 1, with line ends as in Python's text mode."""
+    try:
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+            for number, content in enumerate(iter(lambda: stream.readline(MAX_DOCUMENT + 1), b""), start=1):
+                if len(content) > MAX_DOCUMENT:
+                    raise _too_long(file)
+                line = content.decode("utf-8-sig" if number == 1 else "utf-8")
+                yield number, line.replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise RopepatchError(
+            f"{file}, line {number} is not UTF-8 text: byte 0x{error.object[error.start]:02x}",
+            hint=f"convert it, e.g. iconv -f latin1 -t utf-8 {file.name}",
+        ) from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise RopepatchError(f"cannot read {file}: {error}", hint="copy it again") from error
+
+
+def _too_long(file: Path) -> RopepatchError:
+    return RopepatchError(
+        f"{file} has a document of more than {MAX_DOCUMENT:,} bytes",
+        hint="is it text? put <|endoftext|> between the documents of a text file, or split the file",
+    )
 
 
 def _document(row: Mapping[str, Any], field: str, row_name: str) -> Document:
-    present = [name for name in (field, TOKEN_IDS) if name in row]
-    if not present:
+    name = field if field in row else TOKEN_IDS
+    if name not in row:
         raise RopepatchError(
             f"{row_name} has no field {field!r}, nor {TOKEN_IDS}", hint=f"it has {reprlib.repr(list(row))}"
         )
-    name = next((name for name in present if row[name] is not None), present[0])
     value = row[name]
+    if isinstance(value, str) and SURROGATE.search(value):
+        raise RopepatchError(
+            f"{row_name}: the text contains half of a surrogate pair, which is no character",
+            hint="write the file again as valid Unicode",
+        )
     if isinstance(value, str) or (isinstance(value, list) and ids_of(value) is not None):
         return value
     raise RopepatchError(
@@ -233,41 +231,51 @@ def ids_of(document: Any) -> Tensor | None:
 
 
 def _read_saved(folder: Path, field: str, split: str) -> Iterator[Document]:
-    from datasets import DatasetDict, load_from_disk
-
+    datasets = _datasets()
     with _explaining(f"read {folder}", "save it again with save_to_disk"):
-        dataset = load_from_disk(str(folder))
-        if isinstance(dataset, DatasetDict):
+        dataset = datasets.load_from_disk(str(folder))
+        if isinstance(dataset, datasets.DatasetDict):
             if split not in dataset:
                 raise RopepatchError(f"{folder} has no split {split!r}", hint=f"it has {', '.join(dataset)}")
             dataset = dataset[split]
-        yield from _documents_of_rows(dataset, field, str(folder))
+        yield from _read_rows(dataset.with_format(None), field, str(folder))
+
+
+def _read_table(file: Path, kind: str, options: dict[str, Any], field: str) -> Iterator[Document]:
+    datasets = _datasets()
+    if "::" in str(file.absolute()):  # to fsspec a chain of file systems
+        raise RopepatchError(f"datasets cannot read {file}: its path contains ::", hint="rename it")
+    with _explaining(f"read {file}", f"it must be a {kind} file that datasets can read"):
+        files = {"train": [glob.escape(str(file.absolute()))]}
+        where = {"data_files": files, "split": "train", "streaming": True}
+        dataset = datasets.load_dataset(kind, **where, **options)
+        yield from _read_rows(dataset, field, str(file))
 
 
 def _read_hub(name: str, config: str | None, field: str, split: str) -> Iterator[Document]:
-    from datasets import load_dataset
-
+    datasets = _datasets()
     with _explaining(f"read {name} from the Hub", OF_THE_HUB):
-        with quiet_datasets():
-            dataset = load_dataset(name, config, split=split, streaming=True)
-        yield from _documents_of_rows(dataset, field, name, at_once=1)  # no row is downloaded in advance
+        dataset = datasets.load_dataset(name, config, split=split, streaming=True)
+        yield from _read_rows(dataset, field, name)
 
 
-@contextmanager
-def quiet_datasets() -> Iterator[None]:
-    """Hide the progress bars of `datasets`, and logs of errors that it raises, within the block."""
-    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+def _read_rows(dataset: Any, field: str, name: str) -> Iterator[Document]:
+    columns = dataset.column_names or []  # None if unknown
+    for wanted in (field, TOKEN_IDS):
+        if wanted in columns:
+            dataset = dataset.select_columns([wanted])
+            break
+    for number, row in enumerate(dataset):
+        yield _document(row, field, f"{name}, row {number}")
 
-    logger = logging.getLogger("datasets")
-    level, shown = logger.level, not are_progress_bars_disabled()
-    disable_progress_bars()
-    logger.setLevel(logging.CRITICAL)
+
+def _datasets() -> Any:
     try:
-        yield
-    finally:
-        logger.setLevel(level)
-        if shown:
-            enable_progress_bars()
+        return import_module("datasets")
+    except ImportError as error:
+        raise RopepatchError(
+            "datasets is needed to read this source", hint='pip install "ropepatch[eval]"'
+        ) from error
 
 
 @contextmanager

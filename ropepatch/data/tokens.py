@@ -1,6 +1,8 @@
-"""Tokenised sources, cached on disk by `datasets`.
+"""Tokenised sources, cached on disk.
 
-A row of an entry is a block of whole documents: their token ids and lengths, int32 as bytes.
+An entry of the cache is a folder. ``tokens.bin`` contains the concatenated token ids of all documents, int32
+[N]. ``meta.json`` contains the length of each document, and how the source was read. An entry only grows at
+its end, and ``tokens.bin`` is replaced first, so an older ``meta.json`` is valid for newer tokens.
 
 Shapes: N tokens, D documents.
 """
@@ -11,104 +13,89 @@ import hashlib
 import json
 import logging
 import os
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 from huggingface_hub import HfApi
-from numpy.typing import NDArray
 from torch import Tensor
 
-from ropepatch.data.sources import local_files, quiet_datasets, stream_documents
+from ropepatch.data.sources import local_files, stream_documents
 from ropepatch.data.texts import CHARACTERS, Texts, first_token, take, tokenise
-from ropepatch.errors import RopepatchError
+from ropepatch.errors import RopepatchError, printable
+from ropepatch.files import whole_file, write_json
 from ropepatch.settings import key_of, relative_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FORMAT = 3  # version of entries and of the tokenisation
-BLOCK = 2**18  # tokens of a row, approximately
-ROWS = 16  # rows that are written together
-
-Int32 = NDArray[np.int32]
-Advance = Callable[[int, int | None], None]
+FORMAT = 2  # version of entries and of the tokenisation
+TOKENS, META = "tokens.bin", "meta.json"
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How a source was read."""
+
+    source: str  # a path or an id
+    min_tokens: int  # shorter documents were dropped
+    short: int  # number of dropped documents
+    complete: bool  # whether the source was read to its end
+
+
 @dataclass(frozen=True, eq=False)
 class TokenStore:
-    """The documents of a source in one stream of tokens."""
+    """The documents of an entry up to a number of tokens; pickling stores only the path and the number."""
 
-    name: str  # a path or an id
-    chunks: tuple[Int32, ...]  # the tokens, mapped from files
+    folder: Path
+    tokens: Tensor  # of all documents, int32 [N], mapped from the file
     starts: Tensor  # of each document, and the end of the last, int64 [D + 1]
-    short: int = 0  # documents left out because they were too short
-    min_tokens: int = 1
+    reading: Reading
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the tokens and the lengths of the documents."""
-        hashed = hashlib.sha256()
-        for begin in range(0, len(self), BLOCK):
-            hashed.update(self.ids(begin, min(begin + BLOCK, len(self))).int().numpy().data)
+        hashed = hashlib.sha256(self.tokens.numpy().data)
         hashed.update(self.starts.diff().int().numpy().data)
         return hashed.hexdigest()
 
     @property
     def report(self) -> str:
         """One line with the numbers of documents, tokens and dropped short documents."""
-        there = f"{amount(len(self.starts) - 1)} documents, {amount(len(self))} tokens"
-        if not self.short:
+        there = f"{amount(len(self.starts) - 1)} documents, {amount(len(self.tokens))} tokens"
+        if not self.reading.short:
             return there
-        return f"{there}; {amount(self.short)} shorter than {self.min_tokens} tokens left out"
-
-    @cached_property
-    def _ends(self) -> list[int]:
-        """The end of each chunk in the stream."""
-        return list(accumulate(map(len, self.chunks)))
+        return f"{there}; {amount(self.reading.short)} shorter than {self.reading.min_tokens} tokens left out"
 
     def first(self, tokens: int) -> TokenStore:
         """Return the first documents that together have that many tokens, or all if there are fewer."""
         count = min(int(torch.searchsorted(self.starts, tokens)), len(self.starts) - 1)
-        return replace(self, starts=self.starts[: count + 1])
-
-    def ids(self, begin: int, end: int) -> Tensor:
-        """Return the tokens from ``begin`` to ``end``, int64."""
-        number = bisect_right(self._ends, begin)
-        parts: list[NDArray[Any]] = [np.empty(0, dtype=np.int64)]
-        while begin < end and number < len(self.chunks):
-            offset = self._ends[number] - len(self.chunks[number])
-            parts.append(self.chunks[number][begin - offset : end - offset])
-            begin, number = self._ends[number], number + 1
-        return torch.from_numpy(np.concatenate(parts))
+        return replace(self, tokens=self.tokens[: self.starts[count]], starts=self.starts[: count + 1])
 
     def piece(self, begin: int, end: int) -> tuple[Tensor, tuple[int, ...]]:
         """Return token ids, int64 [end - begin], and the number of them from each document."""
         first, last = torch.searchsorted(self.starts, torch.tensor([begin + 1, end])).tolist()
         cuts = [begin, *self.starts[first:last].tolist(), end]
         lengths = tuple(after - before for before, after in pairwise(cuts))
-        return self.ids(begin, end), lengths
+        return self.tokens[begin:end].long(), lengths
 
     def __len__(self) -> int:
         """The number of tokens."""
-        return int(self.starts[-1])
+        return len(self.tokens)
 
-
-def joined(stores: Sequence[TokenStore], name: str) -> TokenStore:
-    """Return the documents of several stores in one."""
-    chunks = tuple(chunk for store in stores for chunk in store.chunks)
-    lengths = torch.cat([store.starts.diff() for store in stores])
-    return TokenStore(name, chunks, torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]))
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (self.folder, len(self))
 
 
 def default_cache() -> Path:
@@ -126,26 +113,32 @@ def tokenised(
     vocabulary: int,
     tokens: int,
     cache: Path,
-    advance: Advance | None = None,
 ) -> TokenStore:
     """Return the first documents of a source that together have ``tokens`` tokens, or all if there are fewer.
 
     The source is read no further. Texts are tokenised as in `cut_windows`: after the beginning-of-sequence
-    token, else the end-of-sequence token, else nothing. Token ids stay unchanged. The key of the entry
-    consists of the tokenizer, the settings of the source, the tokens, and the sizes and times of its files or
-    its revision on the Hub. If the Hub cannot be reached, the latest entry is used. `min_tokens` may be
-    relative to the original context length, ``trained``; see also `default_cache`.
+    token, else the end-of-sequence token, else nothing. Token ids stay unchanged. The cache key consists of
+    the tokenizer, the settings of the source, and the sizes and times of its files or its revision on the
+    Hub. If the Hub cannot be reached, the latest entry is used. An entry also serves requests for fewer
+    tokens, with identical tokens. If several processes need an entry, one writes it and the others wait.
+    `min_tokens` may be relative to the original context length, ``trained``; see also `default_cache`.
     """
     min_tokens = max(relative_length(source.min_tokens, trained), 1)
     name, revision = _identity(source.text)
-    settings = (FORMAT, name, source.field, source.split, min_tokens, tokens)
-    key = key_of((*settings, tokenizer_digest(tokenizer), first_token(tokenizer)))[:24]
-    documents = _read(source, tokenizer, vocabulary, tokens, min_tokens)
-    blocks = _blocks(documents, source.text, min_tokens, tokens, advance)
-    store = stored(cache, _entry(cache, key, revision), lambda: blocks, source.text)
-    store = replace(store, min_tokens=min_tokens)
-    for chunk in store.chunks:
-        _check_vocabulary(int(chunk.max()), vocabulary, source.text)
+    settings = (FORMAT, name, source.field, source.split, min_tokens)
+    folder = _entry(cache, (*settings, tokenizer_digest(tokenizer), first_token(tokenizer)), revision)
+    store = find(folder, tokens)
+    if store is None:
+        with writing(folder, source.text):
+            store = find(folder, tokens) or write(  # another process may have been first
+                folder,
+                _read(source, tokenizer, min_tokens, vocabulary, tokens),
+                source=source.text,
+                min_tokens=min_tokens,
+                tokens=tokens,
+            )
+    store = store.first(tokens)
+    _check_vocabulary(store.tokens, vocabulary, source.text)
     return store
 
 
@@ -166,64 +159,85 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
     return hashed.hexdigest()
 
 
-Block = tuple[list[Tensor], int]  # documents, and the number of shorter ones that were left out
-
-
-def stored(cache: Path, key: str, make: Callable[[], Iterable[Block]], source: str) -> TokenStore:
-    """Return the entry of a cache with this key; `datasets` writes it, once, if it is missing.
-
-    Processes that need it wait for the one that writes. An interrupted writer leaves no entry.
-    """
-    from datasets import Dataset, Features, Value
-
-    def rows() -> Iterator[dict[str, Any]]:
-        for documents, short in make():
-            ids = b"".join(document.int().numpy().tobytes() for document in documents)
-            lengths = np.array([len(document) for document in documents], dtype=np.int32)
-            yield {"ids": ids, "lengths": lengths.tobytes(), "short": short}
-
-    features = Features({"ids": Value("binary"), "lengths": Value("binary"), "short": Value("int64")})
-    with _explaining(cache, source), quiet_datasets():
-        written = Dataset.from_generator(
-            rows, features=features, cache_dir=str(cache), fingerprint=key, writer_batch_size=ROWS
-        )
-    return _mapped(written, source)
-
-
-def _mapped(written: Any, source: str) -> TokenStore:
-    """The tokens in the memory that Arrow maps from an entry's files."""
-    chunks, lengths = [], [np.zeros(1, dtype=np.int32)]
-    for batch in written.data.to_batches():
-        if len(ids := _numbers(batch.column("ids"))):
-            chunks.append(ids)
-        lengths.append(_numbers(batch.column("lengths")))
-    starts = torch.from_numpy(np.concatenate(lengths).cumsum(dtype=np.int64))
-    return TokenStore(source, tuple(chunks), starts, sum(written.data.column("short").to_pylist()))
-
-
-def _numbers(column: Any) -> Int32:
-    """The numbers of all rows of an Arrow array of bytes, without a copy."""
-    _, offsets, values = column.buffers()
-    ends = np.frombuffer(offsets, dtype=np.int32)[column.offset : column.offset + len(column) + 1]
-    return np.frombuffer(values, dtype=np.int32)[ends[0] // 4 : ends[-1] // 4]
-
-
 @contextmanager
-def _explaining(cache: Path, source: str) -> Iterator[None]:
-    """Turn errors of the cache into one line; those of the source are its own."""
-    from datasets.exceptions import DatasetGenerationError
-
+def writing(folder: Path, source: str) -> Iterator[None]:
+    """Hold the lock of an entry."""
     try:
-        yield
-    except (OSError, NotImplementedError, DatasetGenerationError) as error:
-        cause = error.__cause__ if isinstance(error, DatasetGenerationError) else error
-        if cause is not None and not isinstance(cause, OSError | NotImplementedError):
-            raise cause from None  # an error of the source
-        reason = getattr(cause, "strerror", None) or cause
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock"):
+            yield
+    except (OSError, NotImplementedError) as error:  # NotImplementedError if files cannot be locked
+        reason = getattr(error, "strerror", None) or error
         raise RopepatchError(
-            f"cannot cache the tokens of {source} in {cache}: {reason}",
+            f"cannot cache the tokens of {source} in {folder.parent}: {reason}",
             hint="free some space, or set ROPEPATCH_CACHE to a folder on another disk",
         ) from error
+
+
+def write(
+    folder: Path,
+    documents: Iterable[Tensor],
+    *,
+    source: str,
+    min_tokens: int = 1,
+    tokens: int | None = None,
+) -> TokenStore:
+    """Stream documents into an entry, up to ``tokens`` tokens; if interrupted, the earlier entry stays.
+
+    The caller holds the lock of its folder. Documents shorter than ``min_tokens`` are dropped.
+    """
+    lengths, taken, short, longest = array("i"), 0, 0, 0
+    with whole_file(folder / TOKENS) as partial, partial.open("wb") as out:
+        for ids in documents:
+            if len(ids) < min_tokens:
+                short, longest = short + 1, max(longest, len(ids))
+                continue
+            out.write(ids.int().numpy().data)
+            lengths.append(len(ids))
+            taken += len(ids)
+            if tokens is not None and taken >= tokens:
+                break
+        if not lengths:
+            raise RopepatchError(
+                f"no document of {source} has {min_tokens} tokens: the longest of {short} has {longest}",
+                hint="give longer documents, or a smaller min_tokens",
+            )
+    complete = tokens is None or taken < tokens
+    reading = Reading(source, min_tokens, short, complete)
+    with whole_file(folder / META) as partial:
+        write_json(partial, asdict(reading) | {"lengths": lengths.tolist()}, indent=None)
+    return _mapped(folder)
+
+
+def append(folder: Path, documents: Sequence[Tensor], *, source: str) -> TokenStore:
+    """Add documents to an entry, or start one; if interrupted, the earlier entry stays.
+
+    The caller holds the lock of its folder.
+    """
+    before = find(folder, 1)
+    lengths = [] if before is None else before.starts.diff().tolist()
+    with (folder / TOKENS).open("ab") as out:
+        out.truncate(4 * sum(lengths))  # drop what an interrupted call added
+        out.write(torch.cat([ids.int() for ids in documents]).numpy().data)
+    reading = Reading(source, min_tokens=1, short=0, complete=False)
+    with whole_file(folder / META) as partial:
+        write_json(partial, asdict(reading) | {"lengths": lengths + list(map(len, documents))}, indent=None)
+    return _mapped(folder)
+
+
+def find(folder: Path, tokens: int) -> TokenStore | None:
+    """Return an entry if it has that many tokens, or all of its source.
+
+    None if the entry is missing, has too few tokens, or is damaged, which logs a warning.
+    """
+    if not (folder / META).exists():
+        return None
+    try:
+        store = _mapped(folder)
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        logger.warning("%s is damaged (%s); tokenising its source again", printable(str(folder)), error)
+        return None
+    return store if len(store) >= tokens or store.reading.complete else None
 
 
 def amount(count: int) -> str:
@@ -231,35 +245,21 @@ def amount(count: int) -> str:
     return f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count:,}"
 
 
-def _blocks(
-    documents: Iterable[Tensor], source: str, min_tokens: int, tokens: int, advance: Advance | None
-) -> Iterator[Block]:
-    """Yield blocks of the documents that are long enough, up to ``tokens`` tokens."""
-    block, size, taken, short, longest, kept = list[Tensor](), 0, 0, 0, 0, False
-    for ids in documents:
-        if len(ids) < min_tokens:
-            short, longest = short + 1, max(longest, len(ids))
-            continue
-        block.append(ids)
-        size, taken, kept = size + len(ids), taken + len(ids), True
-        if advance is not None:
-            advance(taken, tokens)
-        if size >= BLOCK or taken >= tokens:
-            yield block, short
-            block, size, short = [], 0, 0
-        if taken >= tokens:
-            return
-    if not kept:
-        raise RopepatchError(
-            f"no document of {source} has {min_tokens} tokens: the longest of {short} has {longest}",
-            hint="give longer documents, or a smaller min_tokens",
-        )
-    if block or short:
-        yield block, short
+def _mapped(folder: Path) -> TokenStore:
+    meta = dict(json.loads((folder / META).read_text(encoding="utf-8")))
+    ends = torch.tensor(meta.pop("lengths"), dtype=torch.long).cumsum(0)
+    # Copy on write only because torch warns about read-only memory.
+    tokens = np.memmap(folder / TOKENS, dtype=np.int32, mode="c", shape=(int(ends[-1]),))
+    starts = torch.cat([torch.zeros(1, dtype=torch.long), ends])
+    return TokenStore(folder, torch.from_numpy(tokens), starts, Reading(**meta))
+
+
+def _reopened(folder: Path, tokens: int) -> TokenStore:
+    return _mapped(folder).first(tokens)
 
 
 def _read(
-    source: Texts, tokenizer: PreTrainedTokenizerBase, vocabulary: int, tokens: int, min_tokens: int
+    source: Texts, tokenizer: PreTrainedTokenizerBase, min_tokens: int, vocabulary: int, tokens: int
 ) -> Iterator[Tensor]:
     """Yield the token ids [T] of documents until those that are long enough have ``tokens`` tokens."""
     documents, taken = stream_documents(source.text, field=source.field, split=source.split), 0
@@ -267,15 +267,15 @@ def _read(
     while batch := take(documents, min(CHARACTERS, tokens - taken)):
         for ids in tokenise(tokenizer, batch, first=first_token(tokenizer)):
             if len(ids) >= min_tokens:
-                _check_vocabulary(int(ids.max()), vocabulary, source.text)
+                _check_vocabulary(ids, vocabulary, source.text)
                 taken += len(ids)
             yield ids
 
 
-def _check_vocabulary(largest: int, vocabulary: int, source: str) -> None:
-    if largest >= vocabulary:
+def _check_vocabulary(ids: Tensor, vocabulary: int, source: str) -> None:
+    if ids.max() >= vocabulary:
         raise RopepatchError(
-            f"{source} holds token id {largest}, expected 0 to {vocabulary - 1}",
+            f"{source} holds token id {int(ids.max())}, expected 0 to {vocabulary - 1}",
             hint="use the tokenizer, or the tokenised set, that belongs to the model",
         )
 
@@ -293,13 +293,12 @@ def _identity(source: str) -> tuple[str, str | None]:
         return source, None
 
 
-def _entry(cache: Path, key: str, revision: str | None) -> str:
-    """The key with the revision, or that of the latest entry if the Hub cannot be reached."""
+def _entry(cache: Path, decisive: tuple[object, ...], revision: str | None) -> Path:
+    key = key_of(decisive)[:24]
     if revision is not None:
-        return f"{key}-{revision[:24]}"
-    entries = (cache / "generator").glob(f"default-fingerprint={key}-*/*/*.arrow")
-    earlier = max(entries, key=lambda file: file.stat().st_mtime, default=None)
+        return cache / f"{key}-{revision[:24]}"
+    earlier = max(cache.glob(f"{key}-*/{META}"), key=lambda file: file.stat().st_mtime, default=None)
     if earlier is None:
-        return f"{key}-unknown"
+        return cache / f"{key}-unknown"
     logger.warning("cannot check the revision on the Hub; using the cached one: %s", earlier)
-    return earlier.parents[1].name.partition("=")[2]
+    return earlier.parent

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer
 
 from ropepatch.data.texts import first_token
-from ropepatch.data.tokens import Block, TokenStore, joined, stored, tokenizer_digest
+from ropepatch.data.tokens import TokenStore, append, find, tokenizer_digest, writing
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import head_dim_of, key_value_heads_of, text_config
@@ -26,7 +25,7 @@ from ropepatch.settings import key_of, seed_of
 
 FORMAT = 2  # the version of the sampling
 TEMPERATURE = 0.8  # at 1 a small model's text becomes incoherent
-SHARD = 2**14  # tokens per batch on a CPU, each an entry of the cache
+SHARD = 2**14  # tokens per batch on a CPU, each appended to the cache
 CACHED = 1 / 4  # the share of a GPU's memory for a batch
 SELF_WRITTEN = "self-generated text"
 REPORTED = 8  # tokens of each document between two reports of progress
@@ -44,50 +43,37 @@ def self_written(
 ) -> TokenStore:
     """Generate at least ``tokens`` tokens with a checkpoint, in documents of ``length`` tokens.
 
-    Each shard is an entry of the cache. A later call returns the same tokens; if it needs more, or the last
-    one was interrupted, it resumes after the last complete shard.
+    Shards are appended to the cache as they are generated. A later call returns the same tokens; if it needs
+    more, or the last one was interrupted, it resumes after the last complete shard.
+
+    ``progress`` counts the tokens of this call.
     """
     config = json.dumps(checkpoint.raw, sort_keys=True)
     weights, splits = checkpoint.fingerprint, tokenizer_digest(tokenizer)
     decisive = (FORMAT, weights, config, splits, length, seed, fastest().dtype)
     key = key_of(decisive)[:24]
-    shards, done = list[TokenStore](), 0
-    with progress(SELF_WRITTEN) as advance:
-        writer = Writer(checkpoint, tokenizer, length, seed, advance)
-        while done < tokens:
-            write = partial(writer.shard, done, tokens)
-            shards.append(stored(cache, f"{key}-self-{done}", write, SELF_WRITTEN))
-            done += len(shards[-1])
-            advance(done, max(done, tokens))
-    return joined(shards, SELF_WRITTEN).first(tokens)
+    entry = cache / f"{key}-self"
+    with writing(entry, SELF_WRITTEN):
+        store = find(entry, 1)
+        done = 0 if store is None else len(store)
+        if store is not None and done >= tokens:
+            return store.first(tokens)
+        first = done
+        model = placed(checkpoint.load())
+        with progress(SELF_WRITTEN) as advance:
+            while store is None or done < tokens:
+                draws = torch.Generator(model.device).manual_seed(seed_of(seed, "self", done // length))
+                rows = side_by_side(model, length, tokens - done)
+                report = partial(_report, advance, rows, done - first, tokens - first)
+                documents = generated(model, tokenizer, length, draws, rows, report)
+                store = append(entry, documents, source=SELF_WRITTEN)
+                done = len(store)
+    return store.first(tokens)
 
 
-@dataclass(frozen=True, eq=False)
-class Writer:
-    """Writes documents with a model, which is loaded for the first."""
-
-    checkpoint: Checkpoint
-    tokenizer: PreTrainedTokenizerBase
-    length: int
-    seed: int
-    advance: Advance
-
-    @cached_property
-    def model(self) -> PreTrainedModel:
-        """The model on its device."""
-        return placed(self.checkpoint.load())
-
-    def shard(self, done: int, tokens: int) -> Iterator[Block]:
-        """Yield the documents after the first ``done`` tokens, as many as fit side by side."""
-        draws = torch.Generator(self.model.device).manual_seed(
-            seed_of(self.seed, "self", done // self.length)
-        )
-        rows = side_by_side(self.model, self.length, tokens - done)
-
-        def report(column: int) -> None:
-            self.advance(done + rows * column, max(tokens, done + rows * column))
-
-        yield generated(self.model, self.tokenizer, self.length, draws, rows, report), 0
+def _report(advance: Advance, rows: int, before: int, total: int, column: int) -> None:
+    """Show the tokens of this call, of which a shard has so many columns."""
+    advance(before + rows * column, max(total, before + rows * column))
 
 
 def side_by_side(model: PreTrainedModel, length: int, tokens: int) -> int:

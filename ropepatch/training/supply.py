@@ -202,7 +202,7 @@ class RecipeReader:
                 pieces, begin = held_out(store, held.length, held.count, self.first)
             read = store, begin
             streams.append(TokenRows(*read, seed, self.first))
-            notes.append(f"{store.name}: {store.report}")
+            notes.append(f"{store.reading.source}: {store.report}")
         if watch.text is None and held.source is None:
             tales = held_out_tales(self.tokenizer, length=held.length, count=held.count)
             pieces = [tale.ids for tale in tales]
@@ -218,6 +218,5 @@ class RecipeReader:
         )
 
     def _tokenised(self, text: Texts, tokens: int) -> TokenStore:
-        limits: dict[str, Any] = {"trained": self.trained, "vocabulary": self.vocabulary, "tokens": tokens}
-        with self.progress(f"tokens of {Path(text.text).name}") as advance:
-            return tokenised(text, self.tokenizer, **limits, cache=self.cache, advance=advance)
+        limits = {"trained": self.trained, "vocabulary": self.vocabulary, "tokens": tokens}
+        return tokenised(text, self.tokenizer, **limits, cache=self.cache)

@@ -5,6 +5,7 @@ import pickle
 import random
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from ropepatch.data.positions import PoSE, PositionSampling, TrueLength, row_pos
 from ropepatch.data.texts import Texts
 from ropepatch.data.tiny.materials import MATERIALS
 from ropepatch.data.tiny.tales import Narrator
-from ropepatch.data.tokens import TokenStore, tokenised
+from ropepatch.data.tokens import Reading, TokenStore, tokenised
 from ropepatch.errors import RopepatchError
 from ropepatch.settings import seed_of
 from ropepatch.training.recipe import Data, Generated
@@ -32,7 +33,7 @@ def store_of(lengths: list[int], name: str = "books", first: int = 0) -> TokenSt
     """A store in which every token is its own: ``first`` and those after it."""
     starts = torch.tensor([sum(lengths[:count]) for count in range(len(lengths) + 1)])
     tokens = torch.arange(first, first + sum(lengths), dtype=torch.int32)
-    return TokenStore(name, (tokens.numpy(),), starts)
+    return TokenStore(Path(), tokens, starts, Reading(name, 1, 0, True))
 
 
 def data_of(
