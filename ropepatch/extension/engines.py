@@ -106,7 +106,10 @@ class WrittenRope:
     @property
     def window(self) -> int:
         """The original length that an engine uses, in tokens."""
-        return int(self.parameters.get(ORIGINAL, self.rope.original_max_position_embeddings))
+        stated = self.parameters.get(ORIGINAL)
+        if isinstance(stated, int | float):
+            return int(stated)
+        return self.rope.original_max_position_embeddings
 
     @property
     def reach(self) -> int:

@@ -22,7 +22,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import ropepatch
-from ropepatch.extension.engines import PROBED, Engine, engine_support, remapping_support
+from ropepatch.extension.engines import PROBED, Engine, WrittenRope, engine_support, remapping_support
 from ropepatch.extension.planning import Plan, plan_by
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.reading_file import RIGHT
@@ -355,3 +355,9 @@ def test_support_that_was_not_probed_is_not_called_probed():
     assert {shown[name]["mlx-lm"] for name in shown} == {"run"}
     of_map = {line.engine: line.how for line in remapping_support()}
     assert of_map == dict.fromkeys(of_map, "read") | {"transformers 5.x": "run"}
+
+
+def test_an_original_length_that_is_no_number_is_not_used():
+    parameters = {"rope_type": "linear", "factor": 4.0, "original_max_position_embeddings": {"0": 16}}
+    rope = WrittenRope(parameters, Rope(16, 10000.0, 64), 256, "llama")
+    assert (rope.window, rope.reach) == (64, 256)
