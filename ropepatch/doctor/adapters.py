@@ -10,13 +10,11 @@ from ropepatch.doctor.facts import positive
 from ropepatch.doctor.findings import ADAPTER, TOKENIZER, Finding, Problem, Rule, shown
 from ropepatch.errors import RopepatchError, plain
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.weights import fingerprint, read_headers
 
 BASE = "base_model_name_or_path"
 NAME_IT = f"set {BASE} in {ADAPTER} to the base checkpoint that it was trained on"
 THREAD = "https://github.com/huggingface/trl/issues/4277"
 MISSING = Rule("adapter-base-missing", "error", "the RoPE of its base is unknown", THREAD)
-CHANGED = Rule("adapter-base-changed", "error", "an adapter only fits the weights it was trained on", THREAD)
 LACKS_ROPE = Rule(
     "adapter-base-lacks-rope",
     "warning",
@@ -72,13 +70,6 @@ def _against_record(record: dict[str, Any], base: Checkpoint) -> Iterator[Findin
             "load it with ropepatch.load_adapter, which patches the base first; or train with save: merged"
         )
         yield LACKS_ROPE.finding(Problem((BASE,), problem, remedy, base.name, file=ADAPTER))
-    try:
-        weights = fingerprint(read_headers(base.folder, base.raw))
-    except RopepatchError:  # not on this machine
-        return
-    if record.get("base_weights") not in (None, weights):
-        problem = f"the base {base.name} does not have the weights that the adapter was trained on"
-        yield CHANGED.finding(Problem((BASE,), problem, NAME_IT, base.name, file=ADAPTER))
 
 
 def _without_record(tokenizer: dict[str, Any], base: Checkpoint) -> Finding:

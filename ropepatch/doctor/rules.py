@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -53,7 +52,6 @@ SHARES = ("partial_rotary_factor", "rotary_pct")
 LISTS = ("short_factor", "long_factor")
 MAX_ROUNDS = 50  # repairs of one finding each
 ROUNDING = 0.01  # by how much factor x original may miss the window
-AS_TRAINED = "with the value that the model was trained with"
 
 
 # The RoPE base, and the two generations of keys
@@ -230,26 +228,15 @@ def unknown_types(facts: Facts) -> Iterator[Problem]:
         name = kind if isinstance(kind, str) else shown(kind)
         if kind is None or name in KNOWN_TYPES:
             continue
-        meant, remedy = VENDOR_TYPES.get(name, ("", ""))
+        meant, remedy = VENDOR_TYPES.get(name, ("", f"use one of {', '.join(sorted(KNOWN_TYPES))}"))
+        stated = [key for key in ("rope_type", "type") if key in rope.values]
         yield Problem(
-            (*rope.path, "rope_type" if "rope_type" in rope.values else "type"),
+            (*rope.path, stated[0]),
             f"transformers has no rope_type {shown(kind)}",
-            remedy or f"use one of {', '.join(sorted(KNOWN_TYPES))}",
+            remedy,
             value=kind,
-            edits=_renamed(rope, name, meant) if meant else (),
+            edits=tuple(Edit(CONFIG, (*rope.path, key), meant) for key in stated if meant),
         )
-
-
-def _renamed(rope: Written, vendor: str, meant: str) -> tuple[Edit, ...]:
-    """Return the edits that write a vendor's rope type as transformers names it."""
-    if meant == "longrope" and not all(isinstance(rope.values.get(name), list) for name in LISTS):
-        return ()
-    names = [name for name in ("rope_type", "type") if name in rope.values]
-    edits = [Edit(CONFIG, (*rope.path, name), meant) for name in names]
-    factor = positive(rope.values.get("factor"))
-    if vendor == "telechat3-yarn" and factor:
-        edits.append(Edit(CONFIG, (*rope.path, "attention_factor"), 0.07 * math.log(factor) + 1))
-    return tuple(edits)
 
 
 def ignored_scaling(facts: Facts) -> Iterator[Problem]:
@@ -313,7 +300,7 @@ def unread_keys(facts: Facts) -> Iterator[Problem]:
                 facts.at(key, rope.layer),
                 f"transformers does not read {key}: it computes an attention factor of {a:.4f}; "
                 f"{reader}{product}",
-                f"write attention_factor {AS_TRAINED}, and drop {key}",
+                f"write the attention_factor that the model was trained with, and drop {key}",
                 value=value,
             )
 

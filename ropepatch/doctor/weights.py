@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ropepatch.doctor.findings import Finding, Problem, Rule
+from ropepatch.doctor.findings import CONFIG, Finding, Keys, Problem, Rule
 from ropepatch.errors import RopepatchError
 from ropepatch.model.config import blueprint, load_config, stated_class
 from ropepatch.model.loading import check_weights
@@ -84,18 +84,15 @@ def look_at_weights(folder: Path, raw: dict[str, Any]) -> tuple[Weights | None, 
 
 def _unread(folder: Path, sets: list[str], error: RopepatchError) -> Iterator[Finding]:
     """Report unreadable weights, by the first file of their set; a folder without weights is fine."""
-    shards = sorted(file.name for file in folder.glob("model-*.safetensors"))
-    pickles = [name for name in PICKLES if (folder / name).exists()]
-    problem, remedy = str(error)[:400], error.hint or ""
-    if NAMED in problem:
-        yield UNREADABLE.finding(Problem((NAMED,), problem, remedy))
-    elif sets:
-        yield UNREADABLE.finding(Problem((), problem, remedy, file=sets[0]))
-    elif shards:
-        problem = f"{shards[0]} without {INDEX}"
-        yield UNREADABLE.finding(Problem((), problem, f"copy {INDEX} as well", file=INDEX))
-    elif pickles:
-        yield UNREADABLE.finding(Problem((), problem, remedy, file=pickles[0]))
+    others = [name for name in PICKLES if (folder / name).exists()]
+    if any(folder.glob("model-*.safetensors")):
+        others.insert(0, INDEX)  # which is missing
+    path: Keys = ()
+    file = next(iter([*sets, *others]), None)
+    if NAMED in str(error):
+        path, file = (NAMED,), CONFIG
+    if file:
+        yield UNREADABLE.finding(Problem(path, str(error)[:400], error.hint or "", file=file))
 
 
 def _misfit(raw: dict[str, Any], weights: Weights) -> Iterator[Finding]:

@@ -20,7 +20,14 @@ from ropepatch.extension.engines import converted
 from ropepatch.extension.planning import Plan, is_local_only
 from ropepatch.model.architectures import GGUF_GLOBAL, gguf_architecture
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.config import LEGACY_KEYS, differs_by_layer, head_dim_of, key_value_heads_of
+from ropepatch.model.config import (
+    DUAL_CHUNK,
+    LEGACY_KEYS,
+    differs_by_layer,
+    dual_chunk_original,
+    head_dim_of,
+    key_value_heads_of,
+)
 from ropepatch.model.gguf import GgufModel, GgufRope
 from ropepatch.scaling.ramps import BETAS
 from ropepatch.settings import find_named
@@ -139,11 +146,14 @@ def _of_config(name: str, row: str, plan: Plan, direct: tuple[str, ...], written
     note = support.note if support.reads == "partly" else ""
     if support.reads == "not known":
         note = "not known whether it supports this RoPE here"
-    if direct:
+    why = "it has no RoPE option"
+    if direct and plan.scaling.name != "none" and dual_chunk_original(plan.checkpoint.config):
+        why = f"{DUAL_CHUNK} of the unchanged one would replace the scaling"
+    elif direct:
         return Serving(name, direct, note=note)
     model = plan.source.name or str(plan.checkpoint.folder)
     commands = extend_command(plan, model, plan.source, "DIR"), written
-    return Serving(name, commands, "it has no RoPE option", note)
+    return Serving(name, commands, why, note)
 
 
 def _keys(plan: Plan, **more: int) -> dict[str, Any]:

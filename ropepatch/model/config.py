@@ -49,7 +49,7 @@ VENDOR_TYPES = {  # rope types of other programs: what transformers calls them, 
     "su": ("longrope", 'write "longrope", its current name'),
     "ntk": ("", "NTK-aware scaling is a larger rope_theta: write it, and drop the scaling"),
     "deepseek_yarn": ("yarn", 'write "yarn"; deepseek_yarn is vLLM\'s name of it'),
-    "telechat3-yarn": ("yarn", 'write "yarn" with attention_factor 0.07 ln(factor) + 1'),
+    "telechat3-yarn": ("", 'write "yarn" with attention_factor 0.07 ln(factor) + 1'),
 }
 DUAL_CHUNK = "dual_chunk_attention_config"  # of Qwen2.5-1M; vLLM and SGLang read it
 SIZES = ("max_position_embeddings", ORIGINAL, "factor")

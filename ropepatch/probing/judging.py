@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ropepatch.model.mistakes import DOUBLED, FACTORLESS, MISREAD, TWICE, UNSCALED
 from ropepatch.model.reading_file import RIGHT, Reading
+from ropepatch.probing.mistakes import DOUBLED, FACTORLESS, MISREAD, TWICE, UNSCALED
 
 Top = dict[int, float]  # log-probabilities in nats of the most probable tokens
 

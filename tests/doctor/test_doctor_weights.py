@@ -96,7 +96,7 @@ def other_index(content: str):
         (lambda folder: edit_json(folder / INDEX, metadata="x"), "weights-unreadable", "expected an object"),
         (other_index("{}"), "weights-unreadable", "no weight_map"),
         (other_index('{"weight_map": {"lm_head.weight": 3}}'), "weights-unreadable", "names 3"),
-        (lambda folder: (folder / INDEX).unlink(), "weights-unreadable", f"without {INDEX}"),
+        (lambda folder: (folder / INDEX).unlink(), "weights-unreadable", "no weights in"),
         (lambda folder: sorted(folder.glob("model-*"))[1].unlink(), "weights-unreadable", "model-00002-of-"),
         (lambda folder: edit_json(folder / "config.json", vocab_size=47), "weights-misfit", "expected [47"),
         (
@@ -282,23 +282,11 @@ def test_an_adapter_whose_base_lacks_its_scaling_is_a_warning(adapter):
 
 
 @pytest.mark.parametrize(
-    ("options", "same_weights", "expected"),
-    [
-        ({}, False, ["adapter-base-changed"]),
-        ({}, True, []),
-        ({"attention_factor": 1.0}, True, ["adapter-base-lacks-rope"]),
-    ],
-    ids=["other weights", "sound", "other attention factor"],
+    ("options", "expected"), [({}, []), ({"attention_factor": 1.0}, ["adapter-base-lacks-rope"])]
 )
-def test_the_base_of_an_adapter_must_have_its_rope_and_its_weights(
-    adapter, folder, tmp_path, options, same_weights, expected
-):
+def test_the_base_of_an_adapter_must_have_its_rope(adapter, folder, tmp_path, options, expected):
     made = ropepatch.plan(folder, to=256, **options)
     out = ropepatch.extend(made, tmp_path / "extended", reading=False).folder
-    if not same_weights:
-        tensors = safetensors.torch.load_file(out / "model.safetensors")
-        changed = {name: tensor + 1 for name, tensor in tensors.items()}
-        safetensors.torch.save_file(changed, out / "model.safetensors", {"format": "pt"})
     edit_json(adapter / "adapter_config.json", base_model_name_or_path=str(out))
     assert [one.code for one in diagnose(adapter).findings] == expected
 

@@ -83,10 +83,7 @@ TABLE: list[tuple[str, str, str, Values, Values, Values]] = [
     ),
     ("type-unknown", "error", LLAMA_3_1, {"*/rope_type": "yarm"}, {}, {}),
     ("type-unknown", "error", YARN_LLAMA, {"*/type": "deepseek_yarn"}, {}, {"*/type": "yarn"}),
-    (
-        *("type-unknown", "error", YARN_LLAMA, {"*/type": "telechat3-yarn"}, {}),
-        {"*/type": "yarn", "*/attention_factor": 1.1940812},  # 0.07 ln 16 + 1
-    ),
+    ("type-unknown", "error", YARN_LLAMA, {"*/type": "telechat3-yarn"}, {}, {}),
     ("type-unknown", "error", PHI, {"*/type": "su"}, {}, {"*/type": "longrope"}),
     ("type-unknown", "error", YARN_LLAMA, {"*/type": "ntk"}, {}, {}),
     ("scaling-ignored", "error", LLAMA_3_1, {"*/rope_type": ...}, {}, {}),
@@ -208,11 +205,6 @@ def found(facts: Facts) -> set[tuple[str, str]]:
     return {(one.code, one.severity) for one in check(facts)}
 
 
-def as_text(facts: Facts) -> str:
-    rounded = parse_json(json.dumps([facts.raw, facts.tokenizer]))
-    return json.dumps(rounded, sort_keys=True).replace(str(1.1940812050), "1.1940812")
-
-
 @pytest.mark.parametrize(("code", "severity", "name", "fires", "near", "fix"), TABLE)
 def test_a_rule_fires_on_one_config_and_not_on_a_near_one(code, severity, name, fires, near, fix):
     original = CONFIGS[name]
@@ -231,10 +223,7 @@ def test_only_unambiguous_problems_are_repaired(code, severity, name, fires, nea
     needs(damaged.raw["model_type"])
     after = repaired(damaged)
     expected = changed(damaged, fix)
-    if "*/attention_factor" in fix:
-        assert after.raw[OLDER].pop("attention_factor") == pytest.approx(fix["*/attention_factor"])
-        expected.raw[OLDER].pop("attention_factor")
-    assert as_text(after) == as_text(expected)
+    assert (after.raw, after.tokenizer) == (expected.raw, expected.tokenizer)
     assert not any(one.fixable for one in check(after))
     if code == "only-new-keys":
         assert has_same_rope(after.raw, damaged.raw) or not is_known(damaged.raw["model_type"])

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import hub_server
 import numpy as np
 import pytest
 import torch
+from checkpoint_folders import edit_json
 from engine_rules import RULES, by_yarn, plain, yarn
 from gguf_files import BASE, DIM, WINDOW, write_gguf
 from hub_server import Hub, speak_to
@@ -238,6 +240,22 @@ def test_a_method_file_is_printed_with_its_parameters(tmp_path):
 def test_a_partly_supported_checkpoint_has_the_note_of_the_engine():
     served = serving(planned("yarn", attention_factor=1.5, truncate=False), "mlx-lm")
     assert "truncates the ramp" in served.note
+
+
+@pytest.mark.parametrize(("method", "is_kept"), [("yarn", False), ("none", True)])
+def test_a_scaling_replaces_dual_chunk_attention_and_needs_a_written_checkpoint(
+    method, is_kept, template, tmp_path
+):
+    """vLLM and SGLang build it before they look at a scaling."""
+    chunks = {"original_max_position_embeddings": 32}
+    shutil.copytree(template, tmp_path / "model")
+    edit_json(tmp_path / "model/config.json", dual_chunk_attention_config=chunks)
+    plan = ropepatch.plan(tmp_path / "model", to=256, method=method)
+    assert plan.source.window == 32
+    for engine in ("vllm", "sglang"):
+        assert serving(plan, engine).commands[0].startswith("ropepatch extend") != is_kept
+    out = ropepatch.extend(plan, tmp_path / "out", reading=False).folder
+    assert ("dual_chunk_attention_config" in json.loads((out / "config.json").read_text())) == is_kept
 
 
 def test_options_of_llama_cpp_do_not_reach_sliding_window_layers(tmp_path):

@@ -16,11 +16,10 @@ import ropepatch
 from ropepatch.extension import record as records
 from ropepatch.extension import writing
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.mistakes import DOUBLED, FACTORLESS, MISREAD, TWICE, UNSCALED
 from ropepatch.model.reading_file import RIGHT
 from ropepatch.probing.judging import CUT_OFF, OTHER_MODEL, UNDECIDED, divergence, judge
 from ropepatch.probing.making import make_reading
-from ropepatch.probing.mistakes import ropes
+from ropepatch.probing.mistakes import DOUBLED, FACTORLESS, MISREAD, TWICE, UNSCALED, ropes
 
 METHODS = ("yarn", "llama3", "linear", "ntk", "longrope")
 PRECISIONS = ("bfloat16", "float16", "q8")

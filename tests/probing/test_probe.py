@@ -16,10 +16,10 @@ import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.mistakes import UNSCALED
 from ropepatch.model.reading_file import RIGHT
 from ropepatch.probing import client
 from ropepatch.probing.judging import CUT_OFF
+from ropepatch.probing.mistakes import UNSCALED
 
 engine_of = functools.cache(Engine)
 

@@ -15,10 +15,9 @@ from ropepatch import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.mistakes import DOUBLED, FACTORLESS, MISREAD, TWICE, UNSCALED
 from ropepatch.model.reading_file import RIGHT
 from ropepatch.probing import making
-from ropepatch.probing.mistakes import ropes
+from ropepatch.probing.mistakes import DOUBLED, FACTORLESS, MISREAD, TWICE, UNSCALED, ropes
 from ropepatch.probing.text import draw_source, source_ids
 
 

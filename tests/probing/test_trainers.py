@@ -11,10 +11,9 @@ import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.model import reading_file as readings
-from ropepatch.model.mistakes import UNSCALED
 from ropepatch.model.reading_file import RIGHT
 from ropepatch.probing.judging import OTHER_MODEL
-from ropepatch.probing.mistakes import ropes
+from ropepatch.probing.mistakes import UNSCALED, ropes
 
 
 def loaded(folder, rope=RIGHT, dtype=None):

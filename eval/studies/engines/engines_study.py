@@ -30,10 +30,9 @@ import torch
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
-from ropepatch.model.mistakes import DOUBLED, FACTORLESS, MISREAD, TWICE, UNSCALED
 from ropepatch.model.reading_file import RIGHT
 from ropepatch.probing.judging import WORDS
-from ropepatch.probing.mistakes import ropes
+from ropepatch.probing.mistakes import DOUBLED, FACTORLESS, MISREAD, TWICE, UNSCALED, ropes
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 

@@ -37,11 +37,11 @@ from transformers.models.auto.modeling_auto import (
 import ropepatch
 from ropepatch.extension.planning import plan_method
 from ropepatch.model.config import part_of
-from ropepatch.model.mistakes import UNSCALED
 from ropepatch.model.reading_file import RIGHT
 from ropepatch.probing.asking import find
 from ropepatch.probing.judging import judge
 from ropepatch.probing.making import TOP, make_reading
+from ropepatch.probing.mistakes import UNSCALED
 from ropepatch.probing.text import source_ids
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
