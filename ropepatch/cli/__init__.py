@@ -34,7 +34,7 @@ LESS_MEMORY = {  # hints of commands that need much
     "--dry-run estimates the memory",
 }
 GROUPS = {one.GROUP.name: one for one in (make, measure, look, listing)}
-WRITING = ("extend", "train", "fit", "export", "push", "explore", "plot")  # commands whose work is a file
+WRITING = ("extend", "export", "push", "explore", "plot")  # commands whose work is a file
 
 
 def main() -> None:

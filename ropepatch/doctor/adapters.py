@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ropepatch.doctor.facts import positive
-from ropepatch.doctor.findings import ADAPTER, TOKENIZER, Finding, Problem, Rule, shown
+from ropepatch.doctor.findings import TOKENIZER, Finding, Problem, Rule, shown
 from ropepatch.errors import RopepatchError, plain
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.source import ADAPTER
 
 BASE = "base_model_name_or_path"
 NAME_IT = f"set {BASE} in {ADAPTER} to the base checkpoint that it was trained on"

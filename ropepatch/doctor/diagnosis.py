@@ -15,7 +15,6 @@ from torch import nn
 from ropepatch.doctor.adapters import adapter_findings
 from ropepatch.doctor.facts import Facts
 from ropepatch.doctor.findings import (
-    ADAPTER,
     CONFIG,
     MEMORY,
     SEVERITIES,
@@ -36,6 +35,7 @@ from ropepatch.model.in_memory import Difference, rope_differences, write_ropes
 from ropepatch.model.kinds import CODE, code_of, kind_of
 from ropepatch.model.record_file import FILE as RECORD
 from ropepatch.model.rotary import base_model
+from ropepatch.model.source import ADAPTER, is_adapter
 from ropepatch.model.weights import Progress
 
 GENERATION = "generation_config.json"
@@ -207,7 +207,7 @@ def _adapter_folder(model: str | Path) -> Path | None:
     """Return the folder if it contains an adapter and no model."""
     try:
         folder = Path(model).expanduser()
-        return folder if (folder / ADAPTER).is_file() and not (folder / CONFIG).is_file() else None
+        return folder if is_adapter(folder) else None
     except (OSError, RuntimeError, TypeError):  # too long, an unknown user's ~, no name: not a path
         return None
 

@@ -11,7 +11,6 @@ from ropepatch.errors import printable
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer_config.json"
-ADAPTER = "adapter_config.json"
 MEMORY = "in memory"  # the "file" of a loaded model
 
 Severity = Literal["error", "warning", "remark"]

@@ -17,6 +17,7 @@ from ropepatch.model.architectures import (
     LOCAL_BASE,
     OPEN_RAMP,
     REBUILD_CACHE,
+    SLIDING_LAYERS,
     STATE_THETA,
     published_base,
     published_length,
@@ -190,7 +191,7 @@ def _older_keys(facts: Facts) -> tuple[Edit, ...]:
         older.pop("partial_rotary_factor", None)
     if rope.kind in WITH_ORIGINAL and rope.values.get(ORIGINAL) is not None:
         older[ORIGINAL] = rope.values[ORIGINAL]
-    sliding = next((one for one in facts.newer if one.layer == "sliding_attention"), None)
+    sliding = next((one for one in facts.newer if one.layer == SLIDING_LAYERS), None)
     if sliding and facts.model_type in LOCAL_BASE and sliding.values.get("rope_theta"):
         older[LOCAL_THETA] = sliding.values["rope_theta"]
     text = facts.text | older

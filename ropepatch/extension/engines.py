@@ -22,7 +22,7 @@ from ropepatch.model.architectures import (
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import ORIGINAL, QUERY_TEMPERATURE
 from ropepatch.model.engine_types import ABSENT, NOT_KNOWN, found
-from ropepatch.model.gguf import LLAMA_CPP, GgufModel, GgufRope
+from ropepatch.model.gguf import FREQS, LLAMA_CPP, GgufModel, GgufRope
 from ropepatch.model.record_file import Part, Text
 from ropepatch.model.rotary import switches
 from ropepatch.scaling.ramps import BETAS, shared_temperature, yarn_temperature
@@ -225,7 +225,7 @@ RULES = {
             "*",
             "partly",
             "scales queries with the position only with Mistral's params.json",
-            lambda rope: QUERY_TEMPERATURE in rope.parameters,
+            lambda rope: bool(rope.parameters.get(QUERY_TEMPERATURE)),
         ),
     ),
     "SGLang": (
@@ -265,7 +265,7 @@ RULES = {
         Rule(
             "llama3",
             "no",
-            "its {rope.architecture} reads no rope_freqs.weight: it runs unscaled",
+            f"its {{rope.architecture}} reads no {FREQS}: it runs unscaled",
             lambda rope: rope.architecture not in GGUF_FREQS,
         ),
         Rule("proportional", "not known"),
@@ -278,7 +278,7 @@ RULES = {
         Rule(
             "yarn",
             "partly",
-            "uses 32 and 1 as beta_fast and beta_slow",
+            f"uses {BETAS[0]:g} and {BETAS[1]:g} as beta_fast and beta_slow",
             lambda rope: rope.betas != BETAS,
         ),
         TRUNCATED,

@@ -110,9 +110,14 @@ def locate(
     )
 
 
+def is_adapter(folder: Path) -> bool:
+    """Whether the folder contains a PEFT adapter instead of a model."""
+    return (folder / ADAPTER).is_file() and not (folder / "config.json").exists()
+
+
 def check_no_adapter(folder: Path, name: str) -> None:
     """Raise a `RopepatchError` for a folder with a PEFT adapter and no model."""
-    if (folder / ADAPTER).exists() and not (folder / "config.json").exists():
+    if is_adapter(folder):
         raise RopepatchError(
             f"{name} holds a PEFT adapter, not a model",
             hint="merge it into its base model (merge_and_unload), save that, and extend what you saved",

@@ -16,15 +16,15 @@ from ropepatch.extension.remapping_code import other_code, remapping_code
 from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.kinds import CODE, code_of
-from ropepatch.model.source import TEMPLATES, included, is_carried
+from ropepatch.model.source import ADAPTER, TEMPLATES, included, is_adapter, is_carried
 from ropepatch.model.weights import changed, fingerprint, read_header
 from ropepatch.publishing.scanning import check_secrets
 
 CARD = "README.md"
-ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 # In addition to the weights and the files of `is_carried`.
 CARRIED = {
-    "": [CARD, "evaluation.html", records.FILE, readings.FILE, ADAPTER[0]],
+    "": [CARD, "evaluation.html", records.FILE, readings.FILE, ADAPTER],
     TEMPLATES: ["*.jinja"],
     "evaluation": ["*.json", "*.png"],
     "adaptation": ["*.json", "*.yaml"],
@@ -63,7 +63,7 @@ def read_contents(folder: Path, token: str | None = None, include: Sequence[str]
     secret, such as the user's `token`.
     """
     checkpoint = None if is_adapter(folder) else Checkpoint(folder)
-    weights = checkpoint.weights.files if checkpoint else read_header(folder / ADAPTER[1]).files
+    weights = checkpoint.weights.files if checkpoint else read_header(folder / ADAPTER_WEIGHTS).files
     names = {path.name for path in weights}
     # Other code is not pushed.
     own = names | ({CODE} if checkpoint and checkpoint.kind == "mapped" else set())
@@ -91,11 +91,6 @@ def read_contents(folder: Path, token: str | None = None, include: Sequence[str]
     notes = [f"too large to be searched for secrets: {', '.join(large)}"] if large else []
     pushed = {name.partition("/")[0] for name in files} | files.keys()
     return Contents(dict(sorted(files.items())), tuple(sorted(set(others) - pushed)), tuple(notes))
-
-
-def is_adapter(folder: Path) -> bool:
-    """Whether the folder contains a PEFT adapter instead of a model."""
-    return (folder / ADAPTER[0]).is_file() and not (folder / "config.json").exists()
 
 
 def judge(folder: Path, names: Iterable[str] = ()) -> Judgement:

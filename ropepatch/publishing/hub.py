@@ -22,9 +22,9 @@ from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.writing import extend
 from ropepatch.files import read_json, write_json
-from ropepatch.model.source import shown_name
+from ropepatch.model.source import ADAPTER, shown_name
 from ropepatch.publishing import hub_client
-from ropepatch.publishing.contents import ADAPTER, CARD, is_stale, is_weights, judge, read_contents
+from ropepatch.publishing.contents import CARD, is_stale, is_weights, judge, read_contents
 from ropepatch.publishing.hub_client import AGAIN, LOG_IN, hub_errors
 
 
@@ -200,7 +200,7 @@ def push(
 
 def _shown(files: dict[str, Path], temporary: Path) -> dict[str, Path]:
     """Replace an adapter's config by a copy in which its base has no local path."""
-    name, key = ADAPTER[0], "base_model_name_or_path"
+    name, key = ADAPTER, "base_model_name_or_path"
     config = read_json(files[name]) if name in files else {}
     base = config.get(key)
     if not isinstance(base, str) or shown_name(base) == base:

@@ -24,7 +24,7 @@ from ropepatch.extension.writing import Finish, origin_of, save_trained, source_
 from ropepatch.files import absent, new_folder, parse_json, read_json, read_text, write_json
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.precision import FLOAT32, placed, without_subnormals
-from ropepatch.model.source import without_paths
+from ropepatch.model.source import ADAPTER, without_paths
 from ropepatch.model.stock import no_progress_bars
 from ropepatch.progress import Progress, no_bar
 from ropepatch.settings import seed_of, yaml_text
@@ -288,7 +288,7 @@ def _save(
     with new_folder(absent(run.out)) as folder:
         shutil.copyfile(trained / WEIGHTS, folder / WEIGHTS)
         base = {"base_model_name_or_path": plan.model, "revision": plan.revision}
-        write_json(folder / "adapter_config.json", read_json(trained / "adapter_config.json") | base)
+        write_json(folder / ADAPTER, read_json(trained / ADAPTER) | base)
         enclose(folder)
         origin = origin_of(source_of(plan, out=run.out))
         records.write(folder, records.Record.of(plan, **extras | origin))

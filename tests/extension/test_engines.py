@@ -22,7 +22,14 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import ropepatch
-from ropepatch.extension.engines import PROBED, Engine, WrittenRope, engine_support, remapping_support
+from ropepatch.extension.engines import (
+    PROBED,
+    Engine,
+    WrittenRope,
+    engine_support,
+    remapping_support,
+    support,
+)
 from ropepatch.extension.planning import Plan, plan_by
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.reading_file import RIGHT
@@ -361,3 +368,10 @@ def test_an_original_length_that_is_no_number_is_not_used():
     parameters = {"rope_type": "linear", "factor": 4.0, "original_max_position_embeddings": {"0": 16}}
     rope = WrittenRope(parameters, Rope(16, 10000.0, 64), 256, "llama")
     assert (rope.window, rope.reach) == (64, 256)
+
+
+@pytest.mark.parametrize(("beta", "expected"), [(0.1, "partly"), (0, "yes"), (None, "yes")])
+def test_only_a_query_temperature_that_acts_lowers_the_support_of_vllm(beta, expected):
+    parameters = {"rope_type": "default", "llama_4_scaling_beta": beta}
+    rope = WrittenRope(parameters, Rope(16, 10000.0, 64), 64, "llama")
+    assert support("vLLM", rope, "read").reads == expected

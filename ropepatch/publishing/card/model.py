@@ -16,7 +16,7 @@ from ropepatch.evaluation.results import Result, Row, Series, as_read
 from ropepatch.evaluation.tasks import TASKS
 from ropepatch.extension.record import Engine, Record
 from ropepatch.model.kinds import CODE
-from ropepatch.model.source import HUB_ID
+from ropepatch.model.source import ADAPTER, HUB_ID
 from ropepatch.publishing.loading import call, load_adapter
 from ropepatch.scaling import METHODS
 
@@ -112,7 +112,7 @@ class Extended:
     @property
     def is_adapter(self) -> bool:
         """Whether the folder contains only an adapter."""
-        return "adapter_config.json" in self.files
+        return ADAPTER in self.files
 
     def engine(self, name: str) -> Engine | None:
         """Return the record's entry for an engine."""
