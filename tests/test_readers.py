@@ -2,9 +2,10 @@
 
 import json
 import random
-from collections.abc import Callable, Iterator
+import re
+import shutil
+from collections.abc import Callable
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,13 @@ from typing import Any
 import pytest
 import yaml
 from checkpoint_folders import RECORDS
+from damage import PUBLISHED, VALUES, damages
 from made_results import reading
 from pydantic import BaseModel
+from tiny_models import tiny_config
+from transformers import AutoModelForCausalLM
 
+import ropepatch
 from ropepatch.data.sources import stream_documents
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import read_result
@@ -32,15 +37,11 @@ from ropepatch.report.plots import figures
 from ropepatch.scaling.file import ScalingFile, read_scaling
 from ropepatch.training.recipe import Recipe
 
+# As for a user, warnings of transformers are not errors.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = 80  # damaged files per reader
-# Values that fit no key, numbers beyond every float, and nearly valid values.
-VALUES = [
-    *(None, True, False, 0, -1, 1, 3, 2**31, 2**62, -(10**400), 10**400, 0.5, 1e308, -1e-300),
-    *("", "x", "0", "1x", "-1k", "1e-5", "true", "yarn", "32k", "equal", "a\nb", "\x1b[2J"),
-    *("x" * 5000, "\ud800", "NaN"),
-    *([], [[]], {}, [None], [1, "x"], ["yarn"], {"name": "yarn"}, {"task": "perplexity"}, {"a": {"b": [1]}}),
-]
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Reader:
         read: Reads the file at a path.
         again: The content of the object that was read.
         schema: The pydantic model of the file; None if there is none.
+        examples: The number of damaged files; the sweep has ten times as many.
     """
 
     file: str
@@ -60,6 +62,7 @@ class Reader:
     read: Callable[[Path], Any]
     again: Callable[[Any], Any] | None = None
     schema: type[BaseModel] | None = None
+    examples: int = EXAMPLES
 
     def written(self, folder: Path, content: Any) -> Path:
         file = folder / self.file
@@ -91,6 +94,21 @@ def text_of_reading(file: Path) -> None:
     judge(read, [read.tops[reading_file.RIGHT].at(row) for row in range(len(read.positions))], None)
 
 
+def planned(file: Path) -> None:
+    """Plan and diagnose; what is printed has no control character, and nothing is written."""
+    diagnosis = ropepatch.diagnose(file.parent, measure=False)
+    shown, as_json = [str(diagnosis)], [diagnosis.to_json()]
+    try:
+        dry = ropepatch.extend(file.parent, file.parent / "out", to="4x", method="yarn", dry_run=True)
+        shown += [str(dry.plan), dry.outcome()]
+        as_json += [dry.plan.to_json(), dry.to_json()]
+    finally:
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", "".join(shown))
+        for text in as_json:
+            json.loads(text, parse_constant=pytest.fail)
+        assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
 TOPS = {"ids": [[1, 2], [3, 4]], "log_probs": [[-0.5, -1.0], [-0.25, -2.0]]}
 READING = {
     "version": 1,
@@ -116,6 +134,16 @@ SCALING = {
     "parameters": {"divisors": [1.5, 2.0], "attention_factor": 1.1},
 }
 RESULT = asdict(reading("yarn", [1.0, 2.0, 3.0]))
+TINY = json.loads(tiny_config("llama").to_json_string())
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32.0}
+OLDER = {key: value for key, value in TINY.items() if key != "rope_parameters"}
+OLDER |= {"rope_theta": 10000.0, "rope_scaling": YARN}
+CONFIGS = {
+    "config": TINY,
+    "config with older keys": OLDER,
+    "config by layer type": json.loads(tiny_config("gemma3_text").to_json_string()),
+    "config of several parts": next(one["config"] for one in PUBLISHED if one["name"] == "gemma-3-4b-it"),
+}
 LICENCES = (b"!!bool x", b"!!timestamp x", b"!!float ''", b'"\\ud800"', b"&a [*a]")  # PyYAML fails on
 READERS = {
     **{
@@ -157,29 +185,10 @@ READERS = {
         {"license": "mit", "language": ["en"], "tags": ["x"]},
         lambda file: stated_by_card(file.parent),
     ),
+    **{name: Reader("config.json", sound, planned, examples=6) for name, sound in CONFIGS.items()},
     "documents": Reader("x.jsonl", {"text": "a"}, lambda file: list(stream_documents(file))),
     "token ids": Reader("x.jsonl", {"input_ids": [1, 2]}, lambda file: list(stream_documents(file))),
 }
-
-
-def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The JSON pointers of all values in a content."""
-    yield path
-    inner = content.items() if isinstance(content, dict) else ()
-    inner = enumerate(content[:2]) if isinstance(content, list | tuple) else inner
-    for key, value in inner:
-        yield from places(value, (*path, key))
-
-
-def damaged(content: Any, path: tuple[Any, ...], value: Any) -> Any:
-    if not path:
-        return value
-    content = deepcopy(content)
-    holder = content
-    for key in path[:-1]:
-        holder = holder[key]
-    holder[path[-1]] = value
-    return content
 
 
 @pytest.mark.parametrize("name", [name for name, reader in READERS.items() if reader.again])
@@ -189,25 +198,81 @@ def test_writing_and_reading_again_gives_an_equal_object(name, tmp_path):
     assert reader.read(reader.written(tmp_path, reader.again(once))) == once
 
 
+def check_error(error: RopepatchError, content: Any) -> None:
+    message = f"{error}{error.hint}"
+    assert (message.isprintable(), len(message) < 2500) == (True, True), content
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("name", READERS)
-def test_any_value_at_any_key_is_accepted_or_raises_a_one_line_error(name, tmp_path):
+def test_any_value_at_any_key_is_accepted_or_raises_a_one_line_error(name, times, tmp_path):
     """Keys of the schema and of a valid file, at all depths."""
-    reader, draw = READERS[name], random.Random(name)
+    reader = READERS[name]
     keys = reader.schema.model_json_schema().get("properties", {}) if reader.schema else {"text": {}}
-    pointers = [*places(reader.sound), *((key,) for key in keys if key not in reader.sound)]
     reader.read(reader.written(tmp_path, reader.sound))
-    for _ in range(EXAMPLES):
-        path, value = draw.choice(pointers), draw.choice(VALUES)
-        content = damaged(reader.sound, path, value)
+    for content in damages(reader.sound, {*keys}, times * reader.examples, f"{name} {times}"):
         file = reader.written(tmp_path, content)
         try:
             read = reader.read(file)
         except RopepatchError as error:
-            message = f"{error}{error.hint}"
-            assert (message.isprintable(), len(message) < 2000) == (True, True), (path, value)
+            check_error(error, content)
         else:
             if reader.again:
-                assert reader.read(reader.written(tmp_path, reader.again(read))) == read, (path, value)
+                assert reader.read(reader.written(tmp_path, reader.again(read))) == read, content
+
+
+ROPE = '"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, %s}'
+BANDS = '"low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 16'
+LLAMA = '{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 1, %s}'
+FOUND = [
+    LLAMA % (ROPE % r'"\u001b[31m": 1'),  # a name with a terminal control sequence
+    LLAMA % (ROPE % '"x": [{"__float__": "NaN"}]'),  # NaN to transformers, in an unscaled RoPE
+    # frequencies of negative zero
+    LLAMA % f'"rope_parameters": {{"rope_type": "llama3", "rope_theta": 1e4, "factor": -1e308, {BANDS}}}',
+    # an infinite ratio of lengths
+    LLAMA % '"rope_theta": 1e4, "max_position_embeddings": 64, "rope_scaling": {"type": "yarn", "factor": 4, '
+    '"original_max_position_embeddings": 5e-324}',
+    # no token in the original length
+    LLAMA % '"rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 0.5}',
+    '{"model_type": "gemma3"}',
+    '{"model_type": "fuyu", "text_config": null}',
+    '{"model_type": "mllama", "text_config": {"model_type": {"a": 1}}}',
+    '{"model_type": "llama", "a": ' + '{"x":' * 3000 + "1" + "}" * 3001,
+    '{"model_type": "llama", "model_type": []}',
+]
+
+
+@pytest.mark.parametrize("text", FOUND)
+def test_odd_configs_raise_one_line_errors_or_give_printable_output(text, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    try:
+        planned(tmp_path / "config.json")
+    except RopepatchError as error:
+        check_error(error, text)
+
+
+FILES = ("config.json", "tokenizer_config.json", "generation_config.json", "model.safetensors.index.json")
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", [*FILES, "ropepatch.json", "model.safetensors"])
+def test_a_checkpoint_with_a_damaged_file_is_refused_or_extended_for_stock_transformers(
+    template, tmp_path, name
+):
+    is_json = (template / name).exists() and name.endswith(".json")
+    sound = json.loads((template / name).read_text()) if is_json else {}
+    for content in damages(sound, {"rope_scaling", "weight_map"}, 40, name):
+        source = Path(shutil.copytree(template, tmp_path / "source"))
+        (source / name).write_text(json.dumps(content))
+        try:
+            out = ropepatch.extend(source, tmp_path / "out", to=256, method="yarn", reading=False).folder
+        except RopepatchError as error:
+            check_error(error, content)
+        else:
+            AutoModelForCausalLM.from_pretrained(out)
+            shutil.rmtree(out)
+        assert [path.name for path in tmp_path.iterdir()] == ["source"], content
+        shutil.rmtree(source)
 
 
 @pytest.mark.parametrize("name", [name for name in READERS if name.startswith("record")])

@@ -385,7 +385,7 @@ def converted(source: Checkpoint) -> GgufModel | None:
     rope, architecture = source.rope, gguf_architecture(config.model_type)
     parameters = source.site.of(config.rope_parameters)
     written = WrittenRope(parameters, rope, source.window, architecture)
-    if architecture is None:
+    if architecture is None or written.window < 1:
         return None
     if rope.is_scaled and support("llama.cpp", written, "read").reads != "yes":
         return None

@@ -94,8 +94,10 @@ TRAINED_ON = {
 LLAMA_3_VOCABULARY = range(128_256, 128_512)
 
 
-def gguf_architecture(model_type: str) -> str | None:
+def gguf_architecture(model_type: object) -> str | None:
     """Return the GGUF name of an architecture; None if its graph in llama.cpp was not examined."""
+    if not isinstance(model_type, str):  # of a text_config, as transformers reads it
+        return None
     name = GGUF_RENAMED.get(model_type) or model_type.removesuffix("_text")
     known = (*GGUF_PLAIN, *GGUF_GLOBAL, *GGUF_FREQS, *GGUF_FACTORS)
     return next((one for one in known if _letters(one) == _letters(name)), None)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from checkpoint_folders import contents, edit_json
-from damaged_configs import PUBLISHED
+from damage import PUBLISHED
 from methods import example
 
 import ropepatch
