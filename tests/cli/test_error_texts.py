@@ -17,7 +17,7 @@ import datasets
 import huggingface_hub
 import pytest
 import torch
-from checkpoint_folders import contents, edit_json, write_checkpoint
+from checkpoint_folders import contents, edit_json
 from gguf_files import write_gguf
 
 from ropepatch import api
@@ -30,12 +30,8 @@ from ropepatch.probing.mistakes import TWICE
 
 EXTEND = "extend src --to 256 --out new/out"
 LONG = "o" * 300
-INDEX = "model.safetensors.index.json"
 ADAPTER = (Path(__file__).parents[2] / "recipes/tiny.yaml").read_text() + "save: adapter\n"
-MOSHI = '{"model_type": "moshi", "num_hidden_layers": 2}'
 RECURRENT_GEMMA = '{"model_type": "recurrent_gemma", "num_hidden_layers": 3}'
-THETA = 10000.0
-YARN = {"rope_type": "yarn", "rope_theta": THETA, "factor": 2.0, "original_max_position_embeddings": 64}
 
 Damage = Callable[[Path], object]
 
@@ -44,39 +40,13 @@ def config(**values) -> Damage:
     return lambda folder: edit_json(folder / "config.json", **values)
 
 
-def rope(**parameters) -> Damage:
-    return config(rope_parameters=parameters)
-
-
 def file(name: str, content: str | bytes) -> Damage:
     data = content.encode() if isinstance(content, str) else content
     return lambda folder: (folder / name).write_bytes(data)
 
 
-def without(name: str) -> Damage:
-    return lambda folder: (folder / name).unlink()
-
-
 def gguf_file(folder: Path) -> None:
     write_gguf(folder / "a.gguf", "qwen3")
-
-
-def truncated(folder: Path) -> None:
-    weights = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-
-
-def sharded(damage: Damage) -> Damage:
-    def apply(folder: Path) -> None:
-        shutil.rmtree(folder)
-        write_checkpoint(folder, max_shard_size="10KB")
-        damage(folder)
-
-    return apply
-
-
-def second_shard(folder: Path) -> Path:
-    return sorted(folder.glob("model-*.safetensors"))[1]
 
 
 IN_COMMANDS = re.compile(r"`ropepatch [^`]*`|ropepatch \w+ .*")  # a command line to copy
@@ -97,10 +67,7 @@ REFUSED = [  # a command, the damage in `src`, and a part of the error and its h
     ),
     ("extend src --rope-scaling-type linear", None, "use --to 4x --method linear"),
     ("extend src --target 1k", None, "use --to for the target length"),
-    ("extend missing/model/here --to 256", None, "no folder missing/model/here"),
     ("extend src/config.json --to 256", None, "src/config.json is a file, not a checkpoint folder"),
-    ("plan src/a.gguf --to 256", file("a.gguf", b"GGUF"), "src/a.gguf is truncated or damaged"),
-    ("extend src/a.gguf --to 256 --out new.gguf", None, "no file src/a.gguf"),
     (
         "extend src/a.gguf --to 256 --out new.bin",
         gguf_file,
@@ -112,85 +79,36 @@ REFUSED = [  # a command, the damage in `src`, and a part of the error and its h
     ("EXTEND --method pi", None, "unknown method 'pi' -> did you mean linear?"),
     ('EXTEND --method {"rope_type":"yarn","factor":4.0}', None, "use --to 4x and --method yarn"),
     ("extend src", None, "--to is missing"),
-    ("extend src --to 64", None, "src already covers 64 tokens (max_position_embeddings);"),
     ("EXTEND --set beta_fast", None, "--set beta_fast has no value"),
-    ("EXTEND --set truncate=maybe", None, "yarn: truncate must be true or false, got 'maybe'"),
-    ("EXTEND --set beta_fast=0.5", None, "yarn: beta_fast must be above beta_slow = 1.0, got 0.5"),
-    ("EXTEND --method linear --set beta=3", None, "linear has no parameter 'beta'"),
-    ("EXTEND --method longrope", None, "longrope needs long_factor"),
     (
         "EXTEND --method longrope --set long_factor=1,x",
         None,
         "long_factor must be numbers separated by commas, or a",
     ),
-    (
-        "EXTEND --method longrope --set long_factor=1,2",
-        None,
-        "longrope: this model has 8 rotary pairs, got 2 divisors",
-    ),
-    ("EXTEND", without("config.json"), "no config.json in src"),
-    ("EXTEND", file("config.json", ""), "cannot read src/config.json"),
     ("EXTEND", config(is_encoder_decoder=True), "config.json describes an encoder-decoder"),
     (
         "EXTEND",
         config(model_type="internlm2", auto_map={"AutoModel": "modeling.Model"}),
         "model_type 'internlm2' asks for remote code (auto_map),",
     ),
-    ("EXTEND", config(model_type="t5"), "transformers has no model of type t5 that generates text"),
-    ("EXTEND", file("config.json", MOSHI), "moshi is not supported: it has 2 rotary modules:"),
     ("EXTEND", file("config.json", RECURRENT_GEMMA), "max_position_embeddings must be an integer, got None"),
-    ("EXTEND", config(head_dim=15), "transformers cannot read config.json"),
     ("EXTEND", config(head_dim=10**9), "1000000000 rotary dimensions are not plausible"),
     (
         "EXTEND",
-        config(max_position_embeddings=64.0),
-        "Field 'max_position_embeddings' expected int, got float (value: 64.0)",
+        config(rope_parameters={"rope_type": "wavy", "rope_theta": 1e4}),
+        "unknown rope_type 'wavy' in config.json",
     ),
-    ("EXTEND", rope(rope_type="wavy", rope_theta=THETA), "unknown rope_type 'wavy' in config.json"),
-    ("EXTEND", rope(**YARN | {"factor": 1e300}), "factor must be at most 1e+12, got 1e+300"),
-    ("EXTEND --set ramp=index", rope(**YARN), "yarn is a formula of rope_theta and does not apply to"),
-    ("EXTEND", config(rope_theta=500000.0), "config.json contradicts itself: rope_theta is 500000.0"),
-    ("EXTEND", without("model.safetensors"), "no weights in src"),
-    ("EXTEND", truncated, "model.safetensors is truncated or damaged"),
     ("plan src --to 256", config(short_factor=[1.0] * 10**6), "src/config.json has 5 MB, expected at most 4"),
-    (
-        "EXTEND",
-        sharded(lambda folder: second_shard(folder).unlink()),
-        "model-00002-of-N.safetensors is missing from src",
-    ),
-    ("EXTEND", sharded(file(INDEX, "{}")), "src/model.safetensors.index.json has no weight_map of"),
-    ("extend src --to 256 --out there", None, "/here/there already exists"),
-    ("extend src --to 256 --out there/file/out", None, "cannot write /here/there/file/out: Not a directory"),
     ("extend src --to 256 --out {long}", None, "cannot write {long}: File name too long"),
     ("eval src --text src/empty.txt", file("empty.txt", ""), "no text in src/empty.txt: all of it is blank"),
     ("eval src --text src/config.json --device gpu", None, "no device 'gpu' here"),
-    ("eval tiny --suite standart", None, "unknown suite 'standart' -> did you mean standard?"),
     ("eval src --suite demo", None, "--text is missing"),
-    (
-        "eval tiny --suite src/mine.yaml",
-        file("mine.yaml", "{"),
-        "src/mine.yaml is not a suite: expected the node content,",
-    ),
     ("eval tiny --seed 3", None, "--seed has no effect: no task of the suite is random"),
     ("eval tiny --dtype int8", None, "no dtype 'int8' of weights"),
-    ("eval tiny --report there/file", None, "there/file already exists"),
-    ("plot src/config.json", None, "src/config.json: unknown result key 'architectures'"),
     ("plot tiny --methods yarn", None, "--methods needs --to"),
     ("recipes --copy", None, "--copy needs a recipe"),
     ("recipes tiny mine.yaml", None, "mine.yaml needs --copy"),
     ("recipes tiny mine.txt --copy", None, "mine.txt must end in .yaml"),
-    ("recipes tiny src/mine.yaml --copy", file("mine.yaml", ""), "src/mine.yaml already exists"),
-    ("recipes tiny there/file/mine.yaml --copy", None, "cannot write there/file/mine.yaml: Not a directory"),
-    (
-        "extend src --to 256 --method rerope",
-        file("tokenizer_config.json", '{"auto_map": {"AutoTokenizer": ["their.T", null]}}'),
-        "tokenizer_config.json contains other code, which",
-    ),
-    (
-        "eval src --text src",
-        config(model_type="llama-position-remapping"),
-        "config.json has an invalid position_remapping, got None",
-    ),
     (
         "extend tiny --recipe src/adapter.yaml --reading --out new",
         file("adapter.yaml", ADAPTER),
@@ -235,7 +153,7 @@ def test_a_user_error_is_one_line_and_a_hint_and_changes_no_file(
     lines = [line for line in err.splitlines() if line and not line.startswith("warning: ")]
     assert [line.partition(": ")[0] for line in lines] == ["error", "hint"]
     said = " -> ".join(line.partition(": ")[2] for line in lines).replace(str(here), "/here")
-    assert words.replace("{long}", LONG) in re.sub(r"model-\d+-of-\d+", "model-00002-of-N", said)
+    assert words.replace("{long}", LONG) in said
     assert not ARGUMENTS.intersection(re.findall(r"`(\w+)[=`]", IN_COMMANDS.sub("", said)))
     assert {path: data for path, (_, data) in contents(here).items()} == before
 

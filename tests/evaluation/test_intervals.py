@@ -92,25 +92,6 @@ def test_the_design_effect_is_that_of_one_answer_a_haystack_where_all_of_it_are_
     assert answers([20] * 10).interval()[0] < single[0] - 0.04
 
 
-def test_complementary_shares_have_mirrored_intervals():
-    low, high = answers([20, 18, 20, 11]).interval()
-    assert answers([0, 2, 0, 9]).interval() == pytest.approx((1 - high, 1 - low))
-    for found in ([0] * 5, [20] * 5, [0, 20, 0, 20, 1]):
-        low, high = answers(found).interval()
-        assert 0 <= low < high <= 1
-
-
-def test_the_order_of_clusters_changes_nothing():
-    draw = np.random.default_rng(0)
-    for share in (False, True):
-        weights = draw.integers(5, 30, 8)
-        clusters = [(float(draw.integers(0, w)), float(w)) for w in weights]
-        mean, turned = (Mean(tuple(each), share) for each in (clusters, clusters[::-1]))
-        assert mean.value == turned.value
-        assert mean.interval() == pytest.approx(turned.interval(), rel=1e-12)
-        assert Mean.of([list(cluster) for cluster in clusters], share=share) == mean
-
-
 @pytest.mark.parametrize("clusters", [0, 1, 2])
 def test_below_three_clusters_there_is_no_interval_and_missing_counts_the_rest(clusters):
     mean = mean_of([3.0, 4.0][:clusters])

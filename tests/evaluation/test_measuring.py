@@ -25,7 +25,6 @@ from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.model import source
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import TINY
-from ropepatch.processes import Processes
 
 TALES = PerplexityTask(windows=3)
 YARN = (Method(name="yarn"),)
@@ -302,12 +301,3 @@ def test_no_gain_is_measured_within_the_trained_context_whose_loss_always_is():
         assert {row.measure for row in result.rows} == {"loss"}
     for result in of_tiny(PerplexityTask(windows=1, lengths=("2x",))):
         assert [row.at["length"] for row in result.of("loss", "length")] == [256, 512]
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_the_first_process_chooses_the_precision_of_all(monkeypatch, first):
-    monkeypatch.setattr(measuring, "load_checkpoint", lambda checkpoint, *_: checkpoint.load(torch.bfloat16))
-    monkeypatch.setattr(measuring, "prefers_float32", lambda model, device: not first)
-    monkeypatch.setattr(Processes, "deal", lambda self, items, work, key: [first])
-    tiny = measuring.Subject("tiny", Checkpoint.find("tiny", weights=True), Processes(1, 2))
-    assert tiny.model.dtype == (torch.float32 if first else torch.bfloat16)

@@ -85,13 +85,6 @@ def test_scalings_are_ordered_by_loss_and_told_apart_document_by_document():
     assert (ranking.recommended, ranking.target, ranking.original) == ("a", 1024, 256)
 
 
-def test_a_gain_within_the_noise_is_no_reason_to_extend():
-    noisy = [1.0 + 0.4 * (number % 2) for number in range(10)]
-    ranking = ranked(read(BASELINE, [nats + 0.1 for nats in noisy[::-1]]), read("a", noisy))
-    assert ranking.recommended is None
-    assert ranking.rows[0].loss_gain.value == pytest.approx(0.1)
-
-
 @pytest.mark.parametrize("ask", [False, True])
 @pytest.mark.parametrize("texts", [1, 2])
 def test_with_fewer_than_three_texts_no_method_helps(texts, ask):

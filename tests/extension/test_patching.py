@@ -135,18 +135,6 @@ def test_the_plan_of_another_model_is_rejected(model):
     assert ropepatch.active(other) is None
 
 
-def test_a_scaling_and_a_method_by_its_name_are_their_plan(model):
-    for method, parameters in (("ntk", {}), ("yarn", {"beta_fast": 16.0})):
-        plan, scaling = (
-            plan_for(model, method, **parameters),
-            make_scaling(method, factor=FACTOR, **parameters),
-        )
-        with ropepatch.patch(model, scaling) as handle:
-            assert handle.plan == plan
-        with ropepatch.patch(model, method, to="4x", **parameters) as handle:
-            assert handle.plan == plan
-
-
 @pytest.mark.parametrize("wrap", ["peft", "compile", "decoder"])
 def test_a_plan_is_for_the_model_inside_its_wrappers(model, ids, wrap):
     wrapped = {

@@ -6,11 +6,7 @@ import pytest
 from remapping_oracle import ORACLE
 
 import ropepatch
-from ropepatch.attention import REMAPPINGS, make_remapping, remap_positions
-from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.measuring import measure_extension
-from ropepatch.evaluation.suites import Suite
-from ropepatch.evaluation.tasks import PerplexityTask
+from ropepatch.attention import REMAPPINGS, make_remapping
 
 every_remapping = pytest.mark.parametrize("name", REMAPPINGS)
 
@@ -40,18 +36,3 @@ def test_a_plan_for_a_huge_target_is_fast():
         assert "remapped distances stay within the original context of 256" in str(
             ropepatch.plan("tiny", to="999999999999", method=name)
         )
-
-
-def test_the_measured_model_has_the_requested_remapping(tiny, tmp_path):
-    model, tokenizer = tiny
-    task = PerplexityTask(windows=None, documents=1, lengths=(512,))
-    suite = Suite(to=(512,), tasks=(task,))
-    plan = ropepatch.plan("tiny", to=512, method="self-extend", window=32)
-    results = {result.label: result for result in measure_extension(suite, plan, out=tmp_path)}
-    measurement = task.prepare("tiny", tokenizer, trained=256, to=512)
-    with remap_positions(model, "self-extend", to=512, window=32):
-        by_hand = measurement.run(model, tokenizer, None, lambda done, total: None)
-    assert results["self-extend"].rows == by_hand != results["baseline"].rows
-    other = ropepatch.plan("tiny", to=512, method="self-extend", window=64)
-    with pytest.raises(RopepatchError, match="measured with other settings: it differs in scaling"):
-        measure_extension(suite, other, out=tmp_path)

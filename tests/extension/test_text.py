@@ -38,14 +38,6 @@ def test_a_plan_shows_the_same_text_in_a_notebook(monkeypatch):
     assert plan._repr_html_() == f"<pre>{html.escape(text)}</pre>"
 
 
-def test_the_target_length_may_be_a_number_or_a_text():
-    plans = [ropepatch.plan("tiny", to=to) for to in (1024, "1024", "1k", "4x")]
-    assert {str(plan) for plan in plans} == {str(plans[0])}
-    with pytest.raises(ropepatch.RopepatchError, match="'1q' is not a length in tokens") as caught:
-        ropepatch.plan("tiny", to="1q")
-    assert caught.value.__notes__ == [f"hint: {caught.value.hint}"]
-
-
 def test_untrusted_names_and_values_are_escaped_and_shortened(tmp_path):
     folder = tmp_path / "evil\x1b[2J\nfolder\u202e"
     shutil.copytree(TINY, folder)
