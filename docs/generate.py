@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from registries import meanings
 from rich.console import Console
 from transformers import LlamaConfig
 
@@ -28,7 +29,7 @@ from ropepatch.extension.planning import plan
 from ropepatch.report.plots import figures_of_plans, save_figure
 from ropepatch.report.printers import markdown_rows
 from ropepatch.scaling import METHODS
-from ropepatch.settings import Named, Settings, meanings
+from ropepatch.settings import Named, Settings
 
 ROOT = Path(__file__).parents[1]
 Rows = list[list[str]]

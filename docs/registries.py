@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -10,6 +11,8 @@ from typing import Any
 
 import yaml
 from measured import result
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import core_schema
 
 import ropepatch
 from ropepatch import ENCODINGS, METHODS, REMAPPINGS
@@ -31,7 +34,7 @@ from ropepatch.model.engine_types import was_run
 from ropepatch.model.gguf import FREQS
 from ropepatch.model.precision import HOUR
 from ropepatch.report.printers import markdown_rows
-from ropepatch.settings import RECIPES, SUITES, find_shipped, meanings, shipped_names
+from ropepatch.settings import RECIPES, SUITES, Settings, find_shipped, shipped_names
 from ropepatch.training import recipe as sections
 from ropepatch.training.forecast import Estimate, published_config
 from ropepatch.training.recipe import Recipe, read_recipe
@@ -146,6 +149,31 @@ def _scaled_layers(plan: Plan) -> int:
 
 
 # Recipes
+
+
+def meanings(kind: type) -> dict[str, str]:
+    """The Args section of a docstring."""
+    section = (inspect.getdoc(kind) or "").partition("Args:\n")[2].partition("\n\n")[0]
+    entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", section, flags=re.MULTILINE)
+    return {key: " ".join(text.split()) for key, text in entries}
+
+
+class DescribedSchema(GenerateJsonSchema):
+    """JSON Schemas with the texts of the docstrings."""
+
+    def model_schema(self, schema: core_schema.ModelSchema) -> dict[str, Any]:
+        """Add the meaning of the class and of every key."""
+        written, kind = super().model_schema(schema), schema["cls"]
+        if not issubclass(kind, Settings):
+            return written
+        written["description"] = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
+        texts = meanings(kind)
+        for key, value in written.get("properties", {}).items():
+            value.pop("title", None)
+            if key in texts:
+                value["description"] = texts[key]
+        return written
+
 
 SECTIONS: tuple[tuple[str, Any], ...] = (
     ("", Recipe),

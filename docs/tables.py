@@ -36,6 +36,7 @@ import pretraining_recipe
 import registries
 import remappings_study
 from measured import RESULTS, result
+from registries import DescribedSchema
 
 import ropepatch
 from ropepatch.evaluation.comparisons import BASELINE
@@ -192,7 +193,9 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
 
 def schema(kind: type[Suite | Recipe | pretraining_recipe.Recipe]) -> str:
     """The JSON Schema by which editors complete a file."""
-    content = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | kind.model_json_schema()
+    content = {"$schema": "https://json-schema.org/draft/2020-12/schema"} | kind.model_json_schema(
+        schema_generator=DescribedSchema
+    )
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -71,16 +71,6 @@ def _given(arguments: dict[str, Any], *extra: str) -> dict[str, Any]:
     return named
 
 
-def _check_files(**files: object) -> None:
-    """Check the name and the keys of a suite or a recipe before torch is imported."""
-    from ropepatch import settings
-
-    for what, file in files.items():
-        if isinstance(file, str | os.PathLike):
-            folder = settings.RECIPES if what == "recipe" else settings.SUITES
-            settings.check_keys(os.fspath(file), folder, what)
-
-
 # Plan, try and write
 
 
@@ -291,7 +281,6 @@ def extend(
             folder exists or cannot be written, the result differs from the plan, or it cannot be pushed.
             Nothing half-written is left behind.
     """
-    _check_files(recipe=recipe, suite=evaluate)
     from ropepatch.pipeline.extension import extend as run
     from ropepatch.pipeline.options import ExtendOptions as Options
 
@@ -370,7 +359,6 @@ def evaluate(
         RopepatchError: If a model, method, suite or text is missing or does not fit, before anything is
             measured; or if `out` contains a result that was measured with other settings.
     """
-    _check_files(suite=suite)
     from ropepatch.pipeline.evaluation import EvaluateOptions as Options
     from ropepatch.pipeline.evaluation import evaluate as run
 
@@ -640,7 +628,6 @@ def read_recipe(name: str) -> Recipe:
     Raises:
         RopepatchError: If there is no such recipe, it is not YAML, or a key is missing, unknown or invalid.
     """
-    _check_files(recipe=name)
     from ropepatch.training.recipe import read_recipe as run
 
     return run(name)

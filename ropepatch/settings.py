@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import inspect
-import json
 import re
 import reprlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from numbers import Number as AnyNumber
 from pathlib import Path
 from textwrap import shorten
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Protocol, Self, TypeVar
 
 import yaml
 from pydantic import (
-    AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
+    TypeAdapter,
     ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
     model_validator,
 )
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from ropepatch.errors import LENGTHS, RopepatchError, argument
-from ropepatch.files import check_regular, read_json, shipped
+from ropepatch.files import check_regular, shipped
 
 _short = reprlib.Repr()
 _short.maxlevel, _short.maxstring, _short.maxother = 2, 100, 100
@@ -120,24 +115,39 @@ def read_yaml(path: Path, what: str) -> Any:
     check_regular(path)
     try:
         return parse_yaml(path.read_text(encoding="utf-8"))
-    except yaml.MarkedYAMLError as error:
-        mark, problem = error.problem_mark, error.problem or "no YAML"
-        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        hint = "correct that line; a value that holds a colon or a bracket needs quotes"
-        raise RopepatchError(f"{path} is not a {what}: {shorten(problem, 300)}{where}", hint=hint) from error
     except Exception as error:  # PyYAML passes on errors of int() and others
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        reason = getattr(error, "problem", None) or getattr(error, "strerror", None) or str(error)
         raise RopepatchError(
-            f"{path} is not a {what}: {shorten(reason, 300)}", hint="name a YAML file"
+            f"{path} is not a {what}: {shorten(reason, 300)}{where}",
+            hint="name a YAML file; in it a value that holds a colon or a bracket needs quotes",
         ) from error
 
 
-def refuse_unknown(names: Iterable[object], choices: Iterable[str], what: str) -> None:
-    """Raise a `RopepatchError` for a name that is not among the choices; the hint is the nearest, or all."""
+def refuse_unknown(
+    names: Iterable[object],
+    choices: Iterable[str],
+    what: str,
+    other_names: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Raise a `RopepatchError` for a name that is not among the choices; the hint is the nearest, or all.
+
+    Args:
+        names: The names.
+        choices: The known names.
+        what: Their kind in messages, such as "method".
+        other_names: The choices that other names stand for, only for the hint.
+    """
     choices = list(choices)
     for name in names:
-        if name not in choices:
-            raise RopepatchError(f"unknown {what} {shown(name)}", hint=_nearest_or_all(name, choices))
+        if name in choices:
+            continue
+        meant = name
+        if isinstance(name, str):
+            meant = other_names.get(name.lower(), name.lower())
+        hint = nearest(meant, choices) or f"known: {', '.join(choices)}"
+        raise RopepatchError(f"unknown {what} {shown(name)}", hint=hint)
 
 
 # Bundled YAML files
@@ -162,40 +172,6 @@ def find_shipped(name: str, folder: str, what: str) -> Path:
         return Path(name)
     refuse_unknown([name], shipped_names(folder), what)
     return shipped(folder) / f"{name}.yaml"
-
-
-def check_keys(name: str, folder: str, what: str) -> None:
-    """Check the keys of a file of `find_shipped` against the bundled schema.
-
-    This is fast; importing the class that validates the rest takes seconds.
-    """
-    file, schema = find_shipped(name, folder, what), read_json(shipped(folder) / f"{what}.schema.json")
-    content = read_yaml(file, what)
-    try:
-        _check_mapping(schema, schema, content, what)
-    except RopepatchError as error:
-        raise RopepatchError(f"{file}: {error}", hint=error.hint) from error
-
-
-def _check_mapping(
-    schema: dict[str, Any], part: dict[str, Any], content: Any, what: str, at: str = ""
-) -> None:
-    """Compare the keys of a mapping, and of those within it, with a part of a schema."""
-    kinds = [one for one in part.get("anyOf", [part]) if "$ref" in one]
-    if len(kinds) == 1:
-        part = schema["$defs"][kinds[0]["$ref"].rpartition("/")[2]]
-    if not isinstance(content, dict) or part.get("additionalProperties") is not False:
-        return
-    known = part["properties"]
-    for key in (*content, *part.get("required", ())):
-        if key not in known:
-            hint = _nearest_or_all(key, [*known])
-            raise RopepatchError(f"unknown {what} key {shown(f'{at}{key}')}", hint=hint)
-        if key not in content:
-            hint = f"keys: {', '.join(known)}"
-            raise RopepatchError(f"a {what} must have the key {at}{key}", hint=hint)
-    for key, value in content.items():
-        _check_mapping(schema, known[key], value, what, f"{at}{key}.")
 
 
 # Names, lengths and seeds
@@ -224,27 +200,6 @@ def relative_length(text: str | int, trained: int) -> int:
     if not match:
         return parse_length(written)
     return round(float(match[1]) * trained) or parse_length("0")  # raises
-
-
-OTHER_TYPES = {"default": "none", "su": "longrope"}  # RoPE types with another name here
-
-
-def as_target(value: str = "") -> tuple[str, str]:
-    """Return the target and method of a RoPE scaling or a factor; the defaults are 4x and yarn."""
-    rope: Any = value
-    for read in (ast.literal_eval, json.loads):
-        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-            rope = read(value)
-    while isinstance(rope, dict):
-        inner = next((rope[key] for key in ("rope_scaling", "rope_parameters") if rope.get(key)), None)
-        if not isinstance(inner, dict):
-            break
-        rope = inner
-    named = isinstance(rope, str) and re.fullmatch(r"[a-z][\w-]*", rope)
-    stated = rope if isinstance(rope, dict) else {"rope_type": rope} if named else {"factor": rope}
-    kind, factor = stated.get("rope_type", stated.get("type", "yarn")), stated.get("factor", 4)
-    number = factor if isinstance(factor, int | float) and 1 < factor < 1e6 else 4
-    return f"{number:g}x", OTHER_TYPES.get(kind, kind) if isinstance(kind, str) else "yarn"
 
 
 def listed(values: Any) -> list[Any]:
@@ -281,81 +236,41 @@ def key_of(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
-def expected(words: str) -> WrapValidator:
-    """In `Annotated`: the type in words, for "KEY must be WORDS, got VALUE"."""
-
-    def check(value: Any, fits: ValidatorFunctionWrapHandler) -> Any:
-        try:
-            fits(value)
-        except (ValidationError, RopepatchError):
-            raise PydanticCustomError("unfit", "unfit", {"words": words}) from None
-        return value  # unconverted: 2 stays an int
-
-    return WrapValidator(check)
+def named_in(names: Iterable[str]) -> Any:
+    """Return a field for JSON Schemas, in `Annotated`: a text that is one of these names."""
+    return Field(json_schema_extra={"enum": [*names]})
 
 
-class OneOf:
-    """In `Annotated`: a text that is one of these names."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self.names = list(names)
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Make the core schema of pydantic."""
-        return core_schema.literal_schema(self.names)
-
-
-def _some_tokens(length: int | str) -> int | str:
-    if relative_length(length, 10**6) == 0:
-        raise RopepatchError("no token")
+def _check_length(length: Any) -> Any:
+    """Raise a ValueError unless `relative_length` parses the value."""
+    try:
+        relative_length(length, 10**6)
+    except RopepatchError:
+        raise ValueError("Input should be a length in tokens (4096, 32k or 4x)") from None
     return length
 
 
-Divisors = Annotated[  # in the range in which every frequency fits float32
-    tuple[Annotated[float, Field(ge=1e-30, le=1e30)], ...],
-    Field(min_length=1),
-    expected("a tuple of numbers from 1e-30 to 1e30"),
-]
 MAX_NUMBER = 1e12  # of a number in a formula: beyond it powers overflow
 Entry = TypeVar("Entry")
 Several = Annotated[tuple[Entry, ...], Field(min_length=1)]
-Text = Annotated[str, Field(min_length=1), expected("a text")]
-Count = Annotated[int, Field(gt=0, lt=2**63), expected("a whole number above 0")]
-Whole = Annotated[int, Field(ge=0, lt=2**63), expected("a whole number from 0")]
-Number = Annotated[float, Field(allow_inf_nan=False), expected("a finite number")]
-AboveOne = Annotated[float, Field(gt=1, allow_inf_nan=False), expected("a number above 1")]
-FromOne = Annotated[float, Field(ge=1, allow_inf_nan=False), expected("a number from 1")]
-Amount = Annotated[float, Field(gt=0, allow_inf_nan=False), expected("a number above 0")]
-Weight = Annotated[float, Field(ge=0, allow_inf_nan=False), expected("a number from 0")]
-Share = Annotated[float, Field(ge=0, le=1), expected("a share from 0 to 1")]
-PartShare = Annotated[float, Field(ge=0, lt=1), expected("a share from 0 to below 1")]
-Length = Annotated[
-    Annotated[int, Field(gt=0)] | Annotated[str, Field(pattern=f"^({TOKENS}|{MULTIPLE})$")],
-    AfterValidator(_some_tokens),
-    expected("a length in tokens (4096, 32k or 4x)"),
-]
-UNKNOWN_FIELD = "unexpected_keyword_argument"  # pydantic's type of error for a dataclass
-WORDS = {  # for types without `expected`, by pydantic's type of error
-    "bool_type": "true or false",
-    "dataclass_type": "a mapping",
-    "dict_type": "a mapping",
-    "float_type": "a number",
-    "int_type": "a whole number",
-    "list_type": "a list",
-    "model_attributes_type": "a mapping",
-    "model_type": "a mapping",
-    "string_type": "a text",
-    "too_short": "of at least one entry",
-    "tuple_type": "a list",
-    "union_tag_not_found": "a mapping that says which of several it is",
-}
+Text = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(gt=0, lt=2**63)]
+Whole = Annotated[int, Field(ge=0, lt=2**63)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+AboveOne = Annotated[Number, Field(gt=1)]
+FromOne = Annotated[Number, Field(ge=1)]
+Amount = Annotated[Number, Field(gt=0)]
+Weight = Annotated[Number, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+PartShare = Annotated[float, Field(ge=0, lt=1)]
+Length = Annotated[int | str, BeforeValidator(_check_length)]
 
 
 class Settings(BaseModel):
-    """User input of declared types, validated strictly: no conversions, no unknown keys.
+    """User input of declared types, validated strictly: no texts for numbers, no unknown keys.
 
-    An invalid value raises a `RopepatchError` that names its key, for YAML, JSON and Python. Lists become
-    tuples, and NumPy and torch numbers become Python's. JSON Schemas contain the texts of the docstrings.
+    An invalid value raises the `RopepatchError` of `refusal`, for YAML, JSON and Python. Lists become tuples,
+    and NumPy and torch numbers become Python's.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -367,12 +282,6 @@ class Settings(BaseModel):
             raise refusal(error, type(self), values) from None
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # keeps the path of nested errors
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **options: Any) -> None:
-        """Remove annotations from the signature that `help` shows."""
-        bare = [one.replace(annotation=one.empty) for one in inspect.signature(cls).parameters.values()]
-        cls.__signature__ = inspect.Signature(bare)
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
@@ -403,52 +312,83 @@ class Settings(BaseModel):
         """Raise a `RopepatchError` if values cannot be combined."""
 
     @classmethod
-    def _check_keys(cls, keys: Collection[Any]) -> None:
-        """Raise an error for unknown keys, and for missing keys without a default."""
-        required = [key for key, field in cls.model_fields.items() if field.is_required()]
-        for key in [*keys, *required]:
-            if key not in cls.model_fields or key not in keys:
-                fault = "absent" if key in required else "unknown"
-                raise PydanticCustomError(fault, fault, {"key": (key,), "keys": list(cls.model_fields)})
+    def _refusal(cls, place: str, words: str, value: Any) -> RopepatchError:
+        return RopepatchError(f"{place} must {words}, got {shown(value)}")
 
     @model_validator(mode="before")
     @classmethod
     def _read(cls, content: Any) -> Any:
         if not isinstance(content, dict):
             return content
-        cls._check_keys(content)
         return {key: _plain(value) for key, value in content.items()}
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:
-        try:
-            self.check()
-        except RopepatchError as error:
-            raise PydanticCustomError("together", "together", {"error": error}) from error
+        self.check()
         return self
 
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Add the meaning of every key to the JSON Schema."""
-        written = handler.resolve_ref_schema(handler(core))
-        written["description"] = " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
-        texts = meanings(cls)
-        for key, value in written.get("properties", {}).items():
-            value.pop("title", None)
-            value.update({"description": texts[key]} if key in texts else {})
-        return written
+
+# The errors of pydantic for unknown keys of models and dataclasses.
+UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument", "invalid_key")
+
+
+def refusal(error: ValidationError, kind: type[Any], content: Any) -> RopepatchError:
+    """Make a `RopepatchError` with one line and a hint from the errors of pydantic.
+
+    Args:
+        error: The errors.
+        kind: The class, settings or a dataclass.
+        content: The input.
+    """
+    errors = error.errors(include_url=False)
+    # Pydantic reports missing keys before unknown ones, which explain more.
+    first = next((one for one in errors if one["type"] in UNKNOWN), errors[0])
+    steps, place = first["loc"], _place(first["loc"], content)
+    if first["type"] in (*UNKNOWN, "missing"):
+        keys = _keys_within(kind) if steps[1:] else [*inspect.signature(kind).parameters]
+        listed = f"keys: {', '.join(keys)}"
+        if first["type"] == "missing":
+            missing = f"{place}.{steps[-1]}".removeprefix(".")
+            return RopepatchError(f"{noun(kind)} needs {missing}", hint=listed)
+        hint = nearest(steps[-1], keys) or listed
+        return RopepatchError(f"unknown {noun(kind)} key {shown(place)}", hint=hint)
+    words: list[str] = []  # several for a union
+    for one in errors:
+        said = re.sub(r"^(Value error, )?\w+ should | or instance of \w+$", "", one["msg"])
+        if _place(one["loc"], content) == place and said not in words:
+            words.append(said)
+    expected = " or ".join(words).replace("tuple", "list").replace("dictionary", "mapping")
+    of_kind = kind if issubclass(kind, Settings) else Settings
+    return of_kind._refusal(place or noun(kind), expected, first["input"])
+
+
+def _place(steps: tuple[int | str, ...], content: Any) -> str:
+    """Format a location, `data.sources[1].weight`, without pydantic's own steps within a union."""
+    place = ""
+    for step in steps:
+        with suppress(KeyError, IndexError, TypeError):
+            content = content[step]
+            place += f".{step}" if str(step).isidentifier() else f"[{shown(step)}]"
+    return place.removeprefix(".")
+
+
+def _keys_within(kind: type[Any]) -> list[str]:
+    """Return the keys of all settings within others."""
+    parts = TypeAdapter(kind).json_schema().get("$defs", {})
+    return [key for part in parts.values() for key in part.get("properties", {})]
+
+
+def nearest(name: object, names: Iterable[str]) -> str:
+    """Return a hint with the most similar name, empty if none is similar."""
+    close = get_close_matches(name, list(names), n=1) if isinstance(name, str) else []
+    return f"did you mean {close[0]}?" if close else ""
 
 
 def noun(kind: type) -> str:
-    """Return a class name in words: `PasskeyTemplate` as "passkey template"."""
+    """Return the name of a class in messages: `PasskeyTemplate` is "passkey template", `YaRN` "yarn"."""
+    if issubclass(kind, Named):
+        return kind.name
     return re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", " ", kind.__name__).lower()
-
-
-def meanings(kind: type) -> dict[str, str]:
-    """Parse the Args section of a docstring."""
-    section = (inspect.getdoc(kind) or "").partition("Args:\n")[2].partition("\n\n")[0]
-    entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", section, flags=re.MULTILINE)
-    return {key: " ".join(text.split()) for key, text in entries}
 
 
 def shown(value: object) -> str:
@@ -484,81 +424,12 @@ def whole_number(name: str, value: Any) -> int:
     )
 
 
-def positive_number(name: str, value: Any) -> float:
-    """Return a finite number above 0 of any library as a float; the error names the argument."""
-    number = number_of(value)
-    if isinstance(number, int | float) and not isinstance(number, bool) and 0 < number < 1e300:
-        return float(number)
-    raise RopepatchError(
-        f"{argument(name)} must be a number above 0, got {shown(value)}", hint=f"such as {argument(name, 64)}"
-    )
-
-
 def _plain(value: Any) -> Any:
     """Convert lists and arrays to tuples, and numbers of other libraries to Python's."""
     value = number_of(value)
     if type(value) not in (list, tuple):
         return value
     return tuple(number_of(item) for item in value)
-
-
-def refusal(error: ValidationError, kind: type[Any], content: Any) -> RopepatchError:
-    """Make a `RopepatchError` with one line and a hint from the first error of pydantic.
-
-    Args:
-        error: The errors.
-        kind: The class, settings or a dataclass.
-        content: The input.
-    """
-    # Unknown keys are the most helpful; pydantic's dataclasses report missing ones before them.
-    first = max(error.errors(include_url=False), key=lambda one: one["type"] == UNKNOWN_FIELD)
-    value, context, fault, steps = first["input"], first.get("ctx", {}), first["type"], first["loc"]
-    if fault in (UNKNOWN_FIELD, "missing"):
-        keys = [] if steps[1:] else [*inspect.signature(kind).parameters]  # not known for nested classes
-        context = {"key": steps[-1:], "keys": keys}
-        fault, steps = "unknown" if fault == UNKNOWN_FIELD else "absent", steps[:-1]
-    place, hint = _place(steps, content), None
-    if fault == "together":
-        together: RopepatchError = context["error"]
-        return RopepatchError(f"{place}: {together}" if place else str(together), hint=together.hint)
-    if fault in ("absent", "unknown"):
-        (key,), keys = context["key"], context["keys"]
-        whole = f"{place}.{key}" if place else key
-        if fault == "unknown":
-            return RopepatchError(f"unknown {noun(kind)} key {shown(whole)}", hint=_nearest_or_all(key, keys))
-        hint = f"keys: {', '.join(keys)}" if keys else None
-        return RopepatchError(f"a {noun(kind)} must have the key {whole}", hint=hint)
-    words = context.get("words") or WORDS.get(fault, first["msg"])
-    if choices := context.get("expected") or context.get("expected_tags"):
-        names, value = re.findall("'([^']*)'", choices), context.get("tag", value)
-        words, hint = f"one of {', '.join(names)}", _nearest_or_all(value, names)
-    elif fault == "model_type" and not place:
-        hint = f"keys: {', '.join(kind.model_fields)}"
-    elif isinstance(value, str) and "number" in words and value.lstrip("+-.")[:1].isdigit():
-        hint = "what stands in quotes is a text: leave them out"
-    if own := getattr(kind, "_refusal", None):
-        refused: RopepatchError = own(place, words, value)
-        return refused
-    return RopepatchError(f"{place or f'a {noun(kind)}'} must be {words}, got {shown(value)}", hint=hint)
-
-
-def _place(steps: tuple[int | str, ...], content: Any) -> str:
-    """Format a location, `data.sources[1].weight`, without pydantic's own steps within a union."""
-    place = ""
-    for step in steps:
-        with suppress(KeyError, IndexError, TypeError):
-            content = content[step]
-            place += f".{step}" if str(step).isidentifier() else f"[{shown(step)}]"
-    return place.removeprefix(".")
-
-
-def _nearest(name: object, names: Iterable[str]) -> str:
-    close = get_close_matches(name, list(names), n=1) if isinstance(name, str) else []
-    return f"did you mean {close[0]}?" if close else ""
-
-
-def _nearest_or_all(name: object, names: list[str]) -> str:
-    return _nearest(name, names) or f"known: {', '.join(names)}"
 
 
 class Named(Settings):
@@ -589,14 +460,12 @@ class Named(Settings):
         """Raise a `RopepatchError` for an unknown parameter; the hint suggests the nearest name."""
         known = cls.defaults()
         for parameter in parameters:
-            if parameter not in known:
-                listed = f"its parameters: {', '.join(known)}" if known else "it has none"
-                near = _nearest(parameter, [*known, *arguments])
-                if not near and parameter in LENGTHS:
-                    near = f"the target length is {argument('to')};"
-                raise RopepatchError(
-                    f"{cls.name} has no parameter {shown(parameter)}", hint=f"{near} {listed}".strip()
-                )
+            if parameter in known:
+                continue
+            hint = nearest(parameter, [*known, *arguments])
+            if parameter in LENGTHS:
+                hint = f"the target length is {argument('to')}"
+            raise RopepatchError(f"{cls.name} has no parameter {shown(parameter)}", hint=hint or cls._list())
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters by name."""
@@ -608,23 +477,13 @@ class Named(Settings):
             within = not isinstance(value, int | float) or abs(value) <= MAX_NUMBER
             self._require(within, key, f"at most {MAX_NUMBER:g}")
 
-    @classmethod
-    def _check_keys(cls, keys: Collection[Any]) -> None:
-        if not hasattr(cls, "name"):
-            raise RopepatchError(f"{cls.__name__} has no name", hint='write name = "..." in the class')
-        cls.refuse_unknown(key for key in keys if key not in cls.common)
-        if missing := [key for key in (*cls.common, *cls.required()) if key not in keys]:
-            raise RopepatchError(f"{cls.name} needs {', '.join(missing)}", hint=cls._list())
-
     def _require(self, holds: bool, parameter: str, words: str) -> None:
         if not holds:
-            raise self._refusal(parameter, words, getattr(self, parameter))
+            raise self._refusal(parameter, f"be {words}", getattr(self, parameter))
 
     @classmethod
-    def _refusal(cls, parameter: str, words: str, value: Any) -> RopepatchError:
-        return RopepatchError(
-            f"{cls.name}: {parameter} must be {words}, got {shown(value)}", hint=cls._list()
-        )
+    def _refusal(cls, place: str, words: str, value: Any) -> RopepatchError:
+        return RopepatchError(f"{cls.name}: {place} must {words}, got {shown(value)}", hint=cls._list())
 
     @classmethod
     def _list(cls) -> str:
@@ -636,7 +495,6 @@ class _HasName(Protocol):
 
 
 Kind = TypeVar("Kind", bound=_HasName)
-Choice = TypeVar("Choice")
 
 
 class Registry(dict[str, type[Kind]]):
@@ -654,29 +512,11 @@ class Registry(dict[str, type[Kind]]):
         super().__init__({kind.name: kind for kind in kinds})
         self.what, self.other_names = what, dict(other_names or {})
 
-    def __repr__(self) -> str:
-        facts = {
-            name: [getattr(kind, fact, "") for fact in ("formula", "paper")] for name, kind in self.items()
-        }
-        return "\n".join(f"{name}: {'; '.join(filter(None, of_one))}" for name, of_one in facts.items())
-
     def find(self, name: str) -> type[Kind]:
         """Look up a class; the error of an unknown name suggests the nearest one and lists all."""
-        return find_named(name, self, self.what, self.other_names)
+        refuse_unknown([name], self, self.what, self.other_names)
+        return self[name]
 
     def make(self, name: str, /, **parameters: Any) -> Kind:
         """Look up a class and make an instance."""
-        kind: Any = self.find(name)
-        made: Kind = kind(**parameters)
-        return made
-
-
-def find_named(name: str, choices: Mapping[str, Choice], what: str, other_names: Mapping[str, str]) -> Choice:
-    """Look up a name; the error of an unknown one suggests the nearest and lists all."""
-    listed = f"{what}s: {', '.join(choices)}"
-    if not isinstance(name, str):
-        raise RopepatchError(f"{what} must be a name, got {shown(name)}", hint=listed)
-    if name not in choices:
-        near = _nearest(other_names.get(name.lower(), name.lower()), choices)
-        raise RopepatchError(f"unknown {what} {name!r}", hint=f"{near} {listed}".strip())
-    return choices[name]
+        return self.find(name)(**parameters)

@@ -1,19 +1,20 @@
 """The JSON Schemas that editors use for recipes and suites; docs/tables.py writes them."""
 
+import json
 from pathlib import Path
 
 import pytest
-from pretraining_recipe import Recipe as PretrainingRecipe
-
-from ropepatch.evaluation.suites import Suite
-from ropepatch.training.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[1]
-SCHEMAS = {
-    "eval/suites/suite.schema.json": Suite,
-    "recipes/recipe.schema.json": Recipe,
-    "recipes/tiny/pretraining.schema.json": PretrainingRecipe,
-}
+SCHEMAS = (
+    "eval/suites/suite.schema.json",
+    "recipes/recipe.schema.json",
+    "recipes/tiny/pretraining.schema.json",
+)
+
+
+def read(file: str) -> dict:
+    return json.loads((ROOT / file).read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("file", SCHEMAS)
@@ -36,11 +37,11 @@ def described(schema: dict):
 
 @pytest.mark.parametrize("file", SCHEMAS)
 def test_every_key_has_a_description(file):
-    texts = dict(described(SCHEMAS[file].model_json_schema()))
+    texts = dict(described(read(file)))
     assert len(texts) > 10
     assert all(texts.values()), texts
 
 
 def test_the_recipe_schema_rejects_unknown_trainer_arguments():
-    part = Recipe.model_json_schema()["$defs"]["TrainerArguments"]
+    part = read("recipes/recipe.schema.json")["$defs"]["TrainerArguments"]
     assert (part["additionalProperties"], "max_steps" in part["properties"]) == (False, True)

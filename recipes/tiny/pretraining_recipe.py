@@ -12,12 +12,14 @@ from transformers import LlamaConfig, SchedulerType
 from ropepatch.data.tiny.grammar import BOS, EOS
 from ropepatch.encodings import Encoding, make_encoding
 from ropepatch.errors import RopepatchError
-from ropepatch.settings import Amount, Count, OneOf, Settings, Several, Text, Whole, expected, refuse_unknown
+from ropepatch.settings import Amount, Count, Settings, Several, Text, Whole, named_in, refuse_unknown
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 PUBLISHED = "checkpoint"  # the folder of the finished checkpoint, next to those of the stages
+
+SCHEDULES = [schedule.value for schedule in SchedulerType]
 
 
 class Stage(Settings):
@@ -34,19 +36,19 @@ class Stage(Settings):
         bf16: Multiply in bfloat16.
     """
 
-    name: Annotated[str, Field(pattern=r"^[\w-]+$"), expected("letters, digits, _ and -: it names a folder")]
-    mixture: Annotated[dict[Annotated[str, OneOf(MATERIALS)], Amount], Field(min_length=1)]
+    name: Annotated[str, Field(pattern=r"^[\w-]+$")]
+    mixture: Annotated[dict[Annotated[str, named_in(MATERIALS)], Amount], Field(min_length=1)]
     windows: Several[Count]
     tokens_per_step: Count
     steps: Count
     learning_rate: Amount
-    lr_scheduler_type: Annotated[str, OneOf(schedule.value for schedule in SchedulerType)] = (
-        "constant_with_warmup"
-    )
+    lr_scheduler_type: Annotated[str, named_in(SCHEDULES)] = "constant_with_warmup"
     bf16: bool = False
 
     def check(self) -> None:
-        """Raise `RopepatchError` for a reserved name, and for rows longer than a step."""
+        """Raise `RopepatchError` for unknown or reserved names, and for rows longer than a step."""
+        refuse_unknown(self.mixture, MATERIALS, "material")
+        refuse_unknown([self.lr_scheduler_type], SCHEDULES, "lr_scheduler_type")
         if self.name == PUBLISHED:
             raise RopepatchError(f"name must not be {PUBLISHED}, the folder of the finished checkpoint")
         if max(self.windows) > self.tokens_per_step:
@@ -72,7 +74,7 @@ class Recipe(Settings):
     texts: tuple[Text, ...]
     model: dict[str, Any]
     stages: Several[Stage]
-    encoding: Annotated[dict[str, Any], expected("a name with its parameters")] | None = None
+    encoding: dict[str, Any] | None = None
 
     def check(self) -> None:
         """Raise `RopepatchError` for a model that cannot be built, and for stages with one name."""

@@ -146,17 +146,12 @@ def _usage_error(error: CycloptsError) -> RopepatchError:
 
 def _pasted(option: str) -> str | None:
     """The hint for an option of another tool."""
-    words = [part for word in sys.argv for part in word.split("=", 1 if word.startswith("--") else 0)]
     name = option.lstrip("-").partition("=")[0].replace("-", "_")
     if name in LENGTHS:
         return "use --to for the target length"
     if name not in SCALINGS:
         return None
-    given = words[words.index(option) + 1 :] if option in words else []
-    from ropepatch.settings import as_target
-
-    to, method = as_target(given[0] if given else "")
-    return f"use --to {to} --method {method}"
+    return "use --to, such as 4x for a factor of 4, and --method, such as yarn"
 
 
 def _refuse(error: RopepatchError) -> NoReturn:

@@ -68,7 +68,7 @@ def methods(name: str | None = None, *, as_json: bool = False) -> None:
     from ropepatch.attention import REMAPPINGS
     from ropepatch.files import json_text
     from ropepatch.scaling import METHODS
-    from ropepatch.settings import find_named
+    from ropepatch.settings import refuse_unknown
 
     rope, known = "", METHODS | REMAPPINGS
     if name is None:
@@ -78,7 +78,8 @@ def methods(name: str | None = None, *, as_json: bool = False) -> None:
         chosen = [one]
     else:
         other_names = METHODS.other_names | REMAPPINGS.other_names
-        chosen = [describe_method(find_named(name, known, "method", other_names))]
+        refuse_unknown([name], known, "method", other_names)
+        chosen = [describe_method(known[name])]
     if as_json:
         print(json_text(chosen))
     elif name is None:
@@ -214,16 +215,14 @@ def _list(
 ) -> None:
     """Print a bundled YAML file, or a table of all with the first sentence of each."""
     from ropepatch.files import json_text
-    from ropepatch.settings import check_keys, find_shipped, read_yaml, shipped_names
+    from ropepatch.settings import find_shipped, read_yaml, shipped_names
 
-    if name:
-        check_keys(name, folder, what)
     files = {
         known: find_shipped(known, folder, what) for known in ([name] if name else shipped_names(folder))
     }
+    if name and name not in shipped_names(folder):
+        read(name)
     if as_json:
-        if name and name not in shipped_names(folder):
-            read(name)
         print(json_text([{what: known} | read_yaml(file, what) for known, file in files.items()]))
     elif name:
         print(files[name].read_text(encoding="utf-8"), end="")

@@ -71,7 +71,10 @@ class PoSE(PositionSampling):
 
 
 def _by_name(content: Any) -> Any:
-    return {"name": content} if isinstance(content, str) else content
+    named = {"name": content} if isinstance(content, str) else content
+    if isinstance(named, dict) and named.get("name") not in POSITIONS:
+        raise ValueError(f"Input should be one of {', '.join(POSITIONS)}")
+    return named
 
 
 Sampling = Annotated[TrueLength | PoSE, Field(discriminator="name")]

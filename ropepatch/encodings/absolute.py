@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ropepatch.encodings.encoding import Encoding, ModelShape
 from ropepatch.errors import RopepatchError
-from ropepatch.settings import AboveOne, Count, expected
+from ropepatch.settings import AboveOne, Count
 
 
 def sinusoid(positions: Tensor, width: int, base: float = 10000.0) -> Tensor:
@@ -65,7 +65,7 @@ class Normalised(TableEncoding):
     name = "normalised"
     formula = "x + p/(N−1)/√C"
 
-    length: Annotated[int, Field(ge=2), expected("a whole number from 2")]
+    length: Annotated[int, Field(ge=2)]
 
     def vectors(self, positions: Tensor, width: int) -> Tensor:
         return (positions.float() / (self.length - 1))[..., None].expand(*positions.shape, width)

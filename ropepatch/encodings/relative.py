@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ropepatch.encodings.absolute import sinusoid
 from ropepatch.encodings.encoding import AttentionInputs, Encoding, ModelShape, Relative
-from ropepatch.settings import Count, expected
+from ropepatch.settings import Count
 
 
 class Shaw(Encoding):
@@ -135,7 +135,7 @@ class T5Bias(Encoding):
     formula = "q·k + B[bucket(m−n), h]"
     paper = "arXiv:1910.10683"
 
-    buckets: Annotated[int, Field(ge=2), expected("a whole number from 2")] = 32
+    buckets: Annotated[int, Field(ge=2)] = 32
     max_distance: Count = 128
 
     def check(self) -> None:

@@ -17,13 +17,9 @@ from torch import Tensor
 from ropepatch.encodings.encoding import AttentionInputs, Encoding, ModelShape
 from ropepatch.errors import RopepatchError
 from ropepatch.scaling.rope import Rope
-from ropepatch.settings import Amount, Count, Share, expected
+from ropepatch.settings import Amount, Count, Several, Share
 
-Extents = Annotated[
-    tuple[Annotated[int, Field(gt=0, lt=2**31)], ...],
-    Field(min_length=1),
-    expected("one or more whole numbers above 0"),
-]
+Extents = Several[Annotated[int, Field(gt=0, lt=2**31)]]
 
 
 def rotated(x: Tensor, angles: Tensor, scale: Tensor | float = 1.0) -> Tensor:
@@ -80,7 +76,7 @@ class PartialRotary(RoPE):
     formula = "the first share·D channels are a rope of their own"
     paper = "arXiv:2204.06745"
 
-    share: Annotated[float, Field(gt=0, le=1), expected("a share above 0 and at most 1")] = 0.5
+    share: Annotated[float, Field(gt=0, le=1)] = 0.5
 
     def check_shape(self, shape: ModelShape) -> None:
         if not self._pairs(shape):

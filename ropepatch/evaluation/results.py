@@ -23,7 +23,7 @@ from ropepatch.evaluation.curves import LossCurve
 from ropepatch.evaluation.intervals import Mean, summed
 from ropepatch.files import json_text, parse_json, read_text, whole_file
 from ropepatch.model.record_file import Keys, Number, Part, Text, Tokens, Whole
-from ropepatch.settings import Share, expected, refusal
+from ropepatch.settings import Share, refusal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -70,16 +70,29 @@ class _Scaling(Part):
 def _countable(cluster: list[float]) -> list[float]:
     """Refuse anything but a sum with a weight that floats can hold; a loss may be infinite."""
     if len(cluster) != 2 or not 0 < cluster[1] <= MOST or MOST < abs(cluster[0]) < math.inf:
-        raise ValueError("no sum and weight")
+        raise ValueError("Input should be a sum and a weight above 0")
     return cluster
+
+
+def _fits(kind: type[Part], words: str) -> AfterValidator:
+    """Refuse a mapping whose known keys have other types than those of a class; keep it as it is."""
+
+    def check(content: Any) -> Any:
+        try:
+            kind.model_validate(content)
+        except ValidationError:
+            raise ValueError(f"Input should be {words}") from None
+        return content
+
+    return AfterValidator(check)
 
 
 Place = Annotated[
     dict[str, StrictInt | StrictFloat | str],
-    AfterValidator(_At.model_validate),
-    expected("a length, or a begin and an end, in tokens, a depth from 0 to 1, a kind or a task"),
+    _fits(_At, "a length, or a begin and an end, in tokens, a depth from 0 to 1, a kind or a task"),
 ]
-Cluster = Annotated[list[StrictFloat], AfterValidator(_countable), expected("a sum and a weight above 0")]
+Cluster = Annotated[list[StrictFloat], AfterValidator(_countable)]
+Scaling = Annotated[dict[str, Any], _fits(_Scaling, "a method, its parameters and its frequencies")]
 
 
 class Measure(NamedTuple):
@@ -208,15 +221,10 @@ class Result:
     label: str
     model: Annotated[
         dict[str, Any],
-        AfterValidator(_Model.model_validate),
-        expected("its name, its context length and its RoPE parameters"),
+        _fits(_Model, "its name, its context length and its RoPE parameters"),
     ]
-    scaling: Annotated[
-        dict[str, Any] | None,
-        AfterValidator(lambda scaling: scaling and _Scaling.model_validate(scaling)),
-        expected("a method, its parameters and its frequencies"),
-    ]
-    target: Annotated[Tokens, expected("a whole number above 0")]
+    scaling: Scaling | None
+    target: Tokens
     parameters: dict[str, Any]
     rows: list[Row]
     env: dict[str, Any]

@@ -19,11 +19,11 @@ from ropepatch.scaling.file import method_label
 from ropepatch.settings import (
     SUITES,
     Length,
-    OneOf,
     Settings,
     Several,
     Text,
     find_shipped,
+    named_in,
     seed_of,
     shown,
 )
@@ -94,8 +94,8 @@ class NamedMethod(TypedDict):
 
 
 # As YAML has them, for editors:
-WrittenScaling = Annotated[str, OneOf(METHODS)] | Annotated[str, Field(pattern=r"\.json$")] | NamedMethod
-WrittenMethod = WrittenScaling | Annotated[str, OneOf(REMAPPINGS)]
+WrittenScaling = Annotated[str, named_in(METHODS)] | Annotated[str, Field(pattern=r"\.json$")] | NamedMethod
+WrittenMethod = WrittenScaling | Annotated[str, named_in(REMAPPINGS)]
 WrittenTask: Any = reduce(or_, TASKS.values())
 
 

@@ -33,13 +33,13 @@ from ropepatch.progress import Advance, passes
 from ropepatch.settings import (
     Count,
     Length,
-    OneOf,
     Registry,
     Settings,
     Several,
     Text,
     Whole,
-    expected,
+    named_in,
+    refuse_unknown,
     relative_length,
 )
 
@@ -184,7 +184,7 @@ class PerplexityTask(Task):
     documents: Count | None = None
     lengths: Several[Length] | None = None
     stride: Count | None = None
-    bos: Annotated[Bos, expected("window, document or none")] | None = None
+    bos: Bos | None = None
     gain: bool = False
 
     def check(self) -> None:
@@ -342,7 +342,7 @@ class RetrievalTask(Task):
     title: ClassVar[str] = "Retrieval"
     identity: ClassVar[tuple[str, ...]] = ("kinds", "haystacks", "keys", "seed", "text", "form")
 
-    kinds: Several[Annotated[str, OneOf(KINDS)]] | None = None
+    kinds: Several[Annotated[str, named_in(KINDS)]] | None = None
     lengths: Several[Length] | None = None
     haystacks: Count | None = None
     keys: Count | None = None
@@ -350,11 +350,12 @@ class RetrievalTask(Task):
     text: Text | None = None
     field: Text = "text"
     split: Text = "test"
-    form: Annotated[Literal["plain", "chat"], expected("plain or chat")] = "plain"
+    form: Literal["plain", "chat"] = "plain"
     _limit: int | None = None  # of prompts, also for the default, which depends on the model
 
     def check(self) -> None:
-        """Refuse duplicate kinds."""
+        """Refuse unknown and duplicate kinds."""
+        refuse_unknown(self.kinds or (), KINDS, "kind")
         if self.kinds is not None and len(set(self.kinds)) < len(self.kinds):
             raise RopepatchError(f"kinds must differ, got {list(self.kinds)}", hint="leave one out")
 

@@ -60,9 +60,8 @@ from ropepatch.scaling.rope import Frequencies, Rope
 from ropepatch.settings import (
     MAX_NUMBER,
     Length,
-    as_target,
-    find_named,
     number_of,
+    refuse_unknown,
     short_length,
     shown,
 )
@@ -431,12 +430,9 @@ def is_local_only(plan: Plan) -> bool:
 
 def find_method(name: str) -> type[Method]:
     """Return the scaling or position remapping of a name; an error suggests the nearest name."""
-    if "{" in name:
-        to, meant = as_target(name)
-        hint = f"use {argument('to', to)} and {argument('method', meant)}"
-        raise RopepatchError(f"{argument('method')} must be a method's name, got {shown(name)}", hint=hint)
     kinds: dict[str, type[Method]] = {**METHODS, **REMAPPINGS}
-    return find_named(name, kinds, "method", METHODS.other_names | REMAPPINGS.other_names)
+    refuse_unknown([name], kinds, "method", METHODS.other_names | REMAPPINGS.other_names)
+    return kinds[name]
 
 
 def check_method(method: str, parameters: Collection[str], *, arguments: Collection[str] = ()) -> None:

@@ -30,7 +30,7 @@ from ropepatch.model.config import (
 )
 from ropepatch.model.gguf import GgufModel, GgufRope
 from ropepatch.scaling.ramps import BETAS
-from ropepatch.settings import find_named
+from ropepatch.settings import refuse_unknown
 
 FILE = "FILE.gguf"  # of the unchanged checkpoint
 
@@ -74,7 +74,8 @@ def serving(plan: Plan, engine: str) -> Serving:
     Raises:
         RopepatchError: If the engine has another name.
     """
-    serve = find_named(engine, ENGINES, "engine", {})
+    refuse_unknown([engine], ENGINES, "engine")
+    serve = ENGINES[engine]
     if isinstance(plan.source, Checkpoint):
         return replace(serve(plan), cache=cache_bytes(plan.source.config, plan.target))
     if engine not in GGUF_ENGINES:

@@ -33,7 +33,7 @@ from ropepatch.pipeline.results import Results
 from ropepatch.pipeline.running import Feedback, Say, interruptible
 from ropepatch.processes import Processes, join
 from ropepatch.scaling import formulas
-from ropepatch.settings import Length, expected, relative_length, short_length
+from ropepatch.settings import Length, relative_length, short_length
 
 ALL, EVERY_REMAPPING = (
     "all",
@@ -105,9 +105,7 @@ class MeasureOptions(Arguments):
 class EvaluateOptions(MeasureOptions):
     """The arguments of one call of `evaluate`."""
 
-    suite: Annotated[
-        InstanceOf[Suite] | str | None, expected("the name of a suite, or one"), BeforeValidator(as_text)
-    ]
+    suite: Annotated[InstanceOf[Suite] | str | None, BeforeValidator(as_text)]
     methods: Listed
     to: Tokens | None
     lengths: Listed | None

@@ -21,7 +21,6 @@ from ropepatch.scaling.file import is_scaling_file
 from ropepatch.settings import (
     Settings,
     Weight,
-    expected,
     listed,
     shown,
 )
@@ -48,11 +47,11 @@ def _share(written: Any) -> Any:
     return written
 
 
-Model = Annotated[str, expected("a checkpoint folder or a Hub id"), BeforeValidator(model_name)]
-Tokens = Annotated[int | str, expected("a length in tokens (4096, 32k or 4x)")]
+Model = Annotated[str, BeforeValidator(model_name)]
+Tokens = int | str
 Place = Annotated[str, BeforeValidator(as_text)]  # a path, or a name
 Listed = Annotated[tuple[Any, ...], BeforeValidator(lambda values: tuple(listed(values)))]
-Rise = Annotated[Weight, expected("a share such as 0.02 or 2%"), BeforeValidator(_share)]
+Rise = Annotated[Weight, BeforeValidator(_share)]
 
 
 class Arguments(Settings):
@@ -71,7 +70,7 @@ class Arguments(Settings):
             )
         elif place == "text" and isinstance(value, tuple):
             hint = "name a file or folder; `ropepatch.perplexity` takes a list of documents"
-        return RopepatchError(f"{argument(place)} must be {words}, got {shown(value)}", hint=hint)
+        return RopepatchError(f"{argument(place)} must {words}, got {shown(value)}", hint=hint)
 
 
 def parse_settings(method: str, settings: Sequence[str]) -> dict[str, Any]:

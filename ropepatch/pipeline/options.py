@@ -34,7 +34,7 @@ from ropepatch.pipeline.running import Feedback, Show
 from ropepatch.probing.making import why_none
 from ropepatch.processes import Processes, join
 from ropepatch.scaling.file import is_scaling_file, method_label
-from ropepatch.settings import expected, name_of, short_length
+from ropepatch.settings import name_of, short_length
 from ropepatch.training.preparation import Prepared, prepare
 from ropepatch.training.recipe import Recipe, read_recipe
 from ropepatch.training.self_taught import DISTIL, self_taught
@@ -49,25 +49,17 @@ TEXT_DEFAULTS = {
 class ExtendOptions(Arguments):
     """The arguments of one call of `extend`."""
 
-    model: Annotated[
-        InstanceOf[Plan] | str,
-        expected("a checkpoint folder, a Hub id, a GGUF file, or a plan"),
-        BeforeValidator(model_name),
-    ]
+    model: Annotated[InstanceOf[Plan] | str, BeforeValidator(model_name)]
     out: Place | None
     to: Tokens | None
     method: str | None
     original: Tokens | None
     layers: Literal["sliding"] | None
     settings: dict[str, Any] | tuple[str, ...] | None
-    recipe: Annotated[
-        InstanceOf[Recipe] | str | None, expected("the name of a recipe, or one"), BeforeValidator(as_text)
-    ]
+    recipe: Annotated[InstanceOf[Recipe] | str | None, BeforeValidator(as_text)]
     distil: bool
     max_short_loss_increase: Rise | None
-    evaluate: Annotated[
-        InstanceOf[Suite] | str | None, expected("the name of a suite, or one"), BeforeValidator(as_text)
-    ]
+    evaluate: Annotated[InstanceOf[Suite] | str | None, BeforeValidator(as_text)]
     text: Place | None
     field: str
     split: str | None

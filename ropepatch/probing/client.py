@@ -17,7 +17,7 @@ from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # it
 
 from ropepatch.errors import RopepatchError, argument, printable
 from ropepatch.files import parse_json
-from ropepatch.settings import positive_number
+from ropepatch.settings import number_of, shown
 
 KEY = "ROPEPATCH_API_KEY"  # environment variable
 TIMEOUT = 600.0  # seconds for one answer, including the prefill of a long prompt
@@ -102,7 +102,12 @@ class Server:
         self.base = urlunsplit(parts._replace(path=path if path.endswith("/v1") else f"{path}/v1", query=""))
         self.shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"  # without a password
         self.key = os.environ.get(KEY, "")
-        self.timeout = positive_number("timeout", self.timeout)
+        seconds = number_of(self.timeout)
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e9:
+            raise RopepatchError(
+                f"{argument('timeout')} must be a number above 0, got {shown(seconds)}",
+                hint=f"such as {argument('timeout', 60)}",
+            )
         self.client = HTTPX.Client(timeout=HTTPX.Timeout(self.timeout, connect=10.0))
 
     def __enter__(self) -> Self:

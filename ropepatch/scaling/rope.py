@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ropepatch.errors import RopepatchError
-from ropepatch.settings import MAX_NUMBER, Settings, expected, shown
+from ropepatch.settings import MAX_NUMBER, Settings, shown
 
 ORIGINAL = "original_max_position_embeddings"  # the key of L in rope_parameters
 STOPPED = 1e30  # the divisor of a pair that does not rotate: JSON has no infinity, and cos is 1 all the same
 LARGEST_BASE = 1e30  # powers of a larger one overflow
-Whole = Annotated[int, expected("a whole number")]
-AnyNumber = Annotated[float, expected("a number")]
 
 
 class Frequencies(NamedTuple):
@@ -49,11 +47,11 @@ class Rope(Settings):
         carried_attention_factor: The attention factor of an already scaled model.
     """
 
-    rotary_dim: Whole
-    rope_theta: AnyNumber
-    original_max_position_embeddings: Whole
-    carried: Annotated[tuple[Any, ...] | None, expected("a tuple of numbers or None")] = None
-    carried_attention_factor: AnyNumber = 1.0
+    rotary_dim: int
+    rope_theta: float
+    original_max_position_embeddings: int
+    carried: tuple[Any, ...] | None = None
+    carried_attention_factor: float = 1.0
 
     def __init__(
         self,

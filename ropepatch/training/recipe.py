@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Required
 
@@ -20,15 +19,14 @@ from ropepatch.settings import (
     Count,
     Length,
     Number,
-    OneOf,
     PartShare,
     Settings,
     Several,
     Text,
     Weight,
     Whole,
-    expected,
     find_shipped,
+    named_in,
     refuse_unknown,
     relative_length,
     shown,
@@ -65,7 +63,7 @@ RowSource = Annotated[
     Annotated[Texts, Tag("Texts")] | Annotated[Generated, Tag("Generated")], Discriminator(_kind_of_source)
 ]
 Windows = Annotated[Several[Length], BeforeValidator(_some, json_schema_input_type=Length | Several[Length])]
-Modules = Annotated[Several[Text] | Literal["all-linear"], expected("a list of names, or all-linear")]
+Modules = Several[Text] | Literal["all-linear"]
 
 
 class Data(Settings):
@@ -138,10 +136,6 @@ class Lora(Settings):
         """The further keys of `peft.LoraConfig`."""
         return dict(self.model_extra or {})
 
-    @classmethod
-    def _check_keys(cls, keys: Collection[Any]) -> None:
-        """Accept all keys: `ropepatch.training.adapter.trainable` checks them with PEFT."""
-
     def check(self) -> None:
         """Raise `RopepatchError` for keys that ropepatch sets or does not support."""
         for key, value in self.passed_on.items():
@@ -186,7 +180,7 @@ class Distil(Settings):
     remapping: Annotated[
         str | dict[str, Any],
         BeforeValidator(
-            _written_remapping, json_schema_input_type=Annotated[str, OneOf(REMAPPINGS)] | NamedMethod
+            _written_remapping, json_schema_input_type=Annotated[str, named_in(REMAPPINGS)] | NamedMethod
         ),
     ] = "rerope"
     temperature: Amount = 2.0
@@ -257,7 +251,7 @@ class TrainerArguments(TypedDict, total=False):
     logging_strategy: Text
     log_level: Text
     save_steps: Amount
-    save_total_limit: Annotated[int, Field(ge=2), expected("2 or more")]
+    save_total_limit: Annotated[int, Field(ge=2)]
     save_on_each_node: bool
     report_to: Text | list[Text]
     run_name: Text
@@ -308,7 +302,7 @@ class Recipe(Settings):
         seed: The seed of the adapter's weights, the order of the data and the positions.
     """
 
-    model: Annotated[str, Field(min_length=1), expected("a checkpoint folder or a Hub id")]
+    model: Text
     to: Length
     method: Annotated[Method, BeforeValidator(_method, json_schema_input_type=WrittenScaling)] = Field(
         default_factory=lambda: Method(name="yarn")
@@ -323,7 +317,7 @@ class Recipe(Settings):
     quantization: Literal["4bit"] | None = None
     attention: Literal["sdpa", "flash_attention_2", "flash_attention_3"] = "sdpa"
     save: Literal["merged", "adapter"] = "merged"
-    seed: Annotated[int, Field(ge=0, lt=2**32), expected("a whole number from 0 to 2**32 - 1")] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
     @property
     def asks_questions(self) -> bool:

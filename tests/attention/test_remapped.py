@@ -222,7 +222,7 @@ def test_patch_accepts_a_remapping_by_name_or_as_an_object(model):
         expected = logits(model)
     with ropepatch.patch(model, make_remapping("self-extend"), to=256):
         assert torch.equal(logits(model), expected)
-    with pytest.raises(RopepatchError, match="self-extend has no parameter 'windw'"):
+    with pytest.raises(RopepatchError, match="unknown self-extend key 'windw'"):
         ropepatch.patch(model, "self-extend", to=256, windw=3)
 
 

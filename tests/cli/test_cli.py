@@ -86,24 +86,6 @@ def test_importing_ropepatch_does_not_import_torch_pydantic_rich_or_yaml():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize(
-    "line", ["recipes FILE", "suites FILE", "extend tiny --recipe FILE", "eval --suite FILE"]
-)
-def test_a_missing_yaml_key_is_reported_before_torch_is_imported(line, tmp_path):
-    (file := tmp_path / "short.yaml").write_text("to: [4k]\n")
-    code = """\
-import sys
-from ropepatch.cli import main
-try:
-    main()
-except SystemExit as end:
-    assert (end.code, "torch" in sys.modules) == (2, False)
-"""
-    words = line.replace("FILE", str(file)).split()
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
-    assert f"{file}: a {'recipe' if 'recipe' in line else 'suite'} must have the key" in done.stderr
-
-
 VERBS = {"eval": "evaluate", "doctor": "diagnose"}
 
 
@@ -283,7 +265,7 @@ def test_a_limit_on_the_loss_increase_is_a_percentage_or_a_fraction():
     share = partial(TypeAdapter(Rise).validate_python, strict=True)
     assert {text: share(text) for text in written} == pytest.approx(written)
     for text in ("2", "1", "-1%", "nan", "much"):
-        with pytest.raises(ValueError, match="unfit"):
+        with pytest.raises(ValueError, match="validation error"):
             share(text)
 
 

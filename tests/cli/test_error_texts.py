@@ -59,13 +59,13 @@ REFUSED = [  # a command, the damage in `src`, and a part of the error and its h
     ("extend src --too 3", None, "unknown option: --too -> did you mean --to?"),
     ("extnd src", None, 'unknown command "extnd" -> did you mean "extend"?'),
     ("extend src --to 256 --eval", None, 'command "extend" parameter --eval requires an argument'),
-    ('plan src --rope-scaling {"rope_type":"yarn","factor":8.0}', None, "use --to 8x --method yarn"),
+    ('plan src --rope-scaling {"rope_type":"yarn","factor":8.0}', None, "use --to, such as 4x"),
     (
         'plan src --hf-overrides {"rope_scaling":{"type":"linear","factor":2}}',
         None,
-        "use --to 2x --method linear",
+        "use --to, such as 4x",
     ),
-    ("extend src --rope-scaling-type linear", None, "use --to 4x --method linear"),
+    ("extend src --rope-scaling-type linear", None, "use --to, such as 4x"),
     ("extend src --target 1k", None, "use --to for the target length"),
     ("extend src/config.json --to 256", None, "src/config.json is a file, not a checkpoint folder"),
     (
@@ -77,7 +77,7 @@ REFUSED = [  # a command, the damage in `src`, and a part of the error and its h
     ("EXTEND --revision main", None, "src is a local folder, which has no revisions"),
     ("extend missing/model/here --recipe llama2-7b-yarn-32k", None, "no folder missing/model/here"),
     ("EXTEND --method pi", None, "unknown method 'pi' -> did you mean linear?"),
-    ('EXTEND --method {"rope_type":"yarn","factor":4.0}', None, "use --to 4x and --method yarn"),
+    ('EXTEND --method {"rope_type":"yarn","factor":4.0}', None, "unknown method"),
     ("extend src", None, "--to is missing"),
     ("EXTEND --set beta_fast", None, "--set beta_fast has no value"),
     (

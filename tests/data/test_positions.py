@@ -95,8 +95,8 @@ class Training(Settings):
     ("content", "message"),
     [
         ("poze", "positions must be one of true-length, pose, got 'poze'"),
-        ({"chunks": 2}, "positions must be a mapping that says which of several it is, got {'chunks': 2}"),
-        ({"name": "pose", "chunks": 0}, "positions.chunks must be a whole number"),
+        ({"chunks": 2}, "positions must be one of true-length, pose, got {'chunks': 2}"),
+        ({"name": "pose", "chunks": 0}, "positions.chunks must be greater than 0, got 0"),
     ],
 )
 def test_invalid_position_samplings_are_rejected(content, message):

@@ -64,10 +64,10 @@ def test_a_method_is_called_by_its_name_and_what_it_was_given():
         (("windows: 3", "windoes: 3"), "tasks[0]: unknown perplexity task key 'windoes'"),
         (("task: perplexity", "task: perplexities"), "unknown task 'perplexities'"),
         (("windows: 3", "stride: 8, gain: true"), "gain cannot be combined with stride"),
-        (("windows: 3", "bos: false"), "bos must be window, document or none, got False"),
+        (("windows: 3", "bos: false"), "bos must be 'window', 'document' or 'none', got False"),
         (("{task: retrieval, kinds: [fact], haystacks: 2}", "retrieval"), "a task must be a mapping"),
         (("[fact]", "[fact, fact]"), "kinds must differ"),
-        (("haystacks: 2", "form: verse"), "plain or chat"),
+        (("haystacks: 2", "form: verse"), "form must be 'plain' or 'chat', got 'verse'"),
     ],
 )
 def test_a_mistake_is_named_with_its_file_and_keeps_its_hint(tmp_path, change, message):

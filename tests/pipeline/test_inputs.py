@@ -106,13 +106,13 @@ def test_errors_in_python_name_arguments_of_the_function():
         ),
         (
             lambda model: ropepatch.evaluate("tiny", to=["4x"]),
-            r"`to` must be a length in tokens \(4096",
+            "`to` must be a valid integer or be a valid string",
             "help",
         ),
         (
             lambda model: ropepatch.plan("tiny", target=512),
             "no parameter 'target'",
-            "the target length is `to`; its",
+            "the target length is `to`",
         ),
     ],
 )
@@ -178,5 +178,5 @@ def test_passkey_rejects_the_arguments_that_it_does_not_have(tiny, given):
 
 def test_no_windows_are_not_the_default_number_of_windows():
     for call in (ropepatch.evaluate, ropepatch.compare):
-        with pytest.raises(RopepatchError, match="windows must be a whole number above 0, got 0"):
+        with pytest.raises(RopepatchError, match="windows must be greater than 0, got 0"):
             call("tiny", to="2x", windows=0)
