@@ -21,7 +21,7 @@ from ropepatch.extension.patching import put
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.verification import largest_change, probe_logits
 from ropepatch.extension.writing import Finish, origin_of, save_trained, source_of
-from ropepatch.files import absent, new_folder, parse_json, read_json, read_text, write_json
+from ropepatch.files import absent, new_folder, read_json, write_json
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.precision import FLOAT32, placed, without_subnormals
 from ropepatch.model.source import ADAPTER, without_paths
@@ -45,7 +45,6 @@ from ropepatch.training.supply import Supply
 from ropepatch.training.teacher import PASSES, Teacher
 from ropepatch.training.trainer import (
     SECONDS,
-    UNLOGGED,
     LongContextTrainer,
     ProgressLines,
     Work,
@@ -207,8 +206,6 @@ def _train(
         callbacks=[steps],
         work=work,
     )
-    if last is not None and (last / UNLOGGED).is_file():
-        trainer.stop.unlogged = parse_json(read_text(last / UNLOGGED))
     with no_progress_bars(), progress("training") as work.advance:
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
     _keep(run, trainer)

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import Field, StrictBool, StrictInt, StrictStr, TypeAdapter, ValidationError
 from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -23,49 +22,16 @@ from ropepatch.extension.record import Record
 from ropepatch.files import read_json
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.precision import best_device
-from ropepatch.model.record_file import Number, Part, validated
 from ropepatch.model.rotary import base_model, find_rotary
 from ropepatch.model.source import ADAPTER
 from ropepatch.model.stock import stock_code
 from ropepatch.model.weights import read_header
-from ropepatch.settings import refuse_unknown, shown
-from ropepatch.training.recipe import BASE_STAYS, NEVER_MERGED, SET_BY_US, Lora
+from ropepatch.training.recipe import Lora
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
 WEIGHTS = "adapter_model.safetensors"
-Module = Annotated[StrictStr, Field(pattern=r"^[\w.-]{1,200}$")]  # a name, or the end of one
-Rank = Annotated[StrictInt, Field(gt=0, le=1 << 16)]
-
-
-class Kept(Part):
-    """The keys of adapter_config.json that are passed to PEFT.
-
-    PEFT matches names of modules as regular expressions, which may never end; only plain names pass here.
-
-    Args:
-        r: The rank.
-        lora_alpha: As in PEFT, like the others.
-    """
-
-    r: Rank = 8
-    lora_alpha: Number = 8
-    target_modules: list[Module] | None = None
-    exclude_modules: list[Module] | None = None
-    modules_to_save: list[Module] | None = None
-    target_parameters: list[Module] | None = None
-    layers_to_transform: list[StrictInt] | StrictInt | None = None
-    layers_pattern: list[Module] | Module | None = None
-    rank_pattern: dict[Module, Rank] | None = None
-    alpha_pattern: dict[Module, Number] | None = None
-    trainable_token_indices: list[StrictInt] | dict[Module, list[StrictInt]] | None = None
-    bias: Literal["none", "all", "lora_only"] = "none"
-    lora_bias: StrictBool = False
-    fan_in_fan_out: StrictBool = False
-    use_rslora: StrictBool = False
-    use_dora: StrictBool = False
-    ensure_weight_tying: StrictBool = False
 
 
 def trainable(model: Any, lora: Lora | None) -> nn.Module:
@@ -77,24 +43,26 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
     if lora is None:
         full: nn.Module = model.float().requires_grad_(True)
         return full
-    targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
     ends = {path.rpartition(".")[2] for path, module in model.named_modules() if module in _ends(model)}
     if _is_tied(model) and ends & {*lora.target_modules}:
         raise RopepatchError(
             "embeddings and head share their weights, so an adapter on one would change both",
             hint="use train_embeddings: true instead",
         )
-    config = _config(
-        lora,
-        target_modules=targets,
-        modules_to_save=_saved_whole(model, lora) or None,
-        ensure_weight_tying=lora.train_embeddings and _is_tied(model),
-    )
+    peft = _peft()
     try:
+        config = peft.LoraConfig(
+            task_type="CAUSAL_LM",
+            modules_to_save=_saved_whole(model, lora) or None,
+            ensure_weight_tying=lora.train_embeddings and _is_tied(model),
+            **lora.model_dump(mode="json", exclude={"train_embeddings", "train_norms"}, exclude_none=True),
+        )
         with without_deprecations():
-            adapted: nn.Module = _peft().get_peft_model(model, config)
-    except (ValueError, RuntimeError) as error:  # RuntimeError: not enough memory for the rank
-        names = targets if isinstance(targets, str) else ", ".join(targets)
+            adapted: nn.Module = peft.get_peft_model(model, config)
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: not enough memory for the rank
+        names = (
+            lora.target_modules if isinstance(lora.target_modules, str) else ", ".join(lora.target_modules)
+        )
         raise RopepatchError(
             f"this model cannot have an adapter on {names}: {' '.join(str(error).split())[:200]}",
             hint="name linear layers of the model in lora.target_modules, or all-linear",
@@ -103,31 +71,6 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     return adapted
-
-
-def _config(lora: Lora, **ours: Any) -> Any:
-    """Build PEFT's configuration; PEFT's types and checks apply to the keys that are passed on."""
-    kind = _peft().LoraConfig
-    types = get_type_hints(kind)
-    allowed = [*Lora.model_fields, *(key for key in types if key not in SET_BY_US + NEVER_MERGED)]
-    refuse_unknown(lora.passed_on, allowed, "lora key")
-    further = {}
-    for key, value in lora.passed_on.items():
-        try:
-            further[key] = TypeAdapter(types[key]).validate_python(value)
-        except ValidationError as error:
-            raise RopepatchError(
-                f"lora.{key}: {error.errors()[0]['msg']}, got {shown(value)}",
-                hint=f"PEFT declares it as {types[key]}",
-            ) from error
-    own = {"r": lora.r, "lora_alpha": lora.lora_alpha, "lora_dropout": lora.lora_dropout}
-    try:
-        return kind(task_type="CAUSAL_LM", **own, **further, **ours)
-    except (TypeError, ValueError) as error:
-        raise RopepatchError(
-            f"PEFT refuses the recipe's lora: {' '.join(str(error).split())[:200]}",
-            hint="change the lora section of the recipe",
-        ) from error
 
 
 def load_in_4_bits(source: Checkpoint, dtype: str, device: str) -> PreTrainedModel:
@@ -237,29 +180,10 @@ def holds_adapter(folder: Path) -> bool:
 def _with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
     """Load the adapter of a folder onto a model; a missing tensor is an error."""
     peft, hint = _peft(), "copy the adapter again from its original place"
-    content = read_json(folder / ADAPTER)
-    if (kind := content.get("peft_type")) != "LORA":
-        raise RopepatchError(f"{folder} contains an adapter of type {kind!r}, expected 'LORA'", hint=hint)
-    if (begun := content.get("init_lora_weights", True)) not in BASE_STAYS:
-        raise RopepatchError(f"{ADAPTER}: init_lora_weights of {shown(begun)} changes the base", hint=hint)
-    config = validated(Kept, content, f"names of modules are no patterns here; {hint}", file=ADAPTER)
-    given = {
-        key: value
-        for key, value in config.to_dict().items()
-        if key in Kept.model_fields and value is not None
-    }
-    saved = read_header(folder / WEIGHTS).tensors
+    read_header(folder / WEIGHTS)  # without this file PEFT would load a pickle
     with stock_code(f"load the adapter {folder}", hint), without_deprecations():
-        warnings.filterwarnings("ignore", "Found missing adapter keys", UserWarning)  # an error below
-        own = peft.LoraConfig(task_type="CAUSAL_LM", inference_mode=True, **given)
-        how = {"config": own, "low_cpu_mem_usage": True}  # without random initialisation
-        adapted: PeftModel = peft.PeftModel.from_pretrained(model, str(folder), **how).eval()
-        expected = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
-    if missing := sorted(expected.keys() - saved.keys()):
-        raise RopepatchError(
-            f"{folder / WEIGHTS} lacks {len(missing)} of {len(expected)} tensors, for instance {missing[0]}",
-            hint=hint,
-        )
+        warnings.filterwarnings("error", "Found missing adapter keys", UserWarning)
+        adapted: PeftModel = peft.PeftModel.from_pretrained(model, str(folder)).eval()
     return adapted
 
 

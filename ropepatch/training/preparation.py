@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -69,7 +68,7 @@ class Prepared:
 
 
 def prepare(plan: Plan, recipe: Recipe) -> Prepared:
-    """Build the Trainer's arguments, and the adapter on the meta device, and collect the errors.
+    """Check the trainer section, build the adapter on the meta device, and collect the errors.
 
     A dry run prints these obstacles, a training raises the first.
     """
@@ -91,10 +90,10 @@ def prepare(plan: Plan, recipe: Recipe) -> Prepared:
         sharing.check(recipe)
         _check_attention(recipe, model)
         if can_train:
-            from ropepatch.training.trainer import training_arguments
+            from ropepatch.training.trainer import check_trainer_section
 
             with sharing.announced(recipe):
-                training_arguments(recipe, Path("run"), dtype=precision.dtype, resumed=False)
+                check_trainer_section(recipe, precision.dtype)
     with noted():
         counted = Weights.of(model, recipe)
     return Prepared(counted, sharing, precision, tuple(obstacles))

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Required
+from typing import Annotated, Any, Literal, Required, get_type_hints
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, WrapValidator, with_config
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    WrapValidator,
+    with_config,
+)
+from transformers import TrainingArguments
 from typing_extensions import TypedDict
 
 from ropepatch.attention import REMAPPINGS, Remapping, make_remapping
@@ -18,7 +30,7 @@ from ropepatch.settings import (
     Amount,
     Count,
     Length,
-    Number,
+    OneOf,
     PartShare,
     Settings,
     Several,
@@ -94,30 +106,26 @@ class Data(Settings):
         return windows, room
 
 
-SET_BY_US = (
-    *("task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
-    *("inference_mode", "modules_to_save", "ensure_weight_tying"),
-)
-NEVER_MERGED = (  # adapters that cannot be merged, or only into other weights than those of the base
-    *("bias", "lora_bias", "layer_replication", "alora_invocation_tokens", "use_qalora", "use_bdlora"),
-    *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "monteclora_config", "velora_config"),
-    *("kasa_config", "arrow_config", "megatron_config", "megatron_core", "runtime_config"),
-)
-BASE_STAYS = (True, False, "gaussian", "orthogonal")  # initialisations that do not change the base weights
-
-
 class Lora(Settings):
-    """A low-rank adapter with PEFT's names, and other weights that are trained with it.
+    """A low-rank adapter, and other weights that are trained with it.
 
-    Other keys of `peft.LoraConfig`, such as `use_rslora` or `use_dora`, are passed to PEFT, which checks them
-    before any data is loaded. Keys that ropepatch sets are errors, and so are those of adapters that cannot
-    be merged into the weights of the base.
+    The keys from `r` to `init_lora_weights` have the names and meanings of `peft.LoraConfig`; they are those
+    whose adapters can be merged into the weights of the base.
 
     Args:
         r: Rank.
         lora_alpha: Scale times r.
         lora_dropout: Dropout of the adapter's input.
         target_modules: The linear layers with an adapter, or `all-linear`.
+        exclude_modules: Linear layers without an adapter.
+        target_parameters: Weights with an adapter that are in no linear layer, such as those of experts.
+        layers_to_transform: The numbers of the layers with an adapter; None for all.
+        layers_pattern: The name of the list of layers, for `layers_to_transform`.
+        rank_pattern: Other ranks, by the name of the layer.
+        alpha_pattern: Other values of `lora_alpha`, by the name of the layer.
+        use_rslora: Divide by the square root of the rank (arXiv:2312.03732).
+        use_dora: Train magnitudes and directions apart (arXiv:2402.09353).
+        init_lora_weights: The initial weights: true for PEFT's, `gaussian` or `orthogonal`.
         train_embeddings: Train all weights of the embeddings (arXiv:2309.12307), and of a tied head.
         train_norms: Train the norms.
     """
@@ -126,27 +134,17 @@ class Lora(Settings):
     lora_alpha: Count = 32
     lora_dropout: PartShare = 0.0
     target_modules: Modules = ("q_proj", "k_proj", "v_proj", "o_proj")
+    exclude_modules: Several[Text] | None = None
+    target_parameters: Several[Text] | None = None
+    layers_to_transform: Several[Whole] | None = None
+    layers_pattern: Text | None = None
+    rank_pattern: dict[str, Count] | None = None
+    alpha_pattern: dict[str, Weight] | None = None
+    use_rslora: bool = False
+    use_dora: bool = False
+    init_lora_weights: Literal[True, "gaussian", "orthogonal"] = True
     train_embeddings: bool = False
     train_norms: bool = True
-
-    model_config = ConfigDict(extra="allow")
-
-    @property
-    def passed_on(self) -> dict[str, Any]:
-        """The further keys of `peft.LoraConfig`."""
-        return dict(self.model_extra or {})
-
-    def check(self) -> None:
-        """Raise `RopepatchError` for keys that ropepatch sets or does not support."""
-        for key, value in self.passed_on.items():
-            if key in SET_BY_US:
-                hint = "use train_embeddings and train_norms instead" if "save" in key else None
-                raise RopepatchError(f"ropepatch sets lora.{key} itself", hint=hint)
-            if key in NEVER_MERGED or (key == "init_lora_weights" and value not in BASE_STAYS):
-                raise RopepatchError(
-                    f"lora.{key}: {shown(value)} makes an adapter that cannot be merged into its base",
-                    hint="drop it",
-                )
 
 
 def remapping_of(content: Any) -> Remapping:
@@ -215,60 +213,51 @@ class Watch(Settings):
     max_short_loss_increase: PartShare = 0.02
 
 
-@with_config(
-    ConfigDict(extra="allow", strict=True, json_schema_extra={"additionalProperties": False})
-)  # `Recipe.check` rejects other keys, and names the nearest
+# Arguments of transformers' `TrainingArguments` that a recipe may set beside those of `TrainerArguments`;
+# ropepatch or the launcher sets the others.
+PASSED_ON = (
+    *("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay"),
+    *("adam_beta1", "adam_beta2", "adam_epsilon", "optim", "optim_args", "optim_target_modules"),
+    *("neftune_noise_alpha", "tf32", "full_determinism", "accelerator_config", "torch_empty_cache_steps"),
+    *("torch_compile", "torch_compile_backend", "torch_compile_mode"),
+    *("logging_steps", "logging_first_step", "logging_strategy", "log_level"),
+    *("save_steps", "save_on_each_node", "report_to", "run_name", "project", "trackio_space_id"),
+    *("include_num_input_tokens_seen", "dataloader_num_workers", "dataloader_prefetch_factor"),
+    *("dataloader_pin_memory", "dataloader_persistent_workers", "ddp_backend", "ddp_timeout"),
+    *("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph"),
+)
+
+
+def _list_keys(schema: dict[str, Any]) -> None:
+    """Add the keys of `PASSED_ON` to the JSON Schema, which editors complete from."""
+    schema["properties"].update((key, {}) for key in PASSED_ON)
+    schema["additionalProperties"] = False
+
+
+@with_config(ConfigDict(extra="allow", strict=True, json_schema_extra=_list_keys))
 class TrainerArguments(TypedDict, total=False):
-    """Arguments of transformers' Trainer that a recipe may set; ropepatch or the launcher sets others."""
+    """Arguments of transformers' Trainer; those that ropepatch reads itself."""
 
     max_steps: Required[Count]
     learning_rate: Required[Amount]
-    lr_scheduler_type: Text
-    lr_scheduler_kwargs: dict[str, Any]
-    warmup_steps: Weight
-    weight_decay: Weight
-    adam_beta1: PartShare
-    adam_beta2: PartShare
-    adam_epsilon: Amount
-    max_grad_norm: Weight
-    optim: Text
-    optim_args: Text
-    optim_target_modules: Text | list[Text]
-    neftune_noise_alpha: Number
     gradient_accumulation_steps: Count
+    max_grad_norm: Weight
+    save_total_limit: Annotated[int, Field(ge=2)]
     bf16: bool
     fp16: bool
-    bf16_full_eval: bool
-    fp16_full_eval: bool
-    tf32: bool
-    torch_compile: bool
-    torch_compile_backend: Text
-    torch_compile_mode: Text
-    torch_empty_cache_steps: Count
-    full_determinism: bool
-    logging_steps: Amount
-    logging_first_step: bool
-    logging_strategy: Text
-    log_level: Text
-    save_steps: Amount
-    save_total_limit: Annotated[int, Field(ge=2)]
-    save_on_each_node: bool
-    report_to: Text | list[Text]
-    run_name: Text
-    project: Text
-    trackio_space_id: Text
-    include_num_input_tokens_seen: bool | Text
-    dataloader_num_workers: Whole
-    dataloader_prefetch_factor: Count
-    dataloader_pin_memory: bool
-    dataloader_persistent_workers: bool
-    ddp_find_unused_parameters: bool
-    ddp_bucket_cap_mb: Count
-    ddp_broadcast_buffers: bool
-    ddp_backend: Text
-    ddp_static_graph: bool
-    ddp_timeout: Count
-    accelerator_config: dict[str, Any]
+
+
+def check_trainer(arguments: Mapping[str, Any]) -> None:
+    """Raise `RopepatchError` for a key that a recipe cannot set, or a value of another type."""
+    types = get_type_hints(TrainingArguments)
+    known = [*TrainerArguments.__annotations__, *(key for key in PASSED_ON if key in types)]
+    refuse_unknown(arguments, known, "trainer key")
+    for key, value in arguments.items():
+        try:
+            TypeAdapter(types[key]).validate_python(value, strict=True)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"].lower()
+            raise RopepatchError(f"trainer.{key}: {reason}, got {shown(value)}") from error
 
 
 def _method(content: Any) -> Method:
@@ -356,13 +345,7 @@ class Recipe(Settings):
                 "positions they train nothing beyond it",
                 hint="set data.boundaries: false, or positions: pose",
             )
-        if "use_liger_kernel" in self.trainer:
-            raise RopepatchError(
-                "trainer.use_liger_kernel is not supported: it would also change the model that verifies the "
-                "checkpoint",
-                hint="drop it: ropepatch computes the loss in chunks without it",
-            )
-        refuse_unknown(self.trainer, TrainerArguments.__annotations__, "trainer key")
+        check_trainer(self.trainer)
         if self.trainer.get("lr_scheduler_type") in ("reduce_lr_on_plateau", "greedy"):
             raise RopepatchError(
                 "trainer.lr_scheduler_type must not depend on an evaluation", hint="use e.g. cosine"

@@ -22,7 +22,7 @@ from transformers.integrations import integration_utils
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ropepatch.errors import RopepatchError, argument, is_out_of_memory
-from ropepatch.files import remove, write_json
+from ropepatch.files import remove
 from ropepatch.processes import Processes
 from ropepatch.progress import Advance, unseen
 from ropepatch.training.loss import causal_lm_loss, linear_head
@@ -34,7 +34,6 @@ from ropepatch.training.teacher import UNKNOWN, Teacher
 from ropepatch.training.watching import Watcher
 
 TORCH_WRITES = "inline_container"  # in torch's errors about the disk
-UNLOGGED = "unlogged.json"  # in a checkpoint that was saved between two logs
 SECONDS = "train_seconds"  # in a log: the time of the steps since the previous one
 
 
@@ -70,7 +69,7 @@ class LongContextTrainer(Trainer):
         super().__init__(
             data_collator=lambda batches: batches[0],
             eval_dataset=[],  # unused: `evaluate` calls the watcher
-            callbacks=[LogOnSave(), self.stop, *arguments.pop("callbacks", [])],
+            callbacks=[self.stop, Due(), *arguments.pop("callbacks", [])],
             **arguments,
         )
         self.remove_callback(PrinterCallback)  # stdout is for results
@@ -80,7 +79,6 @@ class LongContextTrainer(Trainer):
         self.processes = processes
         self.teacher = teacher
         self._head: Any = UNKNOWN
-        self._unlogged: Any = 0.0  # the sum of the losses since the last log, as in the Trainer
         self.model_accepts_loss_kwargs = True  # else the Trainer does not count num_items_in_batch
         if sharing.engine != "DEEPSPEED":  # DeepSpeed is set not to divide by it
             # transformers 5.4 and accelerate 1.15 both divide gradients by it, once too often.
@@ -112,12 +110,7 @@ class LongContextTrainer(Trainer):
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """Run a forward and backward pass with attention within the segments of the batch."""
         with packed_attention(model) if self.packed else nullcontext():
-            loss = super().training_step(model, inputs, *args, **kwargs)
-        if self.stop.unlogged is not None:
-            sum_before, self._globalstep_last_logged = self.stop.unlogged
-            loss, self.stop.unlogged = loss + sum_before, None
-        self._unlogged = self._unlogged + loss
-        return loss
+            return super().training_step(model, inputs, *args, **kwargs)
 
     def compute_loss(
         self,
@@ -152,8 +145,6 @@ class LongContextTrainer(Trainer):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log, and raise `RopepatchError` if the loss is not finite."""
         super().log(logs, *args, **kwargs)
-        if "loss" in logs:
-            self._unlogged = 0.0
         if not math.isfinite(logs.get("loss", 0.0)):
             raise RopepatchError(
                 f"the loss is {logs['loss']} at step {self.state.global_step}",
@@ -168,8 +159,6 @@ class LongContextTrainer(Trainer):
         partial = self.folder / PARTIAL / f"{PREFIX_CHECKPOINT_DIR}-{step}"
         with explaining_disk(f"the checkpoint of step {step}", partial):
             super()._save_checkpoint(model, trial)
-            if step > self._globalstep_last_logged:
-                write_json(partial / UNLOGGED, [float(self._unlogged), self._globalstep_last_logged])
             self.processes.wait()
             if self.args.should_save:
                 partial.rename(self.folder / partial.name)
@@ -178,7 +167,7 @@ class LongContextTrainer(Trainer):
                     remove(old)
 
 
-class LogOnSave(TrainerCallback):
+class Due(TrainerCallback):
     """Logs at every save, so that a resumed run averages over the same steps; evaluates at the end."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -193,12 +182,9 @@ class LogOnSave(TrainerCallback):
 
 
 class SaveOnSignal(TrainerCallback):
-    """Stops a training at SIGINT, SIGTERM or SIGHUP after the current step is saved, without a log.
+    """Stops a training at SIGINT, SIGTERM or SIGHUP after the current step is saved.
 
     A second signal stops it at once, and so does one when there is no unsaved step.
-
-    Attributes:
-        unlogged: In a resumed run, the sum of the losses since the checkpoint's last log, and its step.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -206,7 +192,6 @@ class SaveOnSignal(TrainerCallback):
         self._before: dict[int, Any] = {}
         self._heard: int | None = None
         self._unsaved = 0
-        self.unlogged: tuple[float, int] | None = None
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -350,11 +335,20 @@ def explaining_disk(what: str, folder: Path) -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def _one_line() -> Iterator[None]:
-    """Turn errors of transformers about the trainer section into one line."""
+def check_trainer_section(recipe: Recipe, dtype: str) -> None:
+    """Raise `RopepatchError` if transformers has no such arguments, trackers, optimiser or schedule."""
     try:
-        yield
+        arguments = training_arguments(recipe, Path("run"), dtype=dtype, resumed=False)
+        for tracker in integration_utils.get_reporting_integration_callbacks(arguments.report_to):  # type: ignore[no-untyped-call]
+            tracker()
+        Trainer.get_optimizer_cls_and_kwargs(arguments)
+        get_scheduler(
+            arguments.lr_scheduler_type,
+            torch.optim.SGD([torch.zeros(1, requires_grad=True)]),
+            num_warmup_steps=arguments.get_warmup_steps(recipe.max_steps),
+            num_training_steps=recipe.max_steps,
+            scheduler_specific_kwargs=arguments.lr_scheduler_kwargs,  # type: ignore[arg-type]
+        )
     except (TypeError, ValueError, ImportError, RuntimeError, KeyError) as error:
         if is_out_of_memory(error):
             raise
@@ -364,9 +358,8 @@ def _one_line() -> Iterator[None]:
         ) from error
 
 
-@_one_line()
 def training_arguments(recipe: Recipe, folder: Path, *, dtype: str, resumed: bool) -> TrainingArguments:
-    """Build the Trainer's arguments of a run in a folder, and check the recipe's trainer section."""
+    """Build the Trainer's arguments of a run in a folder."""
     ours = {
         "output_dir": str(folder),
         "seed": recipe.seed,
@@ -386,17 +379,6 @@ def training_arguments(recipe: Recipe, folder: Path, *, dtype: str, resumed: boo
     defaults = {"report_to": "none", "logging_steps": 10, "save_steps": 100, "save_total_limit": 2}
     values: dict[str, Any] = {**defaults, **recipe.trainer, **ours, **launch_arguments(recipe)}
     arguments = TrainingArguments(**values)
-    for tracker in integration_utils.get_reporting_integration_callbacks(arguments.report_to):  # type: ignore[no-untyped-call]
-        tracker()
-    of_schedule: Any = arguments.lr_scheduler_kwargs
-    Trainer.get_optimizer_cls_and_kwargs(arguments)
-    get_scheduler(
-        arguments.lr_scheduler_type,
-        torch.optim.SGD([torch.zeros(1, requires_grad=True)]),
-        num_warmup_steps=arguments.get_warmup_steps(recipe.max_steps),
-        num_training_steps=recipe.max_steps,
-        scheduler_specific_kwargs=of_schedule,
-    )
     if arguments.n_gpu > 1:  # without torchrun or accelerate: one GPU instead of nn.DataParallel
         arguments._n_gpu = 1
     return arguments

@@ -15,7 +15,7 @@ from ropepatch.model.architectures import trained_on
 from ropepatch.model.config import load_config
 from ropepatch.settings import RECIPES, find_shipped, relative_length, shipped_names
 from ropepatch.training.forecast import Estimate, published_config
-from ropepatch.training.recipe import Recipe, TrainerArguments, read_recipe
+from ropepatch.training.recipe import PASSED_ON, Recipe, TrainerArguments, read_recipe
 
 NAMES = shipped_names(RECIPES)
 
@@ -106,19 +106,20 @@ def read(tmp_path):
         (("trainer", "learning_rat"), 1, "unknown trainer key 'learning_rat'"),
         (("lora",), None, "save: adapter, but all weights are trained"),
         (("lora", "target_modules"), "q_proj", "lora.target_modules must be a valid list or be 'all-linear'"),
-        (("lora", "modules_to_save"), ["lm_head"], "ropepatch sets lora.modules_to_save"),
-        (("lora", "init_lora_weights"), "pissa", "lora.init_lora_weights: 'pissa' makes an adapter that"),
-        (("lora", "lora_bias"), True, "lora.lora_bias: True makes an adapter that cannot be merged"),
+        (("lora", "modules_to_save"), ["lm_head"], "unknown recipe key 'lora.modules_to_save'"),
+        (("lora", "lora_bias"), True, "unknown recipe key 'lora.lora_bias'"),
+        (("lora", "init_lora_weights"), "pissa", "lora.init_lora_weights must be"),
+        (("lora", "use_dora"), "many", "lora.use_dora must be a valid boolean"),
         (
             ("trainer",),
             {"max_steps": 3, "learning_rate": 0.1, "bf16": True, "fp16": True},
             "trainer.bf16 and trainer.fp16 cannot both be set",
         ),
         (("trainer", "save_total_limit"), 1, "trainer.save_total_limit must be greater than or equal to 2"),
-        (("trainer", "use_liger_kernel"), True, "use_liger_kernel is not supported"),
+        (("trainer", "use_liger_kernel"), True, "unknown trainer key 'use_liger_kernel'"),
         (("trainer", "lr_scheduler_type"), "greedy", "must not depend on an evaluation"),
-        (("trainer", "weight_decay"), "0,1", "trainer.weight_decay must be a valid number"),
-        (("trainer", "optim_args"), 3, "trainer.optim_args must be a valid string"),
+        (("trainer", "weight_decay"), "0,1", "trainer.weight_decay: input should be a valid number, got"),
+        (("trainer", "optim_args"), 3, "trainer.optim_args: input should be a valid string, got 3"),
         (("seed",), 2**32, "seed must be less than 4294967296"),
     ],
 )
@@ -140,7 +141,9 @@ def test_an_argument_that_ropepatch_or_the_launcher_sets_is_refused_without_its_
 
 
 def test_the_keys_of_the_trainer_are_arguments_of_transformers():
-    assert TrainerArguments.__annotations__.keys() <= {field.name for field in fields(TrainingArguments)}
+    assert {*TrainerArguments.__annotations__, *PASSED_ON} <= {
+        field.name for field in fields(TrainingArguments)
+    }
 
 
 def test_recipes_prints_a_file_lists_what_every_one_says_of_itself_and_as_json_what_it_holds(run_here):

@@ -273,7 +273,10 @@ def test_a_forecast_counts_every_token_of_all_processes_once(count, tmp_path):
                 {"lr_scheduler_kwargs": {"x": 1}},
             )
         ),
-        ({"lora": Lora(target_modules=("qkv",))}, "this model cannot have an adapter on qkv"),
+        (
+            {"lora": Lora(target_modules=("qkv",))},
+            "this model cannot have an adapter on qkv",
+        ),
         (
             {"lora": Lora(r=2**62)},
             "v_proj, o_proj: Storage size calculation overflowed",
