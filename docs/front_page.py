@@ -1,11 +1,10 @@
 """The tables of README, each a few rows of a longer one elsewhere."""
 
 from pages_tables import Outcome, answers_of, found, kinds_of, mean
-from registries import PRESETS, gpu_hours, memory_of, plan_of, smallest_gpu
+from registries import PRESETS, costs_of, gpu_hours, plan_of, smallest_gpu
 
 from ropepatch.evaluation.comparisons import BASELINE
 from ropepatch.report.printers import markdown_rows
-from ropepatch.training.recipe import read_recipe
 
 METHODS = {
     BASELINE: "original model",
@@ -50,7 +49,7 @@ def hardware() -> str:
     """Estimated memory and time of some recipes."""
     rows = []
     for name in TRAININGS:
-        recipe = read_recipe(name)
-        memory = (f"{gib:.0f} GiB: {smallest_gpu(gib)}" for gib in memory_of(recipe))
-        rows.append((f"`{name}`", *memory, gpu_hours(recipe)))
+        costs = costs_of(name)
+        memory = (f"{cost.memory:.0f} GiB: {smallest_gpu(cost.memory)}" for cost in costs)
+        rows.append((f"`{name}`", *memory, gpu_hours(costs[0])))
     return markdown_rows(("recipe", "LoRA", "QLoRA (`quantization: 4bit`)", "H100 hours"), rows)

@@ -5,9 +5,10 @@ import json
 import re
 import tempfile
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from measured import result
@@ -21,22 +22,15 @@ from ropepatch.data.positions import POSITIONS
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.engines import VERSIONS
 from ropepatch.extension.planning import Plan
-from ropepatch.extension.serving import cache_bytes
 from ropepatch.model.architectures import GGUF_FACTORS, GGUF_FREQS, GGUF_GLOBAL, GGUF_PLAIN
-from ropepatch.model.config import (
-    forward_operations,
-    head_dim_of,
-    key_value_heads_of,
-    load_config,
-    text_config,
-)
+from ropepatch.model.config import head_dim_of, key_value_heads_of, load_config, text_config
+from ropepatch.model.cost import Cost, cache_bytes
 from ropepatch.model.engine_types import was_run
 from ropepatch.model.gguf import FREQS
-from ropepatch.model.precision import HOUR
 from ropepatch.report.printers import markdown_rows
 from ropepatch.settings import RECIPES, SUITES, Settings, find_shipped, shipped_names
 from ropepatch.training import recipe as sections
-from ropepatch.training.forecast import Estimate, published_config
+from ropepatch.training.forecast import published_cost
 from ropepatch.training.recipe import Recipe, read_recipe
 
 PRESETS = json.loads((resources.files("ropepatch.gallery") / "presets.json").read_text(encoding="utf-8"))
@@ -218,22 +212,23 @@ GPUS = {24: "RTX 4090, L4", 48: "A6000, L40S", 80: "A100, H100", 141: "H200"}  #
 ROOM = 0.85  # the share that a training may take by the estimate, which knows no fragments
 
 
-def gpu_hours(recipe: Recipe) -> str:
-    """Estimate hours on an H100 from forward passes: 3 of an adapter, 1 more of a teacher or all weights."""
-    config: Any = text_config(load_config(published_config(recipe.model) or {}))
-    cost = Estimate.of(recipe)
-    assert cost is not None
-    length = max(recipe.data.lengths(config.max_position_embeddings)[0])
-    passes = 3 + (recipe.distil is not None) + (recipe.lora is None)
-    rows = cost.tokens // length
-    hours = passes * rows * forward_operations(config, cost.weights.all, length) / HOUR["cuda"]
-    return f"{hours:.0f}" if hours > 0.5 else "under 1"
+@cache
+def cost_of(name: str, quantization: Literal["4bit"] | None = None) -> Cost | None:
+    """The cost of a recipe, in 4 bits if it can be; None if it cannot, or its model is not known."""
+    recipe = read_recipe(name)
+    if quantization and recipe.lora is None:
+        return None
+    return published_cost(recipe.model_copy(update={"quantization": quantization}))
 
 
-def memory_of(recipe: Recipe) -> list[float]:
-    """GiB on one GPU, the weights in their precision and of an adapter also in 4 bits; none if not known."""
-    ways = [recipe, *([recipe.model_copy(update={"quantization": "4bit"})] if recipe.lora else [])]
-    return [cost.memory.total_gib for one in ways if (cost := Estimate.of(one))]
+def costs_of(name: str) -> list[Cost]:
+    """The costs of a recipe, its weights in their precision and in 4 bits, as far as they are known."""
+    return [cost for cost in (cost_of(name), cost_of(name, quantization="4bit")) if cost]
+
+
+def gpu_hours(cost: Cost) -> str:
+    """Hours, rounded."""
+    return f"{cost.hours:.0f}" if cost.hours > 0.5 else "under 1"
 
 
 def hardware() -> str:
@@ -241,10 +236,11 @@ def hardware() -> str:
     rows = []
     for name in shipped_names(RECIPES):
         recipe = read_recipe(name)
-        costs = memory_of(recipe)
+        costs = costs_of(name)
         if recipe.model not in ("tiny", "MODEL") and costs:
-            cells = [f"{gib:.1f} GiB: {smallest_gpu(gib)}" for gib in costs]
-            rows.append((costs[0], [f"`{name}`", *cells, *["–"] * (2 - len(cells)), gpu_hours(recipe)]))
+            cells = [f"{cost.memory:.1f} GiB: {smallest_gpu(cost.memory)}" for cost in costs]
+            cells += ["–"] * (2 - len(cells))
+            rows.append((costs[0].memory, [f"`{name}`", *cells, gpu_hours(costs[0])]))
     head = ["recipe", "GPU memory", "with `quantization: 4bit`", "H100 hours"]
     return markdown_rows(head, [row for _, row in sorted(rows)])
 
@@ -257,7 +253,8 @@ def smallest_gpu(gib: float) -> str:
 def recipe_file(name: str) -> str:
     """A recipe, the numbers of its header computed."""
     recipe = read_recipe(name)
-    cost = Estimate.of(recipe)
+    cost = cost_of(name)
+    assert cost is not None
     lines = find_shipped(name, RECIPES, "recipe").read_text(encoding="utf-8").splitlines()
     number = next(i for i, line in enumerate(lines) if "training/forecast.py" in line) + 1
     lines[number] = f"#   {cost.tokens:,} tokens" if recipe.model == "tiny" else f"#   {cost}"

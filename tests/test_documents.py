@@ -25,8 +25,6 @@ from ropepatch.evaluation.suites import Suite
 from ropepatch.model.source import TINY
 from ropepatch.pipeline import choice
 from ropepatch.probing import making
-from ropepatch.training.forecast import Estimate
-from ropepatch.training.recipe import Recipe
 
 RESULTS = ROOT / "eval" / "results"
 PROTOCOL = ROOT / "eval" / "README.md"
@@ -79,22 +77,6 @@ def extended(workplace: Path) -> None:
         if not (workplace / name).exists():
             plan = ropepatch.plan(workplace / "llama-2-7b", to=32_768)
             ropepatch.extend(plan, workplace / name, reading=False)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def estimated_once() -> Iterator[None]:
-    """Cache the estimates of recipes, which recipe files and pages contain."""
-    known, estimate = dict[str, Estimate | None](), Estimate.of
-
-    def of(recipe: Recipe) -> Estimate | None:
-        key = recipe.model_dump_json()
-        if key not in known:
-            known[key] = estimate(recipe)
-        return known[key]
-
-    with pytest.MonkeyPatch.context() as patching:
-        patching.setattr(Estimate, "of", of)
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -179,14 +179,8 @@ def demo(*, out: str = "ropepatch-demo", quiet: bool = False, as_json: bool = Fa
     """
     import torch
 
-    from ropepatch.evaluation.measuring import Duration
-
     torch.set_num_threads(1)  # several wait for each other, on busy cores for minutes
-
-    def say(line: str) -> None:
-        (say_on_stderr if isinstance(line, Duration) and not quiet else warn_on_stderr)(line)
-
-    how = feedback(quiet) | {"say": say}
+    how = feedback(quiet) | {"say": warn_on_stderr}
     extension = api.extend("tiny", out, to="2k", evaluate="demo", record={"command": command_line()}, **how)
     print(extension.to_json()) if as_json else print_text("\n".join(_before_and_after(extension)))
 

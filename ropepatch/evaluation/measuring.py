@@ -25,9 +25,11 @@ from ropepatch.extension.record import context_before
 from ropepatch.extension.verification import frequency_error
 from ropepatch.files import check_resumed, remove
 from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.config import text_config
+from ropepatch.model.cost import GIB, Cost, forward_bytes, forward_operations
 from ropepatch.model.head import evaluating, gives_positions, input_device
 from ropepatch.model.loading import AUTO, known_dtype
-from ropepatch.model.precision import describe_placement, placed, prefers_float32
+from ropepatch.model.precision import describe_placement, num_parameters, placed, prefers_float32
 from ropepatch.model.source import without_paths
 from ropepatch.model.stock import stock_code
 from ropepatch.processes import ALONE, Processes
@@ -288,7 +290,8 @@ def _run(
             mapped = [job for job in ahead if job.plan and job.plan.remapping]
             with mapped[0].patched() if mapped else nullcontext():  # raises its errors before the first job
                 pass
-            subject.say(forecast(subject.model, [job.measurement for job in ahead]))
+            if cost := forecast(subject.model, [job.measurement for job in ahead]):
+                subject.say(f"to measure: {cost}")
             precisions.setdefault(subject.name, str(subject.model.dtype))
         for job in own:
             if job.plan is None and (floor := job.measurement.floor) is not None:
@@ -345,44 +348,31 @@ def _written(result: Result, out: Path | None, name: str, subject: Subject) -> R
     return result
 
 
-class Duration(str):
-    """A line of progress on the time that measurements take."""
+def forecast(model: PreTrainedModel, measurements: Sequence[Measurement]) -> Cost | None:
+    """Estimate the cost of measurements on the model's device; None if their lengths are unknown.
 
-    __slots__ = ()
-
-
-def forecast(model: PreTrainedModel, measurements: Sequence[Measurement]) -> Duration:
-    """A forecast of the time of measurements, in one line.
-
-    It scales the time of a short sequence by the cost of each length, attention included. Batches are faster.
+    The time is that of a short sequence, by the operations of each length. Batches are faster.
     """
-    rows: Counter[int] = Counter()
-    unknown = set()
+    rows = Counter[int]()
     for measurement in measurements:
-        if measurement.reads is None:
-            unknown.add(measurement.task.name)
-        else:
-            rows.update(measurement.reads)
-    measured = f"{len(measurements)} measurement{'s' * (len(measurements) > 1)}"
-    without = f", without {', '.join(sorted(unknown))}, whose time is unknown" if unknown else ""
+        rows.update(measurement.reads or ())
     if not rows:
-        return Duration(measured + without)
+        return None
+    config, weights = text_config(model.config), num_parameters(model)
+
+    def operations(length: int) -> int:
+        return forward_operations(config, weights, length)
+
     sample = min(SAMPLE, *rows)
-    embedding: Any = model.get_input_embeddings().weight  # [V, width]
-    width: int = embedding.shape[1]
-
-    def cost(length: int) -> float:
-        """The cost in units of attended tokens; a token costs 6 * width in addition to attention."""
-        return length * (6 * width + length / 2)
-
-    seconds = _seconds(model, sample)
-    total = seconds * sum(count * cost(length) for length, count in rows.items()) / cost(sample)
-    units = (("h", 3600), ("min", 60))
-    duration = next(
-        (f"{total / size:,.1f} {unit}" for unit, size in units if total >= size), f"{total:.0f} s"
-    )
-    return Duration(
-        f"{measured}: about {duration}{without} (a sequence of {sample} tokens took {seconds:.2g} s)"
+    seconds = _seconds(model, sample) / operations(sample)
+    size = model.dtype.itemsize
+    held = weights * size + forward_bytes(config, max(rows), size, cached=True)
+    return Cost(
+        steps=sum(rows.values()),
+        tokens=sum(length * count for length, count in rows.items()),
+        memory=held / GIB,
+        hours=seconds * sum(count * operations(length) for length, count in rows.items()) / 3600,
+        card=f"this {model.device.type}",
     )
 
 

@@ -13,21 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from transformers import DynamicCache, PreTrainedConfig
-from transformers.cache_utils import DynamicLayer
-
 from ropepatch.extension.engines import converted
 from ropepatch.extension.planning import Plan, is_local_only
 from ropepatch.model.architectures import GGUF_GLOBAL, gguf_architecture
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.config import (
-    DUAL_CHUNK,
-    LEGACY_KEYS,
-    differs_by_layer,
-    dual_chunk_original,
-    head_dim_of,
-    key_value_heads_of,
-)
+from ropepatch.model.config import DUAL_CHUNK, LEGACY_KEYS, dual_chunk_original
+from ropepatch.model.cost import cache_bytes
 from ropepatch.model.gguf import GgufModel, GgufRope
 from ropepatch.scaling.ramps import BETAS
 from ropepatch.settings import refuse_unknown
@@ -81,26 +72,6 @@ def serving(plan: Plan, engine: str) -> Serving:
     if engine not in GGUF_ENGINES:
         return Serving(engine, (), "it cannot override the RoPE of a GGUF file")
     return serve(plan)
-
-
-def cache_bytes(config: PreTrainedConfig, tokens: int) -> int | None:
-    """Return the bytes of the KV cache of one sequence at 16 bits, or None if unknown.
-
-    Sliding-window layers cache their window. Multi-head latent attention caches its latents. The state of
-    linear attention has a fixed size and is not counted.
-    """
-    held, by_layer = 0, differs_by_layer(config)
-    for index, layer in enumerate(DynamicCache(config=config).layers):
-        of: Any = config.per_layer_config[index] if by_layer else config
-        if rank := getattr(of, "kv_lora_rank", None):
-            width = rank + of.qk_rope_head_dim
-        else:
-            width = 2 * key_value_heads_of(of) * head_dim_of(of)
-        if not isinstance(width, int):
-            return None
-        grows = isinstance(layer, DynamicLayer)
-        held += width * min(tokens, getattr(layer, "sliding_window", None) or tokens) if grows else 0
-    return 2 * held
 
 
 # The engines that read config.json

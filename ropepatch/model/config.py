@@ -234,12 +234,6 @@ def key_value_heads_of(config: Any) -> int:
     return heads
 
 
-def forward_operations(config: Any, weights: int, tokens: int) -> int:
-    """Count the operations of a forward pass: two per weight and token, plus causal attention."""
-    queries = int(config.num_attention_heads) * head_dim_of(config)
-    return 2 * tokens * (weights + int(config.num_hidden_layers) * queries * tokens)
-
-
 def _without_twin(raw: dict[str, Any]) -> dict[str, Any]:
     """Drop top-level unscaled RoPE that repeats the language model's: transformers warns of it."""
     decoded: dict[str, Any] = _decode_floats(raw)

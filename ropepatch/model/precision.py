@@ -20,7 +20,6 @@ import torch
 from transformers import PreTrainedModel
 
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
-HOUR = {"cpu": 5e14, "cuda": 1e18}  # operations per hour, roughly: two cores, one H100
 LARGE = 10**9  # parameters above which a CPU is slow
 AMPERE = 8, 0  # the first compute capability with units for bfloat16
 UNKNOWN = 4 << 30  # available bytes if the system does not report them

@@ -20,7 +20,7 @@ from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension import record as records
 from ropepatch.extension.record import Record
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.config import forward_operations
+from ropepatch.model.cost import HOUR, forward_operations, kind_of, layer_bytes
 from ropepatch.model.head import decoded_once, decoder_of, input_device
 from ropepatch.model.precision import available_bytes
 from ropepatch.model.reading_file import RIGHT, Reading, Tops
@@ -43,7 +43,7 @@ PLACES = 6
 UNIT = 2**-8  # relative error of a number in bfloat16, and of a weight in 8 bits
 TOLD_APART = 4e-3  # nats: an error with a smaller effect is negligible
 MOST_WORK = {"cpu": 1e13, "cuda": 1e16}  # operations that `extend` spends at most: a minute or two
-A_MINUTE = {device: 2 * work / 3 for device, work in MOST_WORK.items()}  # operations, approximately
+IN_FLOAT32 = 2  # times as long as in the precision of `HOUR`
 
 Say = Callable[[str], None]
 
@@ -89,12 +89,12 @@ def affordable(checkpoint: Checkpoint, record: Record, device: str) -> tuple[str
 def duration(checkpoint: Checkpoint, record: Record, device: str) -> str:
     """Estimate how long all hypotheses take, as text."""
     work = (len(ropes(record)) + 1) * _operations(checkpoint, record)
-    minutes = max(1, round(work / A_MINUTE[_kind(device)]))
+    minutes = max(1, round(60 * IN_FLOAT32 * work / HOUR[_kind(device)]))
     return f"about {minutes:,} min at {record.target} tokens"
 
 
 def _kind(device: str) -> str:
-    return "cuda" if torch.device(device).type == "cuda" else "cpu"
+    return kind_of(torch.device(device).type)
 
 
 def _shares_memory(device: str) -> bool:
@@ -288,6 +288,4 @@ def _operations(checkpoint: Checkpoint, record: Record) -> int:
 
 def _bytes_needed(checkpoint: Checkpoint, record: Record) -> int:
     """Estimate the memory of one pass: the weights, and the activations of one layer."""
-    config: Any = checkpoint.config
-    widths = 4 * config.hidden_size + 3 * (getattr(config, "intermediate_size", None) or 0)
-    return checkpoint.weights.num_bytes + int(4 * record.target * widths)
+    return checkpoint.weights.num_bytes + layer_bytes(checkpoint.config, record.target, 4)

@@ -11,17 +11,18 @@ from ropepatch.data.positions import TrueLength
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.config import forward_operations, text_config
-from ropepatch.model.precision import HOUR, best_device, fastest, memory_of
+from ropepatch.model.config import text_config
+from ropepatch.model.cost import GIB
+from ropepatch.model.precision import best_device, fastest, memory_of
 from ropepatch.settings import relative_length
-from ropepatch.training.forecast import GIB, memory
+from ropepatch.training.forecast import training_cost
 from ropepatch.training.preparation import Weights
 from ropepatch.training.recipe import QUESTIONS, Recipe, read_recipe, remapping_of
-from ropepatch.training.teacher import PASSES
 
 DISTIL = "distil"  # the name of the recipe
 BETWEEN = (4, 2)  # multiples of L that are tried as lengths if the target is too long
 SHARE = 3 / 4  # of the memory of a device
+MOST_HOURS = 1.0
 SMALL = 128  # the hidden size above which the learning rate falls as its inverse
 
 
@@ -85,15 +86,19 @@ def _longer(recipe: Recipe, length: int, target: int, trained: int, distances: d
 
 def _too_long(recipe: Recipe, source: Checkpoint, counted: Weights, target: int) -> str | None:
     """Say why the sequences of a recipe are too long for the device; None if they are not."""
-    device, trained = best_device(), source.window
-    dtype = recipe.precision or fastest(device).dtype
-    needed = memory(recipe, source.whole_config, counted, dtype, trained, target).total_gib
-    if needed > (available := SHARE * memory_of(device) / GIB):
-        return f"take {needed:.2g} GiB of {available:.2g}"
-    (length,), room = recipe.data.lengths(trained)
-    one_pass = forward_operations(source.config, counted.all, length)
-    work = PASSES * recipe.max_steps * (room // length) * one_pass
-    hour = HOUR["cpu" if device == "cpu" else "cuda"]
-    if work > hour:
-        return f"take {work:.0e} operations, and a {device} does about {hour:.0e} in an hour"
+    device = best_device()
+    cost = training_cost(
+        recipe,
+        source.whole_config,
+        counted,
+        dtype=recipe.precision or fastest(device).dtype,
+        window=source.window,
+        target=target,
+        device=device,
+    )
+    available = SHARE * memory_of(device) / GIB
+    if cost.memory > available:
+        return f"take {cost.memory:.2g} GiB of {available:.2g}"
+    if cost.hours > MOST_HOURS:
+        return f"take {cost.hours:.1f} h on {cost.card}"
     return None

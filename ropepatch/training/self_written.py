@@ -17,7 +17,8 @@ from ropepatch.data.texts import first_token
 from ropepatch.data.tokens import TokenStore, append, find, tokenizer_digest, writing
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.config import head_dim_of, key_value_heads_of, text_config
+from ropepatch.model.config import text_config
+from ropepatch.model.cost import cache_bytes
 from ropepatch.model.head import cache_keyword, incremental_forward
 from ropepatch.model.precision import fastest, memory_of, placed
 from ropepatch.progress import Advance, Progress, no_bar
@@ -85,9 +86,8 @@ def side_by_side(model: PreTrainedModel, length: int, tokens: int) -> int:
     if model.device.type == "cpu":
         return max(1, SHARD // length)
     config = text_config(model.config)
-    per_layer = 2 * key_value_heads_of(config) * head_dim_of(config)
-    cached: int = config.num_hidden_layers * per_layer * model.dtype.itemsize
-    room: int = int(CACHED * memory_of(model.device)) // (cached * length + 4 * 4 * config.vocab_size)
+    cached = cache_bytes(config, length, model.dtype.itemsize) or 0
+    room: int = int(CACHED * memory_of(model.device)) // (cached + 4 * 4 * config.vocab_size)
     return max(1, min(room, -(-tokens // length)))
 
 

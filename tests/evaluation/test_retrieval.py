@@ -31,6 +31,7 @@ from ropepatch.evaluation.retrieval import (
 )
 from ropepatch.evaluation.suites import Suite
 from ropepatch.evaluation.tasks import LmEvalTask, RetrievalTask, retrieval_rows
+from ropepatch.model.cost import forward_operations
 
 LENGTHS = (40, 90, 150)
 TRAINED = {"max_position_embeddings": 64}
@@ -400,18 +401,17 @@ def test_a_limit_lowers_the_number_of_prompts_and_never_raises_it(tiny, model, d
     assert [haystacks(limit, haystacks=5, **keys) for limit in (2, 64)] == [2, 5]
 
 
-def test_a_forecast_scales_the_time_of_a_short_sequence_by_the_cost_of_each(tiny, monkeypatch):
+def test_a_forecast_scales_the_time_of_a_short_sequence_by_the_operations_of_each(tiny, monkeypatch):
     monkeypatch.setattr(measuring, "_seconds", lambda model, tokens: 60.0)
     model, tokenizer = tiny
     asked = RetrievalTask(lengths=(100, 400), haystacks=2).prepare("tiny", tokenizer, trained=256, to=400)
-    cost = {length: length * (6 * 192 + length / 2) for length in (100, 400)}
-    line = f"about {3 * sum(cost.values()) / cost[100]:.1f} min"
-    sample = "(a sequence of 100 tokens took 60 s)"
-    assert measuring.forecast(model, [asked]) == f"1 measurement: {line} {sample}"
+    short, long = (forward_operations(model.config, model.num_parameters(), length) for length in (100, 400))
     unknown = replace(asked, task=LmEvalTask(tasks=("x",)), reads=None)
-    without = "without lm-eval, whose time is unknown"
-    assert measuring.forecast(model, [asked, unknown]) == f"2 measurements: {line}, {without} {sample}"
-    assert measuring.forecast(model, [unknown]) == f"1 measurement, {without}"
+    for some in ([asked], [asked, unknown]):
+        cost = measuring.forecast(model, some)
+        assert (cost.steps, cost.tokens, cost.card) == (6, 3 * 500, "this cpu")
+        assert cost.hours == pytest.approx(3 * (short + long) / short / 60)
+    assert measuring.forecast(model, [unknown]) is None
 
 
 def test_a_kind_counts_by_all_lengths_within_the_original_one_together():

@@ -10,26 +10,17 @@ from typing import Any
 import hub_server
 import numpy as np
 import pytest
-import torch
 from checkpoint_folders import edit_json
 from engine_rules import RULES, by_yarn, plain, yarn
 from gguf_files import BASE, DIM, WINDOW, write_gguf
 from hub_server import Hub, speak_to
 from methods import example
 from scaling_files import write_scaling
-from transformers import (
-    AutoModelForCausalLM,
-    Cache,
-    DeepseekV3Config,
-    Gemma3TextConfig,
-    LlamaConfig,
-    MistralConfig,
-)
 
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import Plan
-from ropepatch.extension.serving import ENGINES, GGUF_ENGINES, cache_bytes, serving
+from ropepatch.extension.serving import ENGINES, GGUF_ENGINES, serving
 from ropepatch.scaling import METHODS, formulas
 
 ROW = {"vllm": "vLLM", "sglang": "SGLang"}
@@ -284,38 +275,3 @@ def test_the_error_of_an_unknown_engine_suggests_the_nearest_name():
     with pytest.raises(RopepatchError) as error:
         serving(planned("yarn"), "vlm")
     assert "vllm" in error.value.hint
-
-
-SMALL = {
-    "vocab_size": 16,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        LlamaConfig(**SMALL, num_hidden_layers=3),
-        MistralConfig(**SMALL, num_hidden_layers=2, sliding_window=24),
-        Gemma3TextConfig(**SMALL, num_hidden_layers=7, head_dim=16, sliding_window=8),
-    ],
-    ids=lambda config: config.model_type,
-)
-def test_the_kv_cache_size_equals_that_of_transformers(config):
-    model, tokens = AutoModelForCausalLM.from_config(config).eval(), 40
-    with torch.no_grad():
-        cache: Cache = model(torch.zeros(1, tokens, dtype=torch.long), use_cache=True).past_key_values
-    held = 0
-    for layer in cache.layers:
-        window = layer.sliding_window if layer.is_sliding else tokens  # transformers holds one token less
-        held += 2 * layer.keys[..., :1, :].numel() * min(tokens, window)
-        assert layer.keys.shape[-2] in (tokens, window - 1)
-    assert cache_bytes(config, tokens) == 2 * held
-
-
-def test_latent_attention_caches_only_its_latents():
-    config = DeepseekV3Config(kv_lora_rank=512, qk_rope_head_dim=64, num_hidden_layers=61)
-    assert cache_bytes(config, 1000) == 2 * 61 * 1000 * (512 + 64)

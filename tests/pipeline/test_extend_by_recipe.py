@@ -182,7 +182,7 @@ def test_a_dry_run_prints_the_steps_and_tokens_of_the_training(place, run_at, do
     )
     rejected = run_at("extend", "tiny", "--recipe", "flash.yaml", "--out", "dry", "--dry-run")
     assert rejected.returncode == 2
-    assert "training\n  steps" in rejected.stdout
+    assert "\ntraining: 6 steps, " in rejected.stdout
     assert rejected.stderr.startswith("error: transformers cannot use flash_attention_2")
 
 

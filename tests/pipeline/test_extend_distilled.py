@@ -69,8 +69,8 @@ SHORT = (256, False, "pose")
         (24, 1e15, TARGET, None),
         (0.2, 1e15, (4096, True, "true-length"), None),
         (0.08, 1e15, (1024, True, "pose"), "4,096 tokens take 0.079 GiB of 0.06"),
-        (24, 3e13, BETWEEN, "4,096 tokens take 8e+13 operations"),
-        (24, 1e12, SHORT, "4,096 tokens take 8e+13 operations"),
+        (24, 3e13, BETWEEN, "4,096 tokens take 2.5 h on two CPU cores"),
+        (24, 1e12, SHORT, "4,096 tokens take 75.4 h on two CPU cores"),
     ],
 )
 def test_distillation_uses_the_longest_sequences_that_the_device_can_train_on(
@@ -78,14 +78,12 @@ def test_distillation_uses_the_longest_sequences_that_the_device_can_train_on(
 ):
     monkeypatch.setattr(torch.cpu, UNITS["AMX"], lambda: True)
     monkeypatch.setattr(self_taught, "memory_of", lambda device: int(gib * 2**30))
-    monkeypatch.setattr(self_taught, "HOUR", dict.fromkeys(("cpu", "cuda"), hour))
+    monkeypatch.setattr("ropepatch.training.forecast.HOUR", dict.fromkeys(("cpu", "cuda"), hour))
     lines = []
-    ahead = ropepatch.extend("tiny", to="16x", distil=True, dry_run=True, say=lines.append).forecast.content
-    recipe = ahead["recipe"]
-    assert (ahead["windows"], recipe["gradient_checkpointing"], recipe["positions"]["name"]) == (
-        [rows[0]],
-        *rows[1:],
-    )
+    ahead = ropepatch.extend("tiny", to="16x", distil=True, dry_run=True, say=lines.append).forecast
+    recipe = ahead.to_dict()["recipe"]
+    found = recipe["data"]["windows"], recipe["gradient_checkpointing"], recipe["positions"]["name"]
+    assert found == ((rows[0],), *rows[1:])
     longer = rows[0] > 256
     assert recipe["data"]["boundaries"] is not longer  # self-generated texts end within the original context
     assert recipe["distil"]["remapping"] == ({"name": "rerope", "window": 192} if longer else "rerope")
@@ -99,7 +97,7 @@ def test_a_base_without_remapping_support_trains_within_its_original_context(tmp
     (source / "config.json").write_text(json.dumps(config | sliding))
     lines = []
     ahead = ropepatch.extend(source, to="4x", distil=True, dry_run=True, say=lines.append).forecast
-    assert ahead.content["windows"] == [256]
+    assert ahead.recipe.data.windows == (256,)
     assert (
         "sequences of 256 tokens at skipped positions: the base model does not support position remapping ("
         in lines[0]
@@ -112,13 +110,13 @@ def test_the_learning_rate_decreases_with_the_hidden_size(hidden, rate, tmp_path
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"hidden_size": hidden}))
     ahead = ropepatch.extend(source, to="4x", distil=True, dry_run=True).forecast
-    assert ahead.content["recipe"]["trainer"]["learning_rate"] == rate
+    assert ahead.recipe.trainer["learning_rate"] == rate
 
 
 def test_a_given_text_replaces_self_generated_text(tmp_path):
     (tmp_path / "tales.txt").write_text("Once upon a time there was a fox.")
     ahead = ropepatch.extend("tiny", to="4x", distil=True, text=tmp_path / "tales.txt", dry_run=True).forecast
-    assert ahead.content["sources"][0]["name"] == str(tmp_path / "tales.txt")
+    assert ahead.recipe.data.sources[0].text == str(tmp_path / "tales.txt")
     assert not ahead.warnings
     assert not ahead.obstacles
 

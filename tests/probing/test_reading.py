@@ -95,7 +95,7 @@ def test_limits_on_time_and_memory_reduce_or_prevent_the_fingerprint(extended, m
     monkeypatch.setattr(making, "MOST_WORK", {"cpu": 3.5 * making._operations(checkpoint, record)})
     assert making.affordable(checkpoint, record, "cpu") == (RIGHT, UNSCALED)
     monkeypatch.setattr(making, "MOST_WORK", {"cpu": 1.0})
-    monkeypatch.setattr(making, "A_MINUTE", {"cpu": making._operations(checkpoint, record)})
+    monkeypatch.setattr(making, "HOUR", {"cpu": 120 * making._operations(checkpoint, record)})
     minutes = f"takes about {len(ropes(record)) + 1} min at {record.target} tokens; `reading` does it anyway"
     assert minutes in making.affordable(checkpoint, record, "cpu")
     monkeypatch.setattr(making, "available_bytes", lambda: 1000)

@@ -14,7 +14,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.architectures import trained_on
 from ropepatch.model.config import load_config
 from ropepatch.settings import RECIPES, find_shipped, relative_length, shipped_names
-from ropepatch.training.forecast import Estimate, published_config
+from ropepatch.training.forecast import published_config, published_cost
 from ropepatch.training.recipe import PASSED_ON, Recipe, TrainerArguments, read_recipe
 
 NAMES = shipped_names(RECIPES)
@@ -52,7 +52,7 @@ def test_a_recipe_for_a_gpu_is_kept_small_and_its_header_says_what_it_fits_into(
     assert recipe.trainer["save_total_limit"] == 2
     header = find_shipped(name, RECIPES, "recipe").read_text(encoding="utf-8")
     needed = int(re.search(r"needs a GPU of (\d+) GB", header)[1])
-    assert Estimate.of(recipe).memory.total_gib * 2**30 < 0.9 * needed * 10**9 <= 72e9
+    assert published_cost(recipe).memory * 2**30 < 0.9 * needed * 10**9 <= 72e9
     if relative_length(recipe.to, window_of(name)) >= 2**17:
         assert recipe.watch.windows <= 2
         assert not recipe.watch.passkey_trials

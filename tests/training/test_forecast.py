@@ -1,33 +1,24 @@
-"""What a dry run says: counts against transformers' models, memory against allocations and LongLoRA's."""
+"""What a dry run says: weights, memory, tokens and hours, and the errors before anything is loaded."""
 
 import json
 import shutil
 from dataclasses import replace
-from itertools import accumulate
 
 import pytest
-import torch
 from run_recipes import small_recipe
 from tiny_models import tiny_config
-from torch.profiler import ProfilerActivity, profile
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import ropepatch
 from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
 from ropepatch.model.config import blueprint, load_config
+from ropepatch.model.cost import GIB, cache_bytes, forward_bytes, forward_operations
 from ropepatch.model.source import TINY
 from ropepatch.processes import Processes
 from ropepatch.training import forecast as module
-from ropepatch.training.adapter import recompute_activations, trainable
-from ropepatch.training.forecast import (
-    GIB,
-    activation_bytes,
-    evaluation_bytes,
-    forecast,
-    memory,
-    published_config,
-)
+from ropepatch.training.adapter import trainable
+from ropepatch.training.forecast import forecast, published_config, training_bytes, training_cost
 from ropepatch.training.preparation import Weights, prepare
 from ropepatch.training.recipe import Data, Distil, Generated, Lora, Watch
 from ropepatch.training.run import Run
@@ -87,127 +78,68 @@ def test_what_is_trained_is_counted_as_the_training_makes_it(lora):
 # Memory
 
 
-def peak_of_allocations(step) -> int:
-    """Peak of the bytes allocated on the CPU during a step."""
-    step()  # the first allocates more
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
-        step()
-    events = watched.profiler.kineto_results.events()
-    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
-    return max(accumulate(change for _, change in changes))
-
-
-@pytest.mark.parametrize(
-    ("lora", "mixed"),
-    [
-        (None, False),
-        (Lora(r=4), True),
-        (Lora(r=4, train_norms=False), False),
-        (Lora(r=4, train_embeddings=True), False),
-    ],
-)
-def test_the_activations_are_what_torch_allocates(lora, mixed):
-    # As many key as query heads: on the CPU, older torch takes others through [T, T] scores.
-    config, tokens = LlamaConfig(**SMALL | {"vocab_size": 32}, use_cache=False), 512
-    model = LlamaForCausalLM(config)
-    model = trainable(model.bfloat16() if mixed else model, lora).train()
-    base = model.get_base_model() if lora else model
-    recompute_activations(base)
-    for weights in model.parameters():
-        if weights.requires_grad:
-            weights.grad = torch.zeros_like(weights)
-    ids = torch.randint(32, (1, tokens))
-
-    def step():
-        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
-            states = base.model(input_ids=ids).last_hidden_state
-        states.sum().backward()
-
-    logits = 12 * tokens * 32
-    recipe = small_recipe(lora=lora, gradient_checkpointing=True)
-    expected = activation_bytes(recipe, config, tokens, 2 if mixed else 4) - logits
-    assert expected == pytest.approx(peak_of_allocations(step), rel=0.15)
-
-
-@pytest.mark.parametrize("keys", [2, 4])
-def test_an_evaluation_takes_what_torch_allocates(tiny, keys):
-    config = LlamaConfig(**SMALL | {"num_key_value_heads": keys, "num_hidden_layers": 12})
-    model = LlamaForCausalLM(config).eval()
-    for tokens, cached, read in (
-        (2048, False, lambda: ropepatch.perplexity(model, None, [torch.arange(2048) % 1024])),
-        (1024, True, lambda: ropepatch.passkey(model, tiny[1], lengths=[1024], haystacks=1)),
-    ):
-        expected = evaluation_bytes(config, tokens, 4, cached=cached)
-        assert expected == pytest.approx(peak_of_allocations(read), rel=0.15), (tokens, cached)
-
-
-def test_without_checkpointing_every_layer_is_held():
-    config, chunk = LlamaConfig(**SMALL), 12 * 256 * 1024
-    one = LlamaConfig(**SMALL | {"num_hidden_layers": 1})
-    held = activation_bytes(small_recipe(), config, 256, 2) - chunk
-    assert held == 6 * (activation_bytes(small_recipe(), one, 256, 2) - chunk)
-    again = activation_bytes(small_recipe(gradient_checkpointing=True), config, 256, 2) - chunk
-    assert again == held / 6 + 2 * 256 * 128 * 6
-
-
 def needed(config, dtype="bfloat16", **changes):
     recipe = small_recipe(**changes)
-    return memory(recipe, config, Weights.of(blueprint(config), recipe), dtype, 4096, 8192)
+    return training_bytes(recipe, config, Weights.of(blueprint(config), recipe), dtype, 4096, 8192)
 
 
 def test_memory_is_the_sum_of_what_each_weight_takes():
     config = LlamaConfig(**SMALL, tie_word_embeddings=True, dtype="bfloat16")
     base, linear, trained = 1_336_960, 1_204_224, 6 * 4 * 4 * (128 + 128) + 13 * 128
+    evaluation = forward_bytes(config, 8192, 2)
     lora = needed(config, lora=Lora(r=4))
-    assert lora.weights_gib * GIB == 2 * base + 4 * trained
-    assert lora.optimizer_gib * GIB == 12 * trained
-    four = needed(config, lora=Lora(r=4), quantization="4bit")
-    assert (lora.weights_gib - four.weights_gib) * GIB == pytest.approx(linear * (2 - 0.516))
-    full = needed(config, lora=None)
-    assert (full.weights_gib + full.optimizer_gib) * GIB == 18 * base  # with autocast's copies
-    assert needed(config, dtype="float32", lora=None).weights_gib * GIB == 4 * base
+    assert lora == 2 * base + 16 * trained + evaluation
+    assert lora - needed(config, lora=Lora(r=4), quantization="4bit") == pytest.approx(linear * (2 - 0.516))
+    full = needed(config, lora=None, watch=Watch(target=False))
+    assert full == 18 * base + forward_bytes(config, 4096, 2)  # with autocast's copies, and an evaluation
     stored = LlamaConfig(**SMALL, tie_word_embeddings=True, dtype="float32")
-    assert needed(stored, lora=Lora(r=4)).weights_gib * GIB == 4 * base + 4 * trained  # loaded as stored
-    assert lora.total_gib == lora.weights_gib + lora.optimizer_gib + lora.evaluation_gib
+    assert needed(stored, lora=Lora(r=4)) == lora + 2 * base  # frozen weights are loaded as stored
+    passkeys = needed(config, lora=Lora(r=4), watch=Watch(passkey_trials=1))
+    assert passkeys - lora == cache_bytes(config, 8192)
     near = needed(config, lora=Lora(r=4), watch=Watch(target=False))
-    assert near.evaluation_gib < lora.evaluation_gib / 1.9
+    assert near == lora - evaluation + forward_bytes(config, 4096, 2)
 
 
-def test_heads_wider_than_the_hidden_state_and_experts_count_with_their_widths():
-    narrow, wide = (Qwen3Config(**SMALL, head_dim=head) for head in (32, 64))
-    recipe = small_recipe(gradient_checkpointing=True)
-    more = activation_bytes(recipe, wide, 100, 2) - activation_bytes(recipe, narrow, 100, 2)
-    assert more == 100 * 2 * 2 * (4 * 32 + 4 * 32)
-    for family in ("qwen3", "gemma3_text", "mixtral", "qwen3_moe", "gpt_oss"):
-        found = needed(tiny_config(family), lora=Lora(target_modules=("q_proj",)))
-        assert 0 < found.weights_gib < found.total_gib < 1
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "mixtral", "qwen3_moe", "gpt_oss"])
+def test_the_memory_of_every_kind_of_decoder_is_estimated(family):
+    config = tiny_config(family)
+    assert 0 < needed(config, lora=Lora(target_modules=("q_proj",))) < GIB
 
 
 # Forecasts
 
 
-def test_it_counts_what_is_trained_read_and_evaluated(tmp_path):
-    found = forecast(PLAN, small_recipe(), tmp_path / "out")
-    content = found.to_dict()
-    assert content["tokens"] == 6 * 128
-    assert content["trained_weights"] == 4 * 4 * 4 * (192 + 192) + 9 * 192
-    assert content["precision"]["dtype"] == "float32"  # as the recipe states
-    assert (content["watched"]["times"], content["watched"]["tokens"]) == (3, 3 * 512)
-    assert 0 < content["disk"]["needed"] < content["disk"]["free"]
-    assert not content["obstacles"] + content["warnings"]
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_forecast_counts_every_token_of_all_processes_once(count, tmp_path):
+    run = replace(Run.of(PLAN, small_recipe(), tmp_path / "out"), processes=Processes(0, count))
+    found = forecast(PLAN, small_recipe(), tmp_path / "out", processes=count)
+    assert found.cost.tokens == run.supply().tokens
+    assert found.cost.steps == 6
+    assert (found.obstacles, found.warnings) == ((), ())
     assert not list(tmp_path.iterdir())
-    asked = forecast(PLAN, small_recipe(watch=Watch(every=4, windows=1, passkey_trials=1)), "out").content
-    assert (asked["watched"]["times"], asked["watched"]["tokens"]) == (3, 3 * (512 + 5 * 512))
 
 
-def test_texts_that_are_here_have_sizes_and_one_that_is_not_is_refused(tmp_path):
-    (tmp_path / "text.txt").write_text("once upon a time " * 100)
-    (source,) = forecast(PLAN, reading(tmp_path / "text.txt"), "out").content["sources"]
-    assert (source["files"], source["bytes"]) == (1, 1700)
-    with pytest.raises(RopepatchError, match=r"gone\.txt"):
-        forecast(PLAN, reading(tmp_path / "gone.txt"), "out")
-    (source,) = forecast(PLAN, reading("owner/name"), "out").content["sources"]
-    assert source["kind"] == "hub"
+def test_hours_are_the_operations_of_all_passes_by_those_of_an_hour(monkeypatch):
+    counted, lengths = Weights(10**6, 10**6, 10**5), {"windows": (64, 128), "tokens_per_batch": 256}
+    data = Data(sources=(Generated(generated="tales"),), **lengths)
+    config = PLAN.checkpoint.whole_config
+    monkeypatch.setitem(module.HOUR, "cuda", 1e12)
+
+    def hours(**changes):
+        recipe = small_recipe(data=data, **changes)
+        return training_cost(recipe, config, counted, dtype="bfloat16", window=256, target=512).hours
+
+    rows = 3 * (4 * forward_operations(config, 10**6, 64) + 2 * forward_operations(config, 10**6, 128))
+    assert hours() == pytest.approx(3 * rows / 1e12)
+    assert hours(distil=Distil()) == hours(lora=None) == pytest.approx(4 * rows / 1e12)
+
+
+def test_too_little_memory_or_disk_is_a_warning(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "memory_of", lambda device: 1000)
+    monkeypatch.setattr(module, "_disk_free", lambda out: 1000)
+    memory, disk = forecast(PLAN, small_recipe(), tmp_path / "out").warnings
+    assert "GiB, cpu has 0.0" in memory
+    assert f"on the disk of {tmp_path / 'out'}, 0.0 are free" in disk
 
 
 @pytest.mark.parametrize(
@@ -233,29 +165,12 @@ def own_text(**changes):
     )
 
 
-@pytest.mark.parametrize("make", [own_text, small_recipe, lambda: reading(__file__)])
-def test_what_is_held_out_is_what_the_training_holds_out(make, tmp_path, monkeypatch):
-    """Bug: 2 windows of 1,024 tokens were promised where 8 pieces of 256 were read."""
-    monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("ropepatch.training.self_written.SHARD", 256)
-    watched = forecast(PLAN, make(), tmp_path / "out").content["watched"]
-    pieces = Run.of(PLAN, make(), tmp_path / "out").supply().pieces
-    assert [len(piece) for piece in pieces] == [watched["length"]] * watched["windows"]
-
-
 def test_a_training_reads_self_generated_text_three_times_without_a_warning(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("ropepatch.training.self_written.SHARD", 256)
     supply = Run.of(PLAN, own_text(), tmp_path / "out").supply()
     assert supply.batches.times(0) == pytest.approx(3, rel=0.05)
     assert not caplog.records
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_forecast_counts_every_token_of_all_processes_once(count, tmp_path):
-    run = replace(Run.of(PLAN, small_recipe(), tmp_path / "out"), processes=Processes(0, count))
-    ahead = forecast(PLAN, small_recipe(), tmp_path / "out", processes=count).content
-    assert ahead["tokens"] == run.supply().tokens
 
 
 # Errors before anything is loaded

@@ -35,13 +35,13 @@ from ropepatch.evaluation.measuring import Subject
 from ropepatch.evaluation.retrieval import Reader
 from ropepatch.files import check_resumed
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.config import blueprint, forward_operations, load_config, text_config
+from ropepatch.model.config import blueprint, load_config, text_config
+from ropepatch.model.cost import GIB, forward_bytes, forward_operations
 from ropepatch.model.head import decoder_of, evaluating, shadowed, token_losses
 from ropepatch.model.loading import known_dtype
 from ropepatch.processes import join
 from ropepatch.scaling.file import is_scaling_file, method_label
 from ropepatch.settings import relative_length
-from ropepatch.training.forecast import GIB, evaluation_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
@@ -145,7 +145,7 @@ def cost(config: Any, pages: Pages, missing: Sequence[int]) -> Cost:
         tokens=readings * (pages.target + each * len(pages.lengths) * QUESTION)
         + methods * (pages.lengths[0] + pages.target),
         operations=readings * (forward(pages.target) + questions) + methods * checked,
-        memory=2 * weights + evaluation_bytes(own, pages.target, 2, cached=True),
+        memory=2 * weights + forward_bytes(own, pages.target, 2, cached=True),
     )
 
 

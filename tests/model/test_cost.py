@@ -1,0 +1,146 @@
+"""Estimated memory is that of torch's allocations and transformers' caches."""
+
+from itertools import accumulate
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+from transformers import (
+    AutoModelForCausalLM,
+    Cache,
+    DeepseekV3Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    Qwen3Config,
+)
+
+import ropepatch
+from ropepatch.model.cost import Cost, cache_bytes, forward_bytes, step_bytes
+from ropepatch.training.adapter import recompute_activations, trainable
+from ropepatch.training.recipe import Lora
+
+SMALL = {
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 1024,
+    "max_position_embeddings": 4096,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": None,
+}
+
+
+def peak_of_allocations(step) -> int:
+    """Peak of the bytes allocated on the CPU during a step."""
+    step()  # the first allocates more
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
+        step()
+    events = watched.profiler.kineto_results.events()
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    return max(accumulate(change for _, change in changes))
+
+
+@pytest.mark.parametrize(
+    ("lora", "mixed"),
+    [
+        (None, False),
+        (Lora(r=4), True),
+        (Lora(r=4, train_norms=False), False),
+        (Lora(r=4, train_embeddings=True), False),
+    ],
+)
+def test_the_activations_are_what_torch_allocates(lora, mixed):
+    # As many key as query heads: on the CPU, older torch takes others through [T, T] scores.
+    config, tokens = LlamaConfig(**SMALL | {"vocab_size": 32}, use_cache=False), 512
+    model = LlamaForCausalLM(config)
+    model = trainable(model.bfloat16() if mixed else model, lora).train()
+    base = model.get_base_model() if lora else model
+    recompute_activations(base)
+    for weights in model.parameters():
+        if weights.requires_grad:
+            weights.grad = torch.zeros_like(weights)
+    ids = torch.randint(32, (1, tokens))
+
+    def step():
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            states = base.model(input_ids=ids).last_hidden_state
+        states.sum().backward()
+
+    size = 2 if mixed else 4
+    stream = 4 if lora is None or lora.train_embeddings else size
+    expected = step_bytes(config, tokens, size, stream=stream, recomputed=True) - 12 * tokens * 32
+    assert expected == pytest.approx(peak_of_allocations(step), rel=0.15)
+
+
+@pytest.mark.parametrize("keys", [2, 4])
+def test_an_evaluation_takes_what_torch_allocates(tiny, keys):
+    config = LlamaConfig(**SMALL | {"num_key_value_heads": keys, "num_hidden_layers": 12})
+    model = LlamaForCausalLM(config).eval()
+    for tokens, cached, read in (
+        (2048, False, lambda: ropepatch.perplexity(model, None, [torch.arange(2048) % 1024])),
+        (1024, True, lambda: ropepatch.passkey(model, tiny[1], lengths=[1024], haystacks=1)),
+    ):
+        expected = forward_bytes(config, tokens, 4, cached=cached)
+        assert expected == pytest.approx(peak_of_allocations(read), rel=0.15), (tokens, cached)
+
+
+def test_without_checkpointing_every_layer_is_held():
+    one, six = (LlamaConfig(**SMALL | {"num_hidden_layers": layers}) for layers in (1, 6))
+    logits, how = 12 * 256 * 1024, {"tokens": 256, "itemsize": 2, "stream": 2}
+    layer = step_bytes(one, **how, recomputed=False) - logits
+    assert step_bytes(six, **how, recomputed=False) - logits == 6 * layer
+    assert step_bytes(six, **how, recomputed=True) - logits == layer + 2 * 256 * 128 * 6
+
+
+def test_heads_wider_than_the_hidden_state_count_with_their_width():
+    narrow, wide = (Qwen3Config(**SMALL, head_dim=head) for head in (32, 64))
+    how = {"tokens": 100, "itemsize": 2, "stream": 2, "recomputed": True}
+    assert step_bytes(wide, **how) - step_bytes(narrow, **how) == 100 * 2 * 2 * (4 * 32 + 4 * 32)
+
+
+@pytest.mark.parametrize(
+    ("hours", "said"), [(17.04, "17.0 h on an H100"), (0.2, "12 min on an H100"), (1e-4, "0 min on an H100")]
+)
+def test_a_cost_is_one_line(hours, said):
+    line = "1,000 steps, 32,768,000 tokens, 40.0 GiB, "
+    assert str(Cost(1000, 32_768_000, 40.0, hours, "an H100")) == f"{line}{said} (estimates)"
+
+
+TINY = {
+    "vocab_size": 16,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(**TINY, num_hidden_layers=3),
+        MistralConfig(**TINY, num_hidden_layers=2, sliding_window=24),
+        Gemma3TextConfig(**TINY, num_hidden_layers=7, head_dim=16, sliding_window=8),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_the_kv_cache_size_equals_that_of_transformers(config):
+    model, tokens = AutoModelForCausalLM.from_config(config).eval(), 40
+    with torch.no_grad():
+        cache: Cache = model(torch.zeros(1, tokens, dtype=torch.long), use_cache=True).past_key_values
+    held = 0
+    for layer in cache.layers:
+        window = layer.sliding_window if layer.is_sliding else tokens  # transformers holds one token less
+        held += 2 * layer.keys[..., :1, :].numel() * min(tokens, window)
+        assert layer.keys.shape[-2] in (tokens, window - 1)
+    assert cache_bytes(config, tokens) == 2 * held
+
+
+def test_latent_attention_caches_only_its_latents():
+    config = DeepseekV3Config(kv_lora_rank=512, qk_rope_head_dim=64, num_hidden_layers=61)
+    assert cache_bytes(config, 1000) == 2 * 61 * 1000 * (512 + 64)
