@@ -42,12 +42,11 @@ from ropepatch.training.recipe import Recipe, remapping_of
 from ropepatch.training.run import TRAINED, Run, digest_of
 from ropepatch.training.run_checkpoints import PARTIAL, newest
 from ropepatch.training.supply import Supply
-from ropepatch.training.teacher import PASSES, Teacher
+from ropepatch.training.teacher import Teacher
 from ropepatch.training.trainer import (
     SECONDS,
     LongContextTrainer,
     ProgressLines,
-    Work,
     explaining_disk,
     history,
     training_arguments,
@@ -189,24 +188,20 @@ def _train(
     model = trainable(loaded, recipe.lora)
     if recipe.gradient_checkpointing:
         recompute_activations(loaded)
-    watcher = _watcher(run, supply, split=run.sharing.engine is None)
-    per_step = supply.tokens // recipe.max_steps
-    work = Work(PASSES * per_step, sum(watcher.sizes))
-    steps = ProgressLines(say, work, per_step, Mean.of(begun["base"]).value)
-    trainer = LongContextTrainer(
-        watcher=watcher,
-        packed=recipe.packed_by_us,
-        sharing=run.sharing,
-        processes=run.processes,
-        teacher=None if recipe.distil is None else Teacher(model, run.trained, mapped, recipe.distil),
-        say=say,
-        model=model,
-        args=arguments,
-        train_dataset=supply.batches,
-        callbacks=[steps],
-        work=work,
-    )
-    with no_progress_bars(), progress("training") as work.advance:
+    with no_progress_bars(), progress("training") as advance:
+        per_step, base_loss = supply.tokens // recipe.max_steps, Mean.of(begun["base"]).value
+        trainer = LongContextTrainer(
+            watcher=_watcher(run, supply, split=run.sharing.engine is None),
+            packed=recipe.packed_by_us,
+            sharing=run.sharing,
+            processes=run.processes,
+            teacher=None if recipe.distil is None else Teacher(model, run.trained, mapped, recipe.distil),
+            say=say,
+            model=model,
+            args=arguments,
+            train_dataset=supply.batches,
+            callbacks=[ProgressLines(say, advance, per_step, base_loss)],
+        )
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
     _keep(run, trainer)
 

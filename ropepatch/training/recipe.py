@@ -30,7 +30,6 @@ from ropepatch.settings import (
     Amount,
     Count,
     Length,
-    OneOf,
     PartShare,
     Settings,
     Several,

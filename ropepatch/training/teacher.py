@@ -18,7 +18,6 @@ from ropepatch.training.loss import NO_INPUT, linear_head, of_next
 from ropepatch.training.recipe import Distil
 
 UNKNOWN: Any = object()
-PASSES = 4  # cost of a training sequence in forward passes: the teacher's, its own, and the backward pass
 
 
 class Teacher:

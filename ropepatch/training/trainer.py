@@ -24,7 +24,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from ropepatch.errors import RopepatchError, argument, is_out_of_memory
 from ropepatch.files import remove
 from ropepatch.processes import Processes
-from ropepatch.progress import Advance, unseen
+from ropepatch.progress import Advance
 from ropepatch.training.loss import causal_lm_loss, linear_head
 from ropepatch.training.packed_attention import packed_attention
 from ropepatch.training.parallel import Sharing, launch_arguments
@@ -46,7 +46,6 @@ class LongContextTrainer(Trainer):
         sharing: How processes share the weights.
         processes: The processes of this training.
         teacher: The teacher of a self-distillation.
-        work: The work of the session, to show the progress of evaluations.
         say: Takes a line when a signal arrives.
         **arguments: Further arguments of transformers' Trainer.
     """
@@ -61,7 +60,6 @@ class LongContextTrainer(Trainer):
         sharing: Sharing,
         processes: Processes,
         teacher: Teacher | None = None,
-        work: Work | None = None,
         say: Callable[[str], None] = lambda line: None,
         **arguments: Any,
     ) -> None:
@@ -74,7 +72,6 @@ class LongContextTrainer(Trainer):
         )
         self.remove_callback(PrinterCallback)  # stdout is for results
         self.watcher = watcher
-        self.work = work or Work(step=0, evaluation=0)
         self.packed = packed
         self.processes = processes
         self.teacher = teacher
@@ -136,7 +133,7 @@ class LongContextTrainer(Trainer):
         with self.accelerator.autocast():
             self._find_head(self.model_wrapped)  # FSDP2 cannot train weights gathered in inference mode
             model = self.accelerator.unwrap_model(self.model)
-            measured = self.watcher.measure(model, self.work.within_evaluation)
+            measured = self.watcher.measure(model)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in measured.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -230,59 +227,25 @@ class SaveOnSignal(TrainerCallback):
         self._unsaved = 0
 
 
-class Work:
-    """The work of a session: its steps and its evaluations, in tokens of one forward pass.
+class ProgressLines(TrainerCallback):
+    """Prints progress and the time left.
 
     Args:
-        step: The work of one step.
-        evaluation: The work of one evaluation.
+        say: Takes the lines.
+        advance: Takes the steps done and those of the training.
+        tokens_per_step: Training tokens of a step.
+        base: The base model's loss within the original context length.
     """
 
-    def __init__(self, step: int, evaluation: int) -> None:
-        self.step, self.evaluation = step, evaluation
-        self.done = self.total = 0
-        self.advance: Advance = unseen
-
-    def begin(self, steps: range, every: int, *, evaluates_first: bool) -> None:
-        """Count the work of the steps ahead, with an evaluation after every so many and after the last."""
-        evaluations = sum(number % every == 0 or number == steps[-1] for number in steps)
-        self.total = len(steps) * self.step + (evaluations + evaluates_first) * self.evaluation
-        self.advance(0, self.total)
-
-    def within_evaluation(self, done: int, total: int | None) -> None:
-        """Show the progress of an evaluation."""
-        self.advance(self.done + self.evaluation * done // (total or 1), self.total)
-
-    def add(self, work: int) -> None:
-        """Note that a step or an evaluation is done."""
-        self.done += work
-        self.advance(self.done, self.total)
-
-
-class ProgressLines(TrainerCallback):
-    """Prints the step, loss, speed, remaining time and evaluation at every logging step.
-
-    ``tokens_per_step`` counts all processes; ``base`` is the short-context loss of the base model; ``work``
-    moves the progress bar.
-    """
-
-    def __init__(self, say: Callable[[str], None], work: Work, tokens_per_step: float, base: float) -> None:
+    def __init__(
+        self, say: Callable[[str], None], advance: Advance, tokens_per_step: int, base: float
+    ) -> None:
         self._say = say
         self._base = base
-        self.work = work
+        self._advance = advance
         self._tokens = tokens_per_step
         self._began = self._seconds = self._logged = 0.0
         self._steps = 0
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Count the work ahead."""
-        ahead = range(state.global_step + 1, state.max_steps + 1)
-        if ahead:
-            self.work.begin(ahead, int(args.eval_steps), evaluates_first=args.eval_on_start)
-
-    def on_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """Count an evaluation."""
-        self.work.add(self.work.evaluation)
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         """Start the clock, which excludes evaluations and checkpoints."""
@@ -290,7 +253,7 @@ class ProgressLines(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop the clock."""
-        self.work.add(self.work.step)
+        self._advance(state.global_step, state.max_steps)
         self._seconds += time.perf_counter() - self._began
         self._steps += 1
 

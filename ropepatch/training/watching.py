@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.perplexity import perplexity
 from ropepatch.evaluation.retrieval import retrieve
-from ropepatch.progress import Advance, passes, unseen
+from ropepatch.progress import Advance, unseen
 
 DEPTHS = 5  # equal parts of the target, with equally many passkeys
 
@@ -27,21 +27,12 @@ class Watcher:
     trials: int  # passkeys at each of five depths of the target
     split: bool  # whether processes share the work; False if the model is split over them
 
-    @property
-    def sizes(self) -> list[int]:
-        """The tokens of the held-out texts and those of the passkeys in one evaluation."""
-        reads_target = self.target is not None and len(self.pieces[0]) >= self.target
-        texts = sum(len(piece) if reads_target else min(len(piece), self.trained) for piece in self.pieces)
-        passkeys = DEPTHS * self.trials * self.target if self.target is not None else 0
-        return [texts, passkeys]
-
-    def measure(self, model: PreTrainedModel, advance: Advance = unseen) -> dict[str, float]:
+    def measure(self, model: PreTrainedModel) -> dict[str, float]:
         """Measure loss (nats/token) within the original length and at the target, and passkey accuracy."""
-        in_texts, in_passkeys = passes(advance, self.sizes)
         if self.target is None or len(self.pieces[0]) < self.target:
-            measured = {"short_loss": self.short_context(model, in_texts).value}
+            measured = {"short_loss": self.short_context(model).value}
         else:
-            curve = perplexity(model, None, self.pieces, split=self.split, progress=in_texts)
+            curve = perplexity(model, None, self.pieces, split=self.split)
             measured = {
                 "short_loss": curve.at(self.trained).value,
                 "target_loss": curve.between(self.target // 2, self.target).value,
@@ -55,7 +46,6 @@ class Watcher:
                 keys=1,
                 kinds=("passkey",),
                 split=self.split,
-                progress=in_passkeys,
             )
             measured["target_passkey"] = found.found(self.target).value
         return measured

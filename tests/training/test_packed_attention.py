@@ -128,19 +128,6 @@ def test_a_checkpointed_backward_pass_outside_of_the_block_fails_instead_of_cros
         logits.sum().backward()
 
 
-def test_a_peft_model_is_switched_inside():
-    peft = pytest.importorskip("peft")
-    model, lengths = build(), DOCUMENTS
-    wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False))
-    expected = alone(wrapped, tokens(), lengths)
-    slopes = gradients(wrapped, expected)
-    recompute_activations(model.train())
-    with packed_attention(wrapped):
-        got = wrapped(tokens(), **segments(lengths)).logits
-        assert_same([got, *gradients(wrapped, got)], [expected, *slopes])
-    assert model.config._attn_implementation == "sdpa"
-
-
 @pytest.mark.parametrize(
     ("family", "lengths"), [("llama", [4096]), ("mistral", [4096]), ("mistral", [100, 3900, 96])], ids=str
 )

@@ -14,8 +14,6 @@ from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import TINY
 from ropepatch.training.adaptation import adapt
 from ropepatch.training.recipe import Data, Distil, Generated, Watch
-from ropepatch.training.run import Run
-from ropepatch.training.trainer import Work
 
 
 class Bars:
@@ -60,16 +58,6 @@ def bfloat16(tmp_path, monkeypatch):
     return tmp_path / "source", dtypes
 
 
-def test_text_and_questions_are_made_in_the_fastest_precision_with_bars(bfloat16, tmp_path):
-    source, dtypes = bfloat16
-    bars = Bars()
-    plan = ropepatch.plan(source, to=512, method="yarn")
-    Run.of(plan, taught(), tmp_path / "out").supply(progress=bars)
-    assert set(dtypes) == {torch.float32}
-    assert list(bars.last) == ["self-generated text", "questions within the original length"]
-    assert all(done == total for done, total in bars.last.values())
-
-
 @pytest.mark.slow
 def test_every_phase_of_a_training_has_a_bar_that_ends(bfloat16, tmp_path):
     source, dtypes = bfloat16
@@ -96,13 +84,3 @@ def test_a_look_at_answers_is_a_share_of_the_training(tiny):
         exam.Exam.of(tiny[1], ["passkey"], 256, seed=0, most=most).tokens for most in (1024, exam.TOKENS)
     )
     assert 900 < few <= 1024 < many
-
-
-def test_the_bar_counts_steps_and_evaluations_ahead():
-    shown = []
-    work = Work(step=10, evaluation=4)
-    work.advance = lambda done, total: shown.append((done, total))
-    work.begin(range(3, 6), 2, evaluates_first=False)  # steps 3, 4 and 5; evaluations after 4 and 5
-    work.add(10)
-    work.within_evaluation(1, 2)
-    assert shown == [(0, 38), (10, 38), (12, 38)]
