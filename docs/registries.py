@@ -23,14 +23,16 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension.engines import VERSIONS
 from ropepatch.extension.planning import Plan
 from ropepatch.model.architectures import GGUF_FACTORS, GGUF_FREQS, GGUF_GLOBAL, GGUF_PLAIN
-from ropepatch.model.config import head_dim_of, key_value_heads_of, load_config, text_config
+from ropepatch.model.config import blueprint, head_dim_of, key_value_heads_of, load_config, text_config
 from ropepatch.model.cost import Cost, cache_bytes
 from ropepatch.model.engine_types import was_run
 from ropepatch.model.gguf import FREQS
+from ropepatch.model.precision import BFLOAT16
 from ropepatch.report.printers import markdown_rows
-from ropepatch.settings import RECIPES, SUITES, Settings, find_shipped, shipped_names
+from ropepatch.settings import RECIPES, SUITES, Settings, find_shipped, relative_length, shipped_names
 from ropepatch.training import recipe as sections
-from ropepatch.training.forecast import published_cost
+from ropepatch.training.forecast import published_config, training_cost
+from ropepatch.training.preparation import Weights
 from ropepatch.training.recipe import Recipe, read_recipe
 
 PRESETS = json.loads((resources.files("ropepatch.gallery") / "presets.json").read_text(encoding="utf-8"))
@@ -210,6 +212,23 @@ def positions() -> str:
 
 GPUS = {24: "RTX 4090, L4", 48: "A6000, L40S", 80: "A100, H100", 141: "H200"}  # gigabytes
 ROOM = 0.85  # the share that a training may take by the estimate, which knows no fragments
+
+
+def published_cost(recipe: Recipe) -> Cost | None:
+    """Estimate a recipe on an H100 and the model it is written for; None if its config is unknown."""
+    raw = published_config(recipe.model)
+    if raw is None:
+        return None
+    config = load_config({"dtype": BFLOAT16} | raw)  # published weights have 16 bits
+    window = text_config(config).max_position_embeddings
+    return training_cost(
+        recipe,
+        config,
+        Weights.of(blueprint(config), recipe),
+        dtype=recipe.precision or BFLOAT16,
+        window=window,
+        target=relative_length(recipe.to, window),
+    )
 
 
 @cache

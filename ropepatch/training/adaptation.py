@@ -122,33 +122,25 @@ def _finish(
         say(note)
     if run.processes.count == 1 < (gpus := torch.cuda.device_count()):
         say(f"training on one of {gpus} GPUs; `torchrun --nproc-per-node {gpus} -m ropepatch ...` takes all")
-    begun, model = run.resumed(record), None
+    begun = run.resumed(record)
     if begun is None:
-        model, base = _measured(run, supply, say, progress)
-        begun = run.begin(record, base)
+        say(f"precision: {run.precision}")
+        begun = run.begin(record, _base_loss(run, supply, progress))
     done = (run.folder / TRAINED).is_dir()
     run.processes.wait()  # until all processes have checked
     if not done:
-        _train(run, supply, begun, model, say, progress)
-    del model
+        _train(run, supply, begun, say, progress)
     if run.processes.first:
         _save(run, record, supply, begun, limit, say, progress, finish)
         run.remove()
     run.processes.wait()
 
 
-def _measured(run: Run, supply: Supply, say: Say, progress: Progress) -> tuple[PreTrainedModel | None, Mean]:
-    """Return the base model, if the training can use it, and its loss within the original context length."""
-    say(f"precision: {run.precision}")
-    model: Any = run.source.load()
-    dtype = model.dtype
+def _base_loss(run: Run, supply: Supply, progress: Progress) -> Mean:
+    """Measure the base model's loss within the original context length."""
     with progress("base model, short context") as advance:
-        loss = _watcher(run, supply).short_context(placed(model, run.processes.device), advance)
-    if model.dtype != dtype and run.precision.dtype != FLOAT32:
-        return None, loss  # cast to float32, but the training needs its weights as they are stored
-    if run.sharing.engine or run.recipe.quantization:
-        model.cpu()  # frees memory for split or 4-bit weights
-    return model, loss
+        model = placed(run.source.load(), run.processes.device)
+        return _watcher(run, supply).short_context(model, advance)
 
 
 def _watcher(run: Run, supply: Supply, *, split: bool = True) -> Watcher:
@@ -157,14 +149,7 @@ def _watcher(run: Run, supply: Supply, *, split: bool = True) -> Watcher:
     return Watcher(run.tokenizer, supply.pieces, run.trained, target, watch.passkey_trials, split)
 
 
-def _train(
-    run: Run,
-    supply: Supply,
-    begun: dict[str, Any],
-    base: PreTrainedModel | None,
-    say: Say,
-    progress: Progress,
-) -> None:
+def _train(run: Run, supply: Supply, begun: dict[str, Any], say: Say, progress: Progress) -> None:
     """Train from the last checkpoint, and save TRAINED in the run's folder."""
     recipe, dtype = run.recipe, begun["precision"]["dtype"]
     last = run.processes.write_once(lambda: newest(run.folder))
@@ -174,8 +159,7 @@ def _train(
     if recipe.quantization:
         loaded: Any = load_in_4_bits(run.source, dtype, run.processes.device)
     else:
-        loaded = base or run.source.load()
-        loaded = loaded if dtype != FLOAT32 else loaded.float()
+        loaded = run.source.load(torch.float32 if dtype == FLOAT32 else None)
     mapped = None
     if recipe.distil and recipe.reads_beyond(run.trained):
         teaching, original = remapping_of(recipe.distil.remapping), run.plan.source.original

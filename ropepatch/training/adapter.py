@@ -154,7 +154,7 @@ def load_adapter(
         )
     place = Path(folder)
     record = records.read(place) if records.exists(place) else None
-    if not holds_adapter(place) or record is None or record.base_weights is None:
+    if not (place / ADAPTER).is_file() or record is None or record.base_weights is None:
         raise RopepatchError(
             f"{place} contains no adapter of ropepatch", hint="use `ropepatch.load` for a whole model"
         )
@@ -163,18 +163,17 @@ def load_adapter(
     name = str(base or known)
     revision = None if base or Path(name).is_dir() else record.revision
     source = Checkpoint.find(name, revision, original=record.original, weights=True)
-    check_trained_from(record, source)
+    if source.fingerprint != record.base_weights:
+        raise RopepatchError(
+            f"{source.name} does not have the weights that the adapter was trained on",
+            hint="use the checkpoint that it was trained on",
+        )
     if model is None:
         loaded: Any = source.load()
         model = loaded.to(best_device())
         put(model, source, plan_of_record(record, source))
     _check_rope(model, record)
     return _with_adapter(model, place), source.tokenizer
-
-
-def holds_adapter(folder: Path) -> bool:
-    """Whether the folder contains a PEFT adapter."""
-    return (folder / ADAPTER).is_file()
 
 
 def _with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
@@ -185,15 +184,6 @@ def _with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
         warnings.filterwarnings("error", "Found missing adapter keys", UserWarning)
         adapted: PeftModel = peft.PeftModel.from_pretrained(model, str(folder)).eval()
     return adapted
-
-
-def check_trained_from(record: Record, base: Checkpoint) -> None:
-    """Raise `RopepatchError` if a checkpoint is not the base of the adaptation in a record."""
-    if base.fingerprint != record.base_weights:
-        raise RopepatchError(
-            f"{base.name} does not have the weights that the adapter was trained on",
-            hint="use the checkpoint that it was trained on",
-        )
 
 
 def plan_of_record(record: Record, source: Checkpoint) -> Plan:

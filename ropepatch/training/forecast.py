@@ -17,7 +17,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import Plan
 from ropepatch.files import read_json
 from ropepatch.model.architectures import published
-from ropepatch.model.config import blueprint, load_config, text_config
+from ropepatch.model.config import load_config, text_config
 from ropepatch.model.cost import (
     CARDS,
     GIB,
@@ -28,9 +28,8 @@ from ropepatch.model.cost import (
     kind_of,
     step_bytes,
 )
-from ropepatch.model.precision import BFLOAT16, FLOAT32, best_device, memory_of
+from ropepatch.model.precision import FLOAT32, best_device, memory_of
 from ropepatch.model.source import TINY
-from ropepatch.settings import relative_length
 from ropepatch.training.preparation import Prepared, Weights, prepare
 from ropepatch.training.recipe import Recipe
 
@@ -189,23 +188,6 @@ def published_config(model: str) -> dict[str, Any] | None:
     if model == "tiny":
         return read_json(TINY / "config.json")
     return published().get(model)
-
-
-def published_cost(recipe: Recipe) -> Cost | None:
-    """Estimate a recipe on an H100 and the model it is written for; None if its config is unknown."""
-    raw = published_config(recipe.model)
-    if raw is None:
-        return None
-    config = load_config({"dtype": BFLOAT16} | raw)  # published weights have 16 bits
-    window = text_config(config).max_position_embeddings
-    return training_cost(
-        recipe,
-        config,
-        Weights.of(blueprint(config), recipe),
-        dtype=recipe.precision or BFLOAT16,
-        window=window,
-        target=relative_length(recipe.to, window),
-    )
 
 
 def other_model(plan: Plan, recipe: Recipe) -> Iterator[str]:

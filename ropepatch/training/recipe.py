@@ -92,6 +92,11 @@ class Data(Settings):
     tokens_per_batch: Length
     boundaries: bool = True
 
+    @property
+    def generated(self) -> list[str | None]:
+        """What each source generates; None for a text."""
+        return [getattr(source, "generated", None) for source in self.sources]
+
     def lengths(self, trained: int) -> tuple[list[int], int]:
         """The tokens of each window and those of a batch, for an original length of ``trained`` tokens."""
         room = relative_length(self.tokens_per_batch, trained)
@@ -310,7 +315,7 @@ class Recipe(Settings):
     @property
     def asks_questions(self) -> bool:
         """Whether some training sequences ask questions about distant text, as an evaluation does."""
-        return any(isinstance(one, Generated) and one.generated == QUESTIONS for one in self.data.sources)
+        return QUESTIONS in self.data.generated
 
     def check(self) -> None:
         """Raise `RopepatchError` for conflicting settings, and for unsupported arguments of the Trainer."""
@@ -326,8 +331,9 @@ class Recipe(Settings):
                 "quantization: 4bit needs a LoRA adapter: weights in 4 bits cannot be trained",
                 hint="set lora, or drop quantization",
             )
-        names = [one.generated if isinstance(one, Generated) else SELF for one in self.data.sources]
-        if any(name == QUESTIONS and before != SELF for before, name in pairwise(["", *names])):
+        names = self.data.generated
+        before_questions = [before for before, name in pairwise(["", *names]) if name == QUESTIONS]
+        if set(before_questions) - {None, SELF}:
             raise RopepatchError(
                 "generated: questions must follow a text in data.sources",
                 hint="put it after a text, or after generated: self",
@@ -337,8 +343,7 @@ class Recipe(Settings):
                 "generated: questions needs distil",
                 hint="add distil: {}, or drop this source",
             )
-        only_self = all(isinstance(one, Generated) and one.generated == SELF for one in self.data.sources)
-        if only_self and self.data.boundaries and self.positions.name == "true-length":
+        if {*names} == {SELF} and self.data.boundaries and self.positions.name == "true-length":
             raise RopepatchError(
                 "documents of generated: self end within the original context length; kept apart and at true "
                 "positions they train nothing beyond it",

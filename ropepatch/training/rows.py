@@ -6,7 +6,6 @@ Shapes: W tokens of a row, a training sequence; N tokens of a batch of concatena
 from __future__ import annotations
 
 import hashlib
-import logging
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,14 +23,11 @@ from ropepatch.data.texts import begun
 from ropepatch.data.tiny.materials import IGNORED, MATERIALS
 from ropepatch.data.tiny.tales import Narrator
 from ropepatch.data.tokens import TokenStore, amount, tokenizer_digest
-from ropepatch.errors import RopepatchError, printable
+from ropepatch.errors import RopepatchError
 from ropepatch.settings import refuse_unknown, seed_of
 from ropepatch.training.recipe import Data
-from ropepatch.training.self_written import SELF_WRITTEN
 
 AROUND, PIECE = 2**20, 2**12  # tokens of the text around questions, in total and per piece
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,9 +252,6 @@ class Batches(Dataset[dict[str, Tensor | int]]):
         for values in (self.schedule.begins, self.schedule.windows, self.schedule.sources):
             hashed.update(values.numpy().tobytes())
         self.digest = hashed.hexdigest()
-        for number, stream in enumerate(streams):
-            if (times := self.times(number)) >= 1.05 and stream.name != SELF_WRITTEN:
-                logger.warning("%s is read %.1f times", printable(stream.name), times)
 
     def times(self, source: int) -> float:
         """Count the epochs of a source; 0 for one that never repeats."""

@@ -67,7 +67,7 @@ class LongContextTrainer(Trainer):
         super().__init__(
             data_collator=lambda batches: batches[0],
             eval_dataset=[],  # unused: `evaluate` calls the watcher
-            callbacks=[self.stop, Due(), *arguments.pop("callbacks", [])],
+            callbacks=[self.stop, *arguments.pop("callbacks", [])],
             **arguments,
         )
         self.remove_callback(PrinterCallback)  # stdout is for results
@@ -164,24 +164,11 @@ class LongContextTrainer(Trainer):
                     remove(old)
 
 
-class Due(TrainerCallback):
-    """Logs at every save, so that a resumed run averages over the same steps; evaluates at the end."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take intervals from the current recipe instead of the checkpoint's state."""
-        state.compute_steps(args, state.max_steps)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Set what is due after a step."""
-        if state.global_step >= state.max_steps:
-            control.should_evaluate = control.should_save = True
-        control.should_log = control.should_log or control.should_save
-
-
 class SaveOnSignal(TrainerCallback):
     """Stops a training at SIGINT, SIGTERM or SIGHUP after the current step is saved.
 
-    A second signal stops it at once, and so does one when there is no unsaved step.
+    A second signal stops it at once, and so does one when there is no unsaved step. At every save it logs, so
+    that a resumed run averages losses over the same steps. At the end it evaluates.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -212,10 +199,17 @@ class SaveOnSignal(TrainerCallback):
         self._heard = number
         self._say("saving after this step; interrupt again to stop at once")
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take intervals from the current recipe instead of the checkpoint's state."""
+        state.compute_steps(args, state.max_steps)
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Save and stop, if a signal has arrived."""
+        """Set what is due after a step; save and stop, if a signal has arrived."""
         self._unsaved += 1
         self.on_evaluate(args, state, control)
+        if state.global_step >= state.max_steps:
+            control.should_evaluate = control.should_save = True
+        control.should_log = control.should_log or control.should_save
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save and stop, if a signal arrived during the evaluation."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from registries import published_cost
 from transformers import TrainingArguments
 
 from ropepatch import plan
@@ -14,7 +15,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.architectures import trained_on
 from ropepatch.model.config import load_config
 from ropepatch.settings import RECIPES, find_shipped, relative_length, shipped_names
-from ropepatch.training.forecast import published_config, published_cost
+from ropepatch.training.forecast import published_config
 from ropepatch.training.recipe import PASSED_ON, Recipe, TrainerArguments, read_recipe
 
 NAMES = shipped_names(RECIPES)

@@ -5,7 +5,6 @@ from run_recipes import small_recipe
 
 import ropepatch
 from ropepatch.evaluation.intervals import Mean
-from ropepatch.extension.record import Gate
 from ropepatch.training.adaptation import adapt
 from ropepatch.training.effect import Effect, effects, said, short_context_check
 from ropepatch.training.recipe import Data, Distil, Generated, Lora, Watch
@@ -45,11 +44,6 @@ def test_a_short_context_check_fails_only_beyond_its_noise():
     assert str(failed).endswith("above the limit of 2.00%")
     assert [failed.limited(most).passed for most in (0.08, 0.09)] == [False, True]
     assert not short_context_check(losses(1, 2), losses(1.1, 2.1), 0.02).passed  # two texts: the mean itself
-
-
-def test_a_gate_without_an_interval_compares_the_increase():
-    assert Gate.of(0.5, 0.6, 0.25).increase == pytest.approx(0.2)
-    assert [Gate.of(0.5, 0.6, most).passed for most in (0.25, 0.15)] == [True, False]
 
 
 def test_a_training_that_does_harm_is_saved_with_a_warning(tmp_path, monkeypatch):

@@ -158,21 +158,6 @@ def test_a_recipe_for_a_model_of_another_geometry_warns(model, geometry, warned,
     assert [model in warning for warning in found.warnings] == [True] * warned
 
 
-def own_text(**changes):
-    data = Data(sources=(Generated(generated="self"),), windows=(64,), tokens_per_batch=128, boundaries=False)
-    return small_recipe(
-        data=data, distil=Distil(), watch=Watch(every=6, windows=2, passkey_trials=0), **changes
-    )
-
-
-def test_a_training_reads_self_generated_text_three_times_without_a_warning(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("ropepatch.training.self_written.SHARD", 256)
-    supply = Run.of(PLAN, own_text(), tmp_path / "out").supply()
-    assert supply.batches.times(0) == pytest.approx(3, rel=0.05)
-    assert not caplog.records
-
-
 # Errors before anything is loaded
 
 

@@ -10,15 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from ropepatch.data.positions import PoSE, PositionSampling, TrueLength
 from ropepatch.data.texts import Texts
-from ropepatch.data.tiny.materials import MATERIALS
-from ropepatch.data.tiny.tales import Narrator
 from ropepatch.data.tokens import Reading, TokenStore
 from ropepatch.errors import RopepatchError
-from ropepatch.settings import seed_of
 from ropepatch.training.recipe import Data
 from ropepatch.training.rows import Batches, GeneratedRows, Schedule, Stream, TokenRows, held_out
 
@@ -132,24 +128,6 @@ def test_each_sequence_begins_with_bos_where_a_family_needs_it():
 
 
 # generated rows
-
-
-@pytest.fixture(scope="module")
-def narrator(tiny: tuple[object, PreTrainedTokenizerBase]) -> Narrator:
-    return Narrator(tiny[1])
-
-
-@pytest.mark.parametrize("material", MATERIALS)
-def test_generated_rows_are_those_of_the_material_less_the_first_label(tiny, narrator, material):
-    rows = GeneratedRows(material, tiny[1], 5)
-    for index, window in ((0, 128), (1, 128), (0, 100)):
-        row = rows.row(index, window)
-        ids, labels = MATERIALS[material](narrator, window, seed_of(5, material, window, index))
-        assert torch.equal(row.ids, ids)
-        assert row.labels.tolist() == [-100, *labels[1:].tolist()]
-        assert row.lengths == (window,)
-    digests = {GeneratedRows(name, tiny[1], seed).digest for seed in (5, 6) for name in (material, "copies")}
-    assert len(digests) == (2 if material == "copies" else 4)
 
 
 def test_a_material_that_is_not_known_is_refused_with_the_nearest(tiny):
@@ -285,13 +263,11 @@ def test_a_window_that_a_source_has_no_room_for_is_refused():
 # reports
 
 
-def test_a_source_that_is_read_more_than_once_is_told_of(caplog):
+def test_a_report_says_how_often_each_source_is_read():
     streams = [TokenRows(store_of([104], "books"), 4, 0), TokenRows(store_of([10_000], "web"), 0, 0)]
     batches = batches_of(data_of(1.0, 1.0, windows=(10,), tokens_per_batch=80), streams, steps=4, per_step=2)
     read = [batches.schedule.tokens(0), batches.schedule.tokens(1)]
     assert sum(read) == 640
-    assert batches.times(0) == read[0] / 100
-    assert [record.getMessage() for record in caplog.records] == [f"books is read {read[0] / 100:.1f} times"]
     assert batches.report == [
         f"books: {read[0]} tokens are read, {read[0] / 100:.1f} times what it has",
         f"web: {read[1]} tokens are read, 0.0 times what it has",

@@ -1,7 +1,6 @@
 """Self-generated text: sampling, caching, and resuming after an interruption."""
 
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -57,18 +56,6 @@ def test_the_kv_cache_does_not_change_the_sampled_text(tiny):
     assert len(documents) == 4
     for row, document in zip(ids, documents, strict=True):
         assert row.tolist() == document.tolist()
-
-
-def test_the_batch_size_on_a_gpu_fills_a_quarter_of_its_memory(monkeypatch, tiny):
-    model, _ = tiny
-    output = model(torch.ones(1, 1, dtype=torch.long), use_cache=True)
-    token = sum(layer.keys.nbytes + layer.values.nbytes for layer in output.past_key_values.layers)
-    gpu = SimpleNamespace(device=torch.device("cuda"), config=model.config, dtype=torch.float32)
-    document = 64 * token + 4 * output.logits.nbytes
-    monkeypatch.setattr(module, "memory_of", lambda device: 4 * 7 * document)
-    assert module.side_by_side(gpu, 64, 10**9) == 7
-    assert module.side_by_side(gpu, 64, 3 * 64 + 1) == 4
-    assert module.side_by_side(gpu, 1024, 10**9) == 1
 
 
 @pytest.mark.parametrize(("bos", "eos", "first"), [(1, 5, {1}), (None, 5, {5}), (None, None, set(range(20)))])

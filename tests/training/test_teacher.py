@@ -8,9 +8,6 @@ import torch
 from loss_models import build, tokens
 from run_recipes import (
     history_of,
-    interrupted,
-    model_bytes,
-    record_of,
     run_two_processes,
     small_recipe,
 )
@@ -30,7 +27,7 @@ from ropepatch.training.adapter import recompute_activations, trainable
 from ropepatch.training.loss import causal_lm_loss, linear_head
 from ropepatch.training.packed_attention import packed_attention
 from ropepatch.training.preparation import prepare
-from ropepatch.training.recipe import Data, Distil, Generated, Lora, read_recipe
+from ropepatch.training.recipe import Data, Distil, Generated, Lora
 from ropepatch.training.run import Run
 from ropepatch.training.teacher import Teacher
 
@@ -226,25 +223,6 @@ def recipe(**changes):
 
 def yarn():
     return ropepatch.plan("tiny", to=512, method="yarn")
-
-
-@pytest.fixture(scope="module")
-def distilled(tmp_path_factory):
-    return adapt(yarn(), recipe(), tmp_path_factory.mktemp("distilled") / "out").folder
-
-
-@pytest.mark.slow
-def test_a_run_that_is_interrupted_where_the_next_row_is_a_far_one_ends_like_one_that_was_not(
-    tmp_path, distilled
-):
-    interrupted(yarn(), recipe(), tmp_path / "out", "pre_optimizer_step", 3)
-    resumed = adapt(yarn(), recipe(), tmp_path / "out").folder
-    assert model_bytes(resumed) == model_bytes(distilled)
-    assert history_of(resumed) == history_of(distilled)
-    assert record_of(distilled)["adaptation"]["recipe"]["distil"] == Distil(
-        temperature=3.0, cross_entropy=0.1
-    ).model_dump(mode="json")
-    assert read_recipe(str(distilled / "adaptation" / "recipe.yaml")) == recipe()
 
 
 def test_what_has_no_teacher_is_refused_before_anything_is_read(tmp_path, monkeypatch):
