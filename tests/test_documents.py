@@ -237,15 +237,3 @@ def test_every_generated_block_has_a_generator():
     for page in (ROOT / "README.md", *listed):
         marks = re.findall(r"^<!-- /([\w-]+) -->$", page.read_text(encoding="utf-8"), re.MULTILINE)
         assert set(marks) - MEASURED_BY_TESTS == {*tables.BLOCKS.get(str(page.relative_to(ROOT)), ())}, page
-
-
-def test_an_outdated_block_is_detected_and_a_missing_one_raises_an_error(monkeypatch):
-    monkeypatch.setattr(tables, "BLOCKS", {"docs/guides/choose.md": {"remappings-measured": lambda: "| 1 |"}})
-    monkeypatch.setattr(tables, "FILES", {})
-    monkeypatch.setattr(tables, "FIGURES", {})
-    monkeypatch.setattr(tables, "shipped_names", lambda kind: [])
-    [(file, text)] = tables.differing()
-    assert file == ROOT / "docs" / "guides" / "choose.md"
-    assert "<!-- remappings-measured -->\n| 1 |\n<!-- /remappings-measured -->" in text
-    with pytest.raises(ValueError, match="0 blocks costs"):
-        tables.with_block(text, "costs", "")

@@ -191,13 +191,6 @@ READERS = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name, reader in READERS.items() if reader.again])
-def test_writing_and_reading_again_gives_an_equal_object(name, tmp_path):
-    reader = READERS[name]
-    once = reader.read(reader.written(tmp_path, reader.sound))
-    assert reader.read(reader.written(tmp_path, reader.again(once))) == once
-
-
 def check_error(error: RopepatchError, content: Any) -> None:
     message = f"{error}{error.hint}"
     assert (message.isprintable(), len(message) < 2500) == (True, True), content
@@ -205,11 +198,12 @@ def check_error(error: RopepatchError, content: Any) -> None:
 
 @pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("name", READERS)
-def test_any_value_at_any_key_is_accepted_or_raises_a_one_line_error(name, times, tmp_path):
+def test_a_file_is_read_as_written_or_refused_in_one_line(name, times, tmp_path):
     """Keys of the schema and of a valid file, at all depths."""
     reader = READERS[name]
     keys = reader.schema.model_json_schema().get("properties", {}) if reader.schema else {"text": {}}
-    reader.read(reader.written(tmp_path, reader.sound))
+    once = reader.read(reader.written(tmp_path, reader.sound))
+    assert not reader.again or reader.read(reader.written(tmp_path, reader.again(once))) == once
     for content in damages(reader.sound, {*keys}, times * reader.examples, f"{name} {times}"):
         file = reader.written(tmp_path, content)
         try:

@@ -1,7 +1,9 @@
 """A position remapping in a model: its formula, KV caches, removal, and unsupported models."""
 
 import copy
+import math
 
+import numpy as np
 import pytest
 import torch
 from families import every_family, refusal
@@ -44,14 +46,15 @@ def test_a_remapping_leaves_logits_of_short_prompts_bit_identical(model, name):
     assert torch.equal(logits(model, ids), expected)
 
 
-def test_log_n_changes_logits_only_beyond_the_original_context_length(model):
-    with put(model, "rerope"):
-        plain = logits(model)
+@pytest.mark.parametrize("factor", [1.0, 1.3])
+def test_log_n_and_the_attention_factor_multiply_the_scores(model, factor):
+    """Log-n only beyond the original length, here of 20 tokens."""
+    scales = [[max(1.0, math.log(m + 1) / math.log(20)) * factor**2] for m in range(40)]
+    with by_oracle(model, distances(ORACLE["rerope"](window=8), 40), np.array(scales)):
+        expected = logits(model)
     model.config.max_position_embeddings = 20
-    with remap_positions(model, "rerope", to=64, window=8, log_n=True):
-        scaled = logits(model)
-    assert apart(scaled[:, :20], plain[:, :20]) < 1e-5
-    assert apart(scaled[:, 20:], plain[:, 20:]) > 1e-2
+    with remap_positions(model, "rerope", to=64, window=8, log_n=True, attention_factor=factor):
+        assert apart(logits(model), expected) < 5e-5
 
 
 # Generation
@@ -66,20 +69,6 @@ def test_the_kv_cache_and_prompt_lookup_do_not_change_generated_tokens(model):
         assert torch.equal(model.generate(ONE[:, :24], **settings, **more), expected)
     drafted = model.generate(ONE[:, :24].repeat(1, 2), **settings, prompt_lookup_num_tokens=3)
     assert torch.equal(drafted, model.generate(ONE[:, :24].repeat(1, 2), **settings))
-
-
-def test_gaps_in_position_ids_equal_masked_tokens_in_between(model):
-    """A gap of 64 positions, with window=8, gives the logits of 64 masked tokens in between."""
-    ids = torch.cat((ONE[:, :10], ONE, ONE[:, :24], ONE[:, 10:]), 1)
-    seen = torch.ones_like(ids)
-    seen[:, 10:74] = 0
-    handle = remap_positions(model, "self-extend", to=200, window=8, group=5)
-    mask = torch.tril(torch.ones(104, 104)).bool() & seen.bool()
-    expected = logits(model, ids, attention_mask=mask[None, None], position_ids=torch.arange(104)[None])
-    positions = torch.cat((torch.arange(10), torch.arange(74, 104)))[None]
-    found = logits(model, attention_mask=torch.ones_like(ONE), position_ids=positions)
-    assert apart(found, expected[:, seen[0].bool()]) < 5e-5
-    assert handle.in_force
 
 
 def test_attention_dropout_applies_only_in_training_mode(model):

@@ -102,20 +102,6 @@ def test_reach_is_the_longest_length_with_distances_below_the_original_length(da
     assert np.nanmax(table[:-1]) < original <= np.nanmax(table[-1]) + (name == "leaky-rerope") * 1e-9
 
 
-SHORT = {
-    "rerope": 128, "leaky-rerope": 128, "self-extend": 64, "dca": 160, "lampe": 33, "lambda": 192,
-    "string": 85,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "length"), SHORT.items())
-def test_each_remapping_keeps_true_distances_in_short_sequences(name, length):
-    one = make_remapping(name).fitted(256, 256 if name == "string" else 1024)
-    table, _ = distances_and_counts(one, length)
-    places = np.arange(length)
-    assert np.array_equal(np.tril(table), np.tril(places[:, None] - places))
-
-
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [

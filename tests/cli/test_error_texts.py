@@ -3,7 +3,6 @@
 import ast
 import errno
 import inspect
-import os
 import re
 import shutil
 import sys
@@ -156,16 +155,6 @@ def test_a_user_error_is_one_line_and_a_hint_and_changes_no_file(
     assert words.replace("{long}", LONG) in said
     assert not ARGUMENTS.intersection(re.findall(r"`(\w+)[=`]", IN_COMMANDS.sub("", said)))
     assert {path: data for path, (_, data) in contents(here).items()} == before
-
-
-def test_a_folder_that_cannot_be_made_is_named(here, monkeypatch, capsys):
-    def fail(path: Path, *arguments, **options):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-
-    monkeypatch.setattr(Path, "mkdir", fail)
-    code, _, err = run(monkeypatch, capsys, EXTEND)
-    assert code == 2
-    assert err.startswith(f"error: cannot write {here}/new/out: Read-only file system\nhint: ")
 
 
 @pytest.mark.parametrize(

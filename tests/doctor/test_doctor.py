@@ -172,13 +172,6 @@ def test_the_doctor_command_exits_with_1_for_errors_and_0_for_warnings(tmp_path,
     assert [line.split()[0] for line in lines[2:]] == ["what", "why", "remedy", "--fix", "thread"]
 
 
-def test_the_json_output_of_doctor_is_a_list_of_findings(tmp_path, run_here):
-    source = write(tmp_path / "model", QWEN_3, head_dim=None)
-    (finding,) = json.loads(run_here("doctor", source, "--no-measure", "--json").stdout)
-    assert (finding.pop("key"), finding.pop("fixable")) == ("head_dim", True)
-    assert finding.keys() == {"code", "severity", "file", "value", "problem", "why", "remedy", "thread"}
-
-
 def test_doctor_fix_repairs_and_prints_the_remaining_findings(tmp_path, run_here):
     original = {"factor": 0.25, "original_max_position_embeddings": 131072, "rope_type": "yarn"}
     source = write(tmp_path / "model", QWEN_3, head_dim=None, rope_scaling=original)

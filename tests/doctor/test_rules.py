@@ -213,14 +213,7 @@ def test_a_rule_fires_on_one_config_and_not_on_a_near_one(code, severity, name, 
     assert code not in {one for one, _ in found(sound)}
     others = {one for one, how in found(damaged) if how == "error"} - {code}
     assert not others
-
-
-@pytest.mark.parametrize(("code", "severity", "name", "fires", "near", "fix"), TABLE)
-def test_only_unambiguous_problems_are_repaired(code, severity, name, fires, near, fix):
-    damaged = changed(CONFIGS[name], fires)
-    needs(damaged.raw["model_type"])
-    after = repaired(damaged)
-    expected = changed(damaged, fix)
+    after, expected = repaired(damaged), changed(damaged, fix)
     assert (after.raw, after.tokenizer) == (expected.raw, expected.tokenizer)
     assert not any(one.fixable for one in check(after))
     if code == "only-new-keys":
@@ -343,13 +336,6 @@ def test_an_unread_key_states_what_transformers_and_sglang_compute():
     text = problem("key-unread", changed(CONFIGS[QWEN_3], {"*/attn_factor": 0.8782488562869419}))
     assert "an attention factor of 1.1386" in text  # 0.1 ln 4 + 1
     assert text.endswith("SGLang multiplies the attention factor by it (1.0000)")
-
-
-def test_lengths_of_a_million_are_printed_in_full():
-    yarn = FOURFOLD | {"factor": 32.0}
-    (window, tokenizer) = check(changed(CONFIGS["Qwen3-8B"], {OLDER: yarn}))[::-1][:2]
-    assert {window.remedy, tokenizer.remedy} >= {"write 1048576"}
-    assert any("1048576, or pass" in one.remedy for one in (window, tokenizer))
 
 
 # --- the same rules in plans ----------------------------------------------------------------------------

@@ -12,11 +12,9 @@ import torch
 from encoding_oracle import Case
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stock_ropes import STOCK_TYPES
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from ropepatch.attention import modeling_position_remapping as modeling
@@ -279,33 +277,6 @@ def test_alibi_slopes_equal_blooms():
     for heads in range(1, 33):
         theirs = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]
         torch.testing.assert_close(relative.slopes(heads), theirs, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters", "width", "stock"),
-    [
-        ("rope", {}, HEAD_DIM, {"rope_type": "default"}),
-        ("partial", {"share": 0.4}, 4, {"rope_type": "default"}),
-        ("partial", {"share": 0.5}, 6, {"rope_type": "default"}),
-        *(
-            ("p-rope", {"share": s}, HEAD_DIM, {"rope_type": "proportional", "partial_rotary_factor": s})
-            for s in (0.0, 0.3, 0.5, 0.75, 1.0)
-        ),
-    ],
-    ids=str,
-)
-def test_rotary_encodings_rotate_queries_and_keys_like_stock_llama(name, parameters, width, stock):
-    if stock["rope_type"] not in STOCK_TYPES:
-        pytest.skip(f"this transformers has no rope type {stock['rope_type']}")
-    q, k, v = drawn(3, TOKENS, TOKENS)
-    tables = LlamaRotaryEmbedding(LlamaConfig(head_dim=width, rope_parameters={"rope_theta": BASE, **stock}))
-    rotated = apply_rotary_pos_emb(q[..., :width], k[..., :width], *tables(q, WITH_GAPS))
-    wanted = [torch.cat((x, old[..., width:]), -1) for x, old in zip(rotated, (q, k), strict=True)]
-    with swapped_layer(make_encoding(name, **parameters), model_of(3)) as layer:
-        got = layer.module(AttentionInputs(q, k, v, WITH_GAPS, WITH_GAPS, 0, 1.0))
-    assert_close(got.query, wanted[0], atol=1e-6)
-    assert_close(got.key, wanted[1], atol=1e-6)
-    assert got.value is v
 
 
 # Properties

@@ -5,16 +5,14 @@ import copy
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from swaps import IDS, ONE, logits, put
+from swaps import IDS, logits, put
 from tiny_models import tiny_model
 
 import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.attention.modeling_position_remapping import Sight
-from ropepatch.data.haystack import Haystack, Question
 from ropepatch.encodings import swapped
 from ropepatch.encodings.encoding import AttentionInputs
-from ropepatch.evaluation.retrieval import ask
 
 
 def test_a_fully_masked_row_does_not_change_the_key_positions_of_others():
@@ -72,17 +70,3 @@ def test_a_swapped_model_moves_to_the_meta_device_and_back(model, name):
     assert torch.equal(logits(model), expected)
     swapped(model).remove()
     assert torch.equal(logits(model), stock)
-
-
-@pytest.mark.parametrize("name", ["learned", "alibi", "shaw", "rope"])
-def test_retrieval_on_a_shared_kv_cache_equals_retrieval_on_whole_prompts(model, name, caplog):
-    """If the cache gave other logits, retrieval would fall back to whole prompts with a warning."""
-    questions = [Question("made", IDS[1, n : n + 4], IDS[1, n + 4 : n + 6 + n % 2], 9) for n in range(5)]
-    haystack = Haystack(ONE[0, :33], {24: 17, 40: 33}, {24: questions, 40: questions})
-    put(model, name)
-    cached = ask(model, [haystack])
-    whole = ask(model, [haystack], read_once=False)
-    for one, other in zip(cached.answers, whole.answers, strict=True):
-        assert one[:5] == other[:5]
-        assert abs(one.log_prob - other.log_prob) < 5e-5
-    assert not [record for record in caplog.records if record.name.startswith("ropepatch.evaluation")]

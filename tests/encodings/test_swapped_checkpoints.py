@@ -5,14 +5,10 @@ import json
 import os
 import shutil
 
-import pretraining
 import pytest
 import torch
 from checkpoint_folders import largest_file
 from peft import LoraConfig, get_peft_model
-from pretraining import Rows, pretrain
-from pretraining_recipe import Recipe, Stage
-from safetensors.torch import load_file
 from swaps import PARAMETERS, cast, logits
 from tiny_models import tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -173,59 +169,6 @@ def test_judge_lists_the_swapped_encoding_as_a_reason_against_publishing(saved):
 
 
 # Pretraining
-
-
-STAGE = {"windows": [16], "tokens_per_step": 64, "learning_rate": 5.0e-2, "mixture": {"tales": 1.0}}
-
-
-@pytest.fixture
-def quick(tokenizer, monkeypatch):
-    """Pretraining that saves often, and reuses one tokenizer and one stock of texts."""
-    stock = pretraining.Stock.of(tokenizer, [])
-    monkeypatch.setattr(pretraining, "SAVE_EVERY", 2)
-    monkeypatch.setattr(pretraining, "make_tokenizer", lambda *_: tokenizer)
-    monkeypatch.setattr(pretraining.Stock, "of", lambda *_: stock)
-
-
-@pytest.fixture
-def recipe(tokenizer):
-    """Two short stages of a small model with T5's bias."""
-    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 96}
-    model = {"hidden_size": 16, "intermediate_size": 16} | sizes
-    stages = [Stage(name="one", steps=3, **STAGE), Stage(name="two", steps=3, **STAGE)]
-    return Recipe(
-        seed=0, vocab_size=len(tokenizer), texts=[], model=model, stages=stages, encoding={"name": "t5"}
-    )
-
-
-def test_pretraining_with_an_encoding_resumes_after_an_interruption_with_equal_weights(
-    quick, recipe, tmp_path, monkeypatch
-):
-    loaded, _ = ropepatch.load(pretrain(recipe, tmp_path / "whole"), device="cpu")
-    assert swapped(loaded).encoding == ropepatch.make_encoding("t5")
-    first, last = (
-        load_file(tmp_path / "whole" / name / "done" / "model.safetensors")["model.rotary_emb.module.table"]
-        for name in ("one", "two")
-    )
-    assert (first - last).abs().max() > 1e-4
-    assert torch.equal(swapped(loaded).module.table, last.bfloat16().float())
-    with pytest.raises(RopepatchError, match="it differs in encoding"):
-        pretrain(recipe.model_copy(update={"encoding": {"name": "alibi"}}), tmp_path / "whole")
-    draw, stages = Rows.__getitem__, []
-
-    def draw_or_stop(rows, step):
-        stages.append(rows.stage.name)
-        if stages.count("two") > 2:
-            raise KeyboardInterrupt
-        return draw(rows, step)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Rows, "__getitem__", draw_or_stop)
-        with pytest.raises(KeyboardInterrupt):
-            pretrain(recipe, tmp_path / "parts")
-    resumed, _ = ropepatch.load(pretrain(recipe, tmp_path / "parts"), device="cpu")
-    for name, weights in loaded.state_dict().items():
-        assert torch.equal(resumed.state_dict()[name], weights), name
 
 
 def test_doctor_reports_a_swapped_encoding_as_a_remark(saved):

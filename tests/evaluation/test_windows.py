@@ -6,8 +6,6 @@ from itertools import starmap
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from loss_models import (
     PROTOCOLS,
     VOCABULARY,
@@ -24,7 +22,7 @@ from transformers import PreTrainedModel
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation import perplexity as module
-from ropepatch.evaluation.perplexity import LossReader, Window, batched, key_of, perplexity
+from ropepatch.evaluation.perplexity import LossReader, Window, key_of, perplexity
 
 BOS = 1
 NEARLY = (60, 58, 60, 60, 33, 33, 60, 7, 7, 60)  # some of them so alike that they are read together
@@ -168,22 +166,6 @@ def test_length_dependent_rope_has_no_memory_between_documents(rope):
     for ids, nll in zip(documents, curve.nll, strict=True):
         perplexity(model, None, tokens(8))  # makes `dynamic` forget the longer document before
         torch.testing.assert_close(nll, expected(model, ids), rtol=1e-5, atol=2e-5)
-
-
-SHAPES = st.integers(2, 30).flatmap(lambda length: st.tuples(st.just(length), st.integers(1, length - 1)))
-
-
-@settings(deadline=None)
-@given(st.lists(SHAPES, min_size=1, max_size=40), st.integers(1, 200), st.integers(1, 9))
-def test_batches_hold_every_window_once_and_keep_all_bounds(shapes, tokens_per_batch, rows):
-    read = [Window(0, 0, torch.arange(length), first) for length, first in shapes]
-    batches = batched(read, tokens=tokens_per_batch, rows=rows)
-    assert sorted(map(id, (one for batch in batches for one in batch))) == sorted(map(id, read))
-    for batch in batches:
-        assert len({(len(one.ids), one.first) for one in batch}) == 1
-        assert len(batch) <= rows
-        assert len(batch) == 1 or sum(len(one.ids) for one in batch) <= tokens_per_batch
-    assert [len(batch[0].ids) for batch in batches] == sorted(len(batch[0].ids) for batch in batches)
 
 
 def test_the_losses_of_a_window_do_not_hold_those_of_its_batch(llama):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from checkpoint_folders import VOCABULARY, write_checkpoint
+from checkpoint_folders import write_checkpoint
 from tiny_models import tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -25,12 +25,6 @@ PUBLISHED = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddin
 def source(tmp_path_factory):
     folder = tmp_path_factory.mktemp("original") / "source"
     return write_checkpoint(folder, max_position_embeddings=STATED)
-
-
-def logits(model):
-    ids = torch.randint(3, VOCABULARY, (2, TARGET), generator=torch.Generator().manual_seed(1))
-    with torch.inference_mode():
-        return model.eval()(ids, use_cache=False).logits
 
 
 @pytest.mark.parametrize(("model_type", "stated", "said"), [("qwen3", 40960, True), ("qwen3", 32768, False)])
@@ -69,25 +63,18 @@ def test_yarn_for_qwen3_is_written_as_published(tmp_path):
     assert rotary.attention_scaling == attention_factor == pytest.approx(1.138629436)
 
 
-@pytest.mark.parametrize("method", ["yarn", "ntk", "dynamic", "self-extend"])
-def test_a_patch_a_plan_and_a_reload_compute_the_same(method, source, tmp_path):
+@pytest.mark.parametrize("method", ["yarn", "self-extend"])
+def test_a_patch_and_the_record_of_a_checkpoint_have_the_given_original_length(method, source, tmp_path):
     plan = ropepatch.plan(source, to=TARGET, method=method, original=TRAINED)
-    assert plan.rope.original_max_position_embeddings == TRAINED
     assert not any("original" in line for line in plan.warnings)  # the user said it
     assert f"\noriginal length {TRAINED}; config.json states {STATED}\n" in str(plan)
     model = AutoModelForCausalLM.from_pretrained(source)
-    with ropepatch.patch(model, plan):
-        expected = logits(model)
-    with ropepatch.patch(model, method, to=TARGET, original=TRAINED):
-        assert torch.equal(logits(model), expected)
-    with ropepatch.patch(model, method, to=TARGET):
-        assert not torch.equal(logits(model), expected)
-    given = {"to": "4x", "method": method, "original": TRAINED, "reading": False}
-    out = ropepatch.extend(source, tmp_path / "out", **given).folder
-    assert torch.equal(logits(ropepatch.load(out, device="cpu")[0]), expected)
-    record = read(out)
+    with ropepatch.patch(model, method, to=TARGET, original=TRAINED) as handle:
+        patched = handle.plan if method == "yarn" else handle.distances
+        assert patched == (plan if method == "yarn" else plan.remapping)
+    record = read(ropepatch.extend(plan, tmp_path / "out", reading=False).folder)
     assert (record.original, record.original_max_position_embeddings) == (TRAINED, TRAINED)
-    if method != "self-extend":
+    if method == "yarn":
         assert plan_of_record(record, Checkpoint.find(source, original=record.original)) == plan
 
 

@@ -248,6 +248,13 @@ def test_a_plan_warns_of_flatter_attention_and_pickled_weights(tmp_path):
     assert pickle.startswith("the weights are a pickle (pytorch_model.bin)")
 
 
+def test_linear_on_linear_stays_linear_where_stock_computes_the_same_bits(tmp_path):
+    made = ropepatch.plan(config(tmp_path, LINEAR), to="2x", method="linear")
+    assert made.rope_parameters["rope_type"] == "linear"
+    assert made.rope_parameters["factor"] == 8.0
+    assert torch.equal(made.frequencies().inv_freq, made.rope.inv_freq() / 2)
+
+
 # Local attention layers
 
 

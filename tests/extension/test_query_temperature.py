@@ -55,8 +55,3 @@ def test_an_extended_checkpoint_extends_again_with_its_query_temperature(model, 
     twice = type(model).from_pretrained(tmp_path / "twice")
     assert twice.config.max_position_embeddings == 256
     assert grown(twice) == pytest.approx(growth(WINDOW), rel=1e-6)
-
-
-def test_the_plan_names_an_engine_with_another_query_temperature(model):
-    reads = {engine.engine: engine.reads for engine in plan(model, to=128, method="yarn").engines}
-    assert (reads["vLLM"], reads["transformers 5.x"]) == ("partly", "yes")

@@ -352,7 +352,6 @@ def with_rope(content: dict, **values) -> dict:
     ("method", "damage", "refusal"),
     [
         ("yarn", lambda content: with_rope(content, factor=4.5), "other frequencies"),
-        ("yarn", lambda content: with_rope(content, attention_factor=1.1), "other frequencies"),
         ("yarn", lambda content: with_rope(content, beta_fast=31.0, beta_slow=2.0), "other frequencies"),
         ("yarn", lambda content: content | {"original_max_position_embeddings": 32}, "other frequencies"),
         (
@@ -361,16 +360,10 @@ def with_rope(content: dict, **values) -> dict:
             "other frequencies",
         ),
         (
-            "linear",
-            lambda content: {k: v for k, v in content.items() if not k.startswith("rope_")},
-            "other frequencies",
-        ),
-        (
             "dynamic",
             lambda content: content | {"rope_theta": 10001.0, "rope_parameters": None},
             "other frequencies",
         ),
-        ("yarn", lambda content: content | {"rms_norm_eps": 0.1}, "other logits"),
         ("yarn", lambda content: content | {"hidden_act": "gelu"}, "other logits"),
         ("yarn", lambda content: content | {"hidden_act": "no such function"}, "transformers cannot load"),
         ("dynamic", lambda content: content | {"max_position_embeddings": TARGET}, "other logits"),

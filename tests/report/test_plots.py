@@ -8,7 +8,6 @@ import matplotlib
 import numpy as np
 import pytest
 from made_results import asking, model_record, reading, scoring
-from methods import GEOMETRIES
 from remapping_oracle import ORACLE, SMALL, distances
 from run_recipes import run_python
 
@@ -16,18 +15,9 @@ from ropepatch.attention import make_remapping
 from ropepatch.evaluation.comparisons import comparisons
 from ropepatch.evaluation.results import Result
 from ropepatch.report import plots
-from ropepatch.report.plots.changes import slow_divisors
-from ropepatch.report.plots.lines import plot_gain, plot_perplexity, plot_positions
+from ropepatch.report.plots.lines import plot_perplexity, plot_positions
 from ropepatch.report.plots.style import COLOURS, Look
-from ropepatch.scaling import make_scaling
 from ropepatch.scaling.rope import Frequencies, Rope
-
-ROPE = Rope(16, 10_000.0, 256)
-
-
-def change_of(rope: Rope, scaling) -> plots.Rescaling:
-    target = round(scaling.factor * rope.original_max_position_embeddings)
-    return plots.Rescaling(scaling.name, rope, scaling.frequencies(rope, target), scaling.factor, target)
 
 
 def labelled(axes) -> dict:
@@ -62,26 +52,6 @@ def test_losses_are_drawn_at_every_length_and_stretch_with_their_intervals_where
     assert list(nats) == pytest.approx([2.0, 1.5, 1.0], rel=1e-12)
 
 
-def test_values_far_above_the_best_line_leave_the_figure():
-    base, yarn = reading("baseline", [2.0, 6.0, 9.0]), reading("yarn", [2.1, 2.0, 1.9], method="yarn")
-    low, high = drawn(plot_positions, base, yarn).get_ylim()
-    assert 1.5 < low < 1.9
-    assert 3.0 < high < 3.3
-    axes = drawn(plot_perplexity, base, yarn)
-    assert [round(math.log(end), 6) for end in axes.get_ylim()] == pytest.approx([low, high])
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["baseline", "yarn"]
-
-
-def test_the_floor_is_drawn_and_named():
-    lines = labelled(drawn(plot_positions, reading("yarn", [2.0] * 3), reading("floor", [1.0, 0.9, 0.8])))
-    assert list(lines["floor"].get_ydata()) == pytest.approx([1.0, 0.9, 0.8])
-
-
-def test_a_gain_is_drawn_in_full():
-    axes = drawn(plot_gain, reading("baseline", [1.0] * 3, gain=[-0.1, -5.0]))
-    assert list(labelled(axes)["baseline"].get_ydata()) == pytest.approx([-0.1, -5.0])
-
-
 # Answers found
 
 
@@ -114,20 +84,6 @@ def test_the_distances_drawn_are_those_of_the_papers_formula_and_blank_where_a_k
     true, read = labelled(figure.axes[0])[name].get_data()
     np.testing.assert_allclose(read, expected[43, 43 - np.array(true)], atol=1e-9)
     assert sorted(true) == list(range(44))
-
-
-def test_of_a_scaling_the_pair_is_drawn_that_sees_farthest_of_those_that_did_not_turn_fully():
-    ntk = make_scaling("ntk", factor=4.0)
-    figure = plots.plot_effective_distances([(change_of(ROPE, ntk), Look(COLOURS[1]))])
-    theta = 10_000.0 ** -(np.arange(8) / 8)
-    slow = 256 * theta < 2 * np.pi
-    assert 1 < slow.sum() < 8
-    divisors = theta[slow] / ntk.frequencies(ROPE).inv_freq.double().numpy()[slow]
-    true, read = labelled(figure.axes[0])["ntk"].get_data()
-    np.testing.assert_allclose(read, np.array(true) / divisors.min(), rtol=1e-6)
-    (shaded,) = figure.axes[0].collections
-    corners = {round(y, 2) for x, y in shaded.get_paths()[0].vertices if x == 1023}
-    assert corners == {round(1023 / divisors.min(), 2), round(1023 / divisors.max(), 2)}
 
 
 # Which results go together
@@ -196,19 +152,3 @@ plot_plan(ropepatch.plan("tiny", to=512))
 assert "matplotlib.figure" in sys.modules and "matplotlib.pyplot" not in sys.modules
 """
     run_python("-c", code)
-
-
-@pytest.mark.parametrize(
-    ("rope", "name", "least", "greatest"),
-    [
-        # b^(2i/128) at least 4096 / 2 pi from pair 46 on, at b = 10,000; NTK divides pair i by s^(i / 63)
-        (GEOMETRIES["llama-2"], "ntk", 16 ** (46 / 63), 16.0),
-        (GEOMETRIES["llama-2"], "yarn", 16.0, 16.0),
-        (GEOMETRIES["llama-2"], "none", 1.0, 1.0),
-        (Rope(64, 10_000.0, 10**6), "ntk", 16.0, 16.0),  # all turn fully: the slowest
-        (Rope(4, 10_000.0, 256, carried=(1.0, 0.0)), "linear", 16.0, 16.0),  # the other never did
-    ],
-)
-def test_the_divisors_that_count_are_those_of_pairs_with_angles_left_to_see(rope, name, least, greatest):
-    after = make_scaling(name, factor=16.0).frequencies(rope).inv_freq
-    assert slow_divisors(rope, after) == pytest.approx((least, greatest), rel=1e-5)

@@ -1,7 +1,6 @@
 """A report says what was measured, in one file that opens anywhere."""
 
 import html
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import chromium
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from made_results import adapted, asking, model_record, reading, scoring
 from markupsafe import escape
 
@@ -18,7 +15,6 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import comparisons
 from ropepatch.evaluation.ranking import rank
 from ropepatch.report import print_ranking, print_results, results_tables, write_report
-from ropepatch.report.tables import perplexity_text
 from ropepatch.report.verdict import measured, ranking_lines, verdict_lines
 
 EVIL = '<script>document.title = "taken"</script>&"\'$x'
@@ -211,13 +207,6 @@ def test_models_targets_and_protocols_stand_apart(tmp_path):
     assert "128 tokens at a time" in plain(page)
 
 
-@settings(deadline=None)
-@given(st.floats(0, 2000))
-def test_any_loss_has_a_perplexity_to_write(nats):
-    text = perplexity_text(nats)
-    assert text == "∞" or float(text) == pytest.approx(math.exp(nats), rel=0.05)
-
-
 # The file
 
 
@@ -228,10 +217,6 @@ def test_the_file_needs_nothing_else(page):
     assert not {*re.findall(r"<(\w+)", page)} & {"link", "iframe", "object", "embed", "base"}
     assert "@import" not in page
     assert "default-src 'none'" in page
-
-
-def test_the_report_of_the_same_results_is_the_same(page, tmp_path):
-    assert write_report(RESULTS, tmp_path / "again.html").read_text(encoding="utf-8") == page
 
 
 def test_names_from_outside_are_escaped(tmp_path):

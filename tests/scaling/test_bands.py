@@ -41,13 +41,8 @@ def test_bands_cover_every_pair_exactly_once(name):
     [
         ("yarn", "llama-2", 16.0, {}, [("kept", 0, 20), ("blended", 21, 45), ("interpolated", 46, 63)]),
         ("llama3", "llama-3", 8.0, {}, [("kept", 0, 28), ("blended", 29, 34), ("interpolated", 35, 63)]),
-        ("linear", "llama-2", 16.0, {}, [("interpolated", 0, 63)]),
-        ("linear", "llama-2", 1.0, {}, [("kept", 0, 63)]),
-        ("none", "llama-2", 16.0, {}, [("kept", 0, 63)]),
         ("ntk", "llama-2", 16.0, {}, [("kept", 0, 0), ("blended", 1, 62), ("interpolated", 63, 63)]),
-        ("ntk-fixed", "llama-2", 16.0, {}, [("blended", 0, 62), ("interpolated", 63, 63)]),
         ("p-rope", "llama-2", 16.0, {"partial": 0.5}, [("kept", 0, 31), ("stopped", 32, 63)]),
-        ("p-rope", "llama-2", 16.0, {"partial": 0.0}, [("stopped", 0, 63)]),
     ],
     ids=str,
 )

@@ -107,13 +107,9 @@ def changed(**changes):
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"target": number} for number in (float("nan"), 2**63, 10**400)),
-        *({"factor": number} for number in (0.5, 10**400)),
-        *({"ropepatch_scaling": version} for version in (2, True)),
-        *({"method": name} for name in (3, "costum")),
+        *({"target": 2**63}, {"factor": 0.5}, {"ropepatch_scaling": 2}, {"method": "costum"}),
         *({"parameters": {"divisors": [1.0, 0]}}, {"parameters": {"divisors": [1.0], "factor": 2.0}}),
-        *({"parameters": {}}, {"parameters": {"divisor": [1.0]}}, {"factr": 4.0}, {"rope_theta": None}),
-        *({"rotary_dim": 15}, {"carried": [1.0, 0]}),
+        *({"factr": 4.0}, {"rope_theta": None}, {"rotary_dim": 15}, {"carried": [1.0, 0]}),
     ],
     ids=str,
 )

@@ -86,14 +86,12 @@ class Reference:
         events: The events at which it can be killed.
         largest: The size of the largest file that it wrote.
         pushed: The files on the Hub.
-        seconds: The duration.
     """
 
     tree: dict[str, bytes]
     events: tuple[str, ...]
     largest: int
     pushed: dict[str, bytes]
-    seconds: float
 
 
 REPO = "local/pushed"
@@ -126,7 +124,7 @@ def reference_of(attack: Attack, place: Path) -> Reference:
         ended = run(attack.words.split(), place, hub=hub.url if attack.hub else None, counted=events)
         assert ended.code == 0, ended.said
         written = [path.stat().st_size for path in {*place.rglob("*")} - before if path.is_file()]
-        return Reference(tree(place), ended.events, max(written), on_hub(hub), ended.seconds)
+        return Reference(tree(place), ended.events, max(written), on_hub(hub))
 
 
 def kills_of(reference: Reference, number: int, seed: str) -> Iterator[Kill]:
@@ -139,26 +137,22 @@ def kills_of(reference: Reference, number: int, seed: str) -> Iterator[Kill]:
             yield Kill(draw.randrange(len(reference.events)))
 
 
-def attempt(attack: Attack, place: Path, reference: Reference, *kills: Kill) -> tuple[list[str], int]:
-    """Kill the command, run it again; return the faults, and the number of kills that found it running."""
+def attempt(attack: Attack, place: Path, reference: Reference, kill: Kill) -> list[str]:
+    """Kill the command, run it again; return the faults."""
     untouched = contents(attack.source)
-    faults, alive = [], 0
+    faults: list[str] = []
     with laid_out(attack, place) as hub:
         address = hub.url if attack.hub else None
-        for kill in kills:
-            killed = run(attack.words.split(), place, hub=address, kill=kill)
-            left = tree(place)
-            is_there = left.keys() & {attack.made, f"{attack.made}/"} and "already exists" in killed.said
-            late = kill.seconds is not None and (killed.code == 0 or is_there)
-            if not late and killed.code not in (*KILLED, -kill.signal, 128 + kill.signal):
-                faults.append(f"it was not killed: {killed.code}, {killed.said[-300:]}")
-            if found := TRACEBACK.search(killed.said):
-                faults.append(f"a traceback: {killed.said[found.start() :][:1500]}")
-            alive += not late
-            if wrong := half_written(attack, reference.tree, left):
-                faults.append(f"half-written: {', '.join(wrong)}")
-            if on_hub(hub) not in ({}, reference.pushed):
-                faults.append(f"half a commit: {difference(reference.pushed, on_hub(hub))}")
+        killed = run(attack.words.split(), place, hub=address, kill=kill)
+        left = tree(place)
+        if killed.code not in KILLED:
+            faults.append(f"it was not killed: {killed.code}, {killed.said[-300:]}")
+        if found := TRACEBACK.search(killed.said):
+            faults.append(f"a traceback: {killed.said[found.start() :][:1500]}")
+        if wrong := half_written(attack, reference.tree, left):
+            faults.append(f"half-written: {', '.join(wrong)}")
+        if on_hub(hub) not in ({}, reference.pushed):
+            faults.append(f"half a commit: {difference(reference.pushed, on_hub(hub))}")
         again = run(attack.words.split(), place, hub=address)
         is_there = left.keys() & {attack.made, f"{attack.made}/"} and "already exists" in again.said
         if again.code != 0 and not is_there:
@@ -172,7 +166,7 @@ def attempt(attack: Attack, place: Path, reference: Reference, *kills: Kill) -> 
             faults.append("a file was sent twice")
     if contents(attack.source) != untouched:
         faults.append("the source was touched")
-    return faults, alive
+    return faults
 
 
 LEFTOVER = re.compile(r"\.[0-9a-f]{8}\.partial(/|$)")  # next to the unfinished output

@@ -2,7 +2,7 @@
 
 A command runs in a fork of a process that has imported the heavy modules. Changes on disk, optimiser steps
 and requests to a Hub are counted. At a number drawn from a seed the command kills itself, or the kernel kills
-it in the middle of a file, independently of any clock. Alternatively it gets a signal after some seconds.
+it in the middle of a file, independently of any clock.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ import os
 import resource
 import signal
 import sys
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,24 +52,19 @@ class Kill:
         point: The number of the event before which it dies; None for no event.
         torn: The size in bytes at which a file that it writes is cut off and the kernel kills it; None for no
             limit.
-        seconds: The seconds after which it gets a signal, if it still runs; None for no signal.
-        signal: That signal.
     """
 
     point: int | None
     torn: int | None = None
-    seconds: float | None = None
-    signal: int = signal.SIGKILL
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The exit code of a process, its output, its events if it was not killed, and its seconds."""
+    """The exit code of a process, its output, and its events if it was not killed."""
 
     code: int | None
     said: str
     events: tuple[str, ...] = ()
-    seconds: float = 0.0
 
 
 # --- in the process that is killed ---------------------------------------------------------------------
@@ -108,8 +101,6 @@ def perform(
     words: list[str], place: str, hub: str | None, kill: Kill | None, said: Any, counted: str | None
 ) -> None:
     """Run the command in its folder; the main function of the fork."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, frame: os._exit(128 + number))
     os.write(said.fileno(), BEGUN)
     for stream in (1, 2):
         os.dup2(said.fileno(), stream)
@@ -178,15 +169,9 @@ def run(
     process.start()
     writer.close()
     said = os.read(reader.fileno(), len(BEGUN))
-    began = time.perf_counter()
-    if kill is not None and kill.seconds is not None:
-        time.sleep(kill.seconds)
-        with suppress(ProcessLookupError):  # its id is not reused: the process is joined below
-            os.kill(process.pid, kill.signal)
     while block := os.read(reader.fileno(), 1 << 16):
         said += block
-    seconds = time.perf_counter() - began
     reader.close()
     process.join()
     events = json.loads(counted.read_text()) if counted and counted.exists() else ()
-    return Ended(process.exitcode, said.removeprefix(BEGUN).decode(errors="replace"), tuple(events), seconds)
+    return Ended(process.exitcode, said.removeprefix(BEGUN).decode(errors="replace"), tuple(events))

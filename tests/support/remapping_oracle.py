@@ -143,8 +143,11 @@ def attention(
 
 
 @contextmanager
-def by_oracle(model: PreTrainedModel, table: np.ndarray):
-    """Run a model with float64 attention by a table of distances, pair by pair, within the block."""
+def by_oracle(model: PreTrainedModel, table: np.ndarray, scales: np.ndarray | float = 1.0):
+    """Run a model with float64 attention by a table of distances, pair by pair, within the block.
+
+    The scores of each query are multiplied by its scale.
+    """
     rotary = model.model.rotary_emb
     inv_freq = rotary.inv_freq.double().numpy()
 
@@ -154,8 +157,8 @@ def by_oracle(model: PreTrainedModel, table: np.ndarray):
             return torch.ones_like(cos), torch.zeros_like(sin)
 
     def attend(module, query, key, value, attention_mask, scaling=None, **_):
-        tensors = (x.double().numpy() for x in (query, key, value))
-        output = attention(*tensors, table, inv_freq, scaling)
+        q, k, v = (x.double().numpy() for x in (query, key, value))
+        output = attention(q * scales, k, v, table, inv_freq, scaling)
         return torch.from_numpy(output).to(query.dtype).transpose(1, 2), None
 
     AttentionInterface.register("test_oracle", attend)

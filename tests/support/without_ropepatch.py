@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel, StaticCache
 from transformers.utils import logging
 
@@ -52,19 +51,6 @@ def gradients(model: PreTrainedModel) -> Tensor:
     return found
 
 
-class Largest(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any operation returns."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **kwargs or {})
-        for tensor in out if isinstance(out, tuple | list) else [out]:
-            if isinstance(tensor, Tensor):
-                self.numbers = max(self.numbers, tensor.numel())
-        return out
-
-
 POSITIONS = torch.cat((torch.arange(18), torch.arange(22)))[None]
 COMPUTATIONS = {
     "logits": lambda model: model(IDS, use_cache=False).logits,
@@ -84,10 +70,7 @@ def read(folder: Path, names: list[str]) -> dict[str, Tensor]:
 
 def more(folder: Path, scratch: Path) -> dict[str, object]:
     """Further results for one checkpoint."""
-    from peft import LoraConfig, get_peft_model
-
     model = load(folder)
-    module = sys.modules[type(model).__module__]
     results: dict[str, object] = {"backend": type(model).is_backend_compatible()}
     with torch.no_grad():
         generated = model.generate(
@@ -102,31 +85,12 @@ def more(folder: Path, scratch: Path) -> dict[str, object]:
         model.save_pretrained(scratch / "again")
         results["again"] = load(scratch / "again")(IDS, use_cache=False).logits
         results["pickled"] = pickle.loads(pickle.dumps(model))(IDS, use_cache=False).logits
-        half = load(folder, dtype="bfloat16")
-        results["bfloat16"] = half(IDS, use_cache=False).logits.float()
-        results["bfloat16 cached"] = cached(half, PIECES).float()
     results["gradients"] = gradients(model)
-    whole, module.SCORES["cpu"] = module.SCORES["cpu"], 2 * 4 * 40 * 7
-    results["gradients in blocks"] = gradients(model)
-    module.SCORES["cpu"] = 1 << 14
-    long = torch.randint(3, 120, (2, 512), generator=torch.Generator().manual_seed(0))
-    mask = (torch.arange(512) >= torch.tensor([[7], [0]])).long()
-    with Largest() as largest:
-        model(long, attention_mask=mask, use_cache=False, logits_to_keep=1).logits.sum().backward()
-    results["largest"], module.SCORES["cpu"] = largest.numbers, whole
     try:
         model.set_attn_implementation("sdpa")
         model(IDS)
     except ValueError as error:
         results["sdpa"] = str(error)
-    targets = ["q_proj", "v_proj"]
-    lora = LoraConfig(r=4, target_modules=targets, init_lora_weights=False, task_type="CAUSAL_LM")
-    adapted = get_peft_model(load(folder), lora)
-    adapted(IDS, labels=IDS).loss.backward()
-    results["trained"] = sum(p.grad is not None and bool(p.grad.abs().max()) for p in adapted.parameters())
-    with torch.no_grad():
-        expected = adapted(IDS, use_cache=False).logits
-        results["merged"] = (adapted.merge_and_unload()(IDS, use_cache=False).logits - expected).abs().max()
     return results
 
 
