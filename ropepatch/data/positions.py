@@ -72,7 +72,7 @@ class PoSE(PositionSampling):
 
 def _by_name(content: Any) -> Any:
     named = {"name": content} if isinstance(content, str) else content
-    if isinstance(named, dict) and named.get("name") not in POSITIONS:
+    if isinstance(named, dict) and named.get("name") not in [*POSITIONS]:  # a name may be of any type
         raise ValueError(f"Input should be one of {', '.join(POSITIONS)}")
     return named
 
