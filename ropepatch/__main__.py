@@ -1,5 +1,6 @@
 """`ropepatch` and `python -m ropepatch`."""
 
+import gc
 import os
 import signal
 from types import FrameType
@@ -13,6 +14,7 @@ def main() -> None:
     heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     for number in heard:
         signal.signal(number, _exit)
+    gc.set_threshold(5000)  # torch, transformers and datasets make many objects, and all of them stay
     from ropepatch.cli import main as run
 
     try:

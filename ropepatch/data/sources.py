@@ -1,18 +1,16 @@
-"""Stream documents from files, folders, saved datasets and the Hub."""
+"""Stream documents from files, folders, saved datasets and the Hub; all are read by `datasets`."""
 
 from __future__ import annotations
 
 import glob
-import gzip
 import json
 import re
 import reprlib
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from textwrap import shorten
 from typing import Any
 
@@ -26,15 +24,11 @@ from ropepatch.settings import HUB_NAME
 SEPARATOR = "<|endoftext|>"
 TOKEN_IDS = "input_ids"
 IN_FOLDERS = ["*.txt", "*.txt.gz", "*.jsonl", "*.jsonl.gz"]
-FORMATS: dict[str, tuple[str, dict[str, Any]]] = {  # formats of `datasets`, with their options
-    ".parquet": ("parquet", {}),
-    ".arrow": ("arrow", {}),
-    ".csv": ("csv", {"keep_default_na": False}),  # an empty cell is a blank text
-    ".tsv": ("csv", {"keep_default_na": False, "sep": "\t"}),
-}
+OBJECTS, TABLES = (".jsonl", ".json"), (".parquet", ".arrow", ".csv", ".tsv")
+LINES, LONG_LINES = 128, 16  # of a text, and of JSON, which memory holds at a time
 DATASET_ID = re.compile(rf"(?P<name>{HUB_NAME}/{HUB_NAME})(:(?P<config>[\w.+-]+))?", re.ASCII)
 FILE_NAME = re.compile(r".*\.(txt|json|jsonl|parquet|arrow|csv|tsv)(\.gz)?")
-MAX_DOCUMENT = 2**30  # bytes per line, characters per document
+MAX_DOCUMENT = 2**30  # characters
 OF_THE_HUB = "no such path is here; check id, config, split and network, or log in with `hf auth login`"
 EXPECTED = (
     "give a text, JSONL, CSV or Parquet file, a folder of *.txt and *.jsonl, a saved dataset, or a dataset "
@@ -57,7 +51,7 @@ def stream_documents(source: str | Path, *, field: str = "text", split: str = "t
     - a dataset that ``save_to_disk`` wrote, or a ``.parquet``, ``.arrow``, ``.csv`` or ``.tsv`` file;
     - the id of a dataset on the Hub, ``owner/name`` or ``owner/name:config``; none of its code is run.
 
-    Memory holds one document at a time; with `datasets`, one batch of rows. Blank documents are dropped.
+    Memory holds one document and a batch of lines or rows at a time. Blank documents are dropped.
 
     Args:
         source: A path, or a string that is a path or an id; a ``Path`` is never an id.
@@ -84,11 +78,6 @@ def local_files(source: str | Path) -> list[Path] | None:
         if path is None:
             return None
         return _files_in(path) if path.is_dir() else [path]
-
-
-def suffix_of(file: Path) -> str:
-    """Return the suffix of a file, without `.gz`."""
-    return Path(file.name.removesuffix(".gz")).suffix
 
 
 def _open(source: str | Path, field: str, split: str) -> Iterator[Document]:
@@ -134,27 +123,69 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _read_file(file: Path, field: str) -> Iterator[Document]:
-    kind = suffix_of(file)
-    if kind in FORMATS:
-        return _read_table(file, *FORMATS[kind], field)
-    return _read_objects(file, field) if kind in (".jsonl", ".json") else _read_texts(file)
+    suffix = Path(file.name.removesuffix(".gz")).suffix
+    if suffix in TABLES:
+        with _explaining(f"read {file}", f"it must be a {suffix} file that datasets can read"):
+            yield from _read_rows(_streamed(file, suffix), field, str(file))
+        return
+    hint = f"copy it again; if it is not UTF-8, convert it, e.g. iconv -f latin1 -t utf-8 {file.name}"
+    with _explaining(f"read {file}", hint):
+        yield from _read_objects(file, field) if suffix in OBJECTS else _read_texts(file)
+
+
+def _streamed(file: Path, suffix: str) -> Any:
+    """Return an `IterableDataset` of the rows of a table or the lines of a text."""
+    from datasets.packaged_modules.arrow.arrow import Arrow
+    from datasets.packaged_modules.csv.csv import Csv
+    from datasets.packaged_modules.parquet.parquet import Parquet
+    from datasets.packaged_modules.text.text import Text
+
+    path = str(file.absolute())
+    if "::" in path:  # to fsspec a chain of file systems
+        raise RopepatchError(f"datasets cannot read {file}: its path contains ::", hint="rename it")
+    files = {"data_files": {"train": [glob.escape(path)]}}
+    with TemporaryDirectory() as cache:  # it puts a lock there, and the home may be read-only
+        match suffix:
+            case ".parquet":
+                builder = Parquet(cache, **files)
+            case ".arrow":
+                builder = Arrow(cache, **files)
+            case ".csv" | ".tsv":  # an empty cell is a blank text
+                separator = "\t" if suffix == ".tsv" else ","
+                builder = Csv(cache, **files, sep=separator, keep_default_na=False)
+            case _:
+                builder = Text(cache, **files, keep_linebreaks=True, chunksize=2**18)
+    return builder.as_streaming_dataset("train")
+
+
+def _lines(file: Path, at_once: int) -> Iterator[str]:
+    """Yield the lines of a text, with line ends as in Python's text mode."""
+    tables = _streamed(file, ".txt").with_format("arrow").iter(batch_size=at_once)
+    for number, table in enumerate(tables):
+        lines = table.column("text").to_pylist()
+        if number == 0:
+            lines[0] = lines[0].removeprefix("\ufeff")  # a byte order mark
+        yield from lines
 
 
 def _read_texts(file: Path) -> Iterator[str]:
     text = ""
-    for _, line in _lines(file):  # a separator never spans two lines
+    for line in _lines(file, LINES):  # a separator never spans two lines
         *ends, rest = line.split(SEPARATOR)
         for end in ends:
             yield (text + end).strip()
             text = ""
         text += rest
         if len(text) > MAX_DOCUMENT:
-            raise _too_long(file)
+            raise RopepatchError(
+                f"{file} has a document of more than {MAX_DOCUMENT:,} characters",
+                hint=f"is it text? put {SEPARATOR} between its documents, or split the file",
+            )
     yield text.strip()
 
 
 def _read_objects(file: Path, field: str) -> Iterator[Document]:
-    for number, line in _lines(file):
+    for number, line in enumerate(_lines(file, LONG_LINES), start=1):
         if not line.strip():
             continue
         line_name = f"{file}, line {number}"
@@ -170,31 +201,6 @@ def _read_objects(file: Path, field: str) -> Iterator[Document]:
                 f"{line_name} must be a JSON object, got {reprlib.repr(row)}", hint='such as {"text": "..."}'
             )
         yield _document(row, field, line_name)
-
-
-def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a file, numbered from 1, with line ends as in Python's text mode."""
-    try:
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
-            for number, content in enumerate(iter(lambda: stream.readline(MAX_DOCUMENT + 1), b""), start=1):
-                if len(content) > MAX_DOCUMENT:
-                    raise _too_long(file)
-                line = content.decode("utf-8-sig" if number == 1 else "utf-8")
-                yield number, line.replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError as error:
-        raise RopepatchError(
-            f"{file}, line {number} is not UTF-8 text: byte 0x{error.object[error.start]:02x}",
-            hint=f"convert it, e.g. iconv -f latin1 -t utf-8 {file.name}",
-        ) from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise RopepatchError(f"cannot read {file}: {error}", hint="copy it again") from error
-
-
-def _too_long(file: Path) -> RopepatchError:
-    return RopepatchError(
-        f"{file} has a document of more than {MAX_DOCUMENT:,} bytes",
-        hint="is it text? put <|endoftext|> between the documents of a text file, or split the file",
-    )
 
 
 def _document(row: Mapping[str, Any], field: str, row_name: str) -> Document:
@@ -231,31 +237,22 @@ def ids_of(document: Any) -> Tensor | None:
 
 
 def _read_saved(folder: Path, field: str, split: str) -> Iterator[Document]:
-    datasets = _datasets()
+    from datasets import DatasetDict, load_from_disk
+
     with _explaining(f"read {folder}", "save it again with save_to_disk"):
-        dataset = datasets.load_from_disk(str(folder))
-        if isinstance(dataset, datasets.DatasetDict):
+        dataset = load_from_disk(str(folder))
+        if isinstance(dataset, DatasetDict):
             if split not in dataset:
                 raise RopepatchError(f"{folder} has no split {split!r}", hint=f"it has {', '.join(dataset)}")
             dataset = dataset[split]
         yield from _read_rows(dataset.with_format(None), field, str(folder))
 
 
-def _read_table(file: Path, kind: str, options: dict[str, Any], field: str) -> Iterator[Document]:
-    datasets = _datasets()
-    if "::" in str(file.absolute()):  # to fsspec a chain of file systems
-        raise RopepatchError(f"datasets cannot read {file}: its path contains ::", hint="rename it")
-    with _explaining(f"read {file}", f"it must be a {kind} file that datasets can read"):
-        files = {"train": [glob.escape(str(file.absolute()))]}
-        where = {"data_files": files, "split": "train", "streaming": True}
-        dataset = datasets.load_dataset(kind, **where, **options)
-        yield from _read_rows(dataset, field, str(file))
-
-
 def _read_hub(name: str, config: str | None, field: str, split: str) -> Iterator[Document]:
-    datasets = _datasets()
+    from datasets import load_dataset
+
     with _explaining(f"read {name} from the Hub", OF_THE_HUB):
-        dataset = datasets.load_dataset(name, config, split=split, streaming=True)
+        dataset = load_dataset(name, config, split=split, streaming=True)
         yield from _read_rows(dataset, field, name)
 
 
@@ -267,15 +264,6 @@ def _read_rows(dataset: Any, field: str, name: str) -> Iterator[Document]:
             break
     for number, row in enumerate(dataset):
         yield _document(row, field, f"{name}, row {number}")
-
-
-def _datasets() -> Any:
-    try:
-        return import_module("datasets")
-    except ImportError as error:
-        raise RopepatchError(
-            "datasets is needed to read this source", hint='pip install "ropepatch[eval]"'
-        ) from error
 
 
 @contextmanager

@@ -13,8 +13,6 @@ import torch
 from torch import nn
 
 from ropepatch.attention.remapped import check_mappable
-from ropepatch.data.sources import FORMATS, local_files, suffix_of
-from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import Plan
 from ropepatch.model.precision import Precision, fastest
@@ -23,8 +21,6 @@ from ropepatch.training.adapter import trainable
 from ropepatch.training.packed_attention import packed_attention
 from ropepatch.training.parallel import Sharing
 from ropepatch.training.recipe import Recipe, refuse_map, remapping_of
-
-EXTRA = 'pip install "ropepatch[train]"'
 
 
 @dataclass(frozen=True)
@@ -138,18 +134,9 @@ def _check_attention(recipe: Recipe, model: Any) -> None:
 
 
 def _missing_packages(recipe: Recipe) -> Iterator[RopepatchError]:
-    texts = [source.text for source in recipe.data.sources if isinstance(source, Texts)]
-    needs_datasets = any(_needs_datasets(text) for text in [*texts, recipe.watch.text] if text is not None)
-    if needs_datasets and find_spec("datasets") is None:
-        yield RopepatchError("datasets is needed to read this source", hint=EXTRA)
     if recipe.quantization and not torch.cuda.is_available():
         yield RopepatchError(
             "quantization: 4bit needs a CUDA GPU, and none was found", hint="drop quantization"
         )
     if recipe.quantization and find_spec("bitsandbytes") is None:
         yield RopepatchError("quantization: 4bit needs bitsandbytes", hint="pip install bitsandbytes")
-
-
-def _needs_datasets(text: str) -> bool:
-    files = local_files(text)
-    return files is None or any(suffix_of(file) in FORMATS for file in files)

@@ -62,7 +62,7 @@ class TokenRows:
     """
 
     def __init__(self, store: TokenStore, begin: int, seed: int, first: int | None = None) -> None:
-        self.name = store.reading.source
+        self.name = store.name
         self.digest = hashlib.sha256(repr((store.digest, begin, seed, first)).encode()).hexdigest()
         self._first = first
         self.size: int | None = max(len(store) - begin, 0)
@@ -80,11 +80,6 @@ class TokenRows:
         labels = ids.clone()
         labels[[0, *accumulate(lengths[:-1])]] = IGNORED
         return Row(ids, labels, lengths)
-
-    def document(self, index: int, window: int) -> int:
-        """Return the number of the document in which a row begins."""
-        begin = self._beginning(index, window)
-        return int(torch.searchsorted(self._store.starts, begin, right=True)) - 1
 
     def _beginning(self, index: int, window: int) -> int:
         """Return the index of the first token of a row."""
@@ -138,7 +133,7 @@ class QuestionRows:
         self.name = f"questions ({', '.join(kinds)})"
         self.digest = hashlib.sha256(repr((store.digest, begin, [*kinds], seed)).encode()).hexdigest()
         self.size: int | None = None
-        pieces = torch.split(store.tokens[begin : begin + AROUND], PIECE)
+        pieces = torch.split(store.ids(begin, min(begin + AROUND, len(store))), PIECE)
         texts = [str(tokenizer.decode(piece, skip_special_tokens=True)) for piece in pieces]
         self._questions = Questions(tokenizer, texts, kinds, seed)
 
@@ -176,10 +171,10 @@ def held_out(
     taken = length * count
     if len(store) < taken:
         raise RopepatchError(
-            f"{store.reading.source} has {len(store)} tokens, too few to hold out {count} x {length}",
+            f"{store.name} has {len(store)} tokens, too few to hold out {count} x {length}",
             hint="give more text, or fewer or shorter pieces",
         )
-    pieces = torch.split(store.tokens[:taken].long(), length)
+    pieces = torch.split(store.ids(0, taken), length)
     return [begun(piece, first) for piece in pieces], taken
 
 

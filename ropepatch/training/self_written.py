@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache as once
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer
 
 from ropepatch.data.texts import first_token
-from ropepatch.data.tokens import TokenStore, append, find, tokenizer_digest, writing
+from ropepatch.data.tokens import TokenStore, cached, tokenizer_digest
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import text_config
@@ -26,7 +27,7 @@ from ropepatch.settings import key_of, seed_of
 
 FORMAT = 2  # the version of the sampling
 TEMPERATURE = 0.8  # at 1 a small model's text becomes incoherent
-SHARD = 2**14  # tokens per batch on a CPU, each appended to the cache
+SHARD = 2**14  # tokens per batch on a CPU, each an entry of the cache
 CACHED = 1 / 4  # the share of a GPU's memory for a batch
 SELF_WRITTEN = "self-generated text"
 REPORTED = 8  # tokens of each document between two reports of progress
@@ -44,37 +45,37 @@ def self_written(
 ) -> TokenStore:
     """Generate at least ``tokens`` tokens with a checkpoint, in documents of ``length`` tokens.
 
-    Shards are appended to the cache as they are generated. A later call returns the same tokens; if it needs
-    more, or the last one was interrupted, it resumes after the last complete shard.
-
-    ``progress`` counts the tokens of this call.
+    Each shard is an entry of the cache. A later call returns the same tokens; if it needs more, or the last
+    one was interrupted, it resumes after the last complete shard.
     """
     config = json.dumps(checkpoint.raw, sort_keys=True)
     weights, splits = checkpoint.fingerprint, tokenizer_digest(tokenizer)
     decisive = (FORMAT, weights, config, splits, length, seed, fastest().dtype)
     key = key_of(decisive)[:24]
-    entry = cache / f"{key}-self"
-    with writing(entry, SELF_WRITTEN):
-        store = find(entry, 1)
-        done = 0 if store is None else len(store)
-        if store is not None and done >= tokens:
-            return store.first(tokens)
-        first = done
-        model = placed(checkpoint.load())
-        with progress(SELF_WRITTEN) as advance:
-            while store is None or done < tokens:
-                draws = torch.Generator(model.device).manual_seed(seed_of(seed, "self", done // length))
-                rows = side_by_side(model, length, tokens - done)
-                report = partial(_report, advance, rows, done - first, tokens - first)
-                documents = generated(model, tokenizer, length, draws, rows, report)
-                store = append(entry, documents, source=SELF_WRITTEN)
-                done = len(store)
-    return store.first(tokens)
+    entries, done = list[Any](), 0
+
+    @once
+    def model() -> PreTrainedModel:
+        return placed(checkpoint.load())
+
+    def shard() -> list[Tensor]:
+        draws = torch.Generator(model().device).manual_seed(seed_of(seed, "self", done // length))
+        rows = side_by_side(model(), length, tokens - done)
+        report = partial(_report, advance, rows, done, tokens)
+        return generated(model(), tokenizer, length, draws, rows, report)
+
+    with progress(SELF_WRITTEN) as advance:
+        while done < tokens:
+            entries.append(cached(cache, f"{key}-self-{done}", shard, SELF_WRITTEN))
+            done += length * len(entries[-1])
+            advance(done, max(done, tokens))
+    return TokenStore.of(SELF_WRITTEN, *entries).first(tokens)
 
 
 def _report(advance: Advance, rows: int, before: int, total: int, column: int) -> None:
-    """Show the tokens of this call, of which a shard has so many columns."""
-    advance(before + rows * column, max(total, before + rows * column))
+    """Show the tokens so far, when every document of a shard has so many."""
+    done = before + rows * column
+    advance(done, max(total, done))
 
 
 def side_by_side(model: PreTrainedModel, length: int, tokens: int) -> int:

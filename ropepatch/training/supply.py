@@ -202,7 +202,7 @@ class RecipeReader:
                 pieces, begin = held_out(store, held.length, held.count, self.first)
             read = store, begin
             streams.append(TokenRows(*read, seed, self.first))
-            notes.append(f"{store.reading.source}: {store.report}")
+            notes.append(f"{store.name}: {store.report}")
         if watch.text is None and held.source is None:
             tales = held_out_tales(self.tokenizer, length=held.length, count=held.count)
             pieces = [tale.ids for tale in tales]

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hub_server import COMMIT, Hub, run_elsewhere, serving
+from datasets import Dataset
+from hub_server import Hub, run_elsewhere, serving
 from hypothesis import given
 from hypothesis import strategies as st
 from letters import BOS, EOS, VOCABULARY, letter_tokenizer
@@ -19,7 +20,7 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerBase
 
 from ropepatch.data import tokens
 from ropepatch.data.texts import Texts
-from ropepatch.data.tokens import Reading, TokenStore, tokenised, tokenizer_digest
+from ropepatch.data.tokens import TokenStore, tokenised, tokenizer_digest
 from ropepatch.errors import RopepatchError
 
 LINES = ["abc", "d", "efgh", "ab", "hgfedcba"]
@@ -54,8 +55,8 @@ def tokenise(
 def documents(store: TokenStore) -> list[list[int]]:
     starts = store.starts.tolist()
     assert starts[0] == 0
-    assert starts[-1] == len(store.tokens) == len(store)
-    return [store.tokens[a:b].tolist() for a, b in pairwise(starts)]
+    assert starts[-1] == len(store)
+    return [store.ids(a, b).tolist() for a, b in pairwise(starts)]
 
 
 def write_lines(file: Path, *rows: object) -> Path:
@@ -87,10 +88,9 @@ def sources_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return read
 
 
-def entries(cache: Path) -> list[str]:
-    """The files of all cache entries except their locks."""
-    files = (file.relative_to(cache) for file in cache.rglob("*") if file.is_file() and file.name != ".lock")
-    return sorted(map(str, files))
+def entries(cache: Path) -> list[Path]:
+    """The files of tokens of all cache entries."""
+    return sorted(cache.rglob("*.arrow"))
 
 
 # documents
@@ -104,7 +104,6 @@ def entries(cache: Path) -> list[str]:
 def test_each_document_follows_bos_or_eos_if_the_tokenizer_has_one(text, cache, special, first):
     store = tokenise(text, cache, letter_tokenizer(**special))
     assert documents(store) == [ids_of(line, first) for line in LINES]
-    assert store.tokens.dtype == torch.int32
 
 
 # documents that are left out
@@ -120,21 +119,16 @@ def test_each_document_follows_bos_or_eos_if_the_tokenizer_has_one(text, cache, 
 def test_short_documents_are_left_out_and_counted(text, cache, minimum, left):
     store = tokenise(text, cache, min_tokens=minimum)
     assert documents(store) == list(map(ids_of, left))
-    assert store.reading.short == len(LINES) - len(left)
+    assert store.short == len(LINES) - len(left)
 
 
 @pytest.mark.parametrize(
     ("rows", "settings", "message"),
     [
         ([], {"min_tokens": 10}, r"no document of .* has 10 tokens: the longest of 5 has 9"),
-        ([{"input_ids": [1, 2]}, {"input_ids": [9, 3, 10]}], {}, "holds token id 10, expected 0 to 9"),
-        (
-            [{"input_ids": [1, 2]}, {"title": "a"}],
-            {},
-            r"text.jsonl, line 2 has no field 'text', nor input_ids",
-        ),
+        ([{"input_ids": [1, 2]}, {"title": "a"}], {}, r"text.jsonl, line 2 has no field 'text', nor"),
     ],
-    ids=["too short", "beyond the vocabulary", "a broken row"],
+    ids=["too short", "a broken row"],
 )
 def test_an_unusable_source_raises_an_error_and_leaves_no_cache_files(text, cache, rows, settings, message):
     if rows:
@@ -148,45 +142,39 @@ def test_an_unusable_source_raises_an_error_and_leaves_no_cache_files(text, cach
 
 
 @pytest.mark.parametrize("wanted", [1, 4, 5, 6, 12, 23, 24])
-def test_reading_stops_at_enough_tokens_and_larger_cache_entries_give_the_same(
-    text, cache, monkeypatch, wanted
-):
-    tokenise(text, cache / "all")
+def test_reading_stops_at_enough_tokens(text, cache, monkeypatch, wanted):
     stream = iter(LINES)
     monkeypatch.setattr(tokens, "stream_documents", lambda *_, **__: stream)
-    served, fresh = (tokenise(text, cache / name, tokens=wanted) for name in ("all", "fresh"))
+    store = tokenise(text, cache, tokens=wanted)
     enough = (n for n in range(1, 6) if n == 5 or sum(len(line) + 1 for line in LINES[:n]) >= wanted)
     needed = LINES[: next(enough)]
-    assert documents(served) == documents(fresh) == list(map(ids_of, needed))
-    assert served.digest == fresh.digest
+    assert documents(store) == list(map(ids_of, needed))
     assert list(stream) == LINES[len(needed) :]
 
 
-def test_a_too_small_cache_entry_is_read_again_unless_the_source_is_exhausted(text, cache, sources_read):
-    few = tokenise(text, cache, tokens=5)
-    more = tokenise(text, cache, tokens=12)
-    assert (len(few), len(more), len(sources_read)) == (6, 14, 2)
-    everything = tokenise(text, cache, tokens=1000)
-    assert len(everything) == 23
-    assert everything.reading.complete
-    assert not few.reading.complete
-    tokenise(text, cache, tokens=10**9)
-    assert len(sources_read) == 3
-    assert documents(few) == [ids_of("abc"), ids_of("d")]  # the memory map stays valid
+def test_short_documents_between_long_ones_leave_no_gap(text, cache, monkeypatch):
+    monkeypatch.setattr(tokens, "ROWS", 2)  # several parts on disk
+    store = tokenise(text, cache, min_tokens=4)
+    left = ["abc", "efgh", "hgfedcba"]
+    assert documents(store) == [ids_of(line) for line in left]
+    assert store.report == "3 documents, 18 tokens; 2 shorter than 4 tokens left out"
+    assert store.ids(2, 12).tolist() == [token for line in left for token in ids_of(line)][2:12]
 
 
 def test_caching_tokens_needs_less_memory_than_the_tokens(tmp_path, cache, monkeypatch):
     (tmp_path / "a.txt").write_text("replaced by the stream below")
     document = [5] * 5000
-    monkeypatch.setattr(tokens, "stream_documents", lambda *_, **__: iter([document] * 400))
+    monkeypatch.setattr(tokens, "stream_documents", lambda *_, **__: iter([document] * 1000))
+    tokenise(tmp_path, cache, tokens=10**4)  # imports datasets
     tracemalloc.start()
     try:
         store = tokenise(tmp_path, cache, tokens=10**7)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len(store) == 2 * 10**6  # 8 MB
-    assert peak < 10**6
+    assert len(store) == 5 * 10**6  # 20 MB
+    assert peak < 5 * 10**6
+    assert len(pickle.dumps(store)) < 20_000
 
 
 # the key of a cache entry
@@ -224,7 +212,7 @@ def test_settings_that_change_the_tokens_get_their_own_cache_entry(text, cache, 
     assert documents(changed) == documents(tokenise(text, cache / "other", **CHANGES[change]))
     tokenise(text, cache)
     assert len(sources_read) == 3  # the third is for the other folder; both entries of this one remain
-    assert len(entries(cache)) == 6  # including those in `other`
+    assert len(entries(cache)) == 3  # including that in `other`
 
 
 def test_changed_files_and_a_new_cache_format_are_read_again(tmp_path, cache, sources_read, monkeypatch):
@@ -258,72 +246,19 @@ def test_the_tokenizer_digest_ignores_padding_and_truncation_of_earlier_calls():
 # token ids outside the vocabulary
 
 
-def test_cached_token_ids_are_checked_against_the_vocabulary_only_as_far_as_requested(tmp_path, cache):
+def test_cached_token_ids_are_checked_against_the_vocabulary(tmp_path, cache):
     rows = [[1, 2], [3, 2], [9, 2, 3], [8]]
     file = write_lines(tmp_path / "a.jsonl", *({"input_ids": row} for row in rows))
-    tokenise(file, cache)
-    assert len(tokenise(file, cache, vocabulary=9, tokens=4)) == 4
+    assert len(tokenise(file, cache, vocabulary=10, tokens=8)) == 8
     with pytest.raises(RopepatchError, match="holds token id 9, expected 0 to 8"):
-        tokenise(file, cache, vocabulary=9)
+        tokenise(file, cache, vocabulary=9, tokens=8)
 
 
 # faults on disk
 
 
-def damage(store: TokenStore) -> Iterator[None]:
-    """Damage an entry in one way after the other; memory-mapped tokens stay valid."""
-    meta, tokens = (store.folder / name for name in ("meta.json", "tokens.bin"))
-    for file in (meta, tokens):
-        content = file.read_bytes()
-        for size in {0, 1, len(content) // 2, len(content) - 2}:
-            file.unlink()
-            file.write_bytes(content[:size])
-            yield
-    content = meta.read_text()
-    for old, new in (('"short"', '"shirt"'), ('"lengths"', '"length"'), ("[4,", "[5,"), ("[4,", "[null,")):
-        assert old in content
-        meta.write_text(content.replace(old, new))
-        yield
-    tokens.unlink()
-    yield
-
-
-def test_a_damaged_cache_entry_is_read_again_with_a_warning(text, cache, sources_read, caplog):
-    whole = tokenise(text, cache)
-    for number, _ in enumerate(damage(whole), start=2):
-        caplog.clear()
-        again = tokenise(text, cache)
-        assert (documents(again), again.digest, again.reading) == (
-            documents(whole),
-            whole.digest,
-            whole.reading,
-        )
-        assert "is damaged" in caplog.text
-        assert len(sources_read) == number
-
-
-def test_a_growing_cache_entry_stays_readable_with_its_old_tokens(text, cache, monkeypatch):
-    """For a process that reads, or a writer that is killed, between writing tokens.bin and meta.json."""
-    few = tokenise(text, cache, tokens=5)
-    sent, seen = pickle.dumps(few), list[TokenStore]()
-    write_json = tokens.write_json
-
-    def find_and_write(*arguments: object, **options: object) -> None:
-        assert (few.folder / "tokens.bin").stat().st_size > 4 * len(few)
-        seen.append(tokens.find(few.folder, 5))
-        seen.append(pickle.loads(sent))
-        assert tokens.find(few.folder, 7) is None
-        write_json(*arguments, **options)
-
-    monkeypatch.setattr(tokens, "write_json", find_and_write)
-    tokenise(text, cache)
-    assert [documents(store) for store in seen] == [documents(few)] * 2
-    assert {store.digest for store in seen} == {few.digest}
-    assert documents(pickle.loads(sent)) == documents(few)
-
-
 def test_an_unwritable_cache_raises_one_error(text):
-    with pytest.raises(RopepatchError, match=r"cannot cache the tokens of .* in .*: Not a dir") as caught:
+    with pytest.raises(RopepatchError, match=r"cannot cache the tokens of .* in .*") as caught:
         tokenise(text, text / "cache")
     assert "ROPEPATCH_CACHE" in (caught.value.hint or "")
 
@@ -355,24 +290,14 @@ def test_two_concurrent_requests_read_the_source_once(text, cache, monkeypatch):
     assert len(calls) == 1
 
 
-def test_a_pickled_store_does_not_contain_its_tokens(tmp_path, cache):
-    file = write_lines(tmp_path / "a.jsonl", *[{"input_ids": [i % 10] * 50} for i in range(400)])
-    tokenise(file, cache)
-    store = tokenise(file, cache, tokens=10_001)  # a part of the entry
-    sent = pickle.dumps(store)
-    there = pickle.loads(sent)
-    assert len(sent) < 2000
-    assert (documents(there), there.digest, there.report) == (documents(store), store.digest, store.report)
-
-
 # TokenStore.piece
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.data())
 def test_a_piece_contains_its_tokens_and_their_counts_per_document(lengths, data):
     owners = [document for document, length in enumerate(lengths) for _ in range(length)]
-    starts = torch.tensor([sum(lengths[:count]) for count in range(len(lengths) + 1)])
-    store = TokenStore(Path(), torch.arange(len(owners), dtype=torch.int32), starts, Reading("", 1, 0, True))
+    split = torch.arange(len(owners)).split(lengths)
+    store = TokenStore.of("", Dataset.from_dict({"input_ids": [ids.tolist() for ids in split]}))
     begin = data.draw(st.integers(0, len(owners) - 1))
     end = data.draw(st.integers(begin + 1, len(owners)))
     ids, parts = store.piece(begin, end)
@@ -404,8 +329,7 @@ for text, wanted in json.loads(sys.argv[2]):
     try:
         options = {"trained": 8, "vocabulary": 10, "cache": Path("cache")}
         store = tokenised(Texts(text=text), tokenizer, tokens=wanted, **options)
-        revision = store.folder.name.rpartition("-")[2]
-        answer = {"ids": store.tokens.tolist(), "revision": revision, "report": store.report}
+        answer = {"ids": store.ids(0, len(store)).tolist(), "report": store.report}
     except RopepatchError as error:
         answer = {"error": str(error)}
     print(json.dumps(answer | {"messages": list(messages)}))
@@ -431,9 +355,8 @@ def test_a_hub_dataset_is_streamed_as_needed_and_cached_by_revision(tmp_path):
         datasets.Dataset.from_dict(texts).to_parquet(folder / f"train-{part}.parquet")
     hub = Hub(f"datasets/{NAME}", folder)
     with serving(hub):
-        (first, again) = tokenise_elsewhere(tmp_path, hub, (NAME, 6), (NAME, 5))
+        (first, again) = tokenise_elsewhere(tmp_path, hub, (NAME, 6), (NAME, 6))
         assert first["ids"] == again["ids"] == ids_of("ab") + ids_of("cd")
-        assert first["revision"] == COMMIT[:24]
         assert first["report"] == "2 documents, 6 tokens"
         assert "train-0.parquet" in hub.downloaded
         assert "train-1.parquet" not in hub.downloaded

@@ -3,17 +3,17 @@
 import random
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from ropepatch.data.positions import PoSE, PositionSampling, TrueLength
 from ropepatch.data.texts import Texts
-from ropepatch.data.tokens import Reading, TokenStore
+from ropepatch.data.tokens import TokenStore
 from ropepatch.errors import RopepatchError
 from ropepatch.training.recipe import Data
 from ropepatch.training.rows import Batches, GeneratedRows, Schedule, Stream, TokenRows, held_out
@@ -25,9 +25,8 @@ lengths_of_documents = st.lists(st.integers(1, 40), min_size=1, max_size=30)
 
 def store_of(lengths: list[int], name: str = "books", first: int = 0) -> TokenStore:
     """A store in which every token is its own: ``first`` and those after it."""
-    starts = torch.tensor([sum(lengths[:count]) for count in range(len(lengths) + 1)])
-    tokens = torch.arange(first, first + sum(lengths), dtype=torch.int32)
-    return TokenStore(Path(), tokens, starts, Reading(name, 1, 0, True))
+    documents = torch.arange(first, first + sum(lengths)).split(lengths)
+    return TokenStore.of(name, Dataset.from_dict({"input_ids": [ids.tolist() for ids in documents]}))
 
 
 def data_of(

@@ -8,7 +8,6 @@ from loss_models import shift_model
 from run_recipes import history_of, small_recipe
 
 import ropepatch
-from ropepatch.data.tokens import TOKENS
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import TINY
@@ -76,26 +75,32 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(module, "SHARD", 64)
 
 
-def test_cached_tokens_are_reused_and_generation_resumes_also_after_a_killed_process(
-    tmp_path, small_parts, tiny, monkeypatch
-):
-    """The killed process left an incomplete shard."""
+def test_generation_resumes_after_the_last_whole_shard(tmp_path, small_parts, tiny, monkeypatch):
     one, two, (_, tokenizer) = tmp_path / "one", tmp_path / "two", tiny
     many, few = write_tiny(one, tokenizer, 400), write_tiny(two, tokenizer, 100)
     assert 100 <= len(few) < 200
     assert len(many) >= 400
-    assert torch.equal(many.tokens[: len(few)], few.tokens)
-    (entry,) = two.iterdir()
-    with (entry / TOKENS).open("ab") as file:
-        file.write(b"torn")
+    assert torch.equal(many.ids(0, len(few)), few.ids(0, len(few)))
+    write, calls = module.generated, []
+
+    def killed(*told):
+        calls.append(told)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return write(*told)
+
+    monkeypatch.setattr(module, "generated", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_tiny(two, tokenizer, 400)
     assert write_tiny(two, tokenizer, 400).digest == many.digest
+    assert len(calls) == 3 + 7 - 2 - 2  # of seven shards two were there, and the killed call wrote two
     assert write_tiny(one, tokenizer, 400, seed=1).digest != many.digest
     monkeypatch.setattr(module, "generated", lambda *_: pytest.fail("it generates again"))
     assert write_tiny(one, tokenizer, 400).digest == many.digest
     assert write_tiny(one, tokenizer, 100).digest == few.digest
 
 
-def test_progress_counts_the_tokens_of_this_call(tmp_path, small_parts, tiny, monkeypatch):
+def test_progress_counts_tokens(tmp_path, small_parts, tiny, monkeypatch):
     monkeypatch.setattr(module, "REPORTED", 12)
     shown = []
 
@@ -104,26 +109,11 @@ def test_progress_counts_the_tokens_of_this_call(tmp_path, small_parts, tiny, mo
         yield lambda done, total: shown.append((done, total))
 
     write_tiny(tmp_path, tiny[1], 100, progress=progress)
-    assert shown == [(24, 100), (48, 100), (88, 100), (112, 112)]  # two documents of 32 tokens per shard
+    whole = [(24, 100), (48, 100), (64, 100), (88, 100), (112, 112), (128, 128)]  # two documents per shard
+    assert shown == whole
     shown.clear()
     write_tiny(tmp_path, tiny[1], 150, progress=progress)
-    assert shown == [(24, 24), (48, 48)]  # the earlier call wrote 128
-
-
-def test_each_shard_is_appended_without_rewriting_earlier_ones(tmp_path, small_parts, tiny, monkeypatch):
-    sizes, append = [], module.append
-
-    def counted(entry, documents, **names):
-        before = (entry / TOKENS).stat().st_size if (entry / TOKENS).exists() else 0
-        inode = (entry / TOKENS).stat().st_ino if before else None
-        store = append(entry, documents, **names)
-        sizes.append((entry / TOKENS).stat().st_size - before)
-        assert inode in (None, (entry / TOKENS).stat().st_ino), "it is appended, not written again"
-        return store
-
-    monkeypatch.setattr(module, "append", counted)
-    write_tiny(tmp_path, tiny[1], 400)
-    assert sizes == [4 * 64] * 7
+    assert shown == [(64, 150), (128, 150), (152, 152), (176, 176), (192, 192)]
 
 
 def test_non_finite_logits_raise_a_one_line_error():
@@ -138,7 +128,7 @@ def test_a_full_disk_raises_a_one_line_error(tmp_path, small_parts, tiny, monkey
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "append", full)
+    monkeypatch.setattr("datasets.arrow_writer.ArrowWriter.finalize", full)
     with pytest.raises(RopepatchError, match=r"cannot cache the tokens of self-generated text in .*No space"):
         write_tiny(tmp_path, tiny[1], 40)
 
@@ -166,7 +156,7 @@ def test_training_and_evaluation_use_self_generated_text_from_the_cache(tmp_path
     assert not any("target_loss" in row for row in history_of(folder)), "its documents end at L"
     again = adapt(plan, own_text(), tmp_path / "again", say=lines.append).folder
     assert history_of(again) == history_of(folder)
-    assert len(list((tmp_path / "cache" / "tokens").glob("*-self"))) == 1
+    assert len(list((tmp_path / "cache" / "tokens" / "generator").glob("*-self-0"))) == 1
 
 
 def test_documents_that_end_within_the_original_context_length_are_rejected():
