@@ -86,9 +86,6 @@ def test_blank_lines_and_empty_documents_are_dropped_and_json_texts_stay_whole(t
     assert read(file) == ["a<|endoftext|>b"]
 
 
-NEITHER = [None, 3, {"a": 1}, ["a"], [1, "a"], [1.0], [True], [-1], [2**31], [[1]]]
-
-
 @pytest.mark.parametrize(
     ("lines", "message", "hint"),
     [
@@ -100,7 +97,7 @@ NEITHER = [None, 3, {"a": 1}, ["a"], [1, "a"], [1.0], [True], [-1], [2**31], [[1
         ([b"null", b'"text"', b'["text"]'], " must be a JSON object, got", "such as"),
         ([b'{"title": "b", "body": "c"}'], " has no field 'text', nor input_ids", "it has ['title', 'body']"),
         (
-            [json.dumps({"text": one}).encode() for one in NEITHER],
+            [b'{"text": null}', b'{"text": [1, "a"]}', b'{"text": [true]}'],
             ": text must be a text or a list of token ids, got",
             "name the field",
         ),
@@ -193,9 +190,9 @@ def test_local_paths_precede_hub_ids_and_the_home_folder_is_expanded(tmp_path, m
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # datasets leaves the file open
-@pytest.mark.parametrize("suffix", ["txt", "txt.gz", "jsonl", "parquet", "arrow", "csv"])
+@pytest.mark.parametrize("suffix", ["txt", "parquet", "arrow", "csv"])
 def test_arbitrary_bytes_give_documents_or_one_error(tmp_path, suffix):
-    @settings(fuzzed, max_examples=10 if suffix in ("parquet", "arrow", "csv") else 150)
+    @settings(fuzzed, max_examples=100 if suffix == "txt" else 10)
     @given(st.binary(max_size=60), st.booleans())
     def check(content: bytes, packed: bool) -> None:
         file = tmp_path / f"a.{suffix}"
@@ -268,10 +265,9 @@ def test_local_files_lists_the_files_of_a_source_and_is_none_for_hub_ids(tmp_pat
     [
         ({"text": ["one", "", "two"], "id": [1, 2, 3]}, {}, ["one", "two"]),
         ({"input_ids": [[1, 2], [3]], "attention_mask": [[1, 1], [1]]}, {}, [[1, 2], [3]]),
-        ({"text": ["one"], "input_ids": [[1, 2]]}, {}, ["one"]),
         ({"text": ["one"], "input_ids": [[1, 2]]}, {"field": "input_ids"}, [[1, 2]]),
     ],
-    ids=["texts", "token ids", "both", "the named field"],
+    ids=["texts", "token ids", "the named field"],
 )
 def test_a_saved_dataset_gives_its_texts_or_token_ids_in_any_format(
     tmp_path, dataset_of, columns, options, expected
@@ -339,68 +335,46 @@ for source, options, count in json.loads(sys.argv[1]):
         print(json.dumps({"error": str(error), "hint": error.hint}))
 """
 NAME = "someone/letters"
-REQUESTS = {
-    "first": (NAME, {}, 1),
-    "train": (NAME, {"split": "train", "field": "title"}, None),
-    "tokens": (f"{NAME}:tokens", {}, None),
-    "dead": (f"{NAME}:dead", {}, None),
-    "other name": ("someone/else", {}, None),
-    "other split": (NAME, {"split": "dev"}, None),
-}
+REQUESTS = (
+    (NAME, {}, 1),
+    (NAME, {"split": "train", "field": "title"}, None),
+    (f"{NAME}:tokens", {}, None),
+    (f"{NAME}:dead", {}, None),
+    ("someone/else", {}, None),
+    (NAME, {"split": "dev"}, None),
+)
+CARD = """---
+configs:
+- config_name: texts
+  default: true
+  data_files: [{split: train, path: train-*}, {split: test, path: test-*}]
+- {config_name: tokens, data_files: [{split: test, path: tokens/*}]}
+- {config_name: dead, data_files: [{split: test, path: dead/*}]}
+---
+"""
 
 
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory, dataset_of: Callable) -> Hub:
-    """Configs: texts, with two files in split `test`; token ids; token ids whose second file fails."""
-    folder = tmp_path_factory.mktemp("hub")
+def test_a_hub_dataset_is_streamed_by_split_and_config_and_failures_raise_one_error(tmp_path, dataset_of):
+    folder = tmp_path / "hub"
     dataset_of({"text": ["no"], "title": ["A"]}).to_parquet(folder / "train-0.parquet")
     for part in range(2):
-        texts = {"text": ["one", "two"], "title": ["B", "C"]}
-        dataset_of(texts).to_parquet(folder / f"test-{part}.parquet")
-        ids = {"input_ids": [[part, 1], [part, 2]], "other": [0, 0]}
+        dataset_of({"text": ["one", "two"], "title": ["B", "C"]}).to_parquet(folder / f"test-{part}.parquet")
+        ids = dataset_of({"input_ids": [[part, 1], [part, 2]], "other": [0, 0]})
         for config in ("tokens", "dead"):
-            (folder / config).mkdir(exist_ok=True)
-            dataset_of(ids).to_parquet(folder / config / f"test-{part}.parquet")
-    card = "configs:\n- config_name: texts\n  default: true\n  data_files:\n"
-    card += "".join(f"  - split: {split}\n    path: {split}-*\n" for split in ("train", "test"))
-    for config in ("tokens", "dead"):
-        card += f"- config_name: {config}\n  data_files:\n  - split: test\n    path: {config}/*\n"
-    (folder / "README.md").write_text(f"---\n{card}---\n")
-    served = Hub(f"datasets/{NAME}", folder)
-    served.fail("", "dead/test-1.parquet", 500)
-    return served
-
-
-@pytest.fixture(scope="module")
-def results(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """The results of `REQUESTS`, in a separate interpreter."""
-    requests = json.dumps(list(REQUESTS.values()))
+            ids.to_parquet(folder / config / f"test-{part}.parquet")
+    (folder / "README.md").write_text(CARD)
+    hub = Hub(f"datasets/{NAME}", folder)
+    hub.fail("", "dead/test-1.parquet", 500)
     with serving(hub):
-        found = run_elsewhere(READ, requests, home=tmp_path_factory.mktemp("requests"), hub=hub)
-    return dict(zip(REQUESTS, found, strict=True))
-
-
-def test_a_hub_dataset_gives_its_split_and_config_and_downloads_no_further_files(results, hub):
-    assert results["train"] == ["A"]
-    assert results["tokens"] == [[0, 1], [0, 2], [1, 1], [1, 2]]
-    assert results["first"] == ["one"]
+        first, train, tokens, *failed = run_elsewhere(READ, json.dumps(REQUESTS), home=tmp_path, hub=hub)
+    assert (first, train, tokens) == (["one"], ["A"], [[0, 1], [0, 2], [1, 1], [1, 2]])
     assert "test-0.parquet" in hub.downloaded
     assert "test-1.parquet" not in hub.downloaded
-
-
-@pytest.mark.parametrize(
-    ("case", "name", "reason"),
-    [
-        ("dead", NAME, ""),
-        ("other name", "someone/else", "doesn't exist on the Hub"),
-        ("other split", NAME, "Bad split: dev. Available splits: ['train', 'test']"),
-    ],
-)
-def test_hub_failures_raise_one_error_with_a_hint(results, case, name, reason):
-    error, hint = results[case]["error"], results[case]["hint"]
-    assert error.startswith(f"cannot read {name} from the Hub: ")
-    assert reason in error
-    assert hint.startswith("no such path is here; check id, config, split and network")
+    reasons = "", "doesn't exist on the Hub", "Bad split: dev. Available splits: ['train', 'test']"
+    for result, name, reason in zip(failed, (NAME, "someone/else", NAME), reasons, strict=True):
+        assert result["error"].startswith(f"cannot read {name} from the Hub: ")
+        assert reason in result["error"]
+        assert result["hint"].startswith("no such path is here; check id, config, split and network")
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])

@@ -8,11 +8,11 @@ import tracemalloc
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from datasets import Dataset
-from hub_server import Hub, run_elsewhere, serving
 from hypothesis import given
 from hypothesis import strategies as st
 from letters import BOS, EOS, VOCABULARY, letter_tokenizer
@@ -309,71 +309,27 @@ def test_a_piece_contains_its_tokens_and_their_counts_per_document(lengths, data
 
 # the Hub
 
-SCRIPT = """
-import json, logging, sys
-import datasets, torch
-from transformers import AutoTokenizer
-from pathlib import Path
-from ropepatch.errors import RopepatchError
-from ropepatch.data.texts import Texts
-from ropepatch.data.tokens import tokenised
-import time
-time.sleep = lambda seconds: None  # the Hub's client waits between attempts
-messages = []
-handler = logging.Handler()
-handler.emit = lambda record: messages.append(record.getMessage())
-logging.getLogger("ropepatch").addHandler(handler)
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
-for text, wanted in json.loads(sys.argv[2]):
-    messages.clear()
-    try:
-        options = {"trained": 8, "vocabulary": 10, "cache": Path("cache")}
-        store = tokenised(Texts(text=text), tokenizer, tokens=wanted, **options)
-        answer = {"ids": store.ids(0, len(store)).tolist(), "report": store.report}
-    except RopepatchError as error:
-        answer = {"error": str(error)}
-    print(json.dumps(answer | {"messages": list(messages)}))
-"""
-NAME = "someone/letters"
 
+def test_an_entry_is_kept_by_its_revision_on_the_hub_and_the_last_serves_without_network(
+    cache, monkeypatch, caplog
+):
+    hub = {"one": ["ab"], "two": ["cd"]}
 
-def tokenise_elsewhere(home: Path, hub: Hub, *requests: tuple[str, int], **variables: str) -> list[dict]:
-    """Tokenise numbers of tokens of sources in a separate interpreter."""
-    LETTERS.save_pretrained(home / "tokenizer")
-    return run_elsewhere(SCRIPT, "tokenizer", json.dumps(requests), hub=hub, home=home, **variables)
+    def tokens_at(revision: str | None) -> list[list[int]]:
+        def dataset_info(*_: object, **__: object) -> SimpleNamespace:
+            if revision is None:
+                raise OSError("no network")
+            return SimpleNamespace(sha=revision)
 
+        monkeypatch.setattr(tokens.HfApi, "dataset_info", dataset_info)
+        monkeypatch.setattr(tokens, "stream_documents", lambda *_, **__: iter(hub[revision]))
+        return documents(tokenise("someone/letters", cache))
 
-@pytest.mark.slow
-def test_a_hub_dataset_is_streamed_as_needed_and_cached_by_revision(tmp_path):
-    import datasets
-
-    datasets.disable_progress_bars()
-    folder = tmp_path / "hub"
-    folder.mkdir()
-    for part in range(2):
-        texts = {"text": ["ab", "", "cd"]}
-        datasets.Dataset.from_dict(texts).to_parquet(folder / f"train-{part}.parquet")
-    hub = Hub(f"datasets/{NAME}", folder)
-    with serving(hub):
-        (first, again) = tokenise_elsewhere(tmp_path, hub, (NAME, 6), (NAME, 6))
-        assert first["ids"] == again["ids"] == ids_of("ab") + ids_of("cd")
-        assert first["report"] == "2 documents, 6 tokens"
-        assert "train-0.parquet" in hub.downloaded
-        assert "train-1.parquet" not in hub.downloaded
-
-        datasets.Dataset.from_dict({"text": ["ef"]}).to_parquet(folder / "train-0.parquet")
-        hub.change(f"datasets/{NAME}", **{"train-0.parquet": (folder / "train-0.parquet").read_bytes()})
-        hub.fail("", "train-1.parquet", 500)
-        (changed, failed) = tokenise_elsewhere(tmp_path, hub, (NAME, 3), (NAME, 6))
-        assert changed["ids"] == ids_of("ef")
-        assert failed["error"].startswith(f"cannot read {NAME} from the Hub: ")
-
-        hub.requests.clear()
-        (kept, more, other) = tokenise_elsewhere(
-            tmp_path, hub, (NAME, 3), (NAME, 4), ("someone/else", 1), HF_HUB_OFFLINE="1"
-        )
-        assert not hub.requests
-        assert kept["ids"] == ids_of("ef")  # the entry cached last
-        assert "cannot check the revision on the Hub" in kept["messages"][0]
-        assert "OfflineModeIsEnabled" in more["error"]
-        assert "OfflineModeIsEnabled" in other["error"]
+    assert [tokens_at("one"), tokens_at("two")] == [[ids_of("ab")], [ids_of("cd")]]
+    hub.clear()
+    assert [tokens_at("one"), tokens_at("two")] == [[ids_of("ab")], [ids_of("cd")]]
+    assert not caplog.messages
+    assert tokens_at(None) == [ids_of("cd")]
+    assert "cannot check the revision on the Hub" in caplog.text
+    with pytest.raises(KeyError):  # the stream is asked
+        tokenise("someone/else", cache)
