@@ -185,12 +185,14 @@ def test_setting_another_attention_implementation_raises_an_error_in_the_forward
         logits(model)
 
 
-def test_the_error_about_nan_weights_names_the_weight(model):
+def test_the_error_about_nan_weights_names_the_weight_and_leaves_the_model_unchanged(model):
+    before = traces(model)
     with torch.no_grad():
         model.model.layers[0].self_attn.k_proj.weight[0, 0] = float("nan")
     for change in ("rerope", "alibi"):
         with pytest.raises(RopepatchError, match=r"contain NaN or infinity: .*\.0\.self_attn\.k_proj"):
             put(model, change)
+        assert traces(model) == before
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import struct
 from pathlib import Path
 
@@ -147,19 +146,6 @@ def test_of_two_sets_of_weights_the_one_that_stock_transformers_loads_is_extende
     before = fingerprint(weights)
     save_file({name: tensor + 1 for name, tensor in stored.items()}, both / SINGLE, {"format": "pt"})
     assert fingerprint(read_headers(both)) != before
-
-
-def test_other_weights_named_in_config_json_are_rejected(both):
-    edit_json(both / "config.json", transformers_weights=INDEX)
-    assert not same(stock_weights(both), load_file(both / SINGLE))
-    named = rf"names {INDEX!r} as its weights .*, expected {SINGLE!r}"
-    assert re.search(named, refusal(both))
-    edit_json(both / "config.json", transformers_weights=SINGLE)
-    assert read_headers(both).files == (both / SINGLE,)
-    (both / SINGLE).rename(both / "other.safetensors")
-    (both / INDEX).unlink()
-    edit_json(both / "config.json", transformers_weights="other.safetensors")
-    assert "names 'other.safetensors' as its weights" in refusal(both)
 
 
 # Weights of another model, and copies
