@@ -6,25 +6,14 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizer_makes import TOKENIZERS
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ropepatch.data import texts
 from ropepatch.data.texts import cut_windows, first_documents, token_ids
-from ropepatch.model.source import TINY
 
 VOCABULARY = ["a", "b", " ", "\n", "a ", " b", "\na"]
-
-
-def byte_level(tiny: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    """SmolLM2's pre-tokenizer (single digits, then GPT-2's rules) with the tokens of tiny."""
-    backend = Tokenizer.from_str(tiny.backend_tokenizer.to_str())
-    digits, words = (
-        pre_tokenizers.Digits(individual_digits=True),
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-    )
-    backend.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
 
 
 def metaspace(stories: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
@@ -46,12 +35,11 @@ def crossing() -> PreTrainedTokenizerFast:
 def tokenizers(shared) -> dict[str, PreTrainedTokenizerFast]:
     folders = {name: shared / "checkpoints" / name for name in ("stories-260k", "babyllama-361")}
     loaded = {name: AutoTokenizer.from_pretrained(folder) for name, folder in folders.items()}
-    tiny = AutoTokenizer.from_pretrained(TINY)
-    made = {"smollm2": byte_level(tiny), "metaspace": metaspace(loaded["stories-260k"])}
-    return loaded | made | {"tiny": tiny, "crossing": crossing()}
+    made = {"metaspace": metaspace(loaded["stories-260k"]), "crossing": crossing()}
+    return loaded | made | {name: TOKENIZERS[name]() for name in ("bundled", "gpt2")}
 
 
-NAMES = ["tiny", "stories-260k", "babyllama-361", "smollm2", "metaspace"]
+NAMES = ["bundled", "stories-260k", "babyllama-361", "gpt2", "metaspace"]
 WORDS = ["a", "b", "aa", "Once", "upon", "'s", "don't", "3", "42", ".", "é", "e\u0301", "中文", "🙂"]
 GAPS = ["", " ", "  ", "\n", "\n\n", " \n", "\t", "\r\n", "\u00a0", "\u3000"]
 
@@ -107,13 +95,13 @@ def test_a_newline_stays_with_the_full_stop_before_it():
 @pytest.mark.parametrize("text", ["\0" * 5000, "中" * 5000])
 def test_text_without_spaces_or_newlines_is_cut_anywhere(text, tokenizers, monkeypatch):
     monkeypatch.setattr(texts, "PIECE", 100)
-    split, whole = token_ids(tokenizers["tiny"], [text, text[:100]], bos=False)
-    assert tokenizers["tiny"].decode(split) == text
+    split, whole = token_ids(tokenizers["bundled"], [text, text[:100]], bos=False)
+    assert tokenizers["bundled"].decode(split) == text
     assert len(split) <= 50 * len(whole)
 
 
 def test_only_the_needed_part_of_a_long_document_is_tokenised(tokenizers, monkeypatch):
-    tokenizer = tokenizers["tiny"]
+    tokenizer = tokenizers["bundled"]
     text = "Ann has a red ball. " * 200_000  # 4 MB
     characters = []
     encode = type(tokenizer)._encode_plus
@@ -136,14 +124,14 @@ def test_only_the_needed_part_of_a_long_document_is_tokenised(tokenizers, monkey
 def test_tokenising_a_long_document_needs_little_more_memory_than_its_tokens(tokenizers):
     text = "Ann has a red ball. " * 100_000
     tracemalloc.start()
-    ((_, window),) = cut_windows(tokenizers["tiny"], [text], length=200_000, count=1)
+    ((_, window),) = cut_windows(tokenizers["bundled"], [text], length=200_000, count=1)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert window[:50] == token_ids(tokenizers["tiny"], [text[:1000]])[0][:50].tolist()
+    assert window[:50] == token_ids(tokenizers["bundled"], [text[:1000]])[0][:50].tolist()
     assert peak < 40 * len(text) / 4 + 2**24
 
 
-@pytest.mark.parametrize("name", ["tiny", "stories-260k"])
+@pytest.mark.parametrize("name", ["bundled", "stories-260k"])
 def test_a_novel_cut_in_pieces_has_the_tokens_of_the_whole_text(name, tokenizers, shared):
     text = (shared / "texts" / "novels" / "Chesterton_Thursday_1908.txt").read_text(encoding="utf-8")
     assert len(text) > texts.PIECE
