@@ -7,19 +7,17 @@ import torch
 import yaml
 from checkpoint_folders import PAIRS, WINDOW, write_checkpoint
 from methods import example as example_of
-from run_recipes import small_recipe
 from scaling_files import write_scaling
 from transformers import LlamaConfig
 
 import ropepatch
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.measuring import measure
-from ropepatch.evaluation.results import as_read, read_result
+from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Method, read_suite
 from ropepatch.scaling import METHODS, CustomDivisors
 from ropepatch.scaling.file import method_label, read_scaling
 from ropepatch.scaling.rope import Rope
-from ropepatch.training.recipe import read_recipe
 
 TARGET = 4 * WINDOW
 DIVISORS = (1.01, 0.94, 1.2700001, 1.93, 10 / 3, 0.77, 2.88, 23.7)  # not monotone
@@ -172,14 +170,7 @@ def test_a_file_for_a_scaled_model_applies_to_it(tmp_path):
         ropepatch.plan(scaled, method=file)
 
 
-# Recipes and suites
-
-
-def test_a_recipe_accepts_a_scaling_file(tmp_path, mine):
-    recipe = as_read(small_recipe().to_dict())
-    for method in (str(mine), {"name": str(mine)}):
-        (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe | {"method": method}))
-        assert read_recipe(str(tmp_path / "mine.yaml")).method == Method(name=str(mine))
+# Suites
 
 
 def test_the_label_of_a_scaling_file_is_its_stem():
