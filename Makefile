@@ -1,5 +1,5 @@
 # make demo   extend the bundled model without training and measure it before and after, into .demo/scaled: at most 3 minutes
-# make adapt  fine-tune the bundled model at its longer context, into .demo/adapted: 2 to 3 minutes of training on two cores
+# make train  fine-tune the bundled model at its longer context, into .demo/trained: 2 to 3 minutes of training on two cores
 # make quick  run the tests of the mathematics, the settings, a plan, a patch and an extension: under a minute
 # make test   run the tests that a newcomer needs to trust it: all but the markers slow and sweep
 # make sweep  run every test, and every mutant; PART=1/5 leaves the mutants and four fifths of what is marked slow or sweep out, as CI does in turn
@@ -21,9 +21,10 @@ demo: .venv/demo/installed
 	@rm -rf .demo/scaled
 	.venv/demo/bin/ropepatch demo --out .demo/scaled
 
-adapt: .venv/demo/installed
-	@rm -rf .demo/adapted
-	.venv/demo/bin/ropepatch extend tiny --recipe tiny --eval demo --out .demo/adapted
+train: .venv/demo/installed
+	@rm -rf .demo/trained
+	.venv/demo/bin/ropepatch train tiny --recipe tiny --out .demo/trained
+	.venv/demo/bin/ropepatch eval .demo/trained --suite demo
 
 # The demo as CI runs it; tests/cli/test_demo.py checks the files that it writes.
 .demo/done: .venv/demo/installed
@@ -86,4 +87,4 @@ lint: .venv/test/installed
 clean:
 	rm -rf .venv .demo .site
 
-.PHONY: demo adapt quick test sweep mutants ends documents site lint clean
+.PHONY: demo train quick test sweep mutants ends documents site lint clean

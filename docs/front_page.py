@@ -10,7 +10,7 @@ METHODS = {
     BASELINE: "original model",
     "linear": "`linear` (position interpolation)",
     **{name: f"`{name}`" for name in ("ntk", "llama3", "yarn", "dca")},
-    "student-short": "`yarn` with `--distil`, 100 steps",
+    "student-short": "`yarn` with self-distillation, 100 steps",
 }
 MODELS = (
     *("Qwen/Qwen3-8B", "Qwen/Qwen2.5-7B-Instruct", "meta-llama/Llama-3.1-8B", "mistralai/Mistral-7B-v0.3"),

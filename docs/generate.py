@@ -194,7 +194,7 @@ API = {
     "Plan, try and write": "plan patch active extend load Plan Patch Remapped Extension",
     "Measure": "perplexity retrieve passkey evaluate compare read_results plot Results Choice",
     "Scalings and position remappings": "make_scaling make_remapping Scaling Rope Frequencies Remapping",
-    "Train": "adapt read_recipe load_adapter",
+    "Train": "train read_recipe load_adapter",
     "Other encodings": "swap make_encoding Swap Encoding",
     "Look and publish": "explore diagnose push probe Probed ProbeCallback fold_attention",
     "Errors": "RopepatchError",

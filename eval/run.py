@@ -112,7 +112,7 @@ STUDIES = {  # of small models, with the minutes of a row
 MAKERS: dict[str, tuple[list[str], Minutes]] = {  # of students
     "student-novels": ([f"{PAGES}/students.py"], (None, 8)),
     "student-short": ([f"{PAGES}/students.py"], (40, 2)),
-    "student": (["-m", "ropepatch", "extend", "--distil"], (550, 28)),
+    "student": (["-m", "ropepatch", "train", "--recipe", "distil"], (550, 28)),
 }
 
 

@@ -1,62 +1,92 @@
-"""Longer context for RoPE checkpoints: plan, patch, measure, extend."""
+"""Longer context for RoPE checkpoints: plan, patch, measure, extend, train."""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ropepatch import api
-from ropepatch.api import *  # noqa: F403
 from ropepatch.errors import RopepatchError as RopepatchError
 
-if TYPE_CHECKING:  # the names in LATER, for mypy and editors
+if TYPE_CHECKING:  # the names in HOMES, for mypy and editors
     from ropepatch.attention import REMAPPINGS as REMAPPINGS
     from ropepatch.attention import Remapped as Remapped
     from ropepatch.attention import Remapping as Remapping
     from ropepatch.attention import make_remapping as make_remapping
+    from ropepatch.doctor.diagnosis import diagnose as diagnose
     from ropepatch.encodings import ENCODINGS as ENCODINGS
     from ropepatch.encodings import Encoding as Encoding
     from ropepatch.encodings import Swap as Swap
     from ropepatch.encodings import make_encoding as make_encoding
+    from ropepatch.encodings.loading import load as load
+    from ropepatch.encodings.swapping import swap as swap
+    from ropepatch.evaluation.perplexity import perplexity as perplexity
+    from ropepatch.evaluation.retrieval import passkey as passkey
+    from ropepatch.evaluation.retrieval import retrieve as retrieve
     from ropepatch.extension.patching import Patch as Patch
+    from ropepatch.extension.patching import patch as patch
     from ropepatch.extension.planning import Plan as Plan
-    from ropepatch.pipeline.choice import Choice as Choice
-    from ropepatch.pipeline.extension import Extension as Extension
-    from ropepatch.pipeline.results import Results as Results
+    from ropepatch.extension.planning import plan as plan
+    from ropepatch.gallery.explorer.page import explore as explore
     from ropepatch.probing.asking import Probed as Probed
+    from ropepatch.probing.asking import probe as probe
     from ropepatch.probing.callback import ProbeCallback as ProbeCallback
+    from ropepatch.publishing.folding import fold_attention as fold_attention
+    from ropepatch.publishing.hub import push as push
     from ropepatch.scaling import METHODS as METHODS
     from ropepatch.scaling import Scaling as Scaling
     from ropepatch.scaling import make_scaling as make_scaling
     from ropepatch.scaling.rope import Frequencies as Frequencies
     from ropepatch.scaling.rope import Rope as Rope
     from ropepatch.training.adapter import load_adapter as load_adapter
+    from ropepatch.training.recipe import read_recipe as read_recipe
+    from ropepatch.verbs.active import active as active
+    from ropepatch.verbs.compare import Choice as Choice
+    from ropepatch.verbs.compare import compare as compare
+    from ropepatch.verbs.evaluate import evaluate as evaluate
+    from ropepatch.verbs.extend import Extension as Extension
+    from ropepatch.verbs.extend import extend as extend
+    from ropepatch.verbs.results import Results as Results
+    from ropepatch.verbs.results import plot as plot
+    from ropepatch.verbs.results import read_results as read_results
+    from ropepatch.verbs.train import train as train
 
 __version__ = "0.1.0"
 
-LATER = {  # modules of the public names outside `api`, imported when used because it takes seconds
+HOMES = {  # modules of the public names, imported when used because it takes seconds
     "attention": "REMAPPINGS Remapping Remapped make_remapping",
+    "doctor.diagnosis": "diagnose",
     "encodings": "ENCODINGS Encoding Swap make_encoding",
-    "extension.patching": "Patch",
-    "extension.planning": "Plan",
-    "pipeline.choice": "Choice",
-    "pipeline.extension": "Extension",
-    "pipeline.results": "Results",
-    "probing.asking": "Probed",
+    "encodings.loading": "load",
+    "encodings.swapping": "swap",
+    "evaluation.perplexity": "perplexity",
+    "evaluation.retrieval": "passkey retrieve",
+    "extension.patching": "Patch patch",
+    "extension.planning": "Plan plan",
+    "gallery.explorer.page": "explore",
+    "probing.asking": "Probed probe",
     "probing.callback": "ProbeCallback",
+    "publishing.folding": "fold_attention",
+    "publishing.hub": "push",
     "scaling": "METHODS Scaling make_scaling",
     "scaling.rope": "Frequencies Rope",
     "training.adapter": "load_adapter",
+    "training.recipe": "read_recipe",
+    "verbs.active": "active",
+    "verbs.compare": "Choice compare",
+    "verbs.evaluate": "evaluate",
+    "verbs.extend": "Extension extend",
+    "verbs.results": "Results plot read_results",
+    "verbs.train": "train",
 }
-_HOME = {name: f"ropepatch.{module}" for module, names in LATER.items() for name in names.split()}
-__all__ = sorted([*api.__all__, *_HOME, "RopepatchError"])
+HOME = {name: f"ropepatch.{module}" for module, names in HOMES.items() for name in names.split()}
+__all__ = sorted([*HOME, "RopepatchError"])
 
 
 def __getattr__(name: str) -> Any:
-    """Import a module of `LATER` when one of its names is used."""
-    if name not in _HOME:
+    """Import the module of a public name when the name is used."""
+    if name not in HOME:
         raise AttributeError(f"module 'ropepatch' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    return getattr(importlib.import_module(HOME[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""Progress of long calls: callbacks, a bar in a terminal or a notebook, and elsewhere a line per minute."""
+"""Progress of long calls: lines, a bar in a terminal or a notebook, and elsewhere a line per minute."""
 
 from __future__ import annotations
 
@@ -8,15 +8,45 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 
+from ropepatch.errors import printable
 from ropepatch.processes import is_first
 
+Say = Callable[[str], None]  # takes a line of progress
 Advance = Callable[[int, int | None], None]  # of (done, total), the total if known
 Progress = Callable[[str], AbstractContextManager[Advance]]  # of the name of a stage
 
 WEIGHTS = "weights"  # the stage that copies them, with progress in bytes
-
-
 EVERY = 60.0  # seconds between two lines without a bar
+LONGEST = 10_000  # characters of a line
+
+
+def silent(line: str) -> None:
+    """Discard a line of progress."""
+
+
+def say_on_stderr(text: str) -> None:
+    """Write lines to stderr, only from the first of several processes."""
+    if is_first():
+        sys.stderr.write("".join(f"{printable(line, LONGEST)}\n" for line in text.split("\n")))
+        sys.stderr.flush()
+
+
+def warn_on_stderr(line: str) -> None:
+    """Write a line to stderr if it is a warning."""
+    if line.startswith("warning: "):
+        say_on_stderr(line)
+
+
+@contextmanager
+def interruptible(say: Say, kept: Callable[[], str]) -> Iterator[None]:
+    """If the user or SIGTERM interrupts the block, say what is kept; only the innermost block does."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as error:
+        if not getattr(error, "__notes__", None):
+            error.add_note(f"interrupted: {kept()}")
+            say(error.__notes__[0])
+        raise
 
 
 def unseen(done: int, total: int | None) -> None:

@@ -22,9 +22,10 @@ from ropepatch.cli import app, main
 from ropepatch.evaluation.measuring import measure
 from ropepatch.evaluation.results import Result
 from ropepatch.evaluation.suites import Suite
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import TINY
-from ropepatch.pipeline import choice
 from ropepatch.probing import making
+from ropepatch.verbs import compare
 
 RESULTS = ROOT / "eval" / "results"
 PROTOCOL = ROOT / "eval" / "README.md"
@@ -85,11 +86,11 @@ def no_long_fingerprints(monkeypatch):
     monkeypatch.setattr(making, "MOST_WORK", {"cpu": 3e10})
 
 
-def measure_few(suite: Suite, **options) -> Iterator[Result]:
+def measure_few(suite: Suite, source: Checkpoint | None, **options) -> Iterator[Result]:
     """Measure the suite with only three sequences and two haystacks."""
     few = {"perplexity": {"windows": 3}, "retrieval": {"haystacks": 2}}
     tasks = tuple(task.model_copy(update=few.get(task.name, {})) for task in suite.tasks)
-    return measure(suite.model_copy(update={"tasks": tasks}), **options)
+    return measure(suite.model_copy(update={"tasks": tasks}), source, **options)
 
 
 SLOW = "ropepatch compare tiny"
@@ -109,10 +110,14 @@ def test_each_ropepatch_command_in_the_documents_runs(workplace, monkeypatch, ca
         words += sorted(str(path) for path in workplace.glob(word)) if "*" in word else [word]
     monkeypatch.chdir(workplace)
     ask_little(monkeypatch)
-    monkeypatch.setattr("ropepatch.pipeline.evaluation.candidates", lambda: ("linear", "yarn"))
-    suite_of = choice.ranking_suite
-    few = {"windows": 3, "haystacks": 2}
-    monkeypatch.setattr(choice, "ranking_suite", lambda *given, **more: suite_of(*given, **more | few))
+    monkeypatch.setattr("ropepatch.verbs.measured.candidates", lambda: ("linear", "yarn"))
+    suite_of = compare.ranking_suite
+
+    def few(source, methods, loss, **more):
+        loss = loss.model_copy(update={"windows": 3})
+        return suite_of(source, methods, loss, **more | {"haystacks": 2})
+
+    monkeypatch.setattr(compare, "ranking_suite", few)
     if "--suite" not in command:  # results of a suite are reused if it is the same
         monkeypatch.setattr("ropepatch.evaluation.measuring.measure", measure_few)
     if command.startswith("ropepatch extend llama-2-7b --to 32k"):  # another worker may have made it

@@ -36,11 +36,11 @@ from ropepatch.files import (
 )
 from ropepatch.model.source import locate
 from ropepatch.model.weights import read_headers
-from ropepatch.pipeline.inputs import parse_settings
 from ropepatch.publishing.card.writing import write_card
 from ropepatch.report.page import write_report
 from ropepatch.scaling.file import read_scaling
 from ropepatch.training.recipe import Recipe
+from ropepatch.verbs.inputs import parse_settings
 
 NOT_REGULAR = "is a pipe, a socket or a device, expected a regular file"
 SINGLE = "model.safetensors"

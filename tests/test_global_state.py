@@ -1,5 +1,6 @@
-"""No function of `api` changes global state of the process, unless its docstring says so."""
+"""No public function changes global state of the process, unless its docstring says so."""
 
+import inspect
 import locale
 import logging
 import os
@@ -27,7 +28,7 @@ import ropepatch
 from ropepatch.model.checkpoint import Checkpoint
 
 SEEDS = {"Python's random state", "numpy's random state", "torch's random state"}
-SETTERS = {"adapt", "extend(recipe)"}  # their docstrings say that they set the seeds
+SETTERS = {"train"}  # their docstrings say that they set the seeds
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def made(tmp_path_factory):
     extended = ropepatch.extend("tiny", place / "extended", to="2x", reading=True).folder
     ropepatch.evaluate("tiny", lengths="64", windows=2, out=place / "results", say=quiet)
     plan = ropepatch.plan("tiny", to="2x")
-    adapter = ropepatch.adapt(plan, recipe(save="adapter"), place / "adapter").folder
+    adapter = ropepatch.train(plan, place / "adapter", recipe=recipe(save="adapter"), say=quiet).folder
     return {"extended": extended, "results": place / "results", "adapter": adapter}
 
 
@@ -76,7 +77,6 @@ def undone(change):
 
 CALLS = {
     "active": lambda made, out, tiny: ropepatch.active(tiny[0]),
-    "adapt": lambda made, out, tiny: ropepatch.adapt(ropepatch.plan("tiny", to="2x"), recipe(), out),
     "compare": lambda made, out, tiny: ropepatch.compare(
         "tiny", to="2x", methods="yarn", windows=3, haystacks=0, report=out.with_suffix(".html"), say=quiet
     ),
@@ -84,8 +84,6 @@ CALLS = {
     "evaluate": lambda made, out, tiny: ropepatch.evaluate("tiny", lengths="64", windows=2, say=quiet),
     "explore": lambda made, out, tiny: ropepatch.explore("tiny", out=out.with_suffix(".html")),
     "extend": lambda made, out, tiny: ropepatch.extend("tiny", out, to="2x", say=quiet),
-    "extend(recipe)": lambda made, out, tiny: ropepatch.extend("tiny", out, recipe=recipe(), say=quiet),
-    "extend(dry recipe)": lambda made, out, tiny: ropepatch.extend("tiny", recipe=recipe(), dry_run=True),
     "fold_attention": lambda made, out, tiny: ropepatch.fold_attention(made["extended"], out),
     "load": lambda made, out, tiny: ropepatch.load("tiny"),
     "load(rejected)": lambda made, out, tiny: rejected(made, out),
@@ -102,6 +100,8 @@ CALLS = {
     "read_results": lambda made, out, tiny: ropepatch.read_results(made["results"]),
     "retrieve": retrieved(ropepatch.retrieve, keys=1),
     "swap": undone(lambda model: ropepatch.swap(model, "alibi")),
+    "train": lambda made, out, tiny: ropepatch.train("tiny", out, recipe=recipe(), say=quiet),
+    "train(dry)": lambda made, out, tiny: ropepatch.train("tiny", recipe=recipe(), dry_run=True),
 }
 
 
@@ -153,11 +153,13 @@ def test_api_functions_do_not_change_global_process_state(name, made, tiny, tmp_
 @pytest.mark.parametrize("block", [torch.no_grad, torch.inference_mode])
 def test_training_works_inside_no_grad_and_inference_mode(block, made, tmp_path):
     with block():
-        CALLS["extend(recipe)"](made, tmp_path / "out", None)
+        CALLS["train"](made, tmp_path / "out", None)
 
 
 def test_the_table_of_calls_covers_every_api_function():
-    assert {name.partition("(")[0] for name in CALLS} == {*ropepatch.api.__all__, "load_adapter"}
+    assert {name.partition("(")[0] for name in CALLS} == {
+        name for name in ropepatch.HOME if inspect.isfunction(getattr(ropepatch, name))
+    } - {"make_scaling", "make_remapping", "make_encoding"}
 
 
 def test_importing_the_planning_module_does_not_change_pythons_random_state():

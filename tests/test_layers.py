@@ -25,8 +25,7 @@ LAYERS = [
     {"evaluation"},
     {"report"},
     {"training", "publishing", "gallery", "probing"},
-    {"pipeline"},
-    {"api"},
+    {"verbs"},
     {"__init__"},
     {"cli"},
     {"__main__"},
@@ -107,8 +106,8 @@ def test_the_public_names_match_the_lists_of_the_package():
         if isinstance(node, ast.ImportFrom) and node.names[0].asname
         for alias in node.names
     }
-    assert typed == ropepatch._HOME | {"RopepatchError": "ropepatch.errors"}
-    assert set(ropepatch.__all__) == {*typed, *ropepatch.api.__all__}
+    assert typed == ropepatch.HOME | {"RopepatchError": "ropepatch.errors"}
+    assert set(ropepatch.__all__) == {*typed}
     assert all(getattr(ropepatch, name) is not None for name in ropepatch.__all__)
     assert not {file.stem for file in PACKAGE.iterdir()} & {*ropepatch.__all__}
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):

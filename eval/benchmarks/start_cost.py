@@ -24,7 +24,7 @@ COMMANDS = {  # with the exit code and the baseline
     "suites": (0, TORCH),
     "plan tiny --to 2q": (2, TORCH),
     "extend tiny --to 2k --method yarm": (2, TORCH),
-    "extend tiny --recipe tinny": (2, TORCH),
+    "train tiny --recipe tinny": (2, TORCH),
     "eval tiny --suite dmo": (2, TORCH),
     "plan tiny --to 2k": (0, MODELS),
 }

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Several machines under Slurm: srun starts one torchrun on each.
 #   sbatch recipes/jobs/slurm.sh meta-llama/Llama-2-7b-hf --recipe llama2-7b-yarn-32k --out DIR
-# The arguments are those of `ropepatch extend`. DIR is on a disk that all machines share. After a time-out the same
+# The arguments are those of `ropepatch train`. DIR is on a disk that all machines share. After a time-out the same
 # command resumes. Divide gradient_accumulation_steps by the number of GPUs to keep the batch.
 # Its commands are tested (tests/recipes/test_jobs.py), but it was not run on a cluster.
 #SBATCH --job-name=ropepatch
@@ -22,4 +22,4 @@ srun --kill-on-bad-exit=1 torchrun \
   --rdzv-id "$SLURM_JOB_ID" \
   --rdzv-backend c10d \
   --rdzv-endpoint "$head:29500" \
-  -m ropepatch extend "$@"
+  -m ropepatch train "$@"

@@ -1,4 +1,4 @@
-"""The command line, derived from `ropepatch.api`. Commands import heavy modules when they run."""
+"""The command line. Commands import heavy modules when they run."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ SCALINGS = (  # options of other tools whose value is a RoPE scaling or its fact
 LESS_MEMORY = {  # hints of commands that need much
     "eval": "use shorter --lengths, or a --suite of shorter ones",
     "compare": "use a shorter --to",
-    "extend": "use a shorter --to, or leave out --eval and measure later",
-    "--recipe": "in a copy of the recipe, set gradient_checkpointing: true or lower tokens_per_batch; "
+    "extend": "use a shorter --to",
+    "train": "in a copy of the recipe, set gradient_checkpointing: true or lower tokens_per_batch; "
     "--dry-run estimates the memory",
 }
 GROUPS = {one.GROUP.name: one for one in (make, measure, look, listing)}
-WRITING = ("extend", "export", "push", "explore", "plot")  # commands whose work is a file
+WRITING = ("extend", "train", "export", "push", "explore", "plot")  # commands whose work is a file
 
 
 def main() -> None:
@@ -118,8 +118,6 @@ def _out_of_memory(error: BaseException) -> RopepatchError:
     """An allocation that failed, as one line, and what needs less memory in this command."""
     command = next((word for word in sys.argv[1:] if word in LESS_MEMORY), "")
     size = re.search(r"tried to allocate (?:(\d+) bytes|([\d.]+ \w+))", str(error), re.IGNORECASE)
-    if command == "extend" and "--recipe" in sys.argv:
-        command = "--recipe"
     tried = size and (size[2] or f"{int(size[1]) / 2**20:,.0f} MiB")
     said = f"out of memory: tried to allocate {tried}" if tried else "out of memory"
     return RopepatchError(said, hint=LESS_MEMORY.get(command, "free some memory"))
@@ -139,8 +137,6 @@ def _usage_error(error: CycloptsError) -> RopepatchError:
         if not get_close_matches(option.strip("-"), [near.rpartition("--")[2]]):  # the dashes are alike
             hint = f"see `{command} --help`"
         hint = _pasted(option) or hint
-    elif "--eval " in words:
-        hint = "--eval SUITE; `ropepatch suites` lists them"
     return RopepatchError(f"{words[:1].lower()}{words[1:].rstrip('.')}", hint=hint)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from cyclopts import Group
 
-from ropepatch import api
+import ropepatch
 from ropepatch.cli.derive import command
 from ropepatch.cli.screen import paragraphs, print_table, print_text
 from ropepatch.errors import RopepatchError, argument, plain
@@ -162,7 +162,7 @@ def encodings(name: str | None = None, *, as_json: bool = False) -> None:
 def recipes(
     name: str | None = None, file: str | None = None, *, copy: bool = False, as_json: bool = False
 ) -> None:
-    """List the recipes of `extend --recipe`, print one, or copy one.
+    """List the recipes of `ropepatch train`, print one, or copy one.
 
     Args:
         name: A recipe, or a YAML file.
@@ -184,7 +184,7 @@ def recipes(
         source = find_shipped(name, RECIPES, "recipe")
         _copy(source, Path(file or source.name))
     else:
-        _list(name, RECIPES, "recipe", "trains", as_json, api.read_recipe)
+        _list(name, RECIPES, "recipe", "trains", as_json, lambda name: ropepatch.read_recipe(name))
 
 
 @command(
@@ -195,7 +195,7 @@ def recipes(
   ropepatch suites demo > mine.yaml""",
 )
 def suites(name: str | None = None, *, as_json: bool = False) -> None:
-    """List the suites of `eval --suite` and `extend --eval`, or print one.
+    """List the suites of `ropepatch eval`, or print one.
 
     Args:
         name: A suite, or a YAML file.
@@ -244,7 +244,7 @@ def _copy(source: Path, file: Path) -> None:
     if file.suffix not in (".yaml", ".yml"):
         raise RopepatchError(
             f"{file} must end in .yaml",
-            hint="`extend --recipe` takes a name without .yaml for a bundled recipe",
+            hint="`train --recipe` takes a name without .yaml for a bundled recipe",
         )
     schema = source.with_name("recipe.schema.json").resolve()  # because it is not next to the copy
     text = source.read_text(encoding="utf-8").replace(f"$schema={schema.name}", f"$schema={schema}")
@@ -258,4 +258,4 @@ def _copy(source: Path, file: Path) -> None:
             partial.write_text(text, encoding="utf-8")
     except OSError as error:
         raise RopepatchError(f"cannot write {file}: {error.strerror}", hint="name another FILE") from error
-    print_text(f"{file}: change it, then ropepatch extend MODEL --recipe {file}")
+    print_text(f"{file}: change it, then ropepatch train MODEL --recipe {file}")

@@ -8,13 +8,12 @@ from typing import Any
 
 from cyclopts import Group
 
-from ropepatch import api
+import ropepatch
 from ropepatch.cli.derive import command, written
 from ropepatch.cli.screen import print_text
 from ropepatch.errors import arguments_written
 from ropepatch.files import json_text
-from ropepatch.pipeline.running import say_on_stderr
-from ropepatch.progress import WEIGHTS, bar, no_bar
+from ropepatch.progress import WEIGHTS, bar, no_bar, say_on_stderr, silent
 
 GROUP = Group("Inspect", sort_key=3)
 
@@ -29,7 +28,7 @@ GROUP = Group("Inspect", sort_key=3)
   ropepatch plan ./qwen3-8b --to 128k --original 32k --for vllm
   ropepatch plan ./llama-2-7b.Q4_K_M.gguf --to 16k
   ropepatch plan ./llama-2-7b --to 16k --json""",
-    api.plan,
+    "plan",
 )
 def plan(
     model: str,
@@ -41,15 +40,15 @@ def plan(
     as_json: bool = False,
     **asked: Any,
 ) -> None:
-    """`ropepatch extend --dry-run` also shows what a recipe would do.
+    """`ropepatch train --dry-run` shows what a recipe would do.
 
     Args:
         engine: Print the command that serves the plan in this engine, without writing a checkpoint if
             possible: vllm, sglang, llama.cpp, ollama or mlx-lm.
     """
-    from ropepatch.pipeline.inputs import parse_settings
+    from ropepatch.verbs.inputs import parse_settings
 
-    planned = api.plan(model, to=to, method=method, **asked, **parse_settings(method, settings or ()))
+    planned = ropepatch.plan(model, to=to, method=method, **asked, **parse_settings(method, settings or ()))
     if engine is not None:
         from ropepatch.extension.serving import serving
 
@@ -65,7 +64,7 @@ def plan(
   ropepatch doctor ./llama-2-7b-32k
   ropepatch doctor ./llama-2-7b-32k --fix ./repaired
   ropepatch doctor Qwen/Qwen2.5-7B --no-measure --json""",
-    api.diagnose,
+    "diagnose",
 )
 def doctor(
     model: str,
@@ -83,13 +82,13 @@ def doctor(
     from ropepatch.doctor import repair
 
     with bar(WEIGHTS) as read:
-        diagnosis = left = api.diagnose(model, revision, measure=measure, progress=read)
+        diagnosis = left = ropepatch.diagnose(model, revision, measure=measure, progress=read)
     print(diagnosis.to_json()) if as_json else print_text(str(diagnosis))
     fixable = [finding for finding in diagnosis.findings if finding.fixable]
     if fix is not None and fixable and diagnosis.folder:
         with bar("copying") as copied, arguments_written(partial(written, {"out": "--fix", "fix": "--fix"})):
             folder = repair(diagnosis, fix, progress=copied)
-        left = api.diagnose(folder, measure=False)
+        left = ropepatch.diagnose(folder, measure=False)
         codes = ", ".join(dict.fromkeys(finding.code for finding in fixable))
         say_on_stderr(f"fixed in {folder}: {codes}")
         folders = [path.name for path in sorted(diagnosis.folder.iterdir()) if path.is_dir()]
@@ -109,15 +108,15 @@ def doctor(
     """\
   ropepatch probe http://localhost:8000
   ropepatch probe http://localhost:8080 ./llama-2-7b-yarn-32k --json""",
-    api.probe,
+    "probe",
 )
 def probe(server: str, *, quiet: bool = False, as_json: bool = False, **asked: Any) -> int:
     """Exit 0 if it does, 1 if not, 2 if unknown."""
     from ropepatch.probing.judging import UNDECIDED
 
     with (no_bar if quiet else bar)("requests") as advance:
-        say = api.silent if quiet else say_on_stderr
-        probed = api.probe(server, **asked, say=say, progress=advance)
+        say = silent if quiet else say_on_stderr
+        probed = ropepatch.probe(server, **asked, say=say, progress=advance)
     print(probed.to_json()) if as_json else print_text(str(probed))
     return 2 if probed.judgement.verdict == UNDECIDED else int(not probed.is_right)
 
@@ -128,7 +127,7 @@ def probe(server: str, *, quiet: bool = False, as_json: bool = False, **asked: A
   ropepatch explore
   ropepatch explore ./llama-2-7b --out llama.html
   ropepatch explore tiny --open""",
-    api.explore,
+    "explore",
 )
 def explore(
     model: str | None = None, *, out: str = "explorer.html", show: bool = False, **asked: Any
@@ -138,7 +137,7 @@ def explore(
     Args:
         show: Open the page in the browser.
     """
-    file = api.explore(model, out=out, **asked)
+    file = ropepatch.explore(model, out=out, **asked)
     print_text(out)
     if show:
         webbrowser.open(file.resolve().as_uri())

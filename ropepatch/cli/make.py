@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cyclopts import Group
 
-from ropepatch import api
+import ropepatch
 from ropepatch.cli.derive import command
 from ropepatch.cli.screen import command_line, feedback, print_text
 from ropepatch.errors import RopepatchError, argument, printable
-from ropepatch.pipeline.running import say_on_stderr
 from ropepatch.processes import is_first
-from ropepatch.progress import WEIGHTS, bar
+from ropepatch.progress import WEIGHTS, bar, say_on_stderr
 
 if TYPE_CHECKING:
-    from ropepatch.pipeline.extension import Extension
     from ropepatch.publishing.hub import Pushed
+    from ropepatch.verbs.extend import Extension
 
 GROUP = Group("Make", sort_key=1)
 
@@ -30,112 +30,90 @@ GROUP = Group("Make", sort_key=1)
   ropepatch extend ./llama-2-7b --to 32k
   ropepatch extend ./llama-2-7b --to 16k --method ntk --out ./llama-2-7b-16k
   ropepatch extend meta-llama/Llama-2-7b-hf --to 32k --link-weights
-  ropepatch extend ./llama-2-7b --to 16k --distil
-  ropepatch extend ./llama-2-7b.Q4_K_M.gguf --to 16k
-  ropepatch extend tiny --to 2k --recipe tiny --eval demo --push me/tiny-2k
-  ropepatch extend ./llama-2-7b --recipe llama2-7b-yarn-32k --max-short-loss-increase 2%""",
-    api.extend,
+  ropepatch extend ./llama-2-7b.Q4_K_M.gguf --to 16k""",
+    "extend",
 )
 def extend(
     model: str,
     *,
+    method: str = "yarn",
+    settings: list[str] | None = None,
     quiet: bool = False,
     as_json: bool = False,
     **asked: Any,
-) -> int:
-    """Exit 1 if the loss exceeds `max_short_loss_increase`, 2 if a dry run fails."""
-    screen = _Screen(as_json)
-    try:
-        extension = api.extend(
-            model,
-            **asked,
-            record={"command": command_line()},
-            show=screen.show,
-            **feedback(quiet),
-        )
-        screen.show_last(extension)
-        if extension.record and not as_json and not quiet:
-            screen.show_next(extension)
-    finally:  # also if the push failed: the checkpoint is written
-        screen.close()
-    failed = extension.gate is not None and not extension.gate.passed
-    return int(failed and (bool(asked.get("push")) or "max_short_loss_increase" in asked))
+) -> None:
+    """`ropepatch eval` measures the checkpoint, and `ropepatch push` publishes it."""
+    from ropepatch.verbs.inputs import parse_settings
 
-
-@dataclass
-class _Screen:
-    """Prints the outcome of `extend`, as text at once or as JSON at the end."""
-
-    as_json: bool
-    record: dict[str, Any] | None = None
-
-    def show(self, outcome: Extension) -> None:
-        """Print the checkpoint on stdout."""
-        from ropepatch.report import print_results
-
-        if is_first():
-            self.record = outcome.record
-            if not self.as_json:
-                if outcome.results:
-                    print_results(outcome.results)
-                print_text(outcome.outcome())
-
-    def show_next(self, extension: Extension) -> None:
-        """Print on stderr how to load, measure and publish the checkpoint."""
-        from ropepatch.model.checkpoint import Checkpoint
-        from ropepatch.publishing.loading import call
-
-        folder, by_code = str(extension.folder), extension.plan.remapping is not None
-        if not is_first():
-            return
-        if folder.lower().endswith(".gguf"):
-            target = extension.plan.target
-            say_on_stderr(f"serve:   llama-server -m {shlex.quote(folder)} -c {target}")
-            return
-        if not (extension.folder / "config.json").exists():
-            code = f"import ropepatch; model, tokenizer = {call('ropepatch.load_adapter', folder)}"
-            say_on_stderr(f"load:    python -c {shlex.quote(code)}")
-            say_on_stderr("merge:   model.merge_and_unload().save_pretrained(FOLDER)")
-            return
-        written = Checkpoint(extension.folder)
-        loading = call(f"{written.auto_class}.from_pretrained", folder, code=by_code)
-        shown = f"{loading}.config.get_text_config().max_position_embeddings"
-        code = f"from transformers import {written.auto_class}; print({shown})"
-        say_on_stderr(f"load:    python -c {shlex.quote(code)}")
-        try:
-            _ = written.tokenizer
-        except RopepatchError:
-            say_on_stderr("warning: no tokenizer was copied: the source has none that can be loaded")
-        else:
-            if not extension.results:
-                say_on_stderr("measure: the same command with --eval SUITE, which `push` then shows")
-        if not extension.pushed:
-            say_on_stderr(f"publish: ropepatch push {shlex.quote(folder)} ME/NAME")
-
-    def show_last(self, extension: Extension) -> None:
-        """Print the plan of a dry run, or what was pushed."""
-        if not extension.record:
-            print(extension.to_json()) if self.as_json else print_text(extension.outcome())
-            if found := extension.obstacles:
-                hints = dict.fromkeys(obstacle.hint for obstacle in found if obstacle.hint)
-                raise RopepatchError("; ".join(map(str, found)), hint="; ".join(hints))
-        elif extension.pushed and self.record is not None:
-            self.record |= {"pushed": _pushed_data(extension.pushed)}
-            if not self.as_json:
-                _print_pushed(extension.pushed, str(extension))
-
-    def close(self) -> None:
-        """Print the record if JSON was asked for."""
-        from ropepatch.files import json_text
-
-        if self.as_json and self.record is not None:
-            print(json_text(self.record))
+    parameters = parse_settings(method, settings or ())
+    how = feedback(quiet) | {"command": command_line()}
+    _show(ropepatch.extend(model, method=method, **asked, **parameters, **how), quiet, as_json)
 
 
 @command(
     GROUP,
     """\
-  ropepatch export ./llama-2-7b-yarn-32k --fold-attention --out ./llama-2-7b-32k-folded""",
+  ropepatch train tiny --recipe tiny
+  ropepatch train ./llama-2-7b --recipe distil --to 16k
+  ropepatch train ./llama-2-7b --recipe distil --to 16k --text books/
+  ropepatch train meta-llama/Llama-2-7b-hf --recipe llama2-7b-yarn-32k""",
+    "train",
+)
+def train(model: str, *, recipe: str, quiet: bool = False, as_json: bool = False, **asked: Any) -> int:
+    """Exit 1 if the short-context check fails; the checkpoint is written all the same."""
+    how = feedback(quiet) | {"command": command_line()}
+    trained = ropepatch.train(model, recipe=recipe, **asked, **how)
+    _show(trained, quiet, as_json)
+    return int(trained.check is not None and not trained.check.passed)
+
+
+def _show(extension: Extension, quiet: bool, as_json: bool) -> None:
+    """Print a checkpoint, or the plan of a dry run, and the errors that would stop it."""
+    if not is_first():
+        return
+    print(extension.to_json()) if as_json else print_text(extension.outcome())
+    if found := extension.obstacles:
+        hints = dict.fromkeys(obstacle.hint for obstacle in found if obstacle.hint)
+        raise RopepatchError("; ".join(map(str, found)), hint="; ".join(hints))
+    if extension.record and not as_json and not quiet:
+        for line in _next_steps(extension):
+            say_on_stderr(line)
+
+
+def _next_steps(extension: Extension) -> Iterator[str]:
+    """How to load, measure and publish a checkpoint."""
+    from ropepatch.model.checkpoint import Checkpoint
+    from ropepatch.publishing.loading import call
+
+    folder = str(extension.folder)
+    quoted = shlex.quote(folder)
+    if folder.lower().endswith(".gguf"):
+        yield f"serve:   llama-server -m {quoted} -c {extension.plan.target}"
+        return
+    if not (extension.folder / "config.json").exists():
+        code = f"import ropepatch; model, tokenizer = {call('ropepatch.load_adapter', folder)}"
+        yield f"load:    python -c {shlex.quote(code)}"
+        yield "merge:   model.merge_and_unload().save_pretrained(FOLDER)"
+        return
+    written = Checkpoint(extension.folder)
+    by_code = extension.plan.remapping is not None
+    loading = call(f"{written.auto_class}.from_pretrained", folder, code=by_code)
+    shown = f"{loading}.config.get_text_config().max_position_embeddings"
+    code = f"from transformers import {written.auto_class}; print({shown})"
+    yield f"load:    python -c {shlex.quote(code)}"
+    try:
+        _ = written.tokenizer
+    except RopepatchError:
+        yield "warning: no tokenizer was copied: the source has none that can be loaded"
+    else:
+        yield f"measure: ropepatch eval {quoted} --text FILE, or --suite SUITE"
+    yield f"publish: ropepatch push {quoted} ME/NAME"
+
+
+@command(
+    GROUP,
+    """\
+  ropepatch export ./llama-2-7b-yarn-32k --fold-attention --out ./folded""",
 )
 def export(
     model: str,
@@ -155,13 +133,13 @@ def export(
     """
     from ropepatch.extension import record as records
     from ropepatch.files import json_text
-    from ropepatch.pipeline.inputs import default_place
+    from ropepatch.verbs.inputs import default_folder
 
     if not fold_attention:
         raise RopepatchError("nothing to write", hint=f"add {argument('fold_attention')}")
-    place = out or default_place(model, "folded")
+    place = out or default_folder(model, "folded")
     with bar(WEIGHTS) as progress:
-        folder = api.fold_attention(model, place, revision=revision, progress=progress)
+        folder = ropepatch.fold_attention(model, place, revision=revision, progress=progress)
     record = records.read(folder)
     if as_json:
         print(json_text(record.to_dict()))
@@ -177,13 +155,13 @@ def export(
   ropepatch push ./llama-2-7b-yarn-32k me/llama-2-7b-32k --private
   ropepatch push ./llama-2-7b-yarn-32k me/llama-2-7b-32k --dry-run
   ropepatch push ./llama-2-7b-yarn-32k me/llama-2-7b-32k --revision longer""",
-    api.push,
+    "push",
 )
 def push(folder: str, repo: str, *, as_json: bool = False, **asked: Any) -> None:
     """Run the same command again to resume an interrupted push."""
     from ropepatch.files import json_text
 
-    pushed = api.push(folder, repo, **asked, say=say_on_stderr)
+    pushed = ropepatch.push(folder, repo, **asked, say=say_on_stderr)
     if as_json:
         print(json_text(_pushed_data(pushed)))
     else:

@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import Group
 
-from ropepatch import api
+import ropepatch
 from ropepatch.cli.derive import command
 from ropepatch.cli.screen import command_line, feedback, print_text
 from ropepatch.errors import RopepatchError, argument
-from ropepatch.pipeline.running import say_on_stderr, warn_on_stderr
 from ropepatch.processes import is_first
+from ropepatch.progress import say_on_stderr, warn_on_stderr
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from matplotlib.figure import Figure
 
     from ropepatch.evaluation.results import Row
-    from ropepatch.pipeline.extension import Extension
+    from ropepatch.verbs.extend import Extension
+    from ropepatch.verbs.results import Results
 
 GROUP = Group("Measure", sort_key=2)
 
@@ -32,9 +33,9 @@ GROUP = Group("Measure", sort_key=2)
   ropepatch eval tiny --method yarn --to 1k
   ropepatch eval tiny --suite demo --out demo-results --report demo.html
   ropepatch eval ./llama-2-7b --text books/ --lengths 2k,4k,8k
-  ropepatch eval ./llama-2-7b --text books/ --method linear --method yarn --to 32k
+  ropepatch eval ./llama-2-7b --text books/ --methods linear,yarn --to 32k
   ropepatch eval ./llama-2-7b --text books/ --lengths 2k,4k --stride 256""",
-    api.evaluate,
+    "evaluate",
     name="eval",
 )
 def evaluate(
@@ -51,15 +52,15 @@ def evaluate(
         settings: A parameter of the method, if there is only one; see `ropepatch methods NAME`.
     """
     if settings:
-        from ropepatch.pipeline.inputs import parse_settings
         from ropepatch.settings import listed
+        from ropepatch.verbs.inputs import parse_settings
 
         name, *others = listed(asked.get("methods", "yarn"))
         if others:
             hint = "run one command for each method"
             raise RopepatchError(f"{argument('settings')} needs exactly one method", hint=hint)
         asked["methods"] = [{"name": name} | parse_settings(name, settings)]
-    results = api.evaluate(model, **asked, command=command_line(), **feedback(quiet))
+    results = ropepatch.evaluate(model, **asked, command=command_line(), **feedback(quiet))
     if is_first() and as_json:
         print(results.to_json())
     elif is_first():
@@ -74,15 +75,15 @@ def evaluate(
   ropepatch compare tiny --to 1k
   ropepatch compare ./llama-2-7b --methods yarn,ntk,linear --to 8k --text books/
   ropepatch compare ./llama-2-7b --methods yarn,remappings --to 8k --text books/
-  ropepatch compare ./llama-2-7b --methods all --to 8k --text books/ --out results
-  ropepatch compare ./llama-2-7b --to 32k --text books/ --out results --report report.html""",
-    api.compare,
+  ropepatch compare ./llama-2-7b --methods all --to 8k --text books/ --out out
+  ropepatch compare ./llama-2-7b --to 32k --text books/ --report report.html""",
+    "compare",
 )
 def compare(model: str, *, to: str, quiet: bool = False, as_json: bool = False, **asked: Any) -> None:
     """`as_json` also prints the whole rule."""
     from ropepatch.report import print_ranking
 
-    choice = api.compare(model, to=to, **asked, command=command_line(), **feedback(quiet))
+    choice = ropepatch.compare(model, to=to, **asked, command=command_line(), **feedback(quiet))
     if not is_first():
         return
     if as_json:
@@ -109,7 +110,7 @@ def plot(
     results: list[str],
     *,
     to: str | None = None,
-    methods: str | Iterable[str] | None = None,
+    methods: list[str] | None = None,
     out: str = "figures",
 ) -> None:
     """Draw results, or the change of RoPE frequencies by methods.
@@ -130,18 +131,18 @@ def plot(
             else f"{argument('to')} needs exactly one model, got {len(results)} names",
             hint="ropepatch plot MODEL --to 4x --methods yarn,self-extend",
         )
-    drawn = _of_results(results) if to is None else _of_methods(results[0], to, methods or "yarn")
+    drawn = _of_results(results) if to is None else _of_methods(results[0], to, methods or ["yarn"])
     with new_folder(absent(out)) as partial:
         for name, figure in drawn.items():
             save_figure(figure, partial / name)
     print_text("\n".join(f"{Path(out) / name}.png, .svg" for name in drawn))
 
 
-def _of_methods(model: str, to: str, methods: str | Iterable[str]) -> dict[str, Figure]:
+def _of_methods(model: str, to: str, methods: list[str]) -> dict[str, Figure]:
     from ropepatch.model.checkpoint import Checkpoint
-    from ropepatch.pipeline.evaluation import participants
     from ropepatch.report.plots import figures_of_plans
     from ropepatch.settings import listed
+    from ropepatch.verbs.measured import participants
 
     drawn, left_out = participants(Checkpoint.find(model), listed(methods), to=to)
     for name, reason in left_out.items():
@@ -152,7 +153,7 @@ def _of_methods(model: str, to: str, methods: str | Iterable[str]) -> dict[str, 
 def _of_results(names: list[str]) -> dict[str, Figure]:
     from ropepatch.report.plots import figures
 
-    measured = [result for name in names for result in api.read_results(name)]
+    measured = [result for name in names for result in ropepatch.read_results(name)]
     try:
         return figures(measured)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -172,7 +173,8 @@ def demo(*, out: str = "ropepatch-demo", quiet: bool = False, as_json: bool = Fa
     """Extend the bundled model from 256 to 2048 tokens with YaRN, and measure it before and after.
 
     Takes about a minute on two CPU cores, without network or training. The folder gets the checkpoint, a
-    picture, a report and all measurements: those of `ropepatch extend tiny --to 2k --eval demo`.
+    picture, a report and all measurements: those of `ropepatch extend tiny --to 2k` and `ropepatch eval` of
+    the result.
 
     Args:
         out: The folder to write.
@@ -180,12 +182,16 @@ def demo(*, out: str = "ropepatch-demo", quiet: bool = False, as_json: bool = Fa
     import torch
 
     torch.set_num_threads(1)  # several wait for each other, on busy cores for minutes
-    how = feedback(quiet) | {"say": warn_on_stderr}
-    extension = api.extend("tiny", out, to="2k", evaluate="demo", record={"command": command_line()}, **how)
-    print(extension.to_json()) if as_json else print_text("\n".join(_before_and_after(extension)))
+    how = feedback(quiet) | {"say": warn_on_stderr, "command": command_line()}
+    extension = ropepatch.extend("tiny", out, to="2k", **how)
+    results = ropepatch.evaluate(extension, "demo", **how)
+    if as_json:
+        print((extension / "ropepatch.json").read_text(encoding="utf-8"), end="")
+    else:
+        print_text("\n".join(_before_and_after(extension, results)))
 
 
-def _before_and_after(extension: Extension) -> Iterator[str]:
+def _before_and_after(extension: Extension, results: Results) -> Iterator[str]:
     """The measurements of the demo at both lengths, a conclusion, and the files with all results."""
     from ropepatch.files import from_here
     from ropepatch.report.plots import save_figure
@@ -196,7 +202,7 @@ def _before_and_after(extension: Extension) -> Iterator[str]:
 
     def rows(measure: str, length: int) -> Iterator[Row]:
         for label in labels:
-            found = (one.row(measure, length=length) for one in extension.results if one.label == label)
+            found = (one.row(measure, length=length) for one in results if one.label == label)
             yield next(filter(None, found))
 
     def passkeys(length: int, of: str) -> list[str]:
@@ -214,7 +220,7 @@ def _before_and_after(extension: Extension) -> Iterator[str]:
     times = f"{target / original:.0f} times its original context length"
     yield f"\n{plan.model} retrieves {after} passkeys at {target:,} tokens, {times}; {before} before.\n"
     try:
-        picture, _ = save_figure(extension.plot("positions"), folder / "loss-by-position")
+        picture, _ = save_figure(results.plot("positions"), folder / "loss-by-position")
         yield f"picture: {from_here(picture)}\nreport:  {from_here(folder / 'evaluation.html')}"
     except RopepatchError as error:
         yield f"results: {from_here(folder / 'evaluation')}; for a picture and a report: {error.hint}"

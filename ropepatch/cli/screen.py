@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ropepatch.errors import printable
-from ropepatch.pipeline.running import LONGEST, say_on_stderr, warn_on_stderr
-from ropepatch.progress import bar, no_bar
+from ropepatch.progress import LONGEST, bar, no_bar, say_on_stderr, warn_on_stderr
 
 
 def command_line() -> str:
@@ -21,7 +20,7 @@ def command_line() -> str:
 
 
 def feedback(quiet: bool) -> dict[str, Any]:
-    """The progress arguments of a command for the functions of `ropepatch.api`."""
+    """The progress arguments of a command for the public functions."""
     return {"say": warn_on_stderr, "progress": no_bar} if quiet else {"say": say_on_stderr, "progress": bar}
 
 

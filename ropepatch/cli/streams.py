@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ropepatch.errors import printable
-from ropepatch.pipeline.running import LONGEST
+from ropepatch.progress import LONGEST
 
 
 class Output:

@@ -137,7 +137,28 @@ def diagnose(
     repair: bool = False,
     progress: Progress | None = None,
 ) -> Diagnosis:
-    """Check the RoPE of a checkpoint, an adapter or a loaded model."""
+    """Find mistakes in the RoPE configuration of a checkpoint or an adapter.
+
+    Args:
+        model: A checkpoint folder, an adapter's folder, a Hub id, or tiny.
+        revision: The branch, tag or commit of a Hub id.
+        measure: Read all weights, and look for NaN and infinity. Without it only config.json of a Hub id is
+            downloaded.
+        repair: Recompute the rotary modules of a loaded model from its configuration, in float32 and in
+            place. `findings` are then those that are left, `repaired` those that were fixed. The model may be
+            within PEFT, torch.compile or FSDP. Another RoPE than the configuration's is an error: with it
+            nothing is measured or patched. Rounding to 16 bits is a warning, as `model.to(torch.bfloat16)`
+            causes it. Skipped are RoPE modules patched by ropepatch, modules not built from a configuration,
+            and tensors on the meta device or sharded over processes.
+        progress: A function of (bytes read, bytes in total).
+
+    Returns:
+        The findings, as a `Diagnosis`.
+
+    Raises:
+        RopepatchError: If there is no such checkpoint, its config.json is not a JSON object, or the module
+            contains no transformers model.
+    """
     if isinstance(model, nn.Module):
         return _diagnose_loaded(model, repair)
     if repair:

@@ -29,7 +29,22 @@ def load(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a checkpoint with its tokenizer, in eval mode."""
+    """Load a checkpoint with its tokenizer, in eval mode.
+
+    Args:
+        model: A checkpoint folder, a Hub id, or `tiny`, the bundled checkpoint.
+        revision: The branch, tag or commit of a Hub id.
+        device: Where to put the model, such as `cuda`. Default: a GPU if there is one. `auto` lets accelerate
+            spread it over all GPUs and, if they are too small, the machine's memory.
+        dtype: The precision of the weights, such as `torch.bfloat16` or `bfloat16`. Default: that of the
+            checkpoint. The RoPE frequencies stay in float32.
+
+    Returns:
+        The model and its tokenizer.
+
+    Raises:
+        RopepatchError: If there is no such checkpoint, device or dtype, or transformers cannot load it.
+    """
     kind, device = known_dtype(dtype), device or best_device()
     if device != AUTO:
         check_device(device)

@@ -158,7 +158,20 @@ class Swap(Substitution[SwappedPositions]):
 
 @float32_on_cpu()
 def swap(model: nn.Module, encoding: str | Encoding, **parameters: Any) -> Swap:
-    """Put another position encoding into one loaded model, in memory and reversibly."""
+    """Replace the position encoding of one loaded model, in memory and reversibly.
+
+    A model that was trained with RoPE has to be trained with the new encoding; before that its loss is about
+    that of shuffled text. New parameters are drawn from torch's generator; seed it first. With PEFT, swap
+    first, and train them with `modules_to_save=["rotary_emb.module"]`.
+
+    Args:
+        model: A LLaMA-like causal language model, possibly inside a PEFT model.
+        encoding: A name from `ENCODINGS`, or an encoding made by `make_encoding`.
+        **parameters: The parameters of an encoding given by its name.
+
+    Raises:
+        RopepatchError: If there is no such encoding, or the model is patched, swapped or not LLaMA-like.
+    """
     if isinstance(encoding, str):
         encoding = ENCODINGS.make(encoding, **parameters)
     elif not isinstance(encoding, Encoding) or parameters:

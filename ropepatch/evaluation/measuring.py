@@ -190,6 +190,7 @@ def measure_extension(
     label: str = "adapted",
     out: Path | None = None,
     processes: Processes = ALONE,
+    dtype: torch.dtype | None = None,
     progress: Progress = no_bar,
     say: Callable[[str], None] = lambda line: None,
     measurements: Mapping[str, Measurement] | None = None,
@@ -201,7 +202,7 @@ def measure_extension(
     checkpoint ``adapted``, called ``label``, was trained under the plan. ``measurements`` are the prepared
     tasks, if they exist. See `measure`.
     """
-    subject = Subject(plan.model, plan.checkpoint.complete(), processes, say=say)
+    subject = Subject(plan.model, plan.checkpoint.complete(), processes, dtype, say)
     variants: list[Variant] = [(subject, BASELINE, None), (subject, plan.method.name, plan)]
     if adapted is not None:
         after = replace(subject, source=Checkpoint.find(adapted, weights=True), base=subject)

@@ -53,10 +53,52 @@ def perplexity(
     first: int | None = None,
     progress: Advance | bool | None = None,
 ) -> LossCurve:
-    """The loss of every token of the documents but the first; see `ropepatch.perplexity`.
+    """Compute the loss of every token but the first of each document, in the order of the documents.
 
-    Every sliding window begins with the token ``first``; None, with ``bos``, means what the model's family
-    needs.
+    The model processes each document in one pass, so every token sees all tokens before it, and the first N
+    tokens of the curve are those of a pass over N tokens. An exception are frequencies that depend on the
+    input length, as in stock ``dynamic`` and ``longrope``: there the length of the whole document decides.
+    With a window and a stride, windows slide over each document, and each token counts once, in the first
+    window that contains it.
+
+    Memory, in addition to the weights and one forward pass of the decoder over a batch: ``chunk`` x
+    vocabulary logits in the model's dtype and twice that in float32, 8 bytes per token of the documents held,
+    and 4 bytes per scored token. A model that cannot return single positions needs the logits of a whole
+    window at once, and logs a warning.
+
+    Windows of one length are batched, up to ``tokens_per_batch`` tokens. Batches depend only on the
+    documents, so the order of the documents changes no bit of the result.
+
+    Args:
+        model: A causal language model of transformers; put in eval mode, and back into its earlier mode.
+        tokenizer: The tokenizer for documents that are text, without special tokens of its own; None if all
+            documents are token ids.
+        documents: Texts or token ids. A collection is tokenised whole before the first pass, an iterator 256
+            documents at a time, which are batched together.
+        length: Tokens of each document to use, beginning-of-sequence token included; None for all.
+        window: Tokens per forward pass; None for one pass.
+        stride: Tokens between the beginnings of two windows, from 1 to window - 1.
+        bos: Put the tokenizer's beginning-of-sequence token before each text, if it has one; token ids stay
+            as they are.
+        chunk: Positions whose logits are in memory at one time.
+        tokens_per_batch: The most tokens per batch; a longer window is a batch of its own. None for 8192, or
+            1024 on a CPU, whose caches are too small for more.
+        keep: A folder for the losses of finished batches, from which the next call with the same documents,
+            windows and ``tokens_per_batch`` resumes. Use it for one model only.
+        first: A token that begins every sliding window. None for what the model's family needs, with ``bos``.
+        split: Share the batches among the processes that torchrun or accelerate started, if any; every
+            process passes the same documents and gets the same curve, to the bit that of one process with as
+            many threads.
+        progress: A function of (tokens done, tokens in total), both of this process, called after each batch;
+            the total is None for an iterator. True for a progress bar, in a terminal or in a notebook with
+            ipywidgets.
+
+    Returns:
+        The losses in nats, as a `LossCurve`.
+
+    Raises:
+        RopepatchError: If there are no documents, one has fewer than 2 tokens, a token id is outside the
+            vocabulary, a loss is not finite, or the settings score nothing.
     """
     if length is not None:
         check_length(length)

@@ -34,7 +34,7 @@ from ropepatch.evaluation.table import data_frame
 from ropepatch.model.head import cache_keyword, evaluating, gives_positions, input_device
 from ropepatch.processes import ALONE, join
 from ropepatch.progress import Advance, advancing
-from ropepatch.settings import Length, listed, parse_length, whole_number
+from ropepatch.settings import Length, listed, parse_length, refuse_unknown, whole_number
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -231,7 +231,43 @@ def retrieve(
     split: bool = False,
     progress: Advance | bool | None = None,
 ) -> Retrieval:
-    """Measure retrieval from long prompts; see `ropepatch.retrieve`."""
+    """Measure retrieval from long prompts, at several lengths and at all depths.
+
+    The model processes each prompt once, up to the greatest length. At every length the questions are asked
+    on its KV cache, by teacher forcing: an answer is correct if each of its tokens is the most probable one,
+    as in greedy decoding. The first answer of a run is checked against that to a whole prompt, at the least
+    and the greatest length (on a CPU, the greatest up to 16,384 tokens); with one key, at every length. If
+    they differ, or if the frequencies depend on the input length (stock `dynamic`, `longrope` with two sets
+    of factors), every prompt is processed whole, with a warning.
+
+    Args:
+        model: A causal language model of transformers, patched or not; put in eval mode, and back into its
+            earlier mode.
+        tokenizer: The tokenizer of the model.
+        lengths: The lengths of the prompts in tokens, answer included: `[4096, 8192]` or `"4k,8k"`.
+        haystacks: The number of prompts; an interval needs at least three.
+        keys: Questions of each kind per prompt and length.
+        kinds: Names from `ropepatch.data.haystack.KINDS`. None for `number`, `sentence`, `chain` and `fact`,
+            unless the tokenizer cannot write them or the least length is too short; a warning names those.
+        seed: The random seed of the prompts.
+        texts: The text around the needles; None for the built-in filler.
+        chat: Put prompt and question into the tokenizer's chat template.
+        read_once: Process each prompt once; if False, every question is a prompt of its own.
+        tokens_per_batch: Tokens that the questions of a batch see in total. None for 16,384 on a CPU and
+            262,144 elsewhere.
+        keep: A folder for the answers to finished prompts, from which the next call with the same arguments
+            resumes. Use it for one model and these arguments only.
+        split: Share the prompts among the processes that torchrun or accelerate started, if any; every
+            process passes the same arguments and gets the same result.
+        progress: A function of (tokens done, tokens in total), both of this process. True for a progress bar,
+            in a terminal or in a notebook with ipywidgets.
+
+    Returns:
+        The answers, with accuracies and log-probs by length and kind, as a `Retrieval`.
+
+    Raises:
+        RopepatchError: If the arguments fit no prompt (see `Haystacks`), or logits are NaN.
+    """
     settings: dict[str, Any] = {
         "lengths": [parse_length(str(length)) for length in listed(lengths)],
         "count": whole_number("haystacks", haystacks),
@@ -254,6 +290,36 @@ def retrieve(
         keep=keep,
         split=split,
         progress=progress,
+    )
+
+
+def passkey(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    lengths: str | Iterable[Length],
+    haystacks: int = 20,
+    **options: Any,
+) -> Retrieval:
+    """Measure passkey accuracy: `retrieve` with a single key per prompt.
+
+    Args:
+        model: See `retrieve`, also for the options.
+        tokenizer: The tokenizer of the model.
+        lengths: The lengths of the prompts in tokens: `[4096, 8192]` or `"4k,8k"`.
+        haystacks: Prompts per length.
+        **options: Further arguments of `retrieve`, such as `seed`, `texts`, `chat`, `split` and `progress`.
+
+    Returns:
+        The answers, as a `Retrieval`.
+
+    Raises:
+        RopepatchError: See `retrieve`.
+    """
+    known = {*(retrieve.__kwdefaults__ or {})} - {"keys", "kinds"}
+    refuse_unknown(options, sorted(known), "argument of passkey")
+    return retrieve(
+        model, tokenizer, lengths=lengths, haystacks=haystacks, keys=1, kinds=("passkey",), **options
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -127,6 +127,26 @@ class Patch(Substitution[ScaledRope]):
         return self._substitute
 
 
+@overload
+def patch(
+    model: nn.Module,
+    method: Plan | Scaling,
+    *,
+    original: Length | None = None,
+    layers: Literal["sliding"] | None = None,
+) -> Patch: ...
+@overload
+def patch(model: nn.Module, method: Remapping, *, to: Length, original: Length | None = None) -> Remapped: ...
+@overload
+def patch(
+    model: nn.Module,
+    method: str = "yarn",
+    *,
+    to: Length | None = None,
+    original: Length | None = None,
+    layers: Literal["sliding"] | None = None,
+    **parameters: Any,
+) -> Patch | Remapped: ...
 @float32_on_cpu()
 def patch(
     model: nn.Module,
@@ -137,9 +157,25 @@ def patch(
     layers: Literal["sliding"] | None = None,
     **parameters: Any,
 ) -> Patch | Remapped:
-    """Scale the RoPE of a loaded model, or remap its positions, in memory and reversibly.
+    """Apply a RoPE scaling or a position remapping to one loaded model, in memory and reversibly.
 
-    Patch, plan and measure a model in one thread only.
+    Other models that share its configuration object stay unchanged: this model has a copy until the patch is
+    removed.
+
+    Args:
+        model: A causal language model, possibly inside a PEFT model.
+        method: A plan; a scaling, whose target length is then factor times the original; a position
+            remapping; or the name of one, or a scaling file.
+        to: The target length, as in `plan`, for a method given by its name and for a position remapping.
+        original: The original context length, as in `plan`.
+        layers: As in `plan`.
+        **parameters: The parameters of a method given by its name.
+
+    Returns:
+        A `Patch`; for a position remapping a `Remapped`.
+
+    Raises:
+        RopepatchError: If the model is already patched, is not the model of the plan, or cannot be scaled.
     """
     base = base_model(model)
     check_rope(base)

@@ -303,15 +303,35 @@ class Plan:
 
 def plan(
     model: str | os.PathLike[str] | PreTrainedModel | PreTrainedConfig,
-    *,
     to: Length | None = None,
+    *,
     method: str | Path | Scaling | Remapping = "yarn",
     original: Length | None = None,
     layers: Literal["sliding"] | None = None,
     revision: str | None = None,
     **parameters: Any,
 ) -> Plan:
-    """Plan from config.json, which is downloaded alone for a Hub id, or from the header of a GGUF file."""
+    """Show what an extension would change, from the configuration alone.
+
+    No weights are read. For a Hub id only config.json is downloaded.
+
+    Args:
+        model: A checkpoint folder, a Hub id, tiny, or a GGUF file.
+        to: The target length in tokens, e.g. 32k, or 4x the original length. Default: that of the scaling
+            file, or of the factor.
+        method: A name from `ropepatch methods`, or a scaling file such as scaling.json.
+        original: The original context length, if config.json contains another one: 32k for Qwen3, whose
+            config.json contains 40960.
+        layers: Pass sliding to scale a model in which only sliding-window layers use RoPE; the default
+            refuses it.
+        revision: The branch, tag or commit of a Hub id.
+        **parameters: A parameter of the method; see `ropepatch methods NAME`. The factor of a scaling
+            replaces target / original, and sets the target if `to` is not given. For a model that is already
+            scaled with yarn, ramp defaults to rotations.
+
+    Raises:
+        RopepatchError: If the model, the target or the method does not allow it.
+    """
     if not isinstance(model, str | os.PathLike):
         source: Checkpoint | GgufModel = Checkpoint.of(model, original)
     elif not is_gguf(model):

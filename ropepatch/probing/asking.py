@@ -18,11 +18,12 @@ from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.reading_file import RIGHT, Reading
 from ropepatch.model.rotary import base_model
-from ropepatch.probing.client import TIMEOUT, Answer, RefusedError, Server
+from ropepatch.probing.client import Answer, RefusedError, Server
 from ropepatch.probing.in_memory import next_tokens
 from ropepatch.probing.judging import Judgement, Top, judge
 from ropepatch.probing.making import make_reading, tokenizer_of
 from ropepatch.probing.text import source_ids
+from ropepatch.progress import Say, silent
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -94,13 +95,37 @@ def probe(
     checkpoint: str | os.PathLike[str] | None = None,
     *,
     model: str = "",
-    revision: str | None = None,
     save_reading: bool = False,
-    timeout: float = TIMEOUT,
-    say: Callable[[str], None] = lambda line: None,
+    timeout: float = 600.0,
+    revision: str | None = None,
+    say: Say = silent,
     progress: Advance = lambda done, total: None,
 ) -> Probed:
-    """Check that a server or a loaded model applies the RoPE scaling of a checkpoint."""
+    """Check that a server applies the RoPE scaling of an extended checkpoint.
+
+    It asks the server for the next token after prefixes of the text in the fingerprint reading.json, which
+    `extend` writes. An API key, if the server needs one, is read from ROPEPATCH_API_KEY.
+
+    Args:
+        server: The address of a server with OpenAI's completions API, such as http://localhost:8000.
+        checkpoint: The checkpoint that the server runs: a folder or a Hub id. Default: the server's own model
+            name.
+        model: The model name on the server. Default: the first that it lists.
+        save_reading: Run the checkpoint and write its reading.json anew.
+        timeout: Seconds to wait for one answer.
+        revision: The branch, tag or commit of a Hub id.
+        say: A function that takes lines of progress.
+        progress: A function of (answered positions, positions in total).
+
+    In place of a server, a model that is loaded for its training can be checked. It runs in eval mode and
+    stays as it was.
+
+    Returns:
+        The verdict and the differences, as a `Probed`.
+
+    Raises:
+        RopepatchError: If there is no server, no checkpoint written by ropepatch, or no fingerprint of it.
+    """
     if save_reading and not checkpoint:  # never write into a folder that only the server names
         raise RopepatchError(f"{argument('save_reading')} needs a checkpoint", hint="add CHECKPOINT")
     if isinstance(server, nn.Module):

@@ -34,7 +34,24 @@ HINT = "keep the attention factor in config.json, and use an engine that support
 def fold_attention(
     model: str | Path, out: str | Path, *, revision: str | None = None, progress: Progress | None = None
 ) -> Path:
-    """Write a checkpoint whose attention factor a is 1 and whose queries are a^2 times as large."""
+    """Write a checkpoint whose attention factor a is 1 and whose queries are a^2 times as large.
+
+    The logits stay the same: a multiplies cos and sin, hence every attention logit by a^2. The RoPE
+    parameters are saved so that every engine that supports them uses a factor of 1.
+
+    Args:
+        model: A checkpoint folder or a Hub id.
+        out: The folder to write; it must not exist.
+        revision: The branch, tag or commit of a Hub id.
+        progress: A function of (bytes written, bytes in total).
+
+    Returns:
+        The folder.
+
+    Raises:
+        RopepatchError: If there is no factor to fold, the queries have no weights of their own, or stock
+            transformers computes other logits from the result; nothing is left behind then.
+    """
     folder = absent(out)
     source = Checkpoint.find(model, revision, weights=True)
     a = source.rope.carried_attention_factor

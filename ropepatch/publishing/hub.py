@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +23,7 @@ from ropepatch.extension.planning import Plan
 from ropepatch.extension.writing import extend
 from ropepatch.files import read_json, write_json
 from ropepatch.model.source import ADAPTER, shown_name
+from ropepatch.progress import Say, silent
 from ropepatch.publishing import hub_client
 from ropepatch.publishing.contents import CARD, is_stale, is_weights, judge, read_contents
 from ropepatch.publishing.hub_client import AGAIN, LOG_IN, hub_errors
@@ -100,15 +101,40 @@ def push(
     repo: str,
     *,
     private: bool = False,
-    revision: str | None = None,
     dry_run: bool = False,
+    revision: str | None = None,
     force: bool = False,
     card: bool = True,
     include: Sequence[str] = (),
-    say: Callable[[str], None] = lambda line: None,
+    say: Say = silent,
     api: HfApi | None = None,
 ) -> Pushed:
-    """Push a checkpoint or an adapter, with its card, to the Hub."""
+    """Push a checkpoint or an adapter, with its card, to the Hub.
+
+    It uploads what ropepatch wrote and what transformers and engines load: the changed files, in one commit,
+    checked afterwards. The same call resumes an interrupted push, without sending files again. A README.md on
+    the Hub that ropepatch did not write stays. The token is that of `hf auth login` or HF_TOKEN.
+
+    Args:
+        folder: A checkpoint that `extend` wrote and verified.
+        repo: owner/name on the Hub, or name in your own namespace; created if it does not exist.
+        private: Make the repository private.
+        dry_run: Print the files to upload and the card; send and write nothing.
+        revision: The branch, created from main if it does not exist. Default: main.
+        force: Push a checkpoint that was not verified or failed the short-context check, and replace weights
+            there that ropepatch did not write.
+        card: Write the model card into the folder first, unless its README.md is your own.
+        include: Also upload these files, such as examples/*.
+        say: A function that takes lines of progress.
+        api: The Hub client. Default: the usual one, with your token.
+
+    The folder may also be a plan, whose checkpoint is then written to a temporary folder.
+
+    Raises:
+        RopepatchError: If the folder contains no sound checkpoint or it is not verified, a name is invalid,
+            there is no token, a file contains a secret, the repository is public but should be private or
+            contains weights of others, or the Hub refuses.
+    """
     if isinstance(folder, Plan):
         check_repo(repo, private=private)
         with TemporaryDirectory(prefix="ropepatch-") as temporary:
@@ -271,7 +297,7 @@ def _send(
     deleted: Sequence[str],
     *,
     private: bool,
-    say: Callable[[str], None],
+    say: Say,
 ) -> str:
     """Create what is missing, send one commit, and return it.
 

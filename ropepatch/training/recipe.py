@@ -177,6 +177,8 @@ class Distil(Settings):
         cross_entropy: Share of the cross-entropy of the text in the loss.
         top_k: Number of the teacher's most probable tokens that are compared one by one, the others as one;
             None for all.
+        auto_size: Train on the longest sequences for which the device has the memory and needs about an hour,
+            instead of `data.windows`, and lower the learning rate above a hidden size of 128.
     """
 
     remapping: Annotated[
@@ -188,6 +190,7 @@ class Distil(Settings):
     temperature: Amount = 2.0
     cross_entropy: PartShare = 0.0
     top_k: Count | None = None
+    auto_size: bool = False
 
 
 class Watch(Settings):
@@ -386,7 +389,14 @@ class Recipe(Settings):
 
 
 def read_recipe(name: str) -> Recipe:
-    """Read a bundled recipe by its name, or a YAML file."""
+    """Read a bundled recipe by its name, or a YAML file.
+
+    Args:
+        name: The name, or the path of the file.
+
+    Raises:
+        RopepatchError: If there is no such recipe, it is not YAML, or a key is missing, unknown or invalid.
+    """
     return Recipe.from_yaml(find_shipped(name, RECIPES, "recipe"))
 
 

@@ -1,4 +1,4 @@
-"""Adapt the recipe `distil` to a model and a device: the longest training sequences that it can process."""
+"""Size the recipe of a self-distillation: the longest training sequences that the device can process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 from ropepatch.attention import teaching_window
 from ropepatch.attention.remapped import check_mappable
 from ropepatch.data.positions import TrueLength
-from ropepatch.data.texts import Texts
 from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import text_config
@@ -17,17 +16,16 @@ from ropepatch.model.precision import best_device, fastest, memory_of
 from ropepatch.settings import relative_length
 from ropepatch.training.forecast import training_cost
 from ropepatch.training.preparation import Weights
-from ropepatch.training.recipe import QUESTIONS, Recipe, read_recipe, remapping_of
+from ropepatch.training.recipe import Recipe, remapping_of
 
-DISTIL = "distil"  # the name of the recipe
 BETWEEN = (4, 2)  # multiples of L that are tried as lengths if the target is too long
 SHARE = 3 / 4  # of the memory of a device
 MOST_HOURS = 1.0
 SMALL = 128  # the hidden size above which the learning rate falls as its inverse
 
 
-def self_taught(source: Checkpoint, target: int, text: Texts | None) -> tuple[Recipe, str]:
-    """Adapt the recipe `distil` to a model, with training sequences as long as the device allows.
+def sized(recipe: Recipe, source: Checkpoint, target: int) -> tuple[Recipe, str]:
+    """Set the training sequences of a recipe as long as the device allows, and its learning rate.
 
     The device must have the memory and finish in about an hour. The lengths tried are the target, then 4 and
     2 times the original length at skipped positions, then the original length.
@@ -37,7 +35,7 @@ def self_taught(source: Checkpoint, target: int, text: Texts | None) -> tuple[Re
     """
     trained = source.window
     model: Any = copy.deepcopy(source.skeleton)  # `Weights.of` adds an adapter
-    recipe = _fitted(read_recipe(DISTIL), text_config(model.config).hidden_size, text)
+    recipe = _of_model(recipe, source.name, text_config(model.config).hidden_size)
     distances = {"name": "rerope", "window": teaching_window(trained)}
     reason = ""  # for sequences shorter than the target
     try:
@@ -54,21 +52,23 @@ def self_taught(source: Checkpoint, target: int, text: Texts | None) -> tuple[Re
                 too_long = _too_long(tried, source, counted, target)
                 if too_long is None:
                     rows = " (the target length)" if length == target else " at skipped positions"
-                    return tried, f"distil trains on sequences of {length:,} tokens{rows}{reason}"
+                    return tried, f"training on sequences of {length:,} tokens{rows}{reason}"
             reason = reason or f": {length:,} tokens {too_long}"
     length = min(trained, relative_length(recipe.data.tokens_per_batch, trained))
     data = recipe.data.model_copy(update={"windows": (length,)})
-    note = f"distil trains on sequences of {length:,} tokens at skipped positions{reason}"
+    note = f"training on sequences of {length:,} tokens at skipped positions{reason}"
     return recipe.model_copy(update={"data": data}), note
 
 
-def _fitted(recipe: Recipe, hidden_size: int, text: Texts | None) -> Recipe:
-    """Set the learning rate for a hidden size, and the text as the source."""
+def _of_model(recipe: Recipe, name: str, hidden_size: int) -> Recipe:
+    """Set the model, and the learning rate for its hidden size."""
+    assert recipe.distil is not None
     rate = recipe.trainer["learning_rate"] * min(1.0, SMALL / hidden_size)
-    changes: dict[str, Any] = {"trainer": recipe.trainer | {"learning_rate": float(f"{rate:.2g}")}}
-    if text is not None:
-        questions = [one for one in recipe.data.sources if getattr(one, "generated", None) == QUESTIONS]
-        changes["data"] = recipe.data.model_copy(update={"sources": (text, *questions)})
+    changes = {
+        "model": name,
+        "trainer": recipe.trainer | {"learning_rate": float(f"{rate:.2g}")},
+        "distil": recipe.distil.model_copy(update={"auto_size": False}),
+    }
     return recipe.model_copy(update=changes)
 
 

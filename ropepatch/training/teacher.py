@@ -28,7 +28,7 @@ class Teacher:
 
     def __init__(self, model: Any, window: int, mapped: Remapped | None, distil: Distil) -> None:
         self.model, self.window, self.mapped = model, window, mapped
-        self._options = distil.model_dump(exclude={"remapping"})
+        self._options = distil.model_dump(exclude={"remapping", "auto_size"})
         self._head: nn.Linear | None = UNKNOWN
 
     def loss(self, batch: Mapping[str, Any]) -> partial[Tensor]:

@@ -19,7 +19,7 @@ import torch
 from checkpoint_folders import contents, edit_json
 from gguf_files import write_gguf
 
-from ropepatch import api
+import ropepatch
 from ropepatch.cli import main
 from ropepatch.files import PACKAGE
 from ropepatch.model.reading_file import RIGHT
@@ -50,14 +50,15 @@ def gguf_file(folder: Path) -> None:
 
 IN_COMMANDS = re.compile(r"`ropepatch [^`]*`|ropepatch \w+ .*")  # a command line to copy
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
-ARGUMENTS = {key for one in api.__all__ for key in inspect.signature(getattr(api, one)).parameters}
+VERBS = [getattr(ropepatch, name) for name in ropepatch.HOME if name.islower()]
+ARGUMENTS = {key for one in VERBS if callable(one) for key in inspect.signature(one).parameters}
 
 
 REFUSED = [  # a command, the damage in `src`, and a part of the error and its hint
     ("extend", None, 'command "extend" parameter MODEL requires an argument'),
     ("extend src --too 3", None, "unknown option: --too -> did you mean --to?"),
     ("extnd src", None, 'unknown command "extnd" -> did you mean "extend"?'),
-    ("extend src --to 256 --eval", None, 'command "extend" parameter --eval requires an argument'),
+    ("train src --recipe", None, 'command "train" parameter --recipe requires an argument'),
     ('plan src --rope-scaling {"rope_type":"yarn","factor":8.0}', None, "use --to, such as 4x"),
     (
         'plan src --hf-overrides {"rope_scaling":{"type":"linear","factor":2}}',
@@ -74,7 +75,7 @@ REFUSED = [  # a command, the damage in `src`, and a part of the error and its h
     ),
     ("extend src/a.gguf --to 256 --out nowhere/new.gguf", gguf_file, "no folder /here/nowhere"),
     ("EXTEND --revision main", None, "src is a local folder, which has no revisions"),
-    ("extend missing/model/here --recipe llama2-7b-yarn-32k", None, "no folder missing/model/here"),
+    ("train missing/model/here --recipe llama2-7b-yarn-32k", None, "no folder missing/model/here"),
     ("EXTEND --method pi", None, "unknown method 'pi' -> did you mean linear?"),
     ('EXTEND --method {"rope_type":"yarn","factor":4.0}', None, "unknown method"),
     ("extend src", None, "--to is missing"),
@@ -109,7 +110,7 @@ REFUSED = [  # a command, the damage in `src`, and a part of the error and its h
     ("recipes tiny mine.yaml", None, "mine.yaml needs --copy"),
     ("recipes tiny mine.txt --copy", None, "mine.txt must end in .yaml"),
     (
-        "extend tiny --recipe src/adapter.yaml --reading --out new",
+        "train tiny --recipe src/adapter.yaml --reading --out new",
         file("adapter.yaml", ADAPTER),
         "--reading: save: adapter writes no checkpoint",
     ),
@@ -180,7 +181,7 @@ def test_an_unexpected_os_error_is_one_line_with_its_path(error, said, here, mon
 def test_the_exit_code_of_probe_follows_its_verdict(verdict, code, here, monkeypatch, capsys):
     reading: Any = SimpleNamespace(positions=(), beyond=[], window=64)
     probed = Probed("http://x", "src", reading, Judgement(verdict, "why", 0.0, 0.0, {}), ())
-    monkeypatch.setattr("ropepatch.api.probe", lambda *arguments, **options: probed)
+    monkeypatch.setattr("ropepatch.probing.asking.probe", lambda *arguments, **options: probed)
     assert run(monkeypatch, capsys, "probe http://x src")[0] == code
 
 
@@ -197,7 +198,7 @@ ALLOCATED = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1
             ": tried to allocate 2.50 GiB",
             "shorter --lengths",
         ),
-        ("extend src --recipe tiny", MemoryError(), "", "gradient_checkpointing: true"),
+        ("train src --recipe tiny", MemoryError(), "", "gradient_checkpointing: true"),
         ("extend src --to 256", OSError(errno.ENOMEM, "Cannot allocate memory"), "", "a shorter --to"),
         ("plan src --to 256", MemoryError(), "", "free some memory"),
     ],
@@ -208,8 +209,8 @@ def test_out_of_memory_is_a_one_line_error_with_a_hint_that_saves_memory(
     def full(*arguments, **options):
         raise error
 
-    for verb in ("plan", "extend", "evaluate", "compare"):
-        monkeypatch.setattr(f"ropepatch.api.{verb}", full)
+    for verb in ("plan", "extend", "train", "evaluate", "compare"):
+        monkeypatch.setattr(f"{ropepatch.HOME[verb]}.{verb}", full)
     code, _, err = run(monkeypatch, capsys, words)
     assert code == 2
     assert err.startswith(f"error: out of memory{said}\nhint: ")
@@ -220,7 +221,7 @@ def test_another_runtime_error_stays_a_traceback(here, monkeypatch):
     def broken(*arguments, **options):
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr("ropepatch.api.plan", broken)
+    monkeypatch.setattr("ropepatch.extension.planning.plan", broken)
     monkeypatch.setattr(sys, "argv", ["ropepatch", "plan", "src", "--to", "256"])
     with pytest.raises(RuntimeError, match="a defect"):
         main()

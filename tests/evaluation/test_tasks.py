@@ -18,7 +18,7 @@ from ropepatch.data.haystack import Haystacks
 from ropepatch.data.tiny.tales import held_out_tales
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.harness import run_tasks
-from ropepatch.pipeline.evaluation import named_suite
+from ropepatch.verbs.evaluate import named_suite
 
 TASKS = Path(__file__).resolve().parents[2] / "eval" / "tasks"
 
@@ -138,7 +138,7 @@ def test_the_column_of_a_text_reaches_the_tasks_of_lm_eval(tiny, tmp_path):
     file = tmp_path / "books.jsonl"
     rows = [{"text": "Rain.", "body": f"The mill wheel turns {number} times. " * 9} for number in range(2)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    suite = named_suite("harness", model="tiny", text=str(file), field="body", split="test")
+    suite = named_suite("harness", text=str(file), field="body", split="test")
     (task,) = [task for task in suite.tasks if "ropepatch_long_perplexity" in task.tasks]
     task = task.model_copy(update={"tasks": ("ropepatch_long_perplexity",)})
     measurement = task.prepare("tiny", tiny[1], trained=256, to=256)

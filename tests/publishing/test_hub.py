@@ -745,11 +745,8 @@ def test_a_plan_is_pushed_and_leaves_nothing_behind(hub, tmp_path, monkeypatch):
         ropepatch.push(plan, "a/b/c")
 
 
-def test_extend_pushes_to_a_private_repository_and_refuses_a_public_one_before_it_writes(hub, tmp_path):
+def test_push_refuses_a_public_repository_that_should_be_private(hub, tmp_path):
     hub.create(NAME)
-    extend = partial(ropepatch.extend, write_checkpoint(tmp_path / "source"), to=256, method="linear")
+    plan = ropepatch.plan(write_checkpoint(tmp_path / "source"), to=256, method="linear")
     with pytest.raises(RopepatchError, match=f"{NAME} exists and is public"):
-        extend(tmp_path / "out", push=NAME, private=True)
-    assert not (tmp_path / "out").exists()
-    assert extend(tmp_path / "out", push="local/own", private=True).pushed.created
-    assert hub.models["local/own"].private
+        ropepatch.push(plan, NAME, private=True)

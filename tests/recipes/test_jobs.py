@@ -40,9 +40,9 @@ def parse(words: list[str]) -> None:
         words = ["ropepatch", *given.training_script_args]
     elif words[0] == "sbatch":
         assert ROOT / words[1] == JOBS / "slurm.sh"
-        words = ["ropepatch", "extend", *words[2:]]
+        words = ["ropepatch", "train", *words[2:]]
     elif words[0] == "hf":
-        words = words[words.index("recipes/jobs/extend.py") + 2 :]
+        words = words[words.index("recipes/jobs/train.py") + 3 :]
     assert words[0] == "ropepatch"
     _, bound, _ = app.parse_args(words[1:], exit_on_error=False, print_error=False)
     assert bound.arguments.get("recipe", "tiny") in (*shipped_names(RECIPES), "mine.yaml")
@@ -63,26 +63,26 @@ def test_the_commands_of_a_page_and_of_the_header_of_a_recipe_parse(page):
         parse(words)
         if page in HEADERS:
             recipe = read_recipe(page.stem)
-            assert words[words.index("extend") :][:4] == ["extend", recipe.model, "--recipe", page.stem]
+            assert words[words.index("train") :][:4] == ["train", recipe.model, "--recipe", page.stem]
 
 
 def test_a_job_whose_result_would_be_lost_is_refused():
-    ended = run_python(str(JOBS / "extend.py"), RUN, "ropepatch", "extend", "tiny", "--out", "x", check=False)
+    ended = run_python(str(JOBS / "train.py"), RUN, RESULT, "ropepatch", "train", "tiny", check=False)
     assert ended.returncode == 2
-    assert "--push" in ended.stderr
+    assert "--out" in ended.stderr
 
 
 @pytest.mark.slow
 def test_a_job_that_is_killed_goes_on_on_an_empty_disk_and_ends_with_the_same_weights(tmp_path):
     """Killed as its first commit has arrived; the Hub is all that the next job has."""
-    words = ["-m", "ropepatch", "extend", "tiny", "--recipe", "six.yaml", "--out", "out"]
+    words = ["-m", "ropepatch", "train", "tiny", "--recipe", "six.yaml", "--out", "out"]
     for place in ("first", "second"):
         write_recipe_and_suite((tmp_path / place).mkdir() or tmp_path / place)
     with serving(Hub()) as hub:
         variables = environment(hub, tmp_path / "home") | {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-        script = (JOBS / "extend.py").read_text(encoding="utf-8").replace("SECONDS = 20", "SECONDS = 0.05")
-        (tmp_path / "extend.py").write_text(script, encoding="utf-8")
-        line = [sys.executable, tmp_path / "extend.py", RUN, sys.executable, *words, "--push", RESULT]
+        script = (JOBS / "train.py").read_text(encoding="utf-8").replace("SECONDS = 20", "SECONDS = 0.05")
+        (tmp_path / "train.py").write_text(script, encoding="utf-8")
+        line = [sys.executable, tmp_path / "train.py", RUN, RESULT, sys.executable, *words]
         job = subprocess.Popen(line, cwd=tmp_path / "first", env=variables, start_new_session=True)
         hub.fail("POST", f"/api/models/{RUN}/commit/", lambda: os.killpg(job.pid, signal.SIGKILL))
         assert job.wait() == -signal.SIGKILL
@@ -95,6 +95,6 @@ def test_a_job_that_is_killed_goes_on_on_an_empty_disk_and_ends_with_the_same_we
         )
         assert f"resuming from {kept}" in again.stderr
     recipe = str(tmp_path / "first" / "six.yaml")
-    weights = model_bytes(ropepatch.extend("tiny", recipe=recipe, out=tmp_path / "alone").folder)
+    weights = model_bytes(ropepatch.train("tiny", recipe=recipe, out=tmp_path / "alone").folder)
     assert model_bytes(tmp_path / "second" / "out") == weights
     assert hub.files(RESULT)["model.safetensors"] == weights

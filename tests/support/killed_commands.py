@@ -208,7 +208,7 @@ def attacks(folder: Path) -> dict[str, Attack]:
     source = write_checkpoint(folder / "source", **large)
     small = write_checkpoint(folder / "small")
     made = ropepatch.extend(ropepatch.plan(small, to=256), folder / "made").folder
-    train = "extend tiny --recipe six.yaml --out out"
+    train = "train tiny --recipe six.yaml --out out"
     evaluate = "eval tiny --suite suite.yaml --out results"
     return {
         "extend": Attack(f"extend {source} --to 256 --out out", nothing, source, "out"),

@@ -149,7 +149,7 @@ def work(recipe: str, out: str, whom: str = "", event: str = "", step: str = "0"
                 return done
 
             setattr(Trainer, method, deadly)
-    sys.argv = ["ropepatch", "extend", "tiny", "--recipe", recipe, "--out", out]
+    sys.argv = ["ropepatch", "train", "tiny", "--recipe", recipe, "--out", out]
     main()
 
 

@@ -103,9 +103,8 @@ def stories() -> Recipe:
 def train(name: str, recipe: Recipe, model: Any, method: str, work: Path) -> tuple[Path, Row]:
     """Train a run, and return its folder and its history."""
     out = work / name.replace(", ", "-").replace(" ", "-")
-    folder = ropepatch.adapt(
-        ropepatch.plan(model, to=TARGET, method=method), recipe, out, say=log_line
-    ).folder
+    plan = ropepatch.plan(model, to=TARGET, method=method)
+    folder = ropepatch.train(plan, out, recipe=recipe, reading=False, say=log_line).folder
     record = json.loads((folder / "ropepatch.json").read_text(encoding="utf-8"))["adaptation"]
     history = json.loads((folder / "adaptation" / "history.json").read_text(encoding="utf-8"))
     keys = ("step", "short_loss", "target_loss", "target_passkey")

@@ -2,7 +2,7 @@
 
     python eval/studies/distil/distil_study.py [--only "factor=4"]
 
-`ropepatch extend --distil` trains on text that the model writes; a third of its sequences ask questions
+`ropepatch train --recipe distil` trains on text that the model writes; a third of its sequences ask questions
 about distant context. Results are measured on held-out stories, whose floor is known, and on 100 passkeys,
 next to the unscaled model, the teacher and YaRN. No setting was chosen on these stories and passkeys.
 """
@@ -21,7 +21,8 @@ from ropepatch.data.tiny.tales import Tale, held_out_tales
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.model.checkpoint import Checkpoint as Source
 from ropepatch.report.printers import markdown_rows
-from ropepatch.training.self_taught import self_taught
+from ropepatch.training.recipe import read_recipe
+from ropepatch.training.self_taught import sized
 from ropepatch.training.supply import SELF_READ
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
@@ -60,7 +61,7 @@ def measure(case: Row, given: Namespace) -> Row:
     if of == FLOOR:
         return place.floor()
     if of == DISTIL:
-        recipe, _ = self_taught(Source.find(place.place, weights=True), place.target, None)
+        recipe, _ = sized(read_recipe("distil"), Source.find(place.place, weights=True), place.target)
         recipe = recipe.model_copy(update={"seed": case["seed"]})
         plan = ropepatch.plan(place.place, to=place.target)
         with tempfile.TemporaryDirectory() as work, adapted(plan, recipe, Path(work, "out")) as trained:
@@ -97,7 +98,7 @@ def distil_table(rows: list[Row]) -> str:
     for (factor,), here in by(rows, "factor").items():
         of = {row["of"]: row for row in here}
         students = [row for row in here if row["of"] == DISTIL]
-        groups = [("`--distil`, mean of three seeds", averaged(students, "all", "short"), students)]
+        groups = [("`distil`, mean of three seeds", averaged(students, "all", "short"), students)]
         groups += [(title, of[key], [of[key]]) for key, title in TITLES.items()]
         for title, row, seeds in groups:
             lines.append(

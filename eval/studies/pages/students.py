@@ -2,8 +2,8 @@
 
     python eval/studies/pages/students.py MODEL --to 16k --out student-short
 
-The name of the output selects its training. `student-novels`: `ropepatch extend --distil` on novels that no
-page contains. `student-short`: the same after 100 of its 450 steps, for a CPU; it resumes.
+The name of the output selects its training. `student-novels`: the recipe `distil` on novels that no page
+contains. `student-short`: the same after 100 of its 450 steps, for a CPU; it resumes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import ropepatch
-from ropepatch.data.texts import Texts
 from ropepatch.extension.planning import Plan
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.training.self_taught import self_taught
+from ropepatch.training.recipe import read_recipe
+from ropepatch.training.self_taught import sized
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # study.py
 
@@ -43,20 +44,20 @@ def other_novels(out: Path) -> Iterator[Path]:
 def student(plan: Plan, out: Path) -> None:
     """Write the checkpoint of a self-distillation on the other novels."""
     with other_novels(out) as texts:
-        ropepatch.extend(
-            plan.model, out, to=plan.target, distil=True, text=texts, reading=False, say=log_line
-        )
+        how: Any = {"recipe": "distil", "text": texts, "reading": False, "say": log_line}
+        ropepatch.train(plan.model, out, to=plan.target, **how)
 
 
 def short_student(plan: Plan, out: Path) -> None:
     """Write the checkpoint of a short self-distillation on the other novels."""
     source = Checkpoint.find(plan.model, weights=True)
     with other_novels(out) as texts:
-        recipe, _ = self_taught(source, plan.target, Texts(text=str(texts)))
+        recipe, _ = sized(read_recipe("distil"), source, plan.target)
         trainer = recipe.trainer | {"max_steps": STEPS, "save_steps": STEPS // 10}
         watch = recipe.watch.model_copy(update={"target": False, "windows": 1})
         recipe = recipe.model_copy(update={"trainer": trainer, "watch": watch})
-        ropepatch.extend(plan.model, out, to=plan.target, recipe=recipe, reading=False, say=log_line)
+        how: Any = {"recipe": recipe, "text": texts, "reading": False, "say": log_line}
+        ropepatch.train(plan.model, out, to=plan.target, **how)
 
 
 MAKERS: dict[str, Callable[[Plan, Path], None]] = {

@@ -26,7 +26,22 @@ def explore(
     tiny: bool = True,
     revision: str | None = None,
 ) -> Path:
-    """Write the explorer, one HTML file that needs no network."""
+    """Write an interactive page on why RoPE fails beyond the original context length, and what fixes it.
+
+    It is one HTML file that needs no network.
+
+    Args:
+        model: A checkpoint folder, a Hub id, or tiny, to start with; only its config.json is read.
+        out: The HTML file to write.
+        tiny: Include the bundled model, which runs in the page; adds 2.7 MB.
+        revision: The branch, tag or commit of a Hub id.
+
+    Returns:
+        The file.
+
+    Raises:
+        RopepatchError: If the file exists or cannot be written, or the model's RoPE cannot be extended.
+    """
     file = absent(out)
     text = page_text(None if model is None else os.fspath(model), tiny=tiny, revision=revision)
     try:

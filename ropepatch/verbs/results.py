@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class HasFigures(Protocol):
-    """An object with a `plot` method: an `Extension`, a `Choice`, `Results`."""
+    """An object with a `plot` method: a `Choice`, `Results`."""
 
     def plot(self, name: str | None = None) -> Figure:
         """A figure by its name."""
@@ -85,7 +85,15 @@ class Results(tuple[Result, ...]):
 
 
 def plot(what: Plan | HasFigures | str | Path, name: str | None = None) -> Figure:
-    """Draw a plan, measurements, or the results in a folder or a file."""
+    """Draw a plan, measurements, or the results in a folder or a file; see `read_results`.
+
+    Args:
+        what: A `Plan`, a `Choice`, `Results`, or a folder or file of results.
+        name: The name of the figure, as in `Results.plot`; a plan has only one.
+
+    Raises:
+        RopepatchError: If there is nothing to draw, no figure of that name, or no matplotlib.
+    """
     if isinstance(what, Plan):
         from ropepatch.report.plots import plot_plan
 
@@ -94,7 +102,15 @@ def plot(what: Plan | HasFigures | str | Path, name: str | None = None) -> Figur
 
 
 def read_results(place: str | Path) -> Results:
-    """Read the results of `evaluate`, `compare` or `extend(evaluate=)` from a folder or a file."""
+    """Read the results of `evaluate` or `compare` from a folder or a file.
+
+    Args:
+        place: A folder in which every JSON file is a result; a checkpoint with an `evaluation` folder; or one
+            result file.
+
+    Raises:
+        RopepatchError: If there is no such place, it contains no results, or a file is not a result.
+    """
     folder = Path(place)
     folder = folder / "evaluation" if (folder / "evaluation").is_dir() else folder
     files = sorted(folder.glob("*.json")) if folder.is_dir() else [folder]

@@ -19,7 +19,7 @@ from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.model import source
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.weights import fingerprint, read_headers
-from ropepatch.pipeline.evaluation import named_suite
+from ropepatch.verbs.evaluate import named_suite
 
 PLAN = ropepatch.plan("tiny", to=512)
 TALES = PerplexityTask(windows=2, gain=True)

@@ -9,9 +9,8 @@ from tiny_models import tiny_model
 
 import ropepatch
 from ropepatch.errors import RopepatchError
-from ropepatch.model.source import TINY
-from ropepatch.pipeline.evaluation import MeasureOptions, candidates
 from ropepatch.settings import listed
+from ropepatch.verbs.measured import candidates
 
 WAYS = [("yarn,ntk", ["yarn", "ntk"]), (["yarn", "ntk"], ["yarn", "ntk"]), (" yarn ", ["yarn"]), (64, [64])]
 
@@ -25,7 +24,12 @@ def test_lists_may_be_comma_separated_text_or_a_single_value(written, read):
 def suites(monkeypatch):
     """The suites that would be measured."""
     seen = []
-    monkeypatch.setattr(MeasureOptions, "measured", lambda options, suite: seen.append(suite))
+
+    def measured(suite, source, **options):
+        seen.append(suite)
+        return iter(())
+
+    monkeypatch.setattr("ropepatch.evaluation.measuring.measure", measured)
     return seen
 
 
@@ -37,8 +41,7 @@ def test_lengths_may_be_multiples_of_the_original_context_length(lengths, suites
 
 
 def test_the_command_line_accepts_the_lengths_that_python_accepts(suites, run_here):
-    with pytest.raises(TypeError):  # no results to print
-        run_here("eval", "tiny", "--lengths", "2x,64")
+    run_here("eval", "tiny", "--lengths", "2x,64")
     assert suites[0].tasks[0].lengths == (64, 512)
     assert run_here("eval", "tiny", "--lengths", "2y").stderr.startswith("error: '2y' is not a length")
 
@@ -87,8 +90,8 @@ def test_plot_draws_plans_and_folders_of_results(tmp_path):
 
 
 def test_errors_in_python_name_arguments_of_the_function():
-    with pytest.raises(RopepatchError, match="`link_weights` cannot be combined with `recipe`"):
-        ropepatch.extend("tiny", recipe="tiny", link_weights=True)
+    with pytest.raises(RopepatchError, match="`windows` cannot be combined with `documents`"):
+        ropepatch.evaluate("tiny", windows=1, documents=1)
 
 
 @pytest.mark.parametrize(
@@ -106,8 +109,8 @@ def test_errors_in_python_name_arguments_of_the_function():
         ),
         (
             lambda model: ropepatch.evaluate("tiny", to=["4x"]),
-            "`to` must be a valid integer or be a valid string",
-            "help",
+            "be a length in tokens",
+            "",
         ),
         (
             lambda model: ropepatch.plan("tiny", target=512),
@@ -119,30 +122,7 @@ def test_errors_in_python_name_arguments_of_the_function():
 def test_the_hint_of_a_plausible_wrong_call_states_the_right_one(call, message, hint):
     with pytest.raises(RopepatchError, match=message) as error:
         call(tiny_model("llama"))
-    assert hint in error.value.hint
-
-
-def test_a_dry_run_rejects_a_missing_tokenizer_even_if_transformers_creates_one(tmp_path, run_here):
-    tiny_model("qwen3").save_pretrained(tmp_path / "src")
-    done = run_here("extend", "src", "--recipe", "tiny", "--to", "2x", "--dry-run", cwd=tmp_path)
-    assert "no tokenizer in src" in done.stderr
-    assert done.returncode == 2
-
-
-@pytest.mark.parametrize(("kept", "recipe"), [([], False), ([], True), (["model.safetensors"], True)])
-def test_a_dry_run_prints_missing_files_and_the_output_folder(kept, recipe, tmp_path, run_here):
-    (tmp_path / "src").mkdir()
-    for name in ("config.json", *kept):
-        shutil.copy(TINY / name, tmp_path / "src")
-    words = ["extend", "src", "--to", "2x", "--dry-run", *["--recipe", "tiny"] * recipe]
-    done = run_here(*words, cwd=tmp_path)
-    assert f"to be written: {tmp_path}/src-yarn-512" in done.stdout
-    assert ("llama.cpp" in done.stdout) == (not recipe)  # with a training the plan is two lines
-    assert done.returncode == 2
-    error, _ = done.stderr.splitlines()
-    assert ("no weights in src" in error) == (not kept)
-    assert ("transformers cannot load the tokenizer of src" in error) == recipe
-    assert [path.name for path in tmp_path.iterdir()] == ["src"]
+    assert hint in (error.value.hint or "")
 
 
 @pytest.mark.parametrize("command", [["extend", ".", "--to", "256"], ["export", ".", "--fold-attention"]])
@@ -162,8 +142,7 @@ def test_the_name_of_a_method_file_may_contain_a_comma(suites, tmp_path, run_her
     plan = ropepatch.plan("tiny", to="2x", method="ntk-by-parts")
     write_scaling("a,b.json", plan.scaling, plan.rope, plan.target)
     ropepatch.evaluate("tiny", methods="a,b.json", to="2x")
-    with pytest.raises(TypeError):  # no results to print
-        run_here("eval", "tiny", "--methods", "yarn,ntk", "--methods", "a,b.json", "--to", "2x")
+    run_here("eval", "tiny", "--methods", "yarn,ntk", "--methods", "a,b.json", "--to", "2x")
     assert [[method.name for method in suite.methods] for suite in suites] == [
         ["a,b.json"],
         ["yarn", "ntk", "a,b.json"],

@@ -13,7 +13,7 @@ from ropepatch.evaluation import measuring
 from ropepatch.training import adaptation
 
 EVAL = ["eval", "tiny", "--windows", "1", "--lengths", "64", "--method", "yarn", "--to", "512"]
-EXTEND = ["extend", "tiny", "--recipe", "six.yaml", "--out", "out"]
+TRAIN = ["train", "tiny", "--recipe", "six.yaml", "--out", "out"]
 
 
 @pytest.mark.parametrize("number_of_signal", [signal.SIGINT, signal.SIGTERM])
@@ -21,7 +21,7 @@ EXTEND = ["extend", "tiny", "--recipe", "six.yaml", "--out", "out"]
     ("words", "place", "name", "number", "line"),
     [
         (
-            EXTEND,
+            TRAIN,
             adaptation,
             "LongContextTrainer",
             0,

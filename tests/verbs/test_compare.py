@@ -10,11 +10,11 @@ from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.suites import Method
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.pipeline.choice import ranking_suite
-from ropepatch.pipeline.evaluation import candidates, participants
 from ropepatch.scaling import METHODS
 from ropepatch.scaling.powers import PositionInterpolation
 from ropepatch.scaling.ramps import YaRN
+from ropepatch.verbs.compare import ranking_suite
+from ropepatch.verbs.measured import candidates, participants
 
 # Candidates
 
@@ -64,7 +64,7 @@ def test_unsupported_methods_are_left_out_of_groups_and_rejected_by_name(
     assert [*left_out] == ["string"]
     with pytest.raises(RopepatchError, match="up to 504 tokens"):
         participants(Checkpoint.find("tiny"), ["remappings", "string"], to=1024)
-    monkeypatch.setattr("ropepatch.pipeline.evaluation.candidates", lambda: ("linear", "yarn"))
+    monkeypatch.setattr("ropepatch.verbs.measured.candidates", lambda: ("linear", "yarn"))
 
     def refuse(self, rope, length=None):
         raise RopepatchError("not on this rope")
@@ -81,11 +81,12 @@ def test_unsupported_methods_are_left_out_of_groups_and_rejected_by_name(
 
 
 def test_a_ranking_measures_loss_and_also_retrieval_if_the_needles_fit():
-    suite, reason = ranking_suite(Checkpoint.find("tiny"), [Method(name="yarn")], to=512, haystacks=3, keys=2)
-    assert [*suite.tasks] == [PerplexityTask(windows=24), RetrievalTask(haystacks=3, keys=2)]
+    source, loss = Checkpoint.find("tiny"), PerplexityTask(windows=24)
+    suite, reason = ranking_suite(source, [Method(name="yarn")], loss, to=512, haystacks=3, keys=2)
+    assert [*suite.tasks] == [loss, RetrievalTask(haystacks=3, keys=2)]
     assert reason is None
     for options, has_reason in (({"haystacks": 0}, False), ({"keys": 18}, True)):
-        suite, reason = ranking_suite(Checkpoint.find("tiny"), [], to=512, **options)
+        suite, reason = ranking_suite(source, [], loss, to=512, **options)
         assert [task.name for task in suite.tasks] == ["perplexity"]
         assert ("has no room for" in str(reason)) == has_reason
 
@@ -106,8 +107,10 @@ NOTHING = [of("baseline", 1.0), of("yarn", 1.5)]
 def measured(monkeypatch):
     """Two candidates; every measurement returns the results in this list."""
     results = []
-    monkeypatch.setattr("ropepatch.pipeline.evaluation.candidates", lambda: ("linear", "yarn"))
-    monkeypatch.setattr("ropepatch.evaluation.measuring.measure", lambda suite, **options: iter(results))
+    monkeypatch.setattr("ropepatch.verbs.measured.candidates", lambda: ("linear", "yarn"))
+    monkeypatch.setattr(
+        "ropepatch.evaluation.measuring.measure", lambda suite, source, **options: iter(results)
+    )
     return results
 
 

@@ -22,7 +22,8 @@ def call(rank, out):
         calls["evaluate"] = ropepatch.evaluate(
             "tiny", SUITE, device="cpu", out=out / "measured", report=report
         )
-        calls["extend"] = ropepatch.extend("tiny", out / "tiny-512", to=512, evaluate=SUITE).results
+        written = ropepatch.extend("tiny", out / "tiny-512", to=512)
+        calls["extension"] = ropepatch.evaluate(written, SUITE, device="cpu")
     rows = {name: [(result.label, result.rows) for result in results] for name, results in calls.items()}
     torch.save((rows, len(read)), out / f"{rank}.pt")
 

@@ -90,20 +90,19 @@ def test_the_compare_notebook_ranks_methods_on_a_text():
 
 
 @pytest.mark.slow
-def test_the_adapt_notebook_adapts_and_distils_a_model(place, monkeypatch, capsys):
+def test_the_train_notebook_trains_and_distils_a_model(place, monkeypatch, capsys):
     write_recipe_and_suite(place)
     distil = read_recipe("distil")
     short = {
         "tiny": small_recipe(),
         "distil": distil.model_copy(update={"trainer": distil.trainer | {"max_steps": 2, "bf16": False}}),
     }
-    for module in ("pipeline.options", "training.self_taught"):
-        monkeypatch.setattr(f"ropepatch.{module}.read_recipe", short.get)
-    monkeypatch.setattr("ropepatch.pipeline.evaluation.read_suite", lambda name: read_suite("suite.yaml"))
-    (adapted, losses, keys, distilled, checks), _ = shown("adapt")
-    assert "yarn + tiny" in adapted._repr_html_()
+    monkeypatch.setattr("ropepatch.verbs.train.read_recipe", short.get)
+    monkeypatch.setattr("ropepatch.verbs.evaluate.read_suite", lambda name: read_suite("suite.yaml"))
+    (results, losses, keys, distilled, checks), _ = shown("train")
+    assert "yarn + training" in results._repr_html_()
     assert "distil" in distilled.record["adaptation"]["recipe"]
-    assert checks.keys() == {"adapted", "distilled"}
+    assert checks.keys() == {"trained", "distilled"}
     for figure in (losses, keys):
         assert figure._repr_png_().startswith(PNG)
     printed = capsys.readouterr()

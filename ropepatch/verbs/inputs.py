@@ -1,4 +1,4 @@
-"""Parses arguments that callers may write in several ways: a model, settings, a path."""
+"""Arguments that several verbs share: parameters of a method, and where to write."""
 
 from __future__ import annotations
 
@@ -8,69 +8,29 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
-from pydantic import BeforeValidator, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension.planning import check_method, find_method
 from ropepatch.files import parse_json, read_text
-from ropepatch.pipeline.running import Say
-from ropepatch.progress import Progress
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.scaling.file import is_scaling_file
-from ropepatch.settings import (
-    Settings,
-    Weight,
-    listed,
-    shown,
-)
+from ropepatch.settings import Length
 
 
-def model_name(model: Any) -> Any:
-    """A model as on the command line; Path("tiny") is a folder, not the bundled checkpoint."""
-    return "./tiny" if model == Path("tiny") else as_text(model)
-
-
-def as_text(place: Any) -> Any:
-    """A path as text; anything else unchanged."""
-    return os.fspath(place) if isinstance(place, os.PathLike) else place
-
-
-def _share(written: Any) -> Any:
-    """A share from `2%` or `0.02`; anything else unchanged."""
-    if not isinstance(written, str):
-        return written
-    number, percent = written.strip().removesuffix("%"), written.strip().endswith("%")
-    with suppress(ValueError):
-        share = float(number) / (100 if percent else 1)
-        return share if percent or share < 1 else written
-    return written
-
-
-Model = Annotated[str, BeforeValidator(model_name)]
-Tokens = int | str
-Place = Annotated[str, BeforeValidator(as_text)]  # a path, or a name
-Listed = Annotated[tuple[Any, ...], BeforeValidator(lambda values: tuple(listed(values)))]
-Rise = Annotated[Weight, BeforeValidator(_share)]
-
-
-class Arguments(Settings):
-    """The arguments of a call; the functions of `ropepatch.api` have their help and defaults."""
-
-    say: Say
-    progress: Progress
-
-    @classmethod
-    def _refusal(cls, place: str, words: str, value: Any) -> RopepatchError:
-        hint = "see its help"
-        if hasattr(value, "save_pretrained"):
-            value, hint = (
-                type(value),
-                "save it, and pass the folder; `passkey` and `perplexity` take the model",
-            )
-        elif place == "text" and isinstance(value, tuple):
-            hint = "name a file or folder; `ropepatch.perplexity` takes a list of documents"
-        return RopepatchError(f"{argument(place)} must {words}, got {shown(value)}", hint=hint)
+def find_checkpoint(
+    model: str | os.PathLike[str], revision: str | None, original: Length | None
+) -> Checkpoint:
+    """Find the checkpoint that a user names; config.json only for a Hub id."""
+    if not isinstance(model, str | os.PathLike):
+        raise RopepatchError(
+            f"{argument('model')} must be a checkpoint folder or a Hub id, got {type(model)}",
+            hint="save it, and pass the folder; `passkey` and `perplexity` take the model",
+        )
+    place = model if isinstance(model, str) else Path(model)
+    return Checkpoint.find(place, revision, original=original)
 
 
 def parse_settings(method: str, settings: Sequence[str]) -> dict[str, Any]:
@@ -111,7 +71,7 @@ def _value(method: str, name: str, text: str, kind: Any) -> Any:
         raise RopepatchError(f"{name} must be {words}, got {text!r}", hint=hint) from error
 
 
-def default_place(model: str, *parts: str) -> Path:
+def default_folder(model: str, *parts: str) -> Path:
     """Return where a command writes by default: MODEL and the parts in the working folder.
 
     If the working folder is in the checkpoint itself, it is next to the checkpoint.

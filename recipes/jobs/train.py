@@ -2,14 +2,15 @@
 # requires-python = ">=3.11"
 # dependencies = ["ropepatch[train] @ git+https://github.com/ropepatch/ropepatch", "huggingface_hub>=1.5,<3"]
 # ///
-"""Extend a model on a machine that may be preempted, and resume where it stopped.
+"""Train a model on a machine that may be preempted, and resume where it stopped.
 
-    hf jobs uv run --flavor a100-large --timeout 4h --secrets HF_TOKEN recipes/jobs/extend.py USER/RUN \
-      ropepatch extend meta-llama/Llama-3.1-8B --recipe llama3.1-8b-256k --out DIR --push USER/NAME
+    hf jobs uv run --flavor a100-large --timeout 4h --secrets HF_TOKEN recipes/jobs/train.py USER/RUN \
+      USER/NAME ropepatch train meta-llama/Llama-3.1-8B --recipe llama3.1-8b-256k --out DIR
 
-The first argument is a private repository. The others are a command, which may also be
-`torchrun ... -m ropepatch extend ...`. The script pushes each complete checkpoint of DIR.run there.
-The same command, run again, resumes from the newest one and ends with the same weights.
+The first argument is a private repository, the second that of the result. The others are a command, which
+may also be `torchrun ... -m ropepatch train ...`. The script pushes each complete checkpoint of DIR.run to
+the first and, when the command has succeeded, DIR to the second. The same command, run again, resumes from
+the newest checkpoint and ends with the same weights.
 """
 
 import shutil
@@ -24,10 +25,10 @@ from huggingface_hub import HfApi
 SECONDS = 20  # between two checks of the run folder
 
 
-def main(repo: str, *command: str) -> int:
-    """Run a command with its run folder in a private repository; return its exit code."""
-    if "--out" not in command or "--push" not in command:
-        sys.stderr.write("give --out DIR and --push REPO: the disk of a job is gone when it ends\n")
+def main(repo: str, result: str, *command: str) -> int:
+    """Run a command with its run folder in a private repository, push its result; return the exit code."""
+    if "--out" not in command:
+        sys.stderr.write("give --out DIR: its name is that of the run\n")
         return 2
     out = Path(command[command.index("--out") + 1])
     run, hub = out.with_name(f"{out.name}.run"), HfApi()
@@ -43,7 +44,9 @@ def main(repo: str, *command: str) -> int:
             time.sleep(SECONDS)
             if (found := checkpoints(run)) and found[-1:] != pushed[-1:] and push(hub, repo, run, found[-1]):
                 pushed = found
-    return process.returncode
+    if process.returncode:
+        return process.returncode
+    return subprocess.run([sys.executable, "-m", "ropepatch", "push", out, result], check=False).returncode
 
 
 def checkpoints(run: Path) -> list[str]:

@@ -1,1 +1,0 @@
-"""The work behind the commands: extend, compare and evaluate."""

@@ -1,0 +1,191 @@
+"""`compare`: rank methods on a model by measuring them, and choose one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation import measuring
+from ropepatch.evaluation.comparisons import BASELINE
+from ropepatch.evaluation.ranking import RULE, Ranking, rank
+from ropepatch.evaluation.results import results_json
+from ropepatch.evaluation.suites import Method, Suite
+from ropepatch.evaluation.table import data_frame
+from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask, Task, check_text
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.loading import AUTO, check_device, known_dtype
+from ropepatch.processes import join
+from ropepatch.progress import Progress, Say, bar, say_on_stderr
+from ropepatch.report import html_table, ranking_tables, ranking_text
+from ropepatch.report.verdict import ranking_lines
+from ropepatch.settings import Length, listed, relative_length
+from ropepatch.verbs.inputs import check_places, find_checkpoint
+from ropepatch.verbs.measured import participants, reported, without
+from ropepatch.verbs.results import Results
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Choice:
+    """The chosen method and the ranking; a notebook shows it as a table.
+
+    Attributes:
+        ranking: All methods, best first, with the reasons for the choice.
+        method: A name from `METHODS` or `REMAPPINGS`, or a scaling file; None if nothing helps
+            significantly.
+        results: The measurements.
+        left_out: The reason for each method that was left out, by name.
+    """
+
+    ranking: Ranking
+    method: str | None
+    results: Results
+    left_out: dict[str, str]
+
+    def to_json(self) -> str:
+        """Rule, ranking and results as JSON."""
+        results = [asdict(result) for result in self.results]
+        return results_json({"rule": RULE, "ranking": self.ranking.record(), "results": results})
+
+    def to_pandas(self) -> DataFrame:
+        """The ranking as a pandas frame: a row for each method, the best first.
+
+        Raises:
+            RopepatchError: If pandas is not installed.
+        """
+        return data_frame(row.columns() for row in self.ranking.rows)
+
+    def plot(self, name: str | None = None) -> Figure:
+        """A figure of the measurements; see `Results.plot`."""
+        return self.results.plot(name)
+
+    def __str__(self) -> str:
+        return ranking_text(self.ranking, self.results)
+
+    def __repr__(self) -> str:
+        return f"Choice({self.method or 'none'} of {len(self.ranking.rows)})"
+
+    def _repr_html_(self) -> str:
+        verdict = "".join(f"<p>{escape(line)}</p>" for line in ranking_lines(self.ranking))
+        return "".join(map(html_table, ranking_tables(self.ranking, self.results))) + verdict
+
+
+def compare(
+    model: str | os.PathLike[str],
+    *,
+    to: Length,
+    methods: str | Iterable[str] = ("linear", "ntk", "ntk-by-parts", "llama3", "yarn"),
+    original: Length | None = None,
+    text: str | Path | None = None,
+    field: str = "text",
+    split: str = "test",
+    windows: int = 24,
+    haystacks: int | None = None,
+    keys: int | None = None,
+    out: str | Path | None = None,
+    report: str | Path | None = None,
+    revision: str | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    seed: int | None = None,
+    say: Say = say_on_stderr,
+    progress: Progress = bar,
+    command: str | None = None,
+) -> Choice:
+    """Rank methods on a model without training, and recommend one.
+
+    It measures retrieval at the target length, the loss over it, and the short-context loss. The guide
+    "Measure" contains the rule of the ranking, and `--json` prints it. If no method can be recommended, the
+    advice is not to extend.
+
+    Args:
+        model: A checkpoint folder, a Hub id, or tiny.
+        to: The target length in tokens, e.g. 8k, or 4x the original length.
+        methods: Names separated by commas (see `ropepatch methods`) or scaling files. all stands for every
+            static scaling without required parameters, remappings for every position remapping.
+        original: The original context length, if config.json contains another one: 32k for Qwen3, whose
+            config.json contains 40960.
+        text: A text, JSONL, CSV or Parquet file, a folder of text and JSONL files, a `datasets` id, or a
+            dataset saved with `datasets`. Default, for tiny only: its stories.
+        field: The column or key that contains the text of a document.
+        split: The split of a dataset.
+        windows: Use at most N windows of the text.
+        haystacks: The number of retrieval prompts; 0 for none. Default: 10, or 20 for tiny.
+        keys: Questions of each kind per prompt and length. Default: 8, or 1 for tiny.
+        out: A folder for the results. Results that it already contains are not measured again.
+        report: An HTML file to write, with tables and figures.
+        revision: The branch, tag or commit of a Hub id.
+        device: A device such as cpu, cuda or cuda:1. Default: a GPU if there is one.
+        dtype: float32, bfloat16 or float16. Default: that of the weights, or the faster one on a CPU.
+        seed: The random seed of the retrieval prompts.
+        say: A function that takes lines of progress, and the methods that are left out.
+        progress: See `ropepatch.progress.bar`.
+        command: The command line, for the report.
+
+    Raises:
+        RopepatchError: If the model, the target, a named method or the text does not allow it.
+    """
+    source = find_checkpoint(model, revision, original)
+    place = None if text is None else os.fspath(text)
+    check_text(place, source.name)
+    folder, page = check_places(out, report)
+    target = relative_length(to, source.window)
+    found = participants(source, listed(methods), to=target)
+    entrants, left_out = without(found, say), found[1]
+    loss = PerplexityTask(text=place, field=field, split=split, windows=windows)
+    suite, reason = ranking_suite(source, entrants, loss, to=target, haystacks=haystacks, keys=keys)
+    if reason is not None:
+        left_out["retrieval"] = str(reason)
+        say(f"warning: no retrieval: {reason}")
+    processes = join(device)
+    if processes.device != AUTO:
+        check_device(processes.device)
+    measurements = measuring.measure(
+        suite.narrowed(None, seed),
+        source,
+        out=folder,
+        processes=processes,
+        dtype=known_dtype(dtype),
+        progress=progress,
+        say=say,
+    )
+    results = reported(measurements, folder, page, processes, say, command)
+    ranking = rank(results, base=BASELINE)
+    names_by_label = {method.label: method.name for method in suite.methods}
+    best = names_by_label.get(ranking.recommended or "")
+    return Choice(ranking=ranking, method=best, results=results, left_out=left_out)
+
+
+def ranking_suite(
+    source: Checkpoint,
+    methods: Sequence[Method],
+    loss: PerplexityTask,
+    *,
+    to: int,
+    haystacks: int | None = None,
+    keys: int | None = None,
+) -> tuple[Suite, RopepatchError | None]:
+    """The suite of a ranking: the loss over windows of the target length, and retrieval.
+
+    Returns:
+        The suite, and the reason why retrieval is left out, if the tokenizer cannot encode the keys or no
+        length has room for them.
+    """
+    tasks: list[Task] = [loss]
+    reason = None
+    if haystacks != 0:
+        retrieval, tokenizer = RetrievalTask(haystacks=haystacks, keys=keys), source.complete().tokenizer
+        try:
+            retrieval.limited(1).prepare(source.name, tokenizer, trained=source.window, to=to)
+            tasks.append(retrieval)
+        except RopepatchError as error:
+            reason = error
+    return Suite(models=(source.name,), methods=tuple(methods), to=(to,), tasks=tuple(tasks)), reason

@@ -1,0 +1,277 @@
+"""`eval`: measure models by a text or a suite, and a written checkpoint with the model it was made from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from huggingface_hub import try_to_load_from_cache
+
+from ropepatch.data.questions import TAUGHT
+from ropepatch.errors import RopepatchError, argument
+from ropepatch.evaluation import measuring
+from ropepatch.evaluation.comparisons import summary
+from ropepatch.evaluation.suites import Method, Suite, read_method, read_suite
+from ropepatch.evaluation.tasks import PerplexityTask, check_text
+from ropepatch.extension import record as records
+from ropepatch.extension.planning import plan_method
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.loading import AUTO, check_device, known_dtype
+from ropepatch.processes import join
+from ropepatch.progress import Progress, Say, bar, say_on_stderr
+from ropepatch.scaling import METHODS
+from ropepatch.settings import Length, listed, relative_length, shown
+from ropepatch.verbs.inputs import can_report, check_places, find_checkpoint
+from ropepatch.verbs.measured import ALL, EVERY_REMAPPING, participants, reported, without
+from ropepatch.verbs.results import Results, read_results
+
+if TYPE_CHECKING:
+    from ropepatch.extension.record import Record
+
+QUESTIONS = "questions"  # a source of training sequences, as in `ropepatch.training.recipe`
+
+
+def evaluate(
+    model: str | os.PathLike[str] | None = None,
+    suite: str | Path | Suite | None = None,
+    *,
+    text: str | Path | None = None,
+    lengths: str | Iterable[Length] | None = None,
+    methods: str | Iterable[str | dict[str, Any] | Method] = (),
+    to: Length | None = None,
+    out: str | Path | None = None,
+    report: str | Path | None = None,
+    field: str = "text",
+    split: str = "test",
+    original: Length | None = None,
+    windows: int | None = None,
+    documents: int | None = None,
+    stride: int | None = None,
+    bos: bool | None = None,
+    gain: bool = False,
+    limit: int | None = None,
+    seed: int | None = None,
+    revision: str | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    command: str | None = None,
+    say: Say = say_on_stderr,
+    progress: Progress = bar,
+) -> Results:
+    """Measure perplexity by length, with and without RoPE scaling, or run a whole suite.
+
+    Without a suite, the documents of `text` are joined, each after a beginning-of-sequence token, and cut
+    into windows of the largest length. The model processes each window once. The first N tokens give the
+    perplexity at length N. The stories of tiny are not joined.
+
+    Of a checkpoint that ropepatch wrote, it also measures the model that it was made from, if that is here.
+    The results go into the checkpoint, and `ropepatch push` shows them.
+
+    Args:
+        model: A checkpoint folder, a Hub id, or tiny. Default: the models of the suite.
+        suite: The name of a suite, or a YAML file; see `ropepatch suites`.
+        text: A text, JSONL, CSV or Parquet file, a folder of text and JSONL files, a `datasets` id, or a
+            dataset saved with `datasets`. Default: that of the suite, or the stories of tiny.
+        lengths: The lengths to measure in tokens, such as 256,1k,4x. Default: L/2, L, 2L ... `to`, where L is
+            the original length.
+        methods: Also measure these methods, in memory: names separated by commas, scaling files, all,
+            remappings. Default: yarn if `to` is given.
+        to: The target length of the methods, such as 32k.
+        out: A folder for the results. Results that it already contains are not measured again. Default: the
+            folder evaluation of a checkpoint that ropepatch wrote, else none.
+        report: An HTML file to write, with tables and figures.
+        field: The column or key that contains the text of a document.
+        split: The split of a dataset.
+        original: The original context length, if config.json contains another one: 32k for Qwen3, whose
+            config.json contains 40960.
+        windows: Join the documents and use at most N windows. Default: 24.
+        documents: Do not join the documents; use the first N that have the greatest length.
+        stride: Slide windows of each length over the text, N tokens at a time. Default: one pass.
+        bos: Begin each window of text with a beginning-of-sequence token, or put none anywhere. Default: in
+            each window for Gemma, else before each document.
+        gain: Also measure the gain from tokens beyond the original context length.
+        limit: Measure at most N pieces of text, N retrieval prompts, and N documents of an lm-eval task.
+        seed: The random seed of the retrieval prompts. Default: that of the suite.
+        revision: The branch, tag or commit of a Hub id.
+        device: A device such as cpu, cuda or cuda:1. Default: a GPU if there is one. auto lets accelerate use
+            all GPUs and, if they are too small, the machine's memory.
+        dtype: float32, bfloat16 or float16. Default: that of the weights, or the faster one on a CPU.
+        command: The command line, for the report.
+        say: A function that takes a line for every result.
+        progress: See `ropepatch.progress.bar`.
+
+    Raises:
+        RopepatchError: If a model, method, suite or text is missing or does not fit, before anything is
+            measured; or if `out` contains a result that was measured with other settings.
+    """
+    if model is None and suite is None:
+        raise RopepatchError(f"{argument('model')} is missing", hint="a checkpoint folder, a Hub id, or tiny")
+    if text is not None and not isinstance(text, str | os.PathLike):
+        raise RopepatchError(
+            f"{argument('text')} must be a file, a folder or a `datasets` id, got {shown(text)}",
+            hint="name a file or folder; `ropepatch.perplexity` takes a list of documents",
+        )
+    if windows is not None and documents is not None:
+        raise RopepatchError(
+            f"{argument('windows')} cannot be combined with {argument('documents')}",
+            hint="windows join the documents; leave one out",
+        )
+    entries = tuple(listed(methods))
+    if suite is None and entries and to is None:
+        raise RopepatchError(
+            f"{argument('methods')} needs {argument('to')}", hint=f"add {argument('to', '32k')}"
+        )
+    task = _given(
+        lengths=lengths, windows=windows, documents=documents, stride=stride, bos=bos, gain=gain or None
+    )
+    if suite is not None and (doubled := _given(methods=entries or None, to=to) | task):
+        raise RopepatchError(
+            f"{argument('suite')} already sets {', '.join(map(argument, doubled))}",
+            hint="leave it out, or change a copy: `ropepatch suites NAME > mine.yaml`",
+        )
+    source = None if model is None else find_checkpoint(model, revision, original)
+    place = None if text is None else os.fspath(text)
+    reading: dict[str, Any] = {"text": place, "field": field, "split": split}
+    extension = None if source is None or entries or to is not None else extension_of(source, say)
+    if suite is not None:
+        chosen = named_suite(suite, source, **reading)
+    else:
+        assert source is not None
+        check_text(place, source.name if extension is None else extension["plan"].model)
+        chosen = _perplexity_suite(source, entries, to, reading | task, say)
+    chosen = chosen.narrowed(limit, seed)
+    written = source.folder if source is not None and extension is not None and out is None else None
+    folder, page = check_places(written / "evaluation" if written else out, report)
+    processes = join(device)
+    if processes.device != AUTO:
+        check_device(processes.device)
+    how: Any = {"processes": processes, "dtype": known_dtype(dtype), "progress": progress, "say": say}
+    if extension is None:
+        results = measuring.measure(chosen, source, out=folder, revision=revision, original=original, **how)
+    else:
+        results = measuring.measure_extension(chosen, **extension, out=folder, **how)
+    if written is None:
+        return reported(results, folder, page, processes, say, command)
+    if page is None and can_report():
+        page = written / "evaluation.html"
+    processes.write_once(lambda: _begin(written))
+    measured = reported(results, folder, page, processes, say, command)
+    processes.write_once(lambda: _record(written))
+    _warn_of_questions(written, say)
+    return measured
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    """The arguments that are not None."""
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def named_suite(
+    suite: str | Path | Suite, source: Checkpoint | None = None, *, text: str | None, field: str, split: str
+) -> Suite:
+    """A suite, with its model and text replaced by those of the call, if given."""
+    if text is None and (field, split) != ("text", "test"):
+        raise RopepatchError(
+            f"{argument('field')} and {argument('split')} need {argument('text')}",
+            hint="leave them out; a suite sets them for its own text",
+        )
+    named = suite if isinstance(suite, Suite) else read_suite(str(suite))
+    tasks = tuple(task.with_text(text, field, split) if text else task for task in named.tasks)
+    models = named.models if source is None else (source.name,)
+    return named.model_copy(update={"tasks": tasks, "models": models})
+
+
+def _perplexity_suite(
+    source: Checkpoint, methods: tuple[Any, ...], to: Length | None, task: dict[str, Any], say: Say
+) -> Suite:
+    """A suite with one perplexity task on one model."""
+    if to is not None and not methods:
+        methods = ("yarn",)
+    if any(method in (ALL, EVERY_REMAPPING) for method in methods):
+        assert to is not None
+        entrants = without(participants(source, methods, to=to), say)
+    else:
+        entrants = [method if isinstance(method, Method) else read_method(method) for method in methods]
+    target: Length = to or "1x"
+    if "lengths" in task:
+        asked = listed(task["lengths"])
+        window = source.stock.window if any("x" in str(length) for length in asked) else 0
+        lengths = sorted({relative_length(length, window) for length in asked})
+        task = task | {"lengths": tuple(lengths)}
+        target = to or lengths[-1]
+    if "bos" in task:
+        task = task | {"bos": "window" if task["bos"] else "none"}
+    if "documents" in task:
+        task = task | {"windows": None}
+    return Suite(
+        models=(source.name,), methods=tuple(entrants), to=(target,), tasks=(PerplexityTask(**task),)
+    )
+
+
+# A checkpoint that ropepatch wrote
+
+
+def extension_of(written: Checkpoint, say: Say) -> dict[str, Any] | None:
+    """The plan of a checkpoint that ropepatch wrote, and its folder and label if it was trained.
+
+    None for other checkpoints, and with a warning if the model that it was made from is not here.
+    """
+    if not records.exists(written.folder):
+        return None
+    record = records.read(written.folder)
+    source = _origin(written, record)
+    if source is None:
+        say(
+            f"warning: only this checkpoint is measured, and ropepatch.json stays as it is: {record.model}, "
+            "from which it was made, is not here"
+        )
+        return None
+    factor = {"factor": record.factor} if record.method in METHODS else {}
+    plan = plan_method(source, record.method, factor | record.parameters, record.target)
+    if record.adaptation is None:
+        return {"plan": plan}
+    return {"plan": plan, "adapted": written.folder, "label": f"{record.method} + training"}
+
+
+def _origin(written: Checkpoint, record: Record) -> Checkpoint | None:
+    """The model that a checkpoint was made from, on this machine: with its weights and original length."""
+    name, revision = record.model, record.revision
+    if revision is not None:
+        if not isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
+            return None
+        candidates: list[str | Path] = [name]
+    else:
+        candidates = ["tiny"] if name == "tiny" else []
+        candidates += [
+            place for place in (Path(name), written.folder.resolve().parent / name) if place.is_dir()
+        ]
+    for candidate in candidates:
+        found = Checkpoint.find(candidate, revision, original=record.original)
+        weights = found.complete().fingerprint
+        same = weights == (record.base_weights or record.weights)
+        if same and found.window == record.original_max_position_embeddings:
+            return found
+    return None
+
+
+def _begin(written: Path) -> None:
+    """Mark the results in a checkpoint as incomplete."""
+    (written / "evaluation.html").unlink(missing_ok=True)
+    records.amend(written, evaluation={})
+
+
+def _record(written: Path) -> None:
+    """Record all results in a checkpoint."""
+    records.amend(written, evaluation=summary(read_results(written)))
+
+
+def _warn_of_questions(written: Path, say: Say) -> None:
+    """Warn if the training asked questions as an evaluation does."""
+    adaptation = records.read(written).adaptation
+    sources = adaptation.recipe["data"]["sources"] if adaptation else ()
+    if any(source.get("generated") == QUESTIONS for source in sources):
+        say(
+            f"warning: the training asked questions of the kinds {', '.join(TAUGHT)}: judge it by other kinds"
+        )

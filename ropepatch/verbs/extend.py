@@ -1,0 +1,347 @@
+"""`extend`: write a checkpoint or a GGUF file with a longer context."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ropepatch.attention import Remapping
+from ropepatch.errors import RopepatchError, argument, printable
+from ropepatch.extension import gguf_writing, writing
+from ropepatch.extension import record as records
+from ropepatch.extension.planning import Plan
+from ropepatch.extension.planning import plan as plan_of
+from ropepatch.files import absent, from_here, json_text
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.gguf import GgufModel
+from ropepatch.model.kinds import KEY
+from ropepatch.model.source import without_paths
+from ropepatch.processes import join
+from ropepatch.progress import WEIGHTS, Progress, Say, bar, interruptible, no_bar, say_on_stderr
+from ropepatch.publishing.scanning import check_secrets
+from ropepatch.scaling import Scaling
+from ropepatch.scaling.file import method_label
+from ropepatch.settings import Length, short_length
+from ropepatch.verbs.fingerprint import add_fingerprint, check_fingerprint
+from ropepatch.verbs.inputs import check_writable, default_folder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from ropepatch.training.forecast import Forecast
+
+
+@dataclass(frozen=True, eq=False)
+class Extension:
+    """An extended checkpoint. You can use it wherever a path is expected.
+
+    `str(extension)`, `os.fspath(extension)` and `extension / "config.json"` are those of its folder, so
+    `from_pretrained(extension)` loads it. A notebook shows the change.
+
+    Args:
+        folder: The folder of the checkpoint, or of the adapter for a recipe with `save: adapter`; for a GGUF
+            model the new file.
+        plan: The change.
+        record: The content of its `ropepatch.json`; empty after a dry run, which writes nothing.
+        check: The short-context check: the loss within the original context length before and after the
+            training; None without training.
+        forecast: After a dry run of `train`, the forecast of the training.
+        obstacles: After a dry run, the errors that would stop the same call.
+    """
+
+    folder: Path
+    plan: Plan
+    record: dict[str, Any] = field(default_factory=dict, repr=False)
+    check: records.Gate | None = None
+    forecast: Forecast | None = field(default=None, repr=False)
+    obstacles: tuple[RopepatchError, ...] = field(default=(), repr=False)
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.folder)
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    def __truediv__(self, name: str | os.PathLike[str]) -> Path:
+        return self.folder / name
+
+    def plot(self) -> Figure:
+        """A figure of the plan.
+
+        Raises:
+            RopepatchError: If matplotlib is not installed.
+        """
+        from ropepatch.report.plots import plot_plan
+
+        return plot_plan(self.plan)
+
+    def outcome(self) -> str:
+        """The lengths, the method and the verification as text; after a dry run the plan and forecast."""
+        if not self.record:
+            parts = [self._planned()]
+            if self.forecast is not None:
+                parts.append(str(self.forecast))
+            parts.append(f"to be written: {printable(str(self.folder.expanduser().absolute()))}")
+            return "\n\n".join(parts)
+        place, window = printable(from_here(self.folder)), self.plan.source.window
+        lines = [f"{place}: {window} -> {self.plan.target} tokens, {self.plan.method.name}"]
+        verified = self.record.get("verified")
+        if isinstance(verified, str):  # of a GGUF file
+            lines.append(f"read back: {verified}")
+        elif verified:
+            proof = f"frequencies {verified['frequencies']}, logits {verified['logits']}"
+            stock = "transformers and its code" if self.plan.remapping else "stock transformers"
+            how = "reloaded with" if verified["compared"] else "not reloaded; config.json checked with"
+            lines.append(f"{how} {stock}: {proof}")
+        return "\n".join(lines)
+
+    def _planned(self) -> str:
+        """The plan; with a forecast only its head and its warnings."""
+        if self.forecast is None:
+            return str(self.plan)
+        head = str(self.plan).partition("\n\n")[0]
+        return "\n".join([head, *(f"warning: {printable(warning)}" for warning in self.plan.warnings)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as JSON-ready data; after a dry run the plan, and with a recipe its `training`."""
+        if self.record:
+            return self.record
+        return self.plan.to_dict() | ({"training": self.forecast.to_dict()} if self.forecast else {})
+
+    def to_json(self) -> str:
+        """`to_dict` as text."""
+        return json_text(self.to_dict())
+
+    def _repr_html_(self) -> str:
+        check = [] if self.check is None else [str(self.check)]
+        return f"<pre>{html.escape(chr(10).join([self.outcome(), *check]))}</pre>"
+
+
+def extend(
+    model: str | os.PathLike[str] | Plan,
+    out: str | Path | None = None,
+    *,
+    to: Length | None = None,
+    method: str | Path | Scaling | Remapping = "yarn",
+    original: Length | None = None,
+    layers: Literal["sliding"] | None = None,
+    link_weights: bool = False,
+    reading: bool | None = None,
+    include: Sequence[str] = (),
+    dry_run: bool = False,
+    revision: str | None = None,
+    command: str | None = None,
+    say: Say = say_on_stderr,
+    progress: Progress = bar,
+    **parameters: Any,
+) -> Extension:
+    """Write a checkpoint with a longer context; stock transformers loads it.
+
+    Nothing is trained: the weights are copied, and the result is reloaded with stock transformers and
+    compared. A checkpoint that the same call has written before is kept.
+
+    Args:
+        model: A checkpoint folder, a Hub id, tiny, or a GGUF file, which is copied with other RoPE
+            parameters.
+        out: The folder or GGUF file to write. Default: MODEL-METHOD-TO in the working folder, or next to
+            MODEL if that is the working folder.
+        to: The target length in tokens, e.g. 32k, or 4x the original length. Default: that of the scaling
+            file, or of the factor.
+        method: A name from `ropepatch methods`, or a scaling file.
+        original: The original context length, if config.json contains another one: 32k for Qwen3, whose
+            config.json contains 40960.
+        layers: Pass sliding to scale a model in which only sliding-window layers use RoPE; the default
+            refuses it.
+        link_weights: Hard-link the weight files instead of copying them. This is instant, but a program that
+            later rewrites one of them in place also changes the source.
+        reading: Write the fingerprint reading.json, with which `ropepatch probe` checks a server. Default:
+            write it if that takes at most a minute or two.
+        include: Also copy these files, such as examples/*.
+        dry_run: Print the plan, and write nothing.
+        revision: The branch, tag or commit of a Hub id.
+        command: The command line, for ropepatch.json.
+        say: A function that takes lines of progress.
+        progress: See `ropepatch.progress.bar`.
+        **parameters: A parameter of the method; see `ropepatch methods NAME`.
+
+    Raises:
+        RopepatchError: If an argument is invalid, the model, target or method does not allow it, the folder
+            exists with other content or cannot be written, or the result differs from the plan. Nothing
+            half-written is left behind.
+    """
+    if isinstance(model, Plan):
+        given = (to, original, layers, revision, parameters or None)
+        if method != "yarn" or any(value is not None for value in given):
+            raise RopepatchError(
+                "a plan already sets target, method, parameters, original, layers and revision",
+                hint="pass the model, or only the plan",
+            )
+        plan = model
+    else:
+        how: Any = {"original": original, "layers": layers, "revision": revision, **parameters}
+        plan = plan_of(model, to=to, method=method, **how)
+    place = output_of(plan, out, None if isinstance(model, Plan) else method)
+    if isinstance(plan.source, GgufModel):
+        if link_weights or reading or include:
+            options = ", ".join(map(argument, ("link_weights", "reading", "include")))
+            raise RopepatchError(
+                f"{options} do not apply to a GGUF file",
+                hint="leave them out, or use the checkpoint that the file was converted from",
+            )
+        return _extend_gguf(plan, place, dry_run, command, say, progress)
+    checks: list[Callable[[], object]] = [
+        partial(writing.check_savable, plan),
+        partial(check_fingerprint, plan, reading),
+        partial(_is_written, plan, place),
+        partial(check_place, place),
+    ]
+    if isinstance(model, Plan):
+        checks.append(plan.checkpoint.check_unchanged)
+    if dry_run:
+        if is_here(plan):
+            checks.append(partial(_check_copy, plan, place, link_weights, include))
+        return Extension(place, plan, obstacles=failures(checks))
+    if not isinstance(model, Plan):
+        say_warnings(plan, say)
+    for check in checks:
+        check()
+    processes = join()
+    with interruptible(say, lambda: _kept(place)):
+        source = writing.source_of(plan, out=absolute(place), include=include)
+        extra = check_carried(source, include, say)
+        finish = partial(add_fingerprint, asked=reading, device=processes.device, say=say, progress=no_bar)
+        if _is_written(plan, place):
+            processes.write_once(lambda: _complete(plan, absolute(place), source, extra, finish, say))
+        else:
+            record = {"command": command} if command else {}
+            with progress(WEIGHTS) as advance:
+                write = partial(writing.extend, plan, place, link_weights=link_weights, include=include)
+                write = partial(write, progress=advance, source=source, record=record, finish=finish)
+                processes.write_once(write)
+        return Extension(absolute(place), plan, records.read(absolute(place)).to_dict())
+
+
+def _extend_gguf(
+    plan: Plan, place: Path, dry_run: bool, command: str | None, say: Say, progress: Progress
+) -> Extension:
+    """Write a GGUF file with other RoPE parameters, or check that it can be written."""
+    if dry_run:
+        return Extension(place, plan, obstacles=failures([partial(gguf_writing.check_place, plan, place)]))
+    say_warnings(plan, say)
+    with interruptible(say, lambda: "nothing is kept"), progress(WEIGHTS) as advance:
+        file, verified = gguf_writing.extend(plan, place, advance)
+    record = without_paths(plan.to_dict()) | {"verified": verified}
+    return Extension(file, plan, record | ({"command": command} if command else {}))
+
+
+def output_of(plan: Plan, out: str | Path | None, method: object = None, recipe: str = "") -> Path:
+    """The file or folder to write: ``out``, or one named after model, method, target and recipe."""
+    if out is not None:
+        return Path(out)
+    label = method_label(str(method)) if isinstance(method, str | Path) else plan.method.name
+    parts = label, short_length(plan.target), recipe
+    if isinstance(plan.source, GgufModel):
+        return Path(f"{default_folder(plan.gguf.file.stem, *parts)}.gguf")
+    return default_folder(plan.model, *parts)
+
+
+def absolute(place: Path) -> Path:
+    """The absolute path of an output."""
+    return place.expanduser().absolute()
+
+
+def say_warnings(plan: Plan, say: Say) -> None:
+    """Say the warnings of a plan."""
+    for warning in plan.warnings:
+        say(f"warning: {warning}")
+
+
+def failures(checks: Iterable[Callable[[], object]]) -> tuple[RopepatchError, ...]:
+    """The errors of several checks."""
+    found = []
+    for check in checks:
+        try:
+            check()
+        except RopepatchError as error:
+            found.append(error)
+    return tuple(found)
+
+
+def check_place(place: Path) -> None:
+    """Refuse a folder that cannot be created, before hours of work."""
+    with suppress(RuntimeError):  # ~ of an unknown user, for which writing raises an error
+        if not os.path.lexists(folder := place.expanduser()):
+            check_writable(folder, f"choose another {argument('out')}")
+
+
+def is_here(plan: Plan) -> bool:
+    """Whether the weights of a model are on this machine; of a Hub id a dry run reads only config.json."""
+    return plan.model == "tiny" or Path(plan.model).is_dir()
+
+
+def check_carried(source: Checkpoint, include: Sequence[str], say: Say) -> dict[str, Path]:
+    """Refuse secrets in the files to copy, say which files are not copied, and return those to add."""
+    extra = writing.included_files(source.folder, include)
+    carried = writing.small_files(source.folder) | extra
+    check_secrets(carried)
+    if others := writing.left_out(source, carried):
+        say(f"not copied: {', '.join(others)} ({argument('include')} copies more files)")
+    for code in writing.tokenizer_of_copy(source.folder, carried)[1]:
+        say(f"warning: the tokenizer needs {code}; add {argument('include', code)} to copy it")
+    return extra
+
+
+def _check_copy(plan: Plan, place: Path, link_weights: bool, include: Sequence[str]) -> None:
+    """Refuse a checkpoint that cannot be copied, from its small files and weight headers."""
+    source = writing.source_of(plan, out=place, include=include)
+    _ = source.weights
+    check_carried(source, include, lambda line: None)
+    writing.check_copy(plan, source, place, link_weights=link_weights, include=include)
+
+
+def _is_written(plan: Plan, place: Path) -> bool:
+    """Whether an earlier call wrote the checkpoint of the same plan; raises for any other existing folder."""
+    with suppress(OSError, RuntimeError, RopepatchError):  # no name or home, or a folder with other content
+        folder = absolute(place)
+        if records.exists(folder):
+            record = records.read(folder).to_dict()
+            layers = record["config_changes"].get(KEY, {}).get("layers")
+            known = replace(plan, layers=tuple(layers)) if isinstance(layers, list) else plan
+            made = records.Record.of(known).to_dict()
+            of_plan = without_paths({key: made.get(key) for key in plan.to_dict()})
+            same = all(record.get(key) == value for key, value in of_plan.items())
+            if same and "verified" in record and "adaptation" not in record:
+                return True
+    absent(place)
+    return False
+
+
+def _complete(
+    plan: Plan,
+    folder: Path,
+    source: Checkpoint,
+    extra: dict[str, Path],
+    finish: writing.Finish,
+    say: Say,
+) -> None:
+    """Add this call's files to a checkpoint from an earlier one, unless it has other weights."""
+    written = Checkpoint(folder)
+    record = records.read(folder)
+    if record.weights != written.fingerprint or record.weights != source.fingerprint:
+        absent(folder)
+    say(f"{from_here(folder)} is already written")
+    writing.copy_files(extra, folder)
+    finish(written, record, None)
+
+
+def _kept(place: Path) -> str:
+    """What an interrupted call leaves."""
+    if absolute(place).exists():
+        return f"{place} is written; the same command resumes"
+    return "nothing is kept; the same command starts again"

@@ -1,0 +1,223 @@
+"""`extend`: the folder it writes, the files of the source, resuming, and the returned extension."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from checkpoint_folders import SMALL, write_checkpoint
+from gguf_files import write_gguf
+from run_recipes import small_recipe
+from safetensors.torch import load_file, save_file
+from tiny_models import tiny_model
+from transformers import PreTrainedConfig
+
+import ropepatch
+from ropepatch.data.texts import Texts
+from ropepatch.errors import RopepatchError
+from ropepatch.files import read_json, read_text
+from ropepatch.model.source import TINY
+from ropepatch.training.recipe import Data
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    plan = ropepatch.plan("tiny", to=512)
+    return ropepatch.extend(plan, tmp_path_factory.mktemp("plain") / "out", command="ropepatch test")
+
+
+def test_a_plan_is_extended_without_training(plain):
+    assert (plain.plan.target, plain.record["command"], plain.check) == (512, "ropepatch test", None)
+    assert plain.plot()._repr_png_().startswith(b"\x89PNG")
+    far = replace(plain, plan=ropepatch.plan("tiny", to=512, method="rerope"))
+    titles = [extension.plot().axes[0].get_title(loc="left") for extension in (plain, far)]
+    assert titles == ["tokens per rotation", "effective distance, tokens"]
+    assert "logits equal" in plain._repr_html_()
+
+
+def test_extend_accepts_length_multiples_and_method_parameters(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = []
+    extension = ropepatch.extend(
+        "tiny", to="2x", method="ntk-by-parts", beta=16.0, dry_run=True, say=lines.append
+    )
+    assert (extension.plan.target, extension.plan.scaling.beta) == (512, 16.0)
+    assert (extension.folder.name, extension.record, lines) == ("tiny-ntk-by-parts-512", {}, [])
+    with pytest.raises(RopepatchError, match="no parameter 'betta'"):
+        ropepatch.extend("tiny", to="2x", betta=16.0)
+    with pytest.raises(RopepatchError, match="a plan already sets target, method"):
+        ropepatch.extend(ropepatch.plan("tiny", to=512), tmp_path / "out", to=1024)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_same_call_keeps_a_checkpoint_and_any_other_call_refuses_it(tmp_path):
+    once = ropepatch.extend("tiny", tmp_path / "out", to=512, reading=False)
+    assert not (once / "reading.json").exists()
+    for other in ({"to": 1024}, {"to": 512, "method": "ntk"}):
+        (refusal,) = ropepatch.extend("tiny", tmp_path / "out", **other, dry_run=True).obstacles
+        with pytest.raises(RopepatchError, match=f"{tmp_path / 'out'} already exists"):
+            ropepatch.extend("tiny", tmp_path / "out", **other)
+        assert str(refusal) == f"{tmp_path / 'out'} already exists"
+    assert not ropepatch.extend("tiny", tmp_path / "out", to=512, dry_run=True).obstacles
+    lines = []
+    again = ropepatch.extend("tiny", tmp_path / "out", to=512, say=lines.append)
+    assert lines[-1].endswith("out is already written")
+    assert again.record == once.record
+    assert (once / "reading.json").is_file()  # which the first call was told to leave out
+
+
+def test_config_json_is_opened_once_by_ropepatch_and_once_by_stock_transformers(tmp_path, monkeypatch):
+    opened = []
+
+    def noted(read, at):
+        def reading(*arguments):
+            if Path(arguments[at]).name == "config.json":
+                opened.append("source" if Path(arguments[at]).parent == TINY else "written")
+            return read(*arguments)
+
+        return reading
+
+    stock = PreTrainedConfig._dict_from_json_file.__func__
+    monkeypatch.setattr("ropepatch.files.read_text", noted(read_text, 0))
+    ropepatch.extend("tiny", tmp_path / "out", to="2x", reading=False, say=lambda line: None)
+    assert [*map(opened.count, ("source", "written"))] == [1, 1]
+    opened.clear()
+    monkeypatch.setattr(PreTrainedConfig, "_dict_from_json_file", classmethod(noted(stock, 1)))
+    ropepatch.load("tiny", device="cpu")
+    assert opened == ["source", "source"]  # once by ropepatch, once by stock transformers
+
+
+def test_a_folder_called_tiny_is_not_the_bundled_checkpoint(plain, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").symlink_to(plain.folder)
+    made = ropepatch.extend(Path("tiny"), to="1k", method="linear", dry_run=True)
+    assert made.plan.rope.original_max_position_embeddings == 512
+
+
+# Files of the source
+
+
+@pytest.fixture
+def untidy(tmp_path):
+    """A checkpoint folder that also contains other files."""
+    shutil.copytree(TINY, tmp_path / "model")
+    others = ["credentials.json", "id_rsa", "tokens.PY", "x.pkl", "notes.md", "examples/a.txt", "params.json"]
+    for name in [*others, ".env", "pytorch_model.bin", "special_tokens_map.json"]:
+        (tmp_path / "model" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "model" / name).write_text("{}")
+    return tmp_path / "model"
+
+
+def test_files_outside_the_checkpoint_format_are_listed_and_copied_only_with_include(untidy, tmp_path):
+    file, lines = untidy / "tokenizer_config.json", []
+    auto_map = {"AutoTokenizer": ["id_mine.Mine", None]}
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_class": "M", "auto_map": auto_map}))
+    out = ropepatch.extend(
+        untidy, tmp_path / "out", to="2k", include=["examples/*", "note*"], say=lines.append
+    )
+    stays = {"credentials.json", "id_rsa", "tokens.PY", "x.pkl", "params.json", "pytorch_model.bin"}
+    assert not any((out / name).exists() for name in stays | {".env"})
+    assert all((out / name).exists() for name in ("notes.md", "examples/a.txt", "special_tokens_map.json"))
+    (line,) = [line for line in lines if line.startswith("not copied")]
+    assert f": {', '.join(sorted(stays))} (`include`" in line
+    assert "warning: the tokenizer needs id_mine.py; add `include=id_mine.py` to copy it" in lines
+    for pattern in (
+        "*.bin",
+        "config.json",
+        "nothing.md",
+    ):  # weights of another format, rewritten or missing
+        with pytest.raises(RopepatchError, match="names no file in"):
+            ropepatch.extend(untidy, tmp_path / "again", to="2k", include=[pattern])
+
+
+def test_a_file_with_an_access_token_is_rejected_and_no_output_is_left(untidy, tmp_path):
+    (untidy / "notes.md").write_text("hf_" + "Zz9" * 11 + "A")
+    with pytest.raises(RopepatchError, match=r"notes\.md contains a Hub access token"):
+        ropepatch.extend(untidy, tmp_path / "out", to="2k", include=["notes.md"])
+    assert not (tmp_path / "out").exists()
+    ropepatch.extend(untidy, tmp_path / "out", to="2k")
+
+
+def test_a_remapping_of_a_model_with_layers_without_rope_resumes(tmp_path):
+    source = write_checkpoint(tmp_path / "source")
+    tiny_model("smollm3", **SMALL, no_rope_layers=[1, 0]).save_pretrained(source)
+    for _ in range(2):
+        ropepatch.extend(source, tmp_path / "out", to=256, method="rerope")
+    layers = read_json(tmp_path / "out" / "config.json")["position_remapping"]["layers"]
+    assert layers is not None
+
+
+def test_options_of_a_checkpoint_do_not_apply_to_a_gguf_file(tmp_path):
+    write_gguf(tmp_path / "a.gguf", "qwen3")
+    with pytest.raises(RopepatchError, match="do not apply to a GGUF file"):
+        ropepatch.extend(tmp_path / "a.gguf", to="2x", link_weights=True)
+
+
+def recipe_of(text):
+    """A recipe that trains on a text."""
+    return small_recipe(data=Data(sources=(Texts(text=text),), windows=(64,), tokens_per_batch=128))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"recipe": "tiny", "to": "1k"},
+            "data.windows contains 2048 tokens, more than the target length of 1024",
+        ),
+        ({"recipe": recipe_of("short.txt")}, "short.txt has .* tokens, too few to hold out 1 x 512"),
+        ({"recipe": recipe_of("titles.jsonl")}, "titles.jsonl, line 1 has no field 'text'"),
+        ({"recipe": small_recipe(), "out": "shut"}, "shut already exists"),
+        ({"recipe": small_recipe(), "out": "begun"}, "begun.run exists and is not a run"),
+        ({"out": "file/out"}, "cannot write .*file/out: Not a directory"),
+        ({"include": ["key"]}, "key contains a Hub access token"),
+        ({"model": "cut"}, "1 missing keys, for instance model.embed_tokens"),
+        ({"model": "adapted"}, "adapted contains a model and a PEFT adapter"),
+    ],
+    ids=str,
+)
+def test_a_dry_run_reports_the_error_that_extend_raises_before_loading_weights(
+    options, message, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("shut", "begun.run/other"):
+        Path(name).mkdir(parents=True)
+    for name, text in (
+        ("file", ""),
+        ("begun.run/.lock", ""),
+        ("short.txt", "a tale"),
+        ("titles.jsonl", '{"title": "a"}\n'),
+    ):
+        Path(name).write_text(text)
+    for name in ("cut", "adapted", "model"):
+        shutil.copytree(TINY, name)
+    save_file(dict(list(load_file(TINY / "model.safetensors").items())[1:]), "cut/model.safetensors")
+    Path("adapted/adapter_config.json").write_text("{}")
+    Path("model/key").write_text("hf_" + 34 * "a")
+    monkeypatch.setattr("ropepatch.model.checkpoint.load_model", None)
+    options = {"model": "model", "to": 512, "say": lambda line: None} | options
+    before = sorted(tmp_path.rglob("*"))
+    verb = ropepatch.train if "recipe" in options else ropepatch.extend
+    first, *_ = verb(**options, dry_run=True).obstacles
+    assert re.search(message, str(first))
+    with pytest.raises(RopepatchError, match=re.escape(str(first))):
+        verb(**options)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("kept", "recipe"), [([], False), ([], True), (["model.safetensors"], True)])
+def test_a_dry_run_prints_missing_files_and_the_output_folder(kept, recipe, tmp_path, run_here):
+    (tmp_path / "src").mkdir()
+    for name in ("config.json", *kept):
+        shutil.copy(TINY / name, tmp_path / "src")
+    verb = ["train", "src", "--recipe", "tiny"] if recipe else ["extend", "src"]
+    done = run_here(*verb, "--to", "2x", "--dry-run", cwd=tmp_path)
+    assert f"to be written: {tmp_path}/src-yarn-512{'-tiny' if recipe else ''}" in done.stdout
+    assert ("llama.cpp" in done.stdout) == (not recipe)  # with a training the plan is two lines
+    assert done.returncode == 2
+    error, _ = done.stderr.splitlines()
+    assert ("no weights in src" in error) == (not kept)
+    assert ("transformers cannot load the tokenizer of src" in error) == recipe
+    assert [path.name for path in tmp_path.iterdir()] == ["src"]

@@ -1,0 +1,413 @@
+"""`train`: recipes, self-distillation, resuming; then `eval` and `push` of the checkpoint, each a command."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+import torch
+import yaml
+from hub_server import Hub, environment, serving, speak_to
+from run_recipes import history_of, record_of, small_recipe, write_recipe, write_recipe_and_suite
+from tiny_models import tiny_model
+from transformers import AutoModelForCausalLM
+
+import ropepatch
+from ropepatch.data.texts import Texts
+from ropepatch.data.tiny.tales import held_out_tales
+from ropepatch.errors import RopepatchError
+from ropepatch.evaluation.results import as_read, read_result
+from ropepatch.extension import record as records
+from ropepatch.files import read_json
+from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.precision import UNITS
+from ropepatch.model.source import TINY
+from ropepatch.publishing.card.parts import teaching
+from ropepatch.publishing.card.writing import write_card
+from ropepatch.settings import RECIPES, find_shipped
+from ropepatch.training import self_taught
+from ropepatch.training.recipe import read_recipe
+
+quiet = {"say": lambda line: None}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a recipe and a suite."""
+    return write_recipe_and_suite(tmp_path_factory.mktemp("place"))
+
+
+# In Python
+
+
+@pytest.fixture(scope="module")
+def resumed(place):
+    """A call that was interrupted between two checkpoints, and the same call again, with its lines."""
+    lines = []
+
+    def until_the_fifth(line):
+        lines.append(line)
+        if line.startswith("step 5/6"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ropepatch.train("tiny", place / "called", recipe=place / "six.yaml", say=until_the_fifth)
+    assert not (place / "called").exists()
+    lines.clear()
+    return ropepatch.train("tiny", place / "called", recipe=place / "six.yaml", say=lines.append), lines
+
+
+def test_an_interrupted_call_resumes_from_its_last_checkpoint(resumed):
+    lines = resumed[1]
+    assert "resuming from checkpoint-4" in lines
+    assert not any(line.startswith("step 4/6") for line in lines)
+    assert any("short-context loss" in line for line in lines)
+
+
+def test_a_repeated_call_reports_that_it_is_finished(resumed, place):
+    lines = []
+    again = ropepatch.train("tiny", place / "called", recipe=place / "six.yaml", say=lines.append)
+    assert f"{again} is finished" in lines
+    assert again.record == resumed[0].record
+
+
+def test_an_extension_is_a_path_with_record_and_short_context_check(resumed, place):
+    extension, _ = resumed
+    assert os.fspath(extension) == str(extension) == str(place / "called")
+    assert extension / "config.json" == place / "called" / "config.json"
+    assert AutoModelForCausalLM.from_pretrained(extension).config.max_position_embeddings == 512
+    plan = ropepatch.plan(extension, to=1024, method="linear")
+    assert plan.rope.original_max_position_embeddings == 512
+    assert extension.record == read_json(place / "called" / "ropepatch.json")
+    assert extension.check.to_dict() == extension.record["adaptation"]["gate"]
+    assert "short-context loss" in extension._repr_html_()
+
+
+def test_the_folder_name_ends_with_the_full_recipe_name(tmp_path):
+    recipe = tmp_path / "tiny-2.5.yaml"
+    recipe.write_bytes(find_shipped("tiny", RECIPES, "recipe").read_bytes())
+    for given, name in (("tiny", "tiny"), (str(recipe), "tiny-2.5")):
+        made = ropepatch.train("tiny", to="1k", recipe=given, dry_run=True)
+        assert made.folder.name == f"tiny-yarn-1k-{name}"
+
+
+@pytest.mark.parametrize(
+    ("how", "missing", "problem"),
+    [
+        ({"method": "dynamic"}, None, "follows the length"),
+        ({}, "ropepatch.training.adaptation", "a training needs"),
+    ],
+    ids=["trainable", "installed"],
+)
+def test_errors_from_the_config_are_raised_before_weights_are_downloaded(
+    tmp_path, monkeypatch, how, missing, problem
+):
+    monkeypatch.setattr(Checkpoint, "complete", lambda *_, **__: pytest.fail("downloaded"))
+    if missing:
+        monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(RopepatchError, match=problem):
+        ropepatch.train("tiny", tmp_path / "out", to="2k", recipe="tiny", **how)
+
+
+def test_a_plan_sets_target_and_method(tmp_path):
+    plan = ropepatch.plan("tiny", to=512, method="ntk")
+    assert ropepatch.train(plan, recipe=small_recipe(), dry_run=True).folder.name == "tiny-ntk-512-recipe"
+    with pytest.raises(RopepatchError, match="a plan already sets target"):
+        ropepatch.train(plan, recipe=small_recipe(), to=1024)
+
+
+def test_a_dry_run_rejects_a_missing_tokenizer_even_if_transformers_creates_one(tmp_path, run_here):
+    tiny_model("qwen3").save_pretrained(tmp_path / "src")
+    done = run_here("train", "src", "--recipe", "tiny", "--to", "2x", "--dry-run", cwd=tmp_path)
+    assert "no tokenizer in src" in done.stderr
+    assert done.returncode == 2
+
+
+# Self-distillation
+
+
+def distil(**changes):
+    """The recipe `distil` with two steps, which close little of the loss gap of YaRN."""
+    recipe = read_recipe("distil")
+    watch = recipe.watch.model_copy(update={"max_short_loss_increase": 0.99})
+    trainer = recipe.trainer | {"max_steps": 2, "bf16": False}
+    return recipe.model_copy(update={"trainer": trainer, "watch": watch} | changes)
+
+
+@pytest.mark.slow
+def test_one_command_distils_a_stock_checkpoint_without_a_text(tmp_path, run_here, monkeypatch):
+    monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(as_read(distil().to_dict())))
+    line = ("train", "tiny", "--to", "512", "--recipe", "own.yaml")
+    done = run_here(*line, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "self-generated text: 11 documents, 2,816 tokens" in done.stderr  # at least the 2,731 asked for
+    assert "step 2/2, evaluation: short-context loss" in done.stderr
+    assert "warning" not in done.stderr
+    folder = tmp_path / "tiny-yarn-512-own"
+    record = record_of(folder)
+    assert record["verified"]["logits"] == "equal"
+    assert record["adaptation"]["recipe"]["distil"]["remapping"] == {"name": "rerope", "window": 192}
+    assert record["adaptation"]["recipe"]["data"]["sources"] == [
+        {"generated": "self", "weight": 1.0},
+        {"generated": "questions", "weight": 0.5},
+    ]
+    names = {"loss within 256 tokens", "loss beyond", "passkey accuracy", "passkey log-prob"}
+    assert record["adaptation"]["found"].keys() == names
+    assert [row["step"] for row in history_of(folder)] == [0, 2]
+    assert not any("target_loss" in row for row in history_of(folder))
+    assert f"{folder} is finished" in run_here(*line, cwd=tmp_path).stderr
+    card = teaching(records.read(folder).adaptation)
+    assert "`rerope`" in card
+    assert "Some sequences asked questions of the kinds `passkey`, `number`, `sentence`:" in card
+    assert card in write_card(folder)[0].read_text()
+    lines = []
+    results = ropepatch.evaluate(folder, windows=1, lengths=[64], say=lines.append)
+    assert {result.label for result in results} == {"floor", "baseline", "yarn", "yarn + training"}
+    assert any("the training asked questions of the kinds" in line for line in lines)
+
+
+TARGET = (4096, False, "true-length")
+BETWEEN = (1024, False, "pose")
+SHORT = (256, False, "pose")
+
+
+@pytest.mark.parametrize(
+    ("gib", "hour", "rows", "reason"),
+    [
+        (24, 1e15, TARGET, None),
+        (0.2, 1e15, (4096, True, "true-length"), None),
+        (0.08, 1e15, (1024, True, "pose"), "4,096 tokens take 0.079 GiB of 0.06"),
+        (24, 3e13, BETWEEN, "4,096 tokens take 2.5 h on two CPU cores"),
+        (24, 1e12, SHORT, "4,096 tokens take 75.4 h on two CPU cores"),
+    ],
+)
+def test_distillation_uses_the_longest_sequences_that_the_device_can_train_on(
+    gib, hour, rows, reason, monkeypatch
+):
+    monkeypatch.setattr(torch.cpu, UNITS["AMX"], lambda: True)
+    monkeypatch.setattr(self_taught, "memory_of", lambda device: int(gib * 2**30))
+    monkeypatch.setattr("ropepatch.training.forecast.HOUR", dict.fromkeys(("cpu", "cuda"), hour))
+    lines = []
+    made = ropepatch.train("tiny", to="16x", recipe="distil", dry_run=True, say=lines.append)
+    recipe = made.forecast.to_dict()["recipe"]
+    found = recipe["data"]["windows"], recipe["gradient_checkpointing"], recipe["positions"]["name"]
+    assert found == ((rows[0],), *rows[1:])
+    longer = rows[0] > 256
+    assert recipe["data"]["boundaries"] is not longer  # self-generated texts end within the original context
+    assert recipe["distil"]["remapping"] == ({"name": "rerope", "window": 192} if longer else "rerope")
+    assert (reason or "(the target length)") in lines[0]
+
+
+def changed(tmp_path, **config):
+    """The bundled checkpoint with other values in its config.json."""
+    source = shutil.copytree(TINY, tmp_path / "source")
+    content = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(content | config))
+    return source
+
+
+def test_a_base_without_remapping_support_trains_within_its_original_context(tmp_path):
+    source = changed(tmp_path, model_type="mistral", architectures=["MistralForCausalLM"], sliding_window=64)
+    lines = []
+    made = ropepatch.train(source, to="4x", recipe="distil", dry_run=True, say=lines.append)
+    assert made.forecast.recipe.data.windows == (256,)
+    assert (
+        "sequences of 256 tokens at skipped positions: the base model does not support position remapping ("
+        in lines[0]
+    )
+
+
+@pytest.mark.parametrize(("hidden", "rate"), [(96, 4e-3), (192, 2.7e-3), (1536, 3.3e-4)])
+def test_the_learning_rate_decreases_with_the_hidden_size(hidden, rate, tmp_path):
+    source = changed(tmp_path, hidden_size=hidden)
+    made = ropepatch.train(source, to="4x", recipe="distil", dry_run=True, **quiet)
+    assert made.forecast.recipe.trainer["learning_rate"] == rate
+
+
+def test_a_given_text_replaces_the_texts_of_a_recipe(tmp_path):
+    text = tmp_path / "tales.txt"
+    text.write_text("Once upon a time there was a fox. " * 9999)
+    own = small_recipe(
+        data=small_recipe().data.model_copy(update={"sources": (Texts(text="gone"),)}),
+        watch=small_recipe().watch.model_copy(update={"text": "gone"}),
+    )
+    for recipe, questions in (("distil", 1), (own, 0)):
+        ahead = ropepatch.train("tiny", to="4x", recipe=recipe, text=text, dry_run=True, **quiet)
+        sources = ahead.forecast.recipe.data.sources
+        assert (sources[0].text, len(sources)) == (str(text), 1 + questions)
+        assert not ahead.forecast.warnings
+        assert not ahead.obstacles
+
+
+def test_distillation_with_a_position_remapping_raises_an_error(tmp_path, run_here):
+    line = ("train", "tiny", "--to", "512", "--recipe", "distil", "--method", "rerope")
+    done = run_here(*line, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "a model cannot be trained with a position remapping" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+# train && eval && push
+
+
+@pytest.fixture
+def run_at(place, run_here, monkeypatch):
+    """`ropepatch` in this process, in the folder with the recipe, without a login on the Hub."""
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", os.devnull)
+    return partial(run_here, cwd=place)
+
+
+@pytest.fixture(scope="module")
+def hub():
+    """The Hub that `push` uploads to."""
+    with serving(Hub()) as hub:
+        yield hub
+
+
+TRAIN = ("train", "tiny", "--recipe", "six.yaml", "--out", "out")
+REPO = "local/tiny-512"
+
+
+@pytest.fixture(scope="module")
+def done(place, hub):
+    """The three commands, each in a process of its own."""
+    variables = environment(hub, place / "home", "hf_token") | {"OMP_NUM_THREADS": "1"}
+
+    def run(*words):
+        line = [sys.executable, "-m", "ropepatch", *words]
+        ended = subprocess.run(line, cwd=place, env=variables, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        return ended
+
+    return run(*TRAIN), run("eval", "out", "--suite", "suite.yaml"), run("push", "out", REPO, "--json")
+
+
+@pytest.mark.slow
+def test_results_are_printed_to_stdout_and_training_progress_to_stderr(done):
+    trained, evaluated, _ = done
+    assert "out: 256 -> 512 tokens, yarn" in trained.stdout
+    for words in ("step 6/6, loss", "tokens/s", "short-context loss"):
+        assert words in trained.stderr
+    assert "tokens/s" not in trained.stdout
+    assert "yarn + training" in evaluated.stdout
+
+
+@pytest.mark.slow
+def test_the_command_writes_the_same_files_as_the_python_call(done, resumed, place):
+    for file in ("config.json", "model.safetensors", "tokenizer_config.json"):
+        assert (place / "out" / file).read_bytes() == (resumed[0] / file).read_bytes()
+    record, ours = record_of(place / "out"), record_of(place / "called")
+    assert record.pop("command") == "ropepatch train tiny --recipe six.yaml --out out"
+    assert {"baseline", "yarn", "yarn + training"} <= record.pop("evaluation")["tasks"][0]["results"].keys()
+    for written in (record, ours):
+        del written["adaptation"]["seconds"]
+    assert record == ours
+
+
+@pytest.mark.slow
+def test_push_uploads_the_checkpoint_with_recipe_and_evaluation(done, hub, place):
+    files = hub.files(REPO)
+    assert {"config.json", "model.safetensors", "ropepatch.json", "README.md"} <= files.keys()
+    assert {"adaptation/recipe.yaml", "evaluation/perplexity.png", "evaluation.html"} <= files.keys()
+    pushed = done[2]
+    assert json.loads(pushed.stdout)["url"] == f"{hub.url}/{REPO}"
+    assert "hf_token" not in pushed.stdout + pushed.stderr + str(files)
+    card = files["README.md"].decode()
+    assert "\nropepatch train tiny --recipe six.yaml --out out\n" in card
+    (file,) = (place / "out" / "evaluation").glob("*perplexity-yarn-training.json")
+    assert read_result(file).row("loss", length=512).text in card
+
+
+# In another process, without ropepatch.
+STOCK = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1]).eval()
+with torch.inference_mode():
+    logits = [model(ids[None], use_cache=False).logits[0] for ids in torch.load(sys.argv[2])]
+assert not [name for name in sys.modules if name.startswith("ropepatch")]
+torch.save(logits, sys.argv[3])
+"""
+
+
+@pytest.mark.slow
+def test_stock_transformers_computes_the_evaluated_logits_from_the_hub(done, place, hub, tiny):
+    documents = held_out_tales(tiny[1], length=512, count=2)
+    torch.save([document.ids for document in documents], place / "ids.pt")
+    speaking = environment(hub, place / "elsewhere", None)
+    words = [sys.executable, "-c", STOCK, REPO, "ids.pt", "logits.pt"]
+    ended = subprocess.run(words, cwd=place, env=speaking, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    logits = torch.load(place / "logits.pt")
+    written = AutoModelForCausalLM.from_pretrained(place / "out").eval()
+    nats = []
+    for document, row in zip(documents, logits, strict=True):
+        with torch.inference_mode():
+            assert torch.equal(written(document.ids[None], use_cache=False).logits[0], row)
+        nats.append(torch.nn.functional.cross_entropy(row[:-1].double(), document.ids[1:]).item())
+    (file,) = (place / "out" / "evaluation").glob("*perplexity-yarn-training.json")
+    measured = read_result(file).row("loss", length=512).value
+    assert sum(nats) / len(nats) == pytest.approx(measured, abs=1e-6)
+
+
+@pytest.mark.slow
+def test_a_failed_short_context_check_exits_with_1_and_is_not_pushed(done, place, hub, run_at, monkeypatch):
+    speak_to(hub, monkeypatch, "hf_token")
+    watch = small_recipe().watch.model_copy(update={"max_short_loss_increase": 0.0})
+    write_recipe(place, small_recipe(watch=watch))  # the weights are the same
+    failed = run_at(*TRAIN)
+    assert failed.returncode == 1
+    assert "warning: short-context loss" in failed.stderr
+    assert "above the limit of 0.00%" in failed.stderr
+    record = record_of(place / "out")
+    assert (record["adaptation"]["gate"]["most"], record["adaptation"]["gate"]["passed"]) == (0.0, False)
+    red = run_at("push", "out", "local/red")
+    assert (red.returncode, "the short-context check failed" in red.stderr) == (2, True)
+    assert "local/red" not in hub.models
+    write_recipe(place, small_recipe())
+    assert run_at(*TRAIN).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "plan"), [((), (512, "yarn")), (("--to", "1k", "--method", "ntk"), (1024, "ntk"))]
+)
+def test_command_line_options_override_the_recipe_in_a_dry_run(place, run_at, words, plan):
+    before = sorted(place.iterdir())
+    done = run_at("train", "tiny", "--recipe", "six.yaml", "--out", "dry", *words, "--dry-run", "--json")
+    printed = json.loads(done.stdout)
+    assert (printed["target"], printed["method"]) == plan
+    assert sorted(place.iterdir()) == before
+
+
+def test_a_dry_run_prints_the_steps_and_tokens_of_the_training(place, run_at, resumed):
+    line = ("train", "tiny", "--recipe", "six.yaml", "--out", "dry", "--dry-run")
+    planned = json.loads(run_at(*line, "--json").stdout)["training"]
+    made = resumed[0].record["adaptation"]
+    assert {key: planned[key] for key in ("steps", "tokens", "recipe")} == {
+        key: made[key] for key in ("steps", "tokens", "recipe")
+    }
+    assert made["precision"] == {"dtype": "float32"}
+    (place / "flash.yaml").write_text(
+        (place / "six.yaml").read_text().replace("attention: sdpa", "attention: flash_attention_2")
+    )
+    rejected = run_at("train", "tiny", "--recipe", "flash.yaml", "--out", "dry", "--dry-run")
+    assert rejected.returncode == 2
+    assert "\ntraining: 6 steps, " in rejected.stdout
+    assert rejected.stderr.startswith("error: transformers cannot use flash_attention_2")
+
+
+def test_an_adapter_writes_no_fingerprint(tmp_path, run_here):
+    write_recipe(tmp_path, small_recipe(save="adapter"))
+    done = run_here("train", "tiny", "--recipe", "six.yaml", "--reading", "--dry-run", cwd=tmp_path)
+    assert (done.returncode, "--reading: save: adapter writes no checkpoint" in done.stderr) == (2, True)
+
+
+def test_a_gguf_file_is_not_trained(tmp_path, run_here):
+    done = run_here("train", "model.gguf", "--recipe", "tiny", cwd=tmp_path)
+    assert "model.gguf is a GGUF file, which cannot be trained" in done.stderr
