@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
 from ropepatch.extension.record import Record
-from ropepatch.extension.remapping_code import other_code, remapping_code
+from ropepatch.extension.remapping_code import other_code
 from ropepatch.model import reading_file as readings
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.kinds import CODE, code_of
@@ -149,8 +148,6 @@ def _unchanged(checkpoint: Checkpoint, record: Record, names: Iterable[str]) -> 
         code = code_of(checkpoint.folder)
         if not code or record.code != code:
             yield f"its code has changed since it was verified ({CODE})", True
-        elif code[CODE] != _own_code(checkpoint):
-            yield f"{CODE} is not what this version of ropepatch writes: read it before you push it", False
     weights, changed_weights = checkpoint.weights, "its weights have changed since they were verified"
     if record.checksums is not None:
         if differing := changed(weights, record.checksums):
@@ -163,12 +160,6 @@ def _unchanged(checkpoint: Checkpoint, record: Record, names: Iterable[str]) -> 
         readings.read(checkpoint.folder).weights != checkpoint.fingerprint
     ):
         yield f"{readings.FILE} belongs to other weights", True
-
-
-def _own_code(checkpoint: Checkpoint) -> str:
-    """Return the sha256 of its remapping code as this version writes it."""
-    stock = checkpoint.stock
-    return hashlib.sha256(remapping_code(str(stock.raw["model_type"]), stock.site.path).encode()).hexdigest()
 
 
 def is_stale(name: str, files: dict[str, Path], *, ours: bool) -> bool:

@@ -25,7 +25,16 @@ from ropepatch.files import read_json, write_json
 from ropepatch.model.source import ADAPTER, shown_name
 from ropepatch.progress import Say, silent
 from ropepatch.publishing import hub_client
-from ropepatch.publishing.contents import CARD, is_stale, is_weights, judge, read_contents
+from ropepatch.publishing.card import MARKER, preview_card, write_card
+from ropepatch.publishing.contents import (
+    CARD,
+    Contents,
+    Judgement,
+    is_stale,
+    is_weights,
+    judge,
+    read_contents,
+)
 from ropepatch.publishing.hub_client import AGAIN, LOG_IN, hub_errors
 
 
@@ -135,80 +144,54 @@ def push(
             there is no token, a file contains a secret, the repository is public but should be private or
             contains weights of others, or the Hub refuses.
     """
-    if isinstance(folder, Plan):
-        check_repo(repo, private=private)
-        with TemporaryDirectory(prefix="ropepatch-") as temporary:
-            written = extend(folder, Path(temporary) / repo.rpartition("/")[2], include=include)
-            return push(
-                written,
-                repo,
-                private=private,
-                revision=revision,
-                dry_run=dry_run,
-                force=force,
-                card=card,
-                include=include,
-                say=say,
-                api=api,
-            )
-    place, branch = Path(folder).expanduser(), revision or "main"
-    if not place.is_dir():
-        raise RopepatchError(f"no folder {place}", hint="give the folder that `ropepatch extend` wrote")
     _check_name(repo)
     token = api.token if api and isinstance(api.token, str) else get_token()
-    contents = read_contents(place, token, include)
-    judgement = judge(place, contents.files)
-    if judgement.against and not force:
-        raise RopepatchError(
-            f"{place} is not pushed: {'; '.join(judgement.against)}",
-            hint="use `ropepatch push --force` to push it anyway",
-        )
-    notes = [*judgement.notes, *(f"pushed by force: {reason}" for reason in judgement.against)]
-    if token is None and not dry_run:
-        raise RopepatchError("no token for the Hub", hint=LOG_IN)
     hub = api or HfApi(token=token, library_name="ropepatch")
-    has_card = card and judgement.allows_card
-    there, preview, is_new = None, None, False
-    try:
+    branch = revision or "main"
+    with TemporaryDirectory(prefix="ropepatch-") as temporary:
+        if isinstance(folder, Plan):
+            check_repo(repo, private=private)
+            folder = extend(folder, Path(temporary) / repo.rpartition("/")[2], include=include)
+        place = Path(folder).expanduser()
+        contents, judgement = _checked(place, token, include, force)
+        if token is None and not dry_run:
+            raise RopepatchError("no token for the Hub", hint=LOG_IN)
+        notes = [*judgement.notes, *(f"pushed by force: {reason}" for reason in judgement.against)]
+        there, is_new = None, False
+        try:
+            with hub_errors(repo, token):
+                repo = repo if "/" in repo else f"{hub.whoami()['name']}/{repo}"
+                there = _look(hub, repo, branch)
+                is_new = there is None
+        except RopepatchError as error:
+            if not dry_run:
+                raise
+            notes.append(f"could not look at the Hub: {error}")
         with hub_errors(repo, token):
-            repo = repo if "/" in repo else f"{hub.whoami()['name']}/{repo}"
-            there = _look(hub, repo, branch)
-            is_new = there is None
-    except RopepatchError as error:
-        if not dry_run:
-            raise
-        notes.append(f"could not look at the Hub: {error}")
-    with TemporaryDirectory(prefix="ropepatch-") as temporary, hub_errors(repo, token):
-        _check_private(there, repo, private)
-        if there is not None and not force:
-            _check_weights(there, repo)
-        theirs = _own_card(hub, repo, there, Path(temporary)) if there else None
-        ours = contents.files[CARD].read_bytes() if CARD in contents.files else None
-        if theirs not in (None, ours) and (has_card or ours):
-            has_card = False
-            contents.files.pop(CARD, None)
-            notes.append(
-                f"{CARD} on the Hub is not from ropepatch and is kept; delete it there to push this one"
-            )
-        named = None if branch == "main" else branch
-        if has_card and dry_run:
-            from ropepatch.publishing.card import preview_card
-
-            preview = preview_card(place, repo, named)
-            notes.append(f"{CARD}, the model card, is written when it is pushed, unless it is your own")
-        elif has_card:
-            from ropepatch.publishing.card import write_card
-
-            write_card(place, repo, named)
-            contents = read_contents(place, token, include)
-        files = _shown(contents.files, Path(temporary))
-        held = there.files if there else frozenset()
-        deleted = sorted(name for name in held if is_stale(name, files, ours=records.FILE in held))
-        commit = there.head if there else None
-        if not dry_run:
-            commit = _send(hub, repo, branch, there, files, deleted, private=private, say=say)
-        elif there is not None and not there.exists:
-            notes.append(f"the branch {branch} would be created from main")
+            preview = None
+            _check_private(there, repo, private)
+            if not force:
+                _check_weights(there, repo)
+            if _holds_other_card(hub, repo, there, contents.files.get(CARD), temporary):
+                if contents.files.pop(CARD, None) or card:
+                    notes.append(
+                        f"{CARD} on the Hub is not from ropepatch and is kept; delete it there first"
+                    )
+            elif card and judgement.allows_card:
+                named = None if branch == "main" else branch
+                if dry_run:
+                    preview = preview_card(place, repo, named)
+                else:
+                    write_card(place, repo, named)
+                    contents = read_contents(place, token, include)
+            files = _shown(contents.files, Path(temporary))
+            held = there.files if there else frozenset()
+            deleted = sorted(name for name in held if is_stale(name, files, ours=records.FILE in held))
+            commit = there.head if there else None
+            if not dry_run:
+                commit = _send(hub, repo, branch, there, files, deleted, private=private, say=say)
+            elif there is not None and not there.exists:
+                notes.append(f"the branch {branch} would be created from main")
         return Pushed(
             repo=repo,
             url=f"{hub.endpoint}/{repo}" + (f"/tree/{branch}" if revision else ""),
@@ -222,6 +205,22 @@ def push(
             notes=(*contents.notes, *notes),
             card=preview,
         )
+
+
+def _checked(
+    place: Path, token: str | None, include: Sequence[str], force: bool
+) -> tuple[Contents, Judgement]:
+    """Collect and judge the files of a folder; raise a `RopepatchError` if they cannot be pushed."""
+    if not place.is_dir():
+        raise RopepatchError(f"no folder {place}", hint="give the folder that `ropepatch extend` wrote")
+    contents = read_contents(place, token, include)
+    judgement = judge(place, contents.files)
+    if judgement.against and not force:
+        raise RopepatchError(
+            f"{place} is not pushed: {'; '.join(judgement.against)}",
+            hint="use `ropepatch push --force` to push it anyway",
+        )
+    return contents, judgement
 
 
 def _shown(files: dict[str, Path], temporary: Path) -> dict[str, Path]:
@@ -268,24 +267,25 @@ def _check_private(there: _Branch | None, repo: str, private: bool) -> None:
         )
 
 
-def _check_weights(there: _Branch, repo: str) -> None:
+def _check_weights(there: _Branch | None, repo: str) -> None:
     """Raise `RopepatchError` if the push would replace weights that ropepatch did not write."""
-    others = [] if records.FILE in there.files else sorted(filter(is_weights, there.files))
-    if others and not there.is_main:
+    if there is None or there.is_main or records.FILE in there.files:
+        return
+    if others := sorted(filter(is_weights, there.files)):
         raise RopepatchError(
             f"{repo} contains other weights: {', '.join(others)[:200]}",
             hint="use a new branch or repository, or replace them with `ropepatch push --force`",
         )
 
 
-def _own_card(hub: HfApi, repo: str, there: _Branch, temporary: Path) -> bytes | None:
-    """Return a README.md on the Hub that is not from ropepatch and not on main, if there is one."""
-    from ropepatch.publishing.card import MARKER
-
-    if CARD not in there.files or there.is_main:
-        return None
+def _holds_other_card(
+    hub: HfApi, repo: str, there: _Branch | None, ours: Path | None, temporary: str
+) -> bool:
+    """Return whether the branch has a README.md that is neither from ropepatch, nor main's, nor this one."""
+    if there is None or there.is_main or CARD not in there.files:
+        return False
     card = Path(hub.hf_hub_download(repo, CARD, revision=there.head, local_dir=temporary)).read_bytes()
-    return None if MARKER.encode() in card else card
+    return MARKER.encode() not in card and (ours is None or card != ours.read_bytes())
 
 
 def _send(
@@ -312,8 +312,7 @@ def _send(
     if there is None or not there.exists:
         there = _look(hub, repo, branch)
         _check_private(there, repo, private)
-    if there is None or not there.exists:
-        raise RopepatchError(f"the Hub made no branch {branch} of {repo}", hint=AGAIN)
+    assert there is not None
     say(f"uploading {len(files)} files, as far as they are new, to {repo}")
     additions = [CommitOperationAdd(name, path) for name, path in files.items()]
     deletions = [CommitOperationDelete(name, is_folder=False) for name in deleted]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -16,7 +17,7 @@ from ropepatch.extension.record import Adaptation
 from ropepatch.model.config import LEGACY_KEYS
 from ropepatch.publishing.card.model import Evidence, Extended
 from ropepatch.report.printers import markdown_table, one_line, plain
-from ropepatch.report.tables import perplexity_text, row_cell, tables_of
+from ropepatch.report.tables import perplexity_text, tables_of
 from ropepatch.settings import yaml_text
 
 FIGURES = "evaluation/{}.png"  # in the folder of the checkpoint
@@ -30,7 +31,7 @@ PLANNED = (
     "layer_type",
     "attention_factor",
 )
-SHORT = 8  # longest list to print
+WIDTH = 60  # characters of the longest list to print
 
 
 # Markdown that no name from a file can break
@@ -47,7 +48,7 @@ def code(text: object) -> str:
 def fenced(text: str, language: str) -> str:
     """Put lines into a fenced code block."""
     fence = "`" * max(3, _longest_run(text) + 1)
-    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+    return f"{fence}{language}\n{text.strip()}\n{fence}"
 
 
 def _longest_run(text: str) -> int:
@@ -130,22 +131,14 @@ def _machine(evidence: Evidence) -> str:
     return f"Measured on {plain(', '.join([*place, *versions]))}." if versions and place else ""
 
 
-def old_context(model: Extended) -> Iterator[str]:
-    """Yield the results at the original context length, before and after the extension."""
-    window = model.record.original_max_position_embeddings
-    for evidence in model.evidence:
-        for series in evidence.group.main:
-            own, before = (evidence.row(series, window, name) for name in (evidence.own, evidence.before))
-            if own is not None and before is not None:
-                text = evidence.group.parameters.get("text")
-                of = f" of {plain(text)}" if text else ""
-                then, now = (plain(row_cell(row).line) for row in (before, own))
-                yield f"{series.title} at {window:,} tokens{of}: {then} before, {now} after."
-    if model.record.adaptation:
-        gate = model.record.adaptation.gate
-        change = f"{gate.base:.3f} nats per token before, {gate.now:.3f} after ({gate.rise})"
-        verdict = gate.verdict if gate.passed else gate.verdict.replace("above", "**above**")
-        yield f"Short-context check on held-out text{model.folded}: {change}, {verdict}."
+def short_context(model: Extended) -> str:
+    """Return the outcome of the short-context check; empty for a model that was not trained."""
+    if model.record.adaptation is None:
+        return ""
+    gate = model.record.adaptation.gate
+    change = f"{gate.base:.3f} nats per token before, {gate.now:.3f} after ({gate.rise})"
+    verdict = gate.verdict if gate.passed else gate.verdict.replace("above", "**above**")
+    return f"Short-context check on held-out text{model.folded}: {change}, {verdict}."
 
 
 # What was done
@@ -171,48 +164,28 @@ def _readable(value: Any) -> Any:
     """Drop empty values and long lists."""
     if isinstance(value, dict):
         return {key: _readable(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return "a list, see ropepatch.json" if _numbers(value) > SHORT else [*map(_readable, value)]
+    if isinstance(value, list) and len(str(value)) > WIDTH:
+        return "a list, see ropepatch.json"
     return value
-
-
-def _numbers(value: Any) -> int:
-    """Count the entries of a nested list."""
-    return sum(map(_numbers, value)) if isinstance(value, list) else 1
 
 
 def teaching(adaptation: Adaptation | None) -> str:
     """Describe the targets of a self-distillation; empty for other models."""
     distil = adaptation.recipe.get("distil") if adaptation else None
-    if not isinstance(distil, dict):
+    if adaptation is None or not isinstance(distil, dict):
         return ""
-    named = distil.get("remapping")
-    named = named.get("name") if isinstance(named, dict) else named
-    mixed = f", with {share:.0%} of cross-entropy" if (share := _number(distil, "cross_entropy", 0)) else ""
-    sharp = f" at temperature {t:g}" if (t := _number(distil, "temperature", 1)) != 1 else ""
-    return (
-        f"Self-distillation: the targets were the base model's token distributions{sharp}{mixed}. "
-        f"Beyond its context length, the base model ran with {code(str(named))}.{_asked(adaptation)}"
+    remapping = distil.get("remapping")
+    name = remapping.get("name") if isinstance(remapping, dict) else remapping
+    text = (
+        "Self-distillation: the targets were the base model's token distributions. "
+        f"Beyond its context length, the base model ran with {code(name)}."
     )
-
-
-def _asked(adaptation: Adaptation | None) -> str:
-    """Disclose that training questions resemble those of the evaluation."""
-    data = adaptation.recipe.get("data") if adaptation else None
-    sources = data.get("sources") if isinstance(data, dict) else None
-    if not isinstance(sources, list) or not any(_has_questions(source) for source in sources):
-        return ""
-    kinds = ", ".join(code(kind) for kind in TAUGHT)
-    return f" Some sequences asked questions of the kinds {kinds}: high accuracy at these is partly learned."
-
-
-def _has_questions(source: object) -> bool:
-    return isinstance(source, dict) and source.get("generated") == "questions"
-
-
-def _number(content: Mapping[str, Any], key: str, usual: float) -> float:
-    value = content.get(key)
-    return value if isinstance(value, int | float) else usual
+    if '"generated": "questions"' in json.dumps(adaptation.recipe.get("data")):
+        kinds = ", ".join(code(kind) for kind in TAUGHT)
+        text += (
+            f" Some sequences asked questions of the kinds {kinds}: high accuracy at these is partly learned."
+        )
+    return text
 
 
 # Whom to cite

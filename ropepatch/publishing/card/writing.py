@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jinja2
-from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.results import measure_of, read_result
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
 CARD = "README.md"
 DIGITS = 4  # after the point, of a metric
 TOKENIZERS = {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json"}
-NEWLINE = "\0"  # stands for line breaks within values while empty lines of the template are joined
 MARKER = (
     "<!-- written by ropepatch, which writes it anew; without this line it is yours and stays as it is -->"
 )
@@ -49,20 +45,22 @@ def write_card(folder: Path, repo: str | None = None, revision: str | None = Non
             return []
         model = _read(folder, repo, revision)
         pictures = dict(_pictures(model)) if find_spec("matplotlib") else {}
-        text = card_text(
-            replace(model, captions={stem: picture.caption for stem, picture in pictures.items()})
-        )
-        files = {folder / parts.FIGURES.format(stem): picture for stem, picture in pictures.items()}
-        with ExitStack() as stack:
-            # Renamed last: a card never shows missing figures.
-            stack.enter_context(whole_file(card)).write_text(text, encoding="utf-8", errors="replace")
-            for file, picture in files.items():
-                stack.enter_context(whole_file(file)).write_bytes(drawn(picture.figure, "png"))
+        captions = {stem: picture.caption for stem, picture in pictures.items()}
+        text = card_text(replace(model, captions=captions))
+        drawings = {
+            folder / parts.FIGURES.format(stem): drawn(picture.figure, "png")
+            for stem, picture in pictures.items()
+        }
+        for file, drawing in drawings.items():
+            with whole_file(file) as partial:
+                partial.write_bytes(drawing)
+        with whole_file(card) as partial:  # last: a card never shows missing figures
+            partial.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise RopepatchError(
             f"cannot write {card}: {error.strerror or error}", hint="choose a folder you may write to"
         ) from error
-    return [card, *files]
+    return [card, *drawings]
 
 
 def preview_card(folder: Path, repo: str | None = None, revision: str | None = None) -> str | None:
@@ -77,26 +75,17 @@ def _is_users(card: Path) -> bool:
 
 def card_text(model: Extended) -> str:
     """Render the card; all its numbers are from the record and the results."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        undefined=jinja2.StrictUndefined,
-        # Keeps the empty lines of values.
-        finalize=lambda value: str(value).replace(NEWLINE, "").replace("\n", NEWLINE),
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "plain": plain,
-        "code": parts.code,
-        "fenced": parts.fenced,
-        "quote": shlex.quote,
-        "count": "{:,}".format,
-        "reservation": _reservation,
-    }
     engines = [
         [plain(one.engine), plain(one.reads), one.how or "", plain(one.note)] for one in model.record.engines
     ]
-    body = environment.get_template("card.md.jinja").render(
+    card = ModelCard.from_template(
+        _front_matter(model),
+        template_path=str(Path(__file__).with_name("card.md.jinja")),
+        plain=plain,
+        code=parts.code,
+        fenced=parts.fenced,
+        count="{:,}".format,
+        reservation=_reservation,
         marker=MARKER,
         model=model,
         record=model.record,
@@ -107,14 +96,13 @@ def card_text(model: Extended) -> str:
         warnings=parts.warnings(model),
         engines=markdown_rows(("engine", "supported", "evidence", "note"), engines),
         measured=[*parts.parts(model)],
-        old_context=[*parts.old_context(model)],
+        short_context=parts.short_context(model),
         command=parts.command(model),
         plan=parts.plan(model),
         teaching=parts.teaching(model.record.adaptation),
         citation=parts.citation(model),
     )
-    paragraphs = re.sub(r"\n{3,}", "\n\n", body).strip("\n").replace(NEWLINE, "\n")
-    return f"---\n{_front_matter(model)}\n---\n\n{paragraphs}\n"
+    return re.sub(r"\n{3,}", "\n\n", str(card)).rstrip() + "\n"
 
 
 def _reservation(engine: Engine) -> str:
@@ -160,12 +148,12 @@ def _pictures(model: Extended) -> Iterator[tuple[str, Picture]]:
 # Front matter
 
 
-def _front_matter(model: Extended) -> str:
-    """Return the metadata as YAML, without its delimiters."""
+def _front_matter(model: Extended) -> ModelCardData:
+    """Return the metadata."""
     results = [result for evidence in model.evidence for result in _results(evidence)]
     base: Any = model.record.base
     relation = "adapter" if model.is_adapter else "finetune" if model.record.adaptation else None
-    data = ModelCardData(
+    return ModelCardData(
         base_model=model.base_id,
         base_model_relation=relation if model.base_id else None,
         license=base.license,
@@ -183,7 +171,6 @@ def _front_matter(model: Extended) -> str:
         model_name=model.short_name if results else None,
         eval_results=results or None,
     )
-    return str(data.to_yaml())
 
 
 def _results(evidence: Evidence) -> Iterator[EvalResult]:
