@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,13 +34,14 @@ from ropepatch.training.adapter import (
     trainable,
     without_deprecations,
 )
-from ropepatch.training.effect import Effect, HeldOutData, effects, said, short_context_check
+from ropepatch.training.arguments import training_arguments
+from ropepatch.training.effect import Effect, effects, measured, said, short_context_check
 from ropepatch.training.parallel import load_whole_models
 from ropepatch.training.preparation import Prepared
 from ropepatch.training.recipe import Recipe, remapping_of
-from ropepatch.training.run import TRAINED, Run, digest_of
+from ropepatch.training.run import TRAINED, Run, Say, digest_of, no_line
 from ropepatch.training.run_checkpoints import PARTIAL, newest
-from ropepatch.training.supply import Supply
+from ropepatch.training.supply import Supply, read_supply
 from ropepatch.training.teacher import Teacher
 from ropepatch.training.trainer import (
     SECONDS,
@@ -49,9 +49,8 @@ from ropepatch.training.trainer import (
     ProgressLines,
     explaining_disk,
     history,
-    training_arguments,
 )
-from ropepatch.training.watching import Watcher
+from ropepatch.training.watching import short_context_loss
 
 COST = "cost.json"  # in the folder of the trained weights
 ADAPTATION = "adaptation"  # the folder within the checkpoint: recipe and history
@@ -59,8 +58,6 @@ RECIPE = "recipe.yaml"
 HISTORY = "history.json"
 RUNS = "runs"  # TensorBoard's logs, if the recipe has them
 MERGED = 1e-3  # largest change of a logit by merging in float32, relative to the largest logit
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -80,17 +77,17 @@ def adapt(
     out: str | Path,
     *,
     max_short_loss_increase: float | None = None,
-    say: Say = lambda line: None,
+    say: Say = no_line,
     progress: Progress = no_bar,
     prepared: Prepared | None = None,
     finish: Finish = lambda written, record, model: None,
 ) -> Adapted:
     """Train a model for the target length of a plan and save the result; ``finish`` as in `extend`."""
-    run = Run.of(plan, recipe, out, prepared)
+    run = Run.of(plan, recipe, out, prepared, say, progress)
     supplies: list[Supply] = []
-    run.processes.write_once(lambda: supplies.append(run.supply(say, progress)))
-    (supply,) = supplies or [run.supply(say, progress)]  # the other processes use the cache
-    record = run.record(supply)
+    run.processes.write_once(lambda: supplies.append(read_supply(run)))
+    (supply,) = supplies or [read_supply(run)]  # the other processes use the cache
+    record = run.record(supply.digest)
     limit = max_short_loss_increase
     limit = recipe.watch.max_short_loss_increase if limit is None else limit
     if finished := run.is_finished(record):
@@ -99,7 +96,7 @@ def adapt(
     run.processes.wait()  # else a slow process could take the run of a fast one for finished
     if not finished:
         with run.alone(), run.sharing.announced(recipe):
-            _finish(run, record, supply, limit, say, progress, finish)
+            _finish(run, record, supply, limit, finish)
     adaptation = records.read(run.out).adaptation
     assert adaptation is not None  # checked by `is_finished`, or written by `_finish`
     gate = adaptation.gate.limited(limit)
@@ -108,53 +105,40 @@ def adapt(
     return Adapted(run.out, gate)
 
 
-def _finish(
-    run: Run,
-    record: dict[str, Any],
-    supply: Supply,
-    limit: float,
-    say: Say,
-    progress: Progress,
-    finish: Finish,
-) -> None:
+def _finish(run: Run, record: dict[str, Any], supply: Supply, limit: float, finish: Finish) -> None:
     """Start or resume the training, and save the result."""
     for note in supply.notes:
-        say(note)
-    if run.processes.count == 1 < (gpus := torch.cuda.device_count()):
-        say(f"training on one of {gpus} GPUs; `torchrun --nproc-per-node {gpus} -m ropepatch ...` takes all")
+        run.say(note)
+    gpus = torch.cuda.device_count()
+    if run.processes.count == 1 < gpus:
+        run.say(f"training on one of {gpus} GPUs; `torchrun --nproc-per-node {gpus} ...` takes all")
     begun = run.resumed(record)
     if begun is None:
-        say(f"precision: {run.precision}")
-        begun = run.begin(record, _base_loss(run, supply, progress))
+        run.say(f"precision: {run.precision}")
+        begun = run.begin(record, _base_loss(run, supply))
     done = (run.folder / TRAINED).is_dir()
     run.processes.wait()  # until all processes have checked
     if not done:
-        _train(run, supply, begun, say, progress)
+        _train(run, supply, begun)
     if run.processes.first:
-        _save(run, record, supply, begun, limit, say, progress, finish)
+        _save(run, record, supply, begun, limit, finish)
         run.remove()
     run.processes.wait()
 
 
-def _base_loss(run: Run, supply: Supply, progress: Progress) -> Mean:
+def _base_loss(run: Run, supply: Supply) -> Mean:
     """Measure the base model's loss within the original context length."""
-    with progress("base model, short context") as advance:
+    with run.progress("base model, short context") as advance:
         model = placed(run.source.load(), run.processes.device)
-        return _watcher(run, supply).short_context(model, advance)
+        return short_context_loss(run, supply.pieces, model, advance, split=True)
 
 
-def _watcher(run: Run, supply: Supply, *, split: bool = True) -> Watcher:
-    watch = run.recipe.watch
-    target = run.plan.target if watch.target else None
-    return Watcher(run.tokenizer, supply.pieces, run.trained, target, watch.passkey_trials, split)
-
-
-def _train(run: Run, supply: Supply, begun: dict[str, Any], say: Say, progress: Progress) -> None:
+def _train(run: Run, supply: Supply, begun: dict[str, Any]) -> None:
     """Train from the last checkpoint, and save TRAINED in the run's folder."""
     recipe, dtype = run.recipe, begun["precision"]["dtype"]
     last = run.processes.write_once(lambda: newest(run.folder))
     if last is not None:
-        say(f"resuming from {last.name}")
+        run.say(f"resuming from {last.name}")
     arguments = training_arguments(recipe, run.folder, dtype=dtype, resumed=last is not None)
     if recipe.quantization:
         loaded: Any = load_in_4_bits(run.source, dtype, run.processes.device)
@@ -172,19 +156,16 @@ def _train(run: Run, supply: Supply, begun: dict[str, Any], say: Say, progress: 
     model = trainable(loaded, recipe.lora)
     if recipe.gradient_checkpointing:
         recompute_activations(loaded)
-    with no_progress_bars(), progress("training") as advance:
+    with no_progress_bars(), run.progress("training") as advance:
         per_step, base_loss = supply.tokens // recipe.max_steps, Mean.of(begun["base"]).value
         trainer = LongContextTrainer(
-            watcher=_watcher(run, supply, split=run.sharing.engine is None),
-            packed=recipe.packed_by_us,
-            sharing=run.sharing,
-            processes=run.processes,
+            run=run,
+            pieces=supply.pieces,
             teacher=None if recipe.distil is None else Teacher(model, run.trained, mapped, recipe.distil),
-            say=say,
             model=model,
             args=arguments,
             train_dataset=supply.batches,
-            callbacks=[ProgressLines(say, advance, per_step, base_loss)],
+            callbacks=[ProgressLines(run.say, advance, per_step, base_loss)],
         )
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
     _keep(run, trainer)
@@ -210,28 +191,21 @@ def _keep(run: Run, trainer: Any) -> None:
 
 
 def _save(
-    run: Run,
-    record: dict[str, Any],
-    supply: Supply,
-    begun: dict[str, Any],
-    limit: float,
-    say: Say,
-    progress: Progress,
-    finish: Finish,
+    run: Run, record: dict[str, Any], supply: Supply, begun: dict[str, Any], limit: float, finish: Finish
 ) -> None:
     """Merge the trained weights, evaluate them, and save the checkpoint or adapter with its record."""
     recipe, trained, plan = run.recipe, run.folder / TRAINED, run.plan
-    say("saving, and reloading with stock transformers" if recipe.save == "merged" else "saving")
+    run.say("saving, and reloading with stock transformers" if recipe.save == "merged" else "saving")
     model: Any = merged_model(plan, recipe, run.source, trained)
     dtype = model.dtype
-    with progress("trained model, short context") as advance:
-        watcher = _watcher(run, supply, split=False)
-        now = watcher.short_context(placed(model, run.processes.device), advance)
+    with run.progress("trained model, short context") as advance:
+        on_device = placed(model, run.processes.device)
+        now = short_context_loss(run, supply.pieces, on_device, advance, split=False)
     gate = short_context_check(Mean.of(begun["base"]), now, limit)
     found: list[Effect] = []
     if supply.kinds and recipe.watch.target:
-        found = _effects(run, supply, model, progress)
-        say(said(found, plan.method.name))
+        found = _effects(run, supply, model)
+        run.say(said(found, plan.method.name))
     model.to(dtype).cpu()
     adaptation = {
         "recipe": recipe.to_dict(),
@@ -270,23 +244,18 @@ def _save(
         records.write(folder, records.Record.of(plan, **extras | origin))
 
 
-def _effects(run: Run, supply: Supply, model: Any, progress: Progress) -> list[Effect]:
+def _effects(run: Run, supply: Supply, model: Any) -> list[Effect]:
     """Measure loss and retrieval accuracy of a trained model and, moved off its device, of the untrained."""
     target, plan = run.plan.target, run.plan
     pieces = torch.split(torch.cat([*supply.pieces]), target)
     windows = [piece for piece in pieces if len(piece) == target]
     seed = seed_of(run.recipe.seed, "report")
     exam = Exam.of(run.tokenizer, supply.kinds, target, seed=seed, most=supply.most_read)
-    data = HeldOutData(windows, exam, run.trained, target)
-    device = run.processes.device
-    with progress("trained model, held-out data") as advance:
-        after = data.of_model(placed(model, device), advance)
+    after = measured(run, windows, exam, model, "trained model")
     model.cpu()
     untrained = run.source.load()
     put(untrained, run.source, plan)
-    with progress(f"{plan.method.name} only, held-out data") as advance:
-        before = data.of_model(placed(untrained, device), advance)
-    return effects(before, after)
+    return effects(measured(run, windows, exam, untrained, f"{plan.method.name} only"), after)
 
 
 def merged_model(plan: Plan, recipe: Recipe, source: Checkpoint, trained: Path) -> PreTrainedModel:

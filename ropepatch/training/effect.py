@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from ropepatch.evaluation.exam import Exam
 from ropepatch.evaluation.intervals import Interval, Mean, difference
 from ropepatch.evaluation.perplexity import perplexity
 from ropepatch.evaluation.results import finite
 from ropepatch.extension.record import Gate
-from ropepatch.progress import Advance, passes
+from ropepatch.model.precision import placed
+from ropepatch.progress import passes
+from ropepatch.training.run import Run
 
 
 @dataclass(frozen=True)
@@ -52,28 +56,29 @@ class Effect:
         return f"{self.name} {self.before.value:{places}} -> {self.after.value:{places}} ({change})"
 
 
-@dataclass(frozen=True, eq=False)
-class HeldOutData:
-    """Texts and prompts on which a model is measured before and after a training."""
+def measured(run: Run, windows: Sequence[Tensor], exam: Exam, model: Any, stage: str) -> dict[str, Mean]:
+    """Measure the losses and answers of a model, by the name of the measurement.
 
-    windows: Sequence[Any]  # token ids [target]
-    exam: Exam
-    trained: int  # the original length
-    target: int
-
-    def of_model(self, model: Any, advance: Advance) -> dict[str, Mean]:
-        """Measure losses and answers, by the name of the measurement."""
-        texts, prompts = passes(advance, [sum(map(len, self.windows)), self.exam.tokens])
-        curve = perplexity(model, None, self.windows, progress=texts)
-        found = {
-            f"loss within {self.trained} tokens": curve.at(self.trained),
-            "loss beyond": curve.between(self.trained, self.target),
-        }
-        answers = self.exam.of_model(model, progress=prompts)
-        for kind in self.exam.kinds:
-            found[f"{kind} accuracy"] = answers.found(self.target, kind)
-            found[f"{kind} log-prob"] = answers.log_prob(self.target, kind)
-        return found
+    Args:
+        run: The run.
+        windows: Held-out texts of the target length.
+        exam: The prompts.
+        model: The model, which is moved to the device.
+        stage: The name of the model, for the progress.
+    """
+    target, trained = run.plan.target, run.trained
+    with run.progress(f"{stage}, held-out data") as advance:
+        texts, prompts = passes(advance, [sum(map(len, windows)), exam.tokens])
+        curve = perplexity(placed(model, run.processes.device), None, windows, progress=texts)
+        answers = exam.of_model(model, progress=prompts)
+    found = {
+        f"loss within {trained} tokens": curve.at(trained),
+        "loss beyond": curve.between(trained, target),
+    }
+    for kind in exam.kinds:
+        found[f"{kind} accuracy"] = answers.found(target, kind)
+        found[f"{kind} log-prob"] = answers.log_prob(target, kind)
+    return found
 
 
 def effects(before: dict[str, Mean], after: dict[str, Mean]) -> list[Effect]:

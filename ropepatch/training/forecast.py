@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import html
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,7 +15,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension.planning import Plan
 from ropepatch.files import read_json
 from ropepatch.model.architectures import published
-from ropepatch.model.config import load_config, text_config
+from ropepatch.model.config import text_config
 from ropepatch.model.cost import (
     CARDS,
     GIB,
@@ -34,10 +32,7 @@ from ropepatch.training.preparation import Prepared, Weights, prepare
 from ropepatch.training.recipe import Recipe
 
 SAVED = 12  # bytes per trained weight in a checkpoint of a run: float32, and two moments of Adam
-GEOMETRY = (
-    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-    *("vocab_size", "max_position_embeddings"),
-)
+GEOMETRY = ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size", "max_position_embeddings")
 FOUR_BITS = 0.516  # bytes per weight: NF4 in blocks of 64 with quantised scales (arXiv:2305.14314)
 
 
@@ -63,9 +58,6 @@ class Forecast:
         lines = [] if self.cost is None else [f"training: {self.cost}"]
         return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
-
 
 def forecast(
     plan: Plan,
@@ -77,7 +69,7 @@ def forecast(
 ) -> Forecast:
     """Forecast what `ropepatch.adapt` does with the same arguments."""
     prepared, device = prepared or prepare(plan, recipe), best_device()
-    counted, cost, warnings = prepared.counted, None, list(other_model(plan, recipe))
+    counted, cost, warnings = prepared.counted, None, other_model(plan, recipe)
     if counted.trained is not None:
         cost = training_cost(
             recipe,
@@ -123,7 +115,7 @@ def training_cost(
         device: The type of device.
     """
     lengths, room = recipe.data.lengths(window)
-    batches = processes * recipe.trainer.get("gradient_accumulation_steps", 1)
+    batches = processes * recipe.accumulated
     rows = Counter[int]()
     for step in range(recipe.max_steps):
         length = lengths[step % len(lengths)]
@@ -190,21 +182,16 @@ def published_config(model: str) -> dict[str, Any] | None:
     return published().get(model)
 
 
-def other_model(plan: Plan, recipe: Recipe) -> Iterator[str]:
-    """Yield a warning if the recipe is written for a model of another size."""
-    if Path(plan.model).name == Path(recipe.model).name:
-        return
-    if meant := published_config(recipe.model):
-        geometries = [
-            [getattr(config, size, None) for size in GEOMETRY]
-            for config in (text_config(load_config(meant)), plan.checkpoint.config)
-        ]
-        if geometries[0] == geometries[1]:
-            return
-    yield (
+def other_model(plan: Plan, recipe: Recipe) -> list[str]:
+    """Return a warning if the recipe is written for a model of another size."""
+    meant = published_config(recipe.model) or {}
+    sizes = [(meant.get(key), getattr(plan.checkpoint.config, key, None)) for key in GEOMETRY]
+    if Path(plan.model).name == Path(recipe.model).name or all(one == other for one, other in sizes):
+        return []
+    return [
         f"the recipe is for {recipe.model}, this model is {plan.model}: its learning rate, lengths "
         "and target were chosen for that model"
-    )
+    ]
 
 
 def _disk_needed(plan: Plan, recipe: Recipe, counted: Weights) -> int:

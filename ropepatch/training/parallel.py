@@ -59,8 +59,7 @@ class Sharing:
         """Set the launcher's environment variables from the recipe within the block."""
         values: dict[str, str] = {}
         if self.engine == "DEEPSPEED":
-            steps = recipe.trainer.get("gradient_accumulation_steps", 1)
-            values["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = str(steps)
+            values["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = str(recipe.accumulated)
             values["ACCELERATE_GRADIENT_CLIPPING"] = str(_clipping(recipe))
         before = {name: os.environ.get(name) for name in values}
         os.environ.update(values)

@@ -86,7 +86,7 @@ def prepare(plan: Plan, recipe: Recipe) -> Prepared:
         sharing.check(recipe)
         _check_attention(recipe, model)
         if can_train:
-            from ropepatch.training.trainer import check_trainer_section
+            from ropepatch.training.arguments import check_trainer_section
 
             with sharing.announced(recipe):
                 check_trainer_section(recipe, precision.dtype)

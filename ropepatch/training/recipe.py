@@ -370,6 +370,12 @@ class Recipe(Settings):
         """Optimiser steps."""
         return self.trainer["max_steps"]
 
+    @property
+    def accumulated(self) -> int:
+        """Batches of a process in one step."""
+        count: int = self.trainer.get("gradient_accumulation_steps", 1)
+        return count
+
     def reads_beyond(self, trained: int) -> bool:
         """Whether some training sequences are longer than the original length of ``trained`` tokens."""
         return max(self.data.lengths(trained)[0]) > trained

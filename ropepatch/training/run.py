@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -30,8 +29,8 @@ from ropepatch.settings import seed_of
 from ropepatch.training.parallel import Sharing
 from ropepatch.training.preparation import Prepared, prepare
 from ropepatch.training.recipe import Recipe
-from ropepatch.training.supply import RecipeReader, Supply, is_at_hand
 
+Say = Callable[[str], None]
 RECORD = "run.json"  # in the folder of a run: the decisive settings, and the measurements of `begin`
 TRAINED = "trained"  # in the folder of a run: the weights after the last step
 # Recipe keys that the plan or the digest of the text covers, or that change no weight.
@@ -48,6 +47,10 @@ NOT_DECISIVE: dict[str, Any] = {
 }
 
 
+def no_line(line: str) -> None:
+    """Print nothing."""
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """One adaptation, over all of its processes."""
@@ -60,9 +63,19 @@ class Run:
     precision: Precision  # of a new run; a resumed one keeps its own
     processes: Processes
     tokenizer: PreTrainedTokenizerBase
+    say: Say  # takes lines for the user
+    progress: Progress
 
     @classmethod
-    def of(cls, plan: Plan, recipe: Recipe, out: str | Path, prepared: Prepared | None = None) -> Run:
+    def of(
+        cls,
+        plan: Plan,
+        recipe: Recipe,
+        out: str | Path,
+        prepared: Prepared | None = None,
+        say: Say = no_line,
+        progress: Progress = no_bar,
+    ) -> Run:
         """Prepare the run whose output is the folder ``out``."""
         prepared = prepared or prepare(plan, recipe)
         prepared.check()
@@ -71,8 +84,8 @@ class Run:
             absent(folder)
         source = source_of(plan, out=folder)
         sharing, precision = prepared.sharing, prepared.precision
-        tokenizer = source.tokenizer
-        run = cls(plan, recipe, source, folder, sharing, precision, join(), tokenizer)
+        tokenizer, processes = source.tokenizer, join()
+        run = cls(plan, recipe, source, folder, sharing, precision, processes, tokenizer, say, progress)
         if run.folder.is_symlink() or (run.folder.exists() and not run.folder.is_dir()):
             raise RopepatchError(
                 f"{run.folder} is not a folder, but the run needs a folder there",
@@ -90,43 +103,22 @@ class Run:
         """The original context length, in tokens."""
         return self.plan.source.window
 
-    def supply(self, say: Callable[[str], None] = lambda line: None, progress: Progress = no_bar) -> Supply:
-        """Read its texts; ``say`` is called with lines for the user."""
-        accumulated = self.recipe.trainer.get("gradient_accumulation_steps", 1)
-        return self._reader(say=say, progress=progress).supply(per_step=self.processes.count * accumulated)
+    @property
+    def first_token(self) -> int | None:
+        """The token at the start of every sequence, if the model's family needs it."""
+        is_needed = self.plan.checkpoint.config.model_type in BOS_IN_EACH_WINDOW
+        token: int | None = self.tokenizer.bos_token_id if is_needed else None
+        return token
 
-    def check(self) -> None:
-        """Raise `RopepatchError` before weights are loaded, if its texts or its folders are unsuitable."""
-        with TemporaryDirectory(prefix="ropepatch-") as cache:
-            self._reader(cache=Path(cache)).check()
-        at_hand = all(map(is_at_hand, self.recipe.data.sources))
-        if at_hand and (self.out.exists() or self.folder.exists()):
-            record = self.record(self.supply())
-            if not self.is_finished(record):
-                self.resumed(record)
-
-    def _reader(self, **options: Any) -> RecipeReader:
-        in_windows = self.plan.checkpoint.config.model_type in BOS_IN_EACH_WINDOW
-        return RecipeReader(
-            recipe=self.recipe,
-            tokenizer=self.tokenizer,
-            trained=self.trained,
-            target=self.plan.target,
-            vocabulary=self.plan.checkpoint.config.vocab_size,
-            folder=self.source.folder,
-            first=self.tokenizer.bos_token_id if in_windows else None,
-            **options,
-        )
-
-    def record(self, supply: Supply) -> dict[str, Any]:
-        """Return the settings that decide the weights."""
+    def record(self, text: str) -> dict[str, Any]:
+        """Return the settings that decide the weights; ``text`` is the digest of its texts."""
         plan = self.plan.to_dict()
         return {
             "recipe": self.recipe.model_dump(exclude=NOT_DECISIVE),
             "method": {key: plan[key] for key in ("method", "factor", "parameters", "target", "inv_freq")},
             "weights": self.source.fingerprint,
             "config": seed_of(json.dumps(self.plan.checkpoint.raw, sort_keys=True)),
-            "text": supply.digest,
+            "text": text,
             "processes": self.processes.count,
         }
 

@@ -6,47 +6,40 @@ import math
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import current_thread, main_thread
 from types import FrameType
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.utils.data import SequentialSampler
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, get_scheduler
-from transformers.integrations import integration_utils
+from transformers import PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ropepatch.errors import RopepatchError, argument, is_out_of_memory
+from ropepatch.errors import RopepatchError, argument
 from ropepatch.files import remove
-from ropepatch.processes import Processes
 from ropepatch.progress import Advance
 from ropepatch.training.loss import causal_lm_loss, linear_head
 from ropepatch.training.packed_attention import packed_attention
-from ropepatch.training.parallel import Sharing, launch_arguments
-from ropepatch.training.recipe import Recipe
+from ropepatch.training.run import Run
 from ropepatch.training.run_checkpoints import PARTIAL, checkpoints
 from ropepatch.training.teacher import UNKNOWN, Teacher
-from ropepatch.training.watching import Watcher
+from ropepatch.training.watching import measure
 
 TORCH_WRITES = "inline_container"  # in torch's errors about the disk
 SECONDS = "train_seconds"  # in a log: the time of the steps since the previous one
 
 
 class LongContextTrainer(Trainer):
-    """Trains on `Batches` in their order; evaluates with a `Watcher`.
+    """Trains on `Batches` in their order; evaluates with `measure`.
 
     Args:
-        watcher: Runs the evaluation when `evaluate` is called.
-        packed: Whether to use `packed_attention`; flash attention supports segments itself.
-        sharing: How processes share the weights.
-        processes: The processes of this training.
+        run: The run.
+        pieces: The held-out text of the evaluation.
         teacher: The teacher of a self-distillation.
-        say: Takes a line when a signal arrives.
         **arguments: Further arguments of transformers' Trainer.
     """
 
@@ -54,37 +47,25 @@ class LongContextTrainer(Trainer):
 
     def __init__(
         self,
-        *,
-        watcher: Watcher,
-        packed: bool,
-        sharing: Sharing,
-        processes: Processes,
-        teacher: Teacher | None = None,
-        say: Callable[[str], None] = lambda line: None,
+        run: Run,
+        pieces: Sequence[Tensor],
+        teacher: Teacher | None,
         **arguments: Any,
     ) -> None:
-        self.stop = SaveOnSignal(say)
+        self.stop = SaveOnSignal(run.say)
         super().__init__(
             data_collator=lambda batches: batches[0],
-            eval_dataset=[],  # unused: `evaluate` calls the watcher
+            eval_dataset=[],  # unused: `evaluate` has its own
             callbacks=[self.stop, *arguments.pop("callbacks", [])],
             **arguments,
         )
         self.remove_callback(PrinterCallback)  # stdout is for results
-        self.watcher = watcher
-        self.packed = packed
-        self.processes = processes
-        self.teacher = teacher
+        self.run, self.pieces, self.teacher = run, pieces, teacher
         self._head: Any = UNKNOWN
         self.model_accepts_loss_kwargs = True  # else the Trainer does not count num_items_in_batch
-        if sharing.engine != "DEEPSPEED":  # DeepSpeed is set not to divide by it
+        if run.sharing.engine != "DEEPSPEED":  # DeepSpeed is set not to divide by it
             # transformers 5.4 and accelerate 1.15 both divide gradients by it, once too often.
             self.accelerator.gradient_accumulation_steps = 1
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the run."""
-        return Path(str(self.args.output_dir))
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train, and close the trackers' writers if it is interrupted.
@@ -92,7 +73,7 @@ class LongContextTrainer(Trainer):
         With one process, a signal stops it after the current step is saved; with several, at once.
         """
         try:
-            with self.stop.listening() if self.processes.count == 1 else nullcontext():
+            with self.stop.listening() if self.run.processes.count == 1 else nullcontext():
                 return super().train(*args, **kwargs)
         except BaseException:
             for callback in self.callback_handler.callbacks:
@@ -106,7 +87,7 @@ class LongContextTrainer(Trainer):
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
         """Run a forward and backward pass with attention within the segments of the batch."""
-        with packed_attention(model) if self.packed else nullcontext():
+        with packed_attention(model) if self.run.recipe.packed_by_us else nullcontext():
             return super().training_step(model, inputs, *args, **kwargs)
 
     def compute_loss(
@@ -120,8 +101,8 @@ class LongContextTrainer(Trainer):
         self._find_head(model)
         distilled = None if self.teacher is None else self.teacher.loss(inputs)
         loss = causal_lm_loss(model, inputs, num_items_in_batch, head=self._head, distilled=distilled)
-        if num_items_in_batch is not None and self.args.average_tokens_across_devices:
-            loss = loss * self.processes.count  # data parallelism averages over the processes
+        if num_items_in_batch is not None:
+            loss = loss * self.run.processes.count  # data parallelism averages over the processes
         return (loss, {}) if return_outputs else loss
 
     def _find_head(self, model: Any) -> None:
@@ -129,11 +110,11 @@ class LongContextTrainer(Trainer):
             self._head = linear_head(model)
 
     def evaluate(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
-        """Run the watcher's evaluation and log it."""
+        """Run our evaluation and log it."""
         with self.accelerator.autocast():
             self._find_head(self.model_wrapped)  # FSDP2 cannot train weights gathered in inference mode
             model = self.accelerator.unwrap_model(self.model)
-            measured = self.watcher.measure(model)
+            measured = measure(self.run, self.pieces, model)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in measured.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
@@ -149,18 +130,19 @@ class LongContextTrainer(Trainer):
             )
 
     def _get_output_dir(self, trial: Any) -> str:
-        return str(self.folder / PARTIAL)
+        return str(self.run.folder / PARTIAL)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         step = self.state.global_step
-        partial = self.folder / PARTIAL / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+        folder = self.run.folder
+        partial = folder / PARTIAL / f"{PREFIX_CHECKPOINT_DIR}-{step}"
         with explaining_disk(f"the checkpoint of step {step}", partial):
             super()._save_checkpoint(model, trial)
-            self.processes.wait()
+            self.run.processes.wait()
             if self.args.should_save:
-                partial.rename(self.folder / partial.name)
+                partial.rename(folder / partial.name)
                 limit: Any = self.args.save_total_limit
-                for old in checkpoints(self.folder)[:-limit]:
+                for old in checkpoints(folder)[:-limit]:
                     remove(old)
 
 
@@ -266,14 +248,11 @@ class ProgressLines(TrainerCallback):
             )
         if "eval_short_loss" in logs:
             short = logs["eval_short_loss"]
-            far = f", target loss {logs['eval_target_loss']:.4f}" if "eval_target_loss" in logs else ""
-            keys = ""
-            if "eval_target_passkey" in logs:
-                keys = f", passkey accuracy {logs['eval_target_passkey']:.0%}"
-            self._say(
-                f"step {state.global_step}/{state.max_steps}, evaluation: short-context loss "
-                f"{short:.4f} (base {self._base:.4f}, {short / self._base - 1:+.2%}){far}{keys}"
-            )
+            line = f"short-context loss {short:.4f} ({short / self._base - 1:+.2%} of the base)"
+            for name, value in logs.items():
+                if name.startswith("eval_target_"):
+                    line += f", target {name.removeprefix('eval_target_')} {value:.4f}"
+            self._say(f"step {state.global_step}/{state.max_steps}, evaluation: {line}")
 
 
 @contextmanager
@@ -290,55 +269,6 @@ def explaining_disk(what: str, folder: Path) -> Iterator[None]:
             f"cannot save {what}: {reason}",
             hint="free some space and run the same command again: it resumes from the last checkpoint",
         ) from error
-
-
-def check_trainer_section(recipe: Recipe, dtype: str) -> None:
-    """Raise `RopepatchError` if transformers has no such arguments, trackers, optimiser or schedule."""
-    try:
-        arguments = training_arguments(recipe, Path("run"), dtype=dtype, resumed=False)
-        for tracker in integration_utils.get_reporting_integration_callbacks(arguments.report_to):  # type: ignore[no-untyped-call]
-            tracker()
-        Trainer.get_optimizer_cls_and_kwargs(arguments)
-        get_scheduler(
-            arguments.lr_scheduler_type,
-            torch.optim.SGD([torch.zeros(1, requires_grad=True)]),
-            num_warmup_steps=arguments.get_warmup_steps(recipe.max_steps),
-            num_training_steps=recipe.max_steps,
-            scheduler_specific_kwargs=arguments.lr_scheduler_kwargs,  # type: ignore[arg-type]
-        )
-    except (TypeError, ValueError, ImportError, RuntimeError, KeyError) as error:
-        if is_out_of_memory(error):
-            raise
-        raise RopepatchError(
-            f"transformers rejects the recipe's trainer section: {' '.join(str(error).split())[:300]}",
-            hint="fix the trainer section of the recipe",
-        ) from error
-
-
-def training_arguments(recipe: Recipe, folder: Path, *, dtype: str, resumed: bool) -> TrainingArguments:
-    """Build the Trainer's arguments of a run in a folder."""
-    ours = {
-        "output_dir": str(folder),
-        "seed": recipe.seed,
-        "data_seed": recipe.seed,
-        "eval_strategy": "steps",
-        "eval_steps": recipe.watch.every,
-        "eval_on_start": not resumed,
-        "per_device_train_batch_size": 1,  # an item of `Batches` is one forward pass
-        "remove_unused_columns": False,
-        "save_strategy": "steps",
-        "disable_tqdm": True,
-        "bf16": dtype == "bfloat16",
-        "fp16": dtype == "float16",
-        "average_tokens_across_devices": True,
-        "logging_nan_inf_filter": False,  # `log` raises on a loss that is not finite
-    }
-    defaults = {"report_to": "none", "logging_steps": 10, "save_steps": 100, "save_total_limit": 2}
-    values: dict[str, Any] = {**defaults, **recipe.trainer, **ours, **launch_arguments(recipe)}
-    arguments = TrainingArguments(**values)
-    if arguments.n_gpu > 1:  # without torchrun or accelerate: one GPU instead of nn.DataParallel
-        arguments._n_gpu = 1
-    return arguments
 
 
 def history(log_history: list[dict[str, Any]]) -> list[dict[str, Any]]:

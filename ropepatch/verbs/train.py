@@ -211,8 +211,9 @@ def _check_source(plan: Plan, place: Path, include: Sequence[str]) -> None:
 def _check_run(plan: Plan, recipe: Recipe, place: Path, prepared: Prepared) -> None:
     """Raise the errors of a training that its preparation does not find."""
     from ropepatch.training.run import Run
+    from ropepatch.training.supply import check_run
 
-    Run.of(plan, recipe, place, replace(prepared, obstacles=())).check()
+    check_run(Run.of(plan, recipe, place, replace(prepared, obstacles=())))
 
 
 def _trained(

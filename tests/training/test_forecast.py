@@ -22,6 +22,7 @@ from ropepatch.training.forecast import forecast, published_config, training_byt
 from ropepatch.training.preparation import Weights, prepare
 from ropepatch.training.recipe import Data, Distil, Generated, Lora, Watch
 from ropepatch.training.run import Run
+from ropepatch.training.supply import read_supply
 
 PLAN = ropepatch.plan("tiny", to=512)
 SMALL = {
@@ -113,7 +114,7 @@ def test_the_memory_of_every_kind_of_decoder_is_estimated(family):
 def test_a_forecast_counts_every_token_of_all_processes_once(count, tmp_path):
     run = replace(Run.of(PLAN, small_recipe(), tmp_path / "out"), processes=Processes(0, count))
     found = forecast(PLAN, small_recipe(), tmp_path / "out", processes=count)
-    assert found.cost.tokens == run.supply().tokens
+    assert found.cost.tokens == read_supply(run).tokens
     assert found.cost.steps == 6
     assert (found.obstacles, found.warnings) == ((), ())
     assert not list(tmp_path.iterdir())

@@ -8,7 +8,6 @@ from run_recipes import small_recipe
 from transformers.models.llama.modeling_llama import LlamaModel
 
 import ropepatch
-from ropepatch.evaluation import exam
 from ropepatch.model import precision
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import TINY
@@ -77,10 +76,3 @@ def test_every_phase_of_a_training_has_a_bar_that_ends(bfloat16, tmp_path):
     assert dtypes[-2:] == [torch.bfloat16] * 2  # the verification, before and after reloading
     assert set(dtypes[:-2]) == {torch.float32}
     assert Checkpoint(folder).load().dtype == torch.bfloat16
-
-
-def test_a_look_at_answers_is_a_share_of_the_training(tiny):
-    few, many = (
-        exam.Exam.of(tiny[1], ["passkey"], 256, seed=0, most=most).tokens for most in (1024, exam.TOKENS)
-    )
-    assert 900 < few <= 1024 < many

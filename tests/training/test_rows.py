@@ -116,14 +116,10 @@ def test_each_sequence_begins_with_bos_where_a_family_needs_it():
     pieces, _ = held_out(store, 8, 2, bos)
     assert [piece.tolist() for piece in pieces] == [[bos, *range(100, 107)], [bos, *range(108, 115)]]
     rows = TokenRows(store, 0, 0, bos)
-    found = sorted((rows.row(index, 8) for index in range(3)), key=lambda row: int(row.ids[1]))
-    assert [row.ids.tolist() for row in found] == [
-        [bos, *range(begin, begin + 7)] for begin in (100, 108, 116)
-    ]
-    assert [row.lengths for row in found] == [(8,), (8,), (8,)]  # the document of one token is dropped
-    assert found[0].labels.tolist() == [-100, *range(100, 107)]
-    begun = TokenRows(store_of([8, 4], first=5), 0, 0, bos)  # its first window begins with the token itself
-    assert sorted(begun.row(0, 6).ids.tolist() + begun.row(1, 6).ids.tolist()) == [5, 5, *range(6, 16)]
+    found = [rows.row(index, 8) for index in range(3)]
+    assert sorted(row.ids.tolist() for row in found) == [[bos, *range(n, n + 7)] for n in (100, 108, 116)]
+    assert {row.lengths for row in found} == {(8,)}  # the document of one token is dropped
+    assert all(row.labels.tolist() == [-100, *row.ids[1:].tolist()] for row in found)
 
 
 # generated rows
@@ -172,9 +168,6 @@ def test_sources_are_drawn_by_their_weights():
     schedule = Schedule.of(data, trained=8, steps=500, per_step=1, seed=0)
     counts = torch.bincount(schedule.sources, minlength=4) / 50_000
     assert counts.tolist() == pytest.approx([0.1, 0.3, 0.0001, 0.6], abs=0.01)
-    assert len(schedule.sources) == 50_000
-    other = Schedule.of(data, trained=8, steps=500, per_step=1, seed=1)
-    assert not torch.equal(schedule.sources, other.sources)
     assert (schedule.sources[:-1] == schedule.sources[1:]).double().mean() < 0.6  # drawn row by row
 
 
