@@ -76,7 +76,6 @@ def adapt(
     recipe: Recipe,
     out: str | Path,
     *,
-    max_short_loss_increase: float | None = None,
     say: Say = no_line,
     progress: Progress = no_bar,
     prepared: Prepared | None = None,
@@ -88,8 +87,7 @@ def adapt(
     run.processes.write_once(lambda: supplies.append(read_supply(run)))
     (supply,) = supplies or [read_supply(run)]  # the other processes use the cache
     record = run.record(supply.digest)
-    limit = max_short_loss_increase
-    limit = recipe.watch.max_short_loss_increase if limit is None else limit
+    limit = recipe.watch.max_short_loss_increase
     if finished := run.is_finished(record):
         say(f"{run.out} is finished")
         run.remove_rest()
