@@ -13,7 +13,7 @@ from cyclopts import Group
 import ropepatch
 from ropepatch.cli.derive import command
 from ropepatch.cli.screen import paragraphs, print_table, print_text
-from ropepatch.errors import RopepatchError, argument, plain
+from ropepatch.errors import plain
 
 GROUP = Group("List", sort_key=4)
 REMAPPING = "position remapping"
@@ -157,34 +157,17 @@ def encodings(name: str | None = None, *, as_json: bool = False) -> None:
     """\
   ropepatch recipes
   ropepatch recipes llama2-7b-yarn-32k
-  ropepatch recipes llama2-7b-yarn-32k --copy mine.yaml""",
+  ropepatch recipes llama2-7b-yarn-32k > mine.yaml""",
 )
-def recipes(
-    name: str | None = None, file: str | None = None, *, copy: bool = False, as_json: bool = False
-) -> None:
-    """List the recipes of `ropepatch train`, print one, or copy one.
+def recipes(name: str | None = None, *, as_json: bool = False) -> None:
+    """List the recipes of `ropepatch train`, or print one, which you can change.
 
     Args:
         name: A recipe, or a YAML file.
-        file: The file that `copy` writes. Default: NAME.yaml in the working folder.
-        copy: Copy the recipe, so that you can change it.
     """
-    from ropepatch.settings import RECIPES, find_shipped
+    from ropepatch.settings import RECIPES
 
-    if copy and name is None:
-        raise RopepatchError(f"{argument('copy')} needs a recipe", hint="ropepatch recipes NAME --copy")
-    if copy and as_json:
-        words = f"{argument('as_json')} cannot be combined with {argument('copy')}"
-        raise RopepatchError(words, hint="leave one out")
-    if file is not None and not copy:
-        raise RopepatchError(
-            f"{file} needs {argument('copy')}", hint=f"ropepatch recipes {name} --copy {file}"
-        )
-    if copy and name is not None:
-        source = find_shipped(name, RECIPES, "recipe")
-        _copy(source, Path(file or source.name))
-    else:
-        _list(name, RECIPES, "recipe", "trains", as_json, lambda name: ropepatch.read_recipe(name))
+    _list(name, RECIPES, "recipe", "trains", as_json, lambda name: ropepatch.read_recipe(name))
 
 
 @command(
@@ -225,7 +208,10 @@ def _list(
     if as_json:
         print(json_text([{what: known} | read_yaml(file, what) for known, file in files.items()]))
     elif name:
-        print(files[name].read_text(encoding="utf-8"), end="")
+        file = files[name]
+        schema = f"$schema={what}.schema.json"  # which is not next to a copy
+        text = file.read_text(encoding="utf-8")
+        print(text.replace(schema, f"$schema={file.with_name(schema[8:]).resolve()}"), end="")
     else:
         print_table((what, does), [(known, first_sentence(file)) for known, file in files.items()])
 
@@ -236,26 +222,3 @@ def first_sentence(file: Path) -> str:
     comment = re.match(r"(?:# .*\n)+", "\n".join(lines) + "\n")
     text = " ".join(comment[0].replace("\n# ", " ")[2:].split()) if comment else ""
     return text.split("  ropepatch ")[0].partition(". ")[0].removesuffix(".")
-
-
-def _copy(source: Path, file: Path) -> None:
-    from ropepatch.files import whole_file
-
-    if file.suffix not in (".yaml", ".yml"):
-        raise RopepatchError(
-            f"{file} must end in .yaml",
-            hint="`train --recipe` takes a name without .yaml for a bundled recipe",
-        )
-    schema = source.with_name("recipe.schema.json").resolve()  # because it is not next to the copy
-    text = source.read_text(encoding="utf-8").replace(f"$schema={schema.name}", f"$schema={schema}")
-    place = file.expanduser()
-    try:
-        if place.exists() or place.is_symlink():
-            raise RopepatchError(
-                f"{file} already exists", hint="name another FILE after --copy; nothing is overwritten"
-            )
-        with whole_file(place, new=True) as partial:
-            partial.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise RopepatchError(f"cannot write {file}: {error.strerror}", hint="name another FILE") from error
-    print_text(f"{file}: change it, then ropepatch train MODEL --recipe {file}")

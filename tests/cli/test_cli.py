@@ -312,7 +312,6 @@ def test_commands_escape_control_characters_in_folder_names(tmp_path, run_here):
         ["eval", extended, "--suite", "demo", "--text", "t.txt", "--limit", "1"],
         ["doctor", extended],
         ["plot", extended, "--out", f"{name}-figures"],
-        ["recipes", "tiny", f"{name}.yaml", "--copy"],
         ["suites", f"{name}-suite.yaml"],
         ["export", extended, "--fold-attention"],
         ["push", extended, "me/it", "--dry-run"],

@@ -106,9 +106,7 @@ REFUSED = [  # a command, the damage in `src`, and a part of the error and its h
     ("eval tiny --seed 3", None, "--seed has no effect: no task of the suite is random"),
     ("eval tiny --dtype int8", None, "no dtype 'int8' of weights"),
     ("plot tiny --methods yarn", None, "--methods needs --to"),
-    ("recipes --copy", None, "--copy needs a recipe"),
-    ("recipes tiny mine.yaml", None, "mine.yaml needs --copy"),
-    ("recipes tiny mine.txt --copy", None, "mine.txt must end in .yaml"),
+    ("recipes tinny", None, "unknown recipe 'tinny' -> did you mean tiny?"),
     (
         "train tiny --recipe src/adapter.yaml --reading --out new",
         file("adapter.yaml", ADAPTER),

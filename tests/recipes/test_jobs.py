@@ -57,7 +57,10 @@ PROGRAMS = "ropepatch|torchrun|accelerate|sbatch|hf"
 )
 def test_the_commands_of_a_page_and_of_the_header_of_a_recipe_parse(page):
     text = re.sub("^#", " ", page.read_text(encoding="utf-8"), flags=re.MULTILINE).replace("\\\n", " ")
-    lines = [shlex.split(line) for line in re.findall(rf"^    ((?:{PROGRAMS}) .*)", text, re.MULTILINE)]
+    lines = [
+        shlex.split(line.partition(" > ")[0])
+        for line in re.findall(rf"^    ((?:{PROGRAMS}) .*)", text, re.MULTILINE)
+    ]
     assert lines
     for words in lines:
         parse(words)

@@ -153,23 +153,14 @@ def test_recipes_prints_a_file_lists_what_every_one_says_of_itself_and_as_json_w
     (one,) = json.loads(run_here("recipes", "qwen2.5-7b", "--json").stdout)
     assert one in listed
     assert Recipe(**{key: one[key] for key in one if key != "recipe"}) == read_recipe("qwen2.5-7b")
-    text = find_shipped("tiny", RECIPES, "recipe").read_text(encoding="utf-8")
-    assert run_here("recipes", "tiny").stdout == text
     lines = run_here("recipes").stdout
     assert all(re.search(rf"^{re.escape(name)} +\S", lines, re.MULTILINE) for name in NAMES)
 
 
 @pytest.mark.parametrize("name", ["tiny", "qwen2.5-7b"])
-def test_a_copy_is_the_file_beside_no_schema_and_never_overwrites(tmp_path, monkeypatch, run_here, name):
-    monkeypatch.chdir(tmp_path)
-    done = run_here("recipes", name, "--copy")
-    assert done.returncode == 0
-    assert f"--recipe {name}.yaml" in done.stdout
-    schema, *copied = Path(f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+def test_a_printed_recipe_is_the_file_with_the_path_of_its_schema(tmp_path, run_here, name):
+    (tmp_path / "mine.yaml").write_text(run_here("recipes", name).stdout)
+    schema, *copied = (tmp_path / "mine.yaml").read_text(encoding="utf-8").splitlines()
     assert copied == find_shipped(name, RECIPES, "recipe").read_text(encoding="utf-8").splitlines()[1:]
     assert json.loads(Path(schema.split("$schema=")[1]).read_text(encoding="utf-8"))["title"] == "Recipe"
-    Path(f"{name}.yaml").write_text("mine")
-    assert run_here("recipes", name, "--copy").returncode == 2
-    assert Path(f"{name}.yaml").read_text() == "mine"
-    assert run_here("recipes", name, "--copy", "other.yaml").returncode == 0
-    assert read_recipe("other.yaml") == read_recipe(name)
+    assert read_recipe(str(tmp_path / "mine.yaml")) == read_recipe(name)
