@@ -60,9 +60,9 @@ def babyllama() -> str:
     return f"{title}\n\n{markdown_rows(['tokens', *(one['label'] for one in results)], rows)}"
 
 
-# Training-free and adapted
+# Training-free and trained
 
-ADAPTED = {  # by run: method, and the training sequences
+TRAINED = {  # by run: method, and the training sequences
     "yarn": "`yarn`, both lengths",
     "linear": "`linear`, both lengths",
     "ntk": "`ntk`, both lengths",
@@ -111,20 +111,22 @@ def _nats(mean: float, reach: float) -> str:
     return f"{mean:.2f} ± {math.ceil(100 * reach) / 100:.2f}"
 
 
-def adaptation() -> str:
+def trained() -> str:
     """Loss and passkey accuracy after training, by method and training sequences."""
     runs = {row["run"]: row for row in result("adaptation")["rows"]}
     floor = runs["floor"]["nats"]
-    names = ADAPTED | {f"{name}, not trained": f"`{name}`, not trained" for name in ("none", "yarn")}
+    names = TRAINED | {f"{name}, not trained": f"`{name}`, not trained" for name in ("none", "yarn")}
     columns: dict[str, Any] = {"": lambda run: names.get(run, run)}
     for span in floor:
         if span != "0 to 2048":
             columns[f"loss, {span}"] = lambda run, span=span: _above(runs[run]["nats"][span], floor[span])
     columns |= {
         "passkey accuracy at 2048": lambda run: _keys(runs[run]),
-        "short-context loss": lambda run: f"{runs[run]['gate']['increase']:+.1%}" if run in ADAPTED else "",
+        "short-context loss": lambda run: (
+            f"{runs[run]['short_context']['increase']:+.1%}" if run in TRAINED else ""
+        ),
         "tokens": lambda run: (
-            "" if run == "floor" else f"{runs[run]['tokens'] / 1e6:.2f} M" if run in ADAPTED else "0"
+            "" if run == "floor" else f"{runs[run]['tokens'] / 1e6:.2f} M" if run in TRAINED else "0"
         ),
     }
     stories = runs["babyllama"]
@@ -143,7 +145,7 @@ def _above(nats: float, floor: float) -> str:
     return f"{nats:.3f}" if nats == floor else f"{nats:.3f} ({nats / floor - 1:.1%})"
 
 
-def adaptation_in_short() -> str:
+def trained_in_short() -> str:
     """Before, scaled, trained: the table of the front page."""
     rows = {row["run"]: row for row in result("adaptation")["rows"]}
     runs = {

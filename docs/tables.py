@@ -121,7 +121,7 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
         "models": front_page.models,
     },
     "docs/guides/fine-tune.md": {
-        "adaptation": measured.adaptation_in_short,
+        "training": measured.trained_in_short,
         "hardware": registries.hardware,
     },
     "docs/guides/choose.md": {
@@ -162,7 +162,7 @@ BLOCKS: Mapping[str, Mapping[str, Make]] = {  # by page and name
     "eval/README.md": {"ranking-rule": ranking_rule},
     f"{STUDIES}/README.md": {
         "training-free": measured.training_free,
-        "adaptation": measured.adaptation,
+        "adaptation": measured.trained,
         "babyllama": measured.babyllama,
     },
     f"{STUDIES}/pages/pages.md": {

@@ -149,7 +149,7 @@ def trained_on(documents: Sequence[Any]) -> int:
 def adapted(plan: Any, recipe: Recipe, out: Path) -> Iterator[tuple[Any, Row]]:
     """Train, yield the model in float32 with the record of the training, and remove the folder."""
     folder = ropepatch.train(plan, out, recipe=recipe, reading=False, say=log_line).folder
-    record = json.loads((folder / "ropepatch.json").read_text(encoding="utf-8"))["adaptation"]
+    record = json.loads((folder / "ropepatch.json").read_text(encoding="utf-8"))["training"]
     yield ropepatch.load(folder, device="cpu")[0].float(), record
     shutil.rmtree(out)
 

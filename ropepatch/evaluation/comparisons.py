@@ -127,9 +127,9 @@ def few(result: Result) -> list[str]:
     return [f"{unit}: {clusters}; with fewer than {FEW} only large differences are significant"]
 
 
-def training_free(results: Mapping[str, Result], adapted: Result) -> str | None:
+def training_free(results: Mapping[str, Result], fine_tuned: Result) -> str | None:
     """The name of the result with the scaling of a fine-tuned one and the weights before the training."""
-    scaling, weights = as_read(adapted.scaling), adapted.model["adapted_from"]
+    scaling, weights = as_read(fine_tuned.scaling), fine_tuned.model["fine_tuned_from"]
     for name, result in results.items():
         if result.model.get("weights") == weights and as_read(result.scaling) == scaling:
             return name
@@ -142,7 +142,7 @@ def comparisons(results: Sequence[Result]) -> list[Comparison]:
     names: dict[str, str] = {}  # of models, in the first spelling
     for result in results:
         model = dict(result.model)
-        if base := model.pop("adapted_from", None):
+        if base := model.pop("fine_tuned_from", None):
             model["weights"] = base
         key, settings = (json.dumps(identity(of), sort_keys=True) for of in (model, result.parameters))
         names.setdefault(key, result.model["name"])

@@ -91,7 +91,7 @@ class Subject:
         """Its entry in results."""
         weights = self.source.fingerprint
         if self.base is not None:
-            return self.base.record | {"weights": weights, "adapted_from": self.base.record["weights"]}
+            return self.base.record | {"weights": weights, "fine_tuned_from": self.base.record["weights"]}
         rope = self.source.stock.rope
         before = context_before(self.source.folder, weights)
         extended = {} if before is None else {"extended_from": before}
@@ -116,7 +116,7 @@ class Job:
 
     subject: Subject
     label: str
-    plan: Plan | None  # of an adapted model, whose checkpoint has the scaling, only recorded
+    plan: Plan | None  # of a fine-tuned model, whose checkpoint has the scaling, only recorded
     to: int
     measurement: Measurement
     place: str  # the beginning of its files' names: model, target and task
@@ -185,9 +185,9 @@ def measure(
 def measure_extension(
     suite: Suite,
     plan: Plan,
-    adapted: Path | None = None,
+    fine_tuned: Path | None = None,
     *,
-    label: str = "adapted",
+    label: str = "fine-tuned",
     out: Path | None = None,
     processes: Processes = ALONE,
     dtype: torch.dtype | None = None,
@@ -199,16 +199,16 @@ def measure_extension(
 
     All use the same texts, lengths and prompts, prepared for the unchanged model and the target of the plan.
     Only the tasks of the suite are used. Results from before the training are not measured again. The
-    checkpoint ``adapted``, called ``label``, was trained under the plan. ``measurements`` are the prepared
+    checkpoint ``fine_tuned``, called ``label``, was trained under the plan. ``measurements`` are the prepared
     tasks, if they exist. See `measure`.
     """
     subject = Subject(plan.model, plan.checkpoint.complete(), processes, dtype, say)
     variants: list[Variant] = [(subject, BASELINE, None), (subject, plan.method.name, plan)]
-    if adapted is not None:
-        after = replace(subject, source=Checkpoint.find(adapted, weights=True), base=subject)
+    if fine_tuned is not None:
+        after = replace(subject, source=Checkpoint.find(fine_tuned, weights=True), base=subject)
         if frequency_error(after.source, plan):
             raise RopepatchError(
-                f"{adapted} does not have the frequencies of {plan.method.name} to {plan.target} tokens",
+                f"{fine_tuned} does not have the frequencies of {plan.method.name} to {plan.target} tokens",
                 hint="pass the checkpoint that this plan produced",
             )
         variants.append((after, label, plan))

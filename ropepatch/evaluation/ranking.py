@@ -124,7 +124,7 @@ class Ranking:
         rows: Best first, with the baseline.
         remappings: The labels of position remappings, which only transformers runs.
         controls: The labels of those that ignore distant tokens, which are never recommended.
-        adapted: Whether any weights were fine-tuned.
+        fine_tuned: Whether any weights were fine-tuned.
         not_counted: For each kind of question that does not count, the reason; see `RULE`.
         not_measured: For each kind of question that was left out, the reason.
         warnings: Reasons to doubt the order.
@@ -136,7 +136,7 @@ class Ranking:
     rows: tuple[Ranked, ...]
     remappings: tuple[str, ...] = ()
     controls: tuple[str, ...] = ()
-    adapted: bool = False
+    fine_tuned: bool = False
     not_counted: Mapping[str, str] = field(default_factory=dict)
     not_measured: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -228,7 +228,7 @@ def rank(results: Sequence[Result], *, base: str) -> Ranking:
         rows=tuple(ordered(_judged(rows, base, kinds), kinds)),
         remappings=tuple(remappings),
         controls=tuple(label for label, kind in remappings.items() if kind.control),
-        adapted=any(result.adapted for result in reading.values()),
+        fine_tuned=any(result.fine_tuned for result in reading.values()),
         not_counted=uncounted,
         not_measured=asking[base].parameters.get("left_out", {}) if asking else {},
         warnings=tuple(warnings),

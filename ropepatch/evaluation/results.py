@@ -51,7 +51,7 @@ class _Model(Part):
     weights: Text | None = None
     trained: Tokens
     extended_from: Tokens | None = None
-    adapted_from: Text | None = None
+    fine_tuned_from: Text | None = None
     rotary_dim: Tokens | None = None
     rope_theta: Number | None = None
     inv_freq: list[Number] | None = None
@@ -207,7 +207,7 @@ class Result:
         label: Its name in tables and figures: the method, ``baseline``, or the name of a fine-tuned model.
         model: ``name``, ``revision``, ``weights`` (a fingerprint) and ``trained`` (its context length in
             tokens). For a model that ropepatch extended without training also ``extended_from``, its length
-            before; for a fine-tuned model also ``adapted_from``, the fingerprint of the weights before.
+            before; for a fine-tuned model also ``fine_tuned_from``, the fingerprint of the weights before.
         scaling: ``method``, its parameters and frequencies; None for the baseline.
         target: The target length in tokens.
         parameters: The settings of the measurement: protocol, lengths, seed, the text and its hash.
@@ -238,9 +238,9 @@ class Result:
             raise ValueError(f"scaling.inv_freq must be {len(of_model)} numbers, as the model's")
 
     @property
-    def adapted(self) -> bool:
+    def fine_tuned(self) -> bool:
         """Whether the weights were fine-tuned."""
-        return self.model.get("adapted_from") not in (None, self.model.get("weights"))
+        return self.model.get("fine_tuned_from") not in (None, self.model.get("weights"))
 
     def of(self, measure: str, *keys: str) -> list[Row]:
         """Its rows of a measure whose place has exactly these keys."""
@@ -253,7 +253,7 @@ class Result:
     @property
     def base(self) -> bool:
         """Whether it is of the unchanged model."""
-        return self.scaling is None and not self.adapted
+        return self.scaling is None and not self.fine_tuned
 
     def to_json(self) -> str:
         """The text of its file."""

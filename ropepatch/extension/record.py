@@ -61,7 +61,7 @@ class Base(Part):
     language: Texts | None = None
 
 
-class Gate(Part):
+class ShortContextCheck(Part):
     """The short-context check: the loss within the original context length, in nats per token.
 
     Args:
@@ -115,7 +115,7 @@ class Gate(Part):
         return f"short-context loss {self.base:.4f} -> {self.now:.4f} ({self.rise}), {self.verdict}"
 
 
-class Adaptation(Part):
+class Training(Part):
     """How the weights were trained.
 
     Args:
@@ -126,7 +126,7 @@ class Adaptation(Part):
         processes: The number of processes.
         seconds: The time of all steps, over all sessions.
         device: The device.
-        gate: The short-context check.
+        short_context: The short-context check.
         precision: The precision, and how it was chosen.
         found: For a distillation with questions, the losses and retrieval accuracy before and after it.
     """
@@ -139,7 +139,7 @@ class Adaptation(Part):
     seconds: Number | None = None
     device: Text | None = None
     precision: Keys | None = None
-    gate: Gate
+    short_context: ShortContextCheck
     found: Keys | None = None
 
 
@@ -174,7 +174,7 @@ class Record(Part):
         verified: The comparison after a reload with stock transformers; missing for an adapter and after
             `doctor --fix`.
         folded_attention_factor: The attention factor that `export --fold-attention` folded into the weights.
-        adaptation: How it was trained, if it was.
+        training: How it was trained, if it was.
         base_weights: The checksum of the weights that it was trained from.
         base: Metadata of the base model's card.
         earlier: The record of the base model, if ropepatch made it.
@@ -212,7 +212,7 @@ class Record(Part):
     code: dict[Text, Text] | None = None
     verified: Verdict | None = None
     folded_attention_factor: Number | None = None
-    adaptation: Adaptation | None = None
+    training: Training | None = None
     base_weights: Text | None = None
     base: Base = Field(default_factory=Base)
     earlier: Record | None = None
@@ -295,6 +295,6 @@ def context_before(folder: Path, weights: str | None) -> int | None:
     before = None
     if record is not None and record.weights != weights:
         return None
-    while record is not None and record.adaptation is None:
+    while record is not None and record.training is None:
         before, record = record.original_max_position_embeddings, record.earlier
     return before

@@ -26,14 +26,14 @@ CARRIED = {
     "": [CARD, "evaluation.html", records.FILE, readings.FILE, ADAPTER],
     TEMPLATES: ["*.jinja"],
     "evaluation": ["*.json", "*.png"],
-    "adaptation": ["*.json", "*.yaml"],
+    "training": ["*.json", "*.yaml"],
 }
 # Files of an earlier push: those that select the weights are replaced together; evidence only if it is ours.
 WEIGHTS = re.compile(
     r"(adapter_)?model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|adapter_config\.json"
 )
 EVIDENCE = re.compile(
-    rf"(evaluation|adaptation)/[^/]+\.(json|yaml|png)|evaluation\.html|{re.escape(CODE)}|reading\.json"
+    rf"(evaluation|training)/[^/]+\.(json|yaml|png)|evaluation\.html|{re.escape(CODE)}|reading\.json"
 )
 
 
@@ -115,9 +115,9 @@ def judge(folder: Path, names: Iterable[str] = ()) -> Judgement:
         notes = [line for line, prevents in remarks if not prevents]
     if record.evaluation == {}:
         notes.append("its evaluation is incomplete: run the same `ropepatch extend` again to resume it")
-    gate = record.adaptation and record.adaptation.gate
-    if gate and not gate.passed:
-        rise = f"rose by {gate.increase:.1%}, allowed {gate.most:.1%}"
+    check = record.training and record.training.short_context
+    if check and not check.passed:
+        rise = f"rose by {check.increase:.1%}, allowed {check.most:.1%}"
         against.append(f"the short-context check failed: the loss within the original context length {rise}")
     return Judgement(tuple(against), tuple(notes), allows_card=True)
 

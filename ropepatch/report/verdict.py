@@ -97,7 +97,7 @@ def _gains(group: Comparison) -> list[str]:
     """The gain of every training over its start, paired by document."""
     lines = []
     for name, result in group.results.items():
-        before = training_free(group.results, result) if result.adapted else None
+        before = training_free(group.results, result) if result.fine_tuned else None
         if before is None:
             continue
         rows = [group.results[label].row("loss", length=group.target) for label in (before, name)]
@@ -125,7 +125,7 @@ def percent(mean: Mean) -> str:
 def measured(groups: Sequence[Comparison]) -> str:
     """The model and the methods that were measured."""
     results = {name: result for group in groups for name, result in group.results.items()}
-    names = [f"{name} (fine-tuned)" if result.adapted else name for name, result in results.items()]
+    names = [f"{name} (fine-tuned)" if result.fine_tuned else name for name, result in results.items()]
     target = f"{groups[0].target:,}"
     return f"{groups[0].model} was {groups[0].history}. Measured to {target} tokens: {', '.join(names)}."
 

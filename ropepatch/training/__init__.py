@@ -1,1 +1,1 @@
-"""Adaptation of a patched model to its longer context: some hundred steps of a recipe."""
+"""Training of a patched model to its longer context: some hundred steps of a recipe."""

@@ -58,7 +58,7 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
             **lora.model_dump(mode="json", exclude={"train_embeddings", "train_norms"}, exclude_none=True),
         )
         with without_deprecations():
-            adapted: nn.Module = peft.get_peft_model(model, config)
+            fine_tuned: nn.Module = peft.get_peft_model(model, config)
     except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: not enough memory for the rank
         names = (
             lora.target_modules if isinstance(lora.target_modules, str) else ", ".join(lora.target_modules)
@@ -67,10 +67,10 @@ def trainable(model: Any, lora: Lora | None) -> nn.Module:
             f"this model cannot have an adapter on {names}: {' '.join(str(error).split())[:200]}",
             hint="name linear layers of the model in lora.target_modules, or all-linear",
         ) from error
-    for parameter in adapted.parameters():
+    for parameter in fine_tuned.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
-    return adapted
+    return fine_tuned
 
 
 def load_in_4_bits(source: Checkpoint, dtype: str, device: str) -> PreTrainedModel:
@@ -182,8 +182,8 @@ def _with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
     read_header(folder / WEIGHTS)  # without this file PEFT would load a pickle
     with stock_code(f"load the adapter {folder}", hint), without_deprecations():
         warnings.filterwarnings("error", "Found missing adapter keys", UserWarning)
-        adapted: PeftModel = peft.PeftModel.from_pretrained(model, str(folder)).eval()
-    return adapted
+        fine_tuned: PeftModel = peft.PeftModel.from_pretrained(model, str(folder)).eval()
+    return fine_tuned
 
 
 def plan_of_record(record: Record, source: Checkpoint) -> Plan:

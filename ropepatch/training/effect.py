@@ -12,7 +12,7 @@ from ropepatch.evaluation.exam import Exam
 from ropepatch.evaluation.intervals import Interval, Mean, difference
 from ropepatch.evaluation.perplexity import perplexity
 from ropepatch.evaluation.results import finite
-from ropepatch.extension.record import Gate
+from ropepatch.extension.record import ShortContextCheck
 from ropepatch.model.precision import placed
 from ropepatch.progress import passes
 from ropepatch.training.run import Run
@@ -98,10 +98,10 @@ def said(found: Sequence[Effect], method: str) -> str:
     return f"warning: {line}; significantly worse: {', '.join(worse)}"
 
 
-def short_context_check(base: Mean, now: Mean, most: float) -> Gate:
+def short_context_check(base: Mean, now: Mean, most: float) -> ShortContextCheck:
     """Compare the losses of two models within the original length, paired by text."""
     change, interval = difference(now, base), None
     if not change.missing:
         low, high = change.interval()
         interval = low / base.value, high / base.value
-    return Gate.of(base.value, now.value, most, interval)
+    return ShortContextCheck.of(base.value, now.value, most, interval)

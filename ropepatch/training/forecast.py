@@ -67,7 +67,7 @@ def forecast(
     processes: int = 1,
     prepared: Prepared | None = None,
 ) -> Forecast:
-    """Forecast what `ropepatch.adapt` does with the same arguments."""
+    """Forecast what `ropepatch.train` does with the same arguments."""
     prepared, device = prepared or prepare(plan, recipe), best_device()
     counted, cost, warnings = prepared.counted, None, other_model(plan, recipe)
     if counted.trained is not None:

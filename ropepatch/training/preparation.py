@@ -82,7 +82,7 @@ def prepare(plan: Plan, recipe: Recipe) -> Prepared:
     counted, sharing = Weights.before(model), Sharing.of_environment()
     precision = fastest() if recipe.precision is None else Precision(recipe.precision)
     with noted():
-        check_adaptable(plan, recipe, model)
+        check_trainable(plan, recipe, model)
         sharing.check(recipe)
         _check_attention(recipe, model)
         if can_train:
@@ -95,14 +95,14 @@ def prepare(plan: Plan, recipe: Recipe) -> Prepared:
     return Prepared(counted, sharing, precision, tuple(obstacles))
 
 
-def check_adaptable(plan: Plan, recipe: Recipe, model: Any) -> None:
+def check_trainable(plan: Plan, recipe: Recipe, model: Any) -> None:
     """Raise `RopepatchError` if a model with this plan cannot be trained with this recipe."""
     refuse_map(plan.method.name)
     if plan.length_dependent:
         switched = not plan.scaling.length_dependent
         raise RopepatchError(
             f"{plan.model if switched else plan.scaling.name} follows the length: there are no fixed "
-            "frequencies to adapt to",
+            "frequencies to train for",
             hint="give config.json one list for all lengths, its long_factor for short_factor, too"
             if switched
             else "train with a static method",

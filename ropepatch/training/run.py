@@ -53,7 +53,7 @@ def no_line(line: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One adaptation, over all of its processes."""
+    """One training, over all of its processes."""
 
     plan: Plan
     recipe: Recipe
@@ -126,8 +126,8 @@ class Run:
         """Whether the output folder contains the result of this run."""
         if not self.out.exists():
             return False
-        adaptation = records.read(self.out).adaptation
-        done = adaptation and (adaptation.run, adaptation.recipe.get("save"))
+        training = records.read(self.out).training
+        done = training and (training.run, training.recipe.get("save"))
         if done != (digest_of(record), self.recipe.save):
             absent(self.out)
         return True

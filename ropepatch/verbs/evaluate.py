@@ -230,9 +230,9 @@ def extension_of(written: Checkpoint, say: Say) -> dict[str, Any] | None:
         return None
     factor = {"factor": record.factor} if record.method in METHODS else {}
     plan = plan_method(source, record.method, factor | record.parameters, record.target)
-    if record.adaptation is None:
+    if record.training is None:
         return {"plan": plan}
-    return {"plan": plan, "adapted": written.folder, "label": f"{record.method} + training"}
+    return {"plan": plan, "fine_tuned": written.folder, "label": f"{record.method} + training"}
 
 
 def _origin(written: Checkpoint, record: Record) -> Checkpoint | None:
@@ -269,8 +269,8 @@ def _record(written: Path) -> None:
 
 def _warn_of_questions(written: Path, say: Say) -> None:
     """Warn if the training asked questions as an evaluation does."""
-    adaptation = records.read(written).adaptation
-    sources = adaptation.recipe["data"]["sources"] if adaptation else ()
+    training = records.read(written).training
+    sources = training.recipe["data"]["sources"] if training else ()
     if any(source.get("generated") == QUESTIONS for source in sources):
         say(
             f"warning: the training asked questions of the kinds {', '.join(TAUGHT)}: judge it by other kinds"

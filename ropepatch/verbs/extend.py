@@ -58,7 +58,7 @@ class Extension:
     folder: Path
     plan: Plan
     record: dict[str, Any] = field(default_factory=dict, repr=False)
-    check: records.Gate | None = None
+    check: records.ShortContextCheck | None = None
     forecast: Forecast | None = field(default=None, repr=False)
     obstacles: tuple[RopepatchError, ...] = field(default=(), repr=False)
 
@@ -316,7 +316,7 @@ def _is_written(plan: Plan, place: Path) -> bool:
             made = records.Record.of(known).to_dict()
             of_plan = without_paths({key: made.get(key) for key in plan.to_dict()})
             same = all(record.get(key) == value for key, value in of_plan.items())
-            if same and "verified" in record and "adaptation" not in record:
+            if same and "verified" in record and "training" not in record:
                 return True
     absent(place)
     return False

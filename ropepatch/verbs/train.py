@@ -39,7 +39,7 @@ from ropepatch.verbs.extend import (
 from ropepatch.verbs.fingerprint import add_fingerprint, check_fingerprint
 
 if TYPE_CHECKING:
-    from ropepatch.training.adaptation import Adapted
+    from ropepatch.training.fine_tuning import FineTuned
 
 
 def train(
@@ -136,16 +136,17 @@ def train(
     with interruptible(say, lambda: _kept(absolute(place), settings)):
         source = writing.source_of(plan, out=absolute(place), include=include)
         extra = check_carried(source, include, say)
-        adapted = _trained(plan, settings, place, prepared, reading, say, progress)
-        join().write_once(partial(_complete, adapted.folder, extra, command))
-        say(f"{'' if adapted.gate.passed else 'warning: '}{adapted.gate}")
-        return Extension(adapted.folder, plan, records.read(adapted.folder).to_dict(), adapted.gate)
+        trained = _trained(plan, settings, place, prepared, reading, say, progress)
+        folder, check = trained.folder, trained.short_context
+        join().write_once(partial(_complete, folder, extra, command))
+        say(str(check) if check.passed else f"warning: {check}")
+        return Extension(folder, plan, records.read(folder).to_dict(), check)
 
 
 def _check_installed() -> None:
     """Refuse to train without the packages for it."""
     try:
-        import_module("ropepatch.training.adaptation")
+        import_module("ropepatch.training.fine_tuning")
     except ImportError as error:
         hint = 'pip install "ropepatch[train]"'
         raise RopepatchError(f"a training needs {error.name}", hint=hint) from error
@@ -224,18 +225,18 @@ def _trained(
     reading: bool | None,
     say: Say,
     progress: Progress,
-) -> Adapted:
+) -> FineTuned:
     """Start, resume or find the training, with its fingerprint."""
-    from ropepatch.training.adaptation import adapt
+    from ropepatch.training.fine_tuning import fine_tune
 
     processes, earlier = join(), None
     with suppress(OSError):  # a name that is too long, for which the training raises an error
         earlier = records.read(place) if records.exists(place) else None
     finish = partial(add_fingerprint, asked=reading, device=processes.device, say=say, progress=progress)
-    adapted = adapt(plan, recipe, place, say=say, progress=progress, prepared=prepared, finish=finish)
+    trained = fine_tune(plan, recipe, place, say=say, progress=progress, prepared=prepared, finish=finish)
     if earlier is not None and recipe.save == "merged":
-        processes.write_once(lambda: finish(Checkpoint(adapted.folder), earlier))
-    return adapted
+        processes.write_once(lambda: finish(Checkpoint(trained.folder), earlier))
+    return trained
 
 
 def _complete(folder: Path, extra: dict[str, Path], command: str | None) -> None:

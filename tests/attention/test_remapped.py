@@ -222,8 +222,8 @@ def test_save_pretrained_rejects_a_remapped_model_but_saves_its_adapter(model, t
         for one in (model, copy.deepcopy(model)):
             with pytest.raises(RopepatchError, match="transformers would ignore it"):
                 one.save_pretrained(tmp_path)
-        adapted = lora(model)
-        adapted.save_pretrained(tmp_path / "adapter")
+        fine_tuned = lora(model)
+        fine_tuned.save_pretrained(tmp_path / "adapter")
         assert not (tmp_path / "adapter" / "config.json").exists()
     assert vars(model)["save_pretrained"] is wrapped  # the wrapper that a library of the user had set
     assert not list(tmp_path.glob("*.json"))

@@ -264,7 +264,7 @@ def test_pickled_weights_are_reported_and_missing_weights_are_no_finding(folder)
 
 @pytest.fixture
 def adapter(folder, tmp_path) -> Path:
-    """An adapter as `adapt` saves it after training with YaRN at 256 tokens."""
+    """An adapter as `fine_tune` saves it after training with YaRN at 256 tokens."""
     plan = ropepatch.plan(folder, to=256)
     record = plan.to_dict() | {"base_weights": fingerprint(read_headers(folder))}
     place = tmp_path / "adapter"

@@ -109,7 +109,7 @@ def reloaded(folder, dtype, *kind):
     return type(model).from_pretrained(folder, dtype=dtype)
 
 
-def adapted(model):
+def fine_tuned(model):
     return get_peft_model(model, LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"))
 
 
@@ -130,8 +130,8 @@ SOUND = {
     "patched": lambda folder: patched(method="yarn"),
     "patched by another method, rounded since": lambda folder: patched(method="ntk").to(torch.bfloat16),
     "a copy of a patched model": lambda folder: copy.deepcopy(patched(method="yarn")),
-    "patched and adapted": lambda folder: adapted(patched(method="yarn")),
-    "adapted": lambda folder: adapted(made()),
+    "patched and fine_tuned": lambda folder: fine_tuned(patched(method="yarn")),
+    "fine-tuned": lambda folder: fine_tuned(made()),
     "compiled": lambda folder: torch.compile(made()),
     "copied": lambda folder: copy.deepcopy(made()),
     "bfloat16": lambda folder: reloaded(folder, torch.bfloat16),

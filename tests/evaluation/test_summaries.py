@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from made_results import adapted, asking, model_record, reading, scoring
+from made_results import asking, fine_tuned, model_record, reading, scoring
 
 from ropepatch.errors import RopepatchError
 from ropepatch.evaluation.comparisons import comparisons, summary
@@ -12,9 +12,9 @@ from ropepatch.evaluation.comparisons import comparisons, summary
 RESULTS = [
     reading("floor", [0.4, 0.39, 0.38]),
     reading("baseline", [0.6, 2.0, 12.0]),
-    adapted(reading("yarn + mine", [0.61, 0.5, 0.45], method="yarn")),
+    fine_tuned(reading("yarn + mine", [0.61, 0.5, 0.45], method="yarn")),
     asking("baseline", [4, 0, 0]),
-    adapted(asking("yarn + mine", [4, 4, 3], method="yarn")),
+    fine_tuned(asking("yarn + mine", [4, 4, 3], method="yarn")),
     scoring("baseline", {("long_task", "acc"): 0.1}),
 ]
 

@@ -10,7 +10,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension.record import FILE, Record, amend, read, write
 from ropepatch.model.checkpoint import Checkpoint
 
-ADAPTATION = RECORDS["trained"]["adaptation"]
+TRAINING = RECORDS["trained"]["training"]
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_the_record_of_a_swapped_encoding_is_not_an_extension_record(tmp_path):
 
 
 def test_amending_keeps_unknown_keys(record, tmp_path):
-    mine = {"mine": {"a": [1, None]}, "adaptation": ADAPTATION | {"loss": "ours"}}
+    mine = {"mine": {"a": [1, None]}, "training": TRAINING | {"loss": "ours"}}
     put(tmp_path, record.to_dict() | mine)
     amended = amend(tmp_path, command="ropepatch extend", engines=[])
     assert amended == read(tmp_path)
@@ -52,10 +52,8 @@ def test_amending_keeps_unknown_keys(record, tmp_path):
 
 def test_no_path_of_this_machine_is_written(record, tmp_path):
     path = "/home/zorro/llama"
-    trained = ADAPTATION | {"recipe": {"data": {"sources": [{"text": path}]}}}
-    write(
-        tmp_path, record.amended(model=path, command=f"ropepatch extend {path} --to 1k", adaptation=trained)
-    )
+    trained = TRAINING | {"recipe": {"data": {"sources": [{"text": path}]}}}
+    write(tmp_path, record.amended(model=path, command=f"ropepatch extend {path} --to 1k", training=trained))
     assert "zorro" not in (tmp_path / FILE).read_text()
 
 
@@ -84,7 +82,7 @@ def test_a_failed_amendment_leaves_the_record_unchanged(record, tmp_path, monkey
     [
         {"earlier": RECORDS["extended"] | {"target": "32k"}},
         {"base": {"language": ["en", 3]}},
-        {"adaptation": ADAPTATION | {"gate": ADAPTATION["gate"] | {"now": None}}},
+        {"training": TRAINING | {"short_context": TRAINING["short_context"] | {"now": None}}},
         {"engines": [{"engine": "vLLM", "reads": "yes", "note": "", "switches": ["-x; rm -rf ~"]}]},
         {"inv_freq": [True]},
         {"config_changes": {"rope_parameters": "yarn"}},

@@ -24,7 +24,7 @@ def loaded(folder, rope=RIGHT, dtype=None):
     return model.train()
 
 
-def adapted(model):
+def fine_tuned(model):
     return get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
 
 
@@ -36,7 +36,7 @@ def checkpointing(model):
 
 WAYS = {
     "plain": lambda model: model,
-    "adapted": adapted,
+    "fine-tuned": fine_tuned,
     "gradient checkpointing": checkpointing,
     "compiled": lambda model: torch.compile(model, backend="eager"),
     "bfloat16": lambda model: model,
@@ -90,7 +90,7 @@ def said(caplog):
     return [one.getMessage().partition(", ")[2] for one in caplog.records if one.name == "ropepatch"]
 
 
-@pytest.mark.parametrize("wrap", [lambda model: model, adapted], ids=["all weights", "adapted"])
+@pytest.mark.parametrize("wrap", [lambda model: model, fine_tuned], ids=["all weights", "fine-tuned"])
 def test_the_callback_probes_before_the_first_step_and_checks_rope_tables_later(
     extended, tmp_path, caplog, wrap
 ):

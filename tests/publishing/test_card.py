@@ -14,7 +14,7 @@ import yaml
 from huggingface_hub import ModelCard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from made_results import adapted, asking, reading, row_of, scoring
+from made_results import asking, fine_tuned, reading, row_of, scoring
 from transformers import LlamaConfig
 
 import ropepatch
@@ -30,11 +30,11 @@ from ropepatch.report import print_results
 from ropepatch.report.tables import EFFECTIVE
 from ropepatch.scaling import METHODS
 
-GATE = {"base": 0.61237, "now": 0.61849, "increase": 0.009994, "most": 0.02, "passed": True}
-BASE = reading("baseline", [0.6, 2.0, 12.0]).model["weights"]  # those of every result but the adapted
-TRAINED_WEIGHTS = adapted(reading("yarn", [0.6, 2.0, 12.0])).model["weights"]
-ADAPTATION = {"recipe": {"save": "merged"}, "run": "0123456789abcdef", "steps": 600, "tokens": 1_234_567}
-ADAPTATION |= {"seconds": 1234.5, "device": "CPU, 2 threads", "gate": GATE}
+CHECK = {"base": 0.61237, "now": 0.61849, "increase": 0.009994, "most": 0.02, "passed": True}
+BASE = reading("baseline", [0.6, 2.0, 12.0]).model["weights"]  # those of every result but the fine_tuned
+TRAINED_WEIGHTS = fine_tuned(reading("yarn", [0.6, 2.0, 12.0])).model["weights"]
+TRAINING = {"recipe": {"save": "merged"}, "run": "0123456789abcdef", "steps": 600, "tokens": 1_234_567}
+TRAINING |= {"seconds": 1234.5, "device": "CPU, 2 threads", "short_context": CHECK}
 REVISION = "6f5d4e3c2b1a09876f5d4e3c2b1a09876f5d4e3c"
 ON_HUB = {"model": "meta-llama/Llama-2-7b-hf", "revision": REVISION}
 VERIFIED = {"frequencies": "equal", "logits": "equal", "compared": True, "difference": 0.0}
@@ -57,10 +57,10 @@ TRAINED = [
     reading("floor", [0.41234, 0.39345, 0.38456]),
     reading("baseline", [0.61111, 2.02222, 12.03333]),
     reading("yarn", [0.65551, 0.60662, 0.55773], method="yarn"),
-    adapted(reading("yarn + mine", [0.62884, 0.50995, 0.45006], method="yarn")),
+    fine_tuned(reading("yarn + mine", [0.62884, 0.50995, 0.45006], method="yarn")),
     asking("baseline", [4, 0, 0]),
     asking("yarn", [4, 3, 1], method="yarn"),
-    adapted(asking("yarn + mine", [4, 4, 3], method="yarn")),
+    fine_tuned(asking("yarn + mine", [4, 4, 3], method="yarn")),
 ]
 SCORED = [
     scoring("baseline", {("long_task", "acc"): 0.10123, ("short_task", "exact_match"): 0.5}),
@@ -73,11 +73,11 @@ LINEAR = LlamaConfig(
 )
 MADE = {
     "trained": made(
-        record(adaptation=ADAPTATION, command=COMMAND),
+        record(training=TRAINING, command=COMMAND),
         TRAINED,
         TRAINED_WEIGHTS,
         "me/tiny-1k",
-        files=frozenset({"tokenizer.json", "adaptation", "evaluation.html"}),
+        files=frozenset({"tokenizer.json", "training", "evaluation.html"}),
     ),
     "training-free": made(record("ntk", base={})),
     "scored": made(results=SCORED),
@@ -87,9 +87,9 @@ MADE = {
     "scaled before": made(
         record("linear", LINEAR, earlier=Record.of(ropepatch.plan("tiny", to=512, method="linear")))
     ),
-    "folded": made(record(adaptation=ADAPTATION, folded_attention_factor=1.1386294361)),
+    "folded": made(record(training=TRAINING, folded_attention_factor=1.1386294361)),
     "an adapter": made(
-        record(adaptation=ADAPTATION).amended(verified=None),
+        record(training=TRAINING).amended(verified=None),
         name="me/adapter-1k",
         files=frozenset({"adapter_config.json"}),
     ),
@@ -199,8 +199,8 @@ def test_the_tables_are_those_of_the_results_with_this_checkpoint_marked_and_the
         (line,) = (line for line in lines if line.startswith(begin))
         told = [number for number in numbers_of(line.replace("+", "")) if number in numbers]
         assert told == numbers
-    trained = ADAPTATION | {"gate": GATE | {"now": 0.7, "increase": 0.143, "passed": False}}
-    assert "**above**" in card_text(made(record(adaptation=trained)))
+    trained = TRAINING | {"short_context": CHECK | {"now": 0.7, "increase": 0.143, "passed": False}}
+    assert "**above**" in card_text(made(record(training=trained)))
     assert "**above**" not in card
 
 
@@ -223,7 +223,7 @@ def test_results_of_another_scaling_or_of_other_weights_are_not_claimed():
     others = [
         reading("baseline", [0.6, 2.0, 12.0]),
         reading("linear", [0.9, 0.8, 2.75], method="linear"),
-        adapted(reading("yarn + mine", [0.6, 0.5, 0.45], method="yarn")),
+        fine_tuned(reading("yarn + mine", [0.6, 0.5, 0.45], method="yarn")),
     ]
     beta = record().parameters | {"beta_fast": 16.0}
     nameless = [replace(r, model={k: v for k, v in r.model.items() if k != "weights"}) for r in TRAINED[:3]]
@@ -232,7 +232,7 @@ def test_results_of_another_scaling_or_of_other_weights_are_not_claimed():
         (record(), others, BASE),
         (record(), others, TRAINED_WEIGHTS),
         *((record(**more), TRAINED[:3], BASE) for more in ({"factor": 8.0}, {"target": 2048})),
-        *((record(**more), TRAINED[:3], BASE) for more in ({"parameters": beta}, {"adaptation": ADAPTATION})),
+        *((record(**more), TRAINED[:3], BASE) for more in ({"parameters": beta}, {"training": TRAINING})),
         *((record(), TRAINED[:3], weights) for weights in ("sha256:other", None)),
         (record(), nameless, None),
     ):
@@ -302,7 +302,7 @@ def test_licence_and_language_are_those_of_the_base_which_is_named_where_it_is_o
     for base in ({"license": "llama2", "language": ["en", "de"]}, other, {}):
         stated = front(base=base).items()
         assert {key: value for key, value in stated if key.startswith(("license", "language"))} == base
-    trained, adapter = {"adaptation": ADAPTATION}, ["adapter_config.json"]
+    trained, adapter = {"training": TRAINING}, ["adapter_config.json"]
     for files, more, expected in (
         ((), ON_HUB, (ON_HUB["model"], None, "transformers")),
         ((), ON_HUB | trained, (ON_HUB["model"], "finetune", "transformers")),

@@ -34,9 +34,9 @@ PREVIEW = "ropepatch.publishing.hub.preview_card"
 SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
 INDEX = "model.safetensors.index.json"
 CHANGES = {"max_position_embeddings": 2048, "rope_parameters": {"rope_type": "linear", "factor": 8.0}}
-GATE = {"base": 1.0, "now": 1.01, "increase": 0.01, "most": 0.02, "passed": True}
-ADAPTATION = RECORDS["trained"]["adaptation"] | {"gate": GATE}
-RECORD = RECORDS["trained"] | {"config_changes": CHANGES, "adaptation": ADAPTATION}
+CHECK = {"base": 1.0, "now": 1.01, "increase": 0.01, "most": 0.02, "passed": True}
+TRAINING = RECORDS["trained"]["training"] | {"short_context": CHECK}
+RECORD = RECORDS["trained"] | {"config_changes": CHANGES, "training": TRAINING}
 OURS = f"{MARKER}\n![keys](evaluation/retrieval.png)"  # a card that ropepatch wrote
 
 
@@ -62,7 +62,7 @@ def folder(tmp_path) -> Path:
         "evaluation.html": "<html>",
         "evaluation/retrieval.json": {"found": 1.0},
         "evaluation/retrieval.png": "drawn",
-        "adaptation/recipe.yaml": "to: 2k",
+        "training/recipe.yaml": "to: 2k",
     }
     for name, content in written.items():
         write(folder / name, content)
@@ -125,7 +125,7 @@ def test_what_an_earlier_push_left_is_deleted_in_the_same_commit_and_the_users_o
     pushed(folder)
     kept = {"README.md": b"mine", "notes.md": b"mine", "tiny.gguf": b"mine", "onnx/model.onnx": b"mine"}
     hub.change(NAME, **kept)
-    gone = {*SHARDS, INDEX, "adaptation/recipe.yaml", "evaluation/retrieval.json", "evaluation/retrieval.png"}
+    gone = {*SHARDS, INDEX, "training/recipe.yaml", "evaluation/retrieval.json", "evaluation/retrieval.png"}
     for name in gone:
         (folder / name).unlink()
     save_file({"tensor": np.zeros(9, np.float32)}, folder / "model.safetensors")
@@ -247,7 +247,7 @@ def test_nothing_but_a_checkpoint_leaves_the_folder(hub, folder):
     stays += ["additional_chat_templates/tool.py", "extra.safetensors", "training_args.bin"]
     stays += ["evaluation/cache.pkl", "run/state.json", "credentials.json", "token.json", "config.local.json"]
     stays += ["LICENSE_KEY.txt", "license_keys.txt", "notice_to_self_passwords.md", "tokenizer.secret.json"]
-    stays += ["passwords.txt", "params.json", "model.gguf", "adaptation/run.pkl", "evaluation/x.json/deep"]
+    stays += ["passwords.txt", "params.json", "model.gguf", "training/run.pkl", "evaluation/x.json/deep"]
     sent = files_of(folder)
     for name in stays:
         write(folder / name, "{}")
@@ -377,8 +377,8 @@ def verdict(frequencies, logits, difference, *, compared=True):
     return {"verified": said}
 
 
-def gate(**values):
-    return {"adaptation": ADAPTATION | {"gate": GATE | values}}
+def check(**values):
+    return {"training": TRAINING | {"short_context": CHECK | values}}
 
 
 QUANTISED = "not compared: quantised weights"
@@ -388,7 +388,7 @@ PROVEN = {  # by case: what the record says, what config.json says, what speaks 
     "near": (verdict("equal", "within 1.0e-06", 1.0e-06), {}, "", ""),
     "not compared": (verdict("equal", QUANTISED, None, compared=False), {}, "", f"logits {QUANTISED}"),
     "not verified, red": (
-        {"verified": None} | gate(passed=False),
+        {"verified": None} | check(passed=False),
         {},
         "`verified` in ropepatch.json); the short-context ch",
         "",
@@ -398,7 +398,7 @@ PROVEN = {  # by case: what the record says, what config.json says, what speaks 
     "other weights": ({"checksums": {SHARDS[0]: "0" * 64}}, {}, f"were verified ({INDEX}, {SHARDS[0]}, ", ""),
     "by samples": ({"weights": "0" * 64, "checksums": None}, {}, "its weights have changed", ""),
     "unknown weights": ({"weights": None, "checksums": None}, {}, "its weights have changed", ""),
-    "red": (gate(passed=False, increase=0.071), {}, "rose by 7.1%, allowed 2.0%", ""),
+    "red": (check(passed=False, increase=0.071), {}, "rose by 7.1%, allowed 2.0%", ""),
     "config edited": ({"config_changes": CHANGES | {"max_position_embeddings": 4096}}, {}, EDITED, ""),
     "text alone": ({}, {"text_config": CHANGES}, "", ""),
     "vision alone": ({}, NARROW | {"vision_config": CHANGES}, EDITED, ""),
@@ -440,18 +440,18 @@ def test_without_a_sound_record_it_is_pushed_by_force_alone_and_without_a_card(
     assert hub.files(NAME) == files_of(folder)
 
 
-def test_an_adapter_needs_no_verification_but_its_gate(hub, tmp_path):
+def test_an_adapter_needs_no_verification_but_its_check(hub, tmp_path):
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     save_file({"lora_A": np.ones(9, np.float32)}, adapter / "adapter_model.safetensors")
     write(adapter / "adapter_config.json", {"r": 8})
-    write(adapter / "ropepatch.json", RECORDS["adapter"] | {"adaptation": ADAPTATION})
+    write(adapter / "ropepatch.json", RECORDS["adapter"] | {"training": TRAINING})
     pushed(adapter)
     assert hub.files(NAME) == files_of(adapter)
     write(adapter / "adapter_config.json", {"r": 8, "base_model_name_or_path": "/home/me/secret/base"})
     pushed(adapter)
     assert json.loads(hub.files(NAME)["adapter_config.json"])["base_model_name_or_path"] == "base"
-    edit_json(adapter / "ropepatch.json", **gate(passed=False))
+    edit_json(adapter / "ropepatch.json", **check(passed=False))
     assert "the short-context check failed" in refused(adapter)
     half(adapter / "adapter_model.safetensors")
     assert "truncated" in refused(adapter, force=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import chromium
-from made_results import adapted, asking, model_record, reading, scoring
+from made_results import asking, fine_tuned, model_record, reading, scoring
 from markupsafe import escape
 
 from ropepatch.errors import RopepatchError
@@ -50,7 +50,7 @@ def plain(page: str) -> str:
 # What it says of an extension, before and after its training
 
 BEFORE = reading("yarn", [0.6] * 3, method="yarn")
-AFTER = adapted(reading("yarn + mine", [0.5] * 3, method="yarn"))
+AFTER = fine_tuned(reading("yarn + mine", [0.5] * 3, method="yarn"))
 
 
 def advice(*results):
@@ -107,7 +107,7 @@ def test_a_low_accuracy_and_a_method_with_a_higher_one_are_named():
     ],
 )
 def test_the_gain_of_a_training_is_stated_with_its_significance(nats, gain, words):
-    after = adapted(reading("yarn + mine", [nats] * 3, method="yarn"))
+    after = fine_tuned(reading("yarn + mine", [nats] * 3, method="yarn"))
     said = advice(reading("yarn", [[0.6] * 3] * 3, method="yarn"), after)
     assert said.startswith(f"Training gain of yarn + mine over yarn: {gain}", said.index("Training"))
     assert said.endswith(f" nats/token, {words}.")
@@ -118,7 +118,7 @@ def test_the_gain_of_a_training_is_stated_with_its_significance(nats, gain, word
     [
         (
             reading("yarn", [[0.6, 0.6]] * 3, method="yarn"),
-            adapted(reading("yarn + mine", [[0.5, 0.5]] * 3, method="yarn")),
+            fine_tuned(reading("yarn + mine", [[0.5, 0.5]] * 3, method="yarn")),
         ),
         (BEFORE, replace(AFTER, rows=[replace(row, clusters=[]) for row in AFTER.rows])),
         (reading("ntk", [0.6] * 3, method="ntk"), AFTER),

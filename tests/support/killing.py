@@ -26,7 +26,7 @@ from run_recipes import ask_little
 HEAVY = [  # modules that the fork server imports
     *("torch", "transformers", "peft", "accelerate", "datasets", "matplotlib.pyplot", "ropepatch.cli"),
     *("transformers.models.llama.modeling_llama", "transformers.trainer", "ropepatch.verbs.extend"),
-    *("ropepatch.training.adaptation", "ropepatch.publishing.hub", "safetensors.torch"),
+    *("ropepatch.training.fine_tuning", "ropepatch.publishing.hub", "safetensors.torch"),
     *("ropepatch.data.tiny.tales", "ropepatch.report.plots"),
 ]
 BEGUN = b"\0"  # the first output of a process

@@ -194,7 +194,7 @@ def scoring(label: str, scores: dict[tuple[str, str], float], *, method: str | N
     return result_of("lm-eval", label, rows, parameters, method=method)
 
 
-def adapted(result: Result) -> Result:
+def fine_tuned(result: Result) -> Result:
     """The same result for fine-tuned weights."""
-    weights = {"weights": "sha256:4567", "adapted_from": result.model["weights"]}
+    weights = {"weights": "sha256:4567", "fine_tuned_from": result.model["weights"]}
     return replace(result, model=dict(result.model) | weights)

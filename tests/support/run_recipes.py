@@ -13,7 +13,7 @@ import yaml
 from transformers import TrainerCallback
 
 from ropepatch.evaluation.results import as_read
-from ropepatch.training import adaptation
+from ropepatch.training import fine_tuning
 from ropepatch.training.recipe import Data, Generated, Lora, Recipe, Watch
 
 STEPS = 6
@@ -58,14 +58,14 @@ def ask_little(patch):
 @contextmanager
 def trainers(*callbacks):
     """Add callbacks to every trainer created within the block, and yield these trainers."""
-    made, make = [], adaptation.LongContextTrainer
+    made, make = [], fine_tuning.LongContextTrainer
 
     def remembered(**arguments):
         made.append(make(**arguments | {"callbacks": [*arguments["callbacks"], *callbacks]}))
         return made[-1]
 
     with pytest.MonkeyPatch.context() as patching:
-        patching.setattr(adaptation, "LongContextTrainer", remembered)
+        patching.setattr(fine_tuning, "LongContextTrainer", remembered)
         yield made
 
 
@@ -84,7 +84,7 @@ def interrupted(plan, recipe, out, point, step, end=gone):
     callback = TrainerCallback()
     setattr(callback, f"on_{point}", end_at)
     with trainers(callback), pytest.raises(KeyboardInterrupt):
-        adaptation.adapt(plan, recipe, out)
+        fine_tuning.fine_tune(plan, recipe, out)
 
 
 def record_of(folder):
@@ -92,7 +92,7 @@ def record_of(folder):
 
 
 def history_of(folder):
-    return json.loads((folder / "adaptation" / "history.json").read_text())
+    return json.loads((folder / "training" / "history.json").read_text())
 
 
 def model_bytes(folder):

@@ -125,7 +125,7 @@ def work(recipe: str, out: str, whom: str = "", event: str = "", step: str = "0"
     from transformers import Trainer
 
     from ropepatch.cli import main
-    from ropepatch.training import adaptation
+    from ropepatch.training import fine_tuning
 
     without_gpus()
     rank = os.environ.get("RANK", "0")
@@ -137,7 +137,7 @@ def work(recipe: str, out: str, whom: str = "", event: str = "", step: str = "0"
 
     if whom in ("all", rank):
         if event == "merge":
-            adaptation.merged_model = lambda *_: die()
+            fine_tuning.merged_model = lambda *_: die()
         else:
             method = {"step": "training_step", "checkpoint": "_save_checkpoint"}[event]
             stock = getattr(Trainer, method)

@@ -4,18 +4,18 @@ import pytest
 from run_recipes import small_recipe
 
 import ropepatch
-from ropepatch.training.adaptation import adapt
+from ropepatch.training.fine_tuning import fine_tune
 
 
 @pytest.fixture(scope="session")
-def adapted(tmp_path_factory):
+def fine_tuned(tmp_path_factory):
     """The checkpoint."""
     plan = ropepatch.plan("tiny", to=512, method="yarn")
-    return adapt(plan, small_recipe(), tmp_path_factory.mktemp("adapted") / "out").folder
+    return fine_tune(plan, small_recipe(), tmp_path_factory.mktemp("fine-tuned") / "out").folder
 
 
 @pytest.fixture(scope="session")
 def adapter(tmp_path_factory):
     """The adapter."""
     plan = ropepatch.plan("tiny", to=512, method="yarn")
-    return adapt(plan, small_recipe(save="adapter"), tmp_path_factory.mktemp("adapter") / "out").folder
+    return fine_tune(plan, small_recipe(save="adapter"), tmp_path_factory.mktemp("adapter") / "out").folder

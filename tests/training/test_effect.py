@@ -5,8 +5,8 @@ from run_recipes import small_recipe
 
 import ropepatch
 from ropepatch.evaluation.intervals import Mean
-from ropepatch.training.adaptation import adapt
 from ropepatch.training.effect import Effect, effects, said, short_context_check
+from ropepatch.training.fine_tuning import fine_tune
 from ropepatch.training.recipe import Data, Distil, Generated, Lora, Watch
 
 
@@ -59,9 +59,9 @@ def test_a_training_that_does_harm_is_saved_with_a_warning(tmp_path, monkeypatch
     )
     lines = []
     plan = ropepatch.plan("tiny", to=512, method="yarn")
-    adapted = adapt(plan, recipe, tmp_path / "out", say=lines.append)
+    fine_tuned = fine_tune(plan, recipe, tmp_path / "out", say=lines.append)
     (line,) = [line for line in lines if "on held-out data" in line]
     assert line.startswith("warning: trained, against yarn only")
     assert "significantly worse: loss within 256 tokens, loss beyond" in line
-    assert (adapted.folder / "model.safetensors").is_file()
-    assert not adapted.gate.passed
+    assert (fine_tuned.folder / "model.safetensors").is_file()
+    assert not fine_tuned.short_context.passed

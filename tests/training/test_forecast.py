@@ -203,7 +203,7 @@ def test_a_recipe_that_cannot_run_is_refused_by_a_dry_run_and_by_a_training_alik
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "yarn", "are quantised"),
     ],
 )
-def test_a_plan_that_cannot_be_adapted_is_refused(config, method, said, tmp_path):
+def test_a_plan_that_cannot_be_fine_tuned_is_refused(config, method, said, tmp_path):
     source = shutil.copytree(TINY, tmp_path / "source")
     content = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(content | config))

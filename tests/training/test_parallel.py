@@ -35,7 +35,7 @@ def trained(tmp_path_factory) -> Callable[[str | None, bool], Path]:
 
 def losses(out: Path) -> list[float]:
     """Losses of every step, and within the original context length."""
-    rows = json.loads((out / "adaptation" / "history.json").read_text())
+    rows = json.loads((out / "training" / "history.json").read_text())
     return [row[key] for row in rows for key in ("loss", "short_loss", "target_loss") if key in row]
 
 

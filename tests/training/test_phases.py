@@ -11,7 +11,7 @@ import ropepatch
 from ropepatch.model import precision
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import TINY
-from ropepatch.training.adaptation import adapt
+from ropepatch.training.fine_tuning import fine_tune
 from ropepatch.training.recipe import Data, Distil, Generated, Watch
 
 
@@ -62,7 +62,7 @@ def test_every_phase_of_a_training_has_a_bar_that_ends(bfloat16, tmp_path):
     source, dtypes = bfloat16
     bars = Bars()
     plan = ropepatch.plan(source, to=512, method="yarn")
-    folder = adapt(plan, taught(), tmp_path / "out", progress=bars).folder
+    folder = fine_tune(plan, taught(), tmp_path / "out", progress=bars).folder
     assert list(bars.last) == [
         "self-generated text",
         "questions within the original length",

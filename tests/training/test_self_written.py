@@ -12,7 +12,7 @@ from ropepatch.errors import RopepatchError
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.source import TINY
 from ropepatch.training import self_written as module
-from ropepatch.training.adaptation import adapt
+from ropepatch.training.fine_tuning import fine_tune
 from ropepatch.training.recipe import Data, Distil, Generated, Watch
 from ropepatch.training.run import Run
 from ropepatch.training.self_written import generated, self_written
@@ -153,11 +153,11 @@ def test_training_and_evaluation_use_self_generated_text_from_the_cache(tmp_path
     monkeypatch.setenv("ROPEPATCH_CACHE", str(tmp_path / "cache"))
     plan = ropepatch.plan("tiny", to=512, method="yarn")
     lines = []
-    folder = adapt(plan, own_text(), tmp_path / "out", say=lines.append).folder
+    folder = fine_tune(plan, own_text(), tmp_path / "out", say=lines.append).folder
     measured = [row["short_loss"] for row in history_of(folder) if "short_loss" in row]
     assert [0.3 < loss < 6 for loss in measured] == [True, True]
     assert not any("target_loss" in row for row in history_of(folder)), "its documents end at L"
-    again = adapt(plan, own_text(), tmp_path / "again", say=lines.append).folder
+    again = fine_tune(plan, own_text(), tmp_path / "again", say=lines.append).folder
     assert history_of(again) == history_of(folder)
     assert len(list((tmp_path / "cache" / "tokens" / "generator").glob("*-self-0"))) == 1
 
@@ -171,7 +171,7 @@ def test_documents_that_end_within_the_original_context_length_are_rejected():
     own_text(positions="true-length", data={"boundaries": False})
     own_text(positions="pose")
     with pytest.raises(RopepatchError, match="unknown material 'selfish'"):
-        adapt(
+        fine_tune(
             ropepatch.plan("tiny", to=512, method="yarn"),
             own_text(data={"sources": (Generated(generated="selfish"),)}),
             "out",

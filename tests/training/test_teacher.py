@@ -21,8 +21,8 @@ from ropepatch.errors import RopepatchError
 from ropepatch.extension.patching import patch
 from ropepatch.extension.planning import plan
 from ropepatch.model.source import TINY
-from ropepatch.training.adaptation import adapt
 from ropepatch.training.adapter import recompute_activations, trainable
+from ropepatch.training.fine_tuning import fine_tune
 from ropepatch.training.loss import causal_lm_loss, linear_head
 from ropepatch.training.packed_attention import packed_attention
 from ropepatch.training.preparation import prepare
@@ -235,8 +235,8 @@ def test_what_has_no_teacher_is_refused():
 
 TWO = """
 import sys
-from test_teacher import Lora, adapt, recipe, yarn
-adapt(yarn(), recipe(lora=Lora(r=4)), sys.argv[1])
+from test_teacher import Lora, fine_tune, recipe, yarn
+fine_tune(yarn(), recipe(lora=Lora(r=4)), sys.argv[1])
 """
 
 
@@ -246,7 +246,7 @@ def test_two_processes_are_taught_as_one(tmp_path):
     file.write_text(f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})" + TWO)
     run_two_processes(str(file), str(tmp_path / "two"))
     alone = recipe(lora=Lora(r=4), trainer={"gradient_accumulation_steps": 2})
-    adapt(yarn(), alone, tmp_path / "one")
+    fine_tune(yarn(), alone, tmp_path / "one")
     base, one, two = (
         load_file(place / "model.safetensors") for place in (TINY, tmp_path / "one", tmp_path / "two")
     )

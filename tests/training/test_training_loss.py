@@ -218,7 +218,7 @@ def packed() -> nn.Module:
     return model
 
 
-def adapted_head() -> nn.Module:
+def fine_tuned_head() -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
     return get_peft_model(build(), LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))  # no change yet
@@ -253,7 +253,7 @@ MODELS = {  # how it is made; which layer's place the loss takes; how many tenso
     "granite without scaling": (lambda: build("granite"), "lm_head", None),
     "gemma3": (lambda: build("gemma3_text", head_dim=8), "lm_head", None),
     "qwen2": (lambda: build("qwen2"), "lm_head", None),
-    "an adapter on the head": (adapted_head, None, 6),
+    "an adapter on the head": (fine_tuned_head, None, 6),
     "a head of packed weights": (packed, None, None),
     "cohere, times a scale": (lambda: build("cohere"), None, None),
     "granite, by a scale": (lambda: build("granite", logits_scaling=8.0), None, None),

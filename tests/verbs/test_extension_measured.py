@@ -1,4 +1,4 @@
-"""Results of an extension: baseline, patched and adapted model in one comparison."""
+"""Results of an extension: baseline, patched and fine-tuned model in one comparison."""
 
 import gc
 import shutil
@@ -85,7 +85,7 @@ def test_an_untrained_checkpoint_scores_exactly_like_the_patched_model(results):
     for task in tasks:
         again, patched = (of(results[0], task, label) for label in ("again", "yarn"))
         assert again.rows == patched.rows != of(results[0], task, BASELINE).rows
-    assert not any(result.adapted for result in results[0])  # the weights are the base's
+    assert not any(result.fine_tuned for result in results[0])  # the weights are the base's
 
 
 def test_baseline_and_extended_results_form_one_comparison_per_task(after):
@@ -99,17 +99,17 @@ def test_baseline_and_extended_results_form_one_comparison_per_task(after):
     assert retrieval.lengths(*retrieval.main) == [128, 512]
 
 
-def test_the_adapted_result_equals_the_loaded_checkpoint_and_records_its_weights(after, trained, tiny):
+def test_the_fine_tuned_result_equals_the_loaded_checkpoint_and_records_its_weights(after, trained, tiny):
     tales = [tale.ids for tale in held_out_tales(tiny[1], length=512, count=2)]
     curve = ropepatch.perplexity(Checkpoint(trained).load(), None, tales)
     found = of(after, "perplexity", "yarn + mine").of("loss", "length")
     assert [row.value for row in found] == [curve.at(length).value for length in (128, 256, 512)]
     assert found[-1].value != of(after, "perplexity", "yarn").row("loss", length=512).value
     before, mine = (of(after, "retrieval", label).model for label in ("yarn", "yarn + mine"))
-    own = {"weights": fingerprint(read_headers(trained)), "adapted_from": before["weights"]}
+    own = {"weights": fingerprint(read_headers(trained)), "fine_tuned_from": before["weights"]}
     assert mine == before | own
     assert own["weights"] != before["weights"]
-    assert [result.label for result in after if result.adapted] == ["yarn + mine"] * 2
+    assert [result.label for result in after if result.fine_tuned] == ["yarn + mine"] * 2
 
 
 def test_suite_results_are_reused_only_for_the_same_scaling_and_weights(tmp_path, results, trained):
@@ -124,17 +124,17 @@ def test_results_are_compared_regardless_of_how_the_model_path_is_written(tmp_pa
     folder = write_checkpoint(tmp_path / "model", by_bytes=True)
     (tmp_path / "text.txt").write_text("a small story about a long rope. " * 60)
     monkeypatch.chdir(tmp_path)
-    for model, text, adapted in (
+    for model, text, fine_tuned in (
         ("model", "text.txt", None),
-        (str(folder), str(tmp_path / "text.txt"), tmp_path / "adapted"),
+        (str(folder), str(tmp_path / "text.txt"), tmp_path / "fine-tuned"),
     ):
         made = ropepatch.plan(model, to=128)
-        if adapted is not None:
-            ropepatch.extend(made, adapted)
+        if fine_tuned is not None:
+            ropepatch.extend(made, fine_tuned)
         suite = Suite(to=("1x",), tasks=(PerplexityTask(text=text, windows=2),))
-        found = list(measure_extension(suite, made, adapted, out=tmp_path / "out"))
+        found = list(measure_extension(suite, made, fine_tuned, out=tmp_path / "out"))
     (group,) = comparisons(found)
-    assert list(group.results) == [BASELINE, "yarn", "adapted"]
+    assert list(group.results) == [BASELINE, "yarn", "fine-tuned"]
     assert group.parameters["text"] == "text.txt"
 
 
@@ -182,5 +182,5 @@ def test_dynamic_scaling_scores_like_its_checkpoint(tmp_path):
     suite = SUITE.model_copy(update={"tasks": (PerplexityTask(windows=1, lengths=(512,)),)})
     (group,) = comparisons(list(measure_extension(suite, made, folder)))
     losses = {name: row.value for name, row in group.at("loss", length=512).items()}
-    assert losses["adapted"] == pytest.approx(losses["dynamic"], abs=1e-3)
+    assert losses["fine-tuned"] == pytest.approx(losses["dynamic"], abs=1e-3)
     assert abs(losses[BASELINE] - losses["dynamic"]) > 0.1

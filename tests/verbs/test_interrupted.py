@@ -10,7 +10,7 @@ from run_recipes import interrupted, run_python, small_recipe, write_recipe_and_
 
 import ropepatch
 from ropepatch.evaluation import measuring
-from ropepatch.training import adaptation
+from ropepatch.training import fine_tuning
 
 EVAL = ["eval", "tiny", "--windows", "1", "--lengths", "64", "--method", "yarn", "--to", "512"]
 TRAIN = ["train", "tiny", "--recipe", "six.yaml", "--out", "out"]
@@ -22,7 +22,7 @@ TRAIN = ["train", "tiny", "--recipe", "six.yaml", "--out", "out"]
     [
         (
             TRAIN,
-            adaptation,
+            fine_tuning,
             "LongContextTrainer",
             0,
             "out.run keeps step 0 of 6; the same command resumes from it",

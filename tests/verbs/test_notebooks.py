@@ -101,7 +101,7 @@ def test_the_train_notebook_trains_and_distils_a_model(place, monkeypatch, capsy
     monkeypatch.setattr("ropepatch.verbs.evaluate.read_suite", lambda name: read_suite("suite.yaml"))
     (results, losses, keys, distilled, checks), _ = shown("train")
     assert "yarn + training" in results._repr_html_()
-    assert "distil" in distilled.record["adaptation"]["recipe"]
+    assert "distil" in distilled.record["training"]["recipe"]
     assert checks.keys() == {"trained", "distilled"}
     for figure in (losses, keys):
         assert figure._repr_png_().startswith(PNG)

@@ -82,7 +82,7 @@ def test_an_extension_is_a_path_with_record_and_short_context_check(resumed, pla
     plan = ropepatch.plan(extension, to=1024, method="linear")
     assert plan.rope.original_max_position_embeddings == 512
     assert extension.record == read_json(place / "called" / "ropepatch.json")
-    assert extension.check.to_dict() == extension.record["adaptation"]["gate"]
+    assert extension.check.to_dict() == extension.record["training"]["short_context"]
     assert "short-context loss" in extension._repr_html_()
 
 
@@ -98,7 +98,7 @@ def test_the_folder_name_ends_with_the_full_recipe_name(tmp_path):
     ("how", "missing", "problem"),
     [
         ({"method": "dynamic"}, None, "follows the length"),
-        ({}, "ropepatch.training.adaptation", "a training needs"),
+        ({}, "ropepatch.training.fine_tuning", "a training needs"),
     ],
     ids=["trainable", "installed"],
 )
@@ -150,17 +150,17 @@ def test_one_command_distils_a_stock_checkpoint_without_a_text(tmp_path, run_her
     folder = tmp_path / "tiny-yarn-512-own"
     record = record_of(folder)
     assert record["verified"]["logits"] == "equal"
-    assert record["adaptation"]["recipe"]["distil"]["remapping"] == {"name": "rerope", "window": 192}
-    assert record["adaptation"]["recipe"]["data"]["sources"] == [
+    assert record["training"]["recipe"]["distil"]["remapping"] == {"name": "rerope", "window": 192}
+    assert record["training"]["recipe"]["data"]["sources"] == [
         {"generated": "self", "weight": 1.0},
         {"generated": "questions", "weight": 0.5},
     ]
     names = {"loss within 256 tokens", "loss beyond", "passkey accuracy", "passkey log-prob"}
-    assert record["adaptation"]["found"].keys() == names
+    assert record["training"]["found"].keys() == names
     assert [row["step"] for row in history_of(folder)] == [0, 2]
     assert not any("target_loss" in row for row in history_of(folder))
     assert f"{folder} is finished" in run_here(*line, cwd=tmp_path).stderr
-    card = teaching(records.read(folder).adaptation)
+    card = teaching(records.read(folder).training)
     assert "`rerope`" in card
     assert "Some sequences asked questions of the kinds `passkey`, `number`, `sentence`:" in card
     assert card in write_card(folder)[0].read_text()
@@ -305,7 +305,7 @@ def test_the_command_writes_the_same_files_as_the_python_call(done, resumed, pla
     assert record.pop("command") == "ropepatch train tiny --recipe six.yaml --out out"
     assert {"baseline", "yarn", "yarn + training"} <= record.pop("evaluation")["tasks"][0]["results"].keys()
     for written in (record, ours):
-        del written["adaptation"]["seconds"]
+        del written["training"]["seconds"]
     assert record == ours
 
 
@@ -313,7 +313,7 @@ def test_the_command_writes_the_same_files_as_the_python_call(done, resumed, pla
 def test_push_uploads_the_checkpoint_with_recipe_and_evaluation(done, hub, place):
     files = hub.files(REPO)
     assert {"config.json", "model.safetensors", "ropepatch.json", "README.md"} <= files.keys()
-    assert {"adaptation/recipe.yaml", "evaluation/perplexity.png", "evaluation.html"} <= files.keys()
+    assert {"training/recipe.yaml", "evaluation/perplexity.png", "evaluation.html"} <= files.keys()
     pushed = done[2]
     assert json.loads(pushed.stdout)["url"] == f"{hub.url}/{REPO}"
     assert "hf_token" not in pushed.stdout + pushed.stderr + str(files)
@@ -366,7 +366,10 @@ def test_a_failed_short_context_check_exits_with_1_and_is_not_pushed(done, place
     assert "warning: short-context loss" in failed.stderr
     assert "above the limit of 0.00%" in failed.stderr
     record = record_of(place / "out")
-    assert (record["adaptation"]["gate"]["most"], record["adaptation"]["gate"]["passed"]) == (0.0, False)
+    assert (record["training"]["short_context"]["most"], record["training"]["short_context"]["passed"]) == (
+        0.0,
+        False,
+    )
     red = run_at("push", "out", "local/red")
     assert (red.returncode, "the short-context check failed" in red.stderr) == (2, True)
     assert "local/red" not in hub.models
@@ -388,7 +391,7 @@ def test_command_line_options_override_the_recipe_in_a_dry_run(place, run_at, wo
 def test_a_dry_run_prints_the_steps_and_tokens_of_the_training(place, run_at, resumed):
     line = ("train", "tiny", "--recipe", "six.yaml", "--out", "dry", "--dry-run")
     planned = json.loads(run_at(*line, "--json").stdout)["training"]
-    made = resumed[0].record["adaptation"]
+    made = resumed[0].record["training"]
     assert {key: planned[key] for key in ("steps", "tokens", "recipe")} == {
         key: made[key] for key in ("steps", "tokens", "recipe")
     }

@@ -105,10 +105,10 @@ def train(name: str, recipe: Recipe, model: Any, method: str, work: Path) -> tup
     out = work / name.replace(", ", "-").replace(" ", "-")
     plan = ropepatch.plan(model, to=TARGET, method=method)
     folder = ropepatch.train(plan, out, recipe=recipe, reading=False, say=log_line).folder
-    record = json.loads((folder / "ropepatch.json").read_text(encoding="utf-8"))["adaptation"]
-    history = json.loads((folder / "adaptation" / "history.json").read_text(encoding="utf-8"))
+    record = json.loads((folder / "ropepatch.json").read_text(encoding="utf-8"))["training"]
+    history = json.loads((folder / "training" / "history.json").read_text(encoding="utf-8"))
     keys = ("step", "short_loss", "target_loss", "target_passkey")
-    return folder, {key: record[key] for key in ("steps", "tokens", "gate")} | {
+    return folder, {key: record[key] for key in ("steps", "tokens", "short_context")} | {
         "method": method,
         "windows": list(recipe.data.windows),
         "history": [{key: row[key] for key in keys if key in row} for row in history if "short_loss" in row],

@@ -66,7 +66,7 @@ def measure(case: Row, given: Namespace) -> Row:
         plan = ropepatch.plan(place.place, to=place.target)
         with tempfile.TemporaryDirectory() as work, adapted(plan, recipe, Path(work, "out")) as trained:
             model, record = trained
-            kept = {key: record.get(key) for key in ("gate", "steps", "tokens", "seconds")}
+            kept = {key: record.get(key) for key in ("short_context", "steps", "tokens", "seconds")}
             return kept | place.losses(model) | place.keys(model, KEYS, seed=2)
     method, options = (YARN if of == YARN else "none"), {}
     if of == TEACHER:

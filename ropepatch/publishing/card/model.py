@@ -139,12 +139,12 @@ class Extended:
             and self.weights is not None
             and result.model.get("weights") == self.weights
             and all(scaling.get(key) == as_read(getattr(self.record, key)) for key in SAME)
-            and result.adapted == (self.record.adaptation is not None)
+            and result.fine_tuned == (self.record.training is not None)
         )
 
 
 def _order(result: Result) -> tuple[Any, ...]:
-    """Sort by task; the baseline first, the adapted model last."""
+    """Sort by task; the baseline first, the fine-tuned model last."""
     task = [*TASKS, result.task].index(result.task)
     settings = json.dumps(result.parameters, sort_keys=True)
-    return task, settings, result.scaling is not None, result.adapted, result.label
+    return task, settings, result.scaling is not None, result.fine_tuned, result.label

@@ -13,7 +13,7 @@ from ropepatch.data.questions import TAUGHT
 from ropepatch.evaluation.comparisons import Comparison
 from ropepatch.evaluation.results import Row, Series
 from ropepatch.evaluation.tasks import task_of
-from ropepatch.extension.record import Adaptation
+from ropepatch.extension.record import Training
 from ropepatch.model.config import LEGACY_KEYS
 from ropepatch.publishing.card.model import Evidence, Extended
 from ropepatch.report.printers import markdown_table, one_line, plain
@@ -133,11 +133,11 @@ def _machine(evidence: Evidence) -> str:
 
 def short_context(model: Extended) -> str:
     """Return the outcome of the short-context check; empty for a model that was not trained."""
-    if model.record.adaptation is None:
+    if model.record.training is None:
         return ""
-    gate = model.record.adaptation.gate
-    change = f"{gate.base:.3f} nats per token before, {gate.now:.3f} after ({gate.rise})"
-    verdict = gate.verdict if gate.passed else gate.verdict.replace("above", "**above**")
+    check = model.record.training.short_context
+    change = f"{check.base:.3f} nats per token before, {check.now:.3f} after ({check.rise})"
+    verdict = check.verdict if check.passed else check.verdict.replace("above", "**above**")
     return f"Short-context check on held-out text{model.folded}: {change}, {verdict}."
 
 
@@ -169,10 +169,10 @@ def _readable(value: Any) -> Any:
     return value
 
 
-def teaching(adaptation: Adaptation | None) -> str:
+def teaching(training: Training | None) -> str:
     """Describe the targets of a self-distillation; empty for other models."""
-    distil = adaptation.recipe.get("distil") if adaptation else None
-    if adaptation is None or not isinstance(distil, dict):
+    distil = training.recipe.get("distil") if training else None
+    if training is None or not isinstance(distil, dict):
         return ""
     remapping = distil.get("remapping")
     name = remapping.get("name") if isinstance(remapping, dict) else remapping
@@ -180,7 +180,7 @@ def teaching(adaptation: Adaptation | None) -> str:
         "Self-distillation: the targets were the base model's token distributions. "
         f"Beyond its context length, the base model ran with {code(name)}."
     )
-    if '"generated": "questions"' in json.dumps(adaptation.recipe.get("data")):
+    if '"generated": "questions"' in json.dumps(training.recipe.get("data")):
         kinds = ", ".join(code(kind) for kind in TAUGHT)
         text += (
             f" Some sequences asked questions of the kinds {kinds}: high accuracy at these is partly learned."

@@ -89,7 +89,7 @@ def card_text(model: Extended) -> str:
         marker=MARKER,
         model=model,
         record=model.record,
-        trained=model.record.adaptation,
+        trained=model.record.training,
         has_tokenizer=bool(model.files & TOKENIZERS),
         paper=parts.paper(model),
         headline=parts.headline(model),
@@ -99,7 +99,7 @@ def card_text(model: Extended) -> str:
         short_context=parts.short_context(model),
         command=parts.command(model),
         plan=parts.plan(model),
-        teaching=parts.teaching(model.record.adaptation),
+        teaching=parts.teaching(model.record.training),
         citation=parts.citation(model),
     )
     return re.sub(r"\n{3,}", "\n\n", str(card)).rstrip() + "\n"
@@ -152,7 +152,7 @@ def _front_matter(model: Extended) -> ModelCardData:
     """Return the metadata."""
     results = [result for evidence in model.evidence for result in _results(evidence)]
     base: Any = model.record.base
-    relation = "adapter" if model.is_adapter else "finetune" if model.record.adaptation else None
+    relation = "adapter" if model.is_adapter else "finetune" if model.record.training else None
     return ModelCardData(
         base_model=model.base_id,
         base_model_relation=relation if model.base_id else None,

@@ -53,7 +53,7 @@ from ropepatch.training.trainer import (
 from ropepatch.training.watching import short_context_loss
 
 COST = "cost.json"  # in the folder of the trained weights
-ADAPTATION = "adaptation"  # the folder within the checkpoint: recipe and history
+TRAINING = "training"  # the folder within the checkpoint: recipe and history
 RECIPE = "recipe.yaml"
 HISTORY = "history.json"
 RUNS = "runs"  # TensorBoard's logs, if the recipe has them
@@ -61,17 +61,17 @@ MERGED = 1e-3  # largest change of a logit by merging in float32, relative to th
 
 
 @dataclass(frozen=True)
-class Adapted:
-    """The result of `adapt`: the checkpoint or the adapter, and the short-context check."""
+class FineTuned:
+    """The result of `fine_tune`: the checkpoint or the adapter, and the short-context check."""
 
     folder: Path
-    gate: records.Gate
+    short_context: records.ShortContextCheck
 
 
 @torch.inference_mode(False)
 @torch.enable_grad()  # also within a block without gradients
 @without_subnormals()
-def adapt(
+def fine_tune(
     plan: Plan,
     recipe: Recipe,
     out: str | Path,
@@ -80,7 +80,7 @@ def adapt(
     progress: Progress = no_bar,
     prepared: Prepared | None = None,
     finish: Finish = lambda written, record, model: None,
-) -> Adapted:
+) -> FineTuned:
     """Train a model for the target length of a plan and save the result; ``finish`` as in `extend`."""
     run = Run.of(plan, recipe, out, prepared, say, progress)
     supplies: list[Supply] = []
@@ -95,12 +95,12 @@ def adapt(
     if not finished:
         with run.alone(), run.sharing.announced(recipe):
             _finish(run, record, supply, limit, finish)
-    adaptation = records.read(run.out).adaptation
-    assert adaptation is not None  # checked by `is_finished`, or written by `_finish`
-    gate = adaptation.gate.limited(limit)
-    if run.processes.first and adaptation.gate.to_dict() != gate.to_dict():  # the limit has changed
-        records.amend(run.out, adaptation=adaptation.to_dict() | {"gate": gate.to_dict()})
-    return Adapted(run.out, gate)
+    training = records.read(run.out).training
+    assert training is not None  # checked by `is_finished`, or written by `_finish`
+    check = training.short_context.limited(limit)
+    if run.processes.first and training.short_context.to_dict() != check.to_dict():  # the limit has changed
+        records.amend(run.out, training=training.to_dict() | {"short_context": check.to_dict()})
+    return FineTuned(run.out, check)
 
 
 def _finish(run: Run, record: dict[str, Any], supply: Supply, limit: float, finish: Finish) -> None:
@@ -199,13 +199,13 @@ def _save(
     with run.progress("trained model, short context") as advance:
         on_device = placed(model, run.processes.device)
         now = short_context_loss(run, supply.pieces, on_device, advance, split=False)
-    gate = short_context_check(Mean.of(begun["base"]), now, limit)
+    check = short_context_check(Mean.of(begun["base"]), now, limit)
     found: list[Effect] = []
     if supply.kinds and recipe.watch.target:
         found = _effects(run, supply, model)
         run.say(said(found, plan.method.name))
     model.to(dtype).cpu()
-    adaptation = {
+    training = {
         "recipe": recipe.to_dict(),
         "run": digest_of(record),
         "steps": recipe.max_steps,
@@ -213,18 +213,18 @@ def _save(
         "processes": run.processes.count,
         "precision": begun["precision"],
         **read_json(trained / COST),
-        "gate": gate.to_dict(),
+        "short_context": check.to_dict(),
         **({"found": {effect.name: effect.to_dict() for effect in found}} if found else {}),
     }
-    extras = {"adaptation": adaptation, "base_weights": record["weights"]}
+    extras = {"training": training, "base_weights": record["weights"]}
 
     def enclose(folder: Path) -> None:
-        (folder / ADAPTATION).mkdir()
-        shutil.copyfile(trained / HISTORY, folder / ADAPTATION / HISTORY)
+        (folder / TRAINING).mkdir()
+        shutil.copyfile(trained / HISTORY, folder / TRAINING / HISTORY)
         if (run.folder / RUNS).is_dir():
-            shutil.copytree(run.folder / RUNS, folder / ADAPTATION / RUNS)
+            shutil.copytree(run.folder / RUNS, folder / TRAINING / RUNS)
         text = yaml_text(without_paths(as_read(recipe.to_dict())))
-        (folder / ADAPTATION / RECIPE).write_text(text, encoding="utf-8")
+        (folder / TRAINING / RECIPE).write_text(text, encoding="utf-8")
 
     def enclosed(written: Checkpoint, made: records.Record, reloaded: PreTrainedModel | None) -> None:
         enclose(written.folder)
@@ -267,9 +267,9 @@ def merged_model(plan: Plan, recipe: Recipe, source: Checkpoint, trained: Path) 
         from peft import PeftModel
 
         with without_deprecations():
-            adapted: Any = PeftModel.from_pretrained(model.float(), str(trained)).eval()
-        before = probe_logits(adapted, plan.target, plan.model)
-        model = adapted.merge_and_unload()
+            fine_tuned: Any = PeftModel.from_pretrained(model.float(), str(trained)).eval()
+        before = probe_logits(fine_tuned, plan.target, plan.model)
+        model = fine_tuned.merge_and_unload()
         after = probe_logits(model.eval(), plan.target, plan.model)
         difference = largest_change(before, after)
         if not difference <= MERGED:

@@ -36,8 +36,8 @@ from ropepatch.model.precision import Precision
 from ropepatch.model.source import TINY
 from ropepatch.processes import ALONE, Processes
 from ropepatch.training import trainer
-from ropepatch.training.adaptation import adapt, merged_model
 from ropepatch.training.adapter import trainable
+from ropepatch.training.fine_tuning import fine_tune, merged_model
 from ropepatch.training.recipe import Distil, Lora, Watch, read_recipe
 from ropepatch.training.run import Run
 from ropepatch.training.run_checkpoints import checkpoints
@@ -62,24 +62,24 @@ def source_with(folder, **keys):
     return source
 
 
-def test_what_comes_out_is_one_checkpoint_that_stock_transformers_loads_at_the_target(adapted):
-    model = AutoModelForCausalLM.from_pretrained(adapted)
+def test_what_comes_out_is_one_checkpoint_that_stock_transformers_loads_at_the_target(fine_tuned):
+    model = AutoModelForCausalLM.from_pretrained(fine_tuned)
     assert model.config.max_position_embeddings == 512
     assert model.config.rope_parameters["rope_type"] == "yarn"
-    verified = record_of(adapted)["verified"]
+    verified = record_of(fine_tuned)["verified"]
     assert verified == {"frequencies": "equal", "logits": "equal", "compared": True, "difference": 0.0}
-    assert [path.name for path in adapted.parent.iterdir()] == [adapted.name]
-    assert read_recipe(str(adapted / "adaptation" / "recipe.yaml")) == small_recipe()
-    before, after = load_file(TINY / "model.safetensors"), weights(adapted)
+    assert [path.name for path in fine_tuned.parent.iterdir()] == [fine_tuned.name]
+    assert read_recipe(str(fine_tuned / "training" / "recipe.yaml")) == small_recipe()
+    before, after = load_file(TINY / "model.safetensors"), weights(fine_tuned)
     assert before.keys() == after.keys()
     changed = {name.split(".")[-2] for name in before if not torch.equal(before[name].float(), after[name])}
     norms = {"input_layernorm", "post_attention_layernorm", "norm"}
     assert changed == {"q_proj", "k_proj", "v_proj", "o_proj"} | norms
 
 
-def test_the_history_holds_what_was_measured_and_the_losses_up_to_each_checkpoint(adapted):
+def test_the_history_holds_what_was_measured_and_the_losses_up_to_each_checkpoint(fine_tuned):
     """Logged every five steps and at every save."""
-    rows = history_of(adapted)
+    rows = history_of(fine_tuned)
     assert [row["step"] for row in rows if "loss" in row and "learning_rate" in row] == [2, 4, 5, 6]
     assert [row["step"] for row in rows if "short_loss" in row and "target_loss" in row] == [0, 3, 6]
 
@@ -88,15 +88,15 @@ def test_where_the_target_is_not_watched_no_row_is_longer_than_the_old_context(t
     recipe = small_recipe(trainer={"max_steps": 1}, watch=Watch(every=1, windows=2, target=False))
     supply = read_supply(Run.of(yarn(), recipe, tmp_path / "out"))
     assert {len(piece) for piece in supply.pieces} == {TRAINED}
-    rows = history_of(adapt(yarn(), recipe, tmp_path / "out").folder)
+    rows = history_of(fine_tune(yarn(), recipe, tmp_path / "out").folder)
     assert ["short_loss" in row for row in rows] == [True, True]
     assert not any("target_loss" in row or "target_passkey" in row for row in rows)
 
 
-def test_a_run_that_a_signal_ends_has_saved_the_step_and_ends_like_one_that_was_not(tmp_path, adapted):
+def test_a_run_that_a_signal_ends_has_saved_the_step_and_ends_like_one_that_was_not(tmp_path, fine_tuned):
     """Steps 3 and 5 are saved and logged, so the losses are means over other steps."""
     seldom = small_recipe(trainer={"save_steps": 100, "logging_steps": 2})
-    once = adapt(yarn(), seldom, tmp_path / "once").folder
+    once = fine_tune(yarn(), seldom, tmp_path / "once").folder
     for step, last in ((2, 3), (4, 5)):
         lines = []
         send = functools.partial(os.kill, os.getpid(), signal.SIGINT)
@@ -104,9 +104,9 @@ def test_a_run_that_a_signal_ends_has_saved_the_step_and_ends_like_one_that_was_
         interrupted(yarn(), seldom, tmp_path / "out", "step_begin", step, end=send)
         assert signal.getsignal(signal.SIGINT) is handler
         assert [path.name for path in checkpoints(tmp_path / "out.run")][-1:] == [f"checkpoint-{last}"]
-    again = adapt(yarn(), seldom, tmp_path / "out", say=lines.append).folder
+    again = fine_tune(yarn(), seldom, tmp_path / "out", say=lines.append).folder
     assert "resuming from checkpoint-5" in lines
-    assert model_bytes(again) == model_bytes(once) == model_bytes(adapted)
+    assert model_bytes(again) == model_bytes(once) == model_bytes(fine_tuned)
     found, expected = (
         [(row["step"], row["short_loss"]) for row in history_of(place) if "short_loss" in row]
         for place in (again, once)
@@ -124,29 +124,29 @@ def test_a_run_that_a_signal_ends_has_saved_the_step_and_ends_like_one_that_was_
     ],
 )
 def test_an_interrupted_run_goes_on_and_ends_like_one_that_was_not(
-    monkeypatch, tmp_path, adapted, point, step, last
+    monkeypatch, tmp_path, fine_tuned, point, step, last
 ):
     ticks = itertools.count()  # one second a step
     monkeypatch.setattr(trainer, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
     interrupted(yarn(), small_recipe(), tmp_path / "out", point, step)
     assert not (tmp_path / "out").exists()
     lines = []
-    resumed = adapt(yarn(), small_recipe(), tmp_path / "out", say=lines.append).folder
+    resumed = fine_tune(yarn(), small_recipe(), tmp_path / "out", say=lines.append).folder
     assert (f"resuming from checkpoint-{last}" in lines) == (last > 0)
-    assert model_bytes(resumed) == model_bytes(adapted)
-    assert history_of(resumed) == history_of(adapted)
-    assert record_of(resumed)["adaptation"]["seconds"] == STEPS
+    assert model_bytes(resumed) == model_bytes(fine_tuned)
+    assert history_of(resumed) == history_of(fine_tuned)
+    assert record_of(resumed)["training"]["seconds"] == STEPS
 
 
-def test_a_run_goes_on_with_other_times_to_save_and_to_log(tmp_path, adapted):
+def test_a_run_goes_on_with_other_times_to_save_and_to_log(tmp_path, fine_tuned):
     interrupted(yarn(), small_recipe(), tmp_path / "out", "step_end", 3)
     (tmp_path / "out.run" / "runs").mkdir()
     (tmp_path / "out.run" / "runs" / "events").touch()
     other = {"save_steps": 3, "save_total_limit": 3, "logging_steps": 1, "dataloader_num_workers": 1}
-    resumed = adapt(yarn(), small_recipe(trainer=other | {"ddp_timeout": 60}), tmp_path / "out").folder
+    resumed = fine_tune(yarn(), small_recipe(trainer=other | {"ddp_timeout": 60}), tmp_path / "out").folder
     assert [row["step"] for row in history_of(resumed) if "loss" in row] == [2, 3, 4, 5, 6]
-    assert model_bytes(resumed) == model_bytes(adapted)
-    assert (resumed / "adaptation" / "runs" / "events").exists()
+    assert model_bytes(resumed) == model_bytes(fine_tuned)
+    assert (resumed / "training" / "runs" / "events").exists()
 
 
 def test_a_mistake_of_the_trainer_is_not_blamed_on_the_recipe(tmp_path, monkeypatch):
@@ -155,11 +155,11 @@ def test_a_mistake_of_the_trainer_is_not_blamed_on_the_recipe(tmp_path, monkeypa
 
     monkeypatch.setattr(Trainer, "__init__", broken)
     with pytest.raises(TypeError, match="a bug"):
-        adapt(yarn(), small_recipe(), tmp_path / "out")
+        fine_tune(yarn(), small_recipe(), tmp_path / "out")
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_said_clearly_and_leaves_the_last_checkpoint_whole(monkeypatch, tmp_path, adapted):
+def test_a_full_disk_is_said_clearly_and_leaves_the_last_checkpoint_whole(monkeypatch, tmp_path, fine_tuned):
     stock = torch.save
 
     def full(*args, **kwargs):
@@ -172,11 +172,11 @@ def test_a_full_disk_is_said_clearly_and_leaves_the_last_checkpoint_whole(monkey
         with pytest.raises(
             RopepatchError, match=r"cannot save the checkpoint of step 4: .*No space left"
         ) as error:
-            adapt(yarn(), small_recipe(), tmp_path / "out")
+            fine_tune(yarn(), small_recipe(), tmp_path / "out")
     assert "run the same command again" in error.value.hint
     assert sorted(path.name for path in (tmp_path / "out.run").glob("checkpoint-*")) == ["checkpoint-2"]
-    resumed = adapt(yarn(), small_recipe(), tmp_path / "out").folder
-    assert model_bytes(resumed) == model_bytes(adapted)
+    resumed = fine_tune(yarn(), small_recipe(), tmp_path / "out").folder
+    assert model_bytes(resumed) == model_bytes(fine_tuned)
 
 
 def test_the_loss_of_a_step_is_that_of_segments_read_apart_at_positions_that_jump(tmp_path):
@@ -193,7 +193,7 @@ def test_the_loss_of_a_step_is_that_of_segments_read_apart_at_positions_that_jum
         logits = model(batch["input_ids"], **inputs).logits[0, :-1]
     expected = torch.nn.functional.cross_entropy(logits, batch["labels"][0, 1:]).item()
     assert batch["position_ids"].diff().max() > 1
-    rows = history_of(adapt(yarn(), recipe, tmp_path / "out").folder)
+    rows = history_of(fine_tune(yarn(), recipe, tmp_path / "out").folder)
     assert rows[-1]["loss"] == pytest.approx(expected, rel=1e-4)
 
 
@@ -241,14 +241,14 @@ OTHER_RECIPES = {
 @pytest.mark.parametrize("changes", OTHER_RECIPES.values(), ids=OTHER_RECIPES)
 def test_a_run_goes_on_by_its_recipe_alone(begun, changes):
     with pytest.raises(RopepatchError, match=r"out\.run belongs to another run: it differs in .*recipe"):
-        adapt(scaled(begun / "base"), of_texts(begun, **changes), begun / "out")
+        fine_tune(scaled(begun / "base"), of_texts(begun, **changes), begun / "out")
 
 
 def test_a_run_goes_on_with_its_texts_alone(begun):
     for name in ("read", "watched"):
         write_texts(begun, **{name: "two"})
         with pytest.raises(RopepatchError, match=r"out\.run belongs to another run: it differs in text"):
-            adapt(scaled(begun / "base"), of_texts(begun), begun / "out")
+            fine_tune(scaled(begun / "base"), of_texts(begun), begun / "out")
     write_texts(begun)
 
 
@@ -262,7 +262,7 @@ def test_a_run_goes_on_from_its_base_with_its_method_alone(begun, tmp_path):
         with pytest.raises(
             RopepatchError, match=rf"out\.run belongs to another run: it differs in .*{differs}"
         ):
-            adapt(plan, of_texts(begun), begun / "out")
+            fine_tune(plan, of_texts(begun), begun / "out")
 
 
 def test_a_run_goes_on_in_as_many_processes_alone(begun, monkeypatch):
@@ -271,13 +271,13 @@ def test_a_run_goes_on_in_as_many_processes_alone(begun, monkeypatch):
     with pytest.raises(
         RopepatchError, match=r"out\.run belongs to another run: it differs in text, processes"
     ):
-        adapt(scaled(begun / "base"), of_texts(begun), begun / "out")
+        fine_tune(scaled(begun / "base"), of_texts(begun), begun / "out")
 
 
-def test_a_finished_checkpoint_is_that_of_its_run_alone(adapted):
+def test_a_finished_checkpoint_is_that_of_its_run_alone(fine_tuned):
     for changes in ({"seed": 1}, {"save": "adapter"}):
         with pytest.raises(RopepatchError, match="already exists"):
-            adapt(yarn(), small_recipe(**changes), adapted)
+            fine_tune(yarn(), small_recipe(**changes), fine_tuned)
 
 
 @pytest.mark.sweep
@@ -294,8 +294,8 @@ def test_a_finished_checkpoint_is_that_of_its_run_alone(adapted):
 )
 def test_merged_equals_adapter(tmp_path, lora):
     recipe = small_recipe(lora=lora, trainer={"max_steps": 3})
-    merged = adapt(yarn(), recipe, tmp_path / "merged").folder
-    adapter = adapt(yarn(), recipe.model_copy(update={"save": "adapter"}), tmp_path / "adapter").folder
+    merged = fine_tune(yarn(), recipe, tmp_path / "merged").folder
+    adapter = fine_tune(yarn(), recipe.model_copy(update={"save": "adapter"}), tmp_path / "adapter").folder
     model, _ = ropepatch.load_adapter(adapter)
     stock = AutoModelForCausalLM.from_pretrained(merged)
     base, _ = ropepatch.load("tiny", device="cpu")
@@ -306,7 +306,7 @@ def test_merged_equals_adapter(tmp_path, lora):
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, Lora(r=4, train_embeddings=True)], ids=["all weights", "embeddings"])
 def test_what_is_trained_whole_is_in_the_checkpoint_and_embeddings_stay_tied(tmp_path, lora):
-    folder = adapt(yarn(), small_recipe(lora=lora, trainer={"max_steps": 3}), tmp_path / "out").folder
+    folder = fine_tune(yarn(), small_recipe(lora=lora, trainer={"max_steps": 3}), tmp_path / "out").folder
     before, after = load_file(TINY / "model.safetensors"), weights(folder)
     assert before.keys() == after.keys()
     changed = {name for name in before if not torch.equal(before[name].float(), after[name])}
@@ -318,9 +318,9 @@ def test_what_is_trained_whole_is_in_the_checkpoint_and_embeddings_stay_tied(tmp
 
 
 @pytest.mark.slow
-def test_recomputed_activations_change_nothing(tmp_path, adapted):
-    folder = adapt(yarn(), small_recipe(gradient_checkpointing=True), tmp_path / "out").folder
-    assert model_bytes(folder) == model_bytes(adapted)
+def test_recomputed_activations_change_nothing(tmp_path, fine_tuned):
+    folder = fine_tune(yarn(), small_recipe(gradient_checkpointing=True), tmp_path / "out").folder
+    assert model_bytes(folder) == model_bytes(fine_tuned)
 
 
 @pytest.mark.slow
@@ -330,7 +330,7 @@ def test_a_bfloat16_checkpoint_is_trained_in_mixed_precision_and_saved_as_it_was
     losses = []
     for name, mixed in (("out", True), ("full", False)):
         recipe = small_recipe(trainer={"max_steps": 3, "bf16": mixed})
-        folder = adapt(plan, recipe, tmp_path / name).folder
+        folder = fine_tune(plan, recipe, tmp_path / name).folder
         assert {tensor.dtype for tensor in weights(folder).values()} == {torch.bfloat16}
         losses.append([row["loss"] for row in history_of(folder) if "loss" in row])
     assert losses[0] == pytest.approx(losses[1], rel=0.05)
@@ -338,7 +338,7 @@ def test_a_bfloat16_checkpoint_is_trained_in_mixed_precision_and_saved_as_it_was
 
 def test_an_adapter_goes_on_a_model_with_its_patch_and_on_the_extended_checkpoint(adapter, tmp_path):
     names = {path.name for path in adapter.iterdir()}
-    assert names == {"adapter_config.json", "adapter_model.safetensors", "ropepatch.json", "adaptation"}
+    assert names == {"adapter_config.json", "adapter_model.safetensors", "ropepatch.json", "training"}
     loaded, _ = ropepatch.load_adapter(adapter)
     stock = AutoModelForCausalLM.from_pretrained(ropepatch.extend(yarn(), tmp_path / "out").folder)
     for model in (patched(512), stock):
@@ -376,7 +376,7 @@ def test_an_adapter_without_a_tensor_or_as_a_pickle_is_refused(adapter, tmp_path
     ("load", "said"),
     [
         (lambda given: (patched(None), given["adapter"]), "must be the adapter's folder, got Llama"),
-        (lambda given: (given["adapted"],), "contains no adapter of ropepatch"),
+        (lambda given: (given["fine-tuned"],), "contains no adapter of ropepatch"),
         (lambda given: (given["adapter"], patched(None)), "this model has another RoPE"),
         (lambda given: (given["adapter"], patched(1024)), "yarn at 512 tokens; this model has yarn to 1024"),
         (
@@ -385,8 +385,8 @@ def test_an_adapter_without_a_tensor_or_as_a_pickle_is_refused(adapter, tmp_path
         ),
     ],
 )
-def test_an_adapter_is_refused_where_it_does_not_belong(adapter, adapted, tmp_path, load, said):
-    given = {"adapter": adapter, "adapted": adapted, "place": tmp_path}
+def test_an_adapter_is_refused_where_it_does_not_belong(adapter, fine_tuned, tmp_path, load, said):
+    given = {"adapter": adapter, "fine-tuned": fine_tuned, "place": tmp_path}
     folder, model, base = (*load(given), None, None)[:3]
     with pytest.raises(RopepatchError, match=said):
         ropepatch.load_adapter(folder, model, base=base)
@@ -395,40 +395,40 @@ def test_an_adapter_is_refused_where_it_does_not_belong(adapter, adapted, tmp_pa
 def test_an_adapter_of_another_trainer_keeps_the_rope_that_the_patch_writes_beside_it(tmp_path):
     model, _ = ropepatch.load("tiny", device="cpu")
     handle = ropepatch.patch(model, "yarn", to=512)
-    adapted = trainable(model, Lora(r=4))
+    fine_tuned = trainable(model, Lora(r=4))
     arguments = TrainingArguments(
         str(tmp_path / "out"), max_steps=1, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True
     )
     rows = [{"input_ids": torch.arange(3, 403), "labels": torch.arange(3, 403)}]
-    other = Trainer(adapted, arguments, train_dataset=rows)
+    other = Trainer(fine_tuned, arguments, train_dataset=rows)
     other.train()
     with pytest.raises(RopepatchError, match=r"no adapter_config\.json"):
         handle.record(tmp_path)
     other.save_model()
     handle.record(tmp_path / "out")
     loaded, _ = ropepatch.load_adapter(tmp_path / "out")
-    assert torch.equal(logits(loaded), logits(adapted))
+    assert torch.equal(logits(loaded), logits(fine_tuned))
     handle.remove()
-    assert not torch.equal(logits(loaded), logits(adapted))
+    assert not torch.equal(logits(loaded), logits(fine_tuned))
 
 
-def test_the_gate_compares_with_the_base_model_within_its_context(adapted):
-    gate = adapt(yarn(), small_recipe(), adapted).gate
+def test_the_check_compares_with_the_base_model_within_its_context(fine_tuned):
+    check = fine_tune(yarn(), small_recipe(), fine_tuned).short_context
     losses = []
-    for checkpoint in ("tiny", adapted):
+    for checkpoint in ("tiny", fine_tuned):
         model, tokenizer = ropepatch.load(checkpoint, device="cpu")
         (tale,) = held_out_tales(tokenizer, length=512, count=1)
         losses.append(ropepatch.perplexity(model, None, [tale.ids[:256]]).at(256).value)
-    assert [gate.base, gate.now] == pytest.approx(losses, abs=1e-6)
-    assert history_of(adapted)[-1]["short_loss"] == pytest.approx(gate.now, abs=1e-4)
-    assert gate.passed
+    assert [check.base, check.now] == pytest.approx(losses, abs=1e-6)
+    assert history_of(fine_tuned)[-1]["short_loss"] == pytest.approx(check.now, abs=1e-4)
+    assert check.passed
     strict = Watch(every=3, windows=1, passkey_trials=0, max_short_loss_increase=0.0)
-    assert not adapt(yarn(), small_recipe(watch=strict), adapted).gate.passed
+    assert not fine_tune(yarn(), small_recipe(watch=strict), fine_tuned).short_context.passed
 
 
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
     with pytest.raises(RopepatchError, match=r"the loss is (nan|inf) at step \d"):
-        adapt(
+        fine_tune(
             yarn(),
             small_recipe(lora=None, trainer={"learning_rate": 1e30, "logging_steps": 1}),
             tmp_path / "out",
@@ -440,7 +440,7 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path):
     (tmp_path / "out.run").mkdir()
     (tmp_path / "out.run" / "mine.txt").write_text("mine")
     with pytest.raises(RopepatchError, match=r"out\.run exists and is not a run"):
-        adapt(yarn(), small_recipe(), tmp_path / "out")
+        fine_tune(yarn(), small_recipe(), tmp_path / "out")
     assert (tmp_path / "out.run" / "mine.txt").read_text() == "mine"
 
 
@@ -453,8 +453,8 @@ def test_a_run_that_goes_on_keeps_the_precision_that_it_began_with(tmp_path, mon
         if dtype == "bfloat16":
             interrupted(yarn(), open_, tmp_path / "out", "step_end", 1)
         else:
-            adapt(yarn(), open_, tmp_path / "out")
-    assert record_of(tmp_path / "out")["adaptation"]["precision"] == {"dtype": "bfloat16"}
+            fine_tune(yarn(), open_, tmp_path / "out")
+    assert record_of(tmp_path / "out")["training"]["precision"] == {"dtype": "bfloat16"}
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -503,7 +503,7 @@ def test_with_weights_in_4_bits_an_adapter_is_trained_and_merged_into_the_unquan
         quantization="4bit", gradient_checkpointing=True, trainer={"max_steps": 4, "bf16": True}
     )
     with trainers() as made:
-        folder = adapt(plan, recipe, tmp_path / "four").folder
+        folder = fine_tune(plan, recipe, tmp_path / "four").folder
     layers = [part for part in made[0].model.modules() if isinstance(part, bitsandbytes.nn.Linear4bit)]
     assert [layer.weight.quant_type for layer in layers] == ["nf4"] * 4 * 7
     before, after = load_file(source / "model.safetensors"), weights(folder)
@@ -518,22 +518,22 @@ def test_a_merge_that_changes_what_the_model_computes_is_refused(monkeypatch, tm
 
     monkeypatch.setattr(Linear, "get_delta_weight", lambda self, adapter: torch.ones_like(self.weight))
     with pytest.raises(RopepatchError, match=r"merging the adapter changes the logits by"):
-        adapt(yarn(), small_recipe(trainer={"max_steps": 1}), tmp_path / "out")
+        fine_tune(yarn(), small_recipe(trainer={"max_steps": 1}), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_an_adapter_of_a_bfloat16_checkpoint_is_merged_in_float32_and_rounded_once(tmp_path):
     source = source_with(tmp_path / "source", dtype="bfloat16")
     plan = ropepatch.plan(source, to=512, method="yarn")
-    adapted = get_peft_model(
+    fine_tuned = get_peft_model(
         LlamaForCausalLM.from_pretrained(source, dtype=torch.float32),
         LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"], init_lora_weights=False),
     )
-    adapted.save_pretrained(tmp_path / "trained")
+    fine_tuned.save_pretrained(tmp_path / "trained")
     merged = merged_model(
         plan, small_recipe(), Checkpoint.find(source, weights=True), tmp_path / "trained"
     ).state_dict()
-    layer = adapted.base_model.model.model.layers[0].self_attn.q_proj
+    layer = fine_tuned.base_model.model.model.layers[0].self_attn.q_proj
     exact = layer.base_layer.weight + layer.get_delta_weight("default")
     found = merged["model.layers.0.self_attn.q_proj.weight"]
     assert torch.equal(found, exact.bfloat16())
@@ -548,4 +548,4 @@ def test_two_runs_do_not_train_in_one_folder(tmp_path):
         FileLock(tmp_path / "out.run" / ".lock"),
         pytest.raises(RopepatchError, match="another process is training"),
     ):
-        adapt(yarn(), small_recipe(), tmp_path / "out")
+        fine_tune(yarn(), small_recipe(), tmp_path / "out")
