@@ -125,7 +125,7 @@ def push(
     the Hub that ropepatch did not write stays. The token is that of `hf auth login` or HF_TOKEN.
 
     Args:
-        folder: A checkpoint that `extend` wrote and verified.
+        folder: A checkpoint that `extend` or `train` wrote and verified.
         repo: owner/name on the Hub, or name in your own namespace; created if it does not exist.
         private: Make the repository private.
         dry_run: Print the files to upload and the card; send and write nothing.

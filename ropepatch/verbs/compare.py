@@ -18,14 +18,13 @@ from ropepatch.evaluation.suites import Method, Suite
 from ropepatch.evaluation.table import data_frame
 from ropepatch.evaluation.tasks import PerplexityTask, RetrievalTask, Task, check_text
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.loading import AUTO, check_device, known_dtype
-from ropepatch.processes import join
+from ropepatch.model.loading import known_dtype
 from ropepatch.progress import Progress, Say, bar, say_on_stderr
 from ropepatch.report import html_table, ranking_tables, ranking_text
 from ropepatch.report.verdict import ranking_lines
 from ropepatch.settings import Length, listed, relative_length
 from ropepatch.verbs.inputs import check_places, find_checkpoint
-from ropepatch.verbs.measured import participants, reported, without
+from ropepatch.verbs.measured import participants, reported, sharing, without
 from ropepatch.verbs.results import Results
 
 if TYPE_CHECKING:
@@ -145,9 +144,7 @@ def compare(
     if reason is not None:
         left_out["retrieval"] = str(reason)
         say(f"warning: no retrieval: {reason}")
-    processes = join(device)
-    if processes.device != AUTO:
-        check_device(processes.device)
+    processes = sharing(device)
     measurements = measuring.measure(
         suite.narrowed(None, seed),
         source,

@@ -18,13 +18,12 @@ from ropepatch.evaluation.tasks import PerplexityTask, check_text
 from ropepatch.extension import record as records
 from ropepatch.extension.planning import plan_method
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.model.loading import AUTO, check_device, known_dtype
-from ropepatch.processes import join
+from ropepatch.model.loading import known_dtype
 from ropepatch.progress import Progress, Say, bar, say_on_stderr
 from ropepatch.scaling import METHODS
 from ropepatch.settings import Length, listed, relative_length, shown
 from ropepatch.verbs.inputs import can_report, check_places, find_checkpoint
-from ropepatch.verbs.measured import ALL, EVERY_REMAPPING, participants, reported, without
+from ropepatch.verbs.measured import ALL, EVERY_REMAPPING, participants, reported, sharing, without
 from ropepatch.verbs.results import Results, read_results
 
 if TYPE_CHECKING:
@@ -144,9 +143,7 @@ def evaluate(
     chosen = chosen.narrowed(limit, seed)
     written = source.folder if source is not None and extension is not None and out is None else None
     folder, page = check_places(written / "evaluation" if written else out, report)
-    processes = join(device)
-    if processes.device != AUTO:
-        check_device(processes.device)
+    processes = sharing(device)
     how: Any = {"processes": processes, "dtype": known_dtype(dtype), "progress": progress, "say": say}
     if extension is None:
         results = measuring.measure(chosen, source, out=folder, revision=revision, original=original, **how)

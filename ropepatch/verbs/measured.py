@@ -14,7 +14,8 @@ from ropepatch.evaluation.results import Result, measure_of, slug
 from ropepatch.evaluation.suites import Method, read_method
 from ropepatch.extension.planning import Plan, plan_method
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.processes import Processes
+from ropepatch.model.loading import AUTO, check_device
+from ropepatch.processes import Processes, join
 from ropepatch.progress import Say, interruptible
 from ropepatch.scaling import formulas
 from ropepatch.settings import Length, short_length
@@ -61,6 +62,14 @@ def without(entrants: tuple[list[tuple[Method, Plan]], dict[str, str]], say: Say
     for name, reason in left_out.items():
         say(f"warning: without {name}: {reason}")
     return [method for method, _ in planned]
+
+
+def sharing(device: str | None) -> Processes:
+    """The processes that share a measurement, on devices that exist."""
+    processes = join(device)
+    if processes.device != AUTO:
+        check_device(processes.device)
+    return processes
 
 
 def reported(
