@@ -15,7 +15,6 @@ from checkpoint_folders import largest_file
 from made_results import scoring
 
 from ropepatch import RopepatchError, explore, files
-from ropepatch.cli.listing import _copy as copy_recipe
 from ropepatch.data.sources import local_files, stream_documents
 from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Suite
@@ -30,7 +29,6 @@ from ropepatch.files import (
     new_folder,
     parse_json,
     read_json,
-    shipped,
     whole_file,
     write_json,
 )
@@ -225,7 +223,6 @@ def test_the_error_of_an_unwritable_file_names_it(tmp_path):
 NAMED = {  # output files with a name from the user, and their writers
     "explorer": ("e.html", lambda file: explore(out=file, tiny=False)),
     "report": ("r.html", lambda file: write_report([scoring("baseline", {("a", "b"): 0.5})], file)),
-    "recipe": ("r.yaml", lambda file: copy_recipe(shipped("recipes") / "tiny.yaml", file)),
 }
 
 

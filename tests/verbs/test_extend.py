@@ -174,7 +174,7 @@ def recipe_of(text):
         ({"out": "file/out"}, "cannot write .*file/out: Not a directory"),
         ({"include": ["key"]}, "key contains a Hub access token"),
         ({"model": "cut"}, "1 missing keys, for instance model.embed_tokens"),
-        ({"model": "fine-tuned"}, "fine_tuned contains a model and a PEFT adapter"),
+        ({"model": "both"}, "both contains a model and a PEFT adapter"),
     ],
     ids=str,
 )
@@ -191,10 +191,10 @@ def test_a_dry_run_reports_the_error_that_extend_raises_before_loading_weights(
         ("titles.jsonl", '{"title": "a"}\n'),
     ):
         Path(name).write_text(text)
-    for name in ("cut", "fine-tuned", "model"):
+    for name in ("cut", "both", "model"):
         shutil.copytree(TINY, name)
     save_file(dict(list(load_file(TINY / "model.safetensors").items())[1:]), "cut/model.safetensors")
-    Path("fine_tuned/adapter_config.json").write_text("{}")
+    Path("both/adapter_config.json").write_text("{}")
     Path("model/key").write_text("hf_" + 34 * "a")
     monkeypatch.setattr("ropepatch.model.checkpoint.load_model", None)
     options = {"model": "model", "to": 512, "say": lambda line: None} | options
