@@ -38,7 +38,7 @@ def models() -> str:
     presets, rows, engines = {one["model"]: one for one in PRESETS}, [], list[str]()
     for model in MODELS:
         plan = plan_of(presets[model])
-        lengths = f"{plan.rope.original_max_position_embeddings:,} → {plan.target:,}"
+        lengths = f"{plan.config.rope.original_max_position_embeddings:,} → {plan.target:,}"
         rope_type = f"`{plan.rope_parameters['rope_type']}`"
         rows.append((f"`{model}`", lengths, rope_type, *(line.reads for line in plan.engines)))
         engines = [line.engine for line in plan.engines]

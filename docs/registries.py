@@ -130,14 +130,14 @@ def _planned(preset: Mapping[str, Any]) -> list[str]:
         plan = plan_of(preset)
     except RopepatchError as error:
         return ["", f"refused: {error}", "", ""]
-    window, kind = plan.rope.original_max_position_embeddings, plan.rope_parameters["rope_type"]
-    layers = f"{_scaled_layers(plan)} of {plan.source.config.num_hidden_layers}"
+    window, kind = plan.config.rope.original_max_position_embeddings, plan.rope_parameters["rope_type"]
+    layers = f"{_scaled_layers(plan)} of {plan.source.config.text.num_hidden_layers}"
     return [f"{window:,}", f"{plan.target:,}", f"`{kind}`", layers]
 
 
 def _scaled_layers(plan: Plan) -> int:
     """The layers that rotate and see the whole context."""
-    config: Any = plan.source.config
+    config: Any = plan.source.config.text
     if hasattr(config, "no_rope_layers"):
         return sum(config.no_rope_layers)
     types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers

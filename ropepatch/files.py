@@ -237,17 +237,18 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
 
 
-def check_regular(path: Path) -> None:
+def check_regular(*paths: Path) -> None:
     """Raise a `RopepatchError` for a pipe, socket or device, from which reading may never end."""
-    try:
-        mode = path.stat().st_mode
-    except (OSError, ValueError):  # missing, no permission, name too long, NUL
-        return
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise RopepatchError(
-            f"{path} is a pipe, a socket or a device, expected a regular file",
-            hint="write what it holds to a file first, or remove it",
-        )
+    for path in paths:
+        try:
+            mode = path.stat().st_mode
+        except (OSError, ValueError):  # missing, no permission, name too long, NUL
+            continue
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise RopepatchError(
+                f"{path} is a pipe, a socket or a device, expected a regular file",
+                hint="write what it holds to a file first, or remove it",
+            )
 
 
 def read_text(path: Path, *, errors: str = "strict") -> str:

@@ -18,7 +18,7 @@ from ropepatch import RopepatchError, explore, files
 from ropepatch.data.sources import local_files, stream_documents
 from ropepatch.evaluation.results import read_result
 from ropepatch.evaluation.suites import Suite
-from ropepatch.extension.writing import copy_small_files
+from ropepatch.extension.writing import small_files
 from ropepatch.files import (
     absent,
     check_regular,
@@ -56,7 +56,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "card": ("README.md", lambda file: write_card(file.parent)),
     "templates": (
         "additional_chat_templates/a.jinja",
-        lambda file: copy_small_files(file.parents[1], file.parents[1] / "out"),
+        lambda file: small_files(file.parents[1]),
     ),
     "recipe": ("recipe.yaml", Recipe.from_yaml),
     "suite": ("suite.yaml", Suite.from_yaml),

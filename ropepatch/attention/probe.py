@@ -14,8 +14,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from ropepatch.attention.interchange import OTHER_SCORES, OWN_MASK, attending_by
 from ropepatch.attention.modeling_position_remapping import rotate
 from ropepatch.errors import RopepatchError
-from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.head import check_finite, evaluating, shadowed
+from ropepatch.model.rotary import RotarySite
 
 PROBE_ATTENTION = "ropepatch_probe"
 TOKENS = 4  # in the probed sequence
@@ -48,7 +48,7 @@ AttentionMaskInterface.register(PROBE_ATTENTION, lambda **_: None)
 
 
 def rotating_layers(
-    base: PreTrainedModel, source: Checkpoint, refuse: Callable[[str], RopepatchError]
+    base: PreTrainedModel, site: RotarySite, refuse: Callable[[str], RopepatchError]
 ) -> dict[nn.Module, bool]:
     """Return every attention module of a model, and whether it rotates its queries and keys.
 
@@ -56,12 +56,12 @@ def rotating_layers(
 
     Args:
         base: The model, its weights in memory.
-        source: Its checkpoint.
+        site: Its rotary module.
         refuse: Returns the error for a reason why attention is not only rotation and a causal softmax.
     """
     if any(parameter.is_meta for parameter in base.parameters()):
         raise refuse("its weights are on the meta device")
-    stock, site = base.get_submodule(source.site.path), source.site
+    stock = base.get_submodule(site.path)
     rotation = stock.forward
     tables: list[Tensor] = []
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 
@@ -23,14 +24,13 @@ from ropepatch.attention.probe import rotating_layers
 from ropepatch.attention.remappings import Remapping, make_remapping
 from ropepatch.errors import RopepatchError
 from ropepatch.model.architectures import SLIDING_LAYERS
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.checkpoint import InMemory
 from ropepatch.model.config import text_config
 from ropepatch.model.rotary import (
     OwnConfigs,
     Substitution,
     base_model,
     find_substitute,
-    float32_on_cpu,
     own_configs,
     rotating_by,
 )
@@ -152,7 +152,6 @@ class Remapped(Substitution[RemappedRope]):
             configs.put_back(self.model)
 
 
-@float32_on_cpu()
 def remap_positions(
     model: nn.Module,
     distances: str | Remapping,
@@ -175,7 +174,8 @@ def remap_positions(
             hint="remap_positions(model, 'self-extend', to=8192)",
         )
     base = base_model(model)
-    with own_configs(base, *ATTENTION, "max_position_embeddings", "position_remapping") as configs:
+    ours = *ATTENTION, "max_position_embeddings", "position_remapping"
+    with torch.device("cpu"), own_configs(base, *ours) as configs:
         return _mapped(base, distances, to, original, configs)
 
 
@@ -183,18 +183,18 @@ def _mapped(
     base: PreTrainedModel, distances: Remapping, to: Length, original: Length | None, configs: OwnConfigs
 ) -> Remapped:
     """Remap a model that shares its configurations with no other."""
-    source = Checkpoint.of(base, original)
+    source = InMemory.of(base, original)
     config: Any = text_config(base.config)
-    window = source.window
+    site, window = source.config.site, source.config.window
     check_mappable(base, window)
-    target = source.target(to)
+    target = source.config.target(to, source.name)
     fitted = distances.fitted(window, target)
-    layers = rotating_layers(base, source, partial(_refusal, config.model_type))
+    layers = rotating_layers(base, site, partial(_refusal, config.model_type))
     if not any(rotates and _sees_far(module, config, window) for module, rotates in layers.items()):
         raise _refusal(config.model_type, _narrow(config.sliding_window, window))
-    path = source.site.path
+    path = site.path
     stock = base.get_submodule(path)
-    rope = RemappedRope(stock, config, fitted, window, source.site.layer_type).train(stock.training)
+    rope = RemappedRope(stock, config, fitted, window, site.layer_type).train(stock.training)
     rope.configs = configs
     base.set_submodule(path, rope)
     for module, rotates in layers.items():

@@ -96,10 +96,10 @@ def _next_steps(extension: Extension) -> Iterator[str]:
         yield "merge:   model.merge_and_unload().save_pretrained(FOLDER)"
         return
     written = Checkpoint(extension.folder)
-    by_code = extension.plan.remapping is not None
-    loading = call(f"{written.auto_class}.from_pretrained", folder, code=by_code)
+    by_code = bool(extension.plan.change.code)
+    loading = call(f"{written.stock.auto_class}.from_pretrained", folder, code=by_code)
     shown = f"{loading}.config.get_text_config().max_position_embeddings"
-    code = f"from transformers import {written.auto_class}; print({shown})"
+    code = f"from transformers import {written.stock.auto_class}; print({shown})"
     yield f"load:    python -c {shlex.quote(code)}"
     try:
         _ = written.tokenizer
@@ -208,7 +208,7 @@ def _how_to_load(pushed: Pushed, folder: str) -> str:
     if "adapter_model.safetensors" in pushed.files:
         return load_adapter(pushed.repo, branch=branch, module="huggingface_hub.")
     code = "modeling_position_remapping.py" in pushed.files
-    loading = f"{Checkpoint.find(folder).auto_class}.from_pretrained"
+    loading = f"{Checkpoint.find(folder).stock.auto_class}.from_pretrained"
     return call(loading, pushed.repo, branch=branch, code=code)
 
 

@@ -197,7 +197,7 @@ def _before_and_after(extension: Extension, results: Results) -> Iterator[str]:
     from ropepatch.report.plots import save_figure
 
     folder, plan = extension.folder, extension.plan
-    original, target = plan.source.window, plan.target
+    original, target = plan.source.config.window, plan.target
     labels = ("baseline", plan.method.name)
 
     def rows(measure: str, length: int) -> Iterator[Row]:
@@ -218,7 +218,7 @@ def _before_and_after(extension: Extension, results: Results) -> Iterator[str]:
         yield f"{f'passkeys retrieved at {length:,} tokens':<37}{before:>8}{after:>8}"
     before, after = passkeys(target, " of ")
     times = f"{target / original:.0f} times its original context length"
-    yield f"\n{plan.model} retrieves {after} passkeys at {target:,} tokens, {times}; {before} before.\n"
+    yield f"\n{plan.source.name} retrieves {after} passkeys at {target:,} tokens, {times}; {before} before.\n"
     try:
         picture, _ = save_figure(results.plot("positions"), folder / "loss-by-position")
         yield f"picture: {from_here(picture)}\nreport:  {from_here(folder / 'evaluation.html')}"

@@ -43,7 +43,7 @@ def adapter_findings(
     name = adapter.get(BASE)
     try:
         base = _find_base(name, adapter.get("revision"))
-        _ = base.rope
+        _ = base.config.rope
     except (RopepatchError, OSError) as error:  # OSError: a name that is too long
         problem = Problem((BASE,), f"cannot load the base model: {error}", NAME_IT, name, file=ADAPTER)
         return [MISSING.finding(problem)]
@@ -60,7 +60,7 @@ def _find_base(name: object, revision: object) -> Checkpoint:
 
 
 def _against_record(record: dict[str, Any], base: Checkpoint) -> Iterator[Finding]:
-    rope = base.rope
+    rope = base.config.rope
     carried = rope.inv_freq().tolist(), rope.carried_attention_factor
     if carried != (record.get("inv_freq"), record.get("attention_factor")):
         problem = (
@@ -75,16 +75,16 @@ def _against_record(record: dict[str, Any], base: Checkpoint) -> Iterator[Findin
 
 def _without_record(tokenizer: dict[str, Any], base: Checkpoint) -> Finding:
     length = positive(tokenizer.get("model_max_length"))
-    if length and base.window < length < 1e9:  # larger numbers mean no limit
+    if length and base.config.window < length < 1e9:  # larger numbers mean no limit
         problem = (
             f"its tokenizer allows {plain(length)} tokens, the base {shown(base.name)} has a context of "
-            f"{base.window}"
+            f"{base.config.window}"
         )
         remedy = "ask its author for the RoPE parameters, and load it onto a base that has them"
         return LACKS_ROPE.finding(Problem(("model_max_length",), problem, remedy, length, file=TOKENIZER))
     problem = (
-        f"the RoPE that it was trained with is not recorded; the base {shown(base.name)} has {base.window} "
-        "tokens"
+        f"the RoPE that it was trained with is not recorded; the base {shown(base.name)} has "
+        f"{base.config.window} tokens"
     )
     remedy = (
         "none if it was trained on the unchanged base; else run ropepatch.patch(...).record(folder) where it "

@@ -252,7 +252,7 @@ def read_small_files(folder: Path) -> tuple[dict[str, dict[str, Any]], list[Find
 def _of_tokenizer(source: Checkpoint, record: dict[str, Any]) -> Iterator[Finding]:
     """Report a missing or broken tokenizer, or chat template; a broken config.json is another finding."""
     try:
-        _ = source.stock.whole_config
+        _ = source.stock.whole
     except RopepatchError:
         return
     try:

@@ -48,7 +48,7 @@ def repair(diagnosis: Diagnosis, out: str | Path, *, progress: Progress | None =
     weights, _ = look_at_weights(source, facts.raw)
     for file in files:
         if not weights or file not in weights.files or file.name == INDEX:
-            check_inside(file, source)
+            check_inside([file], source)
     with new_folder(folder) as partial:
         unchanged = tuple(file for file in files if file.name not in changed)
         clone_files(unchanged, partial, link=False, progress=progress)

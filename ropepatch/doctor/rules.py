@@ -44,7 +44,7 @@ from ropepatch.model.config import (
 )
 from ropepatch.model.engine_types import needing_older_keys
 from ropepatch.model.kinds import kind_of
-from ropepatch.model.rotary import SEQUENCE, find_rotary, float32_on_cpu, read_rope, stated_window
+from ropepatch.model.rotary import SEQUENCE, find_rotary, read_rope, stated_window
 from ropepatch.scaling.ramps import yarn_temperature
 
 DEFAULT_THETA = 10_000.0
@@ -592,8 +592,7 @@ def _build(raw: dict[str, Any]) -> None:
         site = find_rotary(model)
     except RopepatchError:  # another architecture, not another config.json
         return
-    with float32_on_cpu():
-        read_rope(text, site)
+    read_rope(text, site)
 
 
 GITHUB = "https://github.com"

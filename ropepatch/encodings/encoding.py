@@ -19,7 +19,7 @@ from ropepatch.scaling.rope import Rope
 from ropepatch.settings import Named, Registry
 
 if TYPE_CHECKING:
-    from ropepatch.model.checkpoint import Checkpoint
+    from ropepatch.model.checkpoint import Config
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,17 @@ class ModelShape:
     initializer_range: float = 0.02
 
     @classmethod
-    def of(cls, source: Checkpoint) -> ModelShape:
-        """Return the sizes in a checkpoint's configuration."""
-        config: Any = source.config
+    def of(cls, config: Config) -> ModelShape:
+        """Return the sizes in a configuration."""
+        text: Any = config.text
         return cls(
-            layers=config.num_hidden_layers,
-            heads=config.num_attention_heads,
-            key_value_heads=source.key_value_heads,
-            head_dim=source.head_dim,
-            hidden_size=config.hidden_size,
-            rope=source.rope,
-            initializer_range=config.initializer_range,
+            layers=text.num_hidden_layers,
+            heads=text.num_attention_heads,
+            key_value_heads=config.key_value_heads,
+            head_dim=config.head_dim,
+            hidden_size=text.hidden_size,
+            rope=config.rope,
+            initializer_range=text.initializer_range,
         )
 
     @property

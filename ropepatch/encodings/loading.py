@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,19 +65,16 @@ def load_checkpoint(
     if checkpoint.kind == "stock":
         return checkpoint.load(dtype, device_map)
     if checkpoint.kind == "swapped":
-        model = checkpoint.stock.load(dtype, device_map)
+        model = checkpoint.load(dtype, device_map, config=checkpoint.stock)
         _swap_again(model, checkpoint)
         return model
     described = saved_remapping(checkpoint.raw)
     distances = make_remapping(described["name"], **described["parameters"])
-    before = checkpoint.stock.with_config(checkpoint.stock.raw)
-    for key in (
-        "max_position_embeddings",
-        SEQUENCE,
-    ):  # the remapping needs the model at its original context length
-        if hasattr(before.whole_config, key):
-            setattr(before.whole_config, key, described["window"])
-    model = before.load(dtype, device_map)
+    # The remapping needs the model at its original context length.
+    lengths = dict.fromkeys(("max_position_embeddings", SEQUENCE), described["window"])
+    held = {key: value for key, value in lengths.items() if hasattr(checkpoint.stock.whole, key)}
+    original = replace(checkpoint.stock, raw=checkpoint.stock.raw | held)
+    model = checkpoint.load(dtype, device_map, config=original)
     layer_type = find_rotary(model).layer_type
     mapped = remap_positions(model, distances, to=described["target"]).distances
     _check_remapping(model, described, {"parameters": mapped.parameters(), "layer_type": layer_type})

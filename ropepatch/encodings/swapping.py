@@ -26,7 +26,7 @@ from ropepatch.encodings.rotary import rotated
 from ropepatch.errors import RopepatchError
 from ropepatch.files import absent, new_folder
 from ropepatch.model.architectures import SCALED_EMBEDDINGS
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.checkpoint import Config
 from ropepatch.model.config import text_config
 from ropepatch.model.kinds import write_swapped
 from ropepatch.model.rotary import (
@@ -34,7 +34,6 @@ from ropepatch.model.rotary import (
     Substitution,
     base_model,
     find_substitute,
-    float32_on_cpu,
     own_configs,
 )
 from ropepatch.model.stock import saving
@@ -156,7 +155,6 @@ class Swap(Substitution[SwappedPositions]):
         logger.info("%s: positions %s -> rope", type(self.model).__name__, encoding.name)
 
 
-@float32_on_cpu()
 def swap(model: nn.Module, encoding: str | Encoding, **parameters: Any) -> Swap:
     """Replace the position encoding of one loaded model, in memory and reversibly.
 
@@ -180,7 +178,7 @@ def swap(model: nn.Module, encoding: str | Encoding, **parameters: Any) -> Swap:
             hint="ropepatch.swap(model, 'alibi')",
         )
     base = base_model(model)
-    with own_configs(base, *ATTENTION) as configs:
+    with torch.device("cpu"), own_configs(base, *ATTENTION) as configs:
         return _swapped(base, encoding, configs)
 
 
@@ -190,13 +188,13 @@ def _swapped(base: PreTrainedModel, encoding: Encoding, configs: OwnConfigs) -> 
         raise RopepatchError(
             "the encoding of this model is already swapped", hint="call remove() on its swap first"
         )
-    source = Checkpoint.of(base)
-    attentions = _attentions(base, source)
+    config = Config.of(base)
+    attentions = _attentions(base, config)
     if encoding.family == "absolute":
         _check_embeddings(base)
     weight = next(attentions[0].parameters())
-    module = EncodingModule(encoding, ModelShape.of(source)).to(weight.device, base.dtype)
-    path = source.site.path
+    module = EncodingModule(encoding, ModelShape.of(config)).to(weight.device, base.dtype)
+    path = config.site.path
     stock = base.get_submodule(path)
     positions = SwappedPositions(stock, module, text_config(base.config)).train(base.training)
     positions.configs = configs
@@ -222,27 +220,27 @@ def _first_layer(base: PreTrainedModel, path: str) -> Any:
     return decoder.layers[0]
 
 
-def _attentions(base: PreTrainedModel, source: Checkpoint) -> list[nn.Module]:
+def _attentions(base: PreTrainedModel, config: Config) -> list[nn.Module]:
     """Return the attention modules of a model; raises an error if an encoding cannot replace their RoPE."""
 
     def refusal(reason: str) -> RopepatchError:
         return RopepatchError(
-            f"the encoding of {source.config.model_type} cannot be swapped: {reason}",
+            f"the encoding of {config.model_type} cannot be swapped: {reason}",
             hint="use a LLaMA-like model: llama, mistral, qwen2, qwen3",
         )
 
-    decoder = base.get_submodule(source.site.path.rpartition(".")[0])
+    decoder = base.get_submodule(config.site.path.rpartition(".")[0])
     reasons = {
-        "only a part of each head rotates": source.rotates_partly,
+        "only a part of each head rotates": config.rotates_partly,
         "its layers do not stand beside its rotary module": not hasattr(decoder, "layers"),
-        "its RoPE differs by layer type": source.site.layer_type is not None,
+        "its RoPE differs by layer type": config.layer_type is not None,
     }
     if reason := uninterchangeable(base) or next((one for one, holds in reasons.items() if holds), None):
         raise refusal(reason)
-    layers = rotating_layers(base, source, refusal)
+    layers = rotating_layers(base, config.site, refusal)
     if not all(layers.values()):
         raise refusal("some layers do not rotate")
-    if not all(_rotates_halves(layer, source.head_dim) for layer in layers):
+    if not all(_rotates_halves(layer, config.head_dim) for layer in layers):
         raise refusal("its rotary pairs are laid out otherwise")
     return list(layers)
 

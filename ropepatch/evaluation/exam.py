@@ -1,65 +1,23 @@
-"""Questions beyond the original length of a model, of the kinds that it answers within it."""
+"""The kinds of questions that a model answers within its original context length."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ropepatch.data.haystack import Haystack, Haystacks
+from ropepatch.data.haystack import Haystacks
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.retrieval import Retrieval, ask, why_not_counted
-from ropepatch.progress import Advance, Progress, no_bar
+from ropepatch.evaluation.retrieval import ask, why_not_counted
+from ropepatch.progress import Progress, no_bar
 from ropepatch.settings import seed_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-TOKENS = 2**16  # approximate tokens of the prompts of an exam
-MOST, LEAST = 32, 4  # prompts of an exam
+TOKENS = 2**16  # approximate tokens of the all prompts
+MOST, LEAST = 32, 4  # prompts
 SHORTER, SHORTEST = 8, 512  # prompts have at least this share of the original length, and so many tokens
 KEYS = 8  # questions of each kind per prompt
 FALLBACK = "passkey"  # one per prompt; used only if no other kind is possible
-
-
-@dataclass(frozen=True, eq=False)
-class Exam:
-    """Prompts of one length with questions, the same for every state of a model.
-
-    Args:
-        kinds: The kinds of questions.
-        length: The length of the prompts in tokens.
-        haystacks: The prompts with their questions.
-    """
-
-    kinds: Sequence[str]
-    length: int
-    haystacks: Sequence[Haystack]
-    _checked: set[int] = field(default_factory=set, init=False)  # see `ask`
-
-    @classmethod
-    def of(
-        cls,
-        tokenizer: PreTrainedTokenizerBase,
-        kinds: Sequence[str],
-        length: int,
-        *,
-        seed: int,
-        most: int = TOKENS,
-    ) -> Exam:
-        """Make an exam of about ``most`` tokens, with at least `LEAST` prompts."""
-        keys = 1 if FALLBACK in kinds else KEYS
-        plan = Haystacks(**_settings(length, seed, most), keys=keys, kinds=kinds)
-        return cls(kinds, length, list(plan.make(tokenizer)))
-
-    @property
-    def tokens(self) -> int:
-        """The tokens of its prompts."""
-        return sum(len(haystack.ids) for haystack in self.haystacks)
-
-    def of_model(self, model: PreTrainedModel, *, progress: Advance | None = None) -> Retrieval:
-        """The answers of a model; see `ropepatch.evaluation.retrieval.ask`."""
-        return ask(model, self.haystacks, progress=progress, checked=self._checked)
 
 
 def answerable(
@@ -86,12 +44,12 @@ def answerable(
                 plan = Haystacks(**settings, keys=keys, kinds=[FALLBACK])
             else:
                 plan, _ = Haystacks.by_default(tokenizer, length, **settings, keys=keys)
-            exam = Exam(plan.kinds, length, list(plan.make(tokenizer)))
+            haystacks = list(plan.make(tokenizer))
         except RopepatchError:  # no room, or a tokenizer that cannot encode the keys
             continue
         with progress("questions within the original length") as advance:
-            answers = exam.of_model(model, progress=advance)
-        shares = {kind: {length: answers.found(length, kind)} for kind in exam.kinds}
+            answers = ask(model, haystacks, progress=advance)
+        shares = {kind: {length: answers.found(length, kind)} for kind in plan.kinds}
         if found := [k for k in shares if why_not_counted(shares[k], keys=keys, trained=window) is None]:
             return found
     return []

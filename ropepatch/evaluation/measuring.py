@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ropepatch.attention import Remapping
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.evaluation.comparisons import BASELINE, FLOOR
@@ -26,12 +27,10 @@ from ropepatch.extension.verification import frequency_error
 from ropepatch.files import check_resumed, remove
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.config import text_config
-from ropepatch.model.cost import GIB, Cost, forward_bytes, forward_operations
-from ropepatch.model.head import evaluating, gives_positions, input_device
+from ropepatch.model.cost import CARDS, GIB, HOUR, Cost, forward_bytes, forward_operations, kind_of
 from ropepatch.model.loading import AUTO, known_dtype
 from ropepatch.model.precision import describe_placement, num_parameters, placed, prefers_float32
 from ropepatch.model.source import without_paths
-from ropepatch.model.stock import stock_code
 from ropepatch.processes import ALONE, Processes
 from ropepatch.progress import Progress, no_bar
 from ropepatch.settings import Length, relative_length, seed_of, short_length
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
 
     from ropepatch.evaluation.suites import Suite
     from ropepatch.evaluation.tasks import Measurement
-
-SAMPLE = 512  # most tokens of the sequence that is timed for the forecast
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +122,7 @@ class Job:
         """A context manager in which its model is scaled."""
         if self.plan is None or self.subject.base is not None:
             return nullcontext()
-        return put(self.subject.model, self.subject.source, self.plan)
+        return put(self.subject.model, self.plan)
 
     @property
     def name(self) -> str:
@@ -202,7 +199,7 @@ def measure_extension(
     checkpoint ``fine_tuned``, called ``label``, was trained under the plan. ``measurements`` are the prepared
     tasks, if they exist. See `measure`.
     """
-    subject = Subject(plan.model, plan.checkpoint.complete(), processes, dtype, say)
+    subject = Subject(plan.source.name, plan.checkpoint(), processes, dtype, say)
     variants: list[Variant] = [(subject, BASELINE, None), (subject, plan.method.name, plan)]
     if fine_tuned is not None:
         after = replace(subject, source=Checkpoint.find(fine_tuned, weights=True), base=subject)
@@ -229,7 +226,7 @@ def prepare_tasks(suite: Suite, source: Checkpoint, to: int) -> dict[str, Measur
             source.tokenizer,
             trained=source.stock.window,
             to=to,
-            family=source.config.model_type,
+            family=source.stock.model_type,
         )
     return measurements
 
@@ -288,7 +285,7 @@ def _run(
             own = [replace(job, subject=subject) for job in own]
         ahead = [job for job in own if not earlier.get(job.name)]
         if ahead:
-            mapped = [job for job in ahead if job.plan and job.plan.remapping]
+            mapped = [job for job in ahead if job.plan and isinstance(job.plan.method, Remapping)]
             with mapped[0].patched() if mapped else nullcontext():  # raises its errors before the first job
                 pass
             if cost := forecast(subject.model, [job.measurement for job in ahead]):
@@ -350,41 +347,20 @@ def _written(result: Result, out: Path | None, name: str, subject: Subject) -> R
 
 
 def forecast(model: PreTrainedModel, measurements: Sequence[Measurement]) -> Cost | None:
-    """Estimate the cost of measurements on the model's device; None if their lengths are unknown.
-
-    The time is that of a short sequence, by the operations of each length. Batches are faster.
-    """
+    """Estimate the cost of measurements on a device like the model's; None if their lengths are unknown."""
     rows = Counter[int]()
     for measurement in measurements:
         rows.update(measurement.reads or ())
     if not rows:
         return None
     config, weights = text_config(model.config), num_parameters(model)
-
-    def operations(length: int) -> int:
-        return forward_operations(config, weights, length)
-
-    sample = min(SAMPLE, *rows)
-    seconds = _seconds(model, sample) / operations(sample)
-    size = model.dtype.itemsize
+    operations = sum(count * forward_operations(config, weights, length) for length, count in rows.items())
+    kind, size = kind_of(model.device.type), model.dtype.itemsize
     held = weights * size + forward_bytes(config, max(rows), size, cached=True)
     return Cost(
         steps=sum(rows.values()),
         tokens=sum(length * count for length, count in rows.items()),
         memory=held / GIB,
-        hours=seconds * sum(count * operations(length) for length, count in rows.items()) / 3600,
-        card=f"this {model.device.type}",
+        hours=operations / HOUR[kind],
+        card=CARDS[kind],
     )
-
-
-def _seconds(model: PreTrainedModel, tokens: int) -> float:
-    """The seconds of the second of two forward passes over a sequence."""
-    ids = torch.zeros(1, tokens, dtype=torch.long, device=input_device(model))
-    keeps_some = any(map(gives_positions, model.modules()))
-    options: dict[str, Any] = {"logits_to_keep": 1} if keeps_some else {}
-    with evaluating(model), torch.inference_mode(), stock_code(f"run {type(model).__name__}"):
-        for _ in range(2):
-            begin = time.perf_counter()
-            model(input_ids=ids, use_cache=False, **options).logits[:, -1].sum().item()
-            seconds = time.perf_counter() - begin
-    return seconds

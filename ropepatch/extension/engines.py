@@ -9,22 +9,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import singledispatch
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import StringConstraints
 
+from ropepatch.attention import Remapping
+from ropepatch.extension.changes import Planned
+from ropepatch.extension.queries import folds_attention
 from ropepatch.model.architectures import (
     GGUF_DROPPED,
     GGUF_FREQS,
     GGUF_OTHERWISE,
     gguf_architecture,
 )
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.checkpoint import Config
 from ropepatch.model.config import ORIGINAL, QUERY_TEMPERATURE
 from ropepatch.model.engine_types import ABSENT, NOT_KNOWN, found
 from ropepatch.model.gguf import FREQS, LLAMA_CPP, GgufModel, GgufRope
 from ropepatch.model.record_file import Part, Text
 from ropepatch.model.rotary import switches
+from ropepatch.scaling import Scaling
+from ropepatch.scaling.method import Method
 from ropepatch.scaling.ramps import BETAS, shared_temperature, yarn_temperature
 from ropepatch.scaling.rope import Rope, divisors
 from ropepatch.scaling.searched import longrope_attention_factor
@@ -91,7 +97,7 @@ class WrittenRope:
     rope: Rope
     target: int
     architecture: str | None
-    folds: bool = True
+    folds: Callable[[], bool] = lambda: True
 
     @property
     def kind(self) -> str:
@@ -292,7 +298,7 @@ RULES = {
             "uses {rope.by_mlx:.4f} as attention factor",
             lambda rope: not rope.has(rope.by_mlx),
         ),
-        Rule("*", "partly", FOLD, lambda rope: rope.folds and not rope.has(rope.by_mlx)),
+        Rule("*", "partly", FOLD, lambda rope: not rope.has(rope.by_mlx) and rope.folds()),
         TRUNCATED,
         OLDER_KEYS,
     ),
@@ -317,8 +323,8 @@ def engine_support(
     model_type: str = "llama",
     whole: str | None = None,
     *,
-    folds: bool = True,
-    in_gguf: bool = False,
+    folds: Callable[[], bool] = lambda: True,
+    in_gguf: Callable[[], bool] = lambda: False,
 ) -> list[Engine]:
     """Return one row per engine of `VERSIONS`.
 
@@ -342,7 +348,7 @@ def engine_support(
             row = support(engine, written, "run")
         elif engine == "llama.cpp":
             row = support(engine, written, "read")
-            if row.reads != "yes" and in_gguf:
+            if row.reads != "yes" and in_gguf():
                 instead = "use `ropepatch extend FILE.gguf` on a converted file"
                 note = "; ".join(filter(None, (row.note, instead)))
                 row = row.model_copy(update={"note": note})
@@ -367,24 +373,45 @@ def _by_architecture(engine: str, rope: WrittenRope, whole: str, model_type: str
     return Engine.of(engine, "no", how, WHY_NOT[verdict].format(whole))
 
 
-def gguf_support() -> list[Engine]:
-    """Return the support of an extended GGUF file, which is planned for llama.cpp."""
-    return [Engine.of("llama.cpp", "yes", "read", "and programs built on it")]
+@singledispatch
+def support_of(method: Method, plan: Planned) -> list[Engine]:
+    """Return the engines' support of a plan with a method."""
+    raise TypeError(f"{method!r} is neither a scaling nor a position remapping")
 
 
-def remapping_support() -> list[Engine]:
-    """Return the support of a checkpoint with a position remapping, whose code only transformers runs."""
+@support_of.register(Remapping)
+def _of_remapping(method: Remapping, plan: Planned) -> list[Engine]:
+    """Only transformers runs the code of a position remapping."""
     first, *others = VERSIONS
     own = Engine.of(first, "yes", "run", "with trust_remote_code=True, for the code in its folder")
     return [own, *(Engine.of(engine, "no", "read", "has no such attention") for engine in others)]
 
 
-def converted(source: Checkpoint) -> GgufModel | None:
+@support_of.register(Scaling)
+def _of_scaling(method: Scaling, plan: Planned) -> list[Engine]:
+    if isinstance(plan.source, GgufModel):
+        return [Engine.of("llama.cpp", "yes", "read", "and programs built on it")]
+    name, config = plan.source.name, plan.source.config
+
+    def in_gguf() -> bool:
+        model = None if plan.length_dependent else converted(name, config)
+        return model is not None and model.find_equivalent(method) is not None
+
+    return engine_support(
+        plan.rope_parameters,
+        config.rope,
+        plan.target,
+        config.model_type,
+        str(config.whole.model_type),
+        folds=lambda: folds_attention(config),
+        in_gguf=in_gguf,
+    )
+
+
+def converted(name: str, config: Config) -> GgufModel | None:
     """Return the GGUF model that llama.cpp's converter makes of a checkpoint; None if its RoPE is lost."""
-    config: Any = source.config
-    rope, architecture = source.rope, gguf_architecture(config.model_type)
-    parameters = source.site.of(config.rope_parameters)
-    written = WrittenRope(parameters, rope, source.window, architecture)
+    rope, architecture = config.rope, gguf_architecture(config.model_type)
+    written = WrittenRope(config.rope_parameters, rope, config.window, architecture)
     if architecture is None or written.window < 1:
         return None
     if rope.is_scaled and support("llama.cpp", written, "read").reads != "yes":
@@ -394,8 +421,8 @@ def converted(source: Checkpoint) -> GgufModel | None:
         stated = replace(stated, kind=written.kind, factor=written.factor)
     elif rope.is_scaled:
         stated = replace(stated, divisors=tuple(divisors(rope.unscaled(), rope.inv_freq()).tolist()))
-    sliding_window = getattr(config, "sliding_window", None) or 0
-    has_local_base = source.site.layer_type is not None
+    sliding_window = getattr(config.text, "sliding_window", None) or 0
+    has_local_base = config.layer_type is not None
     return GgufModel(
-        source.name, architecture, rope.rotary_dim, source.window, stated, sliding_window, has_local_base
+        name, architecture, rope.rotary_dim, config.window, stated, sliding_window, has_local_base
     )

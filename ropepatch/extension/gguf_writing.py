@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 
 from ropepatch.errors import RopepatchError, argument
-from ropepatch.extension.gguf import TABLES
-from ropepatch.extension.planning import Plan
+from ropepatch.extension.changes import Planned
 from ropepatch.files import absent, check_space, disk_error, whole_file
+from ropepatch.model.checkpoint import changed_since
 from ropepatch.model.gguf import GgufModel, same_frequencies
 from ropepatch.model.gguf_file import GgufFile
 from ropepatch.model.weights import Progress
 
 
-def check_place(plan: Plan, out: str | Path) -> Path:
+def check_place(source: GgufModel, out: str | Path) -> Path:
     """Return the absolute path of a new file.
 
     Raises:
@@ -29,13 +29,15 @@ def check_place(plan: Plan, out: str | Path) -> Path:
         )
     if not file.parent.is_dir():
         raise RopepatchError(f"no folder {file.parent}", hint=f"mkdir -p {file.parent}")
-    needed = plan.gguf.file.num_bytes
+    needed = source.file.num_bytes
     check_space("the file", file.parent, needed, hint="free some space, or use another folder")
     return file
 
 
-def extend(plan: Plan, out: str | Path, progress: Progress | None = None) -> tuple[Path, str]:
-    """Write the file of a plan, and compare it with the source before renaming it.
+def extend(
+    plan: Planned, planned: GgufModel, out: str | Path, progress: Progress | None = None
+) -> tuple[Path, str]:
+    """Write the file of a plan for a model, and compare it with the source before renaming it.
 
     Returns:
         The file, and a description of the comparison.
@@ -43,23 +45,24 @@ def extend(plan: Plan, out: str | Path, progress: Progress | None = None) -> tup
     Raises:
         RopepatchError: If the file exists or cannot be written, or the source has changed.
     """
-    file = check_place(plan, out)
-    source = GgufModel.find(plan.model, plan.source.original)
-    keys, tensors = {}, {}
-    for name, value in plan.changes.items():
-        if name in TABLES:
-            tensors[name] = None if value is None else np.array(value, dtype=np.float32)
-        else:
-            keys[name] = value
-    if source.rope != plan.rope or source.file.fields.keys() != plan.gguf.file.fields.keys():
-        raise RopepatchError(f"{plan.model} changed since it was planned", hint="plan it again")
+    file = check_place(planned, out)
+    source = GgufModel.find(planned.name, planned.original)
+    keys = plan.change.keys
+    tensors = {
+        name: None if table is None else np.array(table, dtype=np.float32)
+        for name, table in plan.change.tables.items()
+    }
+    if source.rope != planned.rope or source.file.fields.keys() != planned.file.fields.keys():
+        raise changed_since(planned.name)
     try:
         with whole_file(file, new=True) as partial:
             source.file.copy(partial, keys, tensors, progress)
             written = GgufFile.open(partial)
             source.file.check_copy(written, keys, tensors)
             reloaded = GgufModel.of(written)
-            if not same_frequencies(reloaded.gguf_rope.frequencies(reloaded.rotary_dim), plan.frequencies()):
+            if not same_frequencies(
+                reloaded.gguf_rope.frequencies(reloaded.rotary_dim), plan.change.frequencies
+            ):
                 raise RopepatchError(f"{file} does not have the planned RoPE", hint="the file was deleted")
     except OSError as error:
         raise disk_error(error, file) from error

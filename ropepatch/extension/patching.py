@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from functools import singledispatch
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -14,9 +15,9 @@ from transformers import PreTrainedModel
 from ropepatch.attention import Remapped, Remapping, remap_positions
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
-from ropepatch.extension.config_changes import ACROSS_LAYERS
+from ropepatch.extension.changes import ACROSS_LAYERS
 from ropepatch.extension.planning import Plan, check_layers, plan_method
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.checkpoint import Checkpoint, Config, InMemory
 from ropepatch.model.config import ORIGINAL, text_config
 from ropepatch.model.in_memory import check_rope
 from ropepatch.model.rotary import (
@@ -24,16 +25,19 @@ from ropepatch.model.rotary import (
     RotarySubstitute,
     Substitution,
     base_model,
+    find_rotary,
     find_substitute,
-    float32_on_cpu,
     own_configs,
     scaled_twin,
 )
 from ropepatch.model.source import ADAPTER, stated_by_card
-from ropepatch.scaling import Scaling
+from ropepatch.scaling import METHODS, Scaling
+from ropepatch.scaling.method import Method
 from ropepatch.settings import Length
 
 logger = logging.getLogger("ropepatch")
+# The keys of a patched model's configuration, which `save_pretrained` writes
+KEPT = "rope_parameters", ORIGINAL, "head_dim", SEQUENCE, ACROSS_LAYERS
 
 
 class ScaledRope(RotarySubstitute):
@@ -50,32 +54,29 @@ class ScaledRope(RotarySubstitute):
     table: nn.Module  # a shallow copy of the stock module with other buffers
     softmax: dict[str, float]  # the softmax scale before the patch, by path of each changed attention
 
-    @float32_on_cpu()
     def __init__(self, stock: nn.Module, plan: Plan) -> None:
         super().__init__(stock)
         self.plan = plan
         self.frequencies = plan.frequencies()
         self.softmax = {}
-        self.__dict__["table"] = scaled_twin(self.stock, self.plan.site, self.frequencies)
+        self.__dict__["table"] = scaled_twin(self.stock, self.plan.config.site, self.frequencies)
         self.follow(self.device)
 
     def follow(self, device: torch.device) -> None:
         """Move both tables to the model's device."""
         super().follow(device)
-        scaled = self.tables | {self.plan.site.attribute("inv_freq"): self.frequencies.inv_freq}
+        scaled = self.tables | {self.plan.config.site.attribute("inv_freq"): self.frequencies.inv_freq}
         self.table._buffers = {name: table.to(device) for name, table in scaled.items()}
 
     def forward(self, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Return cos and sin, as the stock class does, for x [B, T, H] at position_ids [B, T]."""
-        return self.plan.site.rotary_class.forward(self.table, x, position_ids, *args, **kwargs)
+        return self.plan.config.site.rotary_class.forward(self.table, x, position_ids, *args, **kwargs)
 
     def extra_repr(self) -> str:
         """Return the text in `print(model)`."""
-        scaling = self.plan.scaling
-        window = self.plan.rope.original_max_position_embeddings
-        a = self.frequencies.attention_factor
-        span = f"{window} -> {self.plan.target} tokens"
-        return f"{scaling.name}, {span}, factor={scaling.factor:g}, attention_factor={a:.4g}"
+        plan, a = self.plan, self.frequencies.attention_factor
+        span = f"{plan.config.window} -> {plan.target} tokens"
+        return f"{plan.method.name}, {span}, factor={plan.factor:g}, attention_factor={a:.4g}"
 
 
 class Patch(Substitution[ScaledRope]):
@@ -110,7 +111,7 @@ class Patch(Substitution[ScaledRope]):
             raise RopepatchError(
                 f"{place} contains no {ADAPTER}", hint="save the adapter there first with save_pretrained"
             )
-        source = plan.checkpoint.complete()
+        source = plan.checkpoint()
         origin: dict[str, Any] = {"base": stated_by_card(source.folder)}
         if records.exists(source.folder):
             origin["earlier"] = records.read(source.folder)
@@ -119,7 +120,7 @@ class Patch(Substitution[ScaledRope]):
     def _undo(self) -> None:
         rope = self._substitute
         _set_softmax(self.model, rope.softmax)
-        logger.info("%s: rope %s -> stock", type(self.model).__name__, rope.plan.scaling.name)
+        logger.info("%s: rope %s -> stock", type(self.model).__name__, rope.plan.method.name)
 
     def _active(self) -> ScaledRope:
         if not self.in_force:
@@ -147,7 +148,6 @@ def patch(
     layers: Literal["sliding"] | None = None,
     **parameters: Any,
 ) -> Patch | Remapped: ...
-@float32_on_cpu()
 def patch(
     model: nn.Module,
     method: Plan | Scaling | Remapping | str = "yarn",
@@ -179,8 +179,7 @@ def patch(
     """
     base = base_model(model)
     check_rope(base)
-    here, plan = _planned(base, method, to, original, layers, parameters)
-    return put(base, here, plan)
+    return put(base, _planned(base, method, to, original, layers, parameters))
 
 
 def _planned(
@@ -190,51 +189,59 @@ def _planned(
     original: Length | None,
     layers: str | None,
     parameters: dict[str, Any],
-) -> tuple[Checkpoint, Plan]:
-    """Return the model as a checkpoint, and the plan for the arguments of `patch`."""
-    here = Checkpoint.of(base, method.source.original if isinstance(method, Plan) else original)
+) -> Plan:
+    """Return the plan for the arguments of `patch`."""
     if isinstance(method, Plan):
         if parameters or (to, original, layers) != (None, None, None):
             raise RopepatchError(
                 "a plan already sets target, method, parameters, original and layers",
                 hint="pass the method, or only the plan",
             )
-        _check_same(method.checkpoint, here)
-        return here, method
+        _check_same(method.config, Config.of(base, method.config.original))
+        return method
     if isinstance(method, Scaling | Remapping | str):
-        return here, check_layers(plan_method(here, method, parameters, to), layers)
+        source = InMemory.of(base, original)
+        return check_layers(plan_method(source, method, parameters, to), layers)
     raise RopepatchError(
         f"patch needs a plan, a method, or a method's name with its target and parameters, got {method!r}",
         hint="call ropepatch.patch(model, 'yarn', to=...) or ropepatch.patch(model, plan)",
     )
 
 
-@float32_on_cpu()
-def put(base: PreTrainedModel, source: Checkpoint, plan: Plan) -> Patch | Remapped:
-    """Apply a plan to a model that was loaded from its source, or that has the same RoPE.
+def put(model: PreTrainedModel, plan: Plan) -> Patch | Remapped:
+    """Apply a plan to a model that was loaded from its source, or that has the same RoPE."""
+    return _put(plan.method, model, plan)
 
-    Args:
-        base: The model.
-        source: The checkpoint of the model.
-        plan: The plan of that checkpoint, or of one with the same RoPE.
-    """
-    if plan.remapping is not None:
-        return remap_positions(base, plan.remapping, to=plan.target, original=plan.source.original)
-    changes, path = _config_of(plan), source.site.path
-    stock = base.get_submodule(path)
+
+@singledispatch
+def _put(method: Method, model: PreTrainedModel, plan: Plan) -> Patch | Remapped:
+    raise TypeError(f"{method!r} is neither a scaling nor a position remapping")
+
+
+@_put.register(Remapping)
+def _put_remapping(method: Remapping, model: PreTrainedModel, plan: Plan) -> Remapped:
+    return remap_positions(model, method, to=plan.target, original=plan.config.original)
+
+
+@_put.register(Scaling)
+def _put_scaling(method: Scaling, model: PreTrainedModel, plan: Plan) -> Patch:
+    keys, config = plan.patched.keys, plan.config
+    path = find_rotary(model).path  # of another class with the same decoder, it differs from the plan's
+    stock = model.get_submodule(path)
     rope = ScaledRope(stock, plan)
     rope.train(stock.training)
-    shown = rope.extra_repr()
-    with own_configs(base, *changes) as rope.configs:
-        if source.tied_yarn:
-            modules = source.with_config(source.changed(changes)).skeleton.named_modules()
+    changes = {key: keys[key] for key in KEPT if key in keys} | {"max_position_embeddings": plan.target}
+    changes = copy.deepcopy(changes)  # a user's change of the configuration must not change the plan
+    with own_configs(model, *changes) as rope.configs:
+        if config.tied_yarn:
+            modules = config.changed(changes).skeleton.named_modules()
             scales = {path: module.scaling for path, module in modules if hasattr(module, "scaling")}
-            rope.softmax = _set_softmax(base, scales)
+            rope.softmax = _set_softmax(model, scales)
         for key, value in changes.items():
-            setattr(text_config(base.config), key, value)
-    base.set_submodule(path, rope)
-    logger.info("%s: rope stock -> %s", type(base).__name__, shown)
-    return Patch(base, path, rope)
+            setattr(text_config(model.config), key, value)
+    model.set_submodule(path, rope)
+    logger.info("%s: rope stock -> %s", type(model).__name__, rope.extra_repr())
+    return Patch(model, path, rope)
 
 
 def _set_softmax(model: nn.Module, scales: dict[str, float]) -> dict[str, float]:
@@ -253,22 +260,21 @@ def active(model: nn.Module) -> Patch | None:
     return None if place is None else Patch(base, *place)
 
 
-def _check_same(source: Checkpoint, other: Checkpoint) -> None:
-    planned, here = (
-        {"model type": one.config.model_type, "rotary class": one.site.rotary_class.__name__} | vars(one.rope)
-        for one in (source, other)
-    )
-    for what, value in here.items():
-        if planned[what] != value:
+def _check_same(planned: Config, here: Config) -> None:
+    facts = {
+        name: {"model type": one.model_type, "rotary class": one.site.rotary_class.__name__} | vars(one.rope)
+        for name, one in (("planned", planned), ("here", here))
+    }
+    for what, value in facts["here"].items():
+        if facts["planned"][what] != value:
             raise RopepatchError(
-                f"the plan is for another model: its {what} is {planned[what]}, this model's is {value}",
+                f"the plan is for another model: its {what} is {facts['planned'][what]}, this model's is "
+                f"{value}",
                 hint="plan this model: ropepatch.plan(model, to=...)",
             )
 
 
-def _config_of(plan: Plan) -> dict[str, Any]:
-    """Return the config attributes of a patched model, which `save_pretrained` writes."""
-    _, changes = plan.patched
-    keys = "rope_parameters", ORIGINAL, "head_dim", SEQUENCE, ACROSS_LAYERS
-    values = {key: changes[key] for key in keys if key in changes} | {"max_position_embeddings": plan.target}
-    return copy.deepcopy(values)  # a user's change of the configuration must not change the plan
+def plan_of_record(record: records.Record, source: Checkpoint) -> Plan:
+    """Return the plan of a record, for its base or for a checkpoint with the same RoPE."""
+    factor = {"factor": record.factor} if record.method in METHODS else {}
+    return plan_method(source, record.method, factor | record.parameters, record.target)

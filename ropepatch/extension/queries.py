@@ -7,26 +7,26 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.checkpoint import Config
 
 
-def query_layers(model: PreTrainedModel, source: Checkpoint) -> Iterator[tuple[str, Any]]:
+def query_layers(model: PreTrainedModel, config: Config) -> Iterator[tuple[str, Any]]:
     """Yield the decoder's attention modules whose RoPE is scaled and that have a query projection."""
-    kinds = dict(enumerate(getattr(source.config, "layer_types", None) or ()))
-    language_model = source.site.path.rpartition(".")[0]  # some audio encoders number their layers as well
+    kinds = dict(enumerate(getattr(config.text, "layer_types", None) or ()))
+    language_model = config.site.path.rpartition(".")[0]  # some audio encoders number their layers as well
     for path, module in model.named_modules():
         index = getattr(module, "layer_idx", None) if path.startswith(language_model) else None
-        scaled = index is not None and source.site.layer_type in (None, kinds.get(index))
+        scaled = index is not None and config.layer_type in (None, kinds.get(index))
         if scaled and hasattr(module, "q_proj") and hasattr(module, "k_proj"):
             yield path, module
 
 
-def folds_attention(source: Checkpoint) -> bool:
+def folds_attention(config: Config) -> bool:
     """Return whether `export --fold-attention` can fold an attention factor into the query weights."""
-    if source.is_quantised or source.rotates_partly:
+    if config.is_quantised or config.rotates_partly:
         return False
     layers = [
         getattr(module, "q_norm", None) or module.q_proj
-        for _, module in query_layers(source.skeleton, source)
+        for _, module in query_layers(config.skeleton, config)
     ]
     return bool(layers) and all(getattr(layer, "weight", None) is not None for layer in layers)

@@ -9,7 +9,7 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field, StrictBool, ValidationError
+from pydantic import Field, StrictBool
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension.engines import Engine as Engine
@@ -128,7 +128,6 @@ class Training(Part):
         device: The device.
         short_context: The short-context check.
         precision: The precision, and how it was chosen.
-        found: For a distillation with questions, the losses and retrieval accuracy before and after it.
     """
 
     recipe: Keys
@@ -140,7 +139,6 @@ class Training(Part):
     device: Text | None = None
     precision: Keys | None = None
     short_context: ShortContextCheck
-    found: Keys | None = None
 
 
 class Record(Part):
@@ -271,16 +269,6 @@ def amend(folder: Path, **changes: Any) -> Record:
     record = read(folder).amended(**changes)
     write(folder, record)
     return record
-
-
-def sound_keys(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the valid keys of a record that may be damaged."""
-    try:
-        Record.model_validate(content)
-    except ValidationError as error:
-        damaged = {detail["loc"][0] for detail in error.errors(include_url=False)}
-        return {key: value for key, value in content.items() if key not in damaged}
-    return dict(content)
 
 
 def context_before(folder: Path, weights: str | None) -> int | None:

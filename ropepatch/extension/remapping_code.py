@@ -20,7 +20,7 @@ from ropepatch.attention import Remapping, modeling_position_remapping
 from ropepatch.attention.interchange import POSITIONS_SLOT
 from ropepatch.errors import RopepatchError
 from ropepatch.files import read_json
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.checkpoint import Config
 from ropepatch.model.kinds import CODE, KEY, REMAPPED
 from ropepatch.model.loading import returning_objects
 from ropepatch.model.stock import no_progress_bars, stock_code
@@ -57,27 +57,22 @@ def auto_map(model_type: str) -> dict[str, str]:
     return {"AutoConfig": f"{module}.{PREFIX}{config}", "AutoModelForCausalLM": f"{module}.{PREFIX}{model}"}
 
 
-def remapping_changes(
-    source: Checkpoint, remapping: Remapping, target: int, layers: Iterable[int] | None = None
-) -> dict[str, Any]:
-    """Return the keys of config.json for a remapping; empty if `check_holds_remapping` raises.
+def remapping_keys(config: Config, remapping: Remapping, target: int) -> dict[str, Any]:
+    """Return the keys of config.json for a remapping of all layers.
 
     Args:
-        source: The model.
+        config: The model.
         remapping: The remapping, with all its parameters.
         target: The target length, in tokens.
-        layers: The layers that the remapping applies to, if not all.
     """
-    if source.is_part or source.own_config is not None:
-        return {}
-    model_type = source.config.model_type
+    model_type = config.model_type
     described = {
         "name": remapping.name,
         "parameters": remapping.parameters(),
-        "window": source.window,
+        "window": config.window,
         "target": target,
-        "layers": None if layers is None else list(layers),
-        "layer_type": source.site.layer_type,
+        "layers": None,
+        "layer_type": config.layer_type,
     }
     return {
         "model_type": f"{model_type}{REMAPPED}",
@@ -87,7 +82,7 @@ def remapping_changes(
     }
 
 
-def check_holds_remapping(source: Checkpoint, remapping: Remapping) -> None:
+def check_holds_remapping(config: Config, remapping: Remapping) -> None:
     """Raise if a remapping of this model can be used in memory but not saved."""
     if not remapping.is_saved_whole:
         raise RopepatchError(
@@ -95,13 +90,13 @@ def check_holds_remapping(source: Checkpoint, remapping: Remapping) -> None:
             hint="use it in memory: ropepatch.patch(model, remapping, to=N)",
         )
     reasons = {
-        "its language model is a part of a larger model": source.is_part,
-        "its weights are quantised, so the result could not be verified": source.is_quantised,
+        "its language model is a part of a larger model": config.is_part,
+        "its weights are quantised, so the result could not be verified": config.is_quantised,
     }
     for reason, holds in reasons.items():
         if holds:
             raise RopepatchError(
-                f"{source.config.model_type} cannot be saved with a position remapping: {reason}",
+                f"{config.model_type} cannot be saved with a position remapping: {reason}",
                 hint="use it in memory: ropepatch.patch(model, plan)",
             )
 

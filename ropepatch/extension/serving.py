@@ -13,13 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ropepatch.extension.engines import converted
-from ropepatch.extension.planning import Plan, is_local_only
+from ropepatch.extension.changes import Planned
+from ropepatch.extension.engines import converted, support_of
 from ropepatch.model.architectures import GGUF_GLOBAL, gguf_architecture
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.checkpoint import Checkpoint, Config
 from ropepatch.model.config import DUAL_CHUNK, LEGACY_KEYS, dual_chunk_original
 from ropepatch.model.cost import cache_bytes
 from ropepatch.model.gguf import GgufModel, GgufRope
+from ropepatch.scaling import Scaling
 from ropepatch.scaling.ramps import BETAS
 from ropepatch.settings import refuse_unknown
 
@@ -59,7 +60,7 @@ class Serving:
         return "\n".join([*(f"# {line}" for line in about), *self.commands])
 
 
-def serving(plan: Plan, engine: str) -> Serving:
+def serving(plan: Planned, engine: str) -> Serving:
     """Return how to serve a plan with vllm, sglang, llama.cpp, ollama or mlx-lm.
 
     Raises:
@@ -67,8 +68,8 @@ def serving(plan: Plan, engine: str) -> Serving:
     """
     refuse_unknown([engine], ENGINES, "engine")
     serve = ENGINES[engine]
-    if isinstance(plan.source, Checkpoint):
-        return replace(serve(plan), cache=cache_bytes(plan.source.config, plan.target))
+    if not isinstance(plan.source, GgufModel):
+        return replace(serve(plan), cache=cache_bytes(plan.source.config.text, plan.target))
     if engine not in GGUF_ENGINES:
         return Serving(engine, (), "it cannot override the RoPE of a GGUF file")
     return serve(plan)
@@ -77,7 +78,7 @@ def serving(plan: Plan, engine: str) -> Serving:
 # The engines that read config.json
 
 
-def _vllm(plan: Plan) -> Serving:
+def _vllm(plan: Planned) -> Serving:
     # vLLM also uses the tokenizer's length, which `model_max_length` overrides.
     keys = _keys(plan, model_max_length=plan.target)
     direct = (
@@ -88,7 +89,7 @@ def _vllm(plan: Plan) -> Serving:
     return _of_config("vllm", "vLLM", plan, direct, f"vllm serve DIR --max-model-len {plan.target}")
 
 
-def _sglang(plan: Plan) -> Serving:
+def _sglang(plan: Planned) -> Serving:
     serve = "python -m sglang.launch_server --model-path"
     direct = (
         f"{serve} {_named(plan)} \\",
@@ -98,11 +99,11 @@ def _sglang(plan: Plan) -> Serving:
     return _of_config("sglang", "SGLang", plan, direct, f"{serve} DIR --context-length {plan.target}")
 
 
-def _mlx_lm(plan: Plan) -> Serving:
+def _mlx_lm(plan: Planned) -> Serving:
     return _of_config("mlx-lm", "mlx-lm", plan, (), "mlx_lm.server --model DIR")
 
 
-def _of_config(name: str, row: str, plan: Plan, direct: tuple[str, ...], written: str) -> Serving:
+def _of_config(name: str, row: str, plan: Planned, direct: tuple[str, ...], written: str) -> Serving:
     """Return how an engine serves a plan: with options, else a written checkpoint.
 
     Args:
@@ -112,56 +113,57 @@ def _of_config(name: str, row: str, plan: Plan, direct: tuple[str, ...], written
         direct: The command lines with options; empty if it has no RoPE options.
         written: The command line for a written checkpoint.
     """
-    support = next(line for line in plan.engines if line.engine == row)
-    if plan.remapping or support.reads == "no":
+    support = next(line for line in support_of(plan.method, plan) if line.engine == row)
+    if support.reads == "no":
         return Serving(name, (), support.note)
     note = support.note if support.reads == "partly" else ""
     if support.reads == "not known":
         note = "not known whether it supports this RoPE here"
     why = "it has no RoPE option"
-    if direct and plan.scaling.name != "none" and dual_chunk_original(plan.checkpoint.config):
+    if direct and plan.method.changes_frequencies and dual_chunk_original(plan.config.text):
         why = f"{DUAL_CHUNK} of the unchanged one would replace the scaling"
     elif direct:
         return Serving(name, direct, note=note)
-    model = plan.source.name or str(plan.checkpoint.folder)
-    commands = extend_command(plan, model, plan.source, "DIR"), written
+    commands = extend_command(plan, plan.source.name, plan.source.config, "DIR"), written
     return Serving(name, commands, why, note)
 
 
-def _keys(plan: Plan, **more: int) -> dict[str, Any]:
+def _keys(plan: Planned, **more: int) -> dict[str, Any]:
     """Return the changes of config.json, in its section for the language model."""
-    keys = {key: value for key, value in plan.changes.items() if key not in LEGACY_KEYS} | more
-    return {plan.checkpoint.section: keys} if plan.checkpoint.section else keys
+    keys = {key: value for key, value in plan.change.keys.items() if key not in LEGACY_KEYS} | more
+    return {plan.config.section: keys} if plan.config.section else keys
 
 
-def _named(plan: Plan) -> str:
+def _named(plan: Planned) -> str:
     """Return the model as a command-line argument."""
-    if plan.revision is None:
-        return shlex.quote(str(plan.checkpoint.place or plan.model))
-    return f"{shlex.quote(plan.model)} --revision {plan.revision}"
+    source = plan.source
+    if isinstance(source, Checkpoint) and source.revision is None:
+        return shlex.quote(str(source.folder))
+    revision = f" --revision {source.revision}" if source.revision else ""
+    return f"{shlex.quote(source.name)}{revision}"
 
 
 # llama.cpp, and what is built on it
 
 
-def _llama_cpp(plan: Plan) -> Serving:
+def _llama_cpp(plan: Planned) -> Serving:
     model = _gguf_model(plan)
     if isinstance(model, str):
         return Serving("llama.cpp", (), model)
-    file = shlex.quote(plan.model) if model is plan.source else FILE
+    file = shlex.quote(plan.source.name) if model is plan.source else FILE
     note = "" if model is plan.source else f"{FILE} is the unchanged checkpoint"
-    rope = model.find_equivalent(plan.scaling, by_options=True)
+    rope = model.find_equivalent(plan.method, by_options=True)
     applies = model.architecture in GGUF_GLOBAL or not model.sliding_window
     if applies and rope is not None and rope.divisors == model.gguf_rope.divisors:
         return Serving("llama.cpp", (_llama_server(file, model, plan.target, rope),), note=note)
     run = f"llama-server -m NEW.gguf -c {plan.target}"
-    why = f"its options do not contain this {plan.scaling.name}"
+    why = f"its options do not contain this {plan.method.name}"
     if not applies:
         why = "its options do not change sliding-window layers"
     return _of_gguf("llama.cpp", plan, model, why, note, run)
 
 
-def _ollama(plan: Plan) -> Serving:
+def _ollama(plan: Planned) -> Serving:
     model = _gguf_model(plan)
     if isinstance(model, str):
         return Serving("ollama", (), model)
@@ -174,26 +176,27 @@ def _ollama(plan: Plan) -> Serving:
     return _of_gguf("ollama", plan, model, "a Modelfile has no RoPE parameters", note, *modelfile)
 
 
-def _gguf_model(plan: Plan) -> GgufModel | str:
+def _gguf_model(plan: Planned) -> GgufModel | str:
     """Return the model of the GGUF file that is served, or why llama.cpp cannot serve the plan."""
     if isinstance(plan.source, GgufModel):
         return plan.source
-    if plan.remapping:
+    if not isinstance(plan.method, Scaling):
         return "has no such attention"
     if plan.length_dependent:
         return "a GGUF file cannot contain frequencies that depend on the length"
-    if gguf_architecture(plan.model_type) is None:
-        return f"llama.cpp's support of {plan.model_type} is not known"
-    return converted(plan.source) or "its converter does not write the RoPE that the model has"
+    if gguf_architecture(plan.config.model_type) is None:
+        return f"llama.cpp's support of {plan.config.model_type} is not known"
+    return (
+        converted(plan.source.name, plan.source.config)
+        or "its converter does not write the RoPE that the model has"
+    )
 
 
-def _of_gguf(name: str, plan: Plan, model: GgufModel, why: str, note: str, *run: str) -> Serving:
+def _of_gguf(name: str, plan: Planned, model: GgufModel, why: str, note: str, *run: str) -> Serving:
     """Return the commands that write and run a GGUF file, if one can contain the plan."""
-    if model.find_equivalent(plan.scaling) is None:
-        return Serving(
-            name, (), f"llama.cpp's {model.architecture} does not support this {plan.scaling.name}"
-        )
-    file = plan.model if model is plan.source else FILE
+    if model.find_equivalent(plan.method) is None:
+        return Serving(name, (), f"llama.cpp's {model.architecture} does not support this {plan.method.name}")
+    file = plan.source.name if model is plan.source else FILE
     return Serving(name, (extend_command(plan, file, model, "NEW.gguf"), *run), why, note)
 
 
@@ -217,27 +220,27 @@ def _llama_server(file: str, model: GgufModel, target: int, rope: GgufRope) -> s
 # Writing the plan
 
 
-def extend_command(plan: Plan, model: str, source: Checkpoint | GgufModel, out: str) -> str:
+def extend_command(plan: Planned, model: str, config: Config | GgufModel, out: str) -> str:
     """Return the command that writes a plan.
 
     Args:
         plan: The plan.
         model: The checkpoint or the GGUF file that the command names.
-        source: Its RoPE.
+        config: Its RoPE.
         out: The folder or file to write.
     """
     words = ["ropepatch", "extend", model, "--to", f"{plan.target}", "--method", plan.method.name]
     for key in sorted(plan.method.model_fields_set - {"factor"}):
         value = getattr(plan.method, key)
         words += [f"--set={key}={_text(value)}"] if value is not None else []
-    if plan.scaling.factor != plan.target / source.window:
-        words.append(f"--set=factor={plan.scaling.factor}")
-    if plan.source.original_window:
-        words += ["--original", f"{plan.source.original_window}"]
-    if is_local_only(plan):
+    if plan.factor != plan.target / config.window:
+        words.append(f"--set=factor={plan.factor}")
+    if plan.source.config.original_window:
+        words += ["--original", f"{plan.source.config.original_window}"]
+    if plan.scales_only_local:
         words += ["--layers", "sliding"]
-    if plan.revision:
-        words += ["--revision", plan.revision]
+    if plan.source.revision:
+        words += ["--revision", plan.source.revision]
     return shlex.join([*words, "--out", out])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ropepatch.errors import RopepatchError
+from ropepatch.extension.changes import Change
 from ropepatch.extension.patching import put
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.record import Verdict
@@ -28,35 +28,44 @@ DYNAMIC_TOLERANCE = 0.02
 MAP_TOLERANCE = 1e-3
 
 
-def read_source(source: Checkpoint, plan: Plan) -> tuple[Plan, Tensor | str]:
-    """Compute the logits of the patched source, which the written checkpoint must reproduce.
-
-    Returns:
-        The plan, with the layers that its remapping applies to, if not all; and the logits of random tokens,
-        or why they are not compared.
-    """
-    needed, available = 2 * source.weights.num_bytes, available_bytes()
-    if source.is_quantised:
-        return plan, "quantised weights"
-    if needed > available and plan.remapping is None:
-        return plan, "the weights do not fit into memory"
+def check_memory(source: Checkpoint) -> None:
+    """Raise if a position remapping, whose verification needs the whole model, does not fit into memory."""
+    needed, available = _bytes_needed(source), available_bytes()
     if needed > available:
         raise RopepatchError(
             f"verifying a checkpoint with a position remapping needs {needed / 1e9:.1f} GB of memory, "
             f"{available / 1e9:.1f} GB are available",
             hint="use a machine with more memory, or patch the model in memory (ropepatch.patch)",
         )
-    model = source.load(None if plan.remapping is None else torch.float32)
-    put(model, source, plan)
-    plan = replace(plan, layers=remapped_layers(model)) if plan.remapping else plan
-    return plan, probe_logits(model, plan.target, source.folder.name)
 
 
-def read_trained(model: Any, plan: Plan, name: str) -> Tensor | str:
+def _bytes_needed(source: Checkpoint) -> int:
+    return 2 * source.weights.num_bytes
+
+
+def patched_logits(source: Checkpoint, plan: Plan) -> tuple[Tensor | str, Change]:
+    """Compute the logits of the patched source, which the written checkpoint must reproduce.
+
+    Returns:
+        The logits of random tokens, or why they are not compared; and the plan's change, which for a
+        remapping names the layers that it applies to.
+    """
+    if source.config.is_quantised:
+        return "quantised weights", plan.change
+    remapped = bool(plan.change.code)
+    if not remapped and _bytes_needed(source) > available_bytes():
+        return "the weights do not fit into memory", plan.change
+    model = source.load(torch.float32 if remapped else None)
+    put(model, plan)
+    change = plan.change.limited_to(remapped_layers(model)) if remapped else plan.change
+    return probe_logits(model, plan.target, source.folder.name), change
+
+
+def trained_logits(model: Any, plan: Plan) -> Tensor | str:
     """Compute the logits of a trained, patched model, or return why they are not compared."""
     if sum(weight.numel() * weight.element_size() for weight in model.parameters()) > available_bytes():
         return "the weights do not fit into memory twice"
-    return probe_logits(model.eval(), plan.target, name)
+    return probe_logits(model.eval(), plan.target, plan.source.name)
 
 
 def verify(written: Checkpoint, plan: Plan, expected: Tensor | str) -> tuple[Verdict, PreTrainedModel | None]:
@@ -69,47 +78,50 @@ def verify(written: Checkpoint, plan: Plan, expected: Tensor | str) -> tuple[Ver
 
     Returns:
         The verdict, and the reloaded model; None if it was not reloaded.
-
-    Raises:
-        RopepatchError: If frequencies or logits differ.
     """
-    model = None
-    if plan.remapping is None:
+    model = _reloaded_by_code(written, plan) if plan.change.code else None
+    if model is None:
         check_frequencies(written, plan)
-    else:
-        model = load_remapped(written.folder)
-        stock: Any = model.get_submodule(plan.site.path).stock
-        inv_freq, planned = getattr(stock, plan.site.attribute("inv_freq")), plan.frequencies().inv_freq
-        if not torch.equal(inv_freq, planned):
-            raise _differs("frequencies", float((inv_freq - planned).abs().max()))
     if isinstance(expected, str):
         result = f"not compared: {expected}"
         return Verdict(frequencies="equal", logits=result, compared=False, difference=None), model
     model = model or written.load()
     logits = probe_logits(model, plan.target, written.folder.name)
-    largest, tolerance = expected.abs().max().item(), TOLERANCE
-    if plan.remapping is not None:
-        tolerance = MAP_TOLERANCE * largest
-    elif plan.rope_parameters["rope_type"] == "dynamic":
-        tolerance = DYNAMIC_TOLERANCE * largest
     difference = (logits - expected).abs().max().item()
-    if not difference <= tolerance:
+    if not difference <= _tolerance(plan) * expected.abs().max().item() + TOLERANCE:
         raise _differs("logits", difference)
     result = "equal" if difference == 0 else f"within {difference:.1e}"
     return Verdict(frequencies="equal", logits=result, compared=True, difference=difference), model
 
 
+def _tolerance(plan: Plan) -> float:
+    """Return the tolerance relative to the largest logit."""
+    if plan.change.code:
+        return MAP_TOLERANCE
+    return DYNAMIC_TOLERANCE if plan.rope_parameters["rope_type"] == "dynamic" else 0.0
+
+
+def _reloaded_by_code(written: Checkpoint, plan: Plan) -> PreTrainedModel:
+    """Reload a checkpoint with the code of its position remapping, and compare its frequencies."""
+    model, site = load_remapped(written.folder), plan.config.site
+    stock: Any = model.get_submodule(site.path).stock
+    inv_freq, planned = getattr(stock, site.attribute("inv_freq")), plan.change.frequencies.inv_freq
+    if not torch.equal(inv_freq, planned):
+        raise _differs("frequencies", float((inv_freq - planned).abs().max()))
+    return model
+
+
 def frequency_error(written: Checkpoint, plan: Plan) -> float:
     """Return the distance of stock transformers' frequencies from a plan's; 0.0 if bit-identical."""
-    return plan.checkpoint.with_config(written.raw).frequencies().distance(plan.saved.frequencies)
+    return plan.config.read_from(written.raw).frequencies.distance(plan.change.frequencies)
 
 
 def check_frequencies(written: Checkpoint, plan: Plan) -> None:
     """Raise if stock transformers computes other frequencies than the plan's from a checkpoint."""
-    reloaded = plan.checkpoint.with_config(written.raw)
-    if error := reloaded.frequencies().distance(plan.saved.frequencies):
+    if error := frequency_error(written, plan):
         raise _differs("frequencies", error)
-    if not plan.checkpoint.other_frequencies().items() <= reloaded.other_frequencies().items():
+    reloaded = plan.config.read_from(written.raw)
+    if not plan.config.other_frequencies.items() <= reloaded.other_frequencies.items():
         raise _differs("frequencies for the other layers", float("nan"))
 
 

@@ -1,31 +1,35 @@
-"""Write an extended checkpoint into a new folder."""
+"""Write an extended checkpoint or GGUF file: check, copy, change, reload, verify, record."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
+from ropepatch.attention import Remapping
 from ropepatch.errors import RopepatchError, argument
+from ropepatch.extension import gguf_writing
 from ropepatch.extension import record as records
+from ropepatch.extension.changes import Change
 from ropepatch.extension.planning import Plan
-from ropepatch.extension.remapping_code import (
-    check_holds_remapping,
-    check_no_other_code,
-    remapping_code,
-)
-from ropepatch.extension.verification import read_source, read_trained, verify
+from ropepatch.extension.record import Record, Verdict
+from ropepatch.extension.remapping_code import check_holds_remapping, check_no_other_code
+from ropepatch.extension.scanning import check_secrets
+from ropepatch.extension.verification import check_memory, patched_logits, trained_logits, verify
 from ropepatch.files import absent, check_space, new_folder, read_json, write_json
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.checkpoint import Checkpoint, Config
 from ropepatch.model.config import DUAL_CHUNK, stated_class
-from ropepatch.model.kinds import CODE, code_of
+from ropepatch.model.gguf import GgufModel
+from ropepatch.model.kinds import KEY, code_of
 from ropepatch.model.loading import check_weights
 from ropepatch.model.reading_file import FILE as READING
 from ropepatch.model.source import (
@@ -35,15 +39,11 @@ from ropepatch.model.source import (
     included,
     is_carried,
     stated_by_card,
+    without_paths,
 )
 from ropepatch.model.stock import saving
-from ropepatch.model.weights import (
-    NAMED,
-    Progress,
-    Weights,
-    checksums,
-    clone_files,
-)
+from ropepatch.model.weights import NAMED, Progress, Weights, checksums, clone_files
+from ropepatch.scaling.method import Method
 
 TOKENIZER = "tokenizer_config.json"
 # Never copied: other formats of the weights, which may be another model's, and files that are rewritten.
@@ -57,87 +57,206 @@ WRITTEN = {
     "README.md",
     "evaluation.html",
 }
-# Receives the written checkpoint, its record and the reloaded model
-Finish = Callable[[Checkpoint, records.Record, PreTrainedModel | None], object]
 
 
-def extend(
+@dataclass(frozen=True)
+class Written:
+    """What was written and verified.
+
+    Args:
+        path: The folder of the checkpoint, or the GGUF file.
+        record: The content of its `ropepatch.json`; of a GGUF file, which has none, what it would contain.
+        model: The reloaded model; None if it was not reloaded.
+    """
+
+    path: Path
+    record: Record
+    model: PreTrainedModel | None = None
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A checkpoint that can be written: all is checked that can be known before its first byte.
+
+    Args:
+        plan: The plan, made from ``source``.
+        source: The source with its weights and all its files.
+        folder: The folder to write.
+        files: The files that are neither weights nor rewritten, by their paths in the folder.
+        origin: The record's keys about the source.
+        link: Whether to hard-link the weights instead of copying them.
+    """
+
+    plan: Plan
+    source: Checkpoint
+    folder: Path
+    files: Mapping[str, Path]
+    origin: Mapping[str, Any]
+    link: bool
+
+    def write(self, progress: Progress | None = None, **record: Any) -> Written:
+        """Write the checkpoint, and compare it with the patched source; see `write`.
+
+        Args:
+            progress: Called with the bytes copied and of all.
+            **record: Further keys of the record.
+        """
+        expected, change = patched_logits(self.source, self.plan)
+        with new_folder(self.folder) as partial:
+            copy_files(self.files, partial)
+            write_configuration(self.source, partial, self.plan, change)
+            clone_files(self.source.weights.files, partial, link=self.link, progress=progress)
+            written = Checkpoint(partial)
+            verdict, model = verify(written, self.plan, expected)
+            record |= proof_of(written, verdict, linked=self.link) | dict(self.origin)
+            made = Record.of(self.plan, config_changes=dict(change.keys), **record)
+            records.write(partial, made)
+        return Written(self.folder, made, model)
+
+
+def check(plan: Plan, out: str | Path, *, link: bool = False, include: Sequence[str] = ()) -> Copy:
+    """Check all that can be known before a plan is written, from JSON files and weight headers.
+
+    Raises:
+        RopepatchError: If the folder exists or lies inside the source, the disk is too small, a file contains
+            a secret or leads out of the source, the weights do not fit config.json, or no checkpoint of this
+            model can contain the method.
+    """
+    check_savable(plan.method, plan.config)
+    folder, source = absent(out), plan.checkpoint(include)
+    check_outside(source, folder)
+    if source is not plan.source:  # of a model in memory
+        plan = replace(plan, source=source)
+    origin = origin_of(source)
+    files = small_files(source.folder) | included_files(source.folder, include)
+    check_secrets(files)
+    _check_weights(source)
+    if plan.change.code:
+        check_no_other_code(source.folder, files)
+        check_memory(source)
+    if not link:
+        check_room(source.weights, folder.parent)
+    return Copy(plan, source, folder, files, origin, link)
+
+
+def write(
     plan: Plan,
     out: str | Path,
     *,
-    link_weights: bool = False,
+    link: bool = False,
     include: Sequence[str] = (),
     progress: Progress | None = None,
-    record: Mapping[str, Any] | None = None,
-    source: Checkpoint | None = None,
-    finish: Finish = lambda written, record, model: None,
-) -> Path:
-    """Write the checkpoint of a plan, and verify it by reloading it with stock transformers.
+) -> Written:
+    """Write the checkpoint or GGUF file of a plan, and verify it by reloading it with stock transformers.
 
-    Copied weights are read once for the checksums of the record. ``finish`` is called with the complete
-    checkpoint before its folder is renamed. After an error, nothing is left.
+    Copied weights are read once for the checksums of the record. After an error, nothing is left.
+
+    Args:
+        plan: The plan.
+        out: The new folder, or the new GGUF file.
+        link: Hard-link the weights instead of copying them.
+        include: Patterns of further files to copy.
+        progress: Called with the bytes copied and of all.
+
+    Raises:
+        RopepatchError: See `check`; and if the result differs from the patched source.
     """
-    check_savable(plan)
-    folder = absent(out)
-    source = source or source_of(plan, out=folder, include=include)
-    if source is not plan.source:  # of a model in memory
-        if source.rope != plan.rope:
-            raise source.changed_since()
-        plan = replace(plan, source=source)
-    origin, carried = check_copy(plan, source, folder, link_weights=link_weights, include=include)
-    plan, expected = read_source(source, plan)
-    with new_folder(folder) as partial:
-        copy_files(small_files(source.folder) | carried, partial)
-        write_configuration(source.folder, source.raw, partial, plan)
-        clone_files(source.weights.files, partial, link=link_weights, progress=progress)
-        written = Checkpoint(partial)
-        verdict, model = verify(written, plan, expected)
-        proof = proof_of(written, verdict, linked=link_weights)
-        made = records.Record.of(plan, **proof | origin | dict(record or {}))
-        records.write(partial, made)
-        finish(written, made, model)
-    return folder
+    if not isinstance(plan.source, GgufModel):
+        return check(plan, out, link=link, include=include).write(progress)
+    file, comparison = gguf_writing.extend(plan, plan.source, out, progress)
+    verdict = Verdict(frequencies="equal", logits=comparison, compared=False, difference=None)
+    record = Record.of(plan, verified=verdict)
+    return Written(file, Record.parse(without_paths(record.to_dict())))
 
 
-def check_copy(
-    plan: Plan, source: Checkpoint, folder: Path, *, link_weights: bool, include: Sequence[str]
-) -> tuple[dict[str, Any], dict[str, Path]]:
-    """Check from its JSON files and weight headers that a source can be copied to a folder.
+def write_trained(
+    plan: Plan,
+    model: PreTrainedModel,
+    out: str | Path,
+    *,
+    record: Mapping[str, Any],
+    files: Mapping[str, Path],
+) -> Written:
+    """Write a trained, patched model, and verify it by reloading it with stock transformers.
 
-    Returns:
-        The results of `origin_of` and `included_files`.
+    Args:
+        plan: The plan that the model is patched with.
+        model: The model, without adapters.
+        out: The new folder.
+        record: Further keys of the record.
+        files: Further files, by their paths in the folder.
     """
+    folder, source = absent(out), plan.checkpoint()
     origin = origin_of(source)
+    if source is not plan.source:
+        plan = replace(plan, source=source)
+    with new_folder(folder) as partial:
+        with saving(folder):
+            model.save_pretrained(partial)
+        (partial / "generation_config.json").unlink(missing_ok=True)
+        copy_files(small_files(source.folder) | dict(files), partial)
+        write_configuration(source, partial, plan, plan.change)
+        written = Checkpoint(partial)
+        verdict, reloaded = verify(written, plan, trained_logits(model, plan))
+        made = Record.of(plan, **proof_of(written, verdict), **origin, **record)
+        records.write(partial, made)
+    return Written(folder, made, reloaded)
+
+
+def is_written(plan: Plan, folder: Path) -> bool:
+    """Return whether a folder contains the untrained, verified checkpoint of a plan."""
+    with suppress(OSError, RuntimeError, RopepatchError):  # no name or home, or other content
+        if records.exists(folder):
+            held = records.read(folder).to_dict()
+            made = without_paths(json.loads(plan.to_json()))
+            layers = held["config_changes"].get(KEY, {}).get("layers")
+            if KEY in made["config_changes"]:
+                made["config_changes"][KEY]["layers"] = layers  # known once the model has run
+            same = all(held.get(key) == value for key, value in made.items())
+            return same and "verified" in held and "training" not in held
+    return False
+
+
+@singledispatch
+def check_savable(method: Method, config: Config) -> None:
+    """Raise a `RopepatchError` if no checkpoint of this model can contain a method."""
+
+
+@check_savable.register(Remapping)
+def _(method: Remapping, config: Config) -> None:
+    check_holds_remapping(config, method)
+
+
+def check_outside(source: Checkpoint, folder: Path) -> None:
+    """Raise if a new folder lies inside the source checkpoint."""
+    if folder.resolve().is_relative_to(source.folder.resolve()):
+        raise RopepatchError(
+            f"{folder} lies inside the source checkpoint", hint=f"choose an {argument('out')} outside it"
+        )
+
+
+def _check_weights(source: Checkpoint) -> None:
     try:
-        check_weights(source.weights, source.skeleton)
+        check_weights(source.weights, source.config.skeleton)
     except RopepatchError as error:
-        if (kind := stated_class(source.whole_config)) is None:
+        kind = stated_class(source.config.whole)
+        if kind is None:
             raise
         raise RopepatchError(
             f"architectures in config.json names {kind.__name__}, which has no language model head",
             hint="ropepatch extends causal language models",
         ) from error
-    carried = included_files(source.folder, include)
-    if plan.remapping is not None:
-        check_no_other_code(source.folder, carried)
-    if not link_weights:
-        check_room(source.weights, folder.parent)
-    return origin, carried
 
 
-def check_savable(plan: Plan) -> None:
-    """Raise if no checkpoint of this model can contain the plan's position remapping."""
-    if plan.remapping is not None:
-        check_holds_remapping(plan.checkpoint, plan.remapping)
-
-
-def proof_of(checkpoint: Checkpoint, verdict: records.Verdict, *, linked: bool = False) -> dict[str, Any]:
+def proof_of(checkpoint: Checkpoint, verdict: Verdict, *, linked: bool = False) -> dict[str, Any]:
     """Return the record's keys about the verified weights.
 
     Linked weights are not read, so they have no checksums.
     """
-    code = {"code": named} if (named := code_of(checkpoint.folder)) else {}
-    proof = {"weights": checkpoint.fingerprint, "verified": verdict} | code
+    code = code_of(checkpoint.folder)
+    proof: dict[str, Any] = {"weights": checkpoint.fingerprint, "verified": verdict.to_dict()}
+    if code:
+        proof["code"] = code
     return proof if linked else proof | {"checksums": checksums(checkpoint.weights)}
 
 
@@ -148,51 +267,6 @@ def check_room(weights: Weights, place: Path) -> None:
     check_space("the copy", existing, weights.num_bytes, hint=hint)
 
 
-def save_trained(
-    plan: Plan,
-    model: PreTrainedModel,
-    out: Path,
-    *,
-    record: dict[str, Any],
-    finish: Finish = lambda written, record, model: None,
-) -> Path:
-    """Write a trained, patched model, and verify it by reloading it with stock transformers.
-
-    Args:
-        plan: The plan that the model is patched with.
-        model: The model, without adapters.
-        out: The output folder; it must not exist.
-        record: Further keys of the record.
-        finish: See `extend`.
-    """
-    folder = absent(out)
-    source = source_of(plan, out=folder)
-    origin = origin_of(source)
-    with new_folder(folder) as partial:
-        with saving(folder):
-            model.save_pretrained(partial)
-        (partial / "generation_config.json").unlink(missing_ok=True)
-        copy_small_files(source.folder, partial)
-        write_configuration(source.folder, source.raw, partial, plan)
-        written = Checkpoint(partial)
-        verdict, reloaded = verify(written, plan, read_trained(model, plan, written.folder.name))
-        proof = proof_of(written, verdict)
-        made = records.Record.of(plan, **proof | record | origin)
-        records.write(partial, made)
-        finish(written, made, reloaded)
-    return folder
-
-
-def source_of(plan: Plan, *, out: Path, include: Sequence[str] = ()) -> Checkpoint:
-    """Return the checkpoint of a plan with its weights; raise if the output folder lies inside it."""
-    source = plan.checkpoint.complete(include)
-    if out.resolve().is_relative_to(source.folder.resolve()):
-        raise RopepatchError(
-            f"{out} lies inside the source checkpoint", hint=f"choose an {argument('out')} outside it"
-        )
-    return source
-
-
 def origin_of(source: Checkpoint) -> dict[str, Any]:
     """Return the record's keys about the source checkpoint: `base` and `earlier`."""
     if (source.folder / ADAPTER).exists():
@@ -200,15 +274,9 @@ def origin_of(source: Checkpoint) -> dict[str, Any]:
             f"{source.name} contains a model and a PEFT adapter, which stock transformers would apply",
             hint="merge it (merge_and_unload) and save the result, or remove adapter_config.json",
         )
-    for name in WRITTEN:
-        check_inside(source.folder / name, source.folder)
+    check_inside([source.folder / name for name in WRITTEN], source.folder)
     history = {"earlier": records.read(source.folder)} if records.exists(source.folder) else {}
     return {"base": stated_by_card(source.folder)} | history
-
-
-def copy_small_files(source: Path, partial: Path) -> None:
-    """Copy the files that are neither weights nor rewritten."""
-    copy_files(small_files(source), partial)
 
 
 def small_files(source: Path) -> dict[str, Path]:
@@ -224,21 +292,12 @@ def included_files(source: Path, patterns: Sequence[str]) -> dict[str, Path]:
     return _checked(included(source, patterns, but=WRITTEN | weights), source)
 
 
-def left_out(source: Checkpoint, carried: Iterable[str]) -> tuple[str, ...]:
-    """Return the files of a checkpoint that are not copied, without hidden ones."""
-    names = {name.partition("/")[0] for name in carried} | WRITTEN
-    names |= {file.name for file in source.weights.files}
-    others = (entry.name for entry in source.folder.iterdir() if not entry.name.startswith("."))
-    return tuple(sorted(set(others) - names))
-
-
 def _is_weights(file: Path) -> bool:
     return file.suffix in WEIGHTS or file.name.endswith(".index.json")
 
 
 def _checked(files: dict[str, Path], source: Path) -> dict[str, Path]:
-    for file in files.values():
-        check_inside(file, source)
+    check_inside(files.values(), source)
     return {name: file for name, file in files.items() if file.is_file()}
 
 
@@ -249,24 +308,31 @@ def copy_files(files: Mapping[str, Path], folder: Path) -> None:
         shutil.copyfile(file, folder / name)
 
 
-def write_configuration(source: Path, raw: dict[str, Any], partial: Path, plan: Plan) -> None:
-    """Write the JSON files that contain the context length, as changed by the plan."""
+def write_configuration(source: Checkpoint, folder: Path, plan: Plan, change: Change) -> None:
+    """Write the JSON files that contain the context length, and the code files of a change."""
     dropped = ["auto_map", NAMED]
-    if plan.scaling.name != "none":
+    if plan.method.changes_frequencies:
         dropped.append(DUAL_CHUNK)  # with it, vLLM and SGLang ignore a scaling
-    others = {key: value for key, value in raw.items() if key not in dropped}
-    write_json(partial / "config.json", plan.apply(others))
-    if plan.remapping is not None:
-        code = remapping_code(plan.model_type, plan.site.path)
-        (partial / CODE).write_bytes(code.encode())
-    if (source / TOKENIZER).exists():
-        tokenizer, _ = tokenizer_of_copy(source, [file.name for file in partial.iterdir()])
-        write_json(partial / TOKENIZER, tokenizer | {"model_max_length": plan.target})
-    if (source / "generation_config.json").exists():
-        generation = read_json(source / "generation_config.json")
-        if generation.get("max_length") == plan.source.window:
+    kept = {key: value for key, value in source.config.raw.items() if key not in dropped}
+    write_json(folder / "config.json", source.config.read_from(kept).changed(change.keys).raw)
+    for name, text in change.code.items():
+        (folder / name).write_bytes(text.encode())
+    if (source.folder / TOKENIZER).exists():
+        tokenizer, _ = tokenizer_of_copy(source.folder, [file.name for file in folder.iterdir()])
+        write_json(folder / TOKENIZER, tokenizer | {"model_max_length": plan.target})
+    if (source.folder / "generation_config.json").exists():
+        generation = read_json(source.folder / "generation_config.json")
+        if generation.get("max_length") == source.config.window:
             generation["max_length"] = plan.target
-        write_json(partial / "generation_config.json", generation)
+        write_json(folder / "generation_config.json", generation)
+
+
+def left_out(source: Checkpoint, carried: Iterable[str]) -> tuple[str, ...]:
+    """Return the files of a checkpoint that are not copied, without hidden ones."""
+    names = {name.partition("/")[0] for name in carried} | WRITTEN
+    names |= {file.name for file in source.weights.files}
+    others = (entry.name for entry in source.folder.iterdir() if not entry.name.startswith("."))
+    return tuple(sorted(set(others) - names))
 
 
 def tokenizer_of_copy(source: Path, carried: Collection[str]) -> tuple[dict[str, Any], list[str]]:

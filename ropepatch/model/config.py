@@ -86,8 +86,9 @@ def load_config(raw: dict[str, Any], own: type[PreTrainedConfig] | None = None) 
             "config.json describes an encoder-decoder (is_encoder_decoder)",
             hint="ropepatch extends decoder-only language models",
         )
+    content = _without_twin(raw)
     with stock_code("read config.json"):
-        config: PreTrainedConfig = CONFIG_MAPPING[model_type].from_dict(_without_twin(raw))
+        config: PreTrainedConfig = CONFIG_MAPPING[model_type].from_dict(content)
         parts = config, config.get_text_config(decoder=True)
     for layers in (getattr(part, "num_hidden_layers", 1) for part in parts):
         if not isinstance(layers, int) or not 0 < layers <= MAX_LAYERS:
@@ -144,10 +145,12 @@ def quantization_of(config: PreTrainedConfig) -> dict[str, Any] | None:
     parts: Any = config, config.get_text_config(decoder=True)
     first, last = (getattr(part, "quantization_config", None) for part in parts)
     stated: dict[str, Any] | None = first or last
+    if stated is None:
+        return None
     hint = "take quantization_config out if the weights are not quantised"
     quantizers: Any = AutoHfQuantizer
     with stock_code("read quantization_config in config.json", hint):
-        is_known = stated is not None and quantizers.supports_quant_method(stated)
+        is_known = quantizers.supports_quant_method(stated)
     return stated if is_known else None
 
 

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ropepatch.errors import RopepatchError, argument, plain, printable
+from ropepatch.errors import RopepatchError, plain, printable
 from ropepatch.model.architectures import GGUF_FACTORS, GGUF_FREQS, GGUF_GLOBAL, GGUF_PLAIN
+from ropepatch.model.checkpoint import StatedRope
 from ropepatch.model.gguf_file import GgufFile
-from ropepatch.model.rotary import float32_on_cpu
-from ropepatch.model.stated_rope import StatedRope
 from ropepatch.scaling import Scaling, YaRN
 from ropepatch.scaling.method import Method
 from ropepatch.scaling.powers import AdjustedBase, NTKAware, Unscaled, ntk_theta
@@ -58,11 +57,11 @@ class GgufRope:
         inv_freq = self.base ** (-2 * pairs / rotary_dim) / np.array(self.divisors or 1.0)
         slow = inv_freq / (1.0 if self.kind == "none" else self.factor)
         if self.kind != "yarn":
-            return Frequencies(torch.tensor(slow, dtype=torch.float32), self.attn_factor)
+            return Frequencies(torch.tensor(slow, dtype=torch.float32, device="cpu"), self.attn_factor)
         low, high = (pair_turning(beta, rotary_dim, self.base, self.original) for beta in self.betas)
         low, high = max(0, math.floor(low)), min(rotary_dim - 1, math.ceil(high))
         ramp = np.clip((pairs - low) / max(0.001, high - low), 0, 1)
-        blended = torch.tensor(inv_freq * (1 - ramp) + slow * ramp, dtype=torch.float32)
+        blended = torch.tensor(inv_freq * (1 - ramp) + slow * ramp, dtype=torch.float32, device="cpu")
         return Frequencies(blended, self.attn_factor * yarn_temperature(max(1.0, self.factor)))
 
 
@@ -119,6 +118,11 @@ class GgufModel(StatedRope):
         return cls(name, architecture, rotary_dim, length, rope, window, has_local_base, original, file)
 
     @property
+    def config(self) -> GgufModel:
+        """The model itself: a GGUF file contains its configuration."""
+        return self
+
+    @property
     def file(self) -> GgufFile:
         """The file.
 
@@ -145,19 +149,6 @@ class GgufModel(StatedRope):
         values = {key: fields[key].contents() for key in keys if key in fields}
         return values | {key: tensors[key].data.tolist() for key in keys if key in tensors}
 
-    def check_method(self, method: Method) -> None:
-        """Raise a `RopepatchError` for a method that no GGUF file can contain."""
-        if not isinstance(method, Scaling):
-            raise RopepatchError(
-                f"a GGUF file cannot contain {method.name}: it is a position remapping",
-                hint="extend the safetensors checkpoint, or use another method",
-            )
-        if method.length_dependent:
-            raise RopepatchError(
-                f"a GGUF file cannot contain {method.name}: its frequencies depend on the length",
-                hint=f"use a static method, e.g. {argument('method', 'yarn')}",
-            )
-
     def key(self, name: str) -> str:
         """Return the full name of a key."""
         return f"{self.architecture}.{name}"
@@ -168,22 +159,13 @@ class GgufModel(StatedRope):
         return tables_of(self.architecture)
 
     @cached_property
-    @float32_on_cpu()
-    def _stated_rope(self) -> Rope:
+    def stated_rope(self) -> Rope:
+        """The RoPE parameters of the file."""
         stated = self.gguf_rope
         now = stated.frequencies(self.rotary_dim)
         if same_frequencies(GgufRope(stated.base).frequencies(self.rotary_dim), now):
             return Rope(self.rotary_dim, stated.base, self.length)
         return Rope(self.rotary_dim, stated.base, self.length, now.inv_freq.tolist(), now.attention_factor)
-
-    def target(self, to: Length | None) -> int:
-        """Return the target length in tokens, which must exceed the current one."""
-        if (target := self.in_tokens(to)) <= self.window:
-            raise RopepatchError(
-                f"{self.name} already covers {self.window} tokens; nothing to extend to {target}",
-                hint=f"{argument('to')} is the target context, e.g. {argument('to', 4 * self.window)}",
-            )
-        return target
 
     def candidates(self, scaling: Scaling, by_options: bool = False) -> Iterator[GgufRope]:
         """Yield parameters with which llama.cpp may compute a scaling, the most widely supported first."""
@@ -209,13 +191,15 @@ class GgufModel(StatedRope):
             a, window = scaled.attention_factor, rope.original_max_position_embeddings
             yield GgufRope(rope.rope_theta, kind, 1.0, window, a, divisors=tuple(table.tolist()))
 
-    def find_equivalent(self, scaling: Scaling, by_options: bool = False) -> GgufRope | None:
+    def find_equivalent(self, scaling: Method, by_options: bool = False) -> GgufRope | None:
         """Return the first parameters that reproduce a scaling's frequencies; None if none do.
 
         Args:
-            scaling: The scaling.
+            scaling: The scaling; a GGUF file contains no other method.
             by_options: Whether llama.cpp gets them as options, which also set YaRN's betas.
         """
+        if not isinstance(scaling, Scaling):
+            return None
         wanted = scaling.frequencies(self.rope)
         for candidate in self.candidates(scaling, by_options):
             apart = candidate.base != self.gguf_rope.base and self.has_local_base

@@ -20,7 +20,6 @@ from ropepatch.model.config import ORIGINAL, text_config
 from ropepatch.model.rotary import (
     RotarySubstitute,
     base_model,
-    float32_on_cpu,
     holds_frequencies,
     language_ropes,
 )
@@ -165,7 +164,7 @@ def _compared(path: str, module: Any, config: Any) -> tuple[list[Difference], li
     """Return the differences of a rotary module, the compared names, and those that cannot be read."""
     if config is None:
         raise RopepatchError(f"{type(module).__name__} has no config")
-    with stock_code(f"build {type(module).__name__} from its config"), float32_on_cpu():
+    with stock_code(f"build {type(module).__name__} from its config"), torch.device("cpu"):
         fresh = type(module)(config)
     kinds = getattr(fresh, "rope_type", None)
     layers = kinds if isinstance(kinds, dict) else {None: kinds}
@@ -218,7 +217,7 @@ def _later_states(module: Any, config: Any, layer: str | None, kind: str) -> lis
     if kind == "dynamic":
         prefixes = {"", f"{layer}_"}  # the last before transformers 5.13
         lengths = {int(getattr(module, f"{prefix}max_seq_len_cached", 0)) for prefix in prefixes} - {0}
-    with stock_code(f"compute a {kind} rope"), float32_on_cpu():
+    with stock_code(f"compute a {kind} rope"), torch.device("cpu"):
         compute, device = ROPE_INIT_FUNCTIONS[kind], torch.device("cpu")
         return [compute(config, device, seq_len=length, layer_type=layer)[0] for length in lengths]
 

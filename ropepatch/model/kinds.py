@@ -63,16 +63,11 @@ def saved_remapping(raw: dict[str, Any]) -> dict[str, Any]:
     return described
 
 
-def base_type(raw: dict[str, Any]) -> str:
-    """Return the architecture that a remapping builds on."""
-    return str(raw["model_type"]).removesuffix(REMAPPED)
-
-
 def without_remapping(raw: dict[str, Any]) -> dict[str, Any]:
     """Return config.json for the stock architecture, without the remapping."""
     saved_remapping(raw)
     others = {key: value for key, value in raw.items() if key not in ("auto_map", KEY)}
-    return others | {"model_type": base_type(raw)}
+    return others | {"model_type": str(raw["model_type"]).removesuffix(REMAPPED)}
 
 
 def code_of(folder: Path) -> dict[str, str]:

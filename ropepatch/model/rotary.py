@@ -261,16 +261,6 @@ def rotating_by(model: nn.Module, path: str, rotary: nn.Module) -> Iterator[None
         model.set_submodule(path, stock)
 
 
-@contextmanager
-def float32_on_cpu() -> Iterator[None]:
-    """Compute on the CPU within the block, in this thread, whatever default device the user has set.
-
-    The default dtype is shared by all threads and does not change: code in the block must specify float32.
-    """
-    with torch.device("cpu"):
-        yield
-
-
 def base_model(model: nn.Module) -> PreTrainedModel:
     """Return the transformers model inside PEFT, torch.compile or data-parallel wrappers."""
     for module in model.modules() if isinstance(model, nn.Module) else ():
@@ -292,7 +282,7 @@ def other_tables(config: PreTrainedConfig, site: RotarySite) -> dict[str, list[f
     """Compute the frequencies and attention factors of the unscaled layer types."""
     if site.layer_type is None:
         return {}
-    with stock_code(f"compute the frequencies of {config.model_type}"), float32_on_cpu():
+    with stock_code(f"compute the frequencies of {config.model_type}"), torch.device("cpu"):
         module: Any = site.rotary_class(config)
         kinds = [kind for kind in module.rope_type if kind != site.layer_type]
         frequencies = {kind: getattr(module, f"{kind}_inv_freq").tolist() for kind in kinds}
@@ -305,7 +295,7 @@ def stock_table(config: PreTrainedConfig, site: RotarySite, *, beyond_switch: bo
 
     For a `longrope` with two lists, they are those up to the switch unless `beyond_switch`.
     """
-    with stock_code(f"compute the frequencies of {config.model_type}"), float32_on_cpu():
+    with stock_code(f"compute the frequencies of {config.model_type}"), torch.device("cpu"):
         if beyond_switch and switches(parameters := site.of(config.rope_parameters)):
             config, beyond = copy.deepcopy(config), {"short_factor": parameters["long_factor"]}
             config.rope_parameters = site.replaced(config.rope_parameters, parameters | beyond)
@@ -335,7 +325,7 @@ def scaled_twin(stock: Any, site: RotarySite, frequencies: Frequencies) -> nn.Mo
 def check_table_rules(config: PreTrainedConfig, site: RotarySite) -> None:
     """Raise a `RopepatchError` if a module's forward does not use `inv_freq` and `attention_scaling`."""
     layer = () if site.layer_type is None else (site.layer_type,)
-    with stock_code(f"run the rotary module of {config.model_type}"), torch.no_grad(), float32_on_cpu():
+    with stock_code(f"run the rotary module of {config.model_type}"), torch.no_grad(), torch.device("cpu"):
         stock = site.rotary_class(config)
         table = Frequencies(getattr(stock, site.attribute("inv_freq")), 1.0)
         half = Frequencies(table.inv_freq / 2, 3.0)

@@ -265,19 +265,21 @@ def _are_texts(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
 
 
-def check_inside(file: Path, folder: Path) -> None:
+def check_inside(files: Collection[Path], folder: Path) -> None:
     """Raise a `RopepatchError` for a link that leads out of the checkpoint, or a non-regular file.
 
     The Hub's cache links a snapshot's files to its own blobs; these count as inside.
     """
-    check_regular(file)
-    target, home = file.resolve(), folder.resolve()
+    check_regular(*files)
+    home = folder.resolve()
     blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
-    if not (target.is_relative_to(home) or target.parent == blobs):
-        raise RopepatchError(
-            f"{file} is a link that leads out of the checkpoint, to {target}",
-            hint="put the file itself there if it belongs to the checkpoint, else remove the link",
-        )
+    for file in files:
+        target = file.resolve()
+        if not (target.is_relative_to(home) or target.parent == blobs):
+            raise RopepatchError(
+                f"{file} is a link that leads out of the checkpoint, to {target}",
+                hint="put the file itself there if it belongs to the checkpoint, else remove the link",
+            )
 
 
 def shown_name(name: str) -> str:

@@ -171,9 +171,10 @@ def read_reading(
             raise RopepatchError(
                 f"the {readings.FILE} of {checkpoint.name} belongs to other weights", hint=readings.HINT
             )
-        if reading.target > checkpoint.window:
+        if reading.target > checkpoint.config.window:
             raise RopepatchError(
-                f"{readings.FILE} covers {reading.target} tokens, config.json allows {checkpoint.window}",
+                f"{readings.FILE} covers {reading.target} tokens, config.json allows "
+                f"{checkpoint.config.window}",
                 hint=readings.HINT,
             )
         return reading

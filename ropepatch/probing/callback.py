@@ -60,7 +60,7 @@ class ProbeCallback(TrainerCallback):
 
     def _look(self, state: Any, model: nn.Module) -> None:
         try:
-            check_rope(model, self.checkpoint.config)
+            check_rope(model, self.checkpoint.config.text)
         except RopepatchError as error:
             self._tell(state, False, str(error))
         else:

@@ -6,10 +6,7 @@ import importlib
 import math
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from threading import TIMEOUT_MAX, Event, Timer
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit, urlunsplit
 
@@ -24,7 +21,6 @@ TIMEOUT = 600.0  # seconds for one answer, including the prefill of a long promp
 TRIES = 4
 PAUSE = 1.0  # seconds before the second try; twice as long before each further one
 PATIENCE = 10.0  # seconds for all tries of a request that the server is too busy to answer
-LARGEST = 256 << 20  # bytes of an answer
 BUSY = (429, 502, 503, 504)
 BROKEN = 500  # retried only for a request form that worked before: some servers use it for unknown fields
 COUNTS = (20, 10, 5)  # of most probable tokens; servers limit this number
@@ -177,22 +173,18 @@ class Server:
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        url, status, content = f"{self.base}/{path}", 0, bytearray()
+        url, status, content = f"{self.base}/{path}", 0, b""
         last = time.monotonic() + min(PATIENCE, self.timeout)  # no try begins later
         for attempt in range(TRIES):
             try:
-                with self._in_time(), self.client.stream(method, url, json=body, headers=headers) as response:
-                    status, content = response.status_code, bytearray()
-                    for part in response.iter_bytes():
-                        content += part
-                        if len(content) > LARGEST:
-                            raise RopepatchError(f"{self.shown} returned more than {LARGEST >> 20} MiB")
+                response = self.client.request(method, url, json=body, headers=headers)
+                status, content = response.status_code, response.content
             except HTTPX.RemoteProtocolError as error:  # some servers do so on requests they cannot parse
                 raise RefusedError(f"{self.shown} closed the connection: {type(error).__name__}") from error
             except HTTPX.ReadTimeout as error:  # a retry of a long prefill would take as long
                 raise self._late() from error
             except (HTTPError, HTTPX.InvalidURL) as error:
-                status, content = 0, bytearray(type(error).__name__.encode())
+                status, content = 0, type(error).__name__.encode()
             if status and status not in BUSY and not (status == BROKEN and self.form):
                 break
             pause = PAUSE * 2**attempt
@@ -220,34 +212,13 @@ class Server:
             raise RefusedError(f"{self.shown} returned no JSON object for /v1/{path}: {said}")
         return parsed
 
-    @contextmanager
-    def _in_time(self) -> Iterator[None]:
-        """Close the connection if the whole answer takes too long: the client only limits each read."""
-        late = Event()
-
-        def hang_up() -> None:
-            late.set()
-            self.client.close()
-
-        timer = Timer(min(self.timeout, TIMEOUT_MAX), hang_up)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        except Exception as error:
-            if late.is_set():
-                raise self._late() from error
-            raise
-        finally:
-            timer.cancel()
-
     def _late(self) -> RopepatchError:
         return RopepatchError(
             f"{self.shown} gave no answer within {self.timeout:g} seconds",
             hint=f"raise {argument('timeout')}",
         )
 
-    def _said(self, content: bytes | bytearray) -> str:
+    def _said(self, content: bytes) -> str:
         text = " ".join(content.decode(errors="replace").split())
         return printable(text.replace(self.key, "***") if self.key else text)[:300]
 

@@ -19,7 +19,7 @@ from ropepatch.attention import REMAPPINGS
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.extension import record as records
 from ropepatch.extension.record import Record
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.checkpoint import Checkpoint, Config
 from ropepatch.model.cost import HOUR, forward_operations, kind_of, layer_bytes
 from ropepatch.model.head import decoded_once, decoder_of, input_device
 from ropepatch.model.precision import available_bytes
@@ -48,20 +48,20 @@ IN_FLOAT32 = 2  # times as long as in the precision of `HOUR`
 Say = Callable[[str], None]
 
 
-def why_none(source: Checkpoint, method: str, window: int, target: int) -> str | None:
+def why_none(config: Config, method: str, window: int, target: int) -> str | None:
     """Return why a checkpoint cannot have a fingerprint; None if it can.
 
     Args:
-        source: The checkpoint, or the one it is made from.
+        config: The configuration of the checkpoint, or of the one it is made from.
         method: The method that extends it.
         window: The original context length, in tokens.
         target: The target length, in tokens.
     """
-    if source.kind != "stock" or method in REMAPPINGS:
+    if config.kind != "stock" or method in REMAPPINGS:
         return "it needs ropepatch's own code, which no engine runs"
     if method in METHODS and METHODS[method].length_dependent:
         return f"{method} changes with the prompt length, differently in each engine"
-    if source.is_quantised:
+    if config.is_quantised:
         return "its weights are quantised"
     if target - window < SIDE:
         return f"the target length is less than {SIDE} tokens beyond the original length"
@@ -69,7 +69,7 @@ def why_none(source: Checkpoint, method: str, window: int, target: int) -> str |
 
 
 def _why_none(checkpoint: Checkpoint, record: Record) -> str | None:
-    return why_none(checkpoint, record.method, record.original_max_position_embeddings, record.target)
+    return why_none(checkpoint.config, record.method, record.original_max_position_embeddings, record.target)
 
 
 def affordable(checkpoint: Checkpoint, record: Record, device: str) -> tuple[str, ...] | str:
@@ -281,11 +281,11 @@ def _told_apart(tops: dict[str, Tops], beyond: list[bool]) -> dict[str, Tops]:
 
 def _operations(checkpoint: Checkpoint, record: Record) -> int:
     """Count the operations of one pass."""
-    config: Any = checkpoint.config
+    config: Any = checkpoint.config.text
     weights = sum(map(math.prod, checkpoint.weights.shapes.values()))
     return forward_operations(config, weights, record.target)
 
 
 def _bytes_needed(checkpoint: Checkpoint, record: Record) -> int:
     """Estimate the memory of one pass: the weights, and the activations of one layer."""
-    return checkpoint.weights.num_bytes + layer_bytes(checkpoint.config, record.target, 4)
+    return checkpoint.weights.num_bytes + layer_bytes(checkpoint.config.text, record.target, 4)

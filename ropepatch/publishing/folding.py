@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,9 @@ from ropepatch.extension.planning import Plan, plan_by
 from ropepatch.extension.queries import query_layers
 from ropepatch.extension.record import Record, Verdict
 from ropepatch.extension.verification import check_frequencies, largest_change, probe_logits
-from ropepatch.extension.writing import copy_small_files, origin_of, proof_of, write_configuration
+from ropepatch.extension.writing import copy_files, origin_of, proof_of, small_files, write_configuration
 from ropepatch.files import absent, check_space, new_folder
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.checkpoint import Checkpoint, InMemory
 from ropepatch.model.weights import Progress, clone_files
 from ropepatch.scaling import make_scaling
 
@@ -54,7 +55,7 @@ def fold_attention(
     """
     folder = absent(out)
     source = Checkpoint.find(model, revision, weights=True)
-    a = source.rope.carried_attention_factor
+    a = source.config.rope.carried_attention_factor
     _check(source)
     plan = _plan(source, attention_factor=1.0)
     offsets = query_weights(source)
@@ -63,9 +64,9 @@ def fold_attention(
         raise RopepatchError(f"the weights contain no {min(missing)}", hint=HINT)
     with new_folder(folder) as made:
         check_space("the copy", folder.parent, weights.num_bytes, hint="free some space")
-        copy_small_files(source.folder, made)
-        write_configuration(source.folder, source.raw, made, plan)
-        dtype = getattr(source.config, "dtype", None)
+        copy_files(small_files(source.folder), made)
+        write_configuration(source, made, plan, plan.change)
+        dtype = getattr(source.config.text, "dtype", None)
         larger = {name: partial(_scaled, a * a, offset, dtype) for name, offset in offsets.items()}
         clone_files(weights.files, made, link=False, progress=progress, changes=larger)
         unfolded = _plan(source, attention_factor=a)
@@ -77,14 +78,14 @@ def fold_attention(
 
 
 def _check(source: Checkpoint) -> None:
-    if source.rope.carried_attention_factor == 1:
+    if source.config.rope.carried_attention_factor == 1:
         raise RopepatchError(
             f"{source.name} has attention factor 1: there is nothing to fold",
             hint="serve it unchanged",
         )
-    if source.is_quantised:
+    if source.config.is_quantised:
         raise RopepatchError(f"{source.name} has quantised weights, which ropepatch cannot change", hint=HINT)
-    if source.rotates_partly:
+    if source.config.rotates_partly:
         raise RopepatchError(
             f"only part of each head of {source.name} rotates, so the attention factor scales only a part",
             hint=HINT,
@@ -93,8 +94,11 @@ def _check(source: Checkpoint) -> None:
 
 def _plan(source: Checkpoint, *, attention_factor: float) -> Plan:
     """Plan no further scaling, with another attention factor; L is the present context length."""
-    rope = source.rope.model_copy(update={"carried_attention_factor": attention_factor})
-    return plan_by(source.with_rope(rope), make_scaling("none", factor=1.0), source.window)
+    rope = source.config.rope.model_copy(update={"carried_attention_factor": attention_factor})
+    config = replace(source.config, scaled_rope=rope)
+    return plan_by(
+        InMemory(source.name, source.revision, config), make_scaling("none", factor=1.0), config.window
+    )
 
 
 def _record(source: Checkpoint, plan: Plan) -> Record:
@@ -114,7 +118,7 @@ def query_weights(source: Checkpoint) -> dict[str, float]:
     those of the projection.
     """
     tensors: dict[str, float] = {}
-    for path, module in query_layers(source.skeleton, source):
+    for path, module in query_layers(source.config.skeleton, source.config):
         if norm := getattr(module, "q_norm", None):
             if getattr(norm, "weight", None) is None:
                 raise RopepatchError("queries are normalised without weights", hint=HINT)
@@ -156,7 +160,7 @@ def _verify(
     """
     check_frequencies(written, plan)
     model: Any = source.load()
-    put(model, source, unfolded)
+    put(model, unfolded)
     tolerance = FOLDED[model.dtype]
     folded: Any = written.load()
     rounding = {name: torch.finfo(folded.get_parameter(name).dtype) for name in offsets}

@@ -19,8 +19,6 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
-from ropepatch.extension.planning import Plan
-from ropepatch.extension.writing import extend
 from ropepatch.files import read_json, write_json
 from ropepatch.model.source import ADAPTER, shown_name
 from ropepatch.progress import Say, silent
@@ -106,7 +104,7 @@ def _look(hub: HfApi, repo: str, branch: str) -> _Branch | None:
 
 
 def push(
-    folder: str | Path | Plan,
+    folder: str | Path,
     repo: str,
     *,
     private: bool = False,
@@ -137,8 +135,6 @@ def push(
         say: A function that takes lines of progress.
         api: The Hub client. Default: the usual one, with your token.
 
-    The folder may also be a plan, whose checkpoint is then written to a temporary folder.
-
     Raises:
         RopepatchError: If the folder contains no sound checkpoint or it is not verified, a name is invalid,
             there is no token, a file contains a secret, the repository is public but should be private or
@@ -149,9 +145,6 @@ def push(
     hub = api or HfApi(token=token, library_name="ropepatch")
     branch = revision or "main"
     with TemporaryDirectory(prefix="ropepatch-") as temporary:
-        if isinstance(folder, Plan):
-            check_repo(repo, private=private)
-            folder = extend(folder, Path(temporary) / repo.rpartition("/")[2], include=include)
         place = Path(folder).expanduser()
         contents, judgement = _checked(place, token, include, force)
         if token is None and not dry_run:
@@ -232,20 +225,6 @@ def _shown(files: dict[str, Path], temporary: Path) -> dict[str, Path]:
         return files
     write_json(temporary / name, config | {key: shown_name(base)})
     return files | {name: temporary / name}
-
-
-def check_repo(repo: str, *, private: bool = False) -> None:
-    """Raise `RopepatchError` for an invalid name, a rejected token, or a public repository if `private`."""
-    _check_name(repo)
-    token = get_token()
-    if token is None:
-        raise RopepatchError("no token for the Hub", hint=LOG_IN)
-    hub = HfApi(token=token, library_name="ropepatch")
-    with hub_errors(repo, token):
-        hub.whoami()
-        if private:
-            repo = repo if "/" in repo else f"{hub.whoami()['name']}/{repo}"
-            _check_private(_look(hub, repo, "main"), repo, private)
 
 
 def _check_name(repo: str) -> None:

@@ -21,6 +21,7 @@ class Method(Named):
     kind: ClassVar[str]
     saved_as: ClassVar[str]
     length_dependent: ClassVar[bool] = False
+    changes_frequencies: ClassVar[bool] = False
 
     @classmethod
     def for_target(cls, rope: Rope, target: int, parameters: Mapping[str, Any]) -> Self:
@@ -30,6 +31,18 @@ class Method(Named):
     def fitted(self, window: int, target: int) -> Self:
         """Return the method with all its parameters set, for L = `window` and N = `target` tokens."""
         return self
+
+    def factor_for(self, window: int, target: int) -> float:
+        """Return s, for L = `window` and N = `target` tokens."""
+        return target / window
+
+    def stated_as(self, rope_type: str) -> str:
+        """Return what config.json calls the method, if its rope type is this one."""
+        return self.name
+
+    def on_top(self) -> str:
+        """Say with which parameters the method is applied to RoPE that is scaled already."""
+        return ""
 
 
 class Scaling(Method):
@@ -44,6 +57,7 @@ class Scaling(Method):
 
     common = ("factor",)
     kind = "scaling"
+    changes_frequencies = True
     saved_as = "longrope"  # the rope type in the config of an extended LLaMA
     composes: ClassVar[bool] = True  # whether it applies to RoPE that is already scaled
     composing: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # the defaults for such RoPE
@@ -55,6 +69,20 @@ class Scaling(Method):
         """Make the scaling with target / L as factor, unless the parameters contain one."""
         composing = cls.composing if rope.is_scaled else {}
         return cls(**{"factor": target / rope.original_max_position_embeddings, **composing, **parameters})
+
+    def factor_for(self, window: int, target: int) -> float:
+        """Return s, which the user may have set."""
+        return self.factor
+
+    def stated_as(self, rope_type: str) -> str:
+        """Return the rope type."""
+        return rope_type
+
+    def on_top(self) -> str:
+        """Say with which parameters the scaling is applied to RoPE that is scaled already."""
+        values = [f"{key}={value}" for key, value in self.composing.items() if getattr(self, key) == value]
+        parameters = f" ({', '.join(values)})" if values else ""
+        return f"; {self.name} is applied on top of it{parameters}"
 
     @final
     def frequencies(self, rope: Rope, length: int | None = None) -> Frequencies:

@@ -37,6 +37,11 @@ class Unscaled(Scaling):
     formula = "θ_i"
     paper = "arXiv:2104.09864"
     saved_as = "default"
+    changes_frequencies = False
+
+    def on_top(self) -> str:
+        """Say nothing: the frequencies stay as they are."""
+        return ""
 
     def _inv_freq(self, rope: Rope) -> Tensor:
         return rope.inv_freq()
@@ -106,7 +111,7 @@ class NTKFixed(Scaling):
     paper = "kexue.fm/archives/9706"
 
     def _inv_freq(self, rope: Rope) -> Tensor:
-        pairs = torch.arange(1, rope.num_pairs + 1, dtype=torch.float64)
+        pairs = torch.arange(1, rope.num_pairs + 1, dtype=torch.float64, device="cpu")
         inv_freq = rope.inv_freq().double() * self.factor ** (-pairs / rope.rotating)
         return inv_freq.float()
 
@@ -119,7 +124,7 @@ class NTKMixed(Scaling):
     paper = "kexue.fm/archives/9706"
 
     def _inv_freq(self, rope: Rope) -> Tensor:
-        pairs = torch.arange(1, rope.num_pairs + 1, dtype=torch.float64)
+        pairs = torch.arange(1, rope.num_pairs + 1, dtype=torch.float64, device="cpu")
         exponent = math.log(self.factor) * (pairs / rope.rotating) ** 0.75
         inv_freq = rope.inv_freq().double() * torch.exp(-exponent)
         return inv_freq.float()

@@ -149,7 +149,9 @@ class YaRN(Scaling):
         low, high = max(low, 0), min(high, rope.rotary_dim - 1)
         if low == high:
             high += 0.001
-        return ((torch.arange(rope.num_pairs, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+        return ((torch.arange(rope.num_pairs, dtype=torch.float32, device="cpu") - low) / (high - low)).clamp(
+            0, 1
+        )
 
     def _native(self, rope: Rope) -> dict[str, Any] | None:
         if self.ramp != "index":

@@ -163,7 +163,11 @@ class ClippedRope(_OverAnother):
     def _inv_freq(self, rope: Rope) -> Tensor:
         inv_freq = self._inner._inv_freq(rope)
         n = min(self.pairs, rope.num_pairs)
-        fade = torch.ones(rope.num_pairs, dtype=torch.float64)
-        fade[-n:] = 0.0 if self.hard else (1 + torch.linspace(0, math.pi, n, dtype=torch.float64).cos()) / 2
+        fade = torch.ones(rope.num_pairs, dtype=torch.float64, device="cpu")
+        fade[-n:] = (
+            0.0
+            if self.hard
+            else (1 + torch.linspace(0, math.pi, n, dtype=torch.float64, device="cpu").cos()) / 2
+        )
         fade[-1] = 0.0  # cos(pi) is not exactly -1 in every library
         return (inv_freq.double() * fade).float()

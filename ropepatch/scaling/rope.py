@@ -127,24 +127,24 @@ class Rope(Settings):
 
     def exponents(self) -> Tensor:
         """Return 2i/d for every pair: [d/2] float32."""
-        return torch.arange(0, self.rotary_dim, 2, dtype=torch.int64).float() / self.rotary_dim
+        return torch.arange(0, self.rotary_dim, 2, dtype=torch.int64, device="cpu").float() / self.rotary_dim
 
     def inv_freq(self) -> Tensor:
         """Return theta_i, in the expression order of transformers: [d/2] float32, radians per token."""
         if self.carried is not None:
-            return torch.tensor(self.carried, dtype=torch.float32)
+            return torch.tensor(self.carried, dtype=torch.float32, device="cpu")
         return self._plain(self.rope_theta)
 
     def _plain(self, rope_theta: float) -> Tensor:
         """b^(-2i/d) for the pairs that rotate, 0 for the others: [d/2] float32."""
-        inv_freq = torch.zeros(self.num_pairs, dtype=torch.float32)
+        inv_freq = torch.zeros(self.num_pairs, dtype=torch.float32, device="cpu")
         inv_freq[: self.rotating] = 1.0 / (rope_theta ** self.exponents()[: self.rotating])
         return inv_freq
 
     def unscaled(self) -> Tensor:
         """Return b^(-2i/d), also for a scaled model: [d/2] float64, radians per token."""
         return self.rope_theta ** -(
-            torch.arange(0, self.rotary_dim, 2, dtype=torch.float64) / self.rotary_dim
+            torch.arange(0, self.rotary_dim, 2, dtype=torch.float64, device="cpu") / self.rotary_dim
         )
 
     def rebased(self, rope_theta: float) -> Tensor:

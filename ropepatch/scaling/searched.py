@@ -32,7 +32,7 @@ def divided(rope: Rope, divisors: tuple[float, ...], name: str) -> Tensor:
             f"{name}: this model has {rope.num_pairs} rotary pairs, got {len(divisors)} divisors",
             hint="give one number per pair, fastest pair first",
         )
-    divisor = torch.tensor(divisors, dtype=torch.float32)
+    divisor = torch.tensor(divisors, dtype=torch.float32, device="cpu")
     if rope.is_scaled:
         return rope.inv_freq() / divisor
     return 1.0 / (divisor * rope.rope_theta ** rope.exponents())

@@ -16,8 +16,7 @@ from transformers import BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenize
 
 from ropepatch.errors import RopepatchError
 from ropepatch.extension import record as records
-from ropepatch.extension.patching import active, put
-from ropepatch.extension.planning import Plan, plan_method
+from ropepatch.extension.patching import active, plan_of_record, put
 from ropepatch.extension.record import Record
 from ropepatch.files import read_json
 from ropepatch.model.checkpoint import Checkpoint
@@ -171,7 +170,7 @@ def load_adapter(
     if model is None:
         loaded: Any = source.load()
         model = loaded.to(best_device())
-        put(model, source, plan_of_record(record, source))
+        put(model, plan_of_record(record, source))
     _check_rope(model, record)
     return _with_adapter(model, place), source.tokenizer
 
@@ -180,15 +179,11 @@ def _with_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
     """Load the adapter of a folder onto a model; a missing tensor is an error."""
     peft, hint = _peft(), "copy the adapter again from its original place"
     read_header(folder / WEIGHTS)  # without this file PEFT would load a pickle
-    with stock_code(f"load the adapter {folder}", hint), without_deprecations():
+    seeded = torch.random.fork_rng(devices=[])  # PEFT draws initial weights, which it then replaces
+    with stock_code(f"load the adapter {folder}", hint), without_deprecations(), seeded:
         warnings.filterwarnings("error", "Found missing adapter keys", UserWarning)
         fine_tuned: PeftModel = peft.PeftModel.from_pretrained(model, str(folder)).eval()
     return fine_tuned
-
-
-def plan_of_record(record: Record, source: Checkpoint) -> Plan:
-    """Return the plan of a record, for its base or for a checkpoint with the same RoPE."""
-    return plan_method(source, record.method, {"factor": record.factor} | record.parameters, record.target)
 
 
 def _check_rope(model: PreTrainedModel, record: Record) -> None:
@@ -204,7 +199,7 @@ def _check_rope(model: PreTrainedModel, record: Record) -> None:
         )
     else:
         inv_freq, a = handle.plan.frequencies()
-        has = f"{handle.plan.scaling.name} to {handle.plan.target}"
+        has = f"{handle.plan.method.name} to {handle.plan.target}"
         hint = "remove that patch, or drop the model argument"
     if inv_freq.tolist() != record.inv_freq or a != record.attention_factor:
         raise RopepatchError(

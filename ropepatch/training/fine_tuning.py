@@ -12,21 +12,20 @@ from transformers import PreTrainedModel, set_seed
 
 from ropepatch.attention import remap_positions
 from ropepatch.errors import RopepatchError
-from ropepatch.evaluation.exam import Exam
 from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.results import as_read
 from ropepatch.extension import record as records
 from ropepatch.extension.patching import put
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.verification import largest_change, probe_logits
-from ropepatch.extension.writing import Finish, origin_of, save_trained, source_of
+from ropepatch.extension.writing import copy_files, origin_of, write_trained
 from ropepatch.files import absent, new_folder, read_json, write_json
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.precision import FLOAT32, placed, without_subnormals
 from ropepatch.model.source import ADAPTER, without_paths
 from ropepatch.model.stock import no_progress_bars
 from ropepatch.progress import Progress, no_bar
-from ropepatch.settings import seed_of, yaml_text
+from ropepatch.settings import yaml_text
 from ropepatch.training.adapter import (
     WEIGHTS,
     load_in_4_bits,
@@ -35,7 +34,6 @@ from ropepatch.training.adapter import (
     without_deprecations,
 )
 from ropepatch.training.arguments import training_arguments
-from ropepatch.training.effect import Effect, effects, measured, said, short_context_check
 from ropepatch.training.parallel import load_whole_models
 from ropepatch.training.preparation import Prepared
 from ropepatch.training.recipe import Recipe, remapping_of
@@ -50,7 +48,7 @@ from ropepatch.training.trainer import (
     explaining_disk,
     history,
 )
-from ropepatch.training.watching import short_context_loss
+from ropepatch.training.watching import short_context_check, short_context_loss
 
 COST = "cost.json"  # in the folder of the trained weights
 TRAINING = "training"  # the folder within the checkpoint: recipe and history
@@ -79,9 +77,8 @@ def fine_tune(
     say: Say = no_line,
     progress: Progress = no_bar,
     prepared: Prepared | None = None,
-    finish: Finish = lambda written, record, model: None,
 ) -> FineTuned:
-    """Train a model for the target length of a plan and save the result; ``finish`` as in `extend`."""
+    """Train a model for the target length of a plan and save the result."""
     run = Run.of(plan, recipe, out, prepared, say, progress)
     supplies: list[Supply] = []
     run.processes.write_once(lambda: supplies.append(read_supply(run)))
@@ -94,7 +91,7 @@ def fine_tune(
     run.processes.wait()  # else a slow process could take the run of a fast one for finished
     if not finished:
         with run.alone(), run.sharing.announced(recipe):
-            _finish(run, record, supply, limit, finish)
+            _finish(run, record, supply, limit)
     training = records.read(run.out).training
     assert training is not None  # checked by `is_finished`, or written by `_finish`
     check = training.short_context.limited(limit)
@@ -103,7 +100,7 @@ def fine_tune(
     return FineTuned(run.out, check)
 
 
-def _finish(run: Run, record: dict[str, Any], supply: Supply, limit: float, finish: Finish) -> None:
+def _finish(run: Run, record: dict[str, Any], supply: Supply, limit: float) -> None:
     """Start or resume the training, and save the result."""
     for note in supply.notes:
         run.say(note)
@@ -119,7 +116,7 @@ def _finish(run: Run, record: dict[str, Any], supply: Supply, limit: float, fini
     if not done:
         _train(run, supply, begun)
     if run.processes.first:
-        _save(run, record, supply, begun, limit, finish)
+        _save(run, record, supply, begun, limit)
         run.remove()
     run.processes.wait()
 
@@ -144,10 +141,10 @@ def _train(run: Run, supply: Supply, begun: dict[str, Any]) -> None:
         loaded = run.source.load(torch.float32 if dtype == FLOAT32 else None)
     mapped = None
     if recipe.distil and recipe.reads_beyond(run.trained):
-        teaching, original = remapping_of(recipe.distil.remapping), run.plan.source.original
+        teaching, original = remapping_of(recipe.distil.remapping), run.plan.source.config.original
         with remap_positions(loaded, teaching, to=run.plan.target, original=original) as mapped:
             pass  # `Teacher` applies it again
-    put(loaded, run.source, run.plan)
+    put(loaded, run.plan)
     if not recipe.packed_by_us:
         loaded.set_attn_implementation(recipe.attention)
     set_seed(recipe.seed)  # for the adapter's initial weights
@@ -188,9 +185,7 @@ def _keep(run: Run, trainer: Any) -> None:
             trained.rename(run.folder / TRAINED)
 
 
-def _save(
-    run: Run, record: dict[str, Any], supply: Supply, begun: dict[str, Any], limit: float, finish: Finish
-) -> None:
+def _save(run: Run, record: dict[str, Any], supply: Supply, begun: dict[str, Any], limit: float) -> None:
     """Merge the trained weights, evaluate them, and save the checkpoint or adapter with its record."""
     recipe, trained, plan = run.recipe, run.folder / TRAINED, run.plan
     run.say("saving, and reloading with stock transformers" if recipe.save == "merged" else "saving")
@@ -200,10 +195,6 @@ def _save(
         on_device = placed(model, run.processes.device)
         now = short_context_loss(run, supply.pieces, on_device, advance, split=False)
     check = short_context_check(Mean.of(begun["base"]), now, limit)
-    found: list[Effect] = []
-    if supply.kinds and recipe.watch.target:
-        found = _effects(run, supply, model)
-        run.say(said(found, plan.method.name))
     model.to(dtype).cpu()
     training = {
         "recipe": recipe.to_dict(),
@@ -214,46 +205,24 @@ def _save(
         "precision": begun["precision"],
         **read_json(trained / COST),
         "short_context": check.to_dict(),
-        **({"found": {effect.name: effect.to_dict() for effect in found}} if found else {}),
     }
     extras = {"training": training, "base_weights": record["weights"]}
 
-    def enclose(folder: Path) -> None:
-        (folder / TRAINING).mkdir()
-        shutil.copyfile(trained / HISTORY, folder / TRAINING / HISTORY)
-        if (run.folder / RUNS).is_dir():
-            shutil.copytree(run.folder / RUNS, folder / TRAINING / RUNS)
-        text = yaml_text(without_paths(as_read(recipe.to_dict())))
-        (folder / TRAINING / RECIPE).write_text(text, encoding="utf-8")
-
-    def enclosed(written: Checkpoint, made: records.Record, reloaded: PreTrainedModel | None) -> None:
-        enclose(written.folder)
-        finish(written, made, reloaded)
-
+    text = yaml_text(without_paths(as_read(recipe.to_dict())))
+    (run.folder / RECIPE).write_text(text, encoding="utf-8")
+    files = {f"{TRAINING}/{HISTORY}": trained / HISTORY, f"{TRAINING}/{RECIPE}": run.folder / RECIPE}
+    for file in (run.folder / RUNS).rglob("*"):
+        if file.is_file():
+            files[f"{TRAINING}/{file.relative_to(run.folder).as_posix()}"] = file
     if recipe.save == "merged":
-        save_trained(plan, model, run.out, record=extras, finish=enclosed)
+        write_trained(plan, model, run.out, record=extras, files=files)
         return
     with new_folder(absent(run.out)) as folder:
         shutil.copyfile(trained / WEIGHTS, folder / WEIGHTS)
-        base = {"base_model_name_or_path": plan.model, "revision": plan.revision}
+        base = {"base_model_name_or_path": plan.source.name, "revision": plan.source.revision}
         write_json(folder / ADAPTER, read_json(trained / ADAPTER) | base)
-        enclose(folder)
-        origin = origin_of(source_of(plan, out=run.out))
-        records.write(folder, records.Record.of(plan, **extras | origin))
-
-
-def _effects(run: Run, supply: Supply, model: Any) -> list[Effect]:
-    """Measure loss and retrieval accuracy of a trained model and, moved off its device, of the untrained."""
-    target, plan = run.plan.target, run.plan
-    pieces = torch.split(torch.cat([*supply.pieces]), target)
-    windows = [piece for piece in pieces if len(piece) == target]
-    seed = seed_of(run.recipe.seed, "report")
-    exam = Exam.of(run.tokenizer, supply.kinds, target, seed=seed, most=supply.most_read)
-    after = measured(run, windows, exam, model, "trained model")
-    model.cpu()
-    untrained = run.source.load()
-    put(untrained, run.source, plan)
-    return effects(measured(run, windows, exam, untrained, f"{plan.method.name} only"), after)
+        copy_files(files, folder)
+        records.write(folder, records.Record.of(plan, **extras, **origin_of(run.source)))
 
 
 def merged_model(plan: Plan, recipe: Recipe, source: Checkpoint, trained: Path) -> PreTrainedModel:
@@ -262,15 +231,15 @@ def merged_model(plan: Plan, recipe: Recipe, source: Checkpoint, trained: Path) 
     dtype = model.dtype
     if recipe.lora is None:
         model = Checkpoint(trained).load()
-    put(model, source, plan)
+    put(model, plan)
     if recipe.lora is not None:
         from peft import PeftModel
 
         with without_deprecations():
             fine_tuned: Any = PeftModel.from_pretrained(model.float(), str(trained)).eval()
-        before = probe_logits(fine_tuned, plan.target, plan.model)
+        before = probe_logits(fine_tuned, plan.target, plan.source.name)
         model = fine_tuned.merge_and_unload()
-        after = probe_logits(model.eval(), plan.target, plan.model)
+        after = probe_logits(model.eval(), plan.target, plan.source.name)
         difference = largest_change(before, after)
         if not difference <= MERGED:
             raise RopepatchError(

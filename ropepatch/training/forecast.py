@@ -73,10 +73,10 @@ def forecast(
     if counted.trained is not None:
         cost = training_cost(
             recipe,
-            plan.checkpoint.whole_config,
+            plan.config.whole,
             counted,
             dtype=prepared.precision.dtype,
-            window=plan.source.window,
+            window=plan.source.config.window,
             target=plan.target,
             processes=processes,
             device=device,
@@ -185,11 +185,11 @@ def published_config(model: str) -> dict[str, Any] | None:
 def other_model(plan: Plan, recipe: Recipe) -> list[str]:
     """Return a warning if the recipe is written for a model of another size."""
     meant = published_config(recipe.model) or {}
-    sizes = [(meant.get(key), getattr(plan.checkpoint.config, key, None)) for key in GEOMETRY]
-    if Path(plan.model).name == Path(recipe.model).name or all(one == other for one, other in sizes):
+    sizes = [(meant.get(key), getattr(plan.config.text, key, None)) for key in GEOMETRY]
+    if Path(plan.source.name).name == Path(recipe.model).name or all(one == other for one, other in sizes):
         return []
     return [
-        f"the recipe is for {recipe.model}, this model is {plan.model}: its learning rate, lengths "
+        f"the recipe is for {recipe.model}, this model is {plan.source.name}: its learning rate, lengths "
         "and target were chosen for that model"
     ]
 
@@ -199,7 +199,7 @@ def _disk_needed(plan: Plan, recipe: Recipe, counted: Weights) -> int:
     trained = counted.trained or counted.all
     result = 4 * trained
     if recipe.save == "merged":
-        result = counted.all * stored_dtype(plan.checkpoint.whole_config).itemsize
+        result = counted.all * stored_dtype(plan.config.whole).itemsize
     checkpoints = recipe.trainer.get("save_total_limit", 2) + 1
     return result + checkpoints * SAVED * trained + 4 * trained
 

@@ -78,7 +78,7 @@ def prepare(plan: Plan, recipe: Recipe) -> Prepared:
         except RopepatchError as error:
             obstacles.append(error)
 
-    model: Any = copy.deepcopy(plan.checkpoint.skeleton)
+    model: Any = copy.deepcopy(plan.config.skeleton)
     counted, sharing = Weights.before(model), Sharing.of_environment()
     precision = fastest() if recipe.precision is None else Precision(recipe.precision)
     with noted():
@@ -99,20 +99,20 @@ def check_trainable(plan: Plan, recipe: Recipe, model: Any) -> None:
     """Raise `RopepatchError` if a model with this plan cannot be trained with this recipe."""
     refuse_map(plan.method.name)
     if plan.length_dependent:
-        switched = not plan.scaling.length_dependent
+        switched = not plan.method.length_dependent
         raise RopepatchError(
-            f"{plan.model if switched else plan.scaling.name} follows the length: there are no fixed "
+            f"{plan.source.name if switched else plan.method.name} follows the length: there are no fixed "
             "frequencies to train for",
             hint="give config.json one list for all lengths, its long_factor for short_factor, too"
             if switched
             else "train with a static method",
         )
-    if plan.checkpoint.is_quantised:
+    if plan.config.is_quantised:
         raise RopepatchError(
-            f"the weights of {plan.model} are quantised", hint="train the checkpoint it was made from"
+            f"the weights of {plan.source.name} are quantised", hint="train the checkpoint it was made from"
         )
 
-    window = plan.rope.original_max_position_embeddings
+    window = plan.config.rope.original_max_position_embeddings
     longest = max(recipe.data.lengths(window)[0])
     if longest > plan.target:
         raise RopepatchError(

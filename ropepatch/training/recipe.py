@@ -315,11 +315,6 @@ class Recipe(Settings):
     save: Literal["merged", "adapter"] = "merged"
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
-    @property
-    def asks_questions(self) -> bool:
-        """Whether some training sequences ask questions about distant text, as an evaluation does."""
-        return QUESTIONS in self.data.generated
-
     def check(self) -> None:
         """Raise `RopepatchError` for conflicting settings, and for unsupported arguments of the Trainer."""
         if self.lora is None and self.save == "adapter":

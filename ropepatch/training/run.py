@@ -18,7 +18,7 @@ from ropepatch.evaluation.intervals import Mean
 from ropepatch.evaluation.results import as_read
 from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan
-from ropepatch.extension.writing import source_of
+from ropepatch.extension.writing import check_outside
 from ropepatch.files import absent, check_resumed, read_json, remove, whole_file, write_json
 from ropepatch.model.architectures import BOS_IN_EACH_WINDOW
 from ropepatch.model.checkpoint import Checkpoint
@@ -82,7 +82,8 @@ class Run:
         folder = Path(out).expanduser().absolute()
         if not records.exists(folder):
             absent(folder)
-        source = source_of(plan, out=folder)
+        source = plan.checkpoint()
+        check_outside(source, folder)
         sharing, precision = prepared.sharing, prepared.precision
         tokenizer, processes = source.tokenizer, join()
         run = cls(plan, recipe, source, folder, sharing, precision, processes, tokenizer, say, progress)
@@ -101,12 +102,12 @@ class Run:
     @property
     def trained(self) -> int:
         """The original context length, in tokens."""
-        return self.plan.source.window
+        return self.plan.source.config.window
 
     @property
     def first_token(self) -> int | None:
         """The token at the start of every sequence, if the model's family needs it."""
-        is_needed = self.plan.checkpoint.config.model_type in BOS_IN_EACH_WINDOW
+        is_needed = self.plan.config.model_type in BOS_IN_EACH_WINDOW
         token: int | None = self.tokenizer.bos_token_id if is_needed else None
         return token
 
@@ -117,7 +118,7 @@ class Run:
             "recipe": self.recipe.model_dump(exclude=NOT_DECISIVE),
             "method": {key: plan[key] for key in ("method", "factor", "parameters", "target", "inv_freq")},
             "weights": self.source.fingerprint,
-            "config": seed_of(json.dumps(self.plan.checkpoint.raw, sort_keys=True)),
+            "config": seed_of(json.dumps(self.plan.config.raw, sort_keys=True)),
             "text": text,
             "processes": self.processes.count,
         }

@@ -9,7 +9,7 @@ from ropepatch.attention import teaching_window
 from ropepatch.attention.remapped import check_mappable
 from ropepatch.data.positions import TrueLength
 from ropepatch.errors import RopepatchError
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.checkpoint import Checkpoint, Config, InMemory
 from ropepatch.model.config import text_config
 from ropepatch.model.cost import GIB
 from ropepatch.model.precision import best_device, fastest, memory_of
@@ -24,7 +24,7 @@ MOST_HOURS = 1.0
 SMALL = 128  # the hidden size above which the learning rate falls as its inverse
 
 
-def sized(recipe: Recipe, source: Checkpoint, target: int) -> tuple[Recipe, str]:
+def sized(recipe: Recipe, source: Checkpoint | InMemory, target: int) -> tuple[Recipe, str]:
     """Set the training sequences of a recipe as long as the device allows, and its learning rate.
 
     The device must have the memory and finish in about an hour. The lengths tried are the target, then 4 and
@@ -33,8 +33,9 @@ def sized(recipe: Recipe, source: Checkpoint, target: int) -> tuple[Recipe, str]
     Returns:
         The recipe, and a line with the length and the reason.
     """
-    trained = source.window
-    model: Any = copy.deepcopy(source.skeleton)  # `Weights.of` adds an adapter
+    config = source.config
+    trained = config.window
+    model: Any = copy.deepcopy(config.skeleton)  # `Weights.of` adds an adapter
     recipe = _of_model(recipe, source.name, text_config(model.config).hidden_size)
     distances = {"name": "rerope", "window": teaching_window(trained)}
     reason = ""  # for sequences shorter than the target
@@ -49,7 +50,7 @@ def sized(recipe: Recipe, source: Checkpoint, target: int) -> tuple[Recipe, str]
             longer = _longer(recipe, length, target, trained, distances)
             for recomputed in (False, True):
                 tried = longer.model_copy(update={"gradient_checkpointing": recomputed})
-                too_long = _too_long(tried, source, counted, target)
+                too_long = _too_long(tried, config, counted, target)
                 if too_long is None:
                     rows = " (the target length)" if length == target else " at skipped positions"
                     return tried, f"training on sequences of {length:,} tokens{rows}{reason}"
@@ -84,15 +85,15 @@ def _longer(recipe: Recipe, length: int, target: int, trained: int, distances: d
     return recipe.model_copy(update=changes)
 
 
-def _too_long(recipe: Recipe, source: Checkpoint, counted: Weights, target: int) -> str | None:
+def _too_long(recipe: Recipe, config: Config, counted: Weights, target: int) -> str | None:
     """Say why the sequences of a recipe are too long for the device; None if they are not."""
     device = best_device()
     cost = training_cost(
         recipe,
-        source.whole_config,
+        config.whole,
         counted,
         dtype=recipe.precision or fastest(device).dtype,
-        window=source.window,
+        window=config.window,
         target=target,
         device=device,
     )

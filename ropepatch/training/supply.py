@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
@@ -75,8 +75,6 @@ class Supply:
     batches: Batches  # the training batches, one forward pass of one process each
     pieces: list[Tensor]  # held out, [target], or [L] without evaluation at the target
     notes: list[str]  # lines on the texts, for the user
-    kinds: Sequence[str] = ()  # of questions that the base model answers within L, if the recipe has any
-    most_read: int = 0  # the most tokens of the prompts that a model is asked on
 
     @property
     def tokens(self) -> int:
@@ -115,12 +113,11 @@ class RecipeReader:
             target=run.plan.target,
             seed=recipe.seed,
         )
-        kinds = self.kinds if recipe.asks_questions else ()
-        return Supply(batches, pieces, notes + batches.report, kinds, self.most_read)
+        return Supply(batches, pieces, notes + batches.report)
 
     @property
     def most_read(self) -> int:
-        """The most tokens of the prompts of an exam, a share of those that the training reads."""
+        """The most tokens of prompts to try, a share of those that the training reads."""
         recipe = self.run.recipe
         _, room = recipe.data.lengths(self.run.trained)
         return int(ASKED * room * recipe.accumulated * recipe.max_steps)
@@ -217,7 +214,7 @@ class RecipeReader:
         )
 
     def _tokenised(self, text: Texts, tokens: int) -> TokenStore:
-        vocabulary = self.run.plan.checkpoint.config.vocab_size
+        vocabulary = self.run.plan.config.text.vocab_size
         limits = {"trained": self.run.trained, "vocabulary": vocabulary, "tokens": tokens}
         return tokenised(text, self.run.tokenizer, **limits, cache=self.cache)
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ropepatch.evaluation.intervals import Mean
+from ropepatch.evaluation.intervals import Mean, difference
 from ropepatch.evaluation.perplexity import perplexity
 from ropepatch.evaluation.retrieval import retrieve
+from ropepatch.extension.record import ShortContextCheck
 from ropepatch.progress import Advance, unseen
 from ropepatch.training.run import Run
 
@@ -62,3 +63,12 @@ def short_context_loss(
     """
     begins = [piece[: run.trained] for piece in pieces]
     return perplexity(model, None, begins, split=split, progress=advance).at(run.trained)
+
+
+def short_context_check(base: Mean, now: Mean, most: float) -> ShortContextCheck:
+    """Compare the losses of two models within the original length, paired by text."""
+    change, interval = difference(now, base), None
+    if not change.missing:
+        low, high = change.interval()
+        interval = low / base.value, high / base.value
+    return ShortContextCheck.of(base.value, now.value, most, interval)

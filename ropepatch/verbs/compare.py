@@ -136,7 +136,7 @@ def compare(
     place = None if text is None else os.fspath(text)
     check_text(place, source.name)
     folder, page = check_places(out, report)
-    target = relative_length(to, source.window)
+    target = relative_length(to, source.config.window)
     found = participants(source, listed(methods), to=target)
     entrants, left_out = without(found, say), found[1]
     loss = PerplexityTask(text=place, field=field, split=split, windows=windows)
@@ -181,7 +181,7 @@ def ranking_suite(
     if haystacks != 0:
         retrieval, tokenizer = RetrievalTask(haystacks=haystacks, keys=keys), source.complete().tokenizer
         try:
-            retrieval.limited(1).prepare(source.name, tokenizer, trained=source.window, to=to)
+            retrieval.limited(1).prepare(source.name, tokenizer, trained=source.config.window, to=to)
             tasks.append(retrieval)
         except RopepatchError as error:
             reason = error

@@ -16,11 +16,10 @@ from ropepatch.evaluation.comparisons import summary
 from ropepatch.evaluation.suites import Method, Suite, read_method, read_suite
 from ropepatch.evaluation.tasks import PerplexityTask, check_text
 from ropepatch.extension import record as records
-from ropepatch.extension.planning import plan_method
+from ropepatch.extension.patching import plan_of_record
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.loading import known_dtype
 from ropepatch.progress import Progress, Say, bar, say_on_stderr
-from ropepatch.scaling import METHODS
 from ropepatch.settings import Length, listed, relative_length, shown
 from ropepatch.verbs.inputs import can_report, check_places, find_checkpoint
 from ropepatch.verbs.measured import ALL, EVERY_REMAPPING, participants, reported, sharing, without
@@ -138,7 +137,7 @@ def evaluate(
         chosen = named_suite(suite, source, **reading)
     else:
         assert source is not None
-        check_text(place, source.name if extension is None else extension["plan"].model)
+        check_text(place, source.name if extension is None else extension["plan"].source.name)
         chosen = _perplexity_suite(source, entries, to, reading | task, say)
     chosen = chosen.narrowed(limit, seed)
     written = source.folder if source is not None and extension is not None and out is None else None
@@ -225,8 +224,7 @@ def extension_of(written: Checkpoint, say: Say) -> dict[str, Any] | None:
             "from which it was made, is not here"
         )
         return None
-    factor = {"factor": record.factor} if record.method in METHODS else {}
-    plan = plan_method(source, record.method, factor | record.parameters, record.target)
+    plan = plan_of_record(record, source)
     if record.training is None:
         return {"plan": plan}
     return {"plan": plan, "fine_tuned": written.folder, "label": f"{record.method} + training"}
@@ -248,7 +246,7 @@ def _origin(written: Checkpoint, record: Record) -> Checkpoint | None:
         found = Checkpoint.find(candidate, revision, original=record.original)
         weights = found.complete().fingerprint
         same = weights == (record.base_weights or record.weights)
-        if same and found.window == record.original_max_position_embeddings:
+        if same and found.config.window == record.original_max_position_embeddings:
             return found
     return None
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,14 +17,12 @@ from ropepatch.extension import gguf_writing, writing
 from ropepatch.extension import record as records
 from ropepatch.extension.planning import Plan
 from ropepatch.extension.planning import plan as plan_of
+from ropepatch.extension.scanning import check_secrets
 from ropepatch.files import absent, from_here, json_text
 from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.model.gguf import GgufModel
-from ropepatch.model.kinds import KEY
-from ropepatch.model.source import without_paths
 from ropepatch.processes import join
 from ropepatch.progress import WEIGHTS, Progress, Say, bar, interruptible, no_bar, say_on_stderr
-from ropepatch.publishing.scanning import check_secrets
 from ropepatch.scaling import Scaling
 from ropepatch.scaling.file import method_label
 from ropepatch.settings import Length, short_length
@@ -32,8 +30,6 @@ from ropepatch.verbs.fingerprint import add_fingerprint, check_fingerprint
 from ropepatch.verbs.inputs import check_writable, default_folder
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from ropepatch.training.forecast import Forecast
 
 
@@ -71,16 +67,6 @@ class Extension:
     def __truediv__(self, name: str | os.PathLike[str]) -> Path:
         return self.folder / name
 
-    def plot(self) -> Figure:
-        """A figure of the plan.
-
-        Raises:
-            RopepatchError: If matplotlib is not installed.
-        """
-        from ropepatch.report.plots import plot_plan
-
-        return plot_plan(self.plan)
-
     def outcome(self) -> str:
         """The lengths, the method and the verification as text; after a dry run the plan and forecast."""
         if not self.record:
@@ -89,14 +75,14 @@ class Extension:
                 parts.append(str(self.forecast))
             parts.append(f"to be written: {printable(str(self.folder.expanduser().absolute()))}")
             return "\n\n".join(parts)
-        place, window = printable(from_here(self.folder)), self.plan.source.window
+        place, window = printable(from_here(self.folder)), self.plan.source.config.window
         lines = [f"{place}: {window} -> {self.plan.target} tokens, {self.plan.method.name}"]
         verified = self.record.get("verified")
-        if isinstance(verified, str):  # of a GGUF file
-            lines.append(f"read back: {verified}")
+        if verified and self.folder.suffix == ".gguf":
+            lines.append(f"read back: {verified['logits']}")
         elif verified:
             proof = f"frequencies {verified['frequencies']}, logits {verified['logits']}"
-            stock = "transformers and its code" if self.plan.remapping else "stock transformers"
+            stock = "transformers and its code" if self.plan.change.code else "stock transformers"
             how = "reloaded with" if verified["compared"] else "not reloaded; config.json checked with"
             lines.append(f"{how} {stock}: {proof}")
         return "\n".join(lines)
@@ -194,50 +180,57 @@ def extend(
                 f"{options} do not apply to a GGUF file",
                 hint="leave them out, or use the checkpoint that the file was converted from",
             )
-        return _extend_gguf(plan, place, dry_run, command, say, progress)
-    checks: list[Callable[[], object]] = [
-        partial(writing.check_savable, plan),
-        partial(check_fingerprint, plan, reading),
-        partial(_is_written, plan, place),
-        partial(check_place, place),
-    ]
-    if isinstance(model, Plan):
-        checks.append(plan.checkpoint.check_unchanged)
+        return _extend_gguf(plan, plan.source, place, dry_run, command, say, progress)
     if dry_run:
-        if is_here(plan):
-            checks.append(partial(_check_copy, plan, place, link_weights, include))
+        checks: list[Callable[[], object]] = [
+            partial(_is_written, plan, place),
+            partial(check_fingerprint, plan, reading),
+            partial(check_place, place),
+            partial(_check, plan, place, link_weights, include),
+        ]
         return Extension(place, plan, obstacles=failures(checks))
     if not isinstance(model, Plan):
         say_warnings(plan, say)
-    for check in checks:
-        check()
-    processes = join()
+    processes, folder = join(), absolute(place)
+    is_written = _is_written(plan, place)
+    if isinstance(model, Plan) and isinstance(plan.source, Checkpoint):
+        plan.source.check_unchanged()
+    check_fingerprint(plan, reading)
+    check_place(place)
+
+    def finish(written: writing.Written) -> None:
+        device = processes.device
+        add_fingerprint(written, asked=reading, device=device, say=say, progress=no_bar)
+
     with interruptible(say, lambda: _kept(place)):
-        source = writing.source_of(plan, out=absolute(place), include=include)
-        extra = check_carried(source, include, say)
-        finish = partial(add_fingerprint, asked=reading, device=processes.device, say=say, progress=no_bar)
-        if _is_written(plan, place):
-            processes.write_once(lambda: _complete(plan, absolute(place), source, extra, finish, say))
+        if is_written:
+            processes.write_once(lambda: finish(_complete(plan, folder, include, say)))
         else:
+            copy = writing.check(plan, place, link=link_weights, include=include)
+            say_left_out(copy.source, copy.files, say)
             record = {"command": command} if command else {}
             with progress(WEIGHTS) as advance:
-                write = partial(writing.extend, plan, place, link_weights=link_weights, include=include)
-                write = partial(write, progress=advance, source=source, record=record, finish=finish)
-                processes.write_once(write)
-        return Extension(absolute(place), plan, records.read(absolute(place)).to_dict())
+                processes.write_once(lambda: finish(copy.write(advance, **record)))
+        return Extension(folder, plan, records.read(folder).to_dict())
 
 
 def _extend_gguf(
-    plan: Plan, place: Path, dry_run: bool, command: str | None, say: Say, progress: Progress
+    plan: Plan,
+    source: GgufModel,
+    place: Path,
+    dry_run: bool,
+    command: str | None,
+    say: Say,
+    progress: Progress,
 ) -> Extension:
     """Write a GGUF file with other RoPE parameters, or check that it can be written."""
     if dry_run:
-        return Extension(place, plan, obstacles=failures([partial(gguf_writing.check_place, plan, place)]))
+        return Extension(place, plan, obstacles=failures([partial(gguf_writing.check_place, source, place)]))
     say_warnings(plan, say)
     with interruptible(say, lambda: "nothing is kept"), progress(WEIGHTS) as advance:
-        file, verified = gguf_writing.extend(plan, place, advance)
-    record = without_paths(plan.to_dict()) | {"verified": verified}
-    return Extension(file, plan, record | ({"command": command} if command else {}))
+        written = writing.write(plan, place, progress=advance)
+    record = written.record.to_dict() | ({"command": command} if command else {})
+    return Extension(written.path, plan, record)
 
 
 def output_of(plan: Plan, out: str | Path | None, method: object = None, recipe: str = "") -> Path:
@@ -247,8 +240,8 @@ def output_of(plan: Plan, out: str | Path | None, method: object = None, recipe:
     label = method_label(str(method)) if isinstance(method, str | Path) else plan.method.name
     parts = label, short_length(plan.target), recipe
     if isinstance(plan.source, GgufModel):
-        return Path(f"{default_folder(plan.gguf.file.stem, *parts)}.gguf")
-    return default_folder(plan.model, *parts)
+        return Path(f"{default_folder(plan.source.file.stem, *parts)}.gguf")
+    return default_folder(plan.source.name, *parts)
 
 
 def absolute(place: Path) -> Path:
@@ -282,62 +275,49 @@ def check_place(place: Path) -> None:
 
 def is_here(plan: Plan) -> bool:
     """Whether the weights of a model are on this machine; of a Hub id a dry run reads only config.json."""
-    return plan.model == "tiny" or Path(plan.model).is_dir()
+    return plan.source.name == "tiny" or Path(plan.source.name).is_dir()
 
 
 def check_carried(source: Checkpoint, include: Sequence[str], say: Say) -> dict[str, Path]:
     """Refuse secrets in the files to copy, say which files are not copied, and return those to add."""
     extra = writing.included_files(source.folder, include)
-    carried = writing.small_files(source.folder) | extra
-    check_secrets(carried)
-    if others := writing.left_out(source, carried):
-        say(f"not copied: {', '.join(others)} ({argument('include')} copies more files)")
-    for code in writing.tokenizer_of_copy(source.folder, carried)[1]:
-        say(f"warning: the tokenizer needs {code}; add {argument('include', code)} to copy it")
+    files = writing.small_files(source.folder) | extra
+    check_secrets(files)
+    say_left_out(source, files, say)
     return extra
 
 
-def _check_copy(plan: Plan, place: Path, link_weights: bool, include: Sequence[str]) -> None:
-    """Refuse a checkpoint that cannot be copied, from its small files and weight headers."""
-    source = writing.source_of(plan, out=place, include=include)
-    _ = source.weights
-    check_carried(source, include, lambda line: None)
-    writing.check_copy(plan, source, place, link_weights=link_weights, include=include)
+def say_left_out(source: Checkpoint, files: Collection[str], say: Say) -> None:
+    """Say which files of a checkpoint are not copied, and which of them its tokenizer needs."""
+    if others := writing.left_out(source, files):
+        say(f"not copied: {', '.join(others)} ({argument('include')} copies more files)")
+    for code in writing.tokenizer_of_copy(source.folder, files)[1]:
+        say(f"warning: the tokenizer needs {code}; add {argument('include', code)} to copy it")
 
 
 def _is_written(plan: Plan, place: Path) -> bool:
-    """Whether an earlier call wrote the checkpoint of the same plan; raises for any other existing folder."""
-    with suppress(OSError, RuntimeError, RopepatchError):  # no name or home, or a folder with other content
-        folder = absolute(place)
-        if records.exists(folder):
-            record = records.read(folder).to_dict()
-            layers = record["config_changes"].get(KEY, {}).get("layers")
-            known = replace(plan, layers=tuple(layers)) if isinstance(layers, list) else plan
-            made = records.Record.of(known).to_dict()
-            of_plan = without_paths({key: made.get(key) for key in plan.to_dict()})
-            same = all(record.get(key) == value for key, value in of_plan.items())
-            if same and "verified" in record and "training" not in record:
-                return True
+    """Return whether an earlier call wrote this checkpoint; raise if the folder has other content."""
+    if writing.is_written(plan, absolute(place)):
+        return True
     absent(place)
     return False
 
 
-def _complete(
-    plan: Plan,
-    folder: Path,
-    source: Checkpoint,
-    extra: dict[str, Path],
-    finish: writing.Finish,
-    say: Say,
-) -> None:
+def _check(plan: Plan, place: Path, link_weights: bool, include: Sequence[str]) -> None:
+    """Raise the first error of writing a plan; of a Hub id, only config.json is here."""
+    writing.check_savable(plan.method, plan.config)
+    if is_here(plan) and not absolute(place).exists():
+        writing.check(plan, place, link=link_weights, include=include)
+
+
+def _complete(plan: Plan, folder: Path, include: Sequence[str], say: Say) -> writing.Written:
     """Add this call's files to a checkpoint from an earlier one, unless it has other weights."""
-    written = Checkpoint(folder)
-    record = records.read(folder)
-    if record.weights != written.fingerprint or record.weights != source.fingerprint:
+    source, record = plan.checkpoint(include), records.read(folder)
+    if record.weights != Checkpoint(folder).fingerprint or record.weights != source.fingerprint:
         absent(folder)
     say(f"{from_here(folder)} is already written")
-    writing.copy_files(extra, folder)
-    finish(written, record, None)
+    writing.copy_files(check_carried(source, include, say), folder)
+    return writing.Written(folder, record)
 
 
 def _kept(place: Path) -> str:

@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING
 
 from ropepatch.errors import RopepatchError, argument
 from ropepatch.model import reading_file as readings
+from ropepatch.model.checkpoint import Checkpoint
 from ropepatch.probing.judging import shows_no_error
 from ropepatch.probing.making import affordable, duration, make_reading, why_none
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from ropepatch.extension.planning import Plan
-    from ropepatch.extension.record import Record
-    from ropepatch.model.checkpoint import Checkpoint
+    from ropepatch.extension.writing import Written
     from ropepatch.progress import Progress, Say
 
 
@@ -22,14 +20,12 @@ def check_fingerprint(plan: Plan, asked: bool | None) -> None:
     """Refuse a requested fingerprint if none is possible."""
     if not asked:
         return
-    if reason := why_none(plan.checkpoint, plan.method.name, plan.source.window, plan.target):
+    if reason := why_none(plan.config, plan.method.name, plan.source.config.window, plan.target):
         raise RopepatchError(f"{argument('reading')}: {reason}", hint="leave it out")
 
 
 def add_fingerprint(
-    checkpoint: Checkpoint,
-    record: Record,
-    model: PreTrainedModel | None = None,
+    written: Written,
     *,
     asked: bool | None,
     device: str,
@@ -42,7 +38,7 @@ def add_fingerprint(
     """
     if asked is False:
         return
-    folder = checkpoint.folder
+    checkpoint, record, folder = Checkpoint(written.path), written.record, written.path
     try:
         if readings.exists(folder) and readings.read(folder).weights == checkpoint.fingerprint:
             return
@@ -58,7 +54,7 @@ def add_fingerprint(
                 hypotheses=hypotheses,
                 progress=advance,
                 record=record,
-                model=model,
+                model=written.model,
             )
         readings.write(folder, reading)
         if shows_no_error(reading):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -114,12 +113,12 @@ def train(
     _check_installed()
     settings = recipe if isinstance(recipe, Recipe) else read_recipe(os.fspath(recipe))
     plan = model if isinstance(model, Plan) else _planned(model, settings, to, method, original, revision)
-    if isinstance(model, Plan):
-        plan.checkpoint.check_unchanged()
+    if isinstance(model, Plan) and isinstance(plan.source, Checkpoint):
+        plan.source.check_unchanged()
     if text is not None:
         settings = _reading(settings, Texts(text=os.fspath(text), field=field, split=split))
     if settings.distil is not None and settings.distil.auto_size:
-        settings, note = sized(settings, plan.checkpoint, plan.target)
+        settings, note = sized(settings, plan.checkpoint(), plan.target)
         say(note)
     named = "recipe" if isinstance(recipe, Recipe) else name_of(os.fspath(recipe))
     place = output_of(plan, out, method, named)
@@ -134,7 +133,8 @@ def train(
     _check_fingerprint(plan, settings, reading)
     check_place(place)
     with interruptible(say, lambda: _kept(absolute(place), settings)):
-        source = writing.source_of(plan, out=absolute(place), include=include)
+        source = plan.checkpoint(include)
+        writing.check_outside(source, absolute(place))
         extra = check_carried(source, include, say)
         trained = _trained(plan, settings, place, prepared, reading, say, progress)
         folder, check = trained.folder, trained.short_context
@@ -204,7 +204,8 @@ def _dry_run(
 
 def _check_source(plan: Plan, place: Path, include: Sequence[str]) -> None:
     """Refuse a checkpoint whose files cannot be read or copied."""
-    source = writing.source_of(plan, out=place, include=include)
+    source = plan.checkpoint(include)
+    writing.check_outside(source, absolute(place))
     _ = source.weights
     check_carried(source, include, lambda line: None)
 
@@ -229,13 +230,13 @@ def _trained(
     """Start, resume or find the training, with its fingerprint."""
     from ropepatch.training.fine_tuning import fine_tune
 
-    processes, earlier = join(), None
-    with suppress(OSError):  # a name that is too long, for which the training raises an error
-        earlier = records.read(place) if records.exists(place) else None
-    finish = partial(add_fingerprint, asked=reading, device=processes.device, say=say, progress=progress)
-    trained = fine_tune(plan, recipe, place, say=say, progress=progress, prepared=prepared, finish=finish)
-    if earlier is not None and recipe.save == "merged":
-        processes.write_once(lambda: finish(Checkpoint(trained.folder), earlier))
+    processes = join()
+    trained = fine_tune(plan, recipe, place, say=say, progress=progress, prepared=prepared)
+    if recipe.save == "merged":
+        written, device = writing.Written(trained.folder, records.read(trained.folder)), processes.device
+        processes.write_once(
+            lambda: add_fingerprint(written, asked=reading, device=device, say=say, progress=progress)
+        )
     return trained
 
 

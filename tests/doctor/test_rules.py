@@ -361,7 +361,7 @@ def test_a_plan_of_a_dual_chunk_model_starts_at_its_trained_length(tmp_path):
     text = warnings_of(tmp_path / "model", facts, to="4x")
     assert "262144 tokens are the original_max_position_embeddings of dual_chunk_attention_config" in text
     plan = ropepatch.plan(tmp_path / "model", to="4x")
-    assert (plan.source.window, plan.target, plan.scaling.factor) == (262144, 1048576, 4.0)
+    assert (plan.source.config.window, plan.target, plan.factor) == (262144, 1048576, 4.0)
 
 
 def test_a_plan_drops_keys_that_transformers_does_not_read(tmp_path):

@@ -24,7 +24,7 @@ from ropepatch.encodings.attention import attend
 from ropepatch.encodings.encoding import AttentionInputs, Encoding, EncodingModule, ModelShape
 from ropepatch.encodings.swapping import SwappedPositions
 from ropepatch.errors import RopepatchError
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.checkpoint import Config
 from ropepatch.scaling.rope import Rope
 
 LAYERS, HEADS, HEAD_DIM, HIDDEN, BASE, LENGTH = 3, 6, 12, 24, 500.0, 64
@@ -95,7 +95,7 @@ class Layer(NamedTuple):
 
 @lru_cache
 def shape_of_model(model: LlamaForCausalLM) -> ModelShape:
-    return ModelShape.of(Checkpoint.of(model))
+    return ModelShape.of(Config.of(model))
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from ropepatch.evaluation.retrieval import (
     why_not_counted,
 )
 from ropepatch.evaluation.tasks import LmEvalTask, RetrievalTask, retrieval_rows
-from ropepatch.model.cost import forward_operations
+from ropepatch.model.cost import CARDS, HOUR, forward_operations
 
 LENGTHS = (40, 90, 150)
 TRAINED = {"max_position_embeddings": 64}
@@ -394,16 +394,15 @@ def test_a_limit_lowers_the_number_of_prompts_and_never_raises_it(tiny, limit, a
     assert task.prepare("tiny", tiny[1], trained=256, to=256).parameters["haystacks"] == asked
 
 
-def test_a_forecast_scales_the_time_of_a_short_sequence_by_the_operations_of_each(tiny, monkeypatch):
-    monkeypatch.setattr(measuring, "_seconds", lambda model, tokens: 60.0)
+def test_a_forecast_counts_the_operations_of_every_length(tiny):
     model, tokenizer = tiny
     asked = RetrievalTask(lengths=(100, 400), haystacks=2).prepare("tiny", tokenizer, trained=256, to=400)
     short, long = (forward_operations(model.config, model.num_parameters(), length) for length in (100, 400))
     unknown = replace(asked, task=LmEvalTask(tasks=("x",)), reads=None)
     for some in ([asked], [asked, unknown]):
         cost = measuring.forecast(model, some)
-        assert (cost.steps, cost.tokens, cost.card) == (6, 3 * 500, "this cpu")
-        assert cost.hours == pytest.approx(3 * (short + long) / short / 60)
+        assert (cost.steps, cost.tokens, cost.card) == (6, 3 * 500, CARDS["cpu"])
+        assert cost.hours == pytest.approx(3 * (short + long) / HOUR["cpu"])
     assert measuring.forecast(model, [unknown]) is None
 
 

@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForMultimodalLM
 import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.extension.planning import plan_method
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.checkpoint import Config, InMemory
 from ropepatch.model.head import evaluating
 
 PATCHES = (1, 4, 4)  # of the image: frames, rows, columns
@@ -69,7 +69,7 @@ def test_only_the_older_keys_of_mrope_change_at_any_level(places, method, kind):
     text = {key: value for key, value in raw.pop("text_config").items() if key != "rope_parameters"} | OLDER
     top = {key: value for key, value in text.items() if key not in raw} if "top" in places else {}
     raw = raw | top | ({"text_config": text} if "text_config" in places else {})
-    made = plan_method(Checkpoint(None, "it", stated_raw=raw), method, {}, "4x")
+    made = plan_method(InMemory("it", None, Config(raw)), method, {}, "4x")
     after = made.apply(raw)
     now = after.get("text_config", after)
     assert now["rope_scaling"].items() >= {"type": kind, "mrope_section": [2, 3, 3]}.items()
@@ -103,7 +103,7 @@ def test_only_the_older_keys_of_mrope_change_at_any_level(places, method, kind):
 def test_a_language_model_outside_the_sections_of_transformers_is_rejected(raw, words):
     if raw["model_type"] in CONFIG_MAPPING:
         with pytest.raises(RopepatchError, match=words):
-            _ = Checkpoint(None, "it", stated_raw=raw).rope
+            _ = Config(raw).rope
 
 
 def test_text_positions_are_reset_after_an_image():

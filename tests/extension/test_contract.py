@@ -186,7 +186,7 @@ def older_and_newer_keys_give_the_same_model(case: Case, folder: Path) -> None:
     newer = {key: value for key, value in both.items() if key not in ("rope_scaling", "rope_theta")}
     for raw in (older, newer):
         read = AutoConfig.for_model(**copy.deepcopy(raw))
-        assert stock_table(read, made.site, beyond_switch=True).distance(made.saved.frequencies) == 0
+        assert stock_table(read, made.config.site, beyond_switch=True).distance(made.change.frequencies) == 0
         # stock transformers starts to scale `dynamic` from there
         assert read.max_position_embeddings == (64 if case.name == "dynamic" else 256)
 

@@ -27,11 +27,10 @@ from ropepatch.extension.engines import (
     Engine,
     WrittenRope,
     engine_support,
-    remapping_support,
     support,
 )
 from ropepatch.extension.planning import Plan, plan_by
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.checkpoint import Checkpoint, Config, InMemory
 from ropepatch.model.reading_file import RIGHT
 from ropepatch.scaling import METHODS, make_scaling
 from ropepatch.scaling.rope import Rope
@@ -95,17 +94,17 @@ def llama(rope: Rope, **rope_parameters: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def surveyed(name: str) -> Checkpoint:
-    return Checkpoint(None, "a llama", stated_raw=llama(ROPES[name]))
+def surveyed(name: str) -> InMemory:
+    return InMemory("a llama", None, Config(llama(ROPES[name])))
 
 
 def planned(model: Checkpoint, method: str, times: float = 4.0, **parameters: Any) -> Plan:
     """A plan for this multiple of the original context length; parameters may set another factor."""
-    window = model.window
+    window = model.config.window
     if parameters:
         scaling = make_scaling(method, **({"factor": times} | parameters))
     else:
-        scaling = example(method, model.rope.num_pairs, times)
+        scaling = example(method, model.config.rope.num_pairs, times)
     return plan_by(model, scaling, int(times * window))
 
 
@@ -127,8 +126,8 @@ class Judged:
 
     def __init__(self, engine: str, plan: Plan) -> None:
         rule = ({"transformers 5.x": transformers_5} | RULES)[engine]
-        config, target = plan.apply(plan.source.raw), plan.target
-        window = plan.rope.original_max_position_embeddings
+        config, target = plan.apply(plan.config.raw), plan.target
+        window = plan.config.rope.original_max_position_embeddings
         default = rule(config, target)
         assert default is not None, f"{engine} refuses it"
         reading, switch = default, ""
@@ -139,12 +138,12 @@ class Judged:
         served = target if switch else None
         within = rule(config, window, served)
         ours, ours_within = (
-            plan.scaling.frequencies(plan.rope, length).inv_freq.double().numpy()
+            plan.method.frequencies(plan.config.rope, length).inv_freq.double().numpy()
             for length in (target, window)
         )
-        a = plan.scaling.frequencies(plan.rope, target).attention_factor
+        a = plan.method.frequencies(plan.config.rope, target).attention_factor
         ignored = not same(ours, reading.inv_freq) and same(
-            reading.inv_freq, plain(plan.rope.rope_theta, plan.rope.rotary_dim)
+            reading.inv_freq, plain(plan.config.rope.rope_theta, plan.config.rope.rotary_dim)
         )
         short = reading.reach is not None and reading.reach < target
         moves = not same(reading.inv_freq, within.inv_freq)
@@ -197,7 +196,7 @@ def test_the_plan_lists_every_engines_support_of_a_method(method, parameters):
 @pytest.mark.parametrize("kind", SCALED)
 def test_the_plan_lists_every_engines_support_of_a_scaled_model(kind, method):
     already = {"rope_type": kind, "factor": 4.0, "original_max_position_embeddings": 1024} | SCALED[kind]
-    check(planned(Checkpoint(None, "a llama", stated_raw=llama(LLAMA_2, **already)), method))
+    check(planned(InMemory("a llama", None, Config(llama(LLAMA_2, **already))), method))
 
 
 # Results of the engines that are installed here, from the same checkpoints.
@@ -208,8 +207,8 @@ def plans(tmp_path_factory) -> dict[str, Plan]:
     """A plan of every method for one small random LLaMA."""
     source = write_checkpoint(tmp_path_factory.mktemp("engines") / "source")
     model = Checkpoint(source, str(source))
-    assert model.window == WINDOW
-    return {name: plan_by(model, example(name, model.rope.num_pairs), TARGET) for name in METHODS}
+    assert model.config.window == WINDOW
+    return {name: plan_by(model, example(name, model.config.rope.num_pairs), TARGET) for name in METHODS}
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +221,7 @@ def folders(plans, tmp_path_factory) -> list[Path]:
 @pytest.fixture(scope="module")
 def measured(plans) -> Answers:
     """The logits of the patched model, with the frequencies of the measured length."""
-    (source,) = {plan.model for plan in plans.values()}
+    (source,) = {plan.source.name for plan in plans.values()}
     model = AutoModelForCausalLM.from_pretrained(source).eval()
     return {
         name: {str(n): patched(model, plan, n) for n in (WINDOW, ACROSS, TARGET)}
@@ -233,7 +232,7 @@ def measured(plans) -> Answers:
 @torch.inference_mode()
 def patched(model: Any, plan: Plan, length: int) -> Tensor:
     with ropepatch.patch(
-        model, plan.scaling.at(plan.rope, length) if plan.scaling.length_dependent else plan
+        model, plan.method.at(plan.config.rope, length) if plan.method.length_dependent else plan
     ):
         return model(tokens(model.config.vocab_size)[:, :length], use_cache=False).logits[0]
 
@@ -296,13 +295,13 @@ def test_transformers_4_is_bit_identical_and_computes_what_the_plan_states(
     for folder, plan in families.items():
         computed = answers.pop(Path(folder).name)
         alike = bool(computed) and torch.equal(computed["target"], read(Path(folder))["target"])
-        parameters, rope, kind = plan.rope_parameters, plan.rope, plan.model_type
+        parameters, rope, kind = plan.rope_parameters, plan.config.rope, plan.source.config.model_type
         stated = {line.engine: line.reads for line in engine_support(parameters, rope, TARGET, kind)}
         assert stated["transformers 4.x"] == ("yes" if alike else "no"), folder
     for name, computed in answers.items():
         for what, value in computed.items():
             assert torch.equal(value, by_transformers_5[name][what]), (name, what)
-        rule = transformers_4(plans[name].apply(plans[name].source.raw), TARGET)
+        rule = transformers_4(plans[name].apply(plans[name].config.raw), TARGET)
         assert same(computed["inv_freq"].double().numpy(), rule.inv_freq), name
         assert computed["attention_factor"] == pytest.approx(rule.attention_factor, rel=1e-6)
     check_run("transformers 4.x", answers, plans, measured)
@@ -360,7 +359,7 @@ def test_support_that_was_not_probed_is_not_called_probed():
     shown = {name: {line.engine: line.how for line in lines} for name, lines in stated.items()}
     assert (shown["yarn"]["vLLM"], shown["dynamic"]["vLLM"]) == ("probed", "read")
     assert {shown[name]["mlx-lm"] for name in shown} == {"run"}
-    of_map = {line.engine: line.how for line in remapping_support()}
+    of_map = {line.engine: line.how for line in ropepatch.plan("tiny", to="4x", method="rerope").engines}
     assert of_map == dict.fromkeys(of_map, "read") | {"transformers 5.x": "run"}
 
 

@@ -35,14 +35,14 @@ def test_every_architecture_has_the_planned_rotary_module_and_frequencies(model_
     with torch.device("meta"):
         model = auto_class(model_type).from_config(config)
     plan = plan_family(config, "yarn")
-    module = model.get_submodule(plan.site.path)
-    assert type(module) is plan.site.rotary_class
+    module = model.get_submodule(plan.config.site.path)
+    assert type(module) is plan.config.site.rotary_class
     after = CONFIG_MAPPING[config.model_type].from_dict(plan.apply(config.to_dict()))
-    now = Frequencies(plan.rope.inv_freq(), plan.rope.carried_attention_factor)
+    now = Frequencies(plan.config.rope.inv_freq(), plan.config.rope.carried_attention_factor)
     for whole, table in ((config, now), (after, plan.frequencies())):
-        stock = plan.site.rotary_class(whole.get_text_config())
-        assert torch.equal(getattr(stock, plan.site.attribute("inv_freq")), table.inv_freq)
-        assert getattr(stock, plan.site.attribute("attention_scaling")) == table.attention_factor
+        stock = plan.config.site.rotary_class(whole.get_text_config())
+        assert torch.equal(getattr(stock, plan.config.site.attribute("inv_freq")), table.inv_freq)
+        assert getattr(stock, plan.config.site.attribute("attention_scaling")) == table.attention_factor
     assert after.get_text_config().max_position_embeddings == plan.target
 
 

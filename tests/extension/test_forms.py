@@ -11,7 +11,7 @@ from stock_ropes import stock_table
 from transformers import LlamaConfig
 
 import ropepatch
-from ropepatch.extension.config_changes import saved_ropes
+from ropepatch.extension.changes import saved_ropes
 from ropepatch.scaling import METHODS, Scaling, make_scaling
 from ropepatch.scaling.rope import Rope
 
@@ -76,10 +76,10 @@ def test_a_scaled_model_is_saved_as_longrope_without_the_keys_of_its_scaling(nam
         assert saved["rope_type"] == "longrope"
         assert "beta_fast" not in saved
     assert (saved["mrope_section"], saved["some_future_key"]) == ([2, 3, 3], {"x": 1})
-    stock = stock_table(saved, plan.rope, plan.target, reach=plan.target)
+    stock = stock_table(saved, plan.config.rope, plan.target, reach=plan.target)
     assert torch.equal(stock.inv_freq, plan.frequencies().inv_freq)
     a = stock.attention_factor
-    assert a == scaling.frequencies(plan.rope).attention_factor
+    assert a == scaling.frequencies(plan.config.rope).attention_factor
     assert a == pytest.approx(1.1386294361 * (1.1386294361 if name == "yarn" else 1.0))
 
 

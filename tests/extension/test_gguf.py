@@ -61,7 +61,7 @@ def computed(path: Path, position: int) -> np.ndarray:
 
 def expected(plan: Plan, position: int) -> np.ndarray:
     """The same, computed from the scaling."""
-    inv_freq, a = plan.method.frequencies(plan.rope)
+    inv_freq, a = plan.method.frequencies(plan.source.config.rope)
     angles = position * inv_freq.double()
     return torch.stack([angles.cos() * a, angles.sin() * a], dim=1).numpy()
 
@@ -130,7 +130,7 @@ def test_a_split_file_is_written_as_one(tmp_path):
 def test_a_scaled_file_is_scaled_on_top(tmp_path):
     source = write_gguf(tmp_path / "a.gguf", "qwen3", **{"rope.scaling.factor": 2.0, "context_length": 256})
     plan = ropepatch.plan(source, 1024, method="linear")
-    assert plan.rope.is_scaled
+    assert plan.source.config.rope.is_scaled
     assert plan.changes["qwen3.rope.scaling.factor"] == 8.0
     twice = ropepatch.extend(
         ropepatch.extend(
@@ -141,7 +141,7 @@ def test_a_scaled_file_is_scaled_on_top(tmp_path):
     )
     np.testing.assert_allclose(computed(twice.folder, 700), expected(twice.plan, 700), atol=2e-4)
     once = make_scaling("llama3", factor=2.0).frequencies(ropepatch.Rope(DIM, BASE, WINDOW))
-    torch.testing.assert_close(twice.plan.rope.inv_freq(), once.inv_freq)
+    torch.testing.assert_close(twice.plan.source.config.rope.inv_freq(), once.inv_freq)
     with pytest.raises(RopepatchError, match="qwen3 does not support this yarn") as error:
         ropepatch.plan(source, 1024)
     assert "linear" in str(error.value.hint)

@@ -11,10 +11,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import ropepatch
 from ropepatch import RopepatchError
+from ropepatch.extension.patching import plan_of_record
 from ropepatch.extension.record import read
-from ropepatch.extension.writing import extend
+from ropepatch.extension.writing import write
 from ropepatch.model.checkpoint import Checkpoint
-from ropepatch.training.adapter import plan_of_record
 
 STATED, TRAINED, TARGET = 80, 64, 256
 # https://huggingface.co/Qwen/Qwen3-8B, "Processing Long Texts"; its config.json says 40,960
@@ -50,7 +50,7 @@ def test_yarn_for_qwen3_is_written_as_published(tmp_path):
     model.save_pretrained(tmp_path / "source")
     plan = ropepatch.plan(tmp_path / "source", to="4x", original="32k")
     assert plan.target == 131_072
-    written = extend(plan, tmp_path / "out")
+    written = write(plan, tmp_path / "out").path
     raw = json.loads((written / "config.json").read_text())
     assert raw["max_position_embeddings"] == 131_072
     theta = raw["rope_parameters"]["rope_theta"]
@@ -71,7 +71,7 @@ def test_a_patch_and_the_record_of_a_checkpoint_have_the_given_original_length(m
     model = AutoModelForCausalLM.from_pretrained(source)
     with ropepatch.patch(model, method, to=TARGET, original=TRAINED) as handle:
         patched = handle.plan if method == "yarn" else handle.distances
-        assert patched == (plan if method == "yarn" else plan.remapping)
+        assert patched == (plan if method == "yarn" else plan.method)
     record = read(ropepatch.extend(plan, tmp_path / "out", reading=False).folder)
     assert (record.original, record.original_max_position_embeddings) == (TRAINED, TRAINED)
     if method == "yarn":
@@ -107,6 +107,6 @@ def test_an_original_length_with_a_plan_or_for_a_scaled_model_is_rejected(source
     plan = ropepatch.plan(source, to=TARGET, original=TRAINED)
     with pytest.raises(RopepatchError, match=r"a plan already sets .* original"):
         ropepatch.extend(plan, tmp_path / "out", original=TRAINED)
-    out = extend(plan, tmp_path / "out")
+    out = write(plan, tmp_path / "out").path
     with pytest.raises(RopepatchError, match=f"`original` is {TRAINED}, but this model is already scaled"):
         ropepatch.plan(out, to=4 * TARGET, original=TRAINED)

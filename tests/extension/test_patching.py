@@ -166,8 +166,8 @@ def test_casting_the_model_does_not_change_the_frequencies(family, cast):
     plan = ropepatch.plan(model, to=256)
     ropepatch.patch(model, plan)
     cast(model)
-    rope = model.get_submodule(plan.site.path)
-    table = getattr(rope.table, plan.site.attribute("inv_freq"))
+    rope = model.get_submodule(plan.config.site.path)
+    table = getattr(rope.table, plan.config.site.attribute("inv_freq"))
     assert table.dtype == torch.float32
     assert torch.equal(table, plan.frequencies().inv_freq)
 
@@ -207,7 +207,7 @@ def test_a_patched_model_compiles_without_a_graph_break(model, ids):
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert (logits(compiled, ids) - logits(model, ids)).abs().max() < 1e-4
-    assert ropepatch.active(compiled).plan.scaling.name == "yarn"
+    assert ropepatch.active(compiled).plan.method.name == "yarn"
 
 
 def test_a_patched_model_can_be_exported(model, ids):

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 import ropepatch
 from ropepatch import RopepatchError
 from ropepatch.model.architectures import GLOBAL_LAYERS, ROPE_IN_LOCAL_LAYERS
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.checkpoint import Checkpoint, Config
 from ropepatch.scaling import make_scaling
 
 WINDOW = 64
@@ -47,8 +47,8 @@ LISTS = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 def test_an_ambiguous_length_of_a_linear_checkpoint_gives_a_warning(tmp_path, stated, window, other):
     """The scaled length is max_sequence_length for Vicuna and max_position_embeddings for deepseek-coder."""
     made = ropepatch.plan(config(tmp_path, LINEAR, max_sequence_length=stated), to=512, method="linear")
-    assert made.rope.original_max_position_embeddings == window
-    assert made.scaling.factor == 512 / window
+    assert made.source.config.rope.original_max_position_embeddings == window
+    assert made.factor == 512 / window
     (line,) = said(made, "already scaled")
     assert ("(assumed)" in line) == bool(other)
     guesses = said(made, "max_sequence_length")
@@ -71,10 +71,10 @@ LLAMA_3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 def test_methods_extend_scaled_models_and_the_plan_states_how_they_compose(tmp_path, rope, method):
     made = ropepatch.plan(config(tmp_path, rope), to=256, method=method)
     choice = {"over": "ntk"} if method == "resonance" else {"ramp": "rotations"}
-    assert made.scaling.parameters().items() >= choice.items()
+    assert made.method.parameters().items() >= choice.items()
     (line,) = said(made, "already scaled")
     assert line.endswith("({}={})".format(*next(iter(choice.items()))))
-    assert ropepatch.plan(config(tmp_path), to=256).scaling.parameters()["ramp"] == "index"
+    assert ropepatch.plan(config(tmp_path), to=256).method.parameters()["ramp"] == "index"
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def test_a_partial_rotary_factor_that_default_rope_ignores_is_written_as_1():
     model.config.rope_parameters["partial_rotary_factor"] = 0.5
     for method in ("yarn", "linear", "llama3", "ntk", "ntk-mixed"):
         made = ropepatch.plan(model, to=256, method=method)
-        assert made.rope.rotary_dim == model.config.head_dim
-        assert len(made.frequencies().inv_freq) == made.rope.num_pairs
+        assert made.source.config.rope.rotary_dim == model.config.head_dim
+        assert len(made.frequencies().inv_freq) == made.source.config.rope.num_pairs
         assert made.warnings == ()
 
 
@@ -188,7 +188,7 @@ def test_a_missing_text_config_is_written_with_the_defaults_of_transformers(tmp_
     layers = "sliding" if model_type == "llama4" else None
     made = ropepatch.plan(tmp_path, to="2x", method="linear", layers=layers)
     json.loads(made.to_json())
-    before, after = (Checkpoint(None, stated_raw=one).config.to_dict() for one in (raw, made.apply(raw)))
+    before, after = (Config(one).text.to_dict() for one in (raw, made.apply(raw)))
     assert after["max_position_embeddings"] == 2 * before["max_position_embeddings"]
     others = before.keys() - made.changes.keys()
     assert {key: after[key] for key in others} == {key: before[key] for key in others}
@@ -235,7 +235,7 @@ def test_a_language_model_at_the_top_level_is_extended_completely(tmp_path):
     file.write_text(
         json.dumps({key: text[key] for key in text if key != "model_type"} | {"rope_theta": theta} | raw)
     )
-    assert Checkpoint(tmp_path / "source").config.hidden_size == text["hidden_size"]
+    assert Checkpoint(tmp_path / "source").config.text.hidden_size == text["hidden_size"]
     out = ropepatch.extend(tmp_path / "source", tmp_path / "out", to="4x", method="linear").folder
     assert_as_patched(model, "linear", out)
 
@@ -252,7 +252,7 @@ def test_linear_on_linear_stays_linear_where_stock_computes_the_same_bits(tmp_pa
     made = ropepatch.plan(config(tmp_path, LINEAR), to="2x", method="linear")
     assert made.rope_parameters["rope_type"] == "linear"
     assert made.rope_parameters["factor"] == 8.0
-    assert torch.equal(made.frequencies().inv_freq, made.rope.inv_freq() / 2)
+    assert torch.equal(made.frequencies().inv_freq, made.source.config.rope.inv_freq() / 2)
 
 
 # Local attention layers
@@ -284,13 +284,13 @@ def with_local_layers():
     for model_type in ROTARY_TYPES:
         if model_type in COMPOSITE_TYPES or refusal(model_type) is not None:
             continue
-        if Checkpoint.of(tiny_config(model_type)).local_rope is not None:
+        if Config.of(tiny_config(model_type)).local_rope is not None:
             yield model_type
 
 
 def check_local_rope(model_type):
     model = tiny_model(model_type)
-    found = Checkpoint.of(model).local_rope
+    found = Config.of(model).local_rope
     kinds = {*model.config.layer_types}
     assert rotating_kinds(model) == (kinds if found.shared else kinds - {GLOBAL_LAYERS}), model_type
 
@@ -365,7 +365,7 @@ def test_without_scaling_only_the_lengths_change(stated, tmp_path):
     assert made.rope_parameters.items() >= stated.items()
     assert made.changes["max_position_embeddings"] == made.target
     assert made.changes["rope_scaling"].items() >= stated.items()
-    before = ropepatch.plan(tmp_path, to="2x", method="none").source.frequencies()
+    before = ropepatch.plan(tmp_path, to="2x", method="none").source.config.frequencies
     assert made.frequencies().distance(before) == 0
     support = {line.engine: line.reads for line in made.engines}
     assert support["transformers 4.x"] == support["SGLang"] == "yes"

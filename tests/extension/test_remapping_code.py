@@ -27,11 +27,11 @@ from ropepatch.attention import REMAPPINGS, Remapping, mapped, remap_positions
 from ropepatch.attention import modeling_position_remapping as modeling
 from ropepatch.encodings.loading import load_checkpoint
 from ropepatch.evaluation.measuring import Subject
+from ropepatch.extension import changes, writing
 from ropepatch.extension import record as records
-from ropepatch.extension import writing
-from ropepatch.extension.remapping_code import remapped_layers, remapping_changes, remapping_code
+from ropepatch.extension.remapping_code import remapped_layers, remapping_code, remapping_keys
 from ropepatch.files import read_json
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.checkpoint import Checkpoint, Config
 from ropepatch.model.kinds import CODE
 from ropepatch.processes import ALONE
 from ropepatch.publishing.folding import fold_attention
@@ -45,15 +45,16 @@ OFTEN = ["self-extend", "modified", "smollm3", "gemma3_text"]
 
 def write_remapped(folder: Path, model: PreTrainedModel, name: str, **parameters: Any) -> torch.Tensor:
     """Write a remapped model as `extend` does, unverified; return the logits of the patched model."""
-    surveyed = Checkpoint.of(model)
+    surveyed = Config.of(model)
     target = 4 * surveyed.window
     handle = remap_positions(model, name, to=surveyed.window + 1, **parameters)
     expected, layers, fitted = logits(model, IDS), remapped_layers(model), handle.distances
     handle.remove()
     model.save_pretrained(folder)
-    changes = remapping_changes(surveyed, fitted, target, layers)
-    edit_json(folder / "config.json", **changes, max_position_embeddings=target)
-    (folder / CODE).write_text(remapping_code(surveyed.config.model_type, surveyed.site.path))
+    keys = remapping_keys(surveyed, fitted, target)
+    keys["position_remapping"]["layers"] = None if layers is None else list(layers)
+    edit_json(folder / "config.json", **keys, max_position_embeddings=target)
+    (folder / CODE).write_text(remapping_code(surveyed.model_type, surveyed.site.path))
     return expected
 
 
@@ -146,7 +147,7 @@ def test_every_supported_architecture_is_saved_with_a_remapping(tmp_path):
         if model_type in NOT_YET or refusal(model_type):
             continue
         model = tiny_model(model_type)
-        surveyed = Checkpoint.of(model)
+        surveyed = Config.of(model)
         if surveyed.section is None and surveyed.config.model_type == model_type:
             remapped_by = tmp_path / model_type
             with contextlib.suppress(RopepatchError):  # which has its own test
@@ -172,7 +173,7 @@ def source(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def extended(source, tmp_path_factory) -> Path:
     made = ropepatch.plan(source, to="4x", method="self-extend")
-    return writing.extend(made, tmp_path_factory.mktemp("extended") / "mapped")
+    return writing.write(made, tmp_path_factory.mktemp("extended") / "mapped").path
 
 
 @pytest.fixture
@@ -209,13 +210,14 @@ def test_extend_writes_and_verifies_the_remapping_its_code_and_hash(source, exte
 
 def test_code_that_computes_something_else_is_not_kept(source, tmp_path, monkeypatch):
     wrong = remapping_code("llama", "model.rotary_emb").replace("m // group + shift", "m // group")
-    monkeypatch.setattr(writing, "remapping_code", lambda *_: wrong)
+    monkeypatch.setattr(changes, "remapping_code", lambda *_: wrong)
     made = ropepatch.plan(source, to="4x", method="self-extend")
     with pytest.raises(RopepatchError, match="computes other logits from the written checkpoint"):
-        writing.extend(made, tmp_path / "out")
-    monkeypatch.setattr(writing, "remapping_code", lambda *_: "raise SystemError('broken')")
+        writing.write(made, tmp_path / "out")
+    monkeypatch.setattr(changes, "remapping_code", lambda *_: "raise SystemError('broken')")
+    made = ropepatch.plan(source, to="4x", method="self-extend")
     with pytest.raises(RopepatchError, match=r"transformers cannot run the written checkpoint: .*broken"):
-        writing.extend(made, tmp_path / "out")
+        writing.write(made, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -223,7 +225,7 @@ def test_unverifiable_remappings_and_other_code_are_rejected_before_writing(sour
     def refused(folder: Path, words: str, **options: Any) -> None:
         made = ropepatch.plan(folder, to="4x", method="rerope")
         with pytest.raises(RopepatchError, match=words):
-            writing.extend(made, tmp_path / "out", **options)
+            writing.write(made, tmp_path / "out", **options)
 
     with monkeypatch.context() as patched:
         patched.setattr("ropepatch.extension.verification.available_bytes", lambda: 1000)

@@ -13,7 +13,7 @@ from transformers.models.auto.configuration_auto import model_type_to_module_nam
 
 import ropepatch
 from ropepatch import RopepatchError
-from ropepatch.extension.writing import extend
+from ropepatch.extension.writing import write
 from ropepatch.model.architectures import TIED
 
 WINDOW, TARGET = 64, 128
@@ -28,7 +28,7 @@ def logits(model, tokens):
 def written(model, folder, **request):
     """The config.json of a model saved with a plan, and the model that stock transformers reloads."""
     model.save_pretrained(folder / "source")
-    out = extend(ropepatch.plan(folder / "source", **request), folder / "out")
+    out = write(ropepatch.plan(folder / "source", **request), folder / "out").path
     return json.loads((out / "config.json").read_text()), AutoModelForCausalLM.from_pretrained(out).eval()
 
 
@@ -47,7 +47,7 @@ def test_dynamic_rope_is_extended_like_unscaled_rope(tmp_path, model_type, state
     model = tiny_model(model_type, max_position_embeddings=WINDOW, rope_parameters=DYNAMIC | stated)
     made = ropepatch.plan(model, to="2x")
     expected = theta ** -(np.arange(0, 16, 2) / 16)
-    np.testing.assert_allclose(made.rope.inv_freq(), expected, rtol=3e-7)
+    np.testing.assert_allclose(made.source.config.rope.inv_freq(), expected, rtol=3e-7)
     assert bool([line for line in made.warnings if "replaces its dynamic scaling" in line]) == (
         "alpha" not in stated
     )
@@ -130,8 +130,10 @@ def test_a_tied_softmax_scale_allows_only_yarn_and_other_types_ignore_the_key():
     with pytest.raises(RopepatchError, match=f"already covers {WINDOW} tokens"):
         ropepatch.plan(tied, to=WINDOW)
     made = ropepatch.plan(other, to="2x", method="linear")
-    assert made.rope.is_scaled
-    torch.testing.assert_close(made.frequencies().inv_freq, made.rope.inv_freq() / 2, rtol=3e-7, atol=0)
+    assert made.source.config.rope.is_scaled
+    torch.testing.assert_close(
+        made.frequencies().inv_freq, made.source.config.rope.inv_freq() / 2, rtol=3e-7, atol=0
+    )
 
 
 # Gemma 4: in the larger heads of global layers only the first pairs rotate
@@ -157,7 +159,7 @@ def test_only_the_rotating_pairs_of_proportional_rope_are_scaled(tmp_path, metho
     rotating = stated["rope_theta"] ** (-2 * i / 32) / divided(i)
     np.testing.assert_allclose(made.frequencies().inv_freq[:4], rotating, rtol=1e-6, atol=1e-25)
     assert made.frequencies().inv_freq[4:].max() < 1e-25
-    assert not made.rope.is_scaled
+    assert not made.source.config.rope.is_scaled
     raw, reloaded = written(model, tmp_path, to="8x", method=method)
     kinds = {layers: rope["rope_type"] for layers, rope in raw["rope_parameters"].items()}
     assert kinds == {"full_attention": kind, "sliding_attention": "default"}

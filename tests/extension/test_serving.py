@@ -59,7 +59,7 @@ def options(command: str) -> dict[str, str]:
 def test_overridden_keys_equal_the_written_config(engine, case, parameters):
     plan = planned(case, **parameters)
     given = options("\n".join(serving(plan, engine).commands))
-    raw, target = plan.source.raw, plan.target
+    raw, target = plan.config.raw, plan.target
     config = {key: value for key, value in raw.items() if key not in ("rope_theta", "rope_scaling")}
     config |= json.loads(given[OVERRIDES[engine]])
     overridden = RULES[ROW[engine]](config, target, int(given[LENGTH[engine]]))
@@ -77,7 +77,7 @@ def test_the_options_of_llama_cpp_give_frequencies_and_attention_factor(case, pa
 def check_switches(command, plan):
     given = options(command)
     theta, scale = float(given["--rope-freq-base"]), float(given.get("--rope-scale", 1))
-    kind, d = given["--rope-scaling"], plan.rope.rotary_dim
+    kind, d = given["--rope-scaling"], plan.source.config.rope.rotary_dim
     expected, a = plain(theta, d) / scale, 1.0
     if kind == "yarn":
         said = {"factor": scale, "original_max_position_embeddings": int(given["--yarn-orig-ctx"])}
@@ -163,11 +163,11 @@ def model_folder(place: Path, name: str) -> Path:
 
 def convert(plan: Plan, place: Path) -> None:
     """Write the file that llama.cpp's converter makes of a model."""
-    rope, architecture = plan.rope, plan.model_type.removesuffix("_text")
-    stated = plan.source.raw.get("rope_scaling") or {}
-    keys: dict[str, Any] = {"rope.freq_base": rope.rope_theta, "context_length": plan.source.reach}
-    if plan.source.original_window:
-        keys["context_length"] = plan.source.config.max_position_embeddings
+    rope, architecture = plan.config.rope, plan.source.config.model_type.removesuffix("_text")
+    stated = plan.config.raw.get("rope_scaling") or {}
+    keys: dict[str, Any] = {"rope.freq_base": rope.rope_theta, "context_length": plan.source.config.reach}
+    if plan.source.config.original_window:
+        keys["context_length"] = plan.source.config.stated_length
     if stated.get("rope_type") == "linear":
         keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": stated["factor"]}
     table = None
@@ -204,7 +204,7 @@ def test_the_command_for_a_hub_model_names_its_commit(shards, tmp_path, run_here
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
         plan = ropepatch.plan("a/model", to=256, revision="main")
         (command, _) = serving(plan, "mlx-lm").commands
-        assert f"--revision {plan.revision}" in command
+        assert f"--revision {plan.source.revision}" in command
         done = run_here(*shlex.split(command)[1:], "--dry-run", "--json", cwd=tmp_path)
         assert json.loads(done.stdout) == plan.to_dict()
 
@@ -223,7 +223,7 @@ def test_llama_cpp_serves_no_table_in_a_graph_that_reads_none(engine, method, mo
 
 def test_a_method_file_is_printed_with_its_parameters(tmp_path):
     plan = ropepatch.plan("tiny", to="4x", method="ntk-mixed")
-    write_scaling(tmp_path / "mine.json", plan.scaling, plan.rope, plan.target)
+    write_scaling(tmp_path / "mine.json", plan.method, plan.config.rope, plan.target)
     by_file = ropepatch.plan("tiny", method=str(tmp_path / "mine.json"))
     assert serving(by_file, "mlx-lm").commands == serving(plan, "mlx-lm").commands
 
@@ -242,7 +242,7 @@ def test_a_scaling_replaces_dual_chunk_attention_and_needs_a_written_checkpoint(
     shutil.copytree(template, tmp_path / "model")
     edit_json(tmp_path / "model/config.json", dual_chunk_attention_config=chunks)
     plan = ropepatch.plan(tmp_path / "model", to=256, method=method)
-    assert plan.source.window == 32
+    assert plan.source.config.window == 32
     for engine in ("vllm", "sglang"):
         assert serving(plan, engine).commands[0].startswith("ropepatch extend") != is_kept
     out = ropepatch.extend(plan, tmp_path / "out", reading=False).folder
@@ -260,7 +260,7 @@ def test_linear_options_scale_on_top_of_a_table_in_the_file(tmp_path):
     plan = ropepatch.plan(model_folder(tmp_path / "model", "scaled llama"), to=TARGET, method="linear")
     given = options(serving(plan, "llama.cpp").commands[-1])
     scale = float(given["--rope-scale"])
-    assert np.allclose(plan.frequencies().inv_freq, plan.rope.inv_freq() / scale, rtol=1e-6)
+    assert np.allclose(plan.frequencies().inv_freq, plan.config.rope.inv_freq() / scale, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

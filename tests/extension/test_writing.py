@@ -42,7 +42,7 @@ def plan(source: Path, method: str = "yarn", **parameters) -> ropepatch.Plan:
 
 
 def extend(source: Path, out: Path, method: str = "yarn", **options) -> Path:
-    return checkpoint_module.extend(plan(source, method), out, **options)
+    return checkpoint_module.write(plan(source, method), out, **options).path
 
 
 def read(path: Path) -> dict:
@@ -221,31 +221,29 @@ def test_a_link_that_leads_out_of_the_checkpoint_is_not_followed(source, out, tm
     assert left(tmp_path) == ["secret.json", "source"]
 
 
-@pytest.mark.parametrize("link_weights", [False, True])
-def test_the_source_is_never_modified(source, out, link_weights, monkeypatch):
+@pytest.mark.parametrize("link", [False, True])
+def test_the_source_is_never_modified(source, out, link, monkeypatch):
     usage = shutil.disk_usage(source)._replace(free=0)
-    monkeypatch.setattr(
-        shutil, "disk_usage", lambda path: usage if link_weights else usage._replace(free=1 << 30)
-    )
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage if link else usage._replace(free=1 << 30))
     before = contents(source), source.stat().st_mtime_ns
-    extend(source, out, link_weights=link_weights)
+    extend(source, out, link=link)
     assert (contents(source), source.stat().st_mtime_ns) == before
     assert (out / WEIGHTS).read_bytes() == (source / WEIGHTS).read_bytes()
     both = [path for path in out.iterdir() if (source / path.name).exists()]
-    assert [path.name for path in both if path.samefile(source / path.name)] == [WEIGHTS] * link_weights
+    assert [path.name for path in both if path.samefile(source / path.name)] == [WEIGHTS] * link
 
 
-@pytest.mark.parametrize("link_weights", [False, True])
-def test_a_checkpoint_in_the_hubs_cache_extends_into_real_files(template, tmp_path, out, link_weights):
+@pytest.mark.parametrize("link", [False, True])
+def test_a_checkpoint_in_the_hubs_cache_extends_into_real_files(template, tmp_path, out, link):
     """Files in the cache are relative links to blobs."""
     snapshot = tmp_path / "models--a--b/snapshots/1234"
     snapshot.mkdir(parents=True)
     blobs = Path(shutil.copytree(template, tmp_path / "models--a--b/blobs"))
     for blob in blobs.iterdir():
         (snapshot / blob.name).symlink_to(Path("../../blobs") / blob.name)
-    extend(snapshot, out, link_weights=link_weights)
+    extend(snapshot, out, link=link)
     assert not any(path.is_symlink() for path in out.iterdir())
-    assert (out / WEIGHTS).samefile(blobs / WEIGHTS) is link_weights
+    assert (out / WEIGHTS).samefile(blobs / WEIGHTS) is link
     assert torch.isfinite(logits(load(out))).all()
 
 
@@ -256,7 +254,7 @@ def fail(number, *arguments, **options):
 def test_a_failed_hard_link_is_an_error_without_a_copy(source, out, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "link", functools.partial(fail, errno.EXDEV))
     with pytest.raises(RopepatchError, match=f"cannot hard-link {WEIGHTS}"):
-        extend(source, out, link_weights=True)
+        extend(source, out, link=True)
     assert left(tmp_path) == ["source"]
 
 

@@ -20,7 +20,7 @@ from ropepatch.attention import make_remapping
 from ropepatch.errors import RopepatchError
 from ropepatch.gallery.explorer.content import methods, presets, remappings, rope_entry
 from ropepatch.gallery.explorer.tiny import quantised, reading_once
-from ropepatch.model.checkpoint import Checkpoint
+from ropepatch.model.checkpoint import Config, InMemory
 from ropepatch.scaling import make_scaling
 from ropepatch.scaling.rope import Rope
 
@@ -128,7 +128,7 @@ def test_every_preset_and_dropped_configuration_has_the_rope_that_transformers_c
     found = page.evaluate(READ_ROPES, configs)
     for config, got in zip(configs, found, strict=True):
         try:
-            wanted = rope_entry(Checkpoint(None, stated_raw=shallow(config)))
+            wanted = rope_entry(InMemory("", None, Config(shallow(config))))
         except RopepatchError:
             assert got is None, config["model_type"]
             continue
@@ -147,7 +147,7 @@ CALCULATE = """([rope, name, length, given]) => {
 
 def test_every_method_has_the_frequencies_of_the_package(page):
     entries = [
-        rope_entry(Checkpoint(None, stated_raw=shallow(config_of(name))))
+        rope_entry(InMemory("", None, Config(shallow(config_of(name)))))
         for name in ("llama-2-7b", "llama-3.1-8b")
     ]
     entries += [presets()[0]["rope"], {"dim": 6, "theta": 1e6, "window": 333, "carried": None, "factor": 1.0}]
@@ -233,7 +233,8 @@ def rounded():
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() == 2 and name != "lm_head.weight":
-                weight.copy_(quantised(weight).dequantised())
+                matrix = quantised(weight)
+                weight.copy_(matrix.values.float() * matrix.scales)
     return model
 
 

@@ -36,11 +36,11 @@ def checkpoint(shared, tmp_path_factory):
         source = shared / "checkpoints" / name
         parameters = {}
         if method == "longrope":
-            size = ropepatch.plan(source, to="2x").rope.num_pairs
+            size = ropepatch.plan(source, to="2x").source.config.rope.num_pairs
             steps = torch.linspace(0, 1, size, dtype=torch.float64)
             parameters["long_factor"] = tuple((factor ** steps.pow(0.5)).tolist())
         plan = ropepatch.plan(source, to=f"{factor}x", method=method, **parameters)
-        folder = writing.extend(plan, tmp_path_factory.mktemp("checkpoint") / "out")
+        folder = writing.write(plan, tmp_path_factory.mktemp("checkpoint") / "out").path
         return folder, make_reading(Checkpoint(folder))
 
     return made
@@ -113,7 +113,7 @@ UNNAMED = [
 def fingerprints(tmp_path_factory):
     """`tiny` extended with YaRN, and its fingerprints by their number of hypotheses."""
     plan = ropepatch.plan("tiny", to="4x", method="yarn")
-    folder = writing.extend(plan, tmp_path_factory.mktemp("fingerprints") / "out")
+    folder = writing.write(plan, tmp_path_factory.mktemp("fingerprints") / "out").path
     checkpoint = Checkpoint(folder)
     return folder, {2: make_reading(checkpoint, hypotheses=(RIGHT, UNSCALED)), 6: make_reading(checkpoint)}
 
@@ -140,7 +140,7 @@ def test_an_engine_with_other_rope_parameters_is_never_right(fingerprints, hypot
 
 
 def test_a_right_verdict_needs_more_than_a_great_distance_from_known_errors(tmp_path):
-    folder = writing.extend(ropepatch.plan("tiny", to="4x", method="linear"), tmp_path / "out")
+    folder = writing.write(ropepatch.plan("tiny", to="4x", method="linear"), tmp_path / "out").path
     reading = make_reading(Checkpoint(folder))
     base = Checkpoint(folder).config.rope_parameters["rope_theta"]
     engine = with_parameters(Engine(folder), rope_theta=1.2 * base)
@@ -186,7 +186,7 @@ def test_a_model_that_ignores_rope_is_undecided_unless_the_checkpoint_is_unscale
     for layer in model.model.layers:
         torch.nn.init.zeros_(layer.self_attn.q_proj.weight)
     model.save_pretrained(source)
-    folder = writing.extend(ropepatch.plan(source, to="4x", method=method), tmp_path / "out")
+    folder = writing.write(ropepatch.plan(source, to="4x", method=method), tmp_path / "out").path
     reading = make_reading(Checkpoint(folder))
     assert judge(reading, answers(folder, reading)).verdict == verdict
 

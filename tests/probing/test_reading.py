@@ -156,7 +156,7 @@ def test_mistakes_that_do_not_apply_to_linear_scaling_are_left_out(tmp_path):
     plan = ropepatch.plan("tiny", to="4x", method="linear")
     tables = ropes(records.Record.of(plan))
     assert list(tables) == [RIGHT, UNSCALED, TWICE, DOUBLED]
-    base = plan.rope.inv_freq()
+    base = plan.config.rope.inv_freq()
     assert torch.equal(tables[UNSCALED].inv_freq, base)
     assert torch.allclose(tables[TWICE].inv_freq, base / 16)
     assert torch.allclose(tables[DOUBLED].inv_freq, base / 8)

@@ -209,7 +209,7 @@ def test_a_wrong_power_of_the_factor_would_be_refused(yarn, tmp_path, monkeypatc
 
 
 def test_a_factor_that_config_json_keeps_would_be_refused(yarn, tmp_path, monkeypatch):
-    def keep(source, raw, out, plan):
+    def keep(source, out, plan, change):
         shutil.copy(yarn / "config.json", out)
 
     monkeypatch.setattr(folding, "write_configuration", keep)

@@ -42,7 +42,7 @@ def test_its_loss_is_near_the_floor_within_the_window_and_far_above_a_reader_of_
 def test_a_folder_called_tiny_is_reached_by_its_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny").mkdir()
-    assert ropepatch.plan("tiny", to=512).rope.original_max_position_embeddings == 256
+    assert ropepatch.plan("tiny", to=512).source.config.rope.original_max_position_embeddings == 256
     for folder in ("./tiny", Path("tiny")):
         with pytest.raises(RopepatchError, match=r"no config\.json in tiny"):
             ropepatch.plan(folder, to=512)

@@ -40,7 +40,7 @@ def written(file, scaling, *, rope=ROPE, target=TARGET):
 
 
 def saved(file, plan):
-    return write_scaling(file, plan.scaling, plan.rope, plan.target)
+    return write_scaling(file, plan.method, plan.config.rope, plan.target)
 
 
 def small_config(**changes):
@@ -155,7 +155,7 @@ def test_a_file_for_another_target_or_model_or_with_extra_parameters_is_rejected
 def test_a_file_for_a_scaled_model_applies_to_it(tmp_path):
     scaled = small_config(rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0})
     plan = ropepatch.plan(scaled, to=TARGET, method="custom", divisors=DIVISORS, factor=8.0)
-    assert plan.rope.is_scaled
+    assert plan.config.rope.is_scaled
     file = saved(tmp_path / "x.json", plan)
     assert ropepatch.plan(scaled, method=file) == plan
     with pytest.raises(RopepatchError, match=r"frequencies of an earlier scaling \(0\.5, .* has None"):
@@ -163,7 +163,7 @@ def test_a_file_for_a_scaled_model_applies_to_it(tmp_path):
     content = json.loads(file.read_text())
     content["carried"][3] *= 1 + 1e-7  # another machine's rounding
     file.write_text(json.dumps(content))
-    assert ropepatch.plan(scaled, method=file).scaling == plan.scaling
+    assert ropepatch.plan(scaled, method=file).method == plan.method
     content["carried"][3] *= 1 + 1e-3
     file.write_text(json.dumps(content))
     with pytest.raises(RopepatchError, match="frequencies of an earlier scaling"):

@@ -77,6 +77,6 @@ def plan_family(model: object, method: str) -> Plan:
     """A plan for four times the original length of a tiny model, or of its config."""
     config = getattr(model, "config", model).get_text_config()
     window = getattr(config, "max_position_embeddings", 64)
-    scaled = method == "yarn" and plan_family(model, "ntk").rope.is_scaled
+    scaled = method == "yarn" and plan_family(model, "ntk").config.rope.is_scaled
     given = {"ramp": "rotations"} if scaled else {}
     return ropepatch.plan(model, to=4 * window, method=method, **given, **asked(config.model_type))

@@ -208,10 +208,11 @@ def attacks(folder: Path) -> dict[str, Attack]:
     source = write_checkpoint(folder / "source", **large)
     small = write_checkpoint(folder / "small")
     made = ropepatch.extend(ropepatch.plan(small, to=256), folder / "made").folder
+    extend = f"extend {source} --to 256 --out out"
     train = "train tiny --recipe six.yaml --out out"
     evaluate = "eval tiny --suite suite.yaml --out results"
     return {
-        "extend": Attack(f"extend {source} --to 256 --out out", nothing, source, "out"),
+        "extend": Attack(extend, nothing, source, "out", later=("reading.json",)),
         "train": Attack(train, write_recipe_and_suite, TINY, "out", later=("reading.json",)),
         "distil": Attack(train, write_distilling_recipe, TINY, "out", later=("reading.json",)),
         "eval": Attack(evaluate, write_recipe_and_suite, TINY, "results", at_once=False),

@@ -123,7 +123,7 @@ def test_a_forecast_counts_every_token_of_all_processes_once(count, tmp_path):
 def test_hours_are_the_operations_of_all_passes_by_those_of_an_hour(monkeypatch):
     counted, lengths = Weights(10**6, 10**6, 10**5), {"windows": (64, 128), "tokens_per_batch": 256}
     data = Data(sources=(Generated(generated="tales"),), **lengths)
-    config = PLAN.checkpoint.whole_config
+    config = PLAN.config.whole
     monkeypatch.setitem(module.HOUR, "cuda", 1e12)
 
     def hours(**changes):

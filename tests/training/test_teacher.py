@@ -71,7 +71,7 @@ def school(lora: Lora, *, mapped: bool = True, distil: Distil | None = None, **f
     handle = remap_positions(model, "rerope", to=TARGET) if mapped else None
     if handle:
         handle.remove()
-    divisors = (2.0,) * plan(model, to=TARGET).rope.num_pairs
+    divisors = (2.0,) * plan(model, to=TARGET).source.config.rope.num_pairs
     patch(model, plan(model, to=TARGET, method="custom", divisors=divisors))
     student = trainable(model, lora)
     teacher = Teacher(student, L, handle, distil or Distil())

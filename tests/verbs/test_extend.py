@@ -30,9 +30,9 @@ def plain(tmp_path_factory):
 
 def test_a_plan_is_extended_without_training(plain):
     assert (plain.plan.target, plain.record["command"], plain.check) == (512, "ropepatch test", None)
-    assert plain.plot()._repr_png_().startswith(b"\x89PNG")
+    assert ropepatch.plot(plain.plan)._repr_png_().startswith(b"\x89PNG")
     far = replace(plain, plan=ropepatch.plan("tiny", to=512, method="rerope"))
-    titles = [extension.plot().axes[0].get_title(loc="left") for extension in (plain, far)]
+    titles = [ropepatch.plot(extension.plan).axes[0].get_title(loc="left") for extension in (plain, far)]
     assert titles == ["tokens per rotation", "effective distance, tokens"]
     assert "logits equal" in plain._repr_html_()
 
@@ -43,7 +43,7 @@ def test_extend_accepts_length_multiples_and_method_parameters(tmp_path, monkeyp
     extension = ropepatch.extend(
         "tiny", to="2x", method="ntk-by-parts", beta=16.0, dry_run=True, say=lines.append
     )
-    assert (extension.plan.target, extension.plan.scaling.beta) == (512, 16.0)
+    assert (extension.plan.target, extension.plan.method.beta) == (512, 16.0)
     assert (extension.folder.name, extension.record, lines) == ("tiny-ntk-by-parts-512", {}, [])
     with pytest.raises(RopepatchError, match="no parameter 'betta'"):
         ropepatch.extend("tiny", to="2x", betta=16.0)
@@ -93,7 +93,7 @@ def test_a_folder_called_tiny_is_not_the_bundled_checkpoint(plain, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny").symlink_to(plain.folder)
     made = ropepatch.extend(Path("tiny"), to="1k", method="linear", dry_run=True)
-    assert made.plan.rope.original_max_position_embeddings == 512
+    assert made.plan.config.rope.original_max_position_embeddings == 512
 
 
 # Files of the source

@@ -140,7 +140,7 @@ def test_the_default_folder_of_the_working_folder_is_next_to_it(command, templat
 def test_the_name_of_a_method_file_may_contain_a_comma(suites, tmp_path, run_here, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plan = ropepatch.plan("tiny", to="2x", method="ntk-by-parts")
-    write_scaling("a,b.json", plan.scaling, plan.rope, plan.target)
+    write_scaling("a,b.json", plan.method, plan.config.rope, plan.target)
     ropepatch.evaluate("tiny", methods="a,b.json", to="2x")
     run_here("eval", "tiny", "--methods", "yarn,ntk", "--methods", "a,b.json", "--to", "2x")
     assert [[method.name for method in suite.methods] for suite in suites] == [

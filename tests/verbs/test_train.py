@@ -80,7 +80,7 @@ def test_an_extension_is_a_path_with_record_and_short_context_check(resumed, pla
     assert extension / "config.json" == place / "called" / "config.json"
     assert AutoModelForCausalLM.from_pretrained(extension).config.max_position_embeddings == 512
     plan = ropepatch.plan(extension, to=1024, method="linear")
-    assert plan.rope.original_max_position_embeddings == 512
+    assert plan.config.rope.original_max_position_embeddings == 512
     assert extension.record == read_json(place / "called" / "ropepatch.json")
     assert extension.check.to_dict() == extension.record["training"]["short_context"]
     assert "short-context loss" in extension._repr_html_()

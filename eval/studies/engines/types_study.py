@@ -142,7 +142,7 @@ def extended(model_type: str, work: Path) -> Iterator[tuple[str, Path]]:
         folder = work / f"{model_type} {saved}"
         if not folder.exists():
             checkpoint = find(source)
-            how = {"long_factor": RISING[: checkpoint.rope.num_pairs]} if method == "longrope" else {}
+            how = {"long_factor": RISING[: checkpoint.config.rope.num_pairs]} if method == "longrope" else {}
             plan = plan_method(checkpoint, method, how, "4x")
             if plan.rope_parameters["rope_type"] != saved:
                 continue

@@ -260,7 +260,7 @@ class Desk:
     def __init__(self, given: Namespace) -> None:
         self.given, self.model = given, Path(given.model).name
         plan = ropepatch.plan(given.model, to=given.to, method="none")
-        window, target = plan.rope.original_max_position_embeddings, plan.target
+        window, target = plan.config.rope.original_max_position_embeddings, plan.target
         lengths = doubled(window, target)
         if given.lengths:
             lengths = tuple(sorted(relative_length(length, window) for length in given.lengths.split(",")))
@@ -269,7 +269,7 @@ class Desk:
             raise RopepatchError(f"the greatest length is {lengths[-1]}, the target {target}", hint=hint)
         kinds = tuple(given.kinds.split(","))
         self.pages = Pages(window, target, lengths, given.pages, given.keys, given.texts, kinds)
-        self.config = plan.source.raw
+        self.config = plan.config.raw
         methods = given.methods.split(",")
         self.methods = {named_row(method): method for method in methods}
         if len(self.methods) < len(methods):

@@ -45,19 +45,19 @@ def student(plan: Plan, out: Path) -> None:
     """Write the checkpoint of a self-distillation on the other novels."""
     with other_novels(out) as texts:
         how: Any = {"recipe": "distil", "text": texts, "reading": False, "say": log_line}
-        ropepatch.train(plan.model, out, to=plan.target, **how)
+        ropepatch.train(plan.source.name, out, to=plan.target, **how)
 
 
 def short_student(plan: Plan, out: Path) -> None:
     """Write the checkpoint of a short self-distillation on the other novels."""
-    source = Checkpoint.find(plan.model, weights=True)
+    source = Checkpoint.find(plan.source.name, weights=True)
     with other_novels(out) as texts:
         recipe, _ = sized(read_recipe("distil"), source, plan.target)
         trainer = recipe.trainer | {"max_steps": STEPS, "save_steps": STEPS // 10}
         watch = recipe.watch.model_copy(update={"target": False, "windows": 1})
         recipe = recipe.model_copy(update={"trainer": trainer, "watch": watch})
         how: Any = {"recipe": recipe, "text": texts, "reading": False, "say": log_line}
-        ropepatch.train(plan.model, out, to=plan.target, **how)
+        ropepatch.train(plan.source.name, out, to=plan.target, **how)
 
 
 MAKERS: dict[str, Callable[[Plan, Path], None]] = {

@@ -67,7 +67,7 @@ def entry_of(model: str, *, title: str | None = None, revision: str | None = Non
 
 def rope_entry(source: Checkpoint) -> dict[str, Any]:
     """Return the RoPE parameters by the names that the page uses."""
-    rope = source.rope
+    rope = source.config.rope
     return {
         "dim": rope.rotary_dim,
         "theta": rope.rope_theta,
@@ -79,12 +79,12 @@ def rope_entry(source: Checkpoint) -> dict[str, Any]:
 
 def _rope_part(source: Checkpoint) -> dict[str, Any]:
     """Return the RoPE part of config.json."""
-    config: Any = source.config
+    config: Any = source.config.text
     part = {
         "rope_parameters": config.rope_parameters,
         "max_position_embeddings": config.max_position_embeddings,
     }
-    return part if source.section is None else {source.section: part}
+    return part if source.config.section is None else {source.config.section: part}
 
 
 def content(model: str | None, *, revision: str | None = None) -> dict[str, Any]:

@@ -28,10 +28,6 @@ class Quantised(NamedTuple):
     values: Tensor
     scales: Tensor
 
-    def dequantised(self) -> Tensor:
-        """Return the matrix [R, C] in float32, as the explorer uses it."""
-        return self.values.float() * self.scales
-
 
 def quantised(weight: Tensor) -> Quantised:
     """Quantise a matrix [R, C] to int8, with the largest value of each row at 127."""

@@ -133,7 +133,7 @@ def _read(folder: Path, repo: str | None, branch: str | None) -> Extended:
     if model.is_adapter:
         return model
     checkpoint = Checkpoint(folder)
-    return replace(model, weights=checkpoint.fingerprint, loader=checkpoint.auto_class)
+    return replace(model, weights=checkpoint.fingerprint, loader=checkpoint.stock.auto_class)
 
 
 def _pictures(model: Extended) -> Iterator[tuple[str, Picture]]:

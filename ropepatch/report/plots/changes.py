@@ -56,8 +56,9 @@ class Rescaling:
     @classmethod
     def planned(cls, plan: Plan) -> Rescaling:
         """The change of a plan."""
-        factor, target = plan.scaling.factor, plan.target
-        return cls(plan.method.name, plan.rope, plan.frequencies(), factor, target, plan.remapping)
+        distances = plan.method if isinstance(plan.method, Remapping) else None
+        rope = plan.source.config.rope
+        return cls(plan.method.name, rope, plan.frequencies(), plan.factor, plan.target, distances)
 
 
 def plot_wavelengths(change: Rescaling, look: Look = BLUE) -> Figure:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ropepatch.evaluation.comparisons import Comparison
     from ropepatch.evaluation.results import Row
 
+LARGEST = 700.0  # nats whose perplexity a float can hold
 HEADROOM = 1.0  # nats that a figure shows beyond the worst value of the best lines
 FLOOR_LOOK = Look(FAINT, ":")
 Rows = Mapping[str, Sequence["Row"]]  # by name of the result
@@ -40,7 +41,7 @@ def plot_perplexity(comparison: Comparison, look: Mapping[str, Look]) -> Figure:
         rows = comparison.rows("loss", "length")
         _draw(axes, comparison, rows, look, of=np.exp)
         low, high = _span(rows)
-        axes.set_ylim(math.exp(low), math.exp(high))
+        axes.set_ylim(*(math.exp(min(end, LARGEST)) for end in (low, high)))
         length_axis(axes, trained=comparison.trained, label="length, tokens")
         legend_beside(axes)
     return figure

@@ -1,0 +1,475 @@
+"""What a method changes in a model, as one value that stock transformers, or llama.cpp, computes exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, singledispatch
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+
+from ropepatch.attention import Remapping
+from ropepatch.attention.remapped import check_mappable
+from ropepatch.errors import RopepatchError, argument
+from ropepatch.extension.remapping_code import remapping_code, remapping_keys
+from ropepatch.model.architectures import SCALED_BY_DEFAULT
+from ropepatch.model.checkpoint import UP_TO_SWITCH, Checkpoint, Config, InMemory, changed_since
+from ropepatch.model.config import (
+    ORIGINAL,
+    QUERY_TEMPERATURE,
+    SCALING_KEYS,
+    differs_by_layer,
+    head_dim_of,
+    legacy_keys,
+    of_global_layers,
+)
+from ropepatch.model.gguf import FACTORS, FREQS, GgufModel, GgufRope
+from ropepatch.model.gguf_file import check_numbers
+from ropepatch.model.kinds import CODE, KEY
+from ropepatch.model.rotary import SEQUENCE, switches
+from ropepatch.scaling import Scaling, YaRN, make_scaling
+from ropepatch.scaling.method import Method
+from ropepatch.scaling.powers import Unscaled, ntk_theta
+from ropepatch.scaling.ramps import BETAS
+from ropepatch.scaling.rope import Frequencies, Rope, divisors
+from ropepatch.scaling.searched import longrope_attention_factor, longrope_parameters
+
+ACROSS_LAYERS = "allow_global_per_layer_attribute_access"
+KEPT_AT_ANY_LENGTH = "linear", "llama3", "yarn"  # rope types that a longer context does not change
+TABLES = (*FACTORS, FREQS)  # tensors of a GGUF file
+
+
+@dataclass(frozen=True)
+class Change:
+    """All by which a written model differs from its source.
+
+    Args:
+        keys: The keys of config.json (in the language model's part), or the metadata of a GGUF file. None
+            removes a key of GGUF.
+        frequencies: The frequencies that a reader computes from them.
+        tables: The tables of divisors in a GGUF file by name; None removes one.
+        code: The text of code files by name.
+    """
+
+    keys: Mapping[str, Any]
+    frequencies: Frequencies
+    tables: Mapping[str, list[float] | None] = field(default_factory=dict)
+    code: Mapping[str, str] = field(default_factory=dict)
+
+    def limited_to(self, layers: Iterable[int] | None) -> Change:
+        """Return the change of a position remapping that only some layers have; None for all."""
+        described = self.keys[KEY] | {"layers": None if layers is None else list(layers)}
+        return replace(self, keys={**self.keys, KEY: described})
+
+
+@singledispatch
+def change_of(method: Method, config: Config | GgufModel, target: int) -> Change:
+    """Return the change that extends a model to a target length, in tokens.
+
+    Raises:
+        RopepatchError: If the files of the model cannot express the method.
+    """
+    raise TypeError(f"{method!r} is neither a scaling nor a position remapping")
+
+
+@change_of.register(Scaling)
+def _of_scaling(method: Scaling, config: Config | GgufModel, target: int) -> Change:
+    if isinstance(config, GgufModel):
+        return _gguf_change(config, method, target)
+    if (stated := config.tied_yarn) and not isinstance(method, YaRN):
+        raise _tied(config, method, stated)
+    return scaling_change(config, method, target)
+
+
+@change_of.register(Remapping)
+def _of_remapping(method: Remapping, config: Config | GgufModel, target: int) -> Change:
+    if isinstance(config, GgufModel):
+        raise RopepatchError(
+            f"a GGUF file cannot contain {method.name}: it is a position remapping",
+            hint="extend the safetensors checkpoint, or use another method",
+        )
+    if stated := config.tied_yarn:
+        raise _tied(config, method, stated)
+    check_mappable(config.skeleton, config.window)
+    unscaled = scaling_change(config, make_scaling("none", factor=target / config.window), target)
+    if config.is_part or config.custom is not None:  # in memory only
+        return unscaled
+    keys = remapping_keys(config, method, target)
+    code = {CODE: remapping_code(config.model_type, config.site.path)}
+    return replace(unscaled, keys={**unscaled.keys, **keys}, code=code)
+
+
+def _tied(config: Config, method: Method, yarn: Mapping[str, Any]) -> RopepatchError:
+    return RopepatchError(
+        f"{method.name} cannot extend {config.model_type}: YaRN's factor, {yarn['factor']:g}, "
+        "also scales its softmax (mscale_all_dim)",
+        hint=f"use {argument('method', 'yarn')}, which replaces the factor",
+    )
+
+
+# A scaling in config.json
+
+
+def scaling_change(config: Config, scaling: Scaling, target: int, *, static: bool = False) -> Change:
+    """Return the first form of a scaling that stock transformers computes exactly.
+
+    A `longrope` that switches lists keeps its short list, unless the result must be ``static``.
+
+    Raises:
+        RopepatchError: If there is none.
+    """
+    distance = math.inf
+    others = {
+        key: table for key, table in config.other_frequencies.items() if key != UP_TO_SWITCH or not static
+    }
+    for change in _candidates(config, scaling, target, static):
+        apart = _distance_from_stock(config, change, others)
+        if apart == 0:
+            return change
+        distance = min(distance, apart)
+    raise RopepatchError(
+        f"no config.json makes transformers compute these frequencies for {config.model_type} "
+        f"(off by at least {distance:.1e})",
+        hint="please report the model type; nothing was written",
+    )
+
+
+def _distance_from_stock(config: Config, change: Change, others: Mapping[str, list[float]]) -> float:
+    """Return 0 if stock transformers computes exactly these frequencies, infinity if it raises."""
+    try:
+        changed = config.changed(change.keys)
+        distance = changed.frequencies.distance(change.frequencies)
+        return distance if others.items() <= changed.other_frequencies.items() else math.inf
+    except RopepatchError:
+        return math.inf
+
+
+def _candidates(config: Config, scaling: Scaling, target: int, static: bool) -> Iterator[Change]:
+    """Yield the changes of config.json for each form of a scaling, with and without the older keys."""
+    by_layer = differs_by_layer(config.text)  # whose class is newer than those keys
+    nulls = {"rope_scaling"} if config.model_type in SCALED_BY_DEFAULT else set()
+    for saved in _forms(config, scaling, target, static):
+        keys = _keys_of(config, saved.rope_parameters, target)
+        older_keys = [] if by_layer else [legacy_keys(config.stated, saved.rope_parameters)]
+        for older in (*older_keys, {"rope_scaling": None}):
+            kept = {
+                key: value
+                for key, value in older.items()
+                if value is not None or key in config.stated.keys() | nulls
+            }
+            yield Change(keys | kept, saved.frequencies)
+
+
+@dataclass(frozen=True)
+class SavedRope:
+    """`rope_parameters`, and the exact frequencies that stock transformers computes from them."""
+
+    rope_parameters: dict[str, Any]
+    frequencies: Frequencies
+
+
+def saved_ropes(scaling: Scaling, rope: Rope, current: dict[str, Any], to: int) -> Iterator[SavedRope]:
+    """Yield the forms of a scaling in `rope_parameters`, the most widely supported first.
+
+    Without scaling, first the unchanged parameters, if they do not depend on the length. Then the native rope
+    type (for linear on linear, with both factors), then `longrope` with equal lists, which can express any
+    static frequencies.
+
+    Args:
+        scaling: The scaling to save.
+        rope: The RoPE that it scales.
+        current: The model's current `rope_parameters` (of one layer type); other keys are kept.
+        to: The new max_position_embeddings, in tokens.
+    """
+    if isinstance(scaling, Unscaled) and current.get("rope_type") in KEPT_AT_ANY_LENGTH:
+        yield SavedRope(dict(current), scaling.frequencies(rope))
+    # partial_rotary_factor is the share of pairs that rotate under `proportional`, else D / head_dim.
+    proportional = {"partial_rotary_factor"} if current.get("rope_type") == "proportional" else set()
+    own = {key: value for key, value in current.items() if key not in SCALING_KEYS | proportional}
+    # A query temperature uses the original length that the model was trained with.
+    kept = {ORIGINAL: current[ORIGINAL]} if {QUERY_TEMPERATURE, ORIGINAL} <= current.keys() else {}
+    if native := scaling.native(rope):
+        if native["rope_type"] == current.get("rope_type") == "yarn":  # the softmax scale uses its keys
+            kept |= {key: current[key] for key in ("mscale", "mscale_all_dim") if key in current}
+        parameters = own | {"rope_theta": rope.rope_theta} | native | kept
+        length = None
+        if native["rope_type"] == "longrope":
+            a, length = native["attention_factor"], to
+            parameters |= _mscales(a) if scaling.length_dependent else _lengths(a, rope, to, kept)
+        yield SavedRope(parameters, scaling.frequencies(rope, length))
+    elif current.get("rope_type") == "proportional":
+        yield from _proportional(scaling, rope, current)
+    elif scaling.name == current.get("rope_type") == "linear":
+        both = {"rope_type": "linear", "factor": current["factor"] * scaling.factor}
+        yield SavedRope(own | {"rope_theta": rope.rope_theta} | both | kept, scaling.frequencies(rope))
+    if not scaling.length_dependent:
+        yield as_longrope(scaling.frequencies(rope), rope, to, own | kept)
+
+
+def _proportional(scaling: Scaling, rope: Rope, current: dict[str, Any]) -> Iterator[SavedRope]:
+    """Yield `proportional` forms, which scale only the first pairs: one divisor, or another base."""
+    frequencies = scaling.frequencies(rope)
+    if scaling.name in ("none", "linear"):
+        factor = current.get("factor", 1.0) * (scaling.factor if scaling.name == "linear" else 1.0)
+        yield SavedRope(current | ({"factor": factor} if factor != 1 else {}), frequencies)
+    elif scaling.name == "ntk" and not rope.is_scaled:
+        yield SavedRope(current | {"rope_theta": ntk_theta(rope, scaling.factor)}, frequencies)
+
+
+def as_longrope(frequencies: Frequencies, rope: Rope, to: int, own: dict[str, Any]) -> SavedRope:
+    """Return static frequencies as `longrope` with short_factor = long_factor = theta_i / theta'_i.
+
+    The arguments are those of `saved_ropes`, and the model's ``own`` keys of `rope_parameters`. With an
+    attention factor of 1, all engines that support longrope agree.
+    """
+    ratios = divisors(rope.unscaled(), frequencies.inv_freq).tolist()
+    a = frequencies.attention_factor
+    longrope = longrope_parameters(rope, 1.0, a, short=tuple(ratios), long=tuple(ratios))
+    parameters = own | {"rope_theta": rope.rope_theta} | longrope | _lengths(a, rope, to, own)
+    inv_freq = 1.0 / (
+        torch.tensor(ratios, dtype=torch.float32, device="cpu") * rope.rope_theta ** rope.exponents()
+    )
+    return SavedRope(parameters, Frequencies(inv_freq, a))
+
+
+def _lengths(attention_factor: float, rope: Rope, to: int, own: dict[str, Any]) -> dict[str, Any]:
+    """Return the lengths for equal lists, which only determine the attention factor that engines derive.
+
+    Engines use s = max_position_embeddings / original_max_position_embeddings. With the target as original
+    length they derive a = 1, and neither limit the length (vLLM) nor misplace a position (SGLang). With a
+    query temperature, the original length is kept.
+    """
+    if ORIGINAL in own:
+        return {"factor": to / own[ORIGINAL], ORIGINAL: own[ORIGINAL]} | _mscales(attention_factor)
+    window = rope.original_max_position_embeddings
+    derived = longrope_attention_factor(to / window, window)
+    if derived != 1 and math.isclose(attention_factor, derived, rel_tol=1e-9):
+        return {"factor": to / window, ORIGINAL: window}
+    lengths = {"factor": 1.0, ORIGINAL: to}
+    return lengths if attention_factor == 1 else lengths | _mscales(attention_factor)
+
+
+def _mscales(attention_factor: float) -> dict[str, float]:
+    # vLLM and SGLang ignore attention_factor for longrope and use these two.
+    return {"short_mscale": float(attention_factor), "long_mscale": float(attention_factor)}
+
+
+def _forms(config: Config, scaling: Scaling, to: int, static: bool) -> Iterator[SavedRope]:
+    """Yield the forms of a scaling; last those without a partial_rotary_factor that default RoPE ignores."""
+    current = config.rope_parameters
+    forms = saved_ropes(scaling, config.rope, current, to)
+    if "partial_rotary_factor" in current:
+        full = current | {"partial_rotary_factor": 1.0}
+        forms = chain(forms, saved_ropes(scaling, config.rope, full, to))
+    if static or not switches(current):
+        yield from forms
+        return
+    kept = {key: current[key] for key in ("short_factor", ORIGINAL)} | {"factor": to / current[ORIGINAL]}
+    for saved in forms:  # only `longrope`, since it is scaled already
+        mscales = _mscales(saved.frequencies.attention_factor)
+        yield replace(saved, rope_parameters=saved.rope_parameters | kept | mscales)
+
+
+def _keys_of(config: Config, parameters: dict[str, Any], to: int) -> dict[str, Any]:
+    text, window = config.text, config.window
+    # transformers requires this for `longrope` with head sizes that differ by layer.
+    by_layer = parameters["rope_type"] == "longrope" and differs_by_layer(text)
+    # `dynamic` uses max_position_embeddings as original length: the target there would disable it.
+    reach = window if parameters["rope_type"] == "dynamic" else to
+    keys: dict[str, Any] = {ACROSS_LAYERS: True} if by_layer else {}
+    keys |= {
+        text.attribute_map.get("max_position_embeddings", "max_position_embeddings"): reach,
+        "rope_parameters": config.site.replaced(text.rope_parameters, parameters),
+    }
+    if ORIGINAL in parameters or hasattr(text, ORIGINAL):
+        # The top level wins over the nested key in transformers 5, and some engines support only that.
+        keys[ORIGINAL] = parameters.get(ORIGINAL, window)
+    if SEQUENCE in config.stated:  # vLLM and FastChat use it as limit
+        keys[SEQUENCE] = reach
+    if getattr(of_global_layers(text), "head_dim", 0) is None:
+        keys["head_dim"] = head_dim_of(text)
+    return keys
+
+
+# A scaling in a GGUF file
+
+
+def _gguf_change(model: GgufModel, scaling: Scaling, target: int) -> Change:
+    """Return the metadata and tables from which llama.cpp computes a scaling.
+
+    Raises:
+        RopepatchError: If it cannot compute it in this architecture.
+    """
+    if scaling.length_dependent:
+        raise RopepatchError(
+            f"a GGUF file cannot contain {scaling.name}: its frequencies depend on the length",
+            hint=f"use a static method, e.g. {argument('method', 'yarn')}",
+        )
+    rope = model.find_equivalent(scaling)
+    if rope is None:
+        raise _unsupported(model, scaling)
+    metadata = _metadata(model, rope, target)
+    check_numbers(metadata)
+    tables: dict[str, list[float] | None] = {}
+    if model.tables:
+        tables |= dict.fromkeys(name for name in TABLES if name in model.file.tensors)
+    if rope.divisors:
+        names = FACTORS if rope.kind == "longrope" else (FREQS,)
+        table = np.array(rope.divisors, dtype=np.float32).tolist()
+        tables |= dict.fromkeys(names, table)
+    return Change(metadata, rope.frequencies(model.rotary_dim), tables)
+
+
+def _metadata(model: GgufModel, rope: GgufRope, to: int) -> dict[str, int | float | str | None]:
+    """Return the metadata that change."""
+    has_factor = rope.kind not in ("none", "longrope")
+    is_scaled = rope.kind != "none" or rope.attn_factor != 1 or rope.divisors
+    values: dict[str, int | float | str | None] = {
+        "context_length": to,
+        "rope.freq_base": rope.base,
+        "rope.scaling.type": rope.kind if is_scaled else None,
+        "rope.scaling.factor": float(rope.factor) if has_factor else None,
+        "rope.scaling.original_context_length": (rope.original or None) if has_factor else None,
+        "rope.scaling.attn_factor": None if rope.attn_factor == 1 else rope.attn_factor,
+        "rope.scaling.yarn_ext_factor": None,
+        "rope.scaling.yarn_attn_factor": None,
+        "rope.scaling.yarn_beta_fast": None,
+        "rope.scaling.yarn_beta_slow": None,
+        "rope.scale_linear": None,
+    }
+    file, changed = model.file, {}
+    for name, value in values.items():
+        key = model.key(name)
+        held = file.get(key, value) if key in file.fields and value is not None else None
+        if key in file.fields if value is None else held != value:
+            changed[key] = value
+    return changed
+
+
+def _unsupported(model: GgufModel, scaling: Scaling) -> RopepatchError:
+    """Make the error of a scaling that llama.cpp cannot compute, with the methods that it can."""
+    can = []
+    for name in ("yarn", "linear", "ntk"):
+        other = make_scaling(name, factor=scaling.factor)
+        if (other.composes or not model.rope.is_scaled) and model.find_equivalent(other):
+            can.append(argument("method", name))
+    return RopepatchError(
+        f"llama.cpp's {model.architecture} does not support this {scaling.name}, only freq_base, "
+        f"linear and YaRN with betas {BETAS[0]:g} and {BETAS[1]:g}",
+        hint=f"use {' or '.join(can)}, without further parameters"
+        if can
+        else "extend the safetensors checkpoint for another engine",
+    )
+
+
+# A plan
+
+Source = Checkpoint | InMemory | GgufModel
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Planned:
+    """A method for a source and a target length; everything else is computed from these on first use.
+
+    Args:
+        source: The checkpoint, the model in memory or the GGUF file to extend.
+        method: A RoPE scaling or a position remapping, with all its parameters.
+        target: The target length, in tokens.
+    """
+
+    source: Source
+    method: Method
+    target: int
+
+    @cached_property
+    def change(self) -> Change:
+        """All by which the extended model differs from its source.
+
+        Raises:
+            RopepatchError: If the files of the model cannot express it.
+        """
+        return change_of(self.method, self.source.config, self.target)
+
+    @cached_property
+    def config(self) -> Config:
+        """The configuration of the model.
+
+        Raises:
+            RopepatchError: If it is a GGUF file, which only `plan` and `extend` support.
+        """
+        if isinstance(self.source, GgufModel):
+            raise RopepatchError(
+                f"{self.source.name} is a GGUF file, which only `ropepatch plan` and `ropepatch extend` "
+                "support",
+                hint="use the checkpoint that it was made from",
+            )
+        return self.source.config
+
+    def checkpoint(self, include: Sequence[str] = ()) -> Checkpoint:
+        """Return the checkpoint with its weights and all its files, downloaded if needed.
+
+        Raises:
+            RopepatchError: If it cannot be found, or is another than that of a model in memory.
+        """
+        _ = self.config  # no GGUF file
+        assert not isinstance(self.source, GgufModel)
+        source = self.source.complete(include)
+        if source.config.rope != self.config.rope:
+            raise changed_since(self.source.name)
+        return source
+
+    @cached_property
+    def factor(self) -> float:
+        """The scaling factor: the target length over the original one, unless the method sets another."""
+        return self.method.factor_for(self.source.config.window, self.target)
+
+    @cached_property
+    def changes(self) -> dict[str, Any]:
+        """The keys that change in config.json, or the metadata and tables of a GGUF file.
+
+        None removes one.
+        """
+        return {**self.change.keys, **self.change.tables}
+
+    @cached_property
+    def before(self) -> dict[str, Any]:
+        """The current values of the keys in `changes`, where set."""
+        return self.source.config.held(self.changes)
+
+    @cached_property
+    def rope_parameters(self) -> dict[str, Any]:
+        """The new `rope_parameters`; those of the global layers if layer types differ; empty for GGUF."""
+        if isinstance(self.source, GgufModel):
+            return {}
+        return self.config.site.of(self.change.keys["rope_parameters"])
+
+    def apply(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """Return the content of config.json after the extension."""
+        return self.config.read_from(raw).changed(self.change.keys).raw
+
+    @cached_property
+    def length_dependent(self) -> bool:
+        """Whether the saved frequencies depend on the sequence length."""
+        return self.method.length_dependent or switches(self.rope_parameters)
+
+    @cached_property
+    def patched(self) -> Change:
+        """The change of a model in memory: at the target if the frequencies depend on the length."""
+        if not self.length_dependent or not isinstance(self.method, Scaling):
+            return self.change
+        static = self.method.at(self.config.rope, self.target)
+        return scaling_change(self.config, static, self.target, static=True)
+
+    def frequencies(self) -> Frequencies:
+        """Return the frequencies of the patched model, bit-identical to those of the reloaded checkpoint."""
+        return self.patched.frequencies
+
+    @cached_property
+    def scales_only_local(self) -> bool:
+        """Whether it scales a model in which only sliding-window layers use RoPE."""
+        local = self.source.config.local_rope
+        return local is not None and not local.shared and self.method.changes_frequencies
