@@ -135,6 +135,18 @@ def test_distillation_is_the_divergence_of_all_logits_in_value_and_gradients(dat
     torch.testing.assert_close(gradients(found, logits), gradients(expected, logits), rtol=1e-6, atol=1e-9)
 
 
+def test_distillation_in_float32_is_torchs_divergence_to_six_digits():
+    hidden, weight, labels, _ = inputs(600, 16, 300, dtype=torch.float32, bias=False)
+    teacher = torch.randn(600, 300, generator=torch.Generator().manual_seed(1))
+    found = linear_distillation(hidden, weight, labels, teacher=TeacherOutput(teacher))
+    scored, (q, p) = labels != -100, (x.log_softmax(-1) for x in (hidden @ weight.T, teacher))
+    expected = F.kl_div(q[scored], p[scored], log_target=True, reduction="sum")
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    pairs = zip(gradients(found, hidden, weight), gradients(expected, hidden, weight), strict=True)
+    for ours, theirs in pairs:
+        assert (ours - theirs).norm() <= 1e-6 * theirs.norm()
+
+
 # The loss of a model
 
 
